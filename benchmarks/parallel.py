@@ -60,7 +60,7 @@ def search(folder: Path, text: str) -> dict[str, Any]:
     found = job(folder, text)
     result = run_search(found, trials=500, out=folder / "run", trace_digest="")
     seconds = clock() - started
-    plans = sum(1 for _ in found.space.strategies())
+    plans = sum(1 for _ in found.space.candidates)
     return {
         "seconds": seconds,
         "trials": result.trials,
@@ -74,7 +74,7 @@ def beside_all(folder: Path, text: str) -> dict[str, Any]:
     """How much slower the best plan of a search is than the best of all legal plans that fit."""
     found = job(folder, text)
     result = run_search(found, trials=500, out=folder / "run", trace_digest="")
-    times = [found.predict(found.space.plan(strategy)) for strategy in found.space.strategies()]
+    times = [found.predict(found.space.plan(strategy)) for strategy in found.space.candidates]
     best_us = min(each.iteration_us for each in times if each.infeasible is None)
     return {
         "plans": len(times),

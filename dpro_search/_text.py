@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _DISGUISES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, direction, surrogate, unassigned, line separators
 
@@ -21,6 +21,11 @@ def shortened(text: str, most: int) -> str:
         return text
     head = (most - 3) // 2
     return f"{text[:head]}...{text[len(text) - (most - 3 - head) :]}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a sentence has them: "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def numbers_text(numbers: Iterable[int], most: int = 8) -> str:

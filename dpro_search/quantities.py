@@ -117,6 +117,28 @@ def parse_count(text: str) -> int:
         raise InputError(f"'{text}' is not a whole number") from error
 
 
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Whole numbers: "7,8,8,7", with "8x2" for two of 8; "even": none. Raises `InputError` for anything else."""
+    if text.strip() == "even":
+        return ()
+    found: list[int] = []
+    for part in text.split(","):
+        value, _, times = part.partition("x")
+        found += [parse_count(value)] * (parse_count(times) if times else 1)
+    return tuple(found)
+
+
+def parse_number(text: str) -> float:
+    """A finite number; raises `InputError` for anything else."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise InputError(f"'{text}' is not a number") from error
+    if not math.isfinite(value):
+        raise InputError(f"'{text}' is not a finite number")
+    return value
+
+
 def _scaled(text: str, units: dict[str, float], what: str, form: str) -> float:
     number, unit = _split(text, what, form)
     if unit.lower() not in units or number <= 0:

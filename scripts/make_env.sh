@@ -5,6 +5,7 @@
 #   scripts/make_env.sh torch           PyTorch 2.13.0 for CPU (DistributedDataParallel over Gloo)
 #   scripts/make_env.sh mxnet           MXNet 1.9.1 for CPU (KVStore parameter servers) + Horovod 0.28.1 (MPI)
 #   scripts/make_env.sh tvm             TVM 0.27.0 for experiments/tensor_programs
+#   scripts/make_env.sh synchronisation  PyTorch 2.13.0 for CPU, Ray 2.60.0 (parameter servers) and scikit-learn (data; experiments/adsp)
 #   scripts/make_env.sh peers           other predictors of training steps, for experiments/truth: llm-analysis, mlsysim
 #
 # Prints the path of the environment's Python on the last line. Idempotent: a finished environment is reused.
@@ -12,7 +13,7 @@
 # Needs Python 3.11 (or 3.9-3.10); for Horovod a C++ compiler, CMake and OpenMPI (Debian: g++ cmake openmpi-bin libopenmpi-dev).
 set -euo pipefail
 
-framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet|tvm|peers}
+framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet|synchronisation|tvm|peers}
 root=${DPRO_SEARCH_ENVS:-$HOME/.cache/dpro-search/envs}
 python=${DPRO_SEARCH_PYTHON:-python3.11}
 
@@ -52,6 +53,12 @@ install_torch() {
     "$1/bin/python" -c 'import torch.distributed as dist; assert dist.is_gloo_available()'
 }
 
+install_synchronisation() {
+    "$1/bin/pip" install -q -U pip
+    "$1/bin/pip" install -q torch==2.13.0 ray==2.60.0 numpy scipy scikit-learn msgspec numba networkx
+    "$1/bin/python" -c 'import ray, sklearn, torch.distributed as dist; assert dist.is_gloo_available()'
+}
+
 install_mxnet() {
     require_build_tools
     "$1/bin/pip" install -q -U pip wheel "setuptools<70"
@@ -77,10 +84,11 @@ install_peers() {
 case $framework in
     tensorflow) pins="tensorflow-cpu==2.15.1 horovod==0.28.1 gloo mpi" ;;
     torch) pins="torch==2.13.0 numpy" ;;
+    synchronisation) pins="torch==2.13.0 ray==2.60.0 numpy scipy scikit-learn msgspec numba networkx" ;;
     mxnet) pins="mxnet==1.9.1 numpy==1.23.5 horovod==0.28.1 mpi, names copied" ;;
     tvm) pins="apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1" ;;
     peers) pins="llm-analysis==0.2.2 mlsysim==0.3.0" ;;
-    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, tvm, peers)" ;;
+    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, synchronisation, tvm, peers)" ;;
 esac
 
 env=$root/$framework

@@ -46,6 +46,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None and not _are_real_jobs(config):
+        os.environ["OMP_NUM_THREADS"] = "1"  # numpy's threads would wait for each other on the cores of other test processes
     if worker is not None and config.cache is not None:
         # Numba names a compiled variant by counting those in its index: two processes that save at once can take each other's.
         os.environ["NUMBA_CACHE_DIR"] = str(config.cache.mkdir(f"numba-{worker}"))

@@ -41,6 +41,7 @@ VERBS = {
     "diagnose": Verb("dpro_search.cli.diagnose", "Show what an iteration waits for and what improvements would gain."),
     "diff": Verb("dpro_search.cli.diff", "Show what explains the change between two recordings of a job."),
     "describe": Verb("dpro_search.cli.describe", "Write the description of a parallel job that was not recorded."),
+    "capture": Verb("dpro_search.cli.capture", "Capture the training step of a PyTorch model without running it."),
     "fit": Verb("dpro_search.cli.fit", "Train cost models, or measure their training data."),
     "run": Verb("dpro_search.cli.run", "Search the fastest plans for a trace."),
     "export": Verb("dpro_search.cli.export", "Write the files that a real job needs to follow a plan."),

@@ -45,10 +45,14 @@ def train_communication(sources: tuple[Path, ...], out: Path, as_json: bool) -> 
     written = out if useful.info.series else None
     if written is not None:
         useful.save(written)
+    folder = _write_choices(sources, out) if written is not None else None
     if as_json:
-        print_json({"model": written and str(written), "models": [_facts(one) for one in model.info.series]})
+        facts = {"model": written and str(written), "models": [_facts(one) for one in model.info.series]}
+        print_json(facts | ({"all_reduces": str(folder)} if folder is not None else {}))
     else:
         _print_scores(model, written)
+        if folder is not None:
+            print(f"all-reduces by size, for training scripts: {folder}")
     refusals = [one.refusal for one in model.info.series if one.refusal is not None]
     if refusals:
         raise JobError(f"{'left out of the model' if written else 'no model was written'}: {'; '.join(refusals)}")
@@ -99,6 +103,22 @@ def measure_communication(request: CommRequest, out: Path, as_json: bool) -> Non
     rest = "" if progress.complete else "; not complete: the same command continues"
     print(f"{progress.rows} all-reduces, {progress.new} calls timed now{rest}")
     print(f"table: {out}")
+
+
+def _write_choices(sources: Sequence[Path], out: Path) -> Path | None:
+    """The library of all-reduces with what tables of its own say is the fastest; None: no table has any."""
+    from dpro_search.collect.communication.table import read_comm_table
+    from dpro_search.costmodel.all_reduce_table import choices
+    from dpro_search.deploy.all_reduce import write_all_reduces
+
+    tables: dict[float | None, dict[str, Any]] = {}
+    for source in sources:
+        if not source.is_dir():
+            tables |= choices(read_comm_table(source))
+    if not tables:
+        return None
+    write_all_reduces(out / "all_reduces", tables)
+    return out / "all_reduces"
 
 
 def _series(source: Path) -> list[Series]:

@@ -25,7 +25,7 @@ def export(
             "--target",
             autocompletion=_targets,
             metavar="NAME",
-            help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, mxnet, byteps; "
+            help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, synchronisation, mxnet, byteps; "
             "left out: what the plan needs.",
         ),
     ] = None,

@@ -72,29 +72,25 @@ def fit(
     longest: Annotated[
         float | None,
         typer.Option(
-            "--longest", min=0.0001, help="With --collect: leave out what takes longer, in seconds (all-reduces: 10; ops: 0.2)."
+            "--longest", min=0.0001, help="With --collect: leave out what takes longer, in seconds (comm: 10, device: 0.2)."
         ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option("--seconds", min=1, help="With --collect comm: stop after this time; the same command continues."),
     ] = None,
-    budget: Annotated[
-        int, typer.Option("--budget", min=5, max=1000, help="With --collect device: number of ops to time, like 20, 50 or 100.")
-    ] = 20,
+    budget: Annotated[int, typer.Option("--budget", min=5, max=1000, help="With --collect device: number of ops to time.")] = 20,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="With --collect device: what the device is called (default: my-...)."),
+        typer.Option("--name", metavar="NAME", help="With --collect device: its name."),
     ] = None,
     specs: Annotated[
         str | None,
-        typer.Option("--specs", metavar="DEVICE", help="With --collect device: file or bundled name with its data sheet."),
+        typer.Option("--specs", metavar="DEVICE", help="With --collect device: file or device with its data sheet."),
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            "--trace", metavar="TRACE", help="With --collect device: choose from this job's ops (profile with shapes, job.toml)."
-        ),
+        typer.Option("--trace", metavar="TRACE", help="With --collect device: time ops of this job."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

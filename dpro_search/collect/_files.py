@@ -97,8 +97,11 @@ def _is_free(owner: Path) -> bool:
 def write_file(path: Path, data: bytes) -> None:
     """Write a whole file, replacing an older one in a single step.
 
-    Raises `MissingCapabilityError` if the disk cannot take it; the older file is then untouched.
+    Raises `InputError` where the path is that of a folder, `MissingCapabilityError` if the disk cannot take the file; an older one
+    is then untouched.
     """
+    if path.is_dir():
+        raise InputError(f"{path}: a folder; name a file to write")
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -113,7 +113,8 @@ class Events:
     group: Codes = field(default_factory=lambda: _UNKNOWN)  # Index into `Trace.groups`: the process group that communicates.
     # Index into `Trace.dtypes`: element type of what is communicated, else of an op's first tensor.
     dtype: Codes = field(default_factory=lambda: _UNKNOWN)
-    shapes: Codes = field(default_factory=lambda: _UNKNOWN)  # Index into `Trace.shapes`: shapes of an op's inputs.
+    # Index into `Trace.shapes`: shapes of the inputs of an op, or of that which launched a kernel.
+    shapes: Codes = field(default_factory=lambda: _UNKNOWN)
     role: Codes = field(default_factory=lambda: _UNKNOWN)  # `Role`.
     # op, module, source: Indices into `Trace.names` of where a device's op (without devices, any op) comes from: the framework's op
     # that launched it, the path of the module that called that op, or whose forward pass it differentiates, and the line of the

@@ -33,6 +33,8 @@ class Algorithm(enum.StrEnum):
     PARAMETER_SERVER = "parameter-server"
     # Reduced within each host, added up among the hosts' first ranks (two hosts: by one exchange; more: a ring), broadcast.
     HIERARCHY = "hierarchy"
+    GATHER = "gather"  # every rank sends all it has to all others
+    DIRECT = "direct"  # every rank sums one part, and sends the sum to all others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,10 @@ def counts(
             messages, wire, added = 2 * rounds, 2 * rounds, rounds
         case Algorithm.CHAIN:
             messages, wire, added = 2 * (p - 1), np.full_like(p, 2.0), np.full_like(p, 1.0)
+        case Algorithm.GATHER:
+            messages, wire, added = np.ones_like(p), p - 1, p - 1
+        case Algorithm.DIRECT:
+            messages, wire, added = np.full_like(p, 2.0), 2 * (p - 1) / p, (p - 1) / p
         case Algorithm.PARAMETER_SERVER:
             messages, wire, added = np.full_like(p, 2.0), 2 * np.maximum(p / servers, 1.0), p / servers
         case Algorithm.HIERARCHY:
@@ -151,6 +157,16 @@ def _halving(ranks: int) -> Iterator[list[_Message]]:
         yield from _exchanges(ranks, lambda reach: 0.5 / reach, ends=1)
 
 
+def _to_all(ranks: int) -> Iterator[list[_Message]]:
+    yield [(source, target, 1.0) for source in range(ranks) for target in range(ranks) if source != target]
+
+
+def _direct(ranks: int) -> Iterator[list[_Message]]:
+    for messages in _to_all(ranks):
+        for _ in range(2):
+            yield [(source, target, 1.0 / ranks) for source, target, _ in messages]
+
+
 def _exchanges(ranks: int, part: Callable[[int], float], ends: int = 2) -> Iterator[list[_Message]]:
     """Each rank with those at distances 1, 2, 4, ..., after those beyond a power of two gave theirs to a neighbour."""
     within = 1 << (ranks.bit_length() - 1)
@@ -169,6 +185,8 @@ _MESSAGES: dict[Algorithm, Callable[[int], Iterator[list[_Message]]]] = {
     Algorithm.TREE: _tree,
     Algorithm.RECURSIVE_DOUBLING: _doubling,
     Algorithm.HALVING_DOUBLING: _halving,
+    Algorithm.GATHER: _to_all,
+    Algorithm.DIRECT: _direct,
 }
 
 

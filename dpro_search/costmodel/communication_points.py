@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpro_search.collect.communication.backends import LIBRARY
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Trace
@@ -28,12 +29,21 @@ _ALGORITHMS: dict[tuple[str, str], tuple[Algorithm, ...]] = {
     ("mpi", "segmented-ring"): (Algorithm.RING,),
     ("mpi", "rabenseifner"): (Algorithm.HALVING_DOUBLING,),
     ("mpi", HIERARCHY): (Algorithm.HIERARCHY,),
+    ("mpi4py", "native"): _ANY,
+    ("mpi4py", "gather"): (Algorithm.GATHER,),
+    ("mpi4py", "direct"): (Algorithm.DIRECT,),
+    ("mpi4py", "recursive-doubling"): (Algorithm.RECURSIVE_DOUBLING,),
+    ("mpi4py", "halving-doubling"): (Algorithm.HALVING_DOUBLING,),
+    ("mpi4py", "ring"): (Algorithm.RING,),
+    ("mpi4py", "ring in segments"): (Algorithm.RING,),
+    ("mpi4py", HIERARCHY): (Algorithm.HIERARCHY,),
     ("gloo", "ring"): (Algorithm.RING,),
     ("gloo", "default"): (Algorithm.RING,),
     ("nccl", "default"): (Algorithm.RING, Algorithm.TREE),
 }
 _STORES = {"kvstore", "byteps"}
-_POLLING = {"mpi", "byteps"}  # their ranks use a core while they wait, so that its time does not count
+_POLLING = {"mpi", "mpi4py", "byteps"}  # their ranks use a core while they wait, so that its time does not count
+_MEETING = {"mpi", "mpi4py"}  # their ranks meet before each timed call
 _PARTITION_BYTES = 4_096_000  # BytePS' default
 _ITEM_BYTES = 4  # of a float32
 _NCCL_FILE = re.compile(r"AR_GPU(\d+)_\w+_LUT")
@@ -101,7 +111,7 @@ def table_series(table: CommTable) -> list[Series]:
                 duration_us=np.array([row.duration_us for row in rows]),
                 spread_pct=np.array([row.spread_pct for row in rows]),
                 busy_us=np.array([np.nan if backend in _POLLING else row.mean_busy_us for row in rows]),
-                meets=backend == "mpi",
+                meets=backend in _MEETING,
                 ranks_per_host=ranks_per_host,
             )
         )
@@ -117,6 +127,8 @@ def algorithms_of(backend: str, algorithm: str) -> tuple[Algorithm, ...]:
     """What a backend may be doing under the table's name of an algorithm."""
     if backend in _STORES:
         return (Algorithm.PARAMETER_SERVER,)
+    if algorithm.startswith(LIBRARY):
+        backend, algorithm = "mpi", algorithm.removeprefix(LIBRARY)
     return _ALGORITHMS.get((backend, algorithm), _ANY)
 
 

@@ -1,8 +1,8 @@
 """``kernel_ratio(name, dtype, before, after)``: by what a kernel's time changes from one GPU to another.
 
 A kernel is bound by arithmetic or by memory; its class says by which (`graph.kernel_class`). Its time then changes as the peak
-rates of the data sheets do (Williams et al., Roofline, CACM 2009). How much of a peak a kernel reaches differs between GPUs, so
-that the interval is wide: it spans both ratios, and `EFFICIENCY` beyond.
+rates of the data sheets do (Williams et al., Roofline, CACM 2009); of memories as measured rates of copies, where both are known.
+How much of a peak a kernel reaches differs between GPUs, so the interval is wide: it spans both ratios, and `EFFICIENCY` beyond.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from typing import NamedTuple
 
 from dpro_search.cluster import Device
+from dpro_search.costmodel.devices.known_probes import known_probes
 from dpro_search.errors import InputError
 from dpro_search.graph.kernel_class import kernel_class
 
@@ -53,13 +54,24 @@ def kernel_ratio(name: str, dtype: str, before: Device, after: Device) -> Ratio:
     """
     if before == after:
         return Ratio(1.0, 1.0, 1.0)
-    memory = _memory(before) / _memory(after)
+    memory = _memory_ratio(before, after)
     kind = kernel_class(name)
     if kind not in COMPUTE_BOUND:
         return Ratio(memory, memory / EFFICIENCY, memory * EFFICIENCY)
     arithmetic = _peak(before, name, dtype) / _peak(after, name, dtype)
     ends = sorted((memory, arithmetic))
     return Ratio(arithmetic, ends[0] / EFFICIENCY, ends[1] * EFFICIENCY)
+
+
+def dtype_of_kernel(name: str) -> str:
+    """The element type that a kernel's name tells; a name that tells none is one of single precision."""
+    return "float16" if _HALF.search(name) else "float32"
+
+
+def _memory_ratio(before: Device, after: Device) -> float:
+    """Of the rates that copies were measured to reach, where they were on both; else of the data sheets'."""
+    probed = [known_probes(device).stream_bytes_per_s for device in (before, after)]
+    return probed[0] / probed[1] if probed[0] and probed[1] else _memory(before) / _memory(after)
 
 
 def _memory(device: Device) -> float:

@@ -68,9 +68,9 @@ def tolerance_of(plan: Plan) -> Tolerance:
     """The allowed difference of losses for a plan's changes.
 
     Another order of summation changes the last bits of a float32 sum (on two ranks: none). Fused, recomputed or split ops change
-    the last bits of every value. Half precision changes every step, so the convergence is compared.
+    the last bits of every value. Half precision and other synchronisation change every step, so the convergence is compared.
     """
-    if any(field is not None for field in (plan.bfloat16_ops, plan.bfloat16_modules, plan.compression)):
+    if any(field is not None for field in (plan.bfloat16_ops, plan.bfloat16_modules, plan.compression, plan.synchronisation)):
         return Tolerance(relative=0.05, by_convergence=True)
     if plan.micro_batches is not None:
         return Tolerance(relative=1e-2)

@@ -23,6 +23,7 @@ from dpro_search.space.schemes import import_kinds_by
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dpro_search.collect.capture import CapturedGraph
     from dpro_search.collect.launchers._base import Launcher
     from dpro_search.deploy.jobs import RecordedJob
     from dpro_search.deploy.of_run import Deployed
@@ -42,6 +43,7 @@ __all__ = [
     "Wanted",
     "all_targets",
     "assemble_raw",
+    "captured_text",
     "deployed",
     "description_text",
     "difference",
@@ -84,6 +86,12 @@ def load_source(path: Path) -> Source:
 def description_text(wanted: Wanted) -> str:
     """A commented file that describes a job; raises `InputError` for what cannot be described."""
     found = (kind.text(wanted) for kind in kinds() if isinstance(kind, DescribedKind))
+    return next(text for text in found if text is not None)
+
+
+def captured_text(graph: CapturedGraph, name: str, cluster: str | None) -> str:
+    """The file of a captured model's job, whose graph is in a file of that name beside it; `cluster` None: as large as the mesh."""
+    found = (kind.captured_text(graph, name, cluster) for kind in kinds() if isinstance(kind, DescribedKind))
     return next(text for text in found if text is not None)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import msgspec
 import numpy as np
 
+from dpro_search._text import listed
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.errors import InputError
@@ -175,6 +176,8 @@ class Job(ABC):
     def moved(self, change: ClusterChange) -> Job:
         """The same job on a changed cluster; raises `InputError` for what it cannot be predicted on."""
         if not change.on_gpus:
+            if change.machines is not None and type(self).on is Job.on and type(self).at_scale is not Job.at_scale:
+                raise InputError(f"{change.machines.name}: {self.title} runs on machines with GPUs, like 16xhgx-h100")
             return self.on(change.applied(self.cluster))
         assert change.machines is not None, "on GPUs"
         if change.cores is not None:
@@ -288,7 +291,7 @@ class Job(ABC):
     def cannot(self, method: str, what: str) -> InputError:
         """The error for a question that this kind of job cannot answer: it names the kinds that can."""
         able = [kind.title for kind in registered() if getattr(kind.job_type, method) is not getattr(Job, method)]
-        return InputError(f"{self.title} cannot {what}" + (f"; {' and '.join(able)} can" if able else ""))
+        return InputError(f"{self.title} cannot {what}" + (f"; {listed(able)} can" if able else ""))
 
 
 def ranks_in_turn(ranks: int, known: int) -> tuple[str, ...]:

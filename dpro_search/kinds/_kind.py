@@ -31,6 +31,7 @@ from dpro_search.kinds._job import Job
 from dpro_search.kinds._options import PlanOptions
 
 if TYPE_CHECKING:
+    from dpro_search.collect.capture import CapturedGraph
     from dpro_search.collect.launchers._base import Launcher
 
 
@@ -127,6 +128,10 @@ class DescribedKind(AnyKind[_Described]):
 
     def text(self, wanted: Wanted) -> str | None:
         """A commented file that `read` takes; None: this kind writes none. Raises `InputError` for what cannot be described."""
+        return None
+
+    def captured_text(self, graph: CapturedGraph, name: str, cluster: str | None) -> str | None:
+        """A file that `read` takes, of a captured model whose graph is in a file of that name beside it; None: none."""
         return None
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from dpro_search.graph.model import Block
 from dpro_search.replay.engine import ends_us
@@ -15,6 +16,7 @@ from dpro_search.space.mesh import (
     Strategy,
     Workload,
     domain_of,
+    mean_state_bytes,
     peak_memory,
     pipeline_orders,
     step_costs,
@@ -22,7 +24,7 @@ from dpro_search.space.mesh import (
 )
 from dpro_search.space.mesh.costs import Pricer, stages_of
 from dpro_search.space.mesh.scales import Scales
-from dpro_search.space.mesh.schedule import stages_on
+from dpro_search.space.mesh.schedule import V_SHAPED, stages_on
 from dpro_search.space.mesh.step_graph import LayerCosts
 from dpro_search.space.replay_graph import ReplayGraph
 
@@ -45,6 +47,7 @@ class ParallelSteps:
     def __init__(self, workload: Workload) -> None:
         self.workload, self._known = workload, Known()
         self._scaled: dict[Scales, ParallelSteps] = {}
+        self._passes: dict[Any, dict[str, LayerCosts]] = {}
 
     def under(self, strategy: Strategy) -> Workload:
         """The workload under a strategy."""
@@ -64,11 +67,22 @@ class ParallelSteps:
         """Blocks of each stage."""
         return stages_of(self.under(strategy), self._known)
 
-    def layers(self, strategy: Strategy) -> dict[str, LayerCosts]:
-        """What each kind of block takes, by its name."""
-        pricer = Pricer(self.under(strategy), self._known)
-        distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
-        return {name: pricer.layer(block) for name, block in sorted(distinct.items())}
+    def passes(self, strategy: Strategy) -> dict[str, LayerCosts]:
+        """What the passes of each kind of block take, by its name; what replicas exchange is not in it.
+
+        Found once for all strategies that agree on what decides it.
+        """
+        plan = strategy
+        pipeline = plan.pp if self.workload.calibration.send_rank_us else plan.pp > 1  # also which has a copy of a tied embedding
+        key = (
+            *(plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch, plan.recompute, pipeline),
+            *(plan.schedule in V_SHAPED, plan.cp_ring, plan.cp_balanced, plan.gradient_dtype, plan.expert_load),
+        )
+        if key not in self._passes:
+            pricer = Pricer(self.under(strategy), self._known)
+            distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
+            self._passes[key] = {name: pricer.passes(block) for name, block in sorted(distinct.items())}
+        return self._passes[key]
 
     def stages_on(self, strategy: Strategy, rank: int) -> tuple[int, ...]:
         """Stages of a pipeline rank."""
@@ -130,6 +144,10 @@ class ParallelSteps:
         if strategy.schedule is not Schedule.GPIPE and strategy.micro_batches > most:
             strategy = replace(strategy, global_batch=most * strategy.dp * strategy.micro_batch)
         return peak_memory(self.under(strategy), self._known)
+
+    def least_memory_bytes(self, strategy: Strategy) -> float:
+        """A bound on that, of what does not depend on the schedule, the layers of each stage and recomputation."""
+        return mean_state_bytes(self.under(strategy), self._known)
 
 
 def _busiest_us(costs: StepCosts, ranks: int) -> float:

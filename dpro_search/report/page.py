@@ -46,7 +46,7 @@ def render(facts: Facts) -> str:
         path_section(facts.diagnosis),
         groups_section(facts.groups),
         search_section(facts.trials, facts.origin),
-        quality_section(facts.held_out, facts.terms, facts.validation, facts.corrected_pct),
+        quality_section(facts.held_out, facts.terms, facts.validation, facts.corrected_pct, described=facts.described),
         provenance_section(facts.provenance, facts.notes),
     ]
     style, script = _asset("report.css"), _asset("report.js")

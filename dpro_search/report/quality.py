@@ -13,6 +13,10 @@ from dpro_search.report.html import Element, Section, figure, name_of, paragraph
 
 _NO_HELD_OUT = "No step was held out: the recording has too few steps, or this kind of job does not support the check."
 _NO_TERMS = "No cost model is fitted for this kind of recording: ops keep their recorded durations."
+_DESCRIBED = (
+    "Nothing was measured of a described job. Its interval follows from how far predictions of published runs were from "
+    "their measurements."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +47,14 @@ def quality_section(
     terms: Sequence[Term],
     validation: Mapping[str, Any] | None,
     corrected_pct: tuple[float, float] | None = None,
+    *,
+    described: bool = False,
 ) -> Section:
     """Errors first, then what the model is made of."""
     content: list[Element] = []
-    if held_out:
+    if described:
+        content.append(paragraph(_DESCRIBED, "quiet"))
+    elif held_out:
         content.append(_held_out(held_out))
     else:
         content.append(paragraph(_NO_HELD_OUT, "quiet"))
@@ -59,7 +67,7 @@ def quality_section(
     if terms:
         rows = ((name_of(term.name), term.value, term.meaning) for term in terms)
         content.append(table("Terms of the cost model, fitted on this recording", ("term", "value#", "meaning"), rows))
-    else:
+    elif not described:
         content.append(paragraph(_NO_TERMS, "quiet"))
     return Section("quality", "How good the model is", content)
 

@@ -36,4 +36,5 @@ _WORDS: Mapping[str, Callable[[Any], str]] = {
     "bfloat16_modules": _counted_and("module", "in bfloat16"),
     "micro_batches": counted("micro-batch", "micro-batches"),
     "compression": _compression,
+    "synchronisation": str,
 }

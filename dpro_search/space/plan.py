@@ -20,6 +20,7 @@ from dpro_search._repr import short_call
 from dpro_search.collect._files import DAMAGED
 from dpro_search.errors import InputError
 from dpro_search.space.schemes import SchemeSettings, check_numbers, import_kinds, scheme_types
+from dpro_search.space.synchronisation.schemes import parse_scheme
 
 PLAN_VERSION = 2  # 1: all settings were fields of the plan
 
@@ -51,6 +52,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         Gradient accumulation: parts that a step's batch is computed in; gradients are communicated once.
     compression
         Lossy compression of gradients: "fp16", "bf16", "2bit", or PyTorch's PowerSGD with matrices of a rank ("powersgd-1").
+    synchronisation
+        When workers exchange updates: the text of a `Scheme` of `space/synchronisation`, like "ssp(staleness=3)".
     """
 
     tensor_groups: tuple[tuple[str, ...], ...] | None = None
@@ -64,6 +67,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     bfloat16_modules: tuple[str, ...] | None = None
     micro_batches: int | None = None
     compression: Literal["fp16", "bf16", "2bit", "powersgd-4", "powersgd-2", "powersgd-1"] | None = None
+    synchronisation: str | None = None
 
     def __repr__(self) -> str:
         return short_call("Plan.of", self.settings) if self.settings else "Plan()"
@@ -72,6 +76,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         if self.scheme is not None:
             scheme = self.scheme if isinstance(self.scheme, SchemeSettings) else _decoded_scheme(self.scheme)
             msgspec.structs.force_setattr(self, "scheme", scheme if scheme.settings else None)
+        if self.synchronisation is not None:
+            msgspec.structs.force_setattr(self, "synchronisation", str(parse_scheme(self.synchronisation)))
         check_numbers(self, ("servers", "micro_batches"))
         _check_disjoint("tensor_groups", "tensor", "group", self.tensor_groups)
         _check_disjoint("op_clusters", "op", "cluster", self.op_clusters)

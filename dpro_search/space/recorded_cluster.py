@@ -2,7 +2,8 @@
 
 The graph stays as it was recorded. Transfers take the time that was measured times model(target) / model(recorded), of the cost
 model of NCCL's collectives (`costmodel.nccl`), so that what a trace shows of its own machine stays. Kernels take their time times
-the ratio of the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
+the ratio of what their op is predicted to take on both devices (`costmodel.devices.ratios`) where its shapes were recorded, else
+that of the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
 
 Where it is not known on what a job was recorded, transfers take model(target), and kernels what they took.
 """
@@ -10,15 +11,18 @@ Where it is not known on what a job was recorded, transfers take model(target), 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpro_search.cluster import Cluster
+from dpro_search.cluster import Cluster, Device
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
+from dpro_search.costmodel.devices import OpSpec
+from dpro_search.costmodel.devices.ratios import OpRatios
+from dpro_search.costmodel.devices.recorded import RecordedSpecs
 from dpro_search.costmodel.nccl import bytes_in, collective_us, interval_factor, paths, placement_of
-from dpro_search.costmodel.roofline import LEAST_US, kernel_ratio
+from dpro_search.costmodel.roofline import LEAST_US, Ratio, dtype_of_kernel, kernel_ratio
 from dpro_search.errors import InputError
 from dpro_search.space.recorded_ops import RecordedOps
 
@@ -35,6 +39,7 @@ _NAMES = {
     CollectiveKind.GATHER: "reduce",
     CollectiveKind.SCATTER: "broadcast",
 }
+_NEARLY_ALL = 0.995
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +106,50 @@ def _kernels(
         return
     events = trace.events
     kernels = np.flatnonzero((ops.event >= 0) & (events.kind[ops.event] == EventKind.KERNEL))
-    sorts = np.stack((events.name[ops.event[kernels]].astype(np.int64), events.dtype[ops.event[kernels]].astype(np.int64)))
-    for name, dtype in np.unique(sorts, axis=1).T.tolist():
-        mine = kernels[(sorts[0] == name) & (sorts[1] == dtype)]
-        ratios = kernel_ratio(trace.names[name], trace.dtypes[dtype] if dtype >= 0 else "", before, after)
+    columns = (events.name, events.dtype, events.op, events.shapes)
+    sorts = np.stack([column[ops.event[kernels]].astype(np.int64) for column in columns])
+    kinds, place = np.unique(sorts, axis=1, return_inverse=True)
+    order = np.argsort(place.reshape(-1), kind="stable")
+    starts = np.searchsorted(place.reshape(-1)[order], np.arange(kinds.shape[1] + 1))
+    shaped = _op_ratios(trace, kinds, before, after)
+    predicted_us = 0.0
+    for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
+        mine = kernels[order[starts[number] : starts[number + 1]]]
+        of_op = shaped[number]
+        ratios = of_op or kernel_ratio(trace.names[name], trace.dtypes[dtype] if dtype >= 0 else "", before, after)
+        predicted_us += float(own_us[mine].sum()) if of_op else 0.0
         least = np.minimum(own_us[mine], LEAST_US)
         for row, ratio in enumerate(ratios):
             found[row, mine] = least + (own_us[mine] - least) * ratio
-    assumed.append(
-        f"kernels take their time times the ratio of the peaks of {before.name} and {after.name} (roofline ratio: arithmetic of "
-        "gemm, convolution and attention, memory of all others); the interval is an estimate"
-    )
+    assumed += _said_of_kernels(before.name, after.name, predicted_us / max(float(own_us[kernels].sum()), 1e-9))
     assumed.append("host threads, launches and copies between host and device take as long as recorded")
+
+
+def _said_of_kernels(before: str, after: str, predicted: float) -> Iterator[str]:
+    """What a part of the kernels' time, and the rest of it, is multiplied by."""
+    if predicted:
+        yield (
+            f"products, convolutions and norms of known shapes ({predicted * 100:.0f} % of the kernels' time) take their time "
+            f"times the ratio of their predicted latencies on {before} and {after}"
+        )
+    if predicted < _NEARLY_ALL:
+        yield (
+            f"{'other kernels' if predicted else 'kernels'} take their time times the ratio of the peaks of {before} and {after} "
+            "(roofline ratio: arithmetic of gemm, convolution and attention, memory of all others); the interval is an estimate"
+        )
+
+
+def _op_ratios(trace: Trace, kinds: Ints, before: Device, after: Device) -> list[Ratio | None]:
+    """Of sorts of kernels, (name, element type, op, shapes) [4, n]: that of the op, where its shapes were recorded."""
+    recorded = RecordedSpecs(trace)
+    specs: list[OpSpec | None] = []
+    for name, dtype, op, shapes in kinds.T.tolist():
+        known = op >= 0 and shapes >= 0
+        element = trace.dtypes[dtype] if dtype >= 0 else ""
+        spec = recorded.of(trace.names[op], shapes, element or dtype_of_kernel(trace.names[name])) if known else None
+        specs.append(spec)
+    ratios = OpRatios(before, after).of(spec for spec in specs if spec is not None)
+    return [None if spec is None else ratios[spec] for spec in specs]
 
 
 def _transfers(

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from dpro_search._text import numbers_text
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.errors import InputError
-from dpro_search.quantities import parse_bytes, parse_count, parse_rate_bps, parse_switch, parse_us
+from dpro_search.quantities import parse_bytes, parse_count, parse_counts, parse_number, parse_rate_bps, parse_switch, parse_us
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, setting_types
 
@@ -172,7 +172,9 @@ class Scenario:
         setting = _USUAL if re.fullmatch(r"rank\d+|ranks[\d+]+\.communication", name) else re.sub(r"^rank\d+\.", "", name)
         if setting.startswith(tuple(f"{sort}." for sort in _OF_A_SORT)):
             setting = setting.partition(".")[0]
-        if not equals or setting not in known:
+        if not equals and setting in known:
+            raise InputError(f"'{text}': no value; write {name}=VALUE")
+        if setting not in known:
             near = difflib.get_close_matches(setting, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise InputError(f"'{text}': {job} has no knob '{setting}'{hint} (known: {', '.join(known)})")
@@ -213,16 +215,22 @@ def readers() -> dict[str, Callable[[str], Any]]:
             found[name] = parse_switch
         elif int in kinds:
             found[name] = parse_count
+        elif float in kinds:
+            found[name] = parse_number
         elif typing.get_origin(kinds[0]) is Literal:
             found[name] = _one_of(typing.get_args(kinds[0]))
+        elif typing.get_args(kinds[0]) == (int, ...):
+            found[name] = parse_counts
     return found
 
 
-def _one_of(values: Sequence[str]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in values:
-            raise InputError(f"'{text}' is none of {', '.join(values)}")
-        return text
+def _one_of(values: Sequence[str | int]) -> Callable[[str], str | int]:
+    known = {str(value): value for value in values}
+
+    def read(text: str) -> str | int:
+        if text not in known:
+            raise InputError(f"'{text}' is none of {', '.join(known)}")
+        return known[text]
 
     return read
 

@@ -1,7 +1,8 @@
-"""Scores predictors of op latencies on devices and models that were left out, and fits what the package ships.
+"""Scores predictors of op latencies on devices and models that were left out, and fits what the package ships: trees and probes.
 
     python -m experiments.devices score FOLDER [--aiconfigurator DIR] [--seeds 0,1,2,3,4] [--cache FILE] [--json]
     python -m experiments.devices ship FOLDER [--aiconfigurator DIR]
+    python -m experiments.devices probes FOLDER [--aiconfigurator DIR]
 
 FOLDER has neusight/, sailor/ and deepbench/ (public measurements). aiconfigurator-core is taken where it is installed, or from
 the folder that it was unpacked to. Five seeds take about ten minutes on an idle core; with --cache FILE parts and seeds that are in
@@ -25,7 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.devices", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=["score", "ship"])
+    parser.add_argument("verb", choices=["score", "ship", "probes"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--aiconfigurator", type=Path, metavar="DIR")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="with commas between them")
@@ -37,30 +38,52 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    try:
-        if options.verb == "ship":
-            from experiments.devices.ship import ship
+    if options.verb != "score":
+        from experiments.devices.ship import probes_toml, ship
 
-            print(ship(options.folder, options.aiconfigurator))
-            return 0
-        known: dict[str, Any] = json.loads(options.cache.read_text()) if options.cache and options.cache.is_file() else {}
-        skipped: list[str] = []
-        for place, seed in enumerate(options.seeds.split(",")):
-            usual = [part for part in PARTS if part not in ON_REQUEST and (place == 0 or part not in ONCE)]
-            for part in options.parts.split(",") if options.parts else usual:
-                if f"{part}/{seed}" not in known:
-                    known[f"{part}/{seed}"] = scored(options.folder, options.aiconfigurator, part, int(seed), skipped)
-                    if options.cache:
-                        options.cache.write_text(json.dumps(known))
-    except DproSearchError as error:
-        print(f"experiments.devices: {error}", file=sys.stderr)
-        return 2
+        try:
+            print((ship if options.verb == "ship" else probes_toml)(options.folder, options.aiconfigurator))
+        except DproSearchError as error:
+            return _failed(error)
+        return 0
+    return _score(options)
+
+
+def _score(options: argparse.Namespace) -> int:
+    """Prints one JSON object with --json, whatever the folder holds: ``errors`` has what failed, ``left_out`` what is not used."""
+    known: dict[str, Any] = json.loads(options.cache.read_text()) if options.cache and options.cache.is_file() else {}
+    skipped: list[str] = []
+    failed: list[str] = []
+    for place, seed in enumerate(options.seeds.split(",")):
+        usual = [part for part in PARTS if part not in ON_REQUEST and (place == 0 or part not in ONCE)]
+        for part in options.parts.split(",") if options.parts else usual:
+            if f"{part}/{seed}" in known:
+                continue
+            try:
+                known[f"{part}/{seed}"] = scored(options.folder, options.aiconfigurator, part, int(seed), skipped)
+            except (DproSearchError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+                said = str(error) if isinstance(error, DproSearchError) else f"{part}: {type(error).__name__}: {error}"
+                failed.append(" ".join(said.split())[:300])
+                continue
+            if options.cache:
+                options.cache.write_text(json.dumps(known))
     wanted = {key: rows for key, rows in known.items() if key.split("/")[1] in options.seeds.split(",")}
     found = summary(wanted)
-    for reason in sorted(set(skipped)):
+    failed, skipped = sorted(set(failed)), sorted(set(skipped))
+    if options.json:
+        print(json.dumps({**found, "left_out": skipped, "errors": failed}, indent=2))
+    else:
+        print(shown(found))
+    for reason in skipped:
         print(f"left out: {reason}", file=sys.stderr)
-    print(json.dumps(found, indent=2) if options.json else shown(found))
-    return 0
+    for reason in failed:
+        print(f"experiments.devices: {reason}", file=sys.stderr)
+    return 2 if failed and not any(found.values()) else 0
+
+
+def _failed(error: DproSearchError) -> int:
+    print(f"experiments.devices: {error}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ from dpro_search.costmodel.devices.ops import Floats, Ops
 from dpro_search.costmodel.devices.profile import Shares, probe_places
 from dpro_search.errors import InputError
 from experiments.devices import aiconfigurator, deepbench, neusight, sailor
+from experiments.devices.sailor import OUT_OF_MEMORY_US
 from experiments.devices.table import Table, device_of, family_of, joined_tables
 
 USUAL = Shares()
@@ -26,17 +29,23 @@ FEWEST = 150  # ops of a target: fewer leave none to judge once 100 are samples
 def tables(folder: Path, skipped: list[str], aiconfigurator_folder: Path | None = None) -> dict[str, Table]:
     """All ops that were measured by themselves, by target."""
     found: dict[str, list[Table]] = {}
+    specs = neusight.described(folder, skipped)
     for part in (
-        *neusight.read(folder),
-        *sailor.read(folder, skipped),
-        *deepbench.read(folder, skipped),
+        *neusight.read(folder, skipped),
+        *sailor.read(folder, skipped, specs),
+        *deepbench.read(folder, skipped, specs),
         *aiconfigurator.read(aiconfigurator.systems_folder(aiconfigurator_folder), skipped),
     ):
+        absurd = part.us >= OUT_OF_MEMORY_US
+        if absurd.any():
+            skipped.append(f"{part.target[0]}: {int(absurd.sum())} ops of {OUT_OF_MEMORY_US:g} us or more: taken for out of memory")
+            part = part[~absurd]
         if len(part):
             found.setdefault(str(part.target[0]), []).append(part)
     joined = {name: joined_tables(parts) for name, parts in found.items()}
-    if not joined:
-        raise InputError(f"{folder}: no measured ops; expected neusight/, sailor/ or deepbench/ in it")
+    if not joined and not (folder / "neusight" / "model_ops.parquet").is_file():
+        why = "; ".join(reason for reason in skipped if "aiconfigurator" not in reason)
+        raise InputError(f"{folder}: no measured ops; expected neusight/, sailor/ or deepbench/ in it{why and f' ({why})'}")
     return joined
 
 
@@ -57,12 +66,22 @@ class Target:
         return self.measured.family
 
 
-def targets(found: dict[str, Table], seed: int, skipped: list[str], *, probed: bool = True) -> list[Target]:
-    """All that have specs and enough ops. Probes are chosen from all ops of a target."""
+Described = Mapping[str, Device]
+
+
+def targets(
+    found: dict[str, Table],
+    seed: int,
+    skipped: list[str],
+    *,
+    probed: bool = True,
+    described: Mapping[str, Device] = MappingProxyType({}),
+) -> list[Target]:
+    """All that have specs, bundled or `described` ones, and enough ops. Probes are chosen from all ops of a target."""
     result = []
     for name, one in sorted(found.items()):
         try:
-            device = device_of(name.split(" ", 1)[1])
+            device = device_of(name.split(" ", 1)[1], described)
             if len(one) < FEWEST:
                 skipped.append(f"{name}: {len(one)} ops are too few to judge")
                 continue

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
+from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.ops import Stack, gemm
 from dpro_search.errors import InputError
 from experiments.devices.table import Table, device_of, table
@@ -16,21 +19,31 @@ PRECISION = {"Results FP32": "fp32", "Results - FP32": "fp32", "Results - FP16 i
 """By sheet. Sheets of inference leave the precision open, that of "pseudo fp16" computes in fp32 what it stores in fp16."""
 
 
-def read(folder: Path, skipped: list[str]) -> list[Table]:
+_NEEDED = ("device", "phase", "sheet", "m", "n", "k", "ta", "tb", "ms")
+
+
+def read(folder: Path, skipped: list[str], described: Mapping[str, Device] = MappingProxyType({})) -> list[Table]:
     """Tables by device and precision; what is left out is told in `skipped`."""
     path = folder / "deepbench" / "gemm.csv"
     if not path.is_file():
         return []
     with path.open(newline="") as file:
         # The file also has convolutions, whose columns are other sizes under the same names.
-        rows = [row for row in csv.DictReader(file) if row["ta"] in ("N", "T") and row["tb"] in ("N", "T")]
+        reader = csv.DictReader(file)
+        missing = [
+            name for name in ("device", "phase", "sheet", "m", "n", "k", "ta", "tb", "ms") if name not in (reader.fieldnames or ())
+        ]
+        if missing:
+            skipped.append(f"{path.name}: has no column {', '.join(missing)}")
+            return []
+        rows = [row for row in reader if row["ta"] in ("N", "T") and row["tb"] in ("N", "T")]
     groups = defaultdict(list)
     for row in rows:
         groups[row["device"], PRECISION.get(row["sheet"]) if row["phase"] == "train" else None].append(row)
     found = []
     for (name, precision), chosen in sorted(groups.items(), key=str):
         try:
-            device_of(name)
+            device_of(name, described)
         except InputError as error:
             skipped.append(f"{path.name}: {len(chosen)} rows of {error}")
             continue

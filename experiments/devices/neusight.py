@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search.cluster import Device, Peaks, Provenance
 from dpro_search.costmodel.devices.ops import OpKind, Ops, convolution, gemm, joined, streamed
 from dpro_search.costmodel.devices.written import STREAMED
-from experiments.devices.table import Table, joined_tables, table
+from dpro_search.errors import InputError
+from experiments.devices.table import Table, joined_tables, plain_name, read_columns, table
 
 PRECISION = "fp32"  # TF32 was off
 _BYTES = 4.0
@@ -25,18 +28,20 @@ VECTOR_OPS = {
 }  # fmt: skip
 
 
-def read(folder: Path) -> list[Table]:
-    """Tables by device of the ops that were measured by themselves."""
-    import pyarrow.parquet as parquet
-
+def read(folder: Path, skipped: list[str]) -> list[Table]:
+    """Tables by device of the ops that were measured by themselves; what is left out is told in `skipped`."""
     found = []
-    for name in ("bmm", "linear", "conv", "vector"):
+    for name, needed in _COLUMNS.items():
         path = folder / "neusight" / f"{name}.parquet"
-        if not path.is_file():
+        rows = read_columns(path, needed, skipped) if path.is_file() else None
+        if rows is None:
             continue
-        read_table = parquet.read_table(path)
-        wanted = [column for column in read_table.column_names if column in _COLUMNS]
-        rows = {column: read_table[column].to_numpy(zero_copy_only=False) for column in wanted}
+        rows = {column: rows[column] for column in needed}
+        if name == "vector":
+            unknown = sorted(set(rows["op"]) - set(VECTOR_OPS))
+            if unknown:
+                skipped.append(f"{path.name}: ops that nothing is known of: {', '.join(map(str, unknown))}")
+                rows = {column: values[np.isin(rows["op"], list(VECTOR_OPS))] for column, values in rows.items()}
         for device in sorted(set(rows["device"])):
             mine = rows["device"] == device
             found.append(_single({column: values[mine] for column, values in rows.items()}, name, f"neusight {_plain(device)}"))
@@ -44,9 +49,35 @@ def read(folder: Path) -> list[Table]:
 
 
 _COLUMNS = {
-    "op", "device", "latency_ms", "b", "m", "n", "k", "h", "input_channel", "output_channel", "kernel_size", "input_size", "stride",
-    "padding",
+    "bmm": ("device", "latency_ms", "b", "m", "n", "k"),
+    "linear": ("device", "latency_ms", "b", "m", "n", "k"),
+    "conv": (
+        "device", "latency_ms", "b", "input_channel", "output_channel", "kernel_size", "input_size", "stride", "padding",
+    ),
+    "vector": ("device", "op", "latency_ms", "b", "h"),
 }  # fmt: skip
+
+
+def described(folder: Path, skipped: list[str]) -> dict[str, Device]:
+    """Devices of its ``devices.json`` by their plain names: data sheets in GB/s, MiB, MHz and GFLOP/s in single precision."""
+    path = folder / "neusight" / "devices.json"
+    if not path.is_file():
+        return {}
+    found = {}
+    try:
+        listed = json.loads(path.read_text())
+        for row in listed:
+            name, peak = str(row["Device"]), row.get("SingleFLOPs") or row.get("SingleFLOPsMM")
+            vendor = "AMD" if "AMD" in name.upper() else "NVIDIA"
+            device = Device(
+                name=name, vendor=vendor, kind="gpu", peak=Peaks(fp32=peak and float(peak) * 1e9),
+                memory_bytes_per_s=float(row["Mem_Bw"]) * 1e9, l2_cache_bytes=int(float(row["L2Cache"]) * 2**20),
+                cores=int(row["Num_Sm"]), clock_hz=float(row["Freq"]) * 1e6, provenance=Provenance(source="devices.json"),
+            )  # fmt: skip
+            found |= {plain_name(one): device for one in (name, str(row.get("file", name)))}
+    except (ValueError, TypeError, KeyError, AttributeError, InputError) as error:
+        skipped.append(f"{path.name}: not all of it can be used: {type(error).__name__} {error}")
+    return found
 
 
 def _plain(device: str) -> str:
@@ -103,21 +134,26 @@ class ModelOp:
     accumulate_us: float
 
 
-def model_ops(folder: Path) -> list[ModelOp]:
+def model_ops(folder: Path, skipped: list[str] | None = None) -> list[ModelOp]:
     """The ops of all models."""
-    import pyarrow.parquet as parquet
-
     path = folder / "neusight" / "model_ops.parquet"
-    if not path.is_file():
+    columns = read_columns(path, _MODEL_COLUMNS, [] if skipped is None else skipped) if path.is_file() else None
+    if columns is None:
         return []
+    columns.setdefault("variant", np.full(len(columns["device"]), ""))
+    columns.setdefault("args", np.full(len(columns["device"]), ""))
     found = []
     known: dict[tuple[str, ...], tuple[Ops | None, Ops | None]] = {}
-    rows = parquet.read_table(path).to_pylist()
+    lists = {name: column.tolist() for name, column in columns.items()}
+    rows = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
     _mark_layers(rows)
     for row in rows:
         key = tuple(str(row[column]) for column in ("target", "name", "input_shapes", "output_shape", "dtype"))
         if key not in known:
-            known[key] = _passes(*key)
+            try:
+                known[key] = _passes(*key)
+            except (ValueError, SyntaxError, TypeError, IndexError, InputError):  # an op of other sizes than those that are known
+                known[key] = (None, None)
         forward, backward = known[key]
         found.append(
             ModelOp(
@@ -135,6 +171,12 @@ def model_ops(folder: Path) -> list[ModelOp]:
             )
         )
     return found
+
+
+_MODEL_COLUMNS = (
+    "device", "model", "mode", "seq", "batch", "target", "name", "input_shapes", "output_shape", "dtype", "fw_latency",
+    "bw_latency", "acc_latency",
+)  # fmt: skip
 
 
 def gemm_tables(ops: list[ModelOp]) -> list[Table]:
@@ -247,4 +289,4 @@ def labels(folder: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if not row["variant"]]
+        return [row for row in csv.DictReader(file) if not row.get("variant")]

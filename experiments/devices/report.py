@@ -18,9 +18,10 @@ def summary(found: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
         "cross_device": _by(found, CROSS_DEVICE, ("predictor", "left_out", "budget"), "target"),
         "by_source": _by(found, CROSS_DEVICE, ("predictor", "left_out", "budget", "source"), "target"),
         "by_target": _by(found, ("shipped", "families", "devices"), ("predictor", "left_out", "budget", "target"), "target"),
-        "cross_model": _by(found, ("cross-model",), ("source", "passes"), "model"),
-        "by_model": _by(found, ("cross-model",), ("model", "passes"), "target"),
-        "whole_steps": _by(found, ("cross-model", "whole-steps"), ("left_out", "budget", "step"), "case"),
+        "moved_ops": _by(found, ("moved",), ("predictor", "kind"), "target"),
+        "cross_model": _by(found, ("cross-model", "shipped-models"), ("left_out", "source", "passes"), "model"),
+        "by_model": _by(found, ("cross-model", "shipped-models"), ("left_out", "model", "passes"), "target"),
+        "whole_steps": _by(found, ("cross-model", "shipped-models", "whole-steps"), ("left_out", "budget", "step"), "case"),
     }
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, OpKind, Ops, Stack, gemm, joined, streamed
-from experiments.devices.table import Table, device_of, joined_tables, table
+from dpro_search.errors import InputError
+from experiments.devices.table import Table, device_of, joined_tables, read_columns, table
 
 OUT_OF_MEMORY_US = 1e7
 """What the source writes where an op ran out of memory."""
@@ -37,14 +40,18 @@ def dims_of(rows: list[dict[str, Any]]) -> Dims:
     return Dims(hidden, heads, vocabulary)
 
 
-def read(folder: Path, skipped: list[str]) -> list[Table]:
-    """Tables by device; what is left out is told in `skipped`."""
-    import pyarrow.parquet as parquet
+_NEEDED = (
+    "op_name", "fwd_us", "bwd_us", "input_size", "weights", "activations", "device", "dtype", "model", "mbs", "tp", "oom",
+)  # fmt: skip
 
+
+def read(folder: Path, skipped: list[str], described: Mapping[str, Device] = MappingProxyType({})) -> list[Table]:
+    """Tables by device; what is left out is told in `skipped`."""
     path = folder / "sailor" / "ops.parquet"
-    if not path.is_file():
+    read_in = read_columns(path, _NEEDED, skipped) if path.is_file() else None
+    if read_in is None:
         return []
-    columns = parquet.read_table(path).to_pydict()
+    columns = {name: read_in[name].tolist() for name in _NEEDED}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     bad = [row for row in rows if row["oom"] or max(row["fwd_us"], row["bwd_us"]) >= OUT_OF_MEMORY_US]
     if bad:
@@ -54,7 +61,11 @@ def read(folder: Path, skipped: list[str]) -> list[Table]:
     dims = {model: dims_of([row for row in rows if row["model"] == model]) for model in sorted({row["model"] for row in rows})}
     found = []
     for name in sorted({row["device"] for row in rows}):
-        device = device_of(name)
+        try:
+            device = device_of(name, described)
+        except InputError as error:
+            skipped.append(f"{path.name}: {error}")
+            continue
         parts = [
             part
             for backward in (False, True)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
 from dpro_search.costmodel.devices.features import features
+from dpro_search.costmodel.devices.known_probes import profile_of
 from dpro_search.costmodel.devices.model import BUDGETS
 from dpro_search.costmodel.devices.model_file import default_info, default_model
 from dpro_search.costmodel.devices.ops import Floats
+from dpro_search.costmodel.devices.profile import DeviceProfile
+from dpro_search.costmodel.intervals import Durations
 from dpro_search.errors import InputError
-from experiments.devices import ablations, baselines, models, neusight, protocol, whole_models
+from experiments.devices import ablations, baselines, models, moved, neusight, protocol, whole_models
 from experiments.devices.aiconfigurator import between_engines, systems_folder
 from experiments.devices.data import USUAL, Target, tables, targets
 from experiments.devices.protocol import Judged, LeftOut
-from experiments.devices.table import Table
+from experiments.devices.table import Table, device_of
 
 Rows = list[dict[str, Any]]
 WHOLE_MODEL_BUDGETS = (0, 20)
@@ -31,6 +35,7 @@ class Inputs(NamedTuple):
     folder: Path
     aiconfigurator: Path | None
     tables: dict[str, Table]
+    described: Mapping[str, Device]  # Devices that the folder describes.
     left: tuple[str, ...]  # What was left out, in words.
 
 
@@ -38,7 +43,7 @@ class Inputs(NamedTuple):
 def _inputs(folder: Path, aiconfigurator: Path | None) -> Inputs:
     skipped: list[str] = []
     found = tables(folder, skipped, aiconfigurator)
-    return Inputs(folder, systems_folder(aiconfigurator), found, tuple(skipped))
+    return Inputs(folder, systems_folder(aiconfigurator), found, neusight.described(folder, []), tuple(skipped))
 
 
 def scored(folder: Path, aiconfigurator: Path | None, part: str, seed: int, skipped: list[str]) -> Rows:
@@ -66,7 +71,7 @@ def _left_out(inputs: Inputs, seed: int, how: str, skipped: list[str]) -> list[L
 
 def _enough(inputs: Inputs, seed: int, how: str, skipped: list[str], *, probed: bool = True) -> list[Target]:
     """The targets, none if there are too few groups to leave one out and to learn from the errors on the others."""
-    some = targets(inputs.tables, seed, skipped, probed=probed)
+    some = targets(inputs.tables, seed, skipped, probed=probed, described=inputs.described)
     groups = {_GROUPS[how](one) for one in some}
     if len(groups) >= FEWEST_GROUPS:
         return some
@@ -133,6 +138,16 @@ def random_samples(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     return _rows(found, "predictor, random samples", "family")
 
 
+def moved_ops(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Ops measured on one device, moved to a device whose architecture was left out."""
+    without = _left_out(inputs, seed, "family", skipped)
+    return [
+        {"predictor": one["way"], "left_out": "family", "budget": 0, "kind": one["kind"], "target": one["pair"],
+         "rows": len(one["error_pct"]), **_errors(one["error_pct"]), "covered_pct": one.get("covered_pct")}
+        for one in moved.errors(without, [other.target for other in without])
+    ]  # fmt: skip
+
+
 def _rows(found: Sequence[Judged], predictor: str, how: str, *, covered: bool = False) -> Rows:
     limits = protocol.widths(found) if covered else {}
     rows = []
@@ -164,7 +179,7 @@ def shipped(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """The predictor that the package ships, on devices that it was not fitted to."""
     known = set(default_info().devices)
     rows: Rows = []
-    for one in targets(inputs.tables, seed, skipped):
+    for one in targets(inputs.tables, seed, skipped, described=inputs.described):
         if one.name in known:
             continue
         part = one.measured
@@ -174,14 +189,60 @@ def shipped(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
             rest[chosen] = False
             measured_ops = (part.ops[chosen], part.us[chosen]) if budget else (None, None)
             found = default_model().on(part.profile, *measured_ops).predict(part.ops[rest])
-            us, answered = part.us[rest], np.isfinite(found.us)
-            if answered.any():
-                inside = (found.low_us <= us) & (us <= found.high_us)
-                error = np.abs(found.us / us - 1)[answered] * 100
-                rows.append({"predictor": "shipped", "left_out": "all", "target": one.name, "budget": budget,
-                             "rows": int(answered.sum()), **_errors(error),
-                             "covered_pct": float(inside[answered].mean() * 100)})  # fmt: skip
+            row = _shipped_row(found, part.us[rest])
+            if row:
+                rows.append({"left_out": "all", "target": one.name, "budget": budget, **row})
     return rows
+
+
+def shipped_models(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Ops of models and NeuSight's whole steps by the predictor that the package ships, fitted to all public measurements.
+
+    Only models that are in none of them are left out of it.
+    """
+    profiles = {one.name: one.measured.profile for one in targets(inputs.tables, seed, skipped, described=inputs.described)}
+    rows: Rows = []
+    own = {"predictor": "shipped", "left_out": "shipped"}
+    for (target, model), table in sorted(_model_ops(inputs).items()):
+        profile = _profile(target, profiles, inputs, skipped)
+        for passes, mask in (("forward", table.ops.backward == 0), ("backward", table.ops.backward > 0)):
+            if profile is None or not mask.any():
+                continue
+            row = _shipped_row(default_model().on(profile).predict(table.ops[mask]), table.us[mask])
+            if row:
+                rows.append({**row, **own, "model": model, "passes": passes, "target": target})
+    for case in whole_models.cases(inputs.folder):
+        profile = _profile(f"neusight {case['device']}", profiles, inputs, skipped)
+        if profile is not None:
+
+            def predict(device: str, name: str, ops: Any, profile: DeviceProfile = profile) -> Floats:
+                return default_model().on(profile).predict(ops).us
+
+            us = whole_models.predicted_us(case, predict)
+            if us is not None and np.isfinite(us):
+                rows.append(_step_row(case, us, "shipped", 0))
+    return rows
+
+
+def _profile(target: str, profiles: dict[str, DeviceProfile], inputs: Inputs, skipped: list[str]) -> DeviceProfile | None:
+    """Of a device with the probes among its ops, else with known ones; None: it has no specs."""
+    if target not in profiles:
+        try:
+            profiles[target] = profile_of(device_of(target.split(" ", 1)[1], inputs.described))
+        except InputError as error:
+            skipped.append(f"{target}: {error}")
+    return profiles.get(target)
+
+
+def _shipped_row(found: Durations, us: Floats) -> dict[str, Any]:
+    """Of predictions beside measured times; empty if all are refused."""
+    answered = np.isfinite(found.us)
+    if not answered.any():
+        return {}
+    inside = (found.low_us <= us) & (us <= found.high_us)
+    error = np.abs(found.us / us - 1)[answered] * 100
+    covered_pct = float(inside[answered].mean() * 100)
+    return {"predictor": "shipped", "rows": int(answered.sum()), **_errors(error), "covered_pct": covered_pct}
 
 
 def noise(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
@@ -210,7 +271,7 @@ def _model_ops(inputs: Inputs) -> dict[tuple[str, str], Table]:
 
 def cross_model(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """Models left out on devices that were measured: their ops, and NeuSight's whole steps."""
-    some = targets(inputs.tables, seed, skipped)
+    some = targets(inputs.tables, seed, skipped, described=inputs.described)
     ops_of = _model_ops(inputs)
     cases = whole_models.cases(inputs.folder)
     by_name = {one.name: one.measured for one in some}
@@ -278,6 +339,7 @@ def _step_row(case: dict[str, Any], us: float | None, how: str, budget: int) -> 
 
 PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
     "shipped": shipped,
+    "shipped-models": shipped_models,
     "families": families,
     "whole-steps": whole_steps,
     "cross-model": cross_model,
@@ -286,7 +348,8 @@ PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
     "devices": single_devices,
     "targets": other_targets,
     "random-samples": random_samples,
+    "moved": moved_ops,
     "noise": noise,
 }
-ONCE = ("shipped", "xgboost", "noise")
-ON_REQUEST = ("unprobed", "targets", "random-samples")
+ONCE = ("shipped", "shipped-models", "xgboost", "noise")
+ON_REQUEST = ("unprobed", "targets", "random-samples", "moved")

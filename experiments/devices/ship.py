@@ -21,6 +21,7 @@ from experiments.devices.data import USUAL, Target, tables, targets
 from experiments.devices.protocol import by_family, fitted, judged, left_out, similarity_of
 
 SEED = 0
+PROBED_BY = ("deepbench", "sailor", "neusight", "aiconfigurator")
 SOURCES = (
     "NeuSight (sitar-lab/NeuSight 6945927, MIT)",
     "Sailor (eth-easl/sailor cf2c8e3, MIT), one GPU",
@@ -70,6 +71,37 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
     save(model, info, path)
     size_kb = path.stat().st_size / 1e3
     return f"{path}: {size_kb:.0f} kB, {info.rows} ops of {len(some)} devices, {info.left_out_mape_pct}, {info.widths}"
+
+
+def probes_toml(folder: Path, aiconfigurator: Path | None) -> str:
+    """Write ``probes.toml`` into the package: what the sources' probes show of each device; says how many there are.
+
+    Of several sources the later one in `PROBED_BY` counts. Copies of the first two are of ops that do more beside. The least time
+    of an op is left out: it is that of a way to run ops, not of the device.
+    """
+    skipped: list[str] = []
+    found: dict[str, dict[str, tuple[float, str]]] = {}
+    for one in sorted(
+        targets(tables(folder, skipped, aiconfigurator), SEED, skipped), key=lambda one: PROBED_BY.index(one.name.split()[0])
+    ):
+        source, profile = one.name.split()[0], one.measured.profile
+        values = found.setdefault(profile.device.name, {})
+        rates = {f"matrix.{name}": rate for name, rate in profile.probes.matrix_flops_per_s.items()}
+        if profile.probes.stream_bytes_per_s is not None and source in ("neusight", "aiconfigurator"):
+            rates["stream"] = profile.probes.stream_bytes_per_s
+        values |= {key: (rate, source) for key, rate in rates.items()}
+    lines = [
+        "# Rates that probes show of devices in public measurements (README.md): FLOP/s by precision, B/s of a copy.",
+        "# Written by `python -m experiments.devices probes FOLDER`; [sources] has where they come from.",
+        "",
+        "[sources]",
+        *(f'{name.split(" ")[0].split("-")[0].lower()} = "{name}"' for name in SOURCES),
+    ]
+    for device, values in sorted(found.items()):
+        lines += ["", f'["{device}"]', *(f'{key} = [{rate:.4g}, "{source}"]' for key, (rate, source) in sorted(values.items()))]
+    path = Path(package.__file__).parent / "probes.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return f"{path}: {len(found)} devices"
 
 
 def _unprobed_errors(target: Target, ratio: Floats) -> Floats:

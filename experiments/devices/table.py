@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,23 @@ def table(ops: Ops, us: Floats, target: str, model: Sequence[str] | str = "") ->
     return Table(ops=ops[first], us=np.exp(middle), target=np.full(len(first), target), model=models[first], spread=spread)
 
 
+def read_columns(path: Path, needed: Sequence[str], skipped: list[str]) -> dict[str, npt.NDArray[Any]] | None:
+    """Columns of a Parquet file by name, those that exist of others too; None, and why in `skipped`, if it has not all it needs."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    try:
+        rows = parquet.read_table(path)
+    except (OSError, arrow.ArrowException) as error:
+        skipped.append(f"{path.name}: cannot be read: {' '.join(str(error).split())[:120]}")
+        return None
+    missing = [name for name in needed if name not in rows.column_names]
+    if missing:
+        skipped.append(f"{path.name}: has no column {', '.join(missing)}")
+        return None
+    return {name: rows[name].to_numpy(zero_copy_only=False) for name in rows.column_names}
+
+
 def joined_tables(parts: Sequence[Table]) -> Table:
     """Tables one after the other."""
     return Table(
@@ -88,15 +107,28 @@ _NAMES = {  # as sources write them -> bundled device
 }
 
 
-def device_of(name: str) -> Device:
-    """The bundled device that a source's name means; raises `InputError` if there is none."""
-    plain = re.sub(r"[\s_]+", "-", name.strip().lower())
+def plain_name(name: str) -> str:
+    """A source's name as it is compared."""
+    return re.sub(r"[\s_]+", "-", name.strip().lower())
+
+
+def device_of(name: str, described: Mapping[str, Device] = MappingProxyType({})) -> Device:
+    """The bundled device that a source's name means, else the one that the source describes under its `plain_name`.
+
+    Raises `InputError` if there is none.
+    """
+    plain = plain_name(name)
     for one in (_NAMES.get(plain, plain), re.sub(r"^(nv|amd|nvidia)-", "", plain)):
         try:
             return bundled.device(one)
         except InputError:
             continue
-    raise InputError(f"{name}: no bundled device has this name; add its specs to dpro_search/cluster/devices")
+    if plain in described:
+        return described[plain]
+    raise InputError(
+        f"{name}: no bundled device has this name; its peak, memory_rate, cores, clock and l2_cache are needed, in a file in "
+        "dpro_search/cluster/devices or in neusight/devices.json"
+    )
 
 
 # Devices of one architecture are left out together. A name is that of the first pattern that is found in the device's.

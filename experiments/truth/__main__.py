@@ -1,8 +1,10 @@
 """Errors of predictors on published runs.
 
-``score FOLDER [--by source,model] [--predictor NAME] [--one-factor N | --calibrated N] [--json]`` scores one predictor;
+``score FOLDER [--by source,model] [--predictor NAME] [--one-factor N | --calibrated N] [--consistent] [--json]``
+scores one predictor;
 ``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support;
-``accuracy FOLDER [--predictor NAME]`` prints the errors as the file that the package ships.
+``accuracy FOLDER [--predictor NAME]`` prints the errors as the file that the package ships;
+``page FOLDER --out DIR [--seeds N]`` writes tables of all predictions and a picture (many minutes).
 """
 
 from __future__ import annotations
@@ -10,23 +12,27 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from dpro_search.errors import DproSearchError, InputError
 from experiments.truth import peers
 from experiments.truth.accuracy import accuracy_toml
-from experiments.truth.calibrate import calibrated
+from experiments.truth.calibrate import calibrated, one_factor
 from experiments.truth.compare import compared
+from experiments.truth.contradictions import contradictions
 from experiments.truth.intervals import intervals
-from experiments.truth.predict import PREDICTORS, one_factor
+from experiments.truth.page import write_page
+from experiments.truth.predict import PREDICTORS
 from experiments.truth.rows import Row, read
 from experiments.truth.score import Predict, Scored, predicted, table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.truth", description=__doc__)
-    parser.add_argument("verb", choices=["score", "compare", "accuracy"])
+    parser.add_argument("verb", choices=["score", "compare", "accuracy", "page"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--by", default="source", help="columns, with commas between them")
     parser.add_argument("--predictor", default="cold", help=", ".join([*PREDICTORS, *peers.PEERS]))
@@ -40,6 +46,9 @@ def main() -> int:
         help="fit efficiencies for each GPU and framework to a fifth of the rows (minutes)",
     )
     parser.add_argument("--intervals", action="store_true", help="ratios of measured to predicted steps by domain, as JSON")
+    parser.add_argument("--consistent", action="store_true", help="leave out rows that contradict themselves or others")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of the page")
+    parser.add_argument("--seeds", type=int, default=3, help="of the page")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -51,7 +60,19 @@ def main() -> int:
     except DproSearchError as error:
         print(f"experiments.truth: {error}", file=sys.stderr)
         return error.exit_code
+    if options.consistent:
+        wrong = contradictions(rows)
+        kept = [row for place, row in enumerate(rows) if place not in wrong]
+        contradicting = Counter((rows[place].values["source"], f"contradicts: {reason}") for place, reason in wrong.items())
+        rows = kept
+    else:
+        contradicting = Counter()
     scored, left_out, seconds = predicted(rows, predict)
+    left_out.update(contradicting)
+    if options.verb == "page":
+        fits = {"one factor": partial(one_factor, scored), "calibrated": partial(calibrated, scored)}
+        write_page(options.out, scored, fits, range(options.seeds))
+        return 0
     if options.intervals:
         return _intervals(scored)
     if options.verb == "accuracy":

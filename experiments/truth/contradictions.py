@@ -2,9 +2,9 @@
 
 Three tests, of what sources give:
 
-* *one device's throughput*: a run that reached its target has seen as many samples as other runs of the network, within a factor of
-  `ALIKE`. Where throughput times time to the target is too little, and times the number of GPUs it is enough, the throughput is that
-  of one GPU. What runs need is what most of them agree on, as given or times their GPUs.
+* *one device's throughput*: a run that reached its target has seen as many samples as other runs of the network, within a factor
+  of `ALIKE`. Where throughput times time to the target is too little, and times the number of GPUs it is enough, the throughput is
+  that of one GPU. What runs need is what most of them agree on, as given or times their GPUs.
 * *another unit*: on the same network and GPU in the same source, throughput of a GPU is less than 1/`FARTHEST` of the median.
 * *faster than the device*: the step is shorter than its matmuls at the peak rate of all devices.
 """

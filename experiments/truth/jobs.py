@@ -140,8 +140,8 @@ def _strategy(row: Row) -> Strategy:
     global_batch = row.number("global_batch")
     if not global_batch:
         raise InputError("the batch is not given")
-    # A pipeline's micro-batches are of one sample where a row does not say how many there are; Accelerate's plugin for Megatron-LM has
-    # one micro-batch in a step unless it is told another number (megatron_lm_num_micro_batches).
+    # A pipeline's micro-batches are of one sample where a row does not say how many there are; Accelerate's plugin for Megatron-LM
+    # has one micro-batch in a step unless it is told another number (megatron_lm_num_micro_batches).
     alone = pp > 1 and "accelerate" not in row.text("framework")
     micro_batch = row.number("micro_batch") or (1 if alone else max(global_batch // (dp * row.whole("grad_accum", 1)), 1))
     if is_network(row):  # of batches that are not divided evenly, the mean

@@ -40,7 +40,10 @@ def ordered(scored: Sequence[Scored]) -> Mapping[Domain, tuple[float, ...]]:
     shares = {}
     for domain in Domain:
         own = [_share(pairs_of) for pairs_of in _by_gap([pair for pair in found if pair.domain is domain])]
-        drawn = [(count * share + PRIOR_GROUPS * of_all) / (count + PRIOR_GROUPS) for (share, count), of_all in zip(own, base, strict=True)]
+        drawn = [
+            (count * share + PRIOR_GROUPS * of_all) / (count + PRIOR_GROUPS)
+            for (share, count), of_all in zip(own, base, strict=True)
+        ]
         shares[domain] = tuple(float(share) for share in np.maximum.accumulate(np.maximum(drawn, 0.5)))
     return shares
 

@@ -59,7 +59,10 @@ class Widths(NamedTuple):
 
 
 def pooled(rows: Errors) -> tuple[Callable[[Kind], Floats], Widths]:
-    """Parameters of any kind, also of one that no row is of, and the widths that were learned."""
+    """Parameters of any kind, also of one that no row is of, and the widths that were learned; without rows all are 0."""
+    count = rows.slopes.shape[1]
+    if not len(rows.errors):
+        return lambda kind: np.zeros(count), Widths(np.full(count, USUAL_WIDTH), USUAL_WIDTH, USUAL_WIDTH)
     names = sorted(set(rows.groups))
     members = np.array([[float(group == name) for name in names] for group in rows.groups])
     alike = np.array([_alike(kind, rows.kinds) for kind in rows.kinds])
@@ -67,7 +70,7 @@ def pooled(rows: Errors) -> tuple[Callable[[Kind], Floats], Widths]:
     medians, middles = _medians(rows, names)
     of_groups = _robust((medians - middles) / USUAL_WIDTH)
     of_rows = _robust((rows.errors - members @ medians) / USUAL_WIDTH)
-    logs = np.full(len(products) + 2, np.log(USUAL_WIDTH))
+    logs = np.full(count + 2, np.log(USUAL_WIDTH))
     for _ in range(ROUNDS):
         parts = [*products, (members / of_groups) @ members.T, np.diag(1 / of_rows)]
         logs = _learned(rows.errors, parts, logs)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model import blocks_of, parameters_of
 from dpro_search.replay.parallel_step import step_us
 from dpro_search.space.mesh import Recompute, rank_memories
-from experiments.truth.jobs import Kind, kind_of, workload_of
+from experiments.truth.jobs import workload_of
 from experiments.truth.memory import partly_recomputed, peak_bytes, reported_bytes
 from experiments.truth.rows import Row
-from experiments.truth.score import Predicted, RefusedError, Scored, fifth, group_of
+from experiments.truth.score import Predicted, RefusedError
 
 MODEL_FLOPS_UTILISATION = 0.4
 """Of the formula "constant MFU" (assumed, as the formula's users do)."""
@@ -40,26 +36,6 @@ def cold(row: Row) -> Predicted:
         fits = peak_bytes(memories) <= limit_bytes
     seconds = math.nan if row.memory_alone else step_us(workload) / 1e6
     return Predicted(seconds, reported_bytes(row, memories, limit_bytes), fits)
-
-
-def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
-    """Cold predictions times one factor for each GPU and framework, fitted to a fifth of the groups; the other rows.
-
-    A group is what differs in the strategy only, so that no row is predicted from its neighbours. GPUs and frameworks of which the
-    fifth has no row take the factor of all.
-    """
-    fitted = fifth((found.row for found in scored), seed)
-    ratios: dict[Kind, list[float]] = defaultdict(list)
-    for found in scored:
-        if group_of(found.row) in fitted and found.timed:
-            ratios[kind_of(found.row)].append(1 / (1 + found.error))
-    everything = float(np.median([ratio for each in ratios.values() for ratio in each] or [1.0]))
-    factors = {kind: float(np.median(each)) for kind, each in ratios.items()}
-    return [
-        Scored(found.row, found.prediction._replace(step_s=found.prediction.step_s * factors.get(kind_of(found.row), everything)))
-        for found in scored
-        if group_of(found.row) not in fitted
-    ]
 
 
 def constant_mfu(row: Row) -> Predicted:

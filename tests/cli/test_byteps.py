@@ -11,7 +11,7 @@ from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from tests.cli.facts import CONTRACT, printed, replayed
-from tests.faults.processes import succeeds
+from tests.in_process import succeeds
 
 RECORDING = "byteps_mlp"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpro_search.machine import BUNDLED, VARIABLE
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 from tests.sample import HOROVOD_SAMPLE
 
 HOROVOD = ("--sample", HOROVOD_SAMPLE)

@@ -11,7 +11,7 @@ import pytest
 
 from dpro_search import __version__
 from dpro_search.space.plan import Plan
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 
 
 def error_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from sample import HOROVOD_SAMPLE
 
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 
 
 def diagnose(*args: str) -> subprocess.CompletedProcess[str]:

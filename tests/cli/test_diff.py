@@ -1,20 +1,16 @@
 """`diff` of two recordings of a job: its causes add up, name what changed, and can gate a CI."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from importer_kit import shared_traces
 from kineto_machine import Launch, Program, Synchronize, run
 
+from tests.in_process import dpro
+
 BEFORE: Program = [Launch("gemm", 10, 400), Launch("relu", 10, 100), Synchronize(50)]
 SLOWER: Program = [Launch("gemm", 10, 500), Launch("relu", 10, 100), Synchronize(50)]
-
-
-def dpro(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpro_search.cli", *map(str, args)], capture_output=True, text=True)
 
 
 def difference(*args: object) -> dict:

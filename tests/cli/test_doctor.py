@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.trace import ClockReport, CommSettings, Events, Steps, Trace, TraceMeta
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 from tests.recordings import trace_of
 
 
 def doctor(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    # Without a framework environment a check is a look at the disk; with one it imports the framework.
-    return dpro("doctor", *args, **{"DPRO_SEARCH_ENVS": "/nonexistent", **env})
+    return dpro("doctor", *args, **env)
 
 
 def checks_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, object]]:

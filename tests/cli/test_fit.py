@@ -7,7 +7,7 @@ import pytest
 
 from dpro_search.collect.clusters.table import ClusterTable, compact, read_table
 from dpro_search.costmodel.learned.model_file import FusionModel
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"
 

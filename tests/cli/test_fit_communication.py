@@ -9,7 +9,7 @@ import pytest
 from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, read_comm_table, write_comm_table
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.errors import InputError
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 from tests.sample import horovod_trace_path
 
 CLUSTERS = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"

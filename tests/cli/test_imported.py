@@ -9,7 +9,7 @@ from importer_kit import shared_traces
 from kineto_files import distributed, small_job
 from kineto_machine import Launch, Synchronize, run
 
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 
 
 def as_json(*args: object) -> dict:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dpro_search.machine import BUNDLED
+from tests.in_process import dpro
 from tests.sample import HOROVOD_SAMPLE
 
 HOROVOD = ("--sample", HOROVOD_SAMPLE)
-
-
-def dpro(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dpro_search.cli", *map(str, args)], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from sample import HOROVOD_SAMPLE
 
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 
 KEYS = {
     "measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,18 +11,14 @@ from dpro_search.cli._sample import validation_of
 from dpro_search.collect.sample import DEFAULT_SAMPLE, sample_of, sample_trace_path, samples
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
-
-
-def dpro(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpro_search.cli", *map(str, args)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
+from tests.in_process import succeeds
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder in which the first command ran, with what it printed."""
     folder = tmp_path_factory.mktemp("first")
-    return folder, dpro("run", "--trials", 500, cwd=folder).stdout
+    return folder, succeeds("run", "--trials", 500, cwd=folder)
 
 
 def test_the_first_command_shows_a_certain_gain_of_at_least_1_3(first: tuple[Path, str]) -> None:
@@ -54,7 +48,7 @@ def test_it_says_what_real_runs_gave(first: tuple[Path, str]) -> None:
 def test_the_page_of_the_search_shows_the_real_runs_that_came_with_the_sample(first: tuple[Path, str]) -> None:
     folder, _ = first
     (run,) = (folder / "runs").iterdir()
-    dpro("report", run, "--out", "page.html", cwd=folder)
+    succeeds("report", run, "--out", "page.html", cwd=folder)
     page = (folder / "page.html").read_text()
     validation = validation_of(samples()[0])
     assert validation is not None
@@ -64,8 +58,8 @@ def test_the_page_of_the_search_shows_the_real_runs_that_came_with_the_sample(fi
 
 
 def test_the_page_of_plans_that_never_ran_says_so(tmp_path: Path) -> None:
-    dpro("run", "--trials", 8, "--out", "run", cwd=tmp_path)
-    dpro("report", "run", "--out", "page.html", cwd=tmp_path)
+    succeeds("run", "--trials", 8, "--out", "run", cwd=tmp_path)
+    succeeds("report", "run", "--out", "page.html", cwd=tmp_path)
     page = (tmp_path / "page.html").read_text()
     assert "Predicted, not yet measured" in page
     assert "came with the sample" not in page
@@ -89,11 +83,11 @@ def test_every_sample_tells_what_it_is_and_is_small() -> None:
 
 
 def test_samples_are_listed_and_chosen_by_name(tmp_path: Path) -> None:
-    rows = json.loads(dpro("samples", "--json").stdout)["samples"]
+    rows = json.loads(succeeds("samples", "--json"))["samples"]
     assert [row["name"] for row in rows] == [sample.name for sample in samples()]
     assert rows[0]["measured_speedup"] >= 1.3
-    assert all(row["name"] in dpro("samples").stdout for row in rows)
-    found = json.loads(dpro("run", "--sample", rows[1]["name"], "--trials", 2, "--json", cwd=tmp_path).stdout)
+    assert all(row["name"] in succeeds("samples") for row in rows)
+    found = json.loads(succeeds("run", "--sample", rows[1]["name"], "--trials", 2, "--json", cwd=tmp_path))
     assert Path(found["run"]).name.startswith(rows[1]["name"])
 
 

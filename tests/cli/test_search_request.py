@@ -13,7 +13,7 @@ from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.search.request import SearchRequest, calibration_of
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan
-from tests.faults.processes import dpro, fails_in_one_line, succeeds
+from tests.in_process import dpro, fails_in_one_line, succeeds
 from tests.sample import HOROVOD_SAMPLE, horovod_trace_path
 
 LIMIT = 2 * 2**30

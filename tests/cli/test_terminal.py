@@ -10,16 +10,12 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from dpro_search.cli import VERBS
-
-COMMAND = [sys.executable, "-m", "dpro_search.cli"]
-
-
-def dpro(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, args)], capture_output=True, text=True, env={**os.environ, **env}, check=False)
+from dpro_search.cli import VERBS, main
+from tests.in_process import dpro
 
 
 def completed(words: str) -> list[str]:
@@ -64,11 +60,9 @@ def test_the_script_for_the_shell_can_be_had():
 
 def on_a_terminal(*args: object, **env: str) -> str:
     """What a command writes to a terminal of 80 columns."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = subprocess.Popen([*COMMAND, *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs, env={**clean, **env})
-    os.close(theirs)
+    child, ours = pty.fork()  # a copy of this process, with its imports
+    if not child:
+        _become(args, env)
     written = bytearray()
     try:
         while piece := os.read(ours, 1 << 16):
@@ -77,15 +71,32 @@ def on_a_terminal(*args: object, **env: str) -> str:
         pass
     finally:
         os.close(ours)
-    assert process.wait() == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, written
     return written.decode()
+
+
+def _become(args: tuple[object, ...], env: dict[str, str]) -> NoReturn:
+    """The command, on the terminal that is this process's standard input and output."""
+    code = 1
+    try:
+        for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+            os.environ.pop(name, None)
+        os.environ.update(env)
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        main([*map(str, args)])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*\b(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])\b[0-9;]*m")
 
 
 def test_colours_are_for_terminals_and_no_color_takes_them_away(tmp_path: Path):
-    search = ("run", "--sampler", "mcmc", "--trials", 30)
+    search = ("run", "--sampler", "mcmc", "--trials", 5)
     env = {"TERM": "xterm-256color"}
     coloured = on_a_terminal(*search, "--out", tmp_path / "a", **env)
     plain = on_a_terminal(*search, "--out", tmp_path / "b", NO_COLOR="1", **env)

@@ -27,7 +27,7 @@ from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 from dpro_search.kinds import assemble_raw, launcher_for, launchers
-from tests.faults.processes import succeeds
+from tests.in_process import succeeds
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -42,6 +42,12 @@ def measured(points: Points, seed: int = 0) -> np.ndarray:
 SIZES = 2.0 ** np.arange(10, 27)
 
 
+@functools.cache
+def usual() -> AllReduceRegressor:
+    """Fitted to the whole grid."""
+    return fitted(grid(SIZES))
+
+
 def fitted(points: Points, **parameters) -> AllReduceRegressor:
     return AllReduceRegressor(**parameters).fit(points.matrix(), measured(points))
 
@@ -52,18 +58,17 @@ def error(regressor: AllReduceRegressor, points: Points) -> float:
 
 def test_sizes_between_measured_ones_are_met_though_the_formula_alone_misses_them():
     between = grid(SIZES[:-1] * 1.4)
-    points = grid(SIZES)
-    assert error(fitted(points), between) < 0.05 < error(fitted(points, correct=False), between)
+    assert error(usual(), between) < 0.05 < error(fitted(grid(SIZES), correct=False), between)
 
 
 def test_far_from_what_was_measured_the_formula_alone_counts():
-    regressor = fitted(grid(SIZES))
+    regressor = usual()
     far = Points(size_bytes=np.array([2.0**40]), ranks=np.array([2]), link_bytes_per_us=np.array(60.0))
     np.testing.assert_allclose(regressor.predict(far.matrix()), regressor.cost_.predict(far), rtol=1e-3)
 
 
 def test_intervals_widen_away_from_what_was_measured_until_nothing_is_predicted():
-    regressor = fitted(grid(SIZES))
+    regressor = usual()
     asked = Points(size_bytes=np.array([1e6, 2.0**28, 2.0**40]), ranks=np.array(2), link_bytes_per_us=np.array(60.0))
     found = regressor.predict_interval(asked.matrix())
     assert found.origin.tolist() == [Origin.INTERPOLATED, Origin.EXTRAPOLATED, Origin.REFUSED]
@@ -93,7 +98,7 @@ def test_where_ranks_never_differed_all_that_the_formula_adds_for_more_of_them_i
 
 
 def test_intervals_hold_about_as_often_as_they_say():
-    regressor = fitted(grid(SIZES))
+    regressor = usual()
     between = grid(np.geomspace(2e3, 5e7, 60))
     found = regressor.predict_interval(between.matrix())
     truth = measured(between, seed=2)
@@ -121,8 +126,8 @@ def test_one_size_alone_has_an_interval_from_its_own_repeats():
     assert found.low_us < found.us < found.high_us
 
 
-def series(name="gloo ring") -> Series:
-    points = grid(SIZES)
+def series(name="gloo ring", sizes=SIZES) -> Series:
+    points = grid(sizes)
     return Series(
         name=name, algorithms=(Algorithm.RING,), points=points, duration_us=measured(points), spread_pct=np.ones(len(points))
     )
@@ -157,7 +162,7 @@ def test_series_that_the_model_has_not_are_named():
 
 
 def test_the_fastest_of_several_series_is_chosen_point_by_point():
-    ring = series()
+    ring = series(sizes=SIZES[::2])
     doubling = msgspec.structs.replace(TRUE, algorithm=Algorithm.RECURSIVE_DOUBLING)
     other = Series(
         name="doubling",

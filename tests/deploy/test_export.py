@@ -21,7 +21,7 @@ from dpro_search.kinds import all_targets, kind_of, recorded_job
 from dpro_search.kinds.mesh.settings import MeshSettings
 from dpro_search.space.plan import Plan, Prediction, setting_names
 from dpro_search.space.schemes import scheme_types
-from tests.faults.processes import succeeds
+from tests.in_process import succeeds
 from tests.recordings import trace_of
 from tests.sample import horovod_trace_path
 

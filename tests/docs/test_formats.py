@@ -7,7 +7,8 @@ import pytest
 
 from dpro_search.collect.trace import DependencyKind, EventKind, Events, Steps, TraceMeta
 from dpro_search.space.plan import setting_names
-from tests.faults.processes import SEARCH, succeeds
+from tests.faults.processes import SEARCH
+from tests.in_process import succeeds
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
 WRITTEN = PAGE[PAGE.index("## Files that dpro-search writes") :]

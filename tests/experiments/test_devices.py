@@ -1,17 +1,21 @@
 """``experiments.devices``: what its readers take from public tables, and how devices are left out."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dpro_search.cluster import bundled
 from dpro_search.costmodel.devices import gemm
+from dpro_search.costmodel.devices.choice import nearest_to_centres
 from experiments.devices import deepbench, sailor
+from experiments.devices.__main__ import main
 from experiments.devices.data import drawn
-from experiments.devices.protocol import nearest_to_centres
 from experiments.devices.table import device_of, family_of, table
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +26,37 @@ def test_a_folder_without_measurements_is_refused_in_one_line(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no measured ops; expected neusight/, sailor/ or deepbench/ in it" in done.stderr
+
+
+def test_json_is_printed_whatever_a_folder_holds_and_says_what_was_left_out(tmp_path, capsys, monkeypatch):
+    (tmp_path / "neusight").mkdir()
+    columns = {
+        "device": ["New GPU"] * 400 + ["No Sheet"] * 3,
+        "b": [1] * 403,
+        "m": [64 + n % 40 for n in range(403)],
+        "n": [64 + 64 * (n // 40) for n in range(403)],
+        "k": [512] * 403,
+        "latency_ms": [0.05] * 403,
+        "surplus": [0] * 403,
+    }
+    pq.write_table(pa.table(columns), tmp_path / "neusight" / "linear.parquet")
+    pq.write_table(pa.table({"device": ["New GPU"]}), tmp_path / "neusight" / "bmm.parquet")
+    (tmp_path / "neusight" / "conv.parquet").write_text("damaged")
+    sheet = {"Device": "New GPU", "Mem_Bw": 1600, "Num_Sm": 100, "Freq": 1500, "SingleFLOPs": 20000, "L2Cache": 40}
+    (tmp_path / "neusight" / "devices.json").write_text(json.dumps([sheet]))
+    monkeypatch.setattr(sys, "argv", ["score", "score", str(tmp_path), "--json", "--parts", "shipped,families,nonsense"])
+    assert main() == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {line["target"] for line in found["by_target"]} == {"neusight New-GPU"}
+    left_out = " ".join(found["left_out"])
+    for reason in (
+        "bmm.parquet: has no column latency_ms",
+        "conv.parquet: cannot be read",
+        "No-Sheet",
+        "too few to leave a family out",
+    ):
+        assert reason in left_out
+    assert "nonsense" in found["errors"][0]
 
 
 def test_equal_ops_are_joined_at_their_median():

@@ -1,16 +1,26 @@
 """``experiments.truth score``: errors of predictions of published runs, and why rows are left out."""
 
+import contextlib
+import io
 import json
-import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
+from typing import NamedTuple
+from unittest import mock
 
+import numpy as np
 import pytest
 
-from dpro_search.space.mesh import PeakMemory
+from dpro_search.space.mesh import Domain, PeakMemory
+from experiments.truth.__main__ import main
+from experiments.truth.contradictions import contradictions
 from experiments.truth.memory import partly_recomputed
+from experiments.truth.orders import ordered, pairs
+from experiments.truth.page import write_page
+from experiments.truth.pooling import Errors, pooled
+from experiments.truth.rows import Row
+from experiments.truth.score import Predicted, Scored
 
-ROOT = Path(__file__).parents[2]
 HEAD = (
     "source,gpu,gpus_per_node,n_gpus,model,layers,hidden,heads,kv_heads,ffn_hidden,vocab,seq_len,precision,dp,tp,pp,micro_batch,"
     "global_batch,framework,status,step_time_s,tier,memory_gb"
@@ -18,9 +28,22 @@ HEAD = (
 RUN = "{source},H100,8,8,llama,32,4096,32,8,14336,128256,4096,bf16,8,1,1,1,64,NeMo,{status},{seconds},A,{memory}"
 
 
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 def score(folder, *options):
-    command = [sys.executable, "-m", "experiments.truth", "score", str(folder), *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    """The verb, called here: what its process would write."""
+    out, errors = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+        mock.patch.object(sys, "argv", ["experiments.truth", "score", str(folder), *options]),
+    ):
+        code = main()
+    return Done(code, out.getvalue(), errors.getvalue())
 
 
 @pytest.fixture
@@ -123,3 +146,90 @@ def test_rows_that_may_have_recomputed_hold_what_fits() -> None:
         (found,) = partly_recomputed([held(90.0)], [held(10.0)], limit, 8)
         assert found.activations_bytes == expected
         assert found.weights_bytes == 10.0
+
+
+def row(**values: object) -> Row:
+    return Row({name: str(value) for name, value in {"status": "ok", "tier": "A", "step_time_s": 1, **values}.items()})
+
+
+def test_a_throughput_that_is_too_little_for_the_time_to_the_target_is_that_of_one_gpu() -> None:
+    """5,000 samples reach the target: 8 GPUs at 10/s in 500 s, or, as one of the rows has it, at 1.25/s."""
+
+    def run(gpus: int, rate: float, seconds: float) -> Row:
+        notes = f"time-to-train median {seconds} s"
+        return row(source="a", model="net", gpu="H100", n_gpus=gpus, samples_per_s=rate, notes=notes)
+
+    rows = [run(8, 10, 500), run(8, 1.25, 500), run(16, 19, 280), run(1, 1.3, 4000)]
+    assert list(contradictions(rows)) == [1]
+
+
+def test_a_throughput_in_another_unit_is_far_below_that_of_the_same_network_and_gpu() -> None:
+    rows = [row(source="a", model="net", gpu="H100", n_gpus=8, samples_per_s=rate) for rate in (8e6, 9e6, 70.0)]
+    assert list(contradictions(rows)) == [2]
+    assert not contradictions([*rows[:2], row(source="b", model="net", gpu="H100", n_gpus=8, samples_per_s=70.0)])
+
+
+def test_a_step_faster_than_the_peak_of_the_devices_contradicts() -> None:
+    """Llama of 6.9 billion parameters in matmuls, 262,144 tokens on 8 H100: 1.37 s at the peak."""
+    text = [line.split(",") for line in (HEAD, RUN.format(source="one", status="ok", seconds=4, memory=""))]
+    values = dict(zip(*text, strict=True))
+    assert not contradictions([Row(values)])
+    assert list(contradictions([Row({**values, "step_time_s": "1.0"})])) == [0]
+
+
+def learned(errors: list[float], groups: list[str], kind: str = "framework") -> float:
+    """The factor that is learned from errors (logarithms) of one kind."""
+    kinds = [("gpu", kind)] * len(errors)
+    rows = Errors(errors=np.array(errors), slopes=np.ones((len(errors), 1)), kinds=kinds, groups=groups)
+    return float(pooled(rows)[0](("gpu", kind))[0])
+
+
+def test_what_is_learned_from_few_groups_is_nearer_to_nothing() -> None:
+    one = learned([0.3] * 12, ["a"] * 12)
+    many = learned([0.3, 0.28, 0.32] * 4, list("abcdefghijkl"))
+    assert 0 < one < many < 0.32
+    assert one < 0.2
+
+
+def test_without_rows_nothing_is_learned() -> None:
+    rows = Errors(errors=np.zeros(0), slopes=np.zeros((0, 2)), kinds=[], groups=[])
+    assert list(pooled(rows)[0](("gpu", "framework"))) == [0.0, 0.0]
+
+
+def test_an_impossible_group_moves_nothing() -> None:
+    groups = list("abcdefghijkl")
+    kept = learned([0.1] * 12, groups)
+    moved = learned([*[0.1] * 11, 9.0], groups)
+    assert moved == pytest.approx(kept, abs=0.03)
+
+
+def test_kinds_share_what_their_framework_has() -> None:
+    kinds = [(f"gpu {number}", "one") for number in range(6)] + [(f"gpu {number}", "other") for number in range(6)]
+    errors = np.array([0.3] * 6 + [0.0] * 6)
+    found, _ = pooled(Errors(errors=errors, slopes=np.ones((12, 1)), kinds=kinds, groups=[str(place) for place in range(12)]))
+    assert found(("another gpu", "one"))[0] > 2 * abs(found(("another gpu", "other"))[0])
+    assert found(("another gpu", "another"))[0] == 0
+
+
+def test_orders_are_surer_where_predictions_are_further_apart() -> None:
+    """Runs of one group that all are in the predicted order: surer than a half, and no less sure with the gap."""
+    text = [line.split(",") for line in (HEAD, RUN.format(source="one", status="ok", seconds=4, memory=""))]
+    values = dict(zip(*text, strict=True))
+    plans = [({"micro_batch": str(size)}, 4.0 / size) for size in (1, 2, 4, 8)]
+    scored = [Scored(Row({**values, **change, "step_time_s": str(seconds)}), Predicted(seconds**0.9)) for change, seconds in plans]
+    shares = ordered(scored)[Domain.DEVICE]
+    assert shares == tuple(sorted(shares))
+    assert shares[0] == 0.5 < shares[-1]
+    assert not list(pairs([scored[0], replace(scored[0], prediction=Predicted(1.0))])), "the same plan twice is no pair"
+
+
+def test_the_page_has_a_line_and_a_panel_for_each_source(tmp_path) -> None:
+    text = [line.split(",") for line in (HEAD, RUN.format(source="one", status="ok", seconds=4, memory=""))]
+    values = dict(zip(*text, strict=True))
+    scored = [Scored(Row({**values, "source": name}), Predicted(3.0)) for name in ("one", "two")]
+    write_page(tmp_path, scored, {"halved": lambda seed: [replace(scored[0], prediction=Predicted(4.0))]}, range(2))
+    page, drawn = (tmp_path / "page.md").read_text(), (tmp_path / "measured_predicted.svg").read_text()
+    assert "| one | 1 | 25.0 " in page
+    assert "| 0.0 (25.0) | 0 |" in page
+    assert drawn.count("<rect") == 2
+    assert "M" in drawn

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from tests.faults.processes import RAW, ROOT, succeeds
 TRACES = ROOT.parent / "shared" / "traces"
 MOST_BYTES = 2 * 2**30
 LEAST_LIMIT_S, TIMES_WHOLE = 10.0, 10
+AT_ONCE = 25  # copies that a process reads: to fork it takes longer than to read most of them
 INPUTS = {  # patterns of the files of a job, of which the first is damaged
     "kineto": ("kineto_dlrm_8ranks/worker0_*", "kineto_dlrm_8ranks/worker1_*"),
     "horovod": ("tensorflow_horovod_2/timeline_default.json.gz",),
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="make fewer copies of a format when this time is over")
     asked = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # a pool of threads does not live on in a process that is forked
     broken = False
     with tempfile.TemporaryDirectory(prefix="dpro-search-flips-") as name:
         for form in asked.formats:
@@ -83,52 +86,75 @@ def campaign(form: str, folder: Path, seeds: range, seconds: float = float("inf"
     """Damaged copies of a format, one for each seed; `seconds` ends it early."""
     folder.mkdir()
     read, path, data = _input(form, folder) if form in INPUTS else _own(form, folder)
-    whole, whole_s = _forked(read, LEAST_LIMIT_S * TIMES_WHOLE)
+    with contextlib.chdir(folder):
+        read()  # what it imports and compiles is there in each process that is forked below
+    ((whole, whole_s),) = _forked([read], LEAST_LIMIT_S * TIMES_WHOLE)
     assert not isinstance(whole, str), whole
     assert whole["outcome"] != "refused", "the undamaged file is refused; is an optional package missing?"
     limit_s = max(LEAST_LIMIT_S, TIMES_WHOLE * whole_s)
     tally, bad, longest_s, begun = Counter[str](), list[str](), 0.0, time.monotonic()
-    for seed in seeds:
+
+    def read_damaged(seed: int) -> dict:
+        path.write_bytes(DAMAGES[_damage(seed)](data, np.random.default_rng(seed)))
+        return read(whole)
+
+    for some in (seeds[first : first + AT_ONCE] for first in range(0, len(seeds), AT_ONCE)):
         if time.monotonic() - begun > seconds:
             break
-        damage = list(DAMAGES)[seed % len(DAMAGES)]
-        path.write_bytes(DAMAGES[damage](data, np.random.default_rng(seed)))
-        found, took_s = _forked(lambda: read(whole), limit_s)
-        longest_s = max(longest_s, took_s)
-        if isinstance(found, str) and damage == "a block gone" and found.endswith("lost silently"):
-            tally["gap that leaves valid text"] += 1  # no reader can see it
-        elif isinstance(found, str):
-            bad.append(f"seed {seed}, {damage}: {found}")
-        else:
-            tally[found["outcome"]] += 1
-        tally["copies"] += 1
+        for seed, (found, took_s) in zip(some, _forked([partial(read_damaged, seed) for seed in some], limit_s), strict=True):
+            longest_s = max(longest_s, took_s)
+            if isinstance(found, str) and _damage(seed) == "a block gone" and found.endswith("lost silently"):
+                tally["gap that leaves valid text"] += 1  # no reader can see it
+            elif isinstance(found, str):
+                bad.append(f"seed {seed}, {_damage(seed)}: {found}")
+            else:
+                tally[found["outcome"]] += 1
+            tally["copies"] += 1
     return {"format": form, **tally, "longest_s": round(longest_s, 1), "whole_s": round(whole_s, 1), "bad": bad}
 
 
-def _forked(read: Callable[[], object], limit_s: float) -> tuple[dict, float] | tuple[str, float]:
-    """Call in a process of its own: what it returned or, a line of text, how it failed; and its processor time in s."""
+def _damage(seed: int) -> str:
+    return list(DAMAGES)[seed % len(DAMAGES)]
+
+
+def _forked(reads: list[Callable[[], dict]], limit_s: float) -> list[tuple[dict | str, float]]:
+    """Calls in a process of their own: what each returned or, a line of text, how it failed; and its processor time in s.
+
+    If the process does not survive them, each call gets a process.
+    """
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:
         os.close(ours)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s) + 1, int(limit_s) + 2))
-        try:
-            found = read()
-        except BaseException as error:
-            found = f"{type(error).__name__}: {error}"[:300]
+        limits_s = int(limit_s * len(reads)) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (limits_s, limits_s + 1))
         with os.fdopen(theirs, "wb") as pipe:
-            pickle.dump(found, pipe)
+            pickle.dump([_outcome(read) for read in reads], pipe)
         os._exit(0)
     os.close(theirs)
     with os.fdopen(ours, "rb") as pipe:
         raw = pipe.read()
     _, status, used = os.wait4(child, 0)
+    too_much = used.ru_maxrss * 1024 > MOST_BYTES
+    if len(reads) > 1 and (status or too_much):
+        return [outcome for read in reads for outcome in _forked([read], limit_s)]
     took_s = used.ru_utime + used.ru_stime
     if status:
-        return f"ended by {status} after {took_s:.1f} s", took_s
-    if used.ru_maxrss * 1024 > MOST_BYTES:
-        return f"{used.ru_maxrss / 2**20:.1f} GiB of memory", took_s
-    return pickle.loads(raw), took_s
+        return [(f"ended by {status} after {took_s:.1f} s", took_s)]
+    if too_much:
+        return [(f"{used.ru_maxrss / 2**20:.1f} GiB of memory", took_s)]
+    found: list[tuple[dict | str, float]] = pickle.loads(raw)
+    return [(f"{took_s:.1f} s of processor time" if took_s > limit_s else outcome, took_s) for outcome, took_s in found]
+
+
+def _outcome(read: Callable[[], dict]) -> tuple[dict | str, float]:
+    begun_s = time.process_time()
+    found: dict | str
+    try:
+        found = read()
+    except BaseException as error:
+        found = f"{type(error).__name__}: {error}"[:300]
+    return found, time.process_time() - begun_s
 
 
 def _input(form: str, folder: Path) -> tuple[Callable[..., dict], Path, bytes]:
@@ -167,19 +193,19 @@ def _refused(line: str, paths: list[Path]) -> dict:
 def _own(form: str, folder: Path) -> tuple[Callable[..., dict], Path, bytes]:
     place, words = OWN[form]
     _prepared(folder / "whole", words)
-    there = folder / "there"
 
     def read(whole: dict | None = None) -> dict:
+        there = folder / ("first" if whole is None else "there")  # what a process keeps of a path is of the undamaged file
         shutil.rmtree(there, ignore_errors=True)
         shutil.copytree(folder / "whole", there)
         if whole is not None:
             (there / place).write_bytes((folder / "damaged").read_bytes())
-        os.chdir(there)
+        os.chdir(there)  # for what it writes
         out, err = io.StringIO(), io.StringIO()
         code: object = 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                command(list(words))
+                command([words[0], *(str(there / word) if (there / word).exists() else word for word in words[1:])])
             except SystemExit as ended:
                 code = ended.code
         last = err.getvalue().splitlines()[-1:] or [""]

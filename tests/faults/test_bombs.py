@@ -19,7 +19,8 @@ from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import TraceFormatError
-from tests.faults.processes import SEARCH, fails_in_one_line, shown
+from tests.faults.processes import SEARCH, shown
+from tests.in_process import fails_in_one_line
 from tests.sample import HOROVOD_SAMPLE, horovod_trace_path
 
 PIECE = bytes([10]) * 2**20

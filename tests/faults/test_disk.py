@@ -97,3 +97,16 @@ def test_an_export_to_a_full_disk_leaves_nothing(disk, tmp_path):
     assert [path.name for path in disk.iterdir()] == ["filler"]
     filler.unlink()
     succeeds("export", tmp_path / "plan.json", "--out", disk / "tuned")
+
+
+def test_a_study_on_a_full_disk_is_one_line_and_the_search_goes_on_when_there_is_room(disk, tmp_path):
+    search = (*SEARCH, 5, "--out", tmp_path / "run", "--storage", f"sqlite:///{disk / 'study.db'}", "--quiet")
+    filler = fill(disk)
+    assert "study.db" in fails_in_one_line(1, *search)
+    filler.unlink()
+    succeeds(*search)
+
+
+def test_a_diagnosis_needs_no_room(disk):
+    fill(disk)
+    succeeds("diagnose", cwd=disk)

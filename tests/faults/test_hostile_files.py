@@ -23,7 +23,8 @@ from dpro_search.kinds import recorded_job
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan, setting_names
-from tests.faults.processes import RAW, SEARCH, dpro, fails_in_one_line, succeeds
+from tests.faults.processes import RAW, SEARCH
+from tests.in_process import dpro, fails_in_one_line, succeeds
 from tests.sample import horovod_trace_path
 
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

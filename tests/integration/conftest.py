@@ -26,6 +26,12 @@ def mxnet_python() -> str:
 
 
 @pytest.fixture(scope="session")
+def synchronisation_python() -> str:
+    """Python of the environment with PyTorch and Ray."""
+    return _python_of("synchronisation")
+
+
+@pytest.fixture(scope="session")
 def peers_python() -> str:
     """Python of the environment with other predictors of training steps."""
     return _python_of("peers")

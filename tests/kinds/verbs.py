@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from typing import Any
 
-import pytest
-
-from dpro_search.cli import main
+from tests.in_process import dpro, succeeds
 
 
 def outcome(*args: object) -> tuple[int, str, str]:
     """Exit status, stdout and stderr."""
-    out, error = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error), pytest.raises(SystemExit) as ended:
-        main([*map(str, args)])
-    return int(ended.value.code or 0), out.getvalue(), error.getvalue()
+    done = dpro(*args)
+    return done.returncode, done.stdout, done.stderr
 
 
 def printed(*args: object) -> str:
     """What a verb prints on stdout."""
-    status, out, error = outcome(*args)
-    assert status == 0, out + error
-    return out
+    return succeeds(*args)
 
 
 def verb(*args: object) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dpro_search.replay.engine import Engine
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.steady import unrolled
 
-many = settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+many = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def deadlock_of(graph):

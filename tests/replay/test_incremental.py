@@ -63,19 +63,19 @@ def check(graph, data, durations, rewire=False):
         assert_equal_times(incremental.times(), expected)
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(replay_graphs(policies=MENDABLE, durations=POSITIVE, fluid=False), st.data())
 def test_graphs_that_can_be_mended(graph, data):
     check(graph, data, POSITIVE)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(replay_graphs(policies=MENDABLE, durations=POSITIVE, fluid=False), st.data())
 def test_dependencies_that_change(graph, data):
     check(graph, data, POSITIVE, rewire=True)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(replay_graphs(), st.data())
 def test_all_others_fall_back_to_a_full_replay(graph, data):
     check(graph, data, st.sampled_from([0.0, 1.0, 2.0]))

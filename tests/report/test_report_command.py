@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.processes import dpro
+from tests.in_process import dpro
 from tests.sample import horovod_trace_path
 
 

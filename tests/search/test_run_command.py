@@ -35,6 +35,7 @@ from dpro_search.search.result import BestPlan, rank_plans
 from dpro_search.search.samplers import SAMPLERS
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
+from tests.in_process import dpro, succeeds
 
 UNFUSED = CommSettings(fusion_threshold_bytes=0, cycle_time_us=20_000.0)
 
@@ -205,12 +206,9 @@ def test_every_kind_of_job_is_searched_and_its_plan_replayed(
 ) -> None:
     trace = tmp_path / "trace"
     assemble(Path(__file__).parents[1] / "data" / raw).save(trace)
-    command = [sys.executable, "-m", "dpro_search.cli"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
     def as_json(*options: str) -> dict[str, Any]:
-        done = subprocess.run([*command, *options, "--json"], env=environment, capture_output=True, text=True, check=True)
-        return dict(json.loads(done.stdout))
+        return dict(json.loads(succeeds(*options, "--json")))
 
     found = as_json("run", str(trace), "--trials", "15", "--sampler", "mcmc", "--out", str(tmp_path / "run"))
     assert found["trials"] == 15
@@ -220,7 +218,7 @@ def test_every_kind_of_job_is_searched_and_its_plan_replayed(
 
 
 class TestOnTheBundledSample:
-    """Real processes, the whole way from the sample to the run folder."""
+    """The whole way from the sample to the run folder."""
 
     @pytest.fixture(autouse=True)
     def _sample(self) -> None:
@@ -228,14 +226,10 @@ class TestOnTheBundledSample:
         if not sample.sample_trace_path().is_dir():
             pytest.skip("this checkout has no bundled sample")
 
-    def command(self, *options: str) -> list[str]:
-        return [sys.executable, "-m", "dpro_search.cli", "run", "--sampler", "mcmc", *options]
-
-    def environment(self) -> dict[str, str]:
-        return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-
     def done(self, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(*options), cwd=cwd, env=self.environment(), capture_output=True, text=True, check=True)
+        found = dpro("run", "--sampler", "mcmc", *options, cwd=cwd)
+        assert found.returncode == 0, found.stderr
+        return found
 
     def test_one_json_object_and_nothing_else(self, tmp_path: Path) -> None:
         done = self.done("--trials", "20", "--json", cwd=tmp_path)
@@ -261,24 +255,26 @@ class TestOnTheBundledSample:
             (("--engine", "ray"), 1, "--engine ray: RAY_ADDRESS is not set"),
         ],
     )
-    def test_what_cannot_work_is_one_line(self, options: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
-        environment = {name: value for name, value in self.environment().items() if name != "RAY_ADDRESS"}
-        done = subprocess.run(self.command(*options), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    def test_what_cannot_work_is_one_line(
+        self, options: tuple[str, ...], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        done = dpro("run", "--sampler", "mcmc", *options, cwd=tmp_path)
         assert done.returncode == code
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
 
     def test_ctrl_c_is_one_line_and_the_same_command_continues(self, tmp_path: Path) -> None:
-        command = self.command("--trials", "1000000", "--out", "r")
-        search = subprocess.Popen(command, cwd=tmp_path, env=self.environment(), stderr=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "dpro_search.cli", "run", "--sampler", "mcmc", "--trials", "1000000", "--out", "r"]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        search = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
         while search.poll() is None and not _has_trials(tmp_path / "r"):
             os.sched_yield()
         search.send_signal(signal.SIGINT)
         assert "the same command continues r" in search.communicate(timeout=60)[1]
         assert search.returncode == 1
         found = SearchResult.load(tmp_path / "r").trials
-        more = self.command("--trials", str(found + 5), "--out", "r", "--json")
-        done = subprocess.run(more, cwd=tmp_path, env=self.environment(), capture_output=True, text=True, check=True)
+        done = self.done("--trials", str(found + 5), "--out", "r", "--json", cwd=tmp_path)
         assert json.loads(done.stdout)["trials"] == found + 5
 
 

@@ -20,7 +20,7 @@ from dpro_search.search.calibration import Calibration
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import BytepsSettings, DdpSettings, FsdpSettings, KvstoreSettings, SchemeSettings
-from tests.faults.processes import fails_in_one_line, succeeds
+from tests.in_process import fails_in_one_line, succeeds
 from tests.sample import HOROVOD_SAMPLE, horovod_trace_path
 
 DATA = Path(__file__).parents[1] / "data"

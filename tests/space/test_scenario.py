@@ -62,7 +62,7 @@ def test_a_later_change_of_one_field_wins() -> None:
     [
         ("bucket_cap_byte=1", "a job has no knob 'bucket_cap_byte'; did you mean bucket_cap_bytes?"),
         ("tensor_groups=1", "has no knob 'tensor_groups'"),
-        ("servers", "has no knob"),
+        ("servers", "'servers': no value; write servers=VALUE"),
         ("servers=many", "servers=many: 'many' is not a whole number"),
         ("servers=0", "servers=0: servers must be > 0"),
         ("compression=zip", "'zip' is none of fp16, bf16, 2bit"),

@@ -23,6 +23,7 @@ _PACKAGES = {
     "mpirun": "install OpenMPI (Debian: apt-get install openmpi-bin libopenmpi-dev)",
     "setpriv": "install util-linux",
 }
+LIBRARY = "open-mpi "  # what the algorithms of Open MPI itself are called beside those of `dpro_search_all_reduce`
 Launch = Callable[[JobSpec, Path, ShapedHosts], None]
 
 
@@ -52,10 +53,10 @@ class Backend:
         """
         if shutil.which(self.tool) is None:
             raise MissingCapabilityError(f"{self.name}: {self.tool} is missing; {_PACKAGES[self.tool]}")
-        if not self.environment:
+        if not self.modules:
             return sys.executable
         root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-        python = given or str(root / self.environment / "bin" / "python")
+        python = given or (str(root / self.environment / "bin" / "python") if self.environment else sys.executable)
         if not Path(python).is_file():
             raise MissingCapabilityError(
                 f"{self.name}: no interpreter {python}; 'scripts/make_env.sh {self.environment}' builds it; or name one by --python"
@@ -107,11 +108,24 @@ _FORCED = {
 }
 _HIERARCHY = "hierarchy"  # of hosts with several ranks
 _MPI = ("default", "nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner", _HIERARCHY)
+_OWN = ("native", "gather", "direct", "recursive-doubling", "halving-doubling", "ring", "ring in segments", _HIERARCHY)
+_OF_LIBRARY = tuple(f"{LIBRARY}{name}" for name in _MPI if name != _HIERARCHY)  # beside them, in the same job
+_SEVERAL = ("mpi", "mpi4py")  # that can have several ranks on a host
 BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(name="gloo", modules=("torch",), environment="torch", algorithms=("ring",), launch=_launch_gloo),
         Backend(name="mpi", tool="mpirun", algorithms=_MPI, meets=True, polls=True, env=_FORCED, launch=_launch_mpi),
+        Backend(
+            name="mpi4py",
+            modules=("mpi4py", "numpy"),
+            tool="mpirun",
+            algorithms=(*_OWN, *_OF_LIBRARY),
+            meets=True,
+            polls=True,
+            env=_FORCED,
+            launch=_launch_mpi,
+        ),
         Backend(
             name="kvstore",
             modules=("mxnet",),
@@ -147,8 +161,8 @@ def backends_named(names: tuple[str, ...], ranks_per_host: int = 1) -> tuple[Bac
         if name not in BACKENDS:
             raise InputError(f"--backends: '{name}' is not one of {', '.join(BACKENDS)}")
         known = BACKENDS[name].algorithms
-        if several and name != "mpi":
-            raise InputError(f"--backends {text}: several ranks on a host are measured with mpi only")
+        if several and name not in _SEVERAL:
+            raise InputError(f"--backends {text}: several ranks on a host are measured with {' and '.join(_SEVERAL)} only")
         if not several:
             known = tuple(one for one in known if one != _HIERARCHY)
         if algorithm == _HIERARCHY and not several:

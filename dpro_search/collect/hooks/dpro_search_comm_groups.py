@@ -1,8 +1,8 @@
 """The all-reduces of each backend behind one face: `start(NAME)` joins this process to its job and gives the group.
 
 A group has `rank`, `version`, `prepare(algorithm, size_bytes)`, which gives a function that runs one all-reduce of float32 to its
-end, and `stop()`; that of MPI has `meet()` as well, a barrier. Standard library and the backend only; MPI needs no Python package:
-its library is called as it is.
+end, and `stop()`; those of MPI have `meet()` as well, a barrier. Standard library and the backend only; Open MPI's own all-reduces
+need no Python package: the library is called as it is.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _IN_PLACE = ctypes.c_void_p(1)  # Open MPI's MPI_IN_PLACE
 
 def start(name):
     """The group of a backend; the launcher's environment has the rank's number."""
-    return {"gloo": Gloo, "mpi": Mpi, "kvstore": KVStore, "byteps": BytePS}[name]()
+    return {"gloo": Gloo, "mpi": Mpi, "mpi4py": Mpi4py, "kvstore": KVStore, "byteps": BytePS}[name]()
 
 
 class Gloo:
@@ -57,7 +57,10 @@ class Mpi:
 
     def __init__(self):
         self._mpi = _library("libmpi.so.40", "libmpi.so")
-        self._call("MPI_Init", None, None)
+        begun = ctypes.c_int()
+        self._call("MPI_Initialized", ctypes.byref(begun))
+        if not begun.value:
+            self._call("MPI_Init", None, None)
         # Open MPI's handles are addresses of its own objects.
         self._world = self._object("ompi_mpi_comm_world")
         self._float, self._sum = self._object("ompi_mpi_float"), self._object("ompi_mpi_op_sum")
@@ -117,6 +120,39 @@ class Mpi:
         code = getattr(self._mpi, function)(*arguments)
         if code:
             raise RuntimeError("%s failed with code %d" % (function, code))
+
+
+class Mpi4py:
+    """All-reduces of `dpro_search_all_reduce`, over mpi4py; "open-mpi ..." are those of `Mpi`, in the same processes."""
+
+    _SEGMENT_BYTES = 1 << 18
+    _LIBRARY = "open-mpi "
+
+    def __init__(self):
+        import mpi4py
+        import numpy
+        from dpro_search_all_reduce import AllReduce
+        from mpi4py import MPI
+
+        self._numpy, self._world = numpy, MPI.COMM_WORLD
+        self._all_reduce = AllReduce()
+        self._library = Mpi()
+        self.rank = self._all_reduce.rank
+        self.version = "mpi4py %s, %s" % (mpi4py.__version__, MPI.Get_library_version().split(",")[0])
+
+    def prepare(self, algorithm, size_bytes):
+        if algorithm.startswith(self._LIBRARY):
+            return self._library.prepare(algorithm[len(self._LIBRARY) :], size_bytes)
+        buffer = self._numpy.zeros(size_bytes // 4, "float32")
+        name, _, segments = algorithm.partition(" in ")
+        segment_bytes = self._SEGMENT_BYTES if segments else 0
+        return lambda: self._all_reduce.sum(buffer, algorithm=name, segment_bytes=segment_bytes)
+
+    def meet(self):
+        self._world.Barrier()
+
+    def stop(self):
+        self._all_reduce.close()
 
 
 class KVStore:

@@ -75,14 +75,15 @@ def default_cores(ranks: int, ranks_per_host: int = 1) -> tuple[int, ...]:
 
 
 def require_framework(interpreter: str, modules: Sequence[str], environment: str = "tensorflow") -> None:
-    """Raise `MissingCapabilityError` unless the interpreter imports the modules, which make_env.sh's `environment` has."""
+    """Raise `MissingCapabilityError` unless the interpreter imports the modules, which make_env.sh's `environment` has, or pip."""
     code = "import importlib.util as u, sys; sys.exit(next((m for m in sys.argv[1:] if u.find_spec(m) is None), 0))"
     done = subprocess.run([interpreter, "-c", code, *modules], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         missing = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "nothing"
-        raise MissingCapabilityError(
-            f"{interpreter}: cannot import {missing}; build an environment with 'scripts/make_env.sh {environment}', use its python"
-        )
+        remedy = f"build an environment with 'scripts/make_env.sh {environment}', use its python"
+        if not environment:
+            remedy = f"install it there: {interpreter} -m pip install {' '.join(modules)}"
+        raise MissingCapabilityError(f"{interpreter}: cannot import {missing}; {remedy}")
 
 
 def run_ranks(

@@ -18,7 +18,10 @@ _DEEPEST = 64  # calls of modules within each other: those further in have the p
 
 
 def find_origins(r: RankRecords, file: KinetoFile, rows: Ints) -> None:
-    """Set `op`, `module` and `source` of a rank's device ops, or of its ops where it used no device; `rows`: of the file."""
+    """Set `op`, `module` and `source` of a rank's device ops, or of its ops where it used no device; `rows`: of the file.
+
+    Kernels get the shapes and the element type of the inputs of the op that launched them.
+    """
     ops = np.flatnonzero((r.kind == EventKind.OP) & (file.category[rows] == Category.HOST_OP))
     parent = parents_of(file.thread[rows[ops]], r.start_us[ops], r.end_us[ops])
     on_device = np.flatnonzero(r.on_device)
@@ -26,6 +29,9 @@ def find_origins(r: RankRecords, file: KinetoFile, rows: Ints) -> None:
         asked, caused = on_device, _causes(r, file, rows, ops, parent, on_device)
         known = caused >= 0
         r.op[asked[known]] = r.name[ops[caused[known]]]
+        kernels = known & (r.kind[asked] == EventKind.KERNEL)
+        r.shapes[asked[kernels]] = r.shapes[ops[caused[kernels]]]
+        r.dtype[asked[kernels]] = r.dtype[ops[caused[kernels]]]
     else:
         asked, caused = ops, np.arange(len(ops))
     frames = file.frames

@@ -13,6 +13,7 @@ import numpy as np
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.choice import stack_of
 from dpro_search.costmodel.devices.domain import REFUSED
+from dpro_search.costmodel.devices.known_probes import profile_of
 from dpro_search.costmodel.devices.model import DeviceLatency, LatencyModel
 from dpro_search.costmodel.devices.model_file import default_model
 from dpro_search.costmodel.devices.ops import Floats, Ops
@@ -55,7 +56,7 @@ def measured_on(device: Device) -> MeasuredOps | None:
 
 @lru_cache(maxsize=64)
 def latency_on(device: Device) -> DeviceLatency:
-    """The shipped predictor on a device, with the probes and the correction of its samples.
+    """The shipped predictor on a device: with the probes and the correction of its samples, else known probes.
 
     Raises
     ------
@@ -64,7 +65,7 @@ def latency_on(device: Device) -> DeviceLatency:
     """
     found = measured_on(device)
     if found is None:
-        return default_model().on(DeviceProfile(device=device))
+        return default_model().on(profile_of(device))
     return _on(default_model(), device, found.ops, found.us)
 
 

@@ -116,6 +116,8 @@ class OpCosts:
             return (4 if backward else 2) + self.kernels.score_passes(backward=backward, wide=self._casts).kernels + 1
         if op.type is OpType.LOSS:
             return self.kernels.loss_bytes().kernels[backward]
+        if op.moved_bytes is not None:
+            return op.kernels[backward]
         return self.kernels.passes(op, backward=backward).kernels
 
     def moved_us(self, count_bytes: float) -> float:
@@ -206,6 +208,11 @@ class OpCosts:
         return peak
 
     def _memory_bound(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
+        if op.moved_bytes is not None:
+            kernels = op.kernels[backward]
+            if not kernels:
+                return 0.0
+            return self._moved(elements(op.moved_bytes[backward], sizes)) + (kernels - 1) * achieved_by(self.device).floor_us
         passes, achieved = self.kernels.passes(op, backward=backward), achieved_by(self.device)
         moved = passes.reads * elements(op.reads or op.output, sizes) + passes.output * elements(op.output, sizes)
         count_bytes, kernels = moved * self.bytes_per_element, passes.kernels

@@ -10,6 +10,8 @@ from dpro_search.graph.model.architecture import FeedForward as FeedForward
 from dpro_search.graph.model.architecture import Layer as Layer
 from dpro_search.graph.model.architecture import Positions as Positions
 from dpro_search.graph.model.block import Block as Block
+from dpro_search.graph.model.captured import TENSOR_DIM as TENSOR_DIM
+from dpro_search.graph.model.captured import CapturedModel as CapturedModel
 from dpro_search.graph.model.huggingface import from_config as from_config
 from dpro_search.graph.model.model import Model as Model
 from dpro_search.graph.model.model import blocks_of as blocks_of

@@ -90,6 +90,9 @@ class Layer:
     cross_attention: Attention | None = None  # Of a decoder that reads an encoder.
 
 
+MOST_LAYERS = 10_000  # each is a block that stages are cut from
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A transformer: embedding, layers, a head over the vocabulary.
@@ -125,6 +128,8 @@ class Architecture:
         _positive(self, "hidden")
         if not self.layers:
             raise InputError(f"{self.name}: a model needs layers")
+        if self.layer_count > MOST_LAYERS:
+            raise InputError(f"{self.name}: a model has at most {MOST_LAYERS} layers, not {self.layer_count}")
         if self.vocab < 0 or (not self.vocab and not self.patch_inputs):
             raise InputError(f"{self.name}: vocab must be above 0, not {self.vocab}")
 

@@ -9,6 +9,8 @@ from typing import Any
 from dpro_search.errors import InputError
 from dpro_search.graph.model.architecture import Architecture, Attention, FeedForward, Layer
 
+MOST_OF_A_SIZE = 2**31  # of a width, a vocabulary, a number of positions: no tensor of a model has a longer dimension
+
 
 @dataclass(frozen=True)
 class Config:
@@ -25,6 +27,8 @@ class Config:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise InputError(f"{self.where}: {name} must be a whole number, not {value!r}")
+            if value > MOST_OF_A_SIZE:
+                raise InputError(f"{self.where}: {name} must be at most {MOST_OF_A_SIZE}, not {value}")
             return value
         if default is None:
             raise InputError(f"{self.where}: {' or '.join(names)} is missing")

@@ -1,16 +1,19 @@
-"""`Model`: a transformer or another network, and what both have."""
+"""`Model`: a transformer, another network or a captured model, and what all have."""
 
 from __future__ import annotations
 
 from dpro_search.graph.model.architecture import Architecture
 from dpro_search.graph.model.block import Block, blocks_of_transformer
+from dpro_search.graph.model.captured import CapturedModel
 from dpro_search.graph.model.network import Network
 
-Model = Architecture | Network
+Model = Architecture | Network | CapturedModel
 
 
 def blocks_of(model: Model) -> tuple[Block, ...]:
     """The blocks of a model: of a transformer embedding, layers (equal ones as one block) and head."""
+    if isinstance(model, CapturedModel):
+        return model.whole_blocks
     return model.blocks if isinstance(model, Network) else blocks_of_transformer(model)
 
 

@@ -70,11 +70,23 @@ class Op:
     flops_factor: float = 1.0  # Per element of `flops`.
     # Dims whose split leaves partial sums in the output, beside the reduction of a matmul.
     summed: tuple[str, ...] = ()
+    # Of a memory-bound op that was captured: bytes read and written forward and backward, and kernels started; None: by its role.
+    moved_bytes: tuple[Shape, Shape] | None = None
+    kernels: tuple[int, int] = (1, 1)
 
     @property
     def dims(self) -> frozenset[str]:
         """All dims of the op."""
-        shapes = (self.output, self.reads, self.rows, self.reduction, self.columns, self.weight, self.flops)
+        shapes = (
+            self.output,
+            self.reads,
+            self.rows,
+            self.reduction,
+            self.columns,
+            self.weight,
+            self.flops,
+            *(self.moved_bytes or ()),
+        )
         return frozenset(dim for shape in shapes for term in shape for dim in term)
 
     @property

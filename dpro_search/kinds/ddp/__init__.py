@@ -8,6 +8,7 @@ from dpro_search.collect.torch_files import FORMAT
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.pytorch import DDP, PYTORCH
+from dpro_search.deploy.parts.synchronisation import SYNCHRONISATION
 from dpro_search.kinds._kind import Kind
 
 
@@ -16,7 +17,7 @@ class DdpKind(Kind):
 
     title = "a DistributedDataParallel job"
     formats = (FORMAT,)
-    targets = (DDP, PYTORCH)
+    targets = (DDP, PYTORCH, SYNCHRONISATION)
     job_name = "dpro_search.kinds.ddp.job:Ddp"
     launcher_names = ("dpro_search.collect.launchers.torch:PYTORCH_DDP",)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.kinds._kind import DescribedKind, Wanted
 from dpro_search.kinds.mesh.description import MeshDescription, described
+
+if TYPE_CHECKING:
+    from dpro_search.collect.capture import CapturedGraph
 
 
 class MeshKind(DescribedKind[MeshDescription]):
@@ -23,6 +27,11 @@ class MeshKind(DescribedKind[MeshDescription]):
         from dpro_search.kinds.mesh.template import job_toml
 
         return job_toml(wanted)
+
+    def captured_text(self, graph: CapturedGraph, name: str, cluster: str | None) -> str:
+        from dpro_search.kinds.mesh.captured import captured_job_toml
+
+        return captured_job_toml(graph, name, cluster)
 
     def facts(self, source: MeshDescription) -> JobFacts:
         hosts = source.cluster.ranks_per_host

@@ -1,19 +1,24 @@
-"""`candidates`: the legal strategies that a search may propose, and `least_us`, a bound on what each takes."""
+"""`Candidates`: the legal strategies that a search may propose, as a tree whose upper levels decide most of the time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dpro_search.errors import InputError
+from dpro_search.graph.model import CapturedModel
+from dpro_search.kinds.mesh.frameworks import Framework
 from dpro_search.kinds.mesh.settings import Fixed
-from dpro_search.space.mesh import Recompute, Runtime, Schedule, StepCosts, Strategy
+from dpro_search.space.mesh import Recompute, Schedule, Strategy
+from dpro_search.space.mesh.schedule import V_SHAPED
 
 LEAST_CONTEXT = 1024  # tokens of a sequence on a rank, below which a split over cp leaves kernels too small to be worth a look
 MOST_VIRTUAL = 8  # groups of layers on a pipeline rank
 MOST_MICRO_BATCH = 64  # sequences
 MOST_HOSTS_OF_TP = 2  # over which tensor parallel ranks may be spread
+_OF_SHAPES = ("tp", "pp", "dp", "cp", "ep", "etp", "sequence_parallel", "micro_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,85 +28,221 @@ class Choices:
     zero_stages: tuple[int, ...]
     recompute: tuple[Recompute, ...]
     ranks_per_host: int
+    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+    uneven_stages: bool = False
+    replicates: bool = False
+    rings: bool = False
+    recomputes_some: bool = False
 
 
-def choices_of(fixed: Fixed, runtime: Runtime, zero_stages: tuple[int, ...], ranks_per_host: int) -> Choices:
+def choices_of(fixed: Fixed, framework: Framework, ranks_per_host: int) -> Choices:
     """Those of a framework; selective recomputation only where scores are stored: a fused attention has none."""
-    selective = () if runtime.flash_attention else (Recompute.SELECTIVE,)
-    stages = tuple(sorted({*zero_stages, fixed.zero_stage}))
-    return Choices(zero_stages=stages, recompute=(Recompute.NONE, *selective, Recompute.FULL), ranks_per_host=ranks_per_host)
+    selective = () if framework.runtime.flash_attention else (Recompute.SELECTIVE,)
+    return Choices(
+        zero_stages=tuple(sorted({*framework.zero_stages, fixed.zero_stage})),
+        recompute=(*selective, Recompute.FULL) if fixed.layer_count else (),
+        ranks_per_host=ranks_per_host,
+        schedules=framework.schedules,
+        uneven_stages=framework.uneven_stages,
+        replicates=framework.replicates,
+        rings=framework.rings,
+        recomputes_some=framework.recomputes_some,
+    )
 
 
-def candidates(fixed: Fixed, choices: Choices) -> Iterator[Strategy]:
-    """Every legal strategy of these choices that uses all devices, in a fixed order.
+Recomputation = tuple[Recompute, int]
 
-    Degrees divide the devices. Stages of virtual pipelines have equally many layers. Sequence parallelism goes with tensor
-    parallelism. ZeRO's stages 2 and 3 go without pipelines, whose micro-batches would each reduce all gradients.
+
+def recomputing(split: Strategy, again: Recomputation) -> Strategy:
+    """A split that computes some activations again."""
+    return replace(split, recompute=again[0], recompute_layers=again[1])
+
+
+class Candidates:
+    """Legal strategies that use all devices, in a fixed order.
+
+    *Shapes* (degrees, micro-batch) decide the work of a device; each has *cuts* (schedule, virtual stages, layers of each stage,
+    ring attention), each cut *splits* (ZeRO's stage, copies of what it splits), each split what is *recomputed*, where memory asks
+    for it.
+
+    Degrees divide the devices. Sequence parallelism goes with tensor parallelism. ZeRO's stages 2 and 3 go without pipelines, whose
+    micro-batches would each reduce all gradients. Uneven stages are those that `balanced` gives.
+
+    Parameters
+    ----------
+    kept
+        The strategy of today: what no search sets (dtype of gradients, load of experts, prefetching) is as there.
+    balanced
+        The layers of each stage, of a strategy, with which the busiest rank has least to do.
     """
-    for tp, pp, cp in _shapes(fixed, choices):
-        dp = fixed.devices // (tp * pp * cp)
-        own = fixed.global_batch // dp
-        for micro_batch in _powers_of_two(min(MOST_MICRO_BATCH, own)) if fixed.layers else _divisors(own):
-            if fixed.global_batch % (dp * micro_batch):
-                continue
-            for ep, etp in _experts(fixed, dp * cp * tp, tp):
-                for stages in _virtual(fixed, pp, fixed.global_batch // (dp * micro_batch)):
-                    shape = Strategy(
+
+    def __init__(self, fixed: Fixed, choices: Choices, kept: Strategy, balanced: Callable[[Strategy], tuple[int, ...]]) -> None:
+        self._fixed, self.choices, self._balanced = fixed, choices, balanced
+        self._usual = Strategy(
+            global_batch=fixed.global_batch,
+            gradient_dtype=kept.gradient_dtype,
+            expert_load=kept.expert_load,
+            prefetch_layers=kept.prefetch_layers,
+        )
+
+    def __iter__(self) -> Iterator[Strategy]:
+        """All of them."""
+        for shape in self.shapes():
+            for cut in self.cuts(shape):
+                for plain in self.splits(cut):
+                    for split in (plain, *self.relaxed(plain)):
+                        yield split
+                        for again in self.recomputations(split):
+                            yield recomputing(split, again)
+
+    def shapes(self) -> Iterator[Strategy]:
+        """Degrees and micro-batches, with 1F1B and as many layers on each stage."""
+        fixed = self._fixed
+        for tp, pp, cp in _degrees(fixed, self.choices):
+            dp = fixed.devices // (tp * pp * cp)
+            own = fixed.global_batch // dp
+            for micro_batch in _micro_batches(fixed, own):
+                if fixed.global_batch % (dp * micro_batch):
+                    continue
+                for ep, etp in _experts(fixed, dp * cp * tp, tp):
+                    shape = replace(
+                        self._usual,
                         dp=dp,
                         tp=tp,
                         pp=pp,
                         cp=cp,
                         ep=ep,
                         etp=etp,
-                        virtual_stages=stages,
                         sequence_parallel=tp > 1 and fixed.sequence % (2 * cp * tp) == 0,
                         micro_batch=micro_batch,
-                        global_batch=fixed.global_batch,
-                        schedule=Schedule.INTERLEAVED if stages > 1 else Schedule.ONE_F_ONE_B,
                     )
-                    try:
-                        shape.check(fixed.model, fixed.sequence)
-                    except InputError:
-                        continue
-                    yield from _with_memory_settings(shape, choices, has_layers=bool(fixed.layers))
+                    if self._legal(shape):
+                        yield shape
+
+    def cuts(self, shape: Strategy) -> Iterator[Strategy]:
+        """Those of a shape."""
+        for schedule, stages in self._schedules(shape):
+            cut = replace(shape, schedule=schedule, virtual_stages=stages)
+            if not self._legal(cut):
+                continue
+            found = [cut] if self._fixed.layer_count % (cut.pp * stages) == 0 or stages == 1 else []
+            if self.choices.uneven_stages and cut.pp > 1:
+                uneven = replace(cut, stage_layers=self._balanced(cut))
+                if uneven.stage_layers and self._legal(uneven):
+                    found.append(uneven)
+            yield from found
+            if shape.cp > 1 and self.choices.rings:
+                yield from (replace(each, cp_ring=True) for each in found)
+
+    def splits(self, cut: Strategy) -> Iterator[Strategy]:
+        """ZeRO's stages of a cut, over all replicas."""
+        yield from (replace(cut, zero_stage=stage) for stage in self._zero_stages(cut))
+
+    def leanest(self, shape: Strategy) -> Strategy | None:
+        """A shape with the stage of ZeRO that needs least memory; None: none is legal."""
+        stage = max(self._zero_stages(shape), default=None)
+        return None if stage is None else replace(shape, zero_stage=stage)
+
+    def _zero_stages(self, shape: Strategy) -> list[int]:
+        alone = shape.dp * shape.cp == 1
+        return [each for each in self.choices.zero_stages if not ((each >= 2 and shape.pp > 1) or (each and alone))]
+
+    def relaxed(self, split: Strategy) -> Iterator[Strategy]:
+        """Of a split those with more memory and less communication: ZeRO over fewer replicas, parameters kept for backward."""
+        if not split.zero_stage:
+            return
+        if split.zero_stage == 3:
+            yield replace(split, reshard_after_forward=False)
+        if self.choices.replicates:
+            for copies in self._copies(split):
+                yield replace(split, dp_replicate=copies)
+
+    def recomputations(self, split: Strategy) -> Sequence[Recomputation]:
+        """What of a split's activations may be computed again, the least first: what, and of how many layers of each stage."""
+        most = max(split.stage_layers) if split.stage_layers else -(-self._fixed.layer_count // (split.pp * split.virtual_stages))
+        found: list[Recomputation] = []
+        for recompute in self.choices.recompute:
+            if self.choices.recomputes_some and recompute is Recompute.FULL:
+                found += [(recompute, count) for count in range(1, most)]
+            found.append((recompute, 0))
+        return found
+
+    def values(self) -> dict[str, set[Any]]:
+        """Values of each setting in any of them, by the names of `Strategy`; layers of stages, which go with them, are left out."""
+        found: dict[str, set[Any]] = defaultdict(set)
+        pipelines: set[tuple[int, bool]] = set()
+        for shape in self.shapes():
+            for name in _OF_SHAPES:
+                found[name].add(getattr(shape, name))
+            found["dp_replicate"] |= {1, *(self._copies(shape) if self.choices.replicates else ())}
+            pipeline = shape.pp, shape.micro_batches % shape.pp == 0
+            if pipeline not in pipelines:
+                pipelines.add(pipeline)
+                for schedule, stages in self._schedules(shape):
+                    found["schedule"].add(schedule.value)
+                    found["virtual_stages"].add(stages)
+        found["zero_stage"] |= {*self.choices.zero_stages}
+        found["recompute"] |= {Recompute.NONE.value, *(recompute.value for recompute in self.choices.recompute)}
+        found["cp_ring"] |= {False, self.choices.rings}
+        found["reshard_after_forward"] |= {True, 3 not in self.choices.zero_stages}
+        if self.choices.recomputes_some:
+            found["recompute_layers"] |= {0, *_powers_of_two(self._fixed.layer_count // 2)}
+        return found
+
+    def _schedules(self, shape: Strategy) -> Iterator[tuple[Schedule, int]]:
+        """Schedules, and numbers of virtual stages that they may have."""
+        schedules = self.choices.schedules
+        if shape.pp == 1:
+            yield Schedule.ONE_F_ONE_B, 1
+            return
+        yield from ((each, 1) for each in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE) if each in schedules)
+        if Schedule.INTERLEAVED in schedules and shape.micro_batches % shape.pp == 0:
+            yield from ((Schedule.INTERLEAVED, count) for count in self._virtual(shape.pp))
+        yield from ((each, 2) for each in V_SHAPED if each in schedules and 2 * shape.pp <= self._fixed.layer_count)
+
+    def _virtual(self, pp: int) -> Iterator[int]:
+        """Numbers of virtual stages: those that cut the layers evenly, and powers of two where stages may be uneven."""
+        layers = self._fixed.layer_count
+        for count in range(2, min(MOST_VIRTUAL, layers // pp) + 1):
+            if layers % (pp * count) == 0 or (self.choices.uneven_stages and count & (count - 1) == 0):
+                yield count
+
+    def _copies(self, split: Strategy) -> Iterator[int]:
+        """Copies of what ZeRO splits: so many that each is on 1, 2, 4 ... hosts; none where all replicas are on one."""
+        replicas = split.dp * split.cp
+        inside = max(self.choices.ranks_per_host // split.tp, 1)  # ranks of a host that hold the same parameters
+        ways = inside
+        while 1 < ways < replicas:
+            copies = replicas // ways
+            if replicas % ways == 0 and split.expert_dp % copies == 0:
+                yield copies
+            ways *= 2
+
+    def _legal(self, strategy: Strategy) -> bool:
+        try:
+            strategy.check(self._fixed.model, self._fixed.sequence)
+        except InputError:
+            return False
+        return True
 
 
-def _with_memory_settings(shape: Strategy, choices: Choices, *, has_layers: bool) -> Iterator[Strategy]:
-    """A shape with each ZeRO stage and each recomputation."""
-    values = {name: getattr(shape, name) for name in shape.__dataclass_fields__}
-    for zero_stage in choices.zero_stages:
-        if (zero_stage >= 2 and shape.pp > 1) or (zero_stage and shape.dp * shape.cp == 1):
-            continue
-        for recompute in choices.recompute if has_layers else (Recompute.NONE,):
-            yield Strategy(**values | {"zero_stage": zero_stage, "recompute": recompute})
-
-
-def _shapes(fixed: Fixed, choices: Choices) -> Iterator[tuple[int, int, int]]:
+def _degrees(fixed: Fixed, choices: Choices) -> Iterator[tuple[int, int, int]]:
     """Degrees (tp, pp, cp) whose product divides the devices."""
-    if not fixed.layers:  # a network, which is split over replicas only
+    if not fixed.layer_count and fixed.heads == 1 and not fixed.has_context:  # a network, which is split over replicas only
         yield 1, 1, 1
         return
-    most_tp, heads = MOST_HOSTS_OF_TP * choices.ranks_per_host, fixed.layers[0].attention.heads
-    count = sum(layer.count for layer in fixed.layers)
+    most_tp = MOST_HOSTS_OF_TP * choices.ranks_per_host
     for tp in _divisors(fixed.devices):
-        if tp > most_tp or heads % tp:
+        if tp > most_tp or fixed.heads % tp:
             continue
         for pp in _divisors(fixed.devices // tp):
-            if pp > count:
+            if pp > max(fixed.layer_count, 1):
                 break
             for cp in _divisors(fixed.devices // (tp * pp)):
-                if cp > 1 and fixed.sequence // cp < LEAST_CONTEXT:
+                if cp > 1 and (not fixed.has_context or fixed.sequence // cp < LEAST_CONTEXT):
                     break
                 if fixed.devices // (tp * pp * cp) <= fixed.global_batch:
                     yield tp, pp, cp
-
-
-def _virtual(fixed: Fixed, pp: int, micro_batches: int) -> Iterator[int]:
-    """Numbers of virtual stages that cut the layers evenly."""
-    yield 1
-    layers = sum(layer.count for layer in fixed.layers)
-    if pp > 1 and micro_batches % pp == 0 and layers % pp == 0:
-        yield from (count for count in _divisors(layers // pp) if 1 < count <= MOST_VIRTUAL)
 
 
 def _experts(fixed: Fixed, ranks: int, tp: int) -> Iterator[tuple[int, int]]:
@@ -115,6 +256,16 @@ def _experts(fixed: Fixed, ranks: int, tp: int) -> Iterator[tuple[int, int]]:
                 yield ep, etp
 
 
+def _micro_batches(fixed: Fixed, own: int) -> Iterator[int]:
+    """Sizes of a micro-batch for a replica's part of the batch."""
+    if isinstance(fixed.model, CapturedModel) and not fixed.micro_batches:
+        yield from (size for size in (fixed.model.batch,) if size <= own)
+    elif fixed.has_tokens:
+        yield from _powers_of_two(min(MOST_MICRO_BATCH, own))
+    else:
+        yield from _divisors(own)
+
+
 def _divisors(number: int) -> tuple[int, ...]:
     return tuple(each for each in range(1, number + 1) if number % each == 0)
 
@@ -124,83 +275,3 @@ def _powers_of_two(most: int) -> Iterator[int]:
     while value <= most:
         yield value
         value *= 2
-
-
-def least_us(costs: StepCosts, strategy: Strategy) -> float:
-    """A time that a step cannot be shorter than, in a fraction of the time of its replay.
-
-    Of schedules whose backward passes are whole and whose stage s is on rank s mod pp. A pipeline rank runs its passes one after
-    the other. Before the first one a micro-batch goes through the stages before it; after the last one its gradient goes back
-    through them. Gradients of the last micro-batch are reduced one after the other behind the backward pass of their layers; with
-    ZeRO-3 those of all micro-batches are, and all parameters are gathered for them. What comes once in a step follows the last.
-    """
-    ranks, stages = strategy.pp, [_Stage.of(costs, number) for number in range(len(costs.stages))]
-    send_us = costs.send_us if ranks > 1 else 0.0
-    updates = costs.update_us or (0.0,) * ranks
-    there_us = back_us = 0.0  # until the first pass of a rank, and after its last one until the gradient is at the first rank
-    ends: list[float] = []
-    for rank in range(ranks):
-        own = stages[rank::ranks]
-        sends = 2 * len(own) - (rank == 0) - (rank == ranks - 1)
-        own_us = 0.0 if costs.overlap_send else strategy.micro_batches * send_us * sends
-        busy_us = sum(stage.passes_us(strategy.micro_batches) for stage in own)
-        end_us = there_us + busy_us + own_us
-        ends.append(max(end_us + own[0].exposed_us, end_us + back_us - (own_us > 0) * send_us))
-        if costs.every_pass:
-            ends[-1] = max(ends[-1], strategy.micro_batches * sum(stage.exchanged_us for stage in own))
-        elif not costs.overlap:
-            ends[-1] = max(ends[-1], end_us + sum(stage.reduce_us for stage in own))
-        there_us += own[0].first_us + send_us
-        back_us += own[0].last_us + send_us
-    if costs.tied_us and ranks > 1:
-        ends[0] = ends[-1] = max(ends[0], ends[-1]) + costs.tied_us
-    beside = costs.every_pass or (costs.overlap and costs.overlap_gathers)
-    after = [
-        update_us + (0.0 if beside else sum(stage.gather_us for stage in stages[rank::ranks]))
-        for rank, update_us in enumerate(updates)
-    ]
-    if costs.norm_us:
-        return max(ends) + costs.shared_us + costs.norm_us + max(after)
-    return max(end_us + after_us for end_us, after_us in zip(ends, after, strict=True)) + costs.shared_us
-
-
-class _Stage(NamedTuple):
-    """Least times of a stage."""
-
-    pass_us: float  # Of a micro-batch, forward and backward.
-    once_us: float  # What its first forward pass and its last backward pass take in addition.
-    first_us: float  # Of the first forward pass.
-    last_us: float  # Of the last backward pass.
-    exposed_us: float  # From the last backward pass to the last of its gradients.
-    gather_us: float
-    reduce_us: float
-    exchanged_us: float  # Of a micro-batch, if every pass gathers and reduces.
-
-    @staticmethod
-    def of(costs: StepCosts, number: int) -> _Stage:
-        layers = costs.stages[number]
-        forward_us, backward_us = sum(layer.forward_us for layer in layers), sum(layer.backward_us for layer in layers)
-        gather_us, reduce_us = sum(layer.gather_us for layer in layers), sum(layer.reduce_us for layer in layers)
-        if not layers:  # frameworks that cut by cost may leave a stage without layers
-            return _Stage(*(0.0,) * len(_Stage._fields))
-        kept_us = layers[-1].gather_us if number == len(costs.stages) - 1 else 0.0  # the head, used last and first
-        again_us = gather_us - kept_us if costs.every_pass and costs.regather else 0.0
-        beside_us = gather_us if costs.every_pass or (costs.overlap and costs.overlap_gathers) else 0.0
-        hidden_us = reduce_us if costs.every_pass or costs.overlap else 0.0
-        first_us = forward_us + costs.slowed * beside_us
-        last_us = backward_us + costs.slowed * (hidden_us + again_us)
-        chain_us = hidden_us + layers[-1].backward_us - last_us
-        return _Stage(
-            pass_us=first_us + last_us if costs.every_pass else forward_us + backward_us,
-            once_us=0.0 if costs.every_pass else costs.slowed * (beside_us + hidden_us),
-            first_us=first_us,
-            last_us=last_us,
-            exposed_us=max(chain_us, layers[0].reduce_us) if hidden_us else 0.0,
-            gather_us=gather_us,
-            reduce_us=reduce_us,
-            exchanged_us=gather_us + again_us + reduce_us,
-        )
-
-    def passes_us(self, micro_batches: int) -> float:
-        """Of all micro-batches."""
-        return micro_batches * self.pass_us + self.once_us

@@ -34,10 +34,28 @@ def single_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
     yield from ({"zero_stage": stage} for stage in range(4) if stage != strategy.zero_stage)
     if strategy.tp > 1:
         yield {"sequence_parallel": not strategy.sequence_parallel}
+    if strategy.cp > 1:
+        yield {"cp_ring": not strategy.cp_ring}
+        if not strategy.cp_balanced:
+            yield {"cp_balanced": True}
+    if strategy.zero_stage:
+        yield from ({"dp_replicate": copies} for copies in (strategy.dp_replicate * 2, strategy.dp_replicate // 2) if copies)
+    if strategy.zero_stage == 3:
+        yield {"reshard": not strategy.reshard_after_forward}
+    if strategy.stage_layers:
+        yield {"stage_layers": ()}
 
 
 def _saving_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
-    """Of those, the ones that need less memory, also further ones."""
+    """Of those, the ones that need less memory, also further ones; of recomputation also that of some layers of each stage."""
+    if strategy.recompute is Recompute.NONE:
+        yield from ({"recompute": "full", "recompute_layers": layers} for layers in (1, 2, 4, 8, 16, 32))
+    elif strategy.recompute_layers:
+        yield {"recompute_layers": 0}
+    if strategy.dp_replicate > 1:
+        yield {"dp_replicate": 1}
+    if not strategy.reshard_after_forward:
+        yield {"reshard": True}
     yield from ({"recompute": kind.value} for kind in list(Recompute)[list(Recompute).index(strategy.recompute) + 1 :])
     yield from ({"zero_stage": stage} for stage in range(strategy.zero_stage + 1, 4))
     if strategy.micro_batch > 1:
@@ -83,4 +101,10 @@ def _predicted(job: Predictor, plan: Plan, values: Mapping[str, Any]) -> dict[st
 
 def change_text(values: Mapping[str, Any]) -> str:
     """Settings as ``--set`` takes them."""
-    return ",".join(f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in values.items())
+    return ",".join(f"{name}={_value_text(value)}" for name, value in values.items())
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "even"
+    return str(int(value) if isinstance(value, bool) else value)

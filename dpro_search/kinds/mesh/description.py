@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -25,15 +25,17 @@ import msgspec
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.cluster.names import names_file
 from dpro_search.cluster.table import File
+from dpro_search.collect.capture import read_graph
 from dpro_search.costmodel.gpu_ops import OpCosts
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, Model, from_config
+from dpro_search.graph.captured import captured_model
+from dpro_search.graph.model import Architecture, CapturedModel, Model, from_config
 from dpro_search.graph.model import model as built_in
 from dpro_search.kinds._kind import Description
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
 from dpro_search.kinds.mesh.usual import usual_strategy
-from dpro_search.space.mesh import Schedule, Strategy, Workload
+from dpro_search.space.mesh import Runtime, Schedule, Strategy, Workload
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
@@ -46,13 +48,25 @@ _KINDS = {"int": "a whole number", "str": "a text", "bool": "true or false", "fl
 _VALUE = re.compile(r"Invalid enum value (.*)")
 
 
+class CapturedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table ``[model]``.
+
+    Attributes
+    ----------
+    capture
+        A ``graph.json`` of `dpro-search capture`, from the file's folder.
+    """
+
+    capture: str
+
+
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a ``job.toml``.
 
     Attributes
     ----------
     model
-        Name of a published model, or path of a ``config.json``, from the file's folder.
+        Name of a published model, or path of a ``config.json``, from the file's folder; or a captured model.
     cluster
         As ``--cluster`` takes it; a file's path from the file's folder.
     global_batch, sequence
@@ -67,7 +81,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         How it runs today; None: `usual_strategy`.
     """
 
-    model: str
+    model: str | CapturedFile
     cluster: str
     global_batch: int
     sequence: int | None = None
@@ -96,8 +110,23 @@ class MeshDescription(Description):
             strategy=strategy,
             cluster=self.cluster,
             precision=self.precision,
-            runtime=FRAMEWORKS[self.framework].runtime,
+            runtime=self.runtime,
         )
+
+    @property
+    def runtime(self) -> Runtime:
+        """What the framework does, with the bytes of parameters and of the optimizer's state of a captured model."""
+        return runtime_of(self.framework, self.fixed.model, self.precision)
+
+
+def runtime_of(framework: str, model: Model, precision: Precision) -> Runtime:
+    """See `MeshDescription.runtime`."""
+    runtime = FRAMEWORKS[framework].runtime
+    if not isinstance(model, CapturedModel):
+        return runtime
+    held = 4.0 if precision in ("fp32", "tf32") else 2.0  # of a parameter, beside the optimizer's state
+    beside = model.parameter_bytes - held if model.parameter_bytes > held else 0.0
+    return replace(runtime, gradient_bytes=model.gradient_bytes, optimizer_bytes=beside + model.state_bytes)
 
 
 def described(path: Path) -> MeshDescription | None:
@@ -112,11 +141,12 @@ def described(path: Path) -> MeshDescription | None:
         return None
     file = File(path)
     values = file.values()
-    if not any(key in values for key in KEYS) or isinstance(values.get("model"), Mapping):
+    table = values.get("model")
+    if not any(key in values for key in KEYS) or (isinstance(table, Mapping) and "capture" not in table):
         return None
     found = _converted(file, values)
     files: dict[str, Path] = {}
-    model = _model(file, found.model, files)
+    model, warnings = _model(file, found, files)
     cluster = _cluster(file, found.cluster, files)
     framework = FRAMEWORKS.get(found.framework)
     if framework is None:
@@ -125,7 +155,8 @@ def described(path: Path) -> MeshDescription | None:
         OpCosts(cluster.groups[0].host.device, found.precision)
     except InputError as error:
         file.fail("precision" if "its peak" in str(error) else "cluster", str(error))
-    if found.sequence is None and isinstance(model, Architecture):
+    has_tokens = model.sequence is not None if isinstance(model, CapturedModel) else isinstance(model, Architecture)
+    if found.sequence is None and has_tokens:
         file.fail("", "'sequence' is missing; 'dpro-search describe' writes a complete file")
     for key in ("global_batch", "sequence"):
         value = getattr(found, key)
@@ -133,7 +164,7 @@ def described(path: Path) -> MeshDescription | None:
             file.fail(key, f"must be from 1 to 1e9, not {value}")
     fixed = Fixed(
         model=model,
-        sequence=(found.sequence or 1) if isinstance(model, Architecture) else 1,
+        sequence=(found.sequence or 1) if has_tokens else 1,
         global_batch=found.global_batch,
         devices=cluster.ranks,
         zero_stage=framework.zero_stage,
@@ -141,14 +172,14 @@ def described(path: Path) -> MeshDescription | None:
     runs = found.runs
     try:
         if runs is None:
-            runs = usual_strategy(fixed, cluster, found.precision, framework.runtime)
+            runs = usual_strategy(fixed, cluster, found.precision, runtime_of(found.framework, model, found.precision))
         strategy = resolved(runs, fixed)
     except InputError as error:
         _fail_at_setting(file, str(error), values)
     return MeshDescription(
         framework=found.framework,
         provenance=_provenance(found, fixed, cluster, strategy),
-        warnings=(),
+        warnings=warnings,
         files=files,
         fixed=fixed,
         cluster=cluster,
@@ -166,20 +197,36 @@ def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:
     path = folder / name
     try:
         values = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: not a config.json of a model: {reason}") from error
     return from_config(values, str(path)), path
 
 
-def _model(file: File, name: str, files: dict[str, Path]) -> Model:
+def _model(file: File, found: JobFile, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
+    """The model, and what to warn of."""
+    if isinstance(found.model, CapturedFile):
+        return _captured(file, found.model, found.precision, files)
     try:
-        model, path = model_of(name, file.path.parent)
+        model, path = model_of(found.model, file.path.parent)
     except InputError as error:
         file.fail("model", str(error))
     if path is not None:
         files["model_config"] = path
-    return model
+    return model, ()
+
+
+def _captured(file: File, table: CapturedFile, precision: Precision, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
+    path = file.path.parent / table.capture
+    try:
+        graph = read_graph(path)
+        model = captured_model(graph)
+    except InputError as error:
+        file.fail("model.capture", str(error))
+    if graph.precision != precision and (graph.precision, precision) != ("fp32", "tf32"):
+        file.fail("precision", f"{table.capture} was captured in {graph.precision}; capture it with --precision {precision}")
+    files["capture"] = path
+    return model, tuple(dict.fromkeys([*graph.notes, *model.notes]))
 
 
 def _cluster(file: File, name: str, files: dict[str, Path]) -> Cluster:
@@ -233,6 +280,7 @@ def _choices(key: str) -> tuple[str, ...]:
         "optimizer": ("adam", "adamw"),
         "runs.zero_stage": ("0", "1", "2", "3"),
         "runs.recompute": ("none", "selective", "full"),
+        "runs.gradient_dtype": ("fp32", "bf16"),
         "runs.schedule": tuple(schedule.value for schedule in Schedule),
     }.get(key, ())
 
@@ -250,7 +298,7 @@ def _provenance(found: JobFile, fixed: Fixed, cluster: Cluster, strategy: Strate
     degrees = ", ".join(
         f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "dp", "ep") if getattr(strategy, name) > 1
     )
-    what = f"sequences of {fixed.sequence} tokens" if fixed.layers else "samples"
+    what = f"sequences of {fixed.sequence} tokens" if fixed.has_tokens else "samples"
     return (
         ("model", fixed.model.name),
         ("batch", f"{fixed.global_batch} {what}, {found.precision}, {found.optimizer}"),

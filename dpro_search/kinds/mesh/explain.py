@@ -35,8 +35,8 @@ def comparison(name: str, than: str, own_us: Mapping[str, float], other_us: Mapp
     """
     total_us, base_us = sum(own_us.values()), sum(other_us.values())
     differences = {part: own_us.get(part, 0.0) - other_us.get(part, 0.0) for part in {*own_us, *other_us}}
-    lost = _named({part: us for part, us in differences.items() if us > 0}, base_us)
-    won = _named({part: -us for part, us in differences.items() if us < 0}, base_us)
+    lost = _named({part: us for part, us in differences.items() if us > 0}, base_us, "to")
+    won = _named({part: -us for part, us in differences.items() if us < 0}, base_us, "on")
     sentence = f"{name} takes {(total_us / base_us - 1) * 100:.1f} % longer than {than}"
     sentence += f": it loses {lost}" if lost else ""
     return sentence + (f", and gains {won}." if lost and won else ".")
@@ -51,6 +51,6 @@ def doubt(faster_us: float, slower_us: float, domain: Domain) -> str:
     return f"The order of plans 1 and 2 is not certain: {pairs}, {share * 100:.0f} % were in the predicted order."
 
 
-def _named(parts_us: Mapping[str, float], base_us: float) -> str:
+def _named(parts_us: Mapping[str, float], base_us: float, where: str) -> str:
     largest = sorted(parts_us.items(), key=lambda item: -item[1])[:_MOST_PARTS]
-    return " and ".join(f"{us / base_us * 100:.1f} % to {WORDS[part]}" for part, us in largest if us >= _WORTH * base_us)
+    return " and ".join(f"{us / base_us * 100:.1f} % {where} {WORDS[part]}" for part, us in largest if us >= _WORTH * base_us)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels
-from dpro_search.space.mesh import Host, MemoryRules, Runtime
+from dpro_search.space.mesh import Host, MemoryRules, Runtime, Schedule
 
 
 class Framework(NamedTuple):
@@ -14,7 +14,12 @@ class Framework(NamedTuple):
 
     runtime: Runtime
     zero_stage: int  # Where a job sets none.
-    zero_stages: tuple[int, ...] = (0, 1)  # That a search may set.
+    zero_stages: tuple[int, ...] = (0, 1)  # That a search may set, as all that follows.
+    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
+    uneven_stages: bool = False  # Layers of each stage can be given.
+    replicates: bool = False  # ZeRO splits over a part of the replicas (HSDP).
+    rings: bool = False  # Keys and values of context parallel ranks can go round them.
+    recomputes_some: bool = False  # The first layers of each stage, and not all.
 
 
 # CUDA queues 1,024 kernels and events before the host waits; nanotron's forward pass of a layer enqueues about 60: 40 kernels, and
@@ -84,6 +89,18 @@ _PYTORCH = Runtime(
 )
 # A graph of ops that XLA fuses, started from C++; attention of 2020: scale, mask, softmax and dropout of stored scores are clusters
 # with a reduction each, which XLA does not join; Horovod.
+_PYTORCH_2 = Runtime(
+    name="PyTorch 2",
+    regather_inputs=False,
+    # Each op of a captured step is dispatched and launched on its own; in the backward pass from C++.
+    host=Host(forward_us=_LAUNCH_US, backward_us=12.0, layer_us=0.0),  # The latter estimated.
+    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
+    clip_gradients=False,
+    overlap_tensor=False,
+    bucket_bytes=25 * 2.0**20,
+    memory=MemoryRules(logits_bytes=14.0, transformer_engine=False),
+)
+# A graph of ops that XLA fuses, started from C++; attention of 2020, which stores its scores; Horovod.
 _TENSORFLOW = Runtime(
     name="TensorFlow",
     host=Host(forward_us=10.0, backward_us=10.0, collective_us=100.0, parameter_us=10.0),
@@ -94,12 +111,44 @@ _GRAPHS = Runtime(
     name="Megatron-Core, CUDA graphs", host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0)
 )
 
+# Megatron-Core: --pipeline-model-parallel-layout, --num-distributed-optimizer-instances, --cp-comm-type, --recompute-method block.
+_MEGATRON = Framework(
+    Runtime(),
+    1,
+    schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
+    uneven_stages=True,
+    replicates=True,
+    rings=True,
+    recomputes_some=True,
+)
+
+_TORCH_SCHEDULES = tuple(schedule for schedule in Schedule if schedule is not Schedule.GPIPE)  # GPipe is never faster than 1F1B
+
 FRAMEWORKS: Mapping[str, Framework] = {
-    "megatron-core": Framework(Runtime(), 1),
-    "megatron-core-cuda-graphs": Framework(_GRAPHS, 1),
-    "fsdp": Framework(_FSDP, 3, (3,)),
+    "megatron-core": _MEGATRON,
+    "megatron-core-cuda-graphs": _MEGATRON._replace(runtime=_GRAPHS),
+    # `fully_shard` on a mesh of two dims, torch.distributed's context_parallel, checkpoint_wrapper of single layers.
+    "fsdp": Framework(_FSDP, 3, (3,), replicates=True, rings=True, recomputes_some=True),
     "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1),
     "nanotron": Framework(_NANOTRON, 1),
-    "pytorch": Framework(_PYTORCH, 0),
+    # torch.distributed.pipelining: a stage is any module.
+    "pytorch": Framework(
+        _PYTORCH,
+        0,
+        schedules=_TORCH_SCHEDULES,
+        uneven_stages=True,
+        rings=True,
+        recomputes_some=True,
+    ),
+    "pytorch-2": Framework(
+        _PYTORCH_2,
+        0,
+        (0, 3),
+        schedules=_TORCH_SCHEDULES,
+        uneven_stages=True,
+        replicates=True,
+        rings=True,
+        recomputes_some=True,
+    ),
     "tensorflow": Framework(_TENSORFLOW, 0, (0,)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Self
@@ -18,8 +19,9 @@ from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
 from dpro_search.kinds.mesh.accuracy import accuracy
 from dpro_search.kinds.mesh.breakdown import breakdown_us
-from dpro_search.kinds.mesh.candidates import choices_of
+from dpro_search.kinds.mesh.candidates import Candidates, choices_of
 from dpro_search.kinds.mesh.changes import change_text, remedies, single_changes
+from dpro_search.kinds.mesh.cuts import balanced_cut
 from dpro_search.kinds.mesh.description import MeshDescription
 from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, stage_facts, tables
 from dpro_search.kinds.mesh.explain import comparison, doubt
@@ -56,10 +58,15 @@ class MeshJob(Job):
         framework = FRAMEWORKS[description.framework]
         self.tensors = _gradients(description)
         per_host = min(cluster.ranks_per_host or fixed.devices, fixed.devices)
-        choices = choices_of(fixed, framework.runtime, framework.zero_stages, per_host)
-        self.space = self._mesh = MeshSpace(self.title, description.runs, fixed, choices, self.tensors)
+        self._steps = steps = ParallelSteps(replace(description.workload(description.strategy), scales=scales))
+        candidates = Candidates(
+            fixed,
+            choices_of(fixed, framework._replace(runtime=description.runtime), per_host),
+            description.strategy,
+            lambda strategy: balanced_cut(steps, strategy),
+        )
+        self.space = self._mesh = MeshSpace(self.title, description.runs, fixed, candidates, self.tensors)
         self.askable = self.space.fields
-        self._steps = ParallelSteps(replace(description.workload(self._mesh.today), scales=scales))
         self._predicted: dict[Plan, Prediction] = {}
         self._device_bytes = cluster.groups[0].host.device.memory_bytes
 
@@ -166,7 +173,7 @@ class MeshJob(Job):
         return Work(
             devices=fixed.devices,
             device=device.name,
-            tokens=fixed.global_batch * fixed.sequence if fixed.layers else None,
+            tokens=fixed.global_batch * fixed.sequence if fixed.has_tokens else None,
             flops=3 * fixed.global_batch * forward_flops(fixed.model, fixed.sequence) / fixed.devices,
             peak_flops_per_s=device.peak_flops_per_s(self._description.precision),
             precision=self._description.precision,
@@ -178,12 +185,9 @@ class MeshJob(Job):
 
     def ranked(self) -> Iterator[BoundedPlan]:
         """Plans that fit in memory, in the order of a bound on their time."""
-        for strategy, bound_us in ranked(self._mesh.strategies(), self._steps, self._fits):
+        limit = math.inf if self._limit_bytes is None else self._limit_bytes
+        for strategy, bound_us in ranked(self._mesh.candidates, self._steps, limit):
             yield BoundedPlan(self._mesh.plan(strategy), bound_us)
-
-    def _fits(self, strategy: Strategy) -> bool:
-        limit = self._limit_bytes
-        return limit is None or self._steps.memory(strategy).total_bytes <= limit
 
     @property
     def _limit_bytes(self) -> int | None:
@@ -203,7 +207,7 @@ class MeshJob(Job):
         if others:
             domain = harder(*(self._steps.domain(self._mesh.strategy(plan)) for plan in (best, others[0])))
             found += filter(None, [doubt(self.predict(best).iteration_us, self.predict(others[0]).iteration_us, domain)])
-        if Plan() not in plans:
+        if Plan() not in plans[: _MOST_COMPARED + 1]:
             found.append(comparison("The described setting", "plan 1", self.replayed(Plan()).breakdown_us, parts))
         return tuple(found)
 
@@ -236,7 +240,7 @@ class MeshJob(Job):
         }
 
     def _gains(self, base_us: float) -> list[dict[str, Any]]:
-        """What speeds and single changes of the plan would gain, those that are legal and fit."""
+        """What speeds and single changes of the plan would gain: those that are legal, fit, and gain anything."""
         asked = ("compute=0.9", "communication=0", "bandwidth=2")
         found = {text: self.scaled(Scale.parse(text)).predict(Plan()).iteration_us for text in asked}
         for values in single_changes(self._mesh.today):
@@ -244,9 +248,10 @@ class MeshJob(Job):
                 changed = self.predict(Plan.of(**values))
             except InputError:
                 continue
-            if changed.infeasible is None and changed.iteration_us != base_us:
+            if changed.infeasible is None:
                 found[change_text(values)] = changed.iteration_us
-        rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in found.items()]
+        gained = {text: us for text, us in found.items() if us < base_us}
+        rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in gained.items()]
         return sorted(rows, key=lambda row: -float(row["gain_us"]))
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
@@ -266,7 +271,7 @@ def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> M
     fixed = replace(description.fixed, devices=devices)
     runs = msgspec.structs.replace(description.runs, dp=None)
     if description.chosen:
-        runs = usual_strategy(fixed, cluster, description.precision, FRAMEWORKS[description.framework].runtime)
+        runs = usual_strategy(fixed, cluster, description.precision, description.runtime)
     strategy = resolved(runs, fixed)
     return replace(description, fixed=fixed, cluster=cluster, runs=runs, strategy=strategy)
 
@@ -290,5 +295,7 @@ def _gradients(description: MeshDescription) -> tuple[TensorInfo, ...]:
 
 
 def degrees(strategy: Strategy) -> str:
-    """A strategy in a few words."""
-    return describe(Plan.of(**settings_of(strategy).settings))
+    """A strategy in a few words: what differs from one device."""
+    usual = settings_of(Strategy(global_batch=strategy.global_batch)).settings
+    own = {name: value for name, value in settings_of(strategy).settings.items() if value != usual[name]}
+    return describe(Plan.of(**own)) if own else "one device"

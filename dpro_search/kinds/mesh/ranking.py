@@ -1,80 +1,106 @@
 """`ranked`: strategies that fit in memory in the order of bounds on their steps, most of them without a look at their details.
 
-Each strategy has a coarse bound, of its passes alone, which many strategies share in parts. One whose turn comes gets the bound of
-all its costs and waits again; one whose turn comes a second time must fit in memory.
+The tree of `Candidates` is opened where its bound is least: a shape becomes its cuts, a cut its splits, each with the bound of all
+its costs. A split whose turn comes must fit in memory; one that does not comes back with as little recomputation as makes it fit.
+Splits of one cut have the same passes: only the one with the least bound is given.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import IntEnum
 
-import numpy as np
-
-from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
-from dpro_search.kinds.mesh.candidates import least_us
+from dpro_search.kinds.mesh.bounds import PassBounds, least_us
+from dpro_search.kinds.mesh.candidates import Candidates, recomputing
 from dpro_search.replay.parallel_step import ParallelSteps
 from dpro_search.space.mesh import Strategy
 
+RELAXED = 0.005
+"""Of a step: strategies that can only hide communication are not looked at where less of it is exposed."""
 
-def ranked(
-    strategies: Iterable[Strategy], steps: ParallelSteps, fits: Callable[[Strategy], bool]
-) -> Iterator[tuple[Strategy, float]]:
+
+class _Level(IntEnum):
+    SHAPE = 0
+    CUT = 1
+    SPLIT = 2
+    FITS = 3
+
+
+def ranked(found: Candidates, steps: ParallelSteps, limit_bytes: float = math.inf) -> Iterator[tuple[Strategy, float]]:
     """Strategies, with a time that their step cannot be below, the least first; those that do not fit are left out."""
-    coarse = _Coarse(steps)
-    waiting: list[tuple[float, int, bool, Strategy]] = []
-    for number, strategy in enumerate(strategies):
-        try:
-            waiting.append((coarse.passes_us(strategy), number, False, strategy))
-        except InputError:  # a group does not fit on the cluster
-            continue
-    heapq.heapify(waiting)
-    while waiting:
-        bound_us, number, fine, strategy = heapq.heappop(waiting)
-        if not fine:
-            try:
-                fine_us = least_us(steps.costs(strategy), strategy)
-            except InputError:
+    return iter(_Ranking(found, steps, limit_bytes))
+
+
+class _Ranking:
+    def __init__(self, found: Candidates, steps: ParallelSteps, limit_bytes: float) -> None:
+        self._candidates, self._steps, self._limit_bytes = found, steps, limit_bytes
+        self._bounds = PassBounds(steps)
+        self._waiting: list[tuple[float, int, _Level, int, Strategy]] = []
+        self._numbers = itertools.count()
+        self._done: set[int] = set()  # cuts of which a split was given
+
+    def __iter__(self) -> Iterator[tuple[Strategy, float]]:
+        for shape in self._candidates.shapes():
+            self._add(_Level.SHAPE, shape, 0.0)
+        while self._waiting:
+            bound_us, number, level, cut, strategy = heapq.heappop(self._waiting)
+            if cut in self._done:
                 continue
-            heapq.heappush(waiting, (max(fine_us, bound_us), number, True, strategy))
-        elif fits(strategy):
-            yield strategy, bound_us
+            if level is _Level.FITS:
+                self._done.add(cut)
+                yield strategy, bound_us
+            elif level is _Level.SHAPE:
+                self._cut(strategy, bound_us)
+            elif level is _Level.CUT:
+                self._split(strategy, bound_us, number)
+            elif self._fits(strategy):
+                self._add(_Level.FITS, strategy, bound_us, cut)
+            else:
+                self._recomputed(strategy, bound_us, cut)
 
+    def _cut(self, shape: Strategy, bound_us: float) -> None:
+        leanest = self._candidates.leanest(shape)
+        if leanest is None or self._steps.least_memory_bytes(leanest) > self._limit_bytes:
+            return
+        for cut in self._candidates.cuts(shape):
+            self._add(_Level.CUT, cut, bound_us)
 
-class _Coarse:
-    """Bounds from the passes of blocks, which depend on few settings."""
+    def _split(self, cut: Strategy, passes_us: float, number: int) -> None:
+        for split in self._candidates.splits(cut):
+            plain_us = self._add(_Level.SPLIT, split, passes_us, number)
+            if plain_us > passes_us * (1 + RELAXED):
+                for other in self._candidates.relaxed(split):
+                    self._add(_Level.SPLIT, other, passes_us, number)
 
-    def __init__(self, steps: ParallelSteps) -> None:
-        self._steps = steps
-        self._passes: dict[object, tuple[Floats, Floats]] = {}  # of each block, forward and backward
-        self._stages: dict[int, Floats] = {}  # how many of each block each stage has, [stages, blocks]
+    def _recomputed(self, split: Strategy, bound_us: float, cut: int) -> None:
+        """Memory falls with each of `recomputations`."""
+        options = self._candidates.recomputations(split)
+        if options and self._fits(recomputing(split, options[-1])):
+            place = bisect_left(options, True, hi=len(options) - 1, key=lambda again: self._fits(recomputing(split, again)))
+            self._add(_Level.FITS, recomputing(split, options[place]), bound_us, cut)
 
-    def passes_us(self, strategy: Strategy) -> float:
-        """The rank that has most to do, from the first forward pass on, until the last gradient is back at the first stage."""
-        forward_us, backward_us = (self._blocks(strategy) @ each for each in self._blocks_us(strategy))
-        ranks = strategy.pp
-        busy_us = strategy.micro_batches * (forward_us + backward_us).reshape(-1, ranks).sum(axis=0)
-        around_us = np.cumsum((forward_us + backward_us)[:ranks]) - (forward_us + backward_us)[:ranks]
-        return float((busy_us + around_us).max())
+    def _fits(self, strategy: Strategy) -> bool:
+        return self._steps.memory(strategy).total_bytes <= self._limit_bytes
 
-    def _blocks_us(self, strategy: Strategy) -> tuple[Floats, Floats]:
-        plan = strategy
-        pipeline = plan.pp if self._steps.workload.calibration.send_rank_us else plan.pp > 1  # which has a copy of a tied embedding
-        key = plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch, plan.recompute, pipeline
-        if key not in self._passes:
-            layers = self._steps.layers(strategy).values()
-            self._passes[key] = (
-                np.array([layer.forward_us for layer in layers]),
-                np.array([layer.backward_us for layer in layers]),
-            )
-        return self._passes[key]
+    def _add(self, level: _Level, strategy: Strategy, least: float, cut: int = -1) -> float:
+        """Put a strategy among those that wait, with its bound, which is at least that of where it comes from."""
+        try:
+            bound_us = max(self._bound_us(level, strategy), least)
+        except InputError:  # a group does not fit on the cluster
+            return math.inf
+        heapq.heappush(self._waiting, (bound_us, next(self._numbers), level, cut, strategy))
+        return bound_us
 
-    def _blocks(self, strategy: Strategy) -> Floats:
-        count = strategy.pp * strategy.virtual_stages
-        if count not in self._stages:
-            names = list(self._steps.layers(strategy))
-            found = [Counter(block.name for block in stage) for stage in self._steps.stages(strategy)]
-            self._stages[count] = np.array([[stage[name] for name in names] for stage in found], np.float64)
-        return self._stages[count]
+    def _bound_us(self, level: _Level, strategy: Strategy) -> float:
+        if level is _Level.SHAPE:
+            ring = [replace(strategy, cp_ring=True)] if strategy.cp > 1 and self._candidates.choices.rings else []
+            return min(self._bounds.shape_us(each) for each in (strategy, *ring))
+        if level is _Level.CUT:
+            return self._bounds.cut_us(strategy)
+        return least_us(self._steps.costs(strategy), strategy)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, Experts, Layer, Model
+from dpro_search.graph.model import Architecture, CapturedModel, Experts, Layer, Model
 from dpro_search.space.mesh import Recompute, Schedule, Strategy
-from dpro_search.space.schemes import SchemeSettings
+from dpro_search.space.schemes import SchemeSettings, counted
 
 SHAPE = ("tp", "pp", "cp")  # axes beside dp that divide the devices
 
@@ -34,6 +35,21 @@ class MeshSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
         Sequences of a micro-batch.
     recompute, schedule
         Activations that the backward pass computes again, and the order of the pipeline's passes.
+    recompute_layers
+        How many layers of each stage, virtual ones too, `recompute` is about, the first ones; 0: all.
+    stage_layers
+        Layers of each stage in the order of the forward pass; empty: as many on each.
+    dp_replicate
+        Of dp and cp, copies of what ZeRO splits (HSDP).
+    cp_ring, cp_balanced
+        Whether keys and values go round the ranks of cp beside the attention, or are gathered before it; and whether each rank has
+        as much of a causal attention.
+    reshard, prefetch_layers
+        Of ZeRO-3: whether a layer's parameters are freed between its passes, and how many layers ahead they are gathered.
+    gradient_dtype
+        In which gradients are summed.
+    expert_load
+        Tokens of the experts' rank that has most, over the mean of all ranks: a property of the job, which no search changes.
     """
 
     tp: int | None = None
@@ -48,9 +64,19 @@ class MeshSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
     micro_batch: int | None = None
     recompute: Literal["none", "selective", "full"] | None = None
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "dual-pipe-v"] | None = None
+    recompute_layers: int | None = None
+    stage_layers: tuple[int, ...] | None = None
+    dp_replicate: int | None = None
+    cp_ring: bool | None = None
+    cp_balanced: bool | None = None
+    reshard: bool | None = None
+    prefetch_layers: int | None = None
+    gradient_dtype: Literal["fp32", "bf16"] | None = None
+    expert_load: float | None = None
 
     title = "parallel jobs"
-    positive = ("tp", "pp", "dp", "cp", "ep", "etp", "virtual_stages", "micro_batch")
+    positive = ("tp", "pp", "dp", "cp", "ep", "etp", "virtual_stages", "micro_batch", "dp_replicate", "prefetch_layers")
+    not_negative = ("recompute_layers",)
     words: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         **{name: f"{name} {{}}".format for name in ("tp", "pp", "dp", "cp", "ep", "etp")},
         "virtual_stages": lambda value: f"{value} virtual stages" if value > 1 else "no virtual stages",
@@ -59,7 +85,22 @@ class MeshSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
         "micro_batch": lambda value: f"micro-batch {value}",
         "recompute": lambda value: f"recompute {value}" if value != "none" else "no recomputation",
         "schedule": lambda value: f"schedule {value}",
+        "recompute_layers": lambda value: f"of the first {counted('layer')(value)} of each stage" if value else "of all layers",
+        "stage_layers": lambda value: f"layers of stages {_repeated(value)}" if value else "even stages",
+        "dp_replicate": lambda value: f"{value} copies of what ZeRO splits" if value > 1 else "ZeRO over all replicas",
+        "cp_ring": lambda value: "ring attention" if value else "keys and values gathered",
+        "cp_balanced": lambda value: "causal attention balanced" if value else "causal attention not balanced",
+        "reshard": lambda value: "parameters freed after forward" if value else "parameters kept for backward",
+        "prefetch_layers": lambda value: f"gathers {counted('layer')(value)} ahead",
+        "gradient_dtype": lambda value: f"gradients in {value}",
+        "expert_load": lambda value: f"expert load {value:g}",
     }
+
+
+def _repeated(counts: Sequence[int]) -> str:
+    """Numbers as ``--set`` takes them, with how often each comes in a row: "7,14x8,7"."""
+    groups = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
+    return ",".join(f"{value}x{times}" if times > 1 else str(value) for value, times in groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +119,39 @@ class Fixed:
         return self.model.layers if isinstance(self.model, Architecture) else ()
 
     @property
+    def layer_count(self) -> int:
+        """Layers that pipeline stages can be made of; 0: none."""
+        if isinstance(self.model, CapturedModel):
+            return self.model.layer_count if self.model.splits("pp") else 0
+        return sum(layer.count for layer in self.layers)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples are sequences of tokens."""
+        return self.model.sequence is not None if isinstance(self.model, CapturedModel) else bool(self.layers)
+
+    @property
+    def heads(self) -> int:
+        """What degrees of tensor parallelism divide."""
+        if isinstance(self.model, CapturedModel):
+            return self.model.widths
+        return self.layers[0].attention.heads if self.layers else 1
+
+    @property
+    def has_context(self) -> bool:
+        """Whether sequences can be split over cp."""
+        return self.model.splits("cp") if isinstance(self.model, CapturedModel) else bool(self.layers)
+
+    @property
+    def micro_batches(self) -> bool:
+        """Whether the cost of another micro-batch is known."""
+        return "batch" in self.model.grows if isinstance(self.model, CapturedModel) else True
+
+    @property
     def experts(self) -> int:
         """Experts of a layer, or embedding tables, which ranks may share; 0: none."""
+        if isinstance(self.model, CapturedModel):
+            return 0
         if not isinstance(self.model, Architecture):
             return self.model.tables
         return min((layer.feed_forward.count for layer in self.layers if isinstance(layer.feed_forward, Experts)), default=0)
@@ -98,6 +170,7 @@ def resolved(settings: MeshSettings, fixed: Fixed) -> Strategy:
     if settings.schedule == "interleaved" and stages == 1:
         raise InputError("schedule interleaved needs virtual_stages above 1: use virtual_stages=2, or 1f1b")
     usual = Schedule.INTERLEAVED if stages > 1 else Schedule.ONE_F_ONE_B
+    zero_stage = fixed.zero_stage if settings.zero_stage is None else settings.zero_stage
     strategy = Strategy(
         dp=settings.dp or _dp(tp, pp, cp, fixed.devices),
         tp=tp,
@@ -106,12 +179,21 @@ def resolved(settings: MeshSettings, fixed: Fixed) -> Strategy:
         ep=settings.ep or 1,
         etp=settings.etp or 1,
         virtual_stages=stages,
-        zero_stage=fixed.zero_stage if settings.zero_stage is None else settings.zero_stage,
+        stage_layers=settings.stage_layers or (),
+        zero_stage=zero_stage,
+        dp_replicate=settings.dp_replicate or 1,
         sequence_parallel=tp > 1 if settings.sequence_parallel is None else settings.sequence_parallel and tp > 1,
+        cp_ring=bool(settings.cp_ring) and cp > 1,
+        cp_balanced=settings.cp_balanced is not False or cp == 1,
         micro_batch=settings.micro_batch or 1,
         global_batch=fixed.global_batch,
         recompute=Recompute(settings.recompute or "none"),
+        recompute_layers=settings.recompute_layers or 0,
         schedule=usual if settings.schedule is None else Schedule(settings.schedule),
+        reshard_after_forward=settings.reshard is not False or zero_stage < 3,
+        prefetch_layers=(settings.prefetch_layers or 1) if zero_stage == 3 else 1,
+        gradient_dtype=settings.gradient_dtype,
+        expert_load=settings.expert_load or 1.0,
     )
     if strategy.devices != fixed.devices:
         _refuse_devices(strategy, fixed.devices)
@@ -119,13 +201,24 @@ def resolved(settings: MeshSettings, fixed: Fixed) -> Strategy:
     return strategy
 
 
+_FOLLOW: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(SHAPE, ("dp",)),
+    "virtual_stages": ("schedule",),
+    "recompute": ("recompute_layers",),
+    "zero_stage": ("dp_replicate", "reshard", "prefetch_layers"),
+}
+"""Settings that go back to what follows from the others where a setting changes and they are not set beside it."""
+_FOLLOWING = ("dp", "sequence_parallel", "schedule", "recompute_layers", "stage_layers", "dp_replicate")
+_STAGES = ("pp", "virtual_stages")  # where one changes, `stage_layers` and `recompute_layers` are those of other stages
+
+
 def under(runs: MeshSettings, plan: MeshSettings) -> MeshSettings:
-    """Settings of a plan over those of today; where it changes another axis, dp follows from the devices."""
+    """Settings of a plan over those of today; what belongs to a setting that changes follows anew."""
     changed = plan.settings
-    if changed.keys() & {*SHAPE} and "dp" not in changed:
-        changed = {**changed, "dp": None}
-    if "virtual_stages" in changed and "schedule" not in changed:
-        changed = {**changed, "schedule": None}
+    following = [other for name in changed for other in _FOLLOW.get(name, ())]
+    if changed.keys() & {*_STAGES}:
+        following += ["stage_layers", "recompute_layers"]
+    changed = {**dict.fromkeys(following), **changed}
     return msgspec.structs.replace(runs, **changed) if changed else runs
 
 
@@ -144,26 +237,39 @@ def settings_of(strategy: Strategy) -> MeshSettings:
         micro_batch=strategy.micro_batch,
         recompute=strategy.recompute.value,
         schedule=strategy.schedule.value,
+        recompute_layers=strategy.recompute_layers,
+        stage_layers=strategy.stage_layers,
+        dp_replicate=strategy.dp_replicate,
+        cp_ring=strategy.cp_ring,
+        cp_balanced=strategy.cp_balanced,
+        reshard=strategy.reshard_after_forward,
+        prefetch_layers=strategy.prefetch_layers,
+        gradient_dtype=strategy.gradient_dtype,
+        expert_load=strategy.expert_load,
     )
 
 
 def change(runs: MeshSettings, today: Strategy, wanted: Strategy, fixed: Fixed) -> MeshSettings:
     """The fewest settings that make of today's strategy the wanted one: what follows from others is left out."""
     full, now = settings_of(wanted).settings, settings_of(today).settings
-    kept = {name: value for name, value in full.items() if value != now[name]}
-    for name in ("dp", "sequence_parallel", "schedule"):
+    kept = {name: value for name, value in full.items() if value != now.get(name)}
+    found = _meant(runs, kept, fixed)
+    if found is not None:  # what a change takes back that is wanted
+        now = settings_of(found).settings
+        kept |= {name: value for name, value in full.items() if value != now.get(name)}
+    for name in _FOLLOWING:
         fewer = {other: value for other, value in kept.items() if other != name}
-        if name in kept and _means(under(runs, MeshSettings(**fewer)), wanted, fixed):
+        if name in kept and _meant(runs, fewer, fixed) == wanted:
             kept = fewer
-    found = MeshSettings(**kept)
-    return found if _means(under(runs, found), wanted, fixed) else MeshSettings(**full)
+    return MeshSettings(**(kept if _meant(runs, kept, fixed) == wanted else full))
 
 
-def _means(settings: MeshSettings, wanted: Strategy, fixed: Fixed) -> bool:
+def _meant(runs: MeshSettings, changed: Mapping[str, Any], fixed: Fixed) -> Strategy | None:
+    """The strategy of changed settings; None: it is impossible."""
     try:
-        return resolved(settings, fixed) == wanted
+        return resolved(under(runs, MeshSettings(**changed)), fixed)
     except InputError:
-        return False
+        return None
 
 
 def _dp(tp: int, pp: int, cp: int, devices: int) -> int:

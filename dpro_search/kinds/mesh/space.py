@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from dpro_search.errors import InputError
-from dpro_search.kinds.mesh.candidates import Choices, candidates
+from dpro_search.kinds.mesh.candidates import Candidates
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, change, resolved, settings_of, under
 from dpro_search.space.mesh import Strategy
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import Choice, JobFacts, Knob, PlanSpace
 
+_STRATEGY_NAMES = {"reshard": "reshard_after_forward"}  # settings that are called otherwise there
 _ATTEMPTS = 16  # moves of which one should be legal
 
 
@@ -39,12 +40,12 @@ class MeshSpace(PlanSpace):
     ----------
     runs, fixed
         How it runs today, and what no plan changes.
-    choices
-        What a search may set.
+    candidates
+        What a search may propose.
     """
 
-    def __init__(self, title: str, runs: MeshSettings, fixed: Fixed, choices: Choices, tensors: Sequence[Any]) -> None:
-        self._runs, self._fixed, self._choices = runs, fixed, choices
+    def __init__(self, title: str, runs: MeshSettings, fixed: Fixed, candidates: Candidates, tensors: Sequence[Any]) -> None:
+        self._runs, self._fixed, self.candidates = runs, fixed, candidates
         self.today = resolved(runs, fixed)
         facts = JobFacts(name=title, tensors=tuple(tensors), values=settings_of(self.today).settings)
         super().__init__(facts, [Setting(facts, name, lambda: self._values) for name in MeshSettings.__struct_fields__])
@@ -57,10 +58,6 @@ class MeshSpace(PlanSpace):
         """The shortest plan that means a strategy."""
         found = change(self._runs, self.today, strategy, self._fixed)
         return Plan.of(**found.settings) if found.settings else Plan()
-
-    def strategies(self) -> Iterator[Strategy]:
-        """Those that a search may propose."""
-        return candidates(self._fixed, self._choices)
 
     def refusal(self, plan: Plan) -> str | None:
         reason = super().refusal(plan)
@@ -86,11 +83,5 @@ class MeshSpace(PlanSpace):
     @cached_property
     def _values(self) -> dict[str, list[Any]]:
         """Values of each setting in any candidate."""
-        names = MeshSettings.__struct_fields__
-        found: dict[str, set[Any]] = {name: set() for name in names}
-        for strategy in self.strategies():
-            for name in names:
-                found[name].add(getattr(strategy, name))
-        return {
-            name: sorted(value.value if hasattr(value, "value") else value for value in values) for name, values in found.items()
-        }
+        found = self.candidates.values()
+        return {name: sorted(found[_STRATEGY_NAMES.get(name, name)]) for name in MeshSettings.__struct_fields__}

@@ -33,6 +33,17 @@ NOTES: Mapping[str, str] = {
     "recompute": "none, selective (the attention's scores) or full (all of a layer but its input)",
     "schedule": "1f1b, gpipe, zero-bubble; interleaved (virtual_stages above 1); zero-bubble-v, dual-pipe-v (virtual_stages 2)",
 }
+MORE: Mapping[str, tuple[str, str]] = {  # what a strategy has beside, with an example
+    "stage_layers": ("[8, 9, 9, 6]", "layers of each stage, virtual ones too; without it as many on each"),
+    "recompute_layers": ("2", "recompute only the first so many layers of each stage"),
+    "dp_replicate": ("2", "copies of what ZeRO splits (HSDP): it splits over fewer replicas"),
+    "cp_ring": ("true", "keys and values go round cp's ranks beside the attention; without it they are gathered before it"),
+    "cp_balanced": ("false", "the last of cp's ranks has most of a causal attention"),
+    "reshard": ("false", "ZeRO-3 keeps a layer's parameters from its forward to its backward pass"),
+    "prefetch_layers": ("2", "ZeRO-3 gathers so many layers ahead"),
+    "gradient_dtype": ('"bf16"', "fp32 or bf16: in which gradients are summed; without it the framework's"),
+    "expert_load": ("1.2", "tokens of the experts' rank that has most, over the mean"),
+}
 
 
 def job_toml(wanted: Wanted) -> str:
@@ -97,11 +108,12 @@ def job_toml(wanted: Wanted) -> str:
 
 
 def _runs(settings: Mapping[str, object], *, has_experts: bool) -> list[str]:
-    """A line for each setting."""
+    """A line for each setting; those that most jobs leave alone as comments."""
     found = []
-    for name, value in settings.items():
-        if (name in ("ep", "etp") and not has_experts) or (name == "sequence_parallel" and not value):
+    for name, note in NOTES.items():
+        if (name in ("ep", "etp") and not has_experts) or (name == "sequence_parallel" and not settings[name]):
             continue
         mark = "# " if name == "dp" else ""  # it follows, also when another degree is changed
-        found.append(f"{mark}{name} = {json.dumps(value)}  # {NOTES[name]}")
-    return found
+        found.append(f"{mark}{name} = {json.dumps(settings[name])}  # {note}")
+    more = {name: line for name, line in MORE.items() if has_experts or name != "expert_load"}
+    return [*found, *(f"# {name} = {example}  # {note}" for name, (example, note) in more.items())]

@@ -7,6 +7,7 @@ from typing import Literal
 
 from dpro_search.cluster import Cluster
 from dpro_search.errors import InputError
+from dpro_search.graph.model import CapturedModel
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
 from dpro_search.space.mesh import Runtime, Workload, peak_memory
 
@@ -55,7 +56,10 @@ def usual_strategy(fixed: Fixed, cluster: Cluster, precision: str, runtime: Runt
 
 def _simplest_first(fixed: Fixed, cluster: Cluster) -> Iterator[MeshSettings]:
     """Degrees of model parallelism in powers of two; recomputation before a part of the model spreads over hosts."""
-    if not fixed.layers:  # a network: a rank's part of the batch at once, or as much as fits
+    if isinstance(fixed.model, CapturedModel) and not fixed.micro_batches:
+        yield MeshSettings(micro_batch=fixed.model.batch)
+        return
+    if not fixed.layer_count:  # a network: a rank's part of the batch at once, or as much as fits
         own = max(fixed.global_batch // fixed.devices, 1)
         yield from (MeshSettings(micro_batch=own // parts) for parts in (2**power for power in range(own.bit_length())))
         return
@@ -65,7 +69,7 @@ def _simplest_first(fixed: Fixed, cluster: Cluster) -> Iterator[MeshSettings]:
     near = [(parts, recompute) for recompute in _RECOMPUTE for parts in all_parts if parts <= within]
     far = [(parts, recompute) for parts in all_parts if parts > within for recompute in _RECOMPUTE]
     for parts, recompute in (*near, *far):
-        tp = max(tp for tp in (1, 2, 4, 8) if tp <= min(parts, within) and parts % tp == 0)
+        tp = max(tp for tp in (1, 2, 4, 8) if tp <= min(parts, within) and parts % tp == 0 and fixed.heads % tp == 0)
         ways = fixed.devices * tp // parts
         ep = max(ep for ep in (1, 2, 4, 8) if ep <= experts and experts % ep == 0 and ways % ep == 0)
         yield MeshSettings(tp=tp, pp=parts // tp, ep=ep, recompute=recompute)

@@ -18,6 +18,7 @@ from dpro_search.space.mesh.domain import domain_of as domain_of
 from dpro_search.space.mesh.domain import harder as harder
 from dpro_search.space.mesh.layout import Layout as Layout
 from dpro_search.space.mesh.memory import PeakMemory as PeakMemory
+from dpro_search.space.mesh.memory import mean_state_bytes as mean_state_bytes
 from dpro_search.space.mesh.memory import peak_memory as peak_memory
 from dpro_search.space.mesh.memory import rank_memories as rank_memories
 from dpro_search.space.mesh.memory_rules import MemoryRules as MemoryRules

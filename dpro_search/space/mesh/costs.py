@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,7 @@ from dpro_search.space.mesh.calibration import Calibration
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
 from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.space.mesh.groups import UNSCALED, Groups, KnownWays
+from dpro_search.space.mesh.kept import Kept
 from dpro_search.space.mesh.runtime import Runtime
 from dpro_search.space.mesh.scales import Scales
 from dpro_search.space.mesh.schedule import stages_on
@@ -44,7 +46,6 @@ class Workload:
     runtime: Runtime = field(default_factory=Runtime)
     calibration: Calibration = field(default_factory=Calibration)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
-    expert_load: float = 1.0  # Tokens of the experts' rank that has most, over the mean of all ranks.
     # Whether groups that exchange at the same time share links, and collectives slow the compute beside them; False: neither, to
     # see what that is worth.
     interference: bool = True
@@ -55,8 +56,21 @@ class Workload:
         """Of activations and parameters."""
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
 
+    @property
+    def gradient_bytes(self) -> float:
+        """Of an element of a gradient while it is summed over micro-batches and ranks."""
+        own = self.strategy.gradient_dtype
+        return self.runtime.gradient_bytes if own is None else _DTYPE_BYTES[own]
 
-_AXES_OF_PASSES = ("tp", "cp", "ep", "etp", "pp")
+    @property
+    def accumulate_bytes(self) -> float:
+        """Moved for each parameter when gradients are added to those before, which are read and written."""
+        return max(self.runtime.accumulate_bytes + 2 * (self.gradient_bytes - self.runtime.gradient_bytes), 0.0)
+
+
+_DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0}
+
+_AXES_OF_PASSES = ("tp", "cp", "ep", "etp")
 
 
 def stages_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Block, ...], ...]:
@@ -119,6 +133,15 @@ def ranks_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Bloc
     return tuple(tuple(block for stage in mine for block in stages[stage]) for mine in on_rank)
 
 
+def recomputed(strategy: Strategy, blocks: Sequence[Block]) -> tuple[bool, ...]:
+    """Which blocks of a stage compute activations again in the backward pass: the first layers, or all."""
+    if strategy.recompute is Recompute.NONE:
+        return (False,) * len(blocks)
+    most = strategy.recompute_layers or len(blocks)
+    numbers = itertools.accumulate(block.name.startswith("layer") for block in blocks)
+    return tuple(block.name.startswith("layer") and number <= most for block, number in zip(blocks, numbers, strict=True))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Known:
     """What was found of a workload under other strategies, to be used again under the next: only the strategy may differ."""
@@ -127,31 +150,38 @@ class Known:
     programs: dict[Any, BlockProgram] = field(default_factory=dict)
     passes: dict[Any, LayerCosts] = field(default_factory=dict)
     ways: KnownWays = field(default_factory=dict)
+    kept: dict[Any, Kept] = field(default_factory=dict)
+    parameters: dict[Any, dict[tuple[bool, bool], float]] = field(default_factory=dict)
+    held: dict[Any, tuple[tuple[float, float, int], ...]] = field(default_factory=dict)
 
 
 class Pricer:
-    """Costs of the blocks of a workload; equal blocks are priced once, with `known` once for all strategies that agree on them."""
+    """Costs of the blocks of a workload; equal blocks are priced once, with `known` once for all strategies that agree on them.
+
+    Attributes
+    ----------
+    split
+        What the programs of blocks depend on, of all that a strategy says.
+    """
 
     def __init__(self, workload: Workload, known: Known | None = None) -> None:
         self._workload, self._known = workload, known or Known()
-        self._layout = replace(
-            layout_of(workload.strategy, regather_inputs=workload.runtime.regather_inputs), expert_load=workload.expert_load
-        )
+        self._layout = layout_of(workload.strategy, regather_inputs=workload.runtime.regather_inputs)
         self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways, shared=workload.interference)
         self.slowed = SLOWED if workload.interference else 0.0
         device = workload.scales.device(workload.cluster.groups[0].host.device)
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
-        self._layers: dict[str, LayerCosts] = {}
+        self._layers: dict[tuple[str, bool], LayerCosts] = {}
         plan = workload.strategy
-        self._split = (  # what programs depend on
+        self.split = (  # what programs depend on
             *(plan.tp, plan.cp, plan.ep, plan.etp, plan.micro_batch),
-            *(plan.sequence_parallel, plan.cp_ring, plan.cp_balanced),
+            *(plan.sequence_parallel, plan.cp_ring, plan.cp_balanced, plan.expert_load),
+            copies_embedding(workload),  # which the head's depends on
         )
-        self._copied = copies_embedding(workload)  # likewise the head's
 
     def program(self, block: Block) -> BlockProgram:
         """What a rank does in a block."""
-        key = block.name, self._split, self._copied
+        key = block.name, self.split
         found = self._known.programs.get(key)
         if found is None:
             workload = self._workload
@@ -159,40 +189,45 @@ class Pricer:
             self._known.programs[key] = found
         return found
 
-    def layer(self, block: Block) -> LayerCosts:
-        """What a block takes."""
-        if block.name not in self._layers:
-            self._layers[block.name] = self._priced(block)
-        return self._layers[block.name]
+    def layer(self, block: Block, *, again: bool = True) -> LayerCosts:
+        """What a block takes; `again`: whether it is one of those whose activations the strategy computes again."""
+        key = block.name, again
+        if key not in self._layers:
+            self._layers[key] = self._priced(block, self._workload.strategy.recompute if again else Recompute.NONE)
+        return self._layers[key]
 
     def is_bound_by_host(self, block: Block) -> bool:
         """Whether the host takes longer to start a block's forward pass than the device to compute it."""
         steps = self.program(block).forward
         return self._host_us(steps, backward=False) >= sum(self._step_us(step, backward=False) for step in steps)
 
-    def _priced(self, block: Block) -> LayerCosts:
-        program = self.program(block)
+    def _priced(self, block: Block, recompute: Recompute) -> LayerCosts:
+        gather_us, reduce_us = self._exchanges(self.program(block))
+        return replace(self.passes(block, recompute), gather_us=gather_us, reduce_us=reduce_us)
+
+    def passes(self, block: Block, recompute: Recompute | None = None) -> LayerCosts:
+        """What a block takes without what replicas exchange; `recompute`: other than the strategy's."""
+        strategy = self._workload.strategy
+        recompute = strategy.recompute if recompute is None else recompute
         places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
         sends_between = self.groups.placements["pp"].nodes > 1
-        key = block.name, self._split, self._copied, self._workload.strategy.recompute, places, sends_between
-        passes = self._known.passes.get(key)
-        if passes is None:
-            passes = self._known.passes[key] = self._passes(block, program)
-        gather_us, reduce_us = self._exchanges(program)
-        return replace(passes, gather_us=gather_us, reduce_us=reduce_us)
+        key = block.name, self.split, recompute, strategy.gradient_dtype, places, sends_between
+        found = self._known.passes.get(key)
+        if found is None:
+            found = self._known.passes[key] = self._passes(block, self.program(block), recompute)
+        return found
 
-    def _passes(self, block: Block, program: BlockProgram) -> LayerCosts:
-        """Forward and backward pass of a block; of the strategy only what is in the key of `_priced` decides."""
+    def _passes(self, block: Block, program: BlockProgram, recompute: Recompute) -> LayerCosts:
+        """Forward and backward pass of a block; of the strategy only what is in the key of `passes` decides."""
         workload = self._workload
-        strategy, runtime = workload.strategy, workload.runtime
         forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
         backward_us = self._backward_us(program.backward) + self._accumulated_us(program)
         forward_us = max(forward_us, self._host_us(program.forward, backward=False))
         backward_us = max(backward_us, self._host_us(program.backward, backward=True))
         is_layer = block.name.startswith("layer")
-        if is_layer and strategy.recompute is Recompute.FULL:
+        if is_layer and recompute is Recompute.FULL:
             backward_us += forward_us
-        elif is_layer and strategy.recompute is Recompute.SELECTIVE and not runtime.flash_attention:
+        elif is_layer and recompute is Recompute.SELECTIVE and not workload.runtime.flash_attention:
             core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]
             backward_us += sum(self._step_us(step, backward=False) for step in core)
         costs = LayerCosts(forward_us=forward_us, backward_us=backward_us)
@@ -247,7 +282,7 @@ class Pricer:
         if self._workload.frozen:
             return 0.0
         held = sum(weight.elements for weight in program.weights if not weight.sparse)
-        return self._moved_us(held * self._workload.runtime.accumulate_bytes)
+        return self._moved_us(held * self._workload.accumulate_bytes)
 
     def _moved_us(self, count_bytes: float) -> float:
         return self._workload.calibration.memory * self._ops.moved_us(count_bytes)
@@ -265,9 +300,18 @@ class Pricer:
             total_us += calibration.send_rank_us * tensor * self._workload.strategy.tp
         return total_us
 
+    def _element_bytes(self, step: Collective) -> float:
+        """Of what is exchanged; sums stay in 16 bits.
+
+        Inputs of products in 8 bits, and gradients of their outputs, are quantized before tensor parallel ranks gather them
+        (Transformer Engine's linear layers).
+        """
+        in_8_bits = self._workload.precision in ("fp8", "fp4") and step.axis == "tp" and step.type is CollectiveKind.ALL_GATHER
+        return 1.0 if in_8_bits else self._workload.element_bytes
+
     def _step_us(self, step: LocalOp | Collective, *, backward: bool) -> float:
         if isinstance(step, Collective):
-            return step.repeats * self._exchanged_us(step.type, step.elements * self._workload.element_bytes, step.axis)
+            return step.repeats * self._exchanged_us(step.type, step.elements * self._element_bytes(step), step.axis)
         calibration = self._workload.calibration
         factor = {OpType.MATMUL: calibration.matmul, OpType.ATTENTION: calibration.attention}.get(step.op.type, calibration.memory)
         if backward:
@@ -296,18 +340,21 @@ class Pricer:
         gather_us = reduce_us = 0.0
         for found in parameter_collectives(program, self._workload.strategy, frozen=self._workload.frozen):
             if found.gradient:
-                reduce_us += self._exchanged_us(found.type, found.elements * self._workload.runtime.gradient_bytes, found.axis)
+                reduce_us += self._exchanged_us(found.type, found.elements * self._workload.gradient_bytes, found.axis)
             else:
                 gather_us += self._exchanged_us(found.type, found.elements * self._workload.element_bytes, found.axis)
         return gather_us, reduce_us
 
     def stage(self, blocks: Sequence[Block]) -> tuple[LayerCosts, ...]:
         """What the blocks of a stage take; where gradients are summed in buckets, a bucket counts with the block that fills it."""
-        found = tuple(self.layer(block) for block in blocks)
+        flags = recomputed(self._workload.strategy, blocks)
+        found = tuple(self.layer(block, again=again) for block, again in zip(blocks, flags, strict=True))
         strategy, runtime = self._workload.strategy, self._workload.runtime
         if strategy.zero_stage or not runtime.bucket_bytes or self._workload.frozen:
             return found
-        backward = [[size * runtime.gradient_bytes for size in backward_tensors(self.program(block))] for block in reversed(blocks)]
+        backward = [
+            [size * self._workload.gradient_bytes for size in backward_tensors(self.program(block))] for block in reversed(blocks)
+        ]
         buckets = gradient_buckets(backward, runtime.bucket_bytes, runtime.first_bucket_bytes)
         sums = [sum(self._exchanged_us(CollectiveKind.ALL_REDUCE, size, "replicas") for size in full) for full in buckets]
         return tuple(replace(layer, reduce_us=sum_us) for layer, sum_us in zip(found, reversed(sums), strict=True))
@@ -317,7 +364,7 @@ class Pricer:
         if self._workload.frozen or not self._workload.strategy.sequence_parallel:
             return 0.0
         most = max(shared_elements([self.program(block) for block in blocks]) for blocks in ranks_of(self._workload))
-        return self._exchanged_us(CollectiveKind.ALL_REDUCE, most * self._workload.runtime.gradient_bytes, "tp")
+        return self._exchanged_us(CollectiveKind.ALL_REDUCE, most * self._workload.gradient_bytes, "tp")
 
     def tied_us(self) -> float:
         """At the end of a step, the sum of the gradients of both copies of an embedding."""
@@ -325,9 +372,7 @@ class Pricer:
             return 0.0
         embedding = self.program(stages_of(self._workload)[0][0])
         elements = next(weight.tensors[0] for weight in embedding.weights if weight.op == "tokens")
-        return self._exchanged_us(
-            CollectiveKind.ALL_REDUCE, elements * self._workload.runtime.gradient_bytes, "first and last stage"
-        )
+        return self._exchanged_us(CollectiveKind.ALL_REDUCE, elements * self._workload.gradient_bytes, "first and last stage")
 
     def norm_us(self) -> float:
         """Before the update, the sum over all ranks of the squares of gradients: one number."""
@@ -369,6 +414,7 @@ def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
         norm_us=pricer.norm_us(),
         every_pass=strategy.zero_stage == 3,
         regather=strategy.reshard_after_forward,
+        prefetch=strategy.prefetch_layers,
         overlap=workload.runtime.overlap_gradients,
         overlap_gathers=workload.runtime.overlap_gathers,
         slowed=pricer.slowed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from dpro_search.graph.model import Architecture, Experts
+from dpro_search.graph.model import Architecture, Experts, Network
 from dpro_search.space.mesh.costs import Known, Pricer, Workload, stages_of
 
 
@@ -22,12 +22,12 @@ class Domain(StrEnum):
 def domain_of(workload: Workload, known: Known | None = None) -> Domain:
     """The domain of a workload."""
     model = workload.model
-    if not isinstance(model, Architecture):
+    if isinstance(model, Network):
         return Domain.NETWORK
     pricer = Pricer(workload, known)
     if pricer.groups.placements["tp"].nodes > 1:
         return Domain.TENSOR_BETWEEN_HOSTS
-    if any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
+    if isinstance(model, Architecture) and any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
         return Domain.EXPERTS
     blocks = [block for stage in stages_of(workload, known) for block in stage]
     distinct = {block.name: pricer.is_bound_by_host(block) for block in {block.name: block for block in blocks}.values()}

@@ -36,7 +36,7 @@ class Layout:
 
     def of(self, op: Op) -> Splits:
         """The splits of an op's dims."""
-        found = {(axis, dim) for dim in op.dims for axis in self.splits.get(dim, ()) if self.axes[axis] > 1}
+        found = {(axis, dim) for dim in op.dims for axis in self.splits.get(kind_of(dim), ()) if self.axes[axis] > 1}
         if (
             self.stream_axis is not None
             and self.axes[self.stream_axis] > 1
@@ -65,6 +65,11 @@ class Layout:
         """Axes over which the tokens of the residual stream are split."""
         stream = () if self.stream_axis is None else (self.stream_axis,)
         return (*self.splits.get("sequence", ()), *stream)
+
+
+def kind_of(dim: str) -> str:
+    """What decides over which axes a dim is split: of "width:3" the part before the colon, else its name."""
+    return dim.partition(":")[0]
 
 
 def restricted(splits: Splits, shape: Shape) -> Splits:

@@ -6,11 +6,13 @@ stages have in flight; or, with few activations, in the optimizer's step.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dpro_search.graph.model import Block
 from dpro_search.space.mesh.compile import LocalOp
-from dpro_search.space.mesh.costs import Known, Pricer, Workload, ranks_of, stages_of
+from dpro_search.space.mesh.costs import Known, Pricer, Workload, ranks_of, recomputed, stages_of
 from dpro_search.space.mesh.kept import Kept, kept_of
 from dpro_search.space.mesh.pipeline import Pass, pipeline_orders
 from dpro_search.space.mesh.strategy import Recompute
@@ -82,35 +84,67 @@ def rank_memories(workload: Workload, known: Known | None = None) -> tuple[PeakM
     return _Ledger(workload, known).memories()
 
 
+def mean_state_bytes(workload: Workload, known: Known | None = None) -> float:
+    """Weights, gradients and optimizer state of a rank, the mean of all pipeline ranks: some rank needs no less than that."""
+    return _Ledger(workload, known).mean_state_bytes()
+
+
+class _Stage(NamedTuple):
+    """Bytes of one micro-batch of a stage."""
+
+    held_bytes: float  # From its forward to its backward pass.
+    again_bytes: float  # Beside them, in its backward pass.
+    logits_bytes: float
+    layers: int
+
+
 class _Ledger:
     def __init__(self, workload: Workload, known: Known | None) -> None:
+        self._known = known = known or Known()
         self._workload, self._pricer = workload, Pricer(workload, known)
         self._plan, self._rules = workload.strategy, workload.runtime.memory
         self._stages, self._on_ranks = stages_of(workload, known), ranks_of(workload, known)
         self._kept: dict[str, Kept] = {}
+        self._of_stages: dict[int, _Stage] = {}
 
     def memories(self) -> tuple[PeakMemory, ...]:
         plan = self._plan
-        orders = pipeline_orders(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)
-        return tuple(self._of_rank(rank, order) for rank, order in enumerate(orders))
+        key = (
+            *(self._pricer.split, plan.pp, plan.virtual_stages, plan.stage_layers, plan.schedule, plan.micro_batches),
+            *(plan.recompute, plan.recompute_layers),
+        )
+        held = self._known.held.get(key)
+        if held is None:
+            orders = pipeline_orders(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)
+            held = self._known.held[key] = tuple(self._passes(order) for order in orders)
+        return tuple(self._of_rank(rank, *each) for rank, each in enumerate(held))
+
+    def mean_state_bytes(self) -> float:
+        states = self._states(tuple(block for blocks in self._on_ranks for block in blocks))
+        return (states.weights_bytes + states.gradients_bytes + states.optimizer_bytes) / self._plan.pp
 
     def _of(self, block: Block) -> Kept:
         if block.name not in self._kept:
-            workload = self._workload
-            self._kept[block.name] = kept_of(
-                self._pricer.program(block),
-                self._rules,
-                workload.element_bytes,
-                stores_scores=not workload.runtime.flash_attention,
-                dropout=workload.model.dropout > 0,
-                adapters=workload.frozen,
-            )
+            key = block.name, self._pricer.split
+            if key not in self._known.kept:
+                self._known.kept[key] = self._new_kept(block)
+            self._kept[block.name] = self._known.kept[key]
         return self._kept[block.name]
 
-    def _of_rank(self, rank: int, order: tuple[Pass, ...]) -> PeakMemory:
+    def _new_kept(self, block: Block) -> Kept:
+        workload = self._workload
+        return kept_of(
+            self._pricer.program(block),
+            self._rules,
+            workload.element_bytes,
+            stores_scores=not workload.runtime.flash_attention,
+            dropout=workload.model.dropout > 0,
+            adapters=workload.frozen,
+        )
+
+    def _of_rank(self, rank: int, activations: float, logits: float, in_flight: int) -> PeakMemory:
         blocks = self._on_ranks[rank]
         states = self._states(blocks)
-        activations, logits, in_flight = self._passes(order)
         gathered = self._gathered_bytes(blocks)
         found = replace(states, activations_bytes=activations, logits_bytes=logits, gathered_bytes=gathered)
         step = self._step_bytes(states)
@@ -129,14 +163,16 @@ class _Ledger:
         in_8_bits = self._workload.frozen and self._workload.precision in ("fp8", "fp4")  # weights that nothing updates
         element = 1.0 if in_8_bits else self._workload.element_bytes
         weights = gradients = optimizer = whole = 0.0
-        for weight in (weight for block in blocks for weight in self._pricer.program(block).weights):
-            ways = plan.expert_zero_ways if weight.expert else plan.zero_ways
-            weights += weight.elements * element / (ways if plan.zero_stage == 3 else 1)
-            if self._workload.frozen or weight.sparse:
-                continue
-            whole += weight.elements
-            gradients += weight.elements * runtime.gradient_bytes / (ways if plan.zero_stage >= 2 else 1)
-            optimizer += weight.elements * runtime.optimizer_bytes / (ways if plan.zero_stage >= 1 else 1)
+        counts = Counter(block.name for block in blocks)
+        for block in {block.name: block for block in blocks}.values():
+            for (expert, trained), each in self._held_elements(block).items():
+                elements = each * counts[block.name]
+                ways = plan.expert_zero_ways if expert else plan.zero_ways
+                weights += elements * element / (ways if plan.zero_stage == 3 else 1)
+                if trained:
+                    whole += elements
+                    gradients += elements * self._workload.gradient_bytes / (ways if plan.zero_stage >= 2 else 1)
+                    optimizer += elements * runtime.optimizer_bytes / (ways if plan.zero_stage >= 1 else 1)
         flat = min(whole, rules.flat_elements) * 2 * self._workload.element_bytes
         communicators = sum(degree > 1 for degree in (plan.dp * plan.cp, plan.tp, plan.pp, plan.cp, plan.ep))
         return PeakMemory(
@@ -151,49 +187,68 @@ class _Ledger:
             context_bytes=CONTEXT_BYTES + communicators * CHANNELS * CHANNEL_BYTES,
         )
 
+    def _held_elements(self, block: Block) -> dict[tuple[bool, bool], float]:
+        """Parameters of a block, by whether they are experts', and whether they have gradients and optimizer state."""
+        key = block.name, self._pricer.split
+        if key not in self._known.parameters:
+            found: dict[tuple[bool, bool], float] = defaultdict(float)
+            for weight in self._pricer.program(block).weights:
+                found[weight.expert, not (self._workload.frozen or weight.sparse)] += weight.elements
+            self._known.parameters[key] = dict(found)
+        return self._known.parameters[key]
+
     def _passes(self, order: tuple[Pass, ...]) -> tuple[float, float, int]:
         """Activations and logits when a rank holds most of both, and the layers then in flight."""
         held, flying, best = 0.0, 0, (0.0, 0.0, 0)
         for done in order:
-            stage = self._stages[done.stage]
-            size = sum(self._held_bytes(block) for block in stage)
-            layers = sum(block.name.startswith("layer") for block in stage)
             if done.direction == "I":  # gradients of weights need all that the input's needs
                 continue
+            stage = self._stage(done.stage)
             if done.direction != "F":
-                held, flying = held - size, flying - layers
+                held, flying = held - stage.held_bytes, flying - stage.layers
                 continue
-            held, flying = held + size, flying + layers
-            logits = sum(self._of(block).logits_bytes for block in stage)
-            again = max((self._again_bytes(block) for block in stage), default=0.0)
+            held, flying = held + stage.held_bytes, flying + stage.layers
+            logits, again = stage.logits_bytes, stage.again_bytes
             if held + max(logits, again) > sum(best[:2]):
                 best = (held + again, logits, flying) if again > logits else (held, logits, flying)
         return best
 
-    def _held_bytes(self, block: Block) -> float:
+    def _stage(self, number: int) -> _Stage:
+        """What a micro-batch of a stage holds."""
+        if number not in self._of_stages:
+            blocks = self._stages[number]
+            kept = [(self._of(block), again) for block, again in zip(blocks, recomputed(self._plan, blocks), strict=True)]
+            self._of_stages[number] = _Stage(
+                held_bytes=sum(self._held_bytes(each, again) for each, again in kept),
+                again_bytes=max((self._again_bytes(each, again) for each, again in kept), default=0.0),
+                logits_bytes=sum(each.logits_bytes for each, _ in kept),
+                layers=sum(block.name.startswith("layer") for block in blocks),
+            )
+        return self._of_stages[number]
+
+    def _held_bytes(self, kept: Kept, again: bool) -> float:
         """What a block keeps of a micro-batch from its forward to its backward pass; logits count apart."""
-        kept = self._of(block)
-        if not self._recomputed(block):
-            return kept.activations_bytes + (kept.scores_bytes if self._plan.recompute is Recompute.NONE else 0.0)
-        return kept.input_bytes
+        if not again:
+            return kept.activations_bytes + kept.scores_bytes
+        return kept.activations_bytes if self._plan.recompute is Recompute.SELECTIVE else kept.input_bytes
 
-    def _again_bytes(self, block: Block) -> float:
+    def _again_bytes(self, kept: Kept, again: bool) -> float:
         """What the backward pass of a block holds for a while: gradients, and activations that it computes again."""
-        kept = self._of(block)
-        if self._recomputed(block):
-            return kept.activations_bytes + kept.scores_bytes + kept.transient_bytes
-        return kept.transient_bytes + (kept.scores_bytes if self._plan.recompute is Recompute.SELECTIVE else 0.0)
-
-    def _recomputed(self, block: Block) -> bool:
-        return self._plan.recompute is Recompute.FULL and block.name.startswith("layer")
+        if not again:
+            return kept.transient_bytes
+        all_of_it = self._plan.recompute is Recompute.FULL
+        return kept.transient_bytes + kept.scores_bytes + (kept.activations_bytes if all_of_it else 0.0)
 
     def _gathered_bytes(self, blocks: tuple[Block, ...]) -> float:
-        """The parameters of two layers (one computes, the next is gathered) and the gradients of one (ZeRO-3)."""
+        """Parameters of the layers that compute and are gathered ahead, or of all that are kept, and gradients of one (ZeRO-3)."""
         if self._plan.zero_stage < 3:
             return 0.0
-        element, runtime = self._workload.element_bytes, self._workload.runtime
-        largest = max(sum(weight.elements for weight in self._pricer.program(block).weights) for block in blocks)
-        return largest * (2 * element + (0.0 if self._workload.frozen else runtime.gradient_bytes))
+        element, each = self._workload.element_bytes, [self._elements(block) for block in blocks] or [0.0]
+        gathered = max(each) * (1 + self._plan.prefetch_layers) if self._plan.reshard_after_forward else sum(each)
+        return gathered * element + max(each) * (0.0 if self._workload.frozen else self._workload.gradient_bytes)
+
+    def _elements(self, block: Block) -> float:
+        return sum(self._held_elements(block).values())
 
     def _step_bytes(self, states: PeakMemory) -> float:
         """Temporaries of the optimizer's step."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from dpro_search.cluster import parse_cluster
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels, OpCosts
 from dpro_search.graph.model import blocks_of, published
+from dpro_search.graph.model.networks import network
 
 H100 = parse_cluster("1xhgx-h100").groups[0].host.device
 
@@ -89,3 +90,22 @@ def test_experts_never_take_less_than_one_matmul_of_all_their_tokens(tokens):
     op, sizes = op_of("experts.up", model="mixtral-8x7b", sequence=tokens)
     rows = sizes["experts"] * sizes["capacity"]
     assert found.forward_us(op, sizes) >= found.matmul_us(rows, sizes["hidden"], 2 * sizes["expert_ffn"]) * 0.999
+
+
+@pytest.mark.parametrize("name", ["attention_norm", "attention_residual", "attention.output", "attention.core"])
+def test_autocast_keeps_streams_wide_and_casts_parameters(name):
+    """In 16 bits; in fp32 there is nothing to cast."""
+    eager = {"attention": AttentionKernels.EAGER, "fused": False}
+    for precision, size, is_dearer in (("fp16", 2.0, True), ("fp32", 4.0, False)):
+        plain, cast = (
+            both_us(costs(Kernels(**eager, autocast=autocast), precision, bytes_per_element=size), name)
+            for autocast in (False, True)
+        )
+        assert (cast > 1.05 * plain) == is_dearer
+
+
+def test_batch_norms_stay_in_16_bits_under_autocast():
+    block = next(block for block in blocks_of(network("resnet50")) if any(op.name.startswith("norm") for op in block.ops))
+    op = next(op for op in block.ops if op.name.startswith("norm"))
+    times = [costs(Kernels(autocast=autocast), "fp16").forward_us(op, block.sizes_at(32, 1)) for autocast in (False, True)]
+    assert times[0] == times[1]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.cluster import parse_cluster
+from dpro_search.cluster import bundled, parse_cluster
 from dpro_search.costmodel.gpu_ops import OpCosts, achieved_by
 from dpro_search.errors import InputError
 
@@ -52,3 +52,17 @@ def test_few_sums_over_many_positions_are_split(machine):
     """The gradient of the weight of a 3 x 3 convolution of 64 channels: five tiles, and 100,352 positions of 32 images."""
     costs = OpCosts(device(machine), "fp32", 4.0)
     assert costs.matmul_us(576, 100_352, 64) < 1.7 * costs.matmul_us(100_352, 576, 64)
+
+
+@pytest.mark.parametrize(("name", "precision", "measured"), [("l4", "fp32", 8.8), ("t4", "fp32", 3.2), ("t4", "fp16", 39)])
+def test_cards_do_no_more_than_their_power_allows(name, precision, measured):
+    """Large products of NeuSight's tables (fp32) and of DeepBench's (fp16), TFLOP/s: a third to six tenths of the peak."""
+    size = 4 if precision == "fp32" else 2
+    found = 2 * 8192**3 / OpCosts(bundled.device(name), precision, size).matmul_us(8192, 8192, 8192) / 1e6
+    assert found == pytest.approx(measured, rel=0.1)
+
+
+def test_units_that_multiply_fp32_matrices_are_faster_than_the_vector_units():
+    """MI210: 28.5 TFLOP/s of large products (NeuSight), more than the 22.6 of its vector units."""
+    found = 2 * 8192**3 / OpCosts(bundled.device("mi210"), "fp32", 4.0).matmul_us(8192, 8192, 8192) / 1e6
+    assert found == pytest.approx(28.5, rel=0.1)

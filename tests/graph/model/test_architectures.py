@@ -102,10 +102,22 @@ def test_forward_flops_of_a_layer_are_those_of_the_formula():
     assert flops == pytest.approx(2 * 2048 * 12288 * (24 * 12288 + 2 * 2048))
 
 
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "intermediate_size": 2816,
+    "vocab_size": 32000,
+}
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"model_type": "lama"}, "model_type 'lama' is not known"),
+        ({**LLAMA, "num_hidden_layers": 10**6}, "a model has at most 10000 layers, not 1000000"),
+        ({**LLAMA, "vocab_size": 10**30}, "vocab_size must be at most 2147483648, not 1000"),
         ({"model_type": "gpt2", "n_embd": 100, "n_head": 12}, "does not divide by 12 heads"),
         (
             {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 32, "hidden_size": "4096"},

@@ -148,6 +148,22 @@ def test_what_is_not_possible_is_one_line(changes: tuple[str, ...], cluster: str
         predicted(resnet(), *changes, cluster=cluster)
 
 
+def test_a_model_that_was_profiled_on_two_gpus_is_predicted_from_one_for_the_other() -> None:
+    """ResNet-50, 32 images, V100 with shapes to A100: kernels take 38.6 ms of a step there, of another version of PyTorch."""
+    v100 = Imported.of(import_trace([SHARED / "kineto_single" / "resnet50_v100_workers0.json.gz"]), PlanOptions())
+    place = "recorded_on=p3.16xlarge", "ranks=1"
+    there = under(v100, *place, cluster="1xa100-sxm-40gb")
+    shapeless = Imported.of(replace(v100.trace, shapes=(), events=without_shapes(v100.trace.events)), PlanOptions())
+    by_peaks = predicted(shapeless, *place, cluster="1xa100-sxm-40gb").breakdown_us["compute"]
+    assert there.predict(Plan()).breakdown_us["compute"] == pytest.approx(38_575, rel=0.1)
+    assert by_peaks < 0.9 * 38_575
+    assert any("norms of known shapes (81 % of the kernels' time)" in line for line in there.left_out(Scenario().cluster))
+
+
+def without_shapes(events):
+    return replace(events, shapes=np.full(len(events), -1, np.int32))
+
+
 def test_a_diagnosis_there_has_no_measured_iteration() -> None:
     facts = under(resnet(), "ranks=2", cluster="hgx-h100").diagnose()
     assert facts["measured_iteration_us"] is None

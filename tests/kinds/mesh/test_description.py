@@ -67,6 +67,13 @@ def test_a_config_of_hugging_face_beside_the_file_is_a_model(tmp_path):
     assert found.files["model_config"] == tmp_path / "config.json"
 
 
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b'{"model_type": "\xff"}', b"[]", b"\x80\x04K\x01."])
+def test_a_file_that_is_no_config_is_one_line(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    (tmp_path / "job.toml").write_text(text(model="config.json"))
+    assert "config.json: not a config.json of a model" in refusal("replay", tmp_path / "job.toml")
+
+
 def test_a_cluster_file_is_found_beside_the_description(tmp_path):
     (tmp_path / "mine.toml").write_text('base = "hgx-h100"\nhosts = 4\n')
     assert described(tmp_path, text("tp = 2", cluster="mine.toml")).strategy.devices == 32
@@ -91,6 +98,17 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
         (text('recompute = "ful"'), ":6: runs.recompute: 'ful' is not known; did you mean 'full'?"),
         (text('schedule = "zero-buble"'), ":6: runs.schedule: 'zero-buble' is not known; did you mean 'zero-bubble'?"),
         (text('pp = 2\nschedule = "dual-pipe-v"'), "dual-pipe-v has two stages on each rank (virtual_stages 2), not 1"),
+        (text("dp_replicate = 3"), ":6: runs.dp_replicate: dp_replicate 3 does not divide 16 replicas (dp x cp): use 2"),
+        (text("zero_stage = 0\ndp_replicate = 2"), "dp_replicate 2: zero_stage 0 splits nothing; use zero_stage 1"),
+        (
+            text("pp = 4\nstage_layers = [9, 9, 9, 9]"),
+            ":7: runs.stage_layers: stage_layers 9,9,9,9: 36 layers, and llama3-8b has 32",
+        ),
+        (text("pp = 4\nstage_layers = [16, 16]"), "2 stages, and pp x virtual_stages is 4: use 8,8,8,8"),
+        (text("recompute_layers = 4"), "recompute_layers 4 needs recompute full or selective, not none"),
+        (text('recompute = "full"\nrecompute_layers = 40'), "stages have 32 layers at most; use 32, or 0 for all"),
+        (text("expert_load = 0.5"), "expert_load must be at least 1 and finite, not 0.5"),
+        (text('gradient_dtype = "fp8"'), ":6: runs.gradient_dtype: 'fp8' is not known"),
         (text("zero_stage = 4"), ":6: runs.zero_stage: '4' is not known"),
         (text(cluster="2xhgx-h10"), ":4: cluster: no cluster is called 'hgx-h10'; did you mean hgx-h100"),
         (text(precision="bf61"), ":5: precision: 'bf61' is not known; did you mean 'bf16'?"),

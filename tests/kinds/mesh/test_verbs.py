@@ -96,7 +96,10 @@ def test_report_of_the_run_and_of_the_description(job, run, tmp_path):
     verb("report", run, "--out", tmp_path / "run.html")
     assert "llama3-8b" in (tmp_path / "run.html").read_text()
     verb("report", job, "--out", tmp_path / "job.html")
-    assert "The job was described, not recorded" in (tmp_path / "job.html").read_text()
+    page = (tmp_path / "job.html").read_text()
+    assert "The job was described, not recorded" in page
+    assert "Nothing was measured of a described job" in page
+    assert "recorded durations" not in page
 
 
 def test_what_was_never_run_is_not_validated(run):
@@ -156,3 +159,12 @@ def test_clusters_are_compared_by_time_price_and_size(tmp_path):
 def test_plans_cannot_be_exported_yet(run, tmp_path):
     assert "plans of a parallel job cannot be exported yet" in refusal("export", run, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_machines_without_gpus_are_refused(job):
+    assert "a parallel job runs on machines with GPUs, like 16xhgx-h100" in refusal("replay", job, "--cluster", "8xtestbed")
+
+
+def test_what_only_other_kinds_can_is_refused_with_their_names(job):
+    said = refusal("replay", job, "--own-durations")
+    assert "a parallel job cannot be replayed step by step (--own-durations); a Horovod job, a " in said

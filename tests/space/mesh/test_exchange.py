@@ -25,7 +25,7 @@ from dpro_search.space.mesh.groups import Groups
 
 
 def workload(model="gpt2-xl", cluster="2xhgx-h100", **degrees):
-    options = {name: degrees.pop(name) for name in ("runtime", "expert_load") if name in degrees}
+    options = {name: degrees.pop(name) for name in ("runtime",) if name in degrees}
     strategy = Strategy(**{"global_batch": 64, **degrees})
     found = published(model)
     strategy.check(found, 1024)
@@ -130,7 +130,13 @@ class TestUnevenStages:
         assert uneven < even
 
     @pytest.mark.parametrize(
-        ("layers", "said"), [((12, 12, 24), "has 3 stages"), ((12, 12, 12, 10), "sum to 46"), ((-1, 17, 16, 16), "at least 0")]
+        ("layers", "said"),
+        [
+            ((12, 12, 24), "3 stages, and pp x virtual_stages is 4: use 12,12,12,12"),
+            ((12, 12, 12, 10), "46 layers, and gpt2-xl has 48: use 12,12,12,12"),
+            ((16, 0, 16, 16), "only the first and the last stage may be without layers"),
+            ((-1, 17, 16, 16), "at least 0"),
+        ],
     )
     def test_what_does_not_add_up_is_refused(self, layers, said):
         with pytest.raises(InputError, match=said):

@@ -1,0 +1,126 @@
+"""`dpro-search capture`: the step graph of a model without running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dpro_search.cli._shared_options import JsonOption
+
+
+def capture(
+    model: Annotated[str, typer.Argument(metavar="SCRIPT:FUNCTION", help="A script and its function that returns the model.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write: graph.json, job.toml.")],
+    mesh: Annotated[
+        str | None,
+        typer.Option("--mesh", metavar="A=N,B=N", help="Ranks along dp (DDP), dp_shard (fully_shard), tp; both dp: HSDP."),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Samples of one replica.")] = 1,
+    sequence: Annotated[int | None, typer.Option("--sequence", metavar="N", min=1, help="Tokens of a sample.")] = None,
+    precision: Annotated[
+        str, typer.Option("--precision", metavar="P", help="bf16 or fp16 (autocast; FSDP: mixed precision), or fp32.")
+    ] = "bf16",
+    inputs: Annotated[
+        str | None,
+        typer.Option("--inputs", metavar="F", help="Function of batch (and sequence): what the model reads."),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", metavar="F", help="Function of output and inputs.", show_default="output.loss, or cross-entropy"),
+    ] = None,
+    tp_plan: Annotated[
+        str | None,
+        typer.Option("--tp-plan", metavar="F", help="Function of the model: plan for parallelize_module.", show_default="by names"),
+    ] = None,
+    parallelize: Annotated[
+        str | None,
+        typer.Option("--parallelize", metavar="F", help="Function of model and DeviceMesh that applies the mesh."),
+    ] = None,
+    optimizer: Annotated[str, typer.Option("--optimizer", metavar="O", help="adam, adamw, sgd or none.")] = "adamw",
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="C", help="For job.toml.", show_default="as many h100 as the mesh has ranks")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option("--python", metavar="PYTHON", help="Interpreter that has PyTorch.", show_default="make_env.sh's")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Capture a model's training step on tensors without data. Every verb takes job.toml as TRACE.
+
+    Example: dpro-search capture train.py:build_model --batch 4 --sequence 2048 --mesh dp_shard=8,tp=2 --out captured
+    """
+    import os
+
+    from dpro_search.cli._output import print_json, size, stderr_console, warn
+    from dpro_search.collect._files import require_new, written_folder
+    from dpro_search.collect.capture import written_graph
+    from dpro_search.collect.capture.runner import CaptureRequest, parse_mesh
+    from dpro_search.collect.capture.runner import capture as captured
+    from dpro_search.errors import InputError, MissingCapabilityError
+    from dpro_search.kinds import captured_text
+
+    require_new(out)
+    script, _, function = model.rpartition(":")
+    if not script or not function.isidentifier():
+        raise InputError(f"{model}: give a script and a function, like train.py:build_model")
+    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
+    interpreter = python or str(root / "torch" / "bin" / "python")
+    if python is None and not Path(interpreter).is_file():
+        raise MissingCapabilityError(
+            f"{interpreter}: no such interpreter; build PyTorch's with 'scripts/make_env.sh torch' or name one by --python"
+        )
+    request = CaptureRequest(
+        python=interpreter,
+        script=Path(script),
+        build=function,
+        inputs=inputs,
+        loss=loss,
+        tp_plan=tp_plan,
+        parallelize=parallelize,
+        batch=batch,
+        sequence=sequence,
+        precision=precision,
+        optimizer=optimizer,
+        mesh=parse_mesh(mesh or ""),
+    )
+    with stderr_console().status("starting") as status:
+        graph = captured(request, lambda what: status.update(f"capturing: {what}"))
+    with written_folder(out) as folder:
+        (folder / "graph.json").write_bytes(written_graph(graph))
+        (folder / "job.toml").write_text(captured_text(graph, "graph.json", cluster))
+    for note in graph.notes:
+        warn(note)
+    step = graph.under_mesh or graph.plain
+    counts: dict[str, int] = {}
+    sent: dict[str, int] = {}
+    for each in step.collectives:
+        counts[each.type] = counts.get(each.type, 0) + 1
+        sent[each.type] = sent.get(each.type, 0) + each.bytes
+    facts = {
+        "graph": str(out / "graph.json"),
+        "job": str(out / "job.toml"),
+        "model": graph.model,
+        "torch": graph.torch,
+        "mesh": graph.mesh,
+        "ops": len(step.ops),
+        "parameters": sum(each.elements for each in graph.plain.parameters),
+        "parameters_bytes": graph.parameter_bytes,
+        "flops": step.flops(),
+        "activations_bytes": step.activation_bytes,
+        "peak_memory_bytes": step.peak_bytes,
+        "collectives": {name: {"count": counts[name], "bytes": sent[name]} for name in counts},
+        "notes": list(graph.notes),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    print(f"{graph.model}: {facts['parameters']:,} parameters ({size(graph.parameter_bytes)}), PyTorch {graph.torch}")
+    where = "a rank of the mesh" if graph.under_mesh else "one device"
+    print(
+        f"a step of {where}: {len(step.ops):,} ops, {step.flops() / 1e9:,.1f} GFLOP, {size(step.activation_bytes)} of activations"
+    )
+    for name in counts:
+        print(f"  {counts[name]} x {name.replace('_', '-')}, {size(sent[name])}")
+    print(f"next: dpro-search replay {out / 'job.toml'} --cluster 8xhgx-h100")

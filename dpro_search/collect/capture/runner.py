@@ -1,0 +1,169 @@
+"""`capture`: runs the capture of a model in an environment that has PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpro_search._version import __version__
+from dpro_search.collect._files import scratch_folder
+from dpro_search.collect.capture.graph_file import VERSION, CapturedGraph, CapturedStep
+from dpro_search.collect.capture.growth import with_growth
+from dpro_search.collect.launch.ranks import HOOKS
+from dpro_search.errors import InputError, JobError, MissingCapabilityError
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+PRECISIONS = ("fp32", "bf16", "fp16")
+OPTIMIZERS = ("adam", "adamw", "sgd", "none")
+_WORKER = HOOKS / "dpro_search_capture.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureRequest:
+    """What to capture.
+
+    Functions are names in the script. `build` returns the model; `inputs` (of batch and sequence) what it reads; `loss` (of its
+    output and inputs) a scalar; `tp_plan` (of the model) a plan for `parallelize_module`; `parallelize` (of the model and a
+    `DeviceMesh`) applies the whole mesh itself.
+    """
+
+    python: str
+    script: Path
+    build: str
+    inputs: str | None = None
+    loss: str | None = None
+    tp_plan: str | None = None
+    parallelize: str | None = None
+    batch: int = 1
+    sequence: int | None = None
+    precision: str = "bf16"
+    optimizer: str = "adamw"
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    bucket_mib: float = 25.0
+    timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("--precision", self.precision, PRECISIONS), ("--optimizer", self.optimizer, OPTIMIZERS)):
+            if value not in known:
+                raise InputError(f"{name} {value}: use {', '.join(known)}")
+        if not self.script.is_file():
+            raise InputError(f"{self.script}: no such script")
+        if self.parallelize is None:
+            for axis, why in (("pp", "pipelines"), ("cp", "context parallel"), ("ep", "expert parallel")):
+                if self.mesh.get(axis, 1) > 1:
+                    raise InputError(
+                        f"--mesh {axis}={self.mesh[axis]}: {why} needs a function with --parallelize; every captured model can "
+                        "be asked about other meshes by replay --set"
+                    )
+
+
+class _Answer(msgspec.Struct):
+    error: str | None = None
+    torch: str = ""
+    python: str = ""
+    warning: str = ""
+    notes: list[str] = []
+    steps: dict[str, CapturedStep | None] = {}
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Of ``tp=2,dp_shard=4``; ``dp`` is ``dp_replicate``. Axes of one rank are left out. Raises `InputError`."""
+    found: dict[str, int] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        axis, _, size = part.partition("=")
+        axis = {"dp": "dp_replicate", "fsdp": "dp_shard"}.get(axis.strip(), axis.strip())
+        if axis not in AXES:
+            raise InputError(f"--mesh {part}: axes are dp (or dp_replicate), dp_shard, tp, cp, pp, ep")
+        if not size.strip().isdigit() or not 1 <= int(size) <= 2**20:
+            raise InputError(f"--mesh {part}: give a number of ranks, like {axis}=2")
+        if axis in found:
+            raise InputError(f"--mesh {part}: {axis} is given twice")
+        found[axis] = int(size)
+    return {axis: size for axis, size in found.items() if size > 1}
+
+
+def capture(request: CaptureRequest, say: Callable[[str], None] = lambda _: None) -> CapturedGraph:
+    """The step graph of a model; `say` is told what is done.
+
+    Raises
+    ------
+    InputError
+        The model cannot be captured; the line in the user's code where there is one.
+    MissingCapabilityError
+        The interpreter has no PyTorch.
+    JobError
+        The process failed otherwise, or took too long.
+    """
+    with scratch_folder("capture") as folder:
+        answer = _answered(request, folder, say)
+    plain = answer.steps.get("plain")
+    if plain is None:
+        raise JobError("the capture wrote no step")
+    step, grows, notes = with_growth(plain, {name: answer.steps.get(name) for name in ("batch", "sequence")})
+    return CapturedGraph(
+        version=VERSION,
+        model=plain.kinds.get("", "model"),
+        script=request.script.name,
+        function=request.build,
+        script_sha256=hashlib.sha256(request.script.read_bytes()).hexdigest(),
+        torch=answer.torch,
+        python=answer.python,
+        dpro_search=__version__,
+        batch=request.batch,
+        sequence=request.sequence,
+        precision=request.precision,
+        optimizer=request.optimizer,
+        mesh=dict(request.mesh),
+        grows=grows,
+        notes=(*filter(None, [answer.warning]), *answer.notes, *notes),
+        plain=step,
+        under_mesh=answer.steps.get("mesh"),
+    )
+
+
+def _answered(request: CaptureRequest, folder: Path, say: Callable[[str], None]) -> _Answer:
+    asked, answered = folder / "request.json", folder / "answer.json"
+    values: dict[str, Any] = {name: getattr(request, name) for name in ("inputs", "loss", "tp_plan", "parallelize", "batch")}
+    values |= {name: getattr(request, name) for name in ("sequence", "precision", "optimizer", "bucket_mib")}
+    values |= {"script": str(request.script.resolve()), "function": request.build, "mesh": dict(request.mesh)}
+    asked.write_bytes(msgspec.json.encode(values))
+    try:
+        process = subprocess.Popen(
+            [request.python, str(_WORKER), str(asked), str(answered)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+    except OSError as error:
+        raise MissingCapabilityError(
+            f"{request.python}: cannot be started ({error.strerror}); name PyTorch's with --python"
+        ) from error
+    lines: list[str] = []
+    late = threading.Timer(request.timeout_s, process.kill)
+    late.start()
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("capture: "):
+                say(line.removeprefix("capture: ").strip())
+            else:
+                lines.append(line.strip())
+        process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        late.cancel()
+    if process.returncode or not answered.is_file():
+        raise JobError(f"the capture ended with status {process.returncode}: {next(filter(None, reversed(lines)), 'no message')}")
+    answer = msgspec.json.decode(answered.read_bytes(), type=_Answer)
+    if answer.error is not None:
+        if "cannot import torch" in answer.error:
+            raise MissingCapabilityError(f"{answer.error}; name an interpreter that can with --python")
+        raise InputError(answer.error)
+    return answer

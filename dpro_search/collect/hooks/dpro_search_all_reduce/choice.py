@@ -1,0 +1,85 @@
+"""Which algorithm an all-reduce uses: `Choice`, a table by ranks, ranks on a host, and size.
+
+`dpro-search fit` writes it as JSON from all-reduces that were measured, or predicted:
+
+    {"version": 1, "origin": "...", "tables": [{"ranks": 8, "ranks_per_host": 2,
+      "ranges": [{"from_bytes": 0, "algorithm": "native", "segment_bytes": 0}, ...]}]}
+
+A job of other numbers of ranks uses the table that is nearest to it: ranks per host first, then ranks, by their ratio.
+"""
+
+import bisect
+import json
+import math
+
+from .rounds import ALGORITHMS
+
+NATIVE = "native"  # the MPI library's own all-reduce
+KNOWN = (NATIVE, *ALGORITHMS)
+# Without a table: small ones as the library does them, whose C is quicker than Python; large ones around a ring.
+DEFAULT = {"version": 1, "origin": "nothing measured", "tables": []}
+_RANGES = ({"from_bytes": 0, "algorithm": NATIVE}, {"from_bytes": 1 << 20, "algorithm": "ring", "segment_bytes": 1 << 18})
+
+
+class Choice:
+    """Algorithms by size.
+
+    Parameters
+    ----------
+    table
+        As in the file.
+    """
+
+    def __init__(self, table=None, where="the table of all-reduces"):
+        table = DEFAULT if table is None else table
+        self._tables = []
+        try:
+            if table["version"] != 1:
+                raise ValueError("it has version %r, and this reads version 1" % (table["version"],))
+            for one in table["tables"]:
+                self._tables.append((int(one["ranks"]), int(one["ranks_per_host"]), _checked(one["ranges"])))
+        except (KeyError, TypeError, ValueError) as error:
+            reason = "%s is missing" % error if isinstance(error, KeyError) else error
+            raise ValueError("%s: %s" % (where, reason)) from None
+
+    @classmethod
+    def load(cls, path):
+        """The table of a file; raises `ValueError` for one that is no such table."""
+        with open(path) as file:
+            try:
+                table = json.load(file)
+            except ValueError as error:
+                raise ValueError("%s: no JSON: %s" % (path, error)) from None
+        return cls(table, str(path))
+
+    def ranges(self, ranks, ranks_per_host):
+        """(from bytes, algorithm, bytes of a segment), ascending from 0, for a job."""
+        if not self._tables:
+            return _checked(_RANGES)
+
+        def distance(one):
+            return abs(math.log(one[1] / ranks_per_host)), abs(math.log(one[0] / ranks))
+
+        found = min(self._tables, key=distance)[2]
+        if ranks_per_host == 1:  # then a hierarchy is what it does among hosts
+            found = [(start, "halving-doubling" if name == "hierarchy" else name, segment) for start, name, segment in found]
+        return found
+
+
+def of_size(ranges, size_bytes):
+    """The algorithm and segment of an all-reduce of so many bytes."""
+    at = bisect.bisect_right([start for start, _, _ in ranges], size_bytes) - 1
+    return ranges[at][1:]
+
+
+def _checked(ranges):
+    found = [(int(one["from_bytes"]), one["algorithm"], int(one.get("segment_bytes", 0))) for one in ranges]
+    starts = [start for start, _, _ in found]
+    if not starts or starts[0] != 0 or starts != sorted(set(starts)):
+        raise ValueError("ranges must begin at 0 bytes and ascend, not %s" % starts)
+    unknown = [name for _, name, _ in found if name not in KNOWN]
+    if unknown:
+        raise ValueError("algorithm %r is unknown (known: %s)" % (unknown[0], ", ".join(KNOWN)))
+    if min(segment for _, _, segment in found) < 0:
+        raise ValueError("segment_bytes must be at least 0")
+    return found

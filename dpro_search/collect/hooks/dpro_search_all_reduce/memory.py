@@ -1,0 +1,206 @@
+"""Where a tensor lies, and the additions there: `HostMemory` (NumPy) and `TorchMemory`; `Registry` remembers who has which.
+
+Additions are apart from the transport: a memory gives its parts as buffers that MPI can send and receive, scratch memory of its
+own kind, and adds one to the other. On a device the additions are kernels of the device, and nothing passes through the host if the
+MPI library is device-aware.
+"""
+
+import collections
+
+import numpy as np
+
+try:  # of one float and its neighbours only; without it bfloat16 needs torch tensors
+    import ml_dtypes
+
+    _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+except ImportError:
+    _BFLOAT16 = None
+
+_SIXTEEN_BITS = ("float16", "bfloat16")
+
+
+class HostMemory:
+    """A contiguous NumPy array, seen as one row of elements.
+
+    Attributes
+    ----------
+    count, dtype
+        Elements, and the name of their type.
+    narrow
+        Whether elements are 16-bit floats, which are summed in 32 bits.
+    """
+
+    def __init__(self, array):
+        self._row = array.reshape(-1)
+        self.count, self.dtype, self.itemsize = self._row.size, array.dtype.name, array.dtype.itemsize
+        self.narrow = self.dtype in _SIXTEEN_BITS
+        self._bytes = self._row.view(np.uint8)
+
+    def buffer(self, start, stop):
+        """Elements as what MPI sends or receives, without a copy."""
+        return self._bytes[start * self.itemsize : stop * self.itemsize]
+
+    def scratch(self, count):
+        """Memory of the same kind for so many elements."""
+        return HostMemory(np.empty(count, self._row.dtype))
+
+    def add(self, start, stop, other, at):
+        """Add elements of another memory from `at` on to those from `start` to `stop`."""
+        mine = self._row[start:stop]
+        np.add(mine, other._row[at : at + stop - start], out=mine)
+
+    def put_sum(self, start, stop, others):
+        """Put the sum of several places, (memory, from which element), in the order given; 16-bit floats are rounded once."""
+        mine, length = self._row[start:stop], stop - start
+        rows = [memory._row[at : at + length] for memory, at in others]
+        if self.narrow:
+            total = rows[0].astype(np.float32)
+            for row in rows[1:]:
+                total += row.astype(np.float32)
+            mine[:] = total.astype(self._row.dtype)
+            return
+        total = rows[0] + rows[1] if len(rows) > 1 else rows[0]
+        for row in rows[2:]:
+            total += row
+        mine[:] = total
+
+    def divide(self, number):
+        """Divide all by a number; integers are divided down."""
+        if np.issubdtype(self._row.dtype, np.integer):
+            np.floor_divide(self._row, number, out=self._row)
+        else:
+            np.divide(self._row, self._row.dtype.type(number), out=self._row)
+
+
+class TorchMemory:
+    """A contiguous torch tensor, on any device; attributes and methods are those of `HostMemory`.
+
+    On the host, messages are NumPy views of it. On a device they are handed to MPI as DLPack objects, which a device-aware library
+    takes; for others, `staged` memory passes them through the host.
+    """
+
+    def __init__(self, tensor):
+        self._row = tensor.detach().reshape(-1)
+        self.count, self.dtype, self.itemsize = self._row.numel(), str(tensor.dtype).split(".")[1], tensor.element_size()
+        self.narrow = self.dtype in _SIXTEEN_BITS
+        self._bytes = _torch().Tensor.view(self._row, _torch().uint8)
+        if self._row.device.type == "cpu":
+            self._bytes = self._bytes.numpy()
+
+    def buffer(self, start, stop):
+        return self._bytes[start * self.itemsize : stop * self.itemsize]
+
+    def scratch(self, count):
+        return TorchMemory(_torch().empty(count, dtype=self._row.dtype, device=self._row.device))
+
+    def add(self, start, stop, other, at):
+        self._row[start:stop].add_(other._row[at : at + stop - start])
+
+    def put_sum(self, start, stop, others):
+        length = stop - start
+        rows = [memory._row[at : at + length] for memory, at in others]
+        total = rows[0].float() if self.narrow else rows[0].clone()
+        for row in rows[1:]:
+            total.add_(row)
+        self._row[start:stop].copy_(total)
+
+    def divide(self, number):
+        if self._row.is_floating_point() or self._row.is_complex():
+            self._row.div_(number)
+        else:
+            self._row.div_(number, rounding_mode="floor")
+
+
+class StagedMemory:
+    """A tensor on a device whose messages pass through the host, for an MPI library that knows no devices.
+
+    The tensor is copied to the host, summed there, and copied back by `finish`.
+    """
+
+    def __init__(self, tensor):
+        self._tensor = tensor.detach()
+        self._host = TorchMemory(self._tensor.cpu())
+        for name in ("count", "dtype", "itemsize", "narrow", "buffer", "scratch", "add", "put_sum", "divide"):
+            setattr(self, name, getattr(self._host, name))
+
+    def begin(self):
+        """Fetch the tensor."""
+        self._host._row.copy_(self._tensor.reshape(-1))
+
+    def finish(self):
+        """Put the sum where the tensor is."""
+        self._tensor.reshape(-1).copy_(self._host._row)
+
+
+class Registry:
+    """Memories by where they are, so that a buffer is asked once what it is.
+
+    What "pointer cache" is called in Awan et al., "Scalable Distributed DNN Training using TensorFlow and CUDA-Aware MPI" (2019):
+    frameworks sum the same buffers step after step. The last `most` buffers are kept, and held in memory so long.
+
+    Parameters
+    ----------
+    device_aware
+        Whether the MPI library sends from and receives into the memory of devices.
+    """
+
+    def __init__(self, device_aware=False, most=256):
+        self._device_aware, self._most = device_aware, most
+        self._known = collections.OrderedDict()
+        self.asked = 0  # Buffers that were not known.
+
+    def memory(self, buffer):
+        """The memory of an array or tensor.
+
+        Raises
+        ------
+        TypeError
+            It is neither a NumPy array nor a torch tensor, or has elements that cannot be added.
+        ValueError
+            It is not contiguous.
+        """
+        if isinstance(buffer, np.ndarray):
+            key = buffer.ctypes.data, buffer.size, buffer.dtype.num
+        elif hasattr(buffer, "data_ptr"):
+            key = buffer.data_ptr(), buffer.numel(), buffer.dtype
+        else:
+            raise TypeError("an all-reduce takes a NumPy array or a torch tensor, not %s" % type(buffer).__name__)
+        found = self._known.get(key)
+        if found is None or not _contiguous(buffer):
+            found = self._asked(buffer)
+            self._known[key] = found
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(key)
+        return found
+
+    def forget(self):
+        """Let go of all buffers."""
+        self._known.clear()
+
+    def _asked(self, buffer):
+        self.asked += 1
+        if not _contiguous(buffer):
+            raise ValueError("an all-reduce needs contiguous memory: this %s has strides; sum a copy of it" % type(buffer).__name__)
+        if isinstance(buffer, np.ndarray):
+            if buffer.dtype.kind not in "iufc" and buffer.dtype != _BFLOAT16:
+                raise TypeError("an all-reduce takes numbers, not %s" % buffer.dtype)
+            if not buffer.flags.writeable:
+                raise ValueError("an all-reduce needs memory that it may change: this array is read-only")
+            return HostMemory(buffer)
+        if str(buffer.dtype) == "torch.bool" or buffer.is_sparse:
+            raise TypeError("an all-reduce takes dense numbers, not %s" % (buffer.layout if buffer.is_sparse else buffer.dtype))
+        if buffer.device.type == "cpu" or self._device_aware:
+            return TorchMemory(buffer)
+        return StagedMemory(buffer)
+
+
+def _contiguous(buffer):
+    return buffer.flags.c_contiguous if isinstance(buffer, np.ndarray) else buffer.is_contiguous()
+
+
+def _torch():
+    import torch
+
+    return torch

@@ -1,0 +1,285 @@
+"""`AllReduce`: sums arrays and tensors over the ranks of an MPI job."""
+
+import os
+import time
+import zlib
+from collections import namedtuple
+
+import numpy as np
+from mpi4py import MPI
+
+from .choice import NATIVE, Choice, of_size
+from .memory import Registry
+from .rounds import ADD, COPY, IN_RANK_ORDER, SUM_BY_RANK, receives_from, stages
+
+_LOOKS_AROUND_S = 1.0  # a message that is late for so long may be of another tensor
+_SPINS = 200  # tests of a request before the core is offered to others, where each rank has one
+_GATHERED_BYTES = 1 << 15  # of all ranks together: up to that, what matters is the number of messages
+
+_Call = namedtuple("_Call", "memory tag segment")
+_Sent = namedtuple("_Sent", "start stop request peer")
+
+
+class AllReduce:
+    """Sums buffers in place over all ranks, by an algorithm that is chosen by size.
+
+    All ranks make one such object, and call it in the same order with buffers of the same count and type.
+
+    Parameters
+    ----------
+    communicator
+        Of mpi4py; None: all ranks of the job. It is duplicated.
+    choice
+        Which algorithm for which size: a `Choice`, or the path of a file of one; None: the MPI library's own for small buffers, a
+        ring for large ones.
+    time_limit_s
+        How long a rank waits for a message of another before it raises `TimeoutError` with that rank's number. The MPI library's
+        own all-reduce (the algorithm "native") has no limit, except with `check`.
+    check
+        Whether ranks compare counts and types before each call, for one more short message each way.
+    device_aware
+        Whether the MPI library sends from and receives into the memory of devices; otherwise tensors on a device are summed on
+        the host.
+    """
+
+    def __init__(self, communicator=None, choice=None, time_limit_s=300.0, check=False, device_aware=False):
+        world = MPI.COMM_WORLD if communicator is None else communicator
+        self._comm = world.Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.ranks = self._comm.rank, self._comm.size
+        self.hosts = _hosts(self._comm)
+        if not isinstance(choice, Choice):
+            choice = Choice() if choice is None else Choice.load(choice)
+        self._ranges = choice.ranges(self.ranks, max(map(len, self.hosts)))
+        self._even = len(set(map(len, self.hosts))) == 1
+        self._limit_s, self._check = time_limit_s, check
+        self.registry = Registry(device_aware)
+        self._plans, self._scratch = {}, {}
+        self._spins = _SPINS if _a_core_each(self.hosts, self.rank) else 1
+
+    def sum(self, buffer, average=False, algorithm=None, segment_bytes=None, by_rank=False):
+        """Replace a buffer by its sum over all ranks.
+
+        Parameters
+        ----------
+        buffer
+            A contiguous NumPy array or torch tensor of numbers, of any shape. 16-bit floats are added up in 32 bits and rounded
+            once.
+        average
+            Whether the sum is divided by the number of ranks; integers are divided down.
+        algorithm
+            One of `rounds.ALGORITHMS`, or "native"; None: by size.
+        segment_bytes
+            In which larger messages are sent, so that one is added up while the next is under way; 0: whole; None: by size.
+        by_rank
+            Whether additions are made in the order of ranks, so that the result has the same bits for every number of parts.
+
+        Raises
+        ------
+        ValueError
+            Another rank's buffer has another count or type; the message has its number. Or a buffer is not contiguous.
+        TimeoutError
+            A rank sent nothing within the limit; likewise.
+        """
+        memory = self.registry.memory(buffer)
+        if self._check and self.ranks > 1:
+            self._compare(memory)
+        if self.ranks > 1:
+            begin = getattr(memory, "begin", None)
+            if begin is not None:
+                begin()
+            self._sum(memory, algorithm, segment_bytes, by_rank)
+        if average:
+            memory.divide(self.ranks)
+        finish = getattr(memory, "finish", None)
+        if finish is not None:
+            finish()
+        return buffer
+
+    def algorithm(self, size_bytes, narrow=False, by_rank=False):
+        """(algorithm, bytes of a segment; 0: whole messages) of a buffer of so many bytes."""
+        name, segment = of_size(self._ranges, size_bytes)
+        if name == "hierarchy" and not self._even:
+            name = "ring"
+        if (narrow or by_rank) and name not in IN_RANK_ORDER:
+            name = "gather" if size_bytes * self.ranks <= _GATHERED_BYTES else "direct"
+        return name, segment
+
+    def close(self):
+        """Free the communicator; all ranks together."""
+        self.registry.forget()
+        self._comm.Free()
+
+    def _sum(self, memory, algorithm, segment_bytes, by_rank):
+        size_bytes = memory.count * memory.itemsize
+        name, by_size = self.algorithm(size_bytes, memory.narrow, by_rank)
+        name = name if algorithm is None else algorithm
+        segment_bytes = by_size if segment_bytes is None else segment_bytes
+        if name == NATIVE:
+            if memory.narrow or by_rank:
+                raise ValueError("the MPI library adds neither 16-bit floats nor by rank; use 'gather' or 'direct'")
+            kind = MPI.Datatype.fromcode(np.dtype(memory.dtype).char)
+            self._comm.Allreduce(MPI.IN_PLACE, [memory.buffer(0, memory.count), memory.count, kind], op=MPI.SUM)
+            return
+        plan = self._plan(name, memory.count)
+        tag = zlib.crc32(("%s %d" % (memory.dtype, memory.count)).encode()) & 0x7FFF
+        self._run(_Call(memory, tag, segment_bytes // memory.itemsize or max(memory.count, 1)), plan)
+
+    def _plan(self, name, count):
+        """The stages, and the most elements that one of them receives into scratch memory."""
+        found = self._plans.get((name, count))
+        if found is None:
+            made = stages(name, self.rank, self.hosts, count)
+            found = self._plans[name, count] = made, receives_from(made) or 0
+            if len(self._plans) > 1024:
+                self._plans.pop(next(iter(self._plans)))
+        return found
+
+    def _run(self, call, plan):
+        made, most = plan
+        # Two halves: a stage's receives are posted while the one before is added up.
+        halves = [self._scratch_of(call.memory, most, half) for half in (0, 1)] if most else [None, None]
+        sent = []
+        posted = None
+        for number, stage in enumerate(made):
+            follows = made[number + 1] if number + 1 < len(made) else None
+            if posted is None:
+                posted = self._receive(call, stage, halves[number % 2], sent)
+                for message in stage.sends:
+                    self._send(call, message, stage.combine, sent)
+            chained = follows is not None and _forwards(stage, follows)
+            ahead = self._receive(call, follows, halves[(number + 1) % 2], sent) if chained else None
+            for start, stop, request, peer, at in posted:
+                self._wait(call, request, peer, stop - start)
+                if stage.combine == ADD:
+                    self._settle(call, sent, start, stop)
+                    call.memory.add(start, stop, halves[number % 2], at)
+                if chained:
+                    self._send(call, follows.sends[0]._replace(start=start, stop=stop), follows.combine, sent)
+            if stage.combine == SUM_BY_RANK and posted:
+                self._sum_by_rank(call, stage, halves[number % 2], sent)
+            posted = ahead
+        for one in sent:
+            self._wait(call, one.request, one.peer, 0)
+
+    def _receive(self, call, stage, scratch, sent):
+        """Post the receives of a stage: (start, stop, request, peer, place in the scratch memory) of each segment."""
+        found, place = [], 0
+        for message in stage.receives:
+            for start, stop in _segments(message, call.segment, stage.combine):
+                if stage.combine == COPY:
+                    self._settle(call, sent, start, stop)
+                    into = call.memory.buffer(start, stop)
+                else:
+                    into = scratch.buffer(place, place + stop - start)
+                request = self._comm.Irecv([into, MPI.BYTE], message.peer, call.tag)
+                found.append((start, stop, request, message.peer, place))
+                place += stop - start
+        return found
+
+    def _send(self, call, message, combine, sent):
+        for start, stop in _segments(message, call.segment, combine):
+            request = self._comm.Isend([call.memory.buffer(start, stop), MPI.BYTE], message.peer, call.tag)
+            sent.append(_Sent(start, stop, request, message.peer))
+
+    def _settle(self, call, sent, start, stop):
+        """Wait until elements that are about to change have left."""
+        for one in [one for one in sent if one.start < stop and start < one.stop]:
+            self._wait(call, one.request, one.peer, 0)
+            sent.remove(one)
+
+    def _sum_by_rank(self, call, stage, scratch, sent):
+        start, stop = stage.receives[0][1:]
+        self._settle(call, sent, start, stop)
+        places = {message.peer: (scratch, i * (stop - start)) for i, message in enumerate(stage.receives)}
+        places[self.rank] = call.memory, start
+        call.memory.put_sum(start, stop, [places[rank] for rank in sorted(places)])
+
+    def _scratch_of(self, memory, count, half):
+        key = memory.dtype, type(memory), half
+        found = self._scratch.get(key)
+        if found is None or found.count < count:
+            found = self._scratch[key] = memory.scratch(count)
+        return found
+
+    def _wait(self, call, request, peer, received):
+        """Wait for a message; `received`: elements that must have come with it, 0 for one that was sent."""
+        status = MPI.Status()
+        begun, tests = None, 0
+        while True:
+            try:
+                done = request.Test(status)
+            except MPI.Exception as error:
+                if error.Get_error_class() == MPI.ERR_TRUNCATE:
+                    raise ValueError(self._differs(call, peer, "more")) from None
+                raise
+            if done:
+                break
+            tests += 1
+            if tests % self._spins == 0:
+                os.sched_yield()
+                now = time.monotonic()
+                begun = now if begun is None else begun
+                if now - begun > min(_LOOKS_AROUND_S, self._limit_s):
+                    self._look_around(call, peer, now - begun)
+        if received and status.Get_count(MPI.BYTE) != received * call.memory.itemsize:
+            raise ValueError(self._differs(call, peer, "other"))
+
+    def _look_around(self, call, peer, waited_s):
+        status = MPI.Status()
+        if self._comm.Iprobe(peer, MPI.ANY_TAG, status) and status.Get_tag() != call.tag:
+            raise ValueError(self._differs(call, peer, "other"))
+        if waited_s > self._limit_s:
+            raise TimeoutError(
+                "rank %d waited %.0f s for rank %d in an all-reduce of %d elements of %s: that rank has ended, hangs, or sums"
+                " less often" % (self.rank, waited_s, peer, call.memory.count, call.memory.dtype)
+            )
+
+    def _differs(self, call, peer, what):
+        return (
+            "rank %d sums another buffer than rank %d, which has %d elements of %s: %s bytes came from it; all ranks must sum the"
+            " same counts and types in the same order" % (peer, self.rank, call.memory.count, call.memory.dtype, what)
+        )
+
+    def _compare(self, memory):
+        """Raise `ValueError` naming the first rank whose buffer differs from rank 0's."""
+        mine = np.zeros((self.ranks, 2), np.int64)
+        mine[self.rank] = memory.count, zlib.crc32(memory.dtype.encode())
+        shared = self.registry.memory(mine)
+        self._run(_Call(shared, 0x7FFF, shared.count), self._plan("gather", shared.count))
+        for rank, (count, kind) in enumerate(mine.tolist()):
+            if (count, kind) != tuple(mine[0].tolist()):
+                of = "of the same type" if kind == mine[0, 1] else "of another type"
+                raise ValueError("rank %d sums %d elements %s, rank 0 sums %d" % (rank, count, of, mine[0, 0]))
+
+
+def _hosts(comm):
+    """Ranks that share memory, host by host."""
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    first = local.bcast(comm.rank, 0)
+    local.Free()
+    hosts = {}
+    for rank, leader in enumerate(comm.allgather(first)):
+        hosts.setdefault(leader, []).append(rank)
+    return list(hosts.values())
+
+
+def _a_core_each(hosts, rank):
+    """Whether every rank of this host has a core for itself: waiting in a loop then costs nobody anything."""
+    return len(next(host for host in hosts if rank in host)) <= len(os.sched_getaffinity(0))
+
+
+def _forwards(stage, follows):
+    """Whether the next stage sends just what this one receives, so that each segment can go on at once."""
+    return (
+        len(stage.receives) == len(follows.sends) == 1
+        and stage.combine != SUM_BY_RANK
+        and stage.receives[0][1:] == follows.sends[0][1:]
+    )
+
+
+def _segments(message, length, combine):
+    """The parts in which a message is sent; what is summed by rank comes whole."""
+    if combine == SUM_BY_RANK:
+        return [message[1:]]
+    return [(start, min(start + length, message.stop)) for start in range(message.start, message.stop, length)]

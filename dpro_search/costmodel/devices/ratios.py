@@ -1,0 +1,87 @@
+"""`OpRatios`: by what the time of a recorded op changes from one GPU to another, from what the op is.
+
+Which way is taken for which op follows from measured ops that were moved to devices of left-out architectures
+(experiments/devices/README.md): products, convolutions, norms and embeddings by the ratio of predicted latencies; element-wise ops
+and softmax by the ratio of the memories' rates, which was nearer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from dpro_search.cluster import Device
+from dpro_search.costmodel.devices.choice import stack_of
+from dpro_search.costmodel.devices.model import DeviceLatency
+from dpro_search.costmodel.devices.ops import OpKind, Ops, Stack
+from dpro_search.costmodel.devices.sampled import latency_on
+from dpro_search.costmodel.devices.written import STREAMED, OpSpec, ops_of
+from dpro_search.costmodel.intervals import Durations, Origin
+from dpro_search.costmodel.roofline import Ratio
+from dpro_search.errors import InputError
+
+_BY_MEMORY = (OpKind.ELEMENTWISE, OpKind.SOFTMAX)
+MUCH = 2.0
+"""Times the launch that an op must take, to tell of its kernel: what was measured of fp32 holds the launch."""
+
+
+class OpRatios:
+    """Between two devices; ops are priced once.
+
+    Parameters
+    ----------
+    before, after
+        Devices; those of which a spec is missing know no ratio.
+    """
+
+    def __init__(self, before: Device, after: Device) -> None:
+        self._devices = before, after
+        self._known: dict[OpSpec, Ratio | None] = {}
+        self._priced: tuple[DeviceLatency, DeviceLatency] | None = None
+        with suppress(InputError):  # specs that the predictor needs are missing
+            self._priced = latency_on(before), latency_on(after)
+
+    def of(self, specs: Iterable[OpSpec]) -> dict[OpSpec, Ratio | None]:
+        """New over old time of each op with a 90 % interval; None: the roofline ratio is nearer, or nothing is known."""
+        wanted = [spec for spec in dict.fromkeys(specs) if spec not in self._known]
+        self._known |= dict.fromkeys(wanted)
+        priced = [spec for spec in wanted if spec.name not in STREAMED or STREAMED[spec.name].kind not in _BY_MEMORY]
+        if priced and self._priced is not None:
+            before, after = (self._durations(priced, number) for number in (0, 1))
+            for place, spec in enumerate(priced):
+                self._known[spec] = _ratio(before, after, place)
+        return self._known
+
+    def _durations(self, specs: list[OpSpec], number: int) -> Durations:
+        """On a device; NaN of ops that are hardly longer than their launch."""
+        assert self._priced is not None
+        device, latency = self._devices[number], self._priced[number]
+        ops = _joined([_as_run(spec, device) for spec in specs])
+        found = latency.predict(ops)
+        floor_us = latency.profile.rates(latency.model.usual).floor_us[ops.stack.astype(int)]
+        small = found.us < MUCH * floor_us
+        return replace(found, us=np.where(small, np.nan, found.us), origin=np.where(small, Origin.REFUSED, found.origin))
+
+
+def _ratio(before: Durations, after: Durations, place: int) -> Ratio | None:
+    if not (np.isfinite(before.us[place]) and np.isfinite(after.us[place])):
+        return None
+    middle = float(after.us[place] / before.us[place])
+    width = max(float(one.high_us[place] / one.us[place]) for one in (before, after))
+    return Ratio(middle, middle / width, middle * width)
+
+
+def _as_run(spec: OpSpec, device: Device) -> tuple[OpSpec, Stack]:
+    """The op at the precision that PyTorch computes it at there, and the way in which such ops were measured."""
+    if spec.name == "convolution" and spec.precision == "fp32" and device.peak.tf32 is not None:
+        spec = replace(spec, precision="tf32")  # torch.backends.cudnn.allow_tf32 is on by default
+    if device.samples:
+        return spec, stack_of(device)
+    return spec, Stack.SERVING if spec.precision in ("bf16", "fp16") else Stack.PYTORCH
+
+
+def _joined(specs: list[tuple[OpSpec, Stack]]) -> Ops:
+    return Ops.of_matrix(np.concatenate([ops_of([spec], stack).matrix for spec, stack in specs]))

@@ -1,0 +1,106 @@
+"""``synchronise(model, optimizer, scheme)``: the scheme's engine for this worker."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dpro_search.errors import InputError
+from dpro_search.space.synchronisation import Pace, Scheme, parse_scheme
+
+if TYPE_CHECKING:
+    import torch
+
+SILENT_S = 10.0  # a worker that was not heard of for so long is not waited for
+
+
+class Synchronised(Protocol):
+    """What a training script calls."""
+
+    @property
+    def running(self) -> bool:
+        """Whether to go on; False once the job was told to stop."""
+
+    def step(self, loss: Any = None) -> None:
+        """Update the model locally, and commit when the scheme says so. Call it in place of ``optimizer.step()``."""
+
+    def facts(self) -> dict[str, Any]:
+        """What this worker did so far, as JSON takes it."""
+
+    def close(self) -> None:
+        """Leave the job: nobody waits for this worker any more."""
+
+
+def synchronise(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheme: str | Scheme | None = None,
+    *,
+    worker: int | None = None,
+    workers: int | None = None,
+    job: str = "job",
+    pace: Pace | None = None,
+    silent_s: float = SILENT_S,
+) -> Synchronised:
+    """Take part in a job with a scheme; returns when all workers are there.
+
+    The model's parameters are replaced by those of the job. Buffers, and the state of the optimiser, stay each worker's own.
+
+    Parameters
+    ----------
+    scheme
+        Such as "ssp(staleness=3)"; None: that of the JSON file that `DPRO_SEARCH_SYNCHRONISATION` names, or of its text.
+    worker, workers
+        Number of this worker, from 0, and of all; None: `RANK` and `WORLD_SIZE`.
+    job
+        Workers of one job give the same name.
+    pace
+        Sleep so that steps and commits last so long: a slow machine on a fast one.
+    silent_s
+        Seconds without a sign of life after which nobody waits for a worker.
+
+    Raises
+    ------
+    InputError
+        An unknown scheme or parameter, or a worker that does not exist.
+    MissingCapabilityError
+        Ray is not installed, for a scheme that needs it.
+    JobError
+        The parameter server, or the store of the process group, is not there.
+    """
+    parsed = parse_scheme(_given_scheme() if scheme is None else scheme)
+    number = _of_environment("RANK") if worker is None else worker
+    count = _of_environment("WORLD_SIZE") if workers is None else workers
+    if count < 1 or not 0 <= number < count:
+        raise InputError(f"synchronise: worker {number} of {count}; workers are numbered from 0")
+    if parsed.collective:
+        from dpro_search.deploy.synchronisation.collective_worker import CollectiveWorker
+
+        return CollectiveWorker(model, optimizer, parsed, number, count, job=job, pace=pace, silent_s=silent_s)
+    from dpro_search.deploy.synchronisation.server_worker import ServerWorker
+
+    return ServerWorker(model, optimizer, parsed, number, count, job=job, pace=pace, silent_s=silent_s)
+
+
+def _given_scheme() -> str:
+    given = os.environ.get("DPRO_SEARCH_SYNCHRONISATION")
+    if not given:
+        raise InputError("synchronise: name a scheme, like 'adsp', or set DPRO_SEARCH_SYNCHRONISATION to one or to a file with one")
+    if not given.endswith(".json"):
+        return given
+    try:
+        found = json.loads(Path(given).read_text())["synchronisation"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{given}: not a file with a synchronisation scheme ({error})") from None
+    if not isinstance(found, str):
+        raise InputError(f"{given}: synchronisation must be a text like 'adsp', not {found!r}")
+    return found
+
+
+def _of_environment(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        raise InputError(f"synchronise: give worker= and workers=, or set RANK and WORLD_SIZE ({name} is missing)") from None

@@ -1,0 +1,115 @@
+"""All-reduces chosen by size, beside those of Open MPI: measured on shaped hosts, in the same job, in turn.
+
+    python -m experiments.allreduce measure TABLE [--ranks 2,4,8] [--rates 500mbit,2gbit,unlimited] [--ranks-per-host 1]
+    python -m experiments.allreduce table TABLE [TABLE ...]
+    python -m experiments.allreduce additions
+
+`measure` needs root, Open MPI and mpi4py, and an idle machine; it goes on where it stopped. `table` prints, for each number of
+ranks and rate, what the chosen all-reduces take against Open MPI's default and against its best fixed algorithm, and what the
+choice of the cost model loses. The choice for a size is made from the other sizes only. `additions` times the adding alone:
+NumPy, MPI's own, torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from dpro_search.collect.communication.collector import CommRequest, Progress, collect_communication
+from dpro_search.quantities import parse_rate_bps
+from experiments.allreduce.tables import lines
+
+Kernel = Callable[[np.ndarray, np.ndarray], Callable[[], object]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    measure = actions.add_parser("measure")
+    measure.add_argument("table", type=Path)
+    measure.add_argument("--ranks", default="2,4,8")
+    measure.add_argument("--ranks-per-host", type=int, default=1)
+    measure.add_argument("--rates", default="500mbit,2gbit,unlimited")
+    measure.add_argument("--rounds", type=int, default=3)
+    measure.add_argument("--longest", type=float, default=0.6, help="seconds of an all-reduce; slower ones are left out")
+    table = actions.add_parser("table")
+    table.add_argument("tables", type=Path, nargs="+")
+    actions.add_parser("additions")
+    options = parser.parse_args()
+    if options.action == "measure":
+        _measure(options)
+    elif options.action == "table":
+        print("\n".join(lines(options.tables)))
+    else:
+        print("\n".join(_additions()))
+
+
+def _measure(options: argparse.Namespace) -> None:
+    request = CommRequest(
+        backends=("mpi4py",),
+        ranks=tuple(map(int, options.ranks.split(","))),
+        rates_bps=tuple(None if rate == "unlimited" else parse_rate_bps(rate) for rate in options.rates.split(",")),
+        sizes_bytes=tuple(4**power for power in range(2, 14)),  # 16 B to 64 MiB
+        rounds=options.rounds,
+        longest_s=options.longest,
+        ranks_per_host=options.ranks_per_host,
+    )
+
+    def show(progress: Progress) -> None:
+        print(f"\r{progress.rows} all-reduces, {progress.new} calls ({progress.job})", end="", file=sys.stderr, flush=True)
+
+    progress = collect_communication(request, options.table, show)
+    print(f"\n{options.table}: {progress.rows} all-reduces; {'complete' if progress.complete else 'not complete: run it again'}")
+    for job, reason in progress.failed.items():
+        print(f"{job}: {reason}", file=sys.stderr)
+
+
+def _additions() -> list[str]:
+    """GB/s of the sum of two float32 arrays in place, for what can be imported here."""
+    kernels = {"NumPy": _numpy, **_mpi(), **_torch()}
+    found = [f"| bytes | {' | '.join(kernels)} |", f"|---|{'---:|' * len(kernels)}"]
+    for size_bytes in (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26):
+        a, b = np.zeros(size_bytes // 4, np.float32), np.ones(size_bytes // 4, np.float32)
+        timers = {name: timeit.Timer(kernel(a, b)) for name, kernel in kernels.items()}
+        calls = max(int(2e7 / size_bytes), 3)
+        rounds = [{name: timer.timeit(calls) / calls for name, timer in timers.items()} for _ in range(7)]
+        speeds = (size_bytes / np.median([one[name] for one in rounds]) / 1e9 for name in kernels)
+        found.append(f"| {size_bytes} | {' | '.join(f'{speed:.2f}' for speed in speeds)} |")
+    return [*found, "", "GB of the result a second, one thread; median of seven rounds in turn."]
+
+
+def _numpy(a: np.ndarray, b: np.ndarray) -> Callable[[], object]:
+    return lambda: np.add(a, b, out=a)
+
+
+def _mpi() -> dict[str, Kernel]:
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        print("mpi4py is not installed: its additions are left out", file=sys.stderr)
+        return {}
+    return {"MPI_Reduce_local": lambda a, b: lambda: MPI.SUM.Reduce_local(b, a)}
+
+
+def _torch() -> dict[str, Kernel]:
+    try:
+        import torch
+    except ImportError:
+        print("torch is not installed: its additions are left out", file=sys.stderr)
+        return {}
+    torch.set_num_threads(1)
+
+    def kernel(a: np.ndarray, b: np.ndarray) -> Callable[[], object]:
+        x, y = torch.from_numpy(a), torch.from_numpy(b)
+        return lambda: x.add_(y)
+
+    return {"torch": kernel}
+
+
+if __name__ == "__main__":
+    main()

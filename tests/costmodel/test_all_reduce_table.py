@@ -1,0 +1,47 @@
+"""Which all-reduce a training script uses for which size: the fastest that was measured."""
+
+import subprocess
+import sys
+
+from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable
+from dpro_search.collect.hooks.dpro_search_all_reduce import Choice
+from dpro_search.collect.hooks.dpro_search_all_reduce.choice import of_size
+from dpro_search.costmodel.all_reduce_table import choices
+from dpro_search.deploy.all_reduce import write_all_reduces
+
+
+def row(algorithm: str, size_bytes: int, us: float, backend: str = "mpi4py") -> AllReduceRow:
+    return AllReduceRow(
+        backend=backend, algorithm=algorithm, ranks=4, size_bytes=size_bytes, rounds_us=(us,), calls=1, sent_bytes=1, rate_bps=1e9
+    )
+
+
+def measured(*rows: AllReduceRow) -> CommTable:
+    header = CommHeader(machine="a machine", cores=2, versions={}, started_at="2026-11-25T00:00:00+00:00")
+    return CommTable(header=header, rows=rows, dropped={})
+
+
+TABLE = measured(
+    *(row("native", 1024, 10), row("ring", 1024, 20), row("open-mpi ring", 1024, 5), row("ring", 1024, 1, "mpi")),
+    *(row("native", 4096, 30), row("ring", 4096, 29)),
+    *(row("native", 16384, 90), row("ring in segments", 16384, 60)),
+)
+
+
+def test_the_fastest_own_algorithm_is_chosen_for_sizes_around_a_measured_one():
+    ((rate_bps, table),) = choices(TABLE).items()
+    assert rate_bps == 1e9
+    ranges = Choice(table).ranges(4, 1)
+    assert [of_size(ranges, size)[0] for size in (0, 2047, 2048, 8191, 8192)] == ["native", "native", "ring", "ring", "ring"]
+    assert [of_size(ranges, size)[1] for size in (2048, 8192)] == [0, 1 << 18]
+
+
+def test_a_table_of_other_backends_gives_none():
+    assert choices(measured(row("ring", 1024, 1, "mpi"))) == {}
+
+
+def test_the_written_folder_needs_nothing_of_this_package(tmp_path):
+    write_all_reduces(tmp_path, choices(TABLE))
+    code = "import dpro_search_all_reduce as a; print(len(a.Choice.load('all_reduces_1000mbit.json').ranges(4, 1)))"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, env={"PYTHONPATH": "."}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("3\n", "")

@@ -1,0 +1,58 @@
+"""The command line, called in this process: output and exit code as of a process of its own, without its second of imports.
+
+Where the process is the subject (it is killed, or its imports are counted), `tests.faults.processes` starts one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+from unittest import mock
+
+from dpro_search.cli import main
+
+
+def dpro(*args: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, with variables on top of this process's; any other exception than an exit is the caller's to see.
+
+    `doctor` looks into no framework's environment, where it would import the framework.
+    """
+    words, out, err = [*map(str, args)], io.StringIO(), io.StringIO()
+    where = contextlib.chdir(cwd) if cwd else contextlib.nullcontext()
+    with where, mock.patch.dict(os.environ, {"DPRO_SEARCH_ENVS": "/nonexistent", **env}), _printed(out, err):
+        try:
+            main(words)
+        except SystemExit as ended:
+            code = ended.code or 0
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _printed(out: TextIO, err: TextIO) -> Iterator[None]:
+    """Both streams are caught, and warnings of libraries go where a process prints them."""
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        warnings.showwarning = lambda *warning: print(warnings.formatwarning(*warning[:4]), file=sys.stderr)
+        warnings.simplefilter("default", RuntimeWarning)
+        yield
+
+
+def succeeds(*args: object, cwd: Path | None = None) -> str:
+    done = dpro(*args, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def fails_in_one_line(code: int, *args: object, cwd: Path | None = None) -> str:
+    """The line of the error."""
+    done = dpro(*args, cwd=cwd)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dpro-search: error: ")
+    return line

@@ -1,0 +1,57 @@
+"""All-reduces of training scripts over MPI, in real processes: sums, wrong use, a rank that is gone, and under DDP."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpro_search.collect.launch.ranks import HOOKS
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.one_core,
+    pytest.mark.skipif(
+        not shutil.which("mpirun") or importlib.util.find_spec("mpi4py") is None, reason="needs Open MPI and mpi4py (extra mpi)"
+    ),
+]
+JOB = Path(__file__).with_name("all_reduce_job.py")
+TORCH = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs") / "torch" / "bin" / "python"
+
+
+def run(ranks: int, *arguments: str, python: str = sys.executable, packages: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(HOOKS), packages or os.environ.get("PYTHONPATH", "")])
+    mpi = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-x", "PYTHONPATH", "-np", str(ranks)]
+    return subprocess.run([*mpi, python, str(JOB), *arguments], env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_sums_are_right_whatever_algorithm_type_and_count(ranks):
+    done = run(ranks, "sums")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == ranks
+
+
+def test_a_rank_with_another_buffer_is_named_on_all_ranks():
+    done = run(3, "differs")
+    assert done.stdout.count("said: rank 1 sums 101 elements of the same type, rank 0 sums 100") == 3, done.stdout
+    assert done.stdout.count("said: rank 2 sums 100 elements of another type, rank 0 sums 100") == 3
+
+
+def test_a_rank_that_is_gone_is_named_and_nobody_hangs():
+    done = run(3, "gone")
+    assert "said after 3 s: rank 0 waited 3 s for rank 2 in an all-reduce of 65536 elements of float64" in done.stdout, done.stdout
+
+
+@pytest.mark.skipif(not TORCH.is_file(), reason=f"no environment {TORCH}; build it with scripts/make_env.sh torch")
+def test_ddp_trains_as_without_the_hook(tmp_path):
+    import mpi4py
+
+    (tmp_path / "mpi4py").symlink_to(Path(mpi4py.__file__).parent)
+    done = run(3, "ddp", str(tmp_path / "rendezvous"), python=str(TORCH), packages=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 3

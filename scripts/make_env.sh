@@ -5,6 +5,7 @@
 #   scripts/make_env.sh torch           PyTorch 2.13.0 for CPU (DistributedDataParallel over Gloo)
 #   scripts/make_env.sh mxnet           MXNet 1.9.1 for CPU (KVStore parameter servers) + Horovod 0.28.1 (MPI)
 #   scripts/make_env.sh parallel        torchtitan, megatron-core, DeepSpeed, Accelerate on the torch environment: exports are read by them
+#   scripts/make_env.sh tvm             TVM 0.27.0 for experiments/tensor_programs
 #   scripts/make_env.sh synchronisation  PyTorch 2.13.0 for CPU, Ray 2.60.0 (parameter servers) and scikit-learn (data; experiments/adsp)
 #   scripts/make_env.sh peers           other predictors of training steps, for experiments/truth: llm-analysis, mlsysim
 #
@@ -13,7 +14,7 @@
 # Needs Python 3.11 (or 3.9-3.10); for Horovod a C++ compiler, CMake and OpenMPI (Debian: g++ cmake openmpi-bin libopenmpi-dev).
 set -euo pipefail
 
-framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet|synchronisation|parallel|peers}
+framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet|synchronisation|parallel|tvm|peers}
 root=${DPRO_SEARCH_ENVS:-$HOME/.cache/dpro-search/envs}
 python=${DPRO_SEARCH_PYTHON:-python3.11}
 
@@ -80,6 +81,13 @@ install_parallel() {
     "$1/bin/python" -c 'import torchtitan.trainer, accelerate, deepspeed.runtime.config, megatron.core.transformer'
 }
 
+# The tvm-ffi that pip resolves by default crashes.
+install_tvm() {
+    "$1/bin/pip" install -q -U pip
+    "$1/bin/pip" install -q apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1 numpy
+    "$1/bin/python" -c 'import tvm; tvm.target.Target("llvm")'
+}
+
 install_peers() {
     "$1/bin/pip" install -q llm-analysis==0.2.2 mlsysim==0.3.0
     "$1/bin/python" -c 'import llm_analysis.analysis, mlsysim'
@@ -91,8 +99,9 @@ case $framework in
     synchronisation) pins="torch==2.13.0 ray==2.60.0 numpy scipy scikit-learn msgspec numba networkx" ;;
     mxnet) pins="mxnet==1.9.1 numpy==1.23.5 horovod==0.28.1 mpi, names copied" ;;
     parallel) pins="torchtitan==0.3.0 accelerate==1.15.0 megatron-core==0.16.1 megatron-bridge==0.3.1 deepspeed==0.19.8 transformers==5.24.0" ;;
+    tvm) pins="apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1" ;;
     peers) pins="llm-analysis==0.2.2 mlsysim==0.3.0" ;;
-    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, synchronisation, parallel, peers)" ;;
+    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, synchronisation, parallel, tvm, peers)" ;;
 esac
 
 env=$root/$framework

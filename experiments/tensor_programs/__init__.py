@@ -1,0 +1,1 @@
+"""Latency of tensor programs (loop nests with random schedules) across instruction sets and models."""

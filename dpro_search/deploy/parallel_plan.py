@@ -119,7 +119,7 @@ def apply(
             if tied:
                 _module(part, tied[1]).weight = _module(part, tied[0]).weight
         if plan["recompute"]:
-            _recompute(_module(part, path))
+            _recompute(_module(part, path), plan["recompute_layers"])
         _shard(part, path, mesh, plan, bool(tied))
     return Planned(parts, loss_function, mesh, plan, device)
 
@@ -450,11 +450,11 @@ class _TensorParallel:
 # Recomputation and data parallelism.
 
 
-def _recompute(layers: Any) -> None:
-    """Keep of each layer its input only."""
+def _recompute(layers: Any, most: int) -> None:
+    """Keep of each of the first `most` layers (0: of all) its input only."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    for name, layer in list(layers.named_children()):
+    for name, layer in list(layers.named_children())[: most or None]:
         layers.register_module(name, checkpoint_wrapper(layer))
 
 

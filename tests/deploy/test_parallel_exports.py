@@ -36,6 +36,13 @@ def test_megatrons_arguments_are_the_same_for_a_shell_and_as_json(tmp_path):
     assert "--use-distributed-optimizer" in words
 
 
+def test_megatron_recomputes_the_first_layers_of_a_stage_and_sums_gradients_as_planned(tmp_path):
+    settings = {"pp": 2, "recompute": "full", "recompute_layers": 3, "gradient_dtype": "bf16"}
+    words = " ".join(json.loads((exported(tmp_path, "megatron", settings).folder / "megatron_arguments.json").read_text()))
+    assert "--recompute-method block --recompute-num-layers 3" in words
+    assert "--grad-reduce-in-bf16" in words
+
+
 def test_an_export_says_what_was_predicted_and_tested(tmp_path):
     readme = (exported(tmp_path, "deepspeed", {"zero_stage": 3}, framework="fsdp").folder / "README.md").read_text()
     assert "Times are predicted as PyTorch FSDP runs a step." in readme
@@ -51,6 +58,12 @@ def test_an_export_says_what_was_predicted_and_tested(tmp_path):
         ("deepspeed", {"tp": 2}, "sequence_parallel: deepspeed cannot express it; .*set sequence_parallel=false"),
         ("deepspeed", {"cp": 2}, "cp: deepspeed cannot express it"),
         ("accelerate", {"pp": 2, "virtual_stages": 2}, "virtual_stages: accelerate cannot express it; .*export to megatron"),
+        (
+            "torchtitan",
+            {"zero_stage": 3, "recompute": "full", "recompute_layers": 3},
+            "recompute_layers: torchtitan cannot express it; .*=0",
+        ),
+        ("deepspeed", {"gradient_dtype": "bf16"}, "gradient_dtype: deepspeed cannot express it"),
         ("pytorch", {"cp": 2}, "cp: pytorch cannot express it; .*export to torchtitan"),
     ],
 )

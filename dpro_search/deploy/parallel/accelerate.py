@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dpro_search.deploy.parallel.workloads import checked_with, planned, refuse, stage_layers, transformer
+from dpro_search.deploy.parallel.workloads import checked_with, planned, refuse, refuse_details, stage_layers, transformer
 from dpro_search.deploy.parts.part import JobFacts, Part
 from dpro_search.space.mesh import Recompute, Schedule, Strategy, Workload
 from dpro_search.space.plan import Plan
@@ -27,6 +27,7 @@ def accelerate_part(plan: Plan, facts: JobFacts) -> Part:
         ),
     )
     how = _megatron(workload) if strategy.pp > 1 else _fsdp(strategy)
+    refuse_details("accelerate", strategy, recomputes_some=strategy.pp > 1)
     each = min(facts.ranks_per_host or strategy.devices, strategy.devices)
     content = {
         "compute_environment": "LOCAL_MACHINE",
@@ -113,8 +114,8 @@ def _megatron(workload: Workload) -> Mapping[str, object]:
     if strategy.recompute is Recompute.FULL:
         found |= {
             "megatron_lm_recompute_granularity": "full",
-            "megatron_lm_recompute_method": "uniform",
-            "megatron_lm_recompute_num_layers": 1,
+            "megatron_lm_recompute_method": "block" if strategy.recompute_layers else "uniform",
+            "megatron_lm_recompute_num_layers": strategy.recompute_layers or 1,
         }
     return {"distributed_type": "MEGATRON_LM", "megatron_lm_config": found}
 

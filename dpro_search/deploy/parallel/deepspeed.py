@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpro_search.deploy.parallel.workloads import checked_with, planned, refuse, stage_layers, torchrun, transformer
+from dpro_search.deploy.parallel.workloads import checked_with, planned, refuse, refuse_details, stage_layers, torchrun, transformer
 from dpro_search.deploy.parts.part import JobFacts, Part, as_json
 from dpro_search.space.mesh import Recompute, Schedule
 from dpro_search.space.plan import Plan
@@ -34,6 +34,7 @@ def deepspeed_part(plan: Plan, facts: JobFacts) -> Part:
             (workload.precision == "fp8", "precision: it has bf16, fp16 and fp32"),
         ),
     )
+    refuse_details("deepspeed", strategy)
     zero: dict[str, object] = {"stage": strategy.zero_stage, "overlap_comm": workload.runtime.overlap_gradients}
     if strategy.dp_replicate > 1:
         zero["mics_shard_size"] = strategy.zero_ways

@@ -11,6 +11,7 @@ from dpro_search.deploy.parallel.workloads import (
     has_experts,
     planned,
     refuse,
+    refuse_details,
     stage_layers,
     torchrun,
     transformer,
@@ -95,6 +96,7 @@ def settings(workload: Workload, target: str) -> dict[str, int | str | bool]:
             (not strategy.cp_balanced and strategy.cp > 1, "cp_balanced: it always gives each rank two parts of the sequence"),
         ),
     )
+    refuse_details(target, strategy, recomputes_some=True, sets_gradients=True)
     found: dict[str, int | str | bool] = {
         "model.tensor_model_parallel_size": strategy.tp,
         "model.pipeline_model_parallel_size": strategy.pp,
@@ -110,9 +112,16 @@ def settings(workload: Workload, target: str) -> dict[str, int | str | bool]:
     if has_experts(model):
         found |= {"model.expert_model_parallel_size": strategy.ep, "model.expert_tensor_parallel_size": strategy.etp}
     if strategy.recompute is Recompute.FULL:
-        found |= {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1}
+        some = strategy.recompute_layers
+        found |= {
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "block" if some else "uniform",  # block: the first layers of each stage
+            "model.recompute_num_layers": some or 1,
+        }
     elif strategy.recompute is Recompute.SELECTIVE:
         found["model.recompute_granularity"] = "selective"  # Of the attention's core, which is the default.
+    if strategy.gradient_dtype is not None:
+        found["ddp.grad_reduce_in_fp32"] = strategy.gradient_dtype == "fp32"
     return {**found, **_pipeline(workload), **_sharding(workload)}
 
 
@@ -149,6 +158,10 @@ def _sharding(workload: Workload) -> Mapping[str, int | str | bool]:
 def _arguments(found: Mapping[str, int | str | bool], precision: str) -> Iterator[tuple[str, ...]]:
     """Megatron-LM's names: those of the classes, with dashes."""
     for place, value in found.items():
+        if place == "ddp.grad_reduce_in_fp32":  # as Megatron-LM does with bf16, unless it is told otherwise
+            if value is False:
+                yield ("--grad-reduce-in-bf16",)
+            continue
         name = "--" + _ARGUMENTS.get(place, re.sub("_", "-", place.partition(".")[2]))
         yield (name,) if value is True else (name, str(value))
     if precision in ("bf16", "fp8"):

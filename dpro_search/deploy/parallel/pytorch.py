@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpro_search.deploy.parallel.torchtitan import SCHEDULES
-from dpro_search.deploy.parallel.workloads import checked_with, planned, refuse, stage_layers, torchrun, transformer
+from dpro_search.deploy.parallel.workloads import checked_with, planned, refuse, refuse_details, stage_layers, torchrun, transformer
 from dpro_search.deploy.parts.part import JobFacts, Part, as_json, helper_file
 from dpro_search.space.mesh import Recompute
 from dpro_search.space.mesh.schedule import stages_on
@@ -26,6 +26,7 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
             (bool(strategy.dp % strategy.dp_replicate), "dp_replicate: it must divide dp"),
         ),
     )
+    refuse_details("pytorch", strategy, recomputes_some=True, sets_gradients=True)
     sharded = strategy.zero_stage > 0
     content = {
         "version": 1,
@@ -40,8 +41,9 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
         "zero_stage": strategy.zero_stage,
         "reshard_after_forward": strategy.zero_stage == 3 and strategy.reshard_after_forward,
         "parameter_dtype": _DTYPES[workload.precision],
-        "reduce_dtype": "float32" if workload.runtime.gradient_bytes >= 4 else _DTYPES[workload.precision],
+        "reduce_dtype": "float32" if workload.gradient_bytes >= 4 else _DTYPES[workload.precision],
         "recompute": strategy.recompute is Recompute.FULL,
+        "recompute_layers": strategy.recompute_layers,
         "micro_batch": strategy.micro_batch,
         "micro_batches": strategy.micro_batches,
         "layers": model.layer_count,

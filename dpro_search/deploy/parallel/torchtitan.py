@@ -7,6 +7,7 @@ from dpro_search.deploy.parallel.workloads import (
     has_experts,
     planned,
     refuse,
+    refuse_details,
     stage_layers,
     torchrun,
     transformer,
@@ -55,6 +56,7 @@ def torchtitan_part(plan: Plan, facts: JobFacts) -> Part:
             ),
         ),
     )
+    refuse_details("torchtitan", strategy)
     sharded = strategy.zero_stage > 0
     parallelism: dict[str, object] = {
         "data_parallel_replicate_degree": strategy.dp_replicate if sharded else strategy.dp,

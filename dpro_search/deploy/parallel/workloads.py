@@ -60,6 +60,32 @@ def refuse(target: str, reasons: Sequence[tuple[bool, str]]) -> None:
             raise InputError(f"{name}: {target} cannot express it; {why}")
 
 
+def refuse_details(target: str, strategy: Strategy, *, recomputes_some: bool = False, sets_gradients: bool = False) -> None:
+    """Raise `InputError` for what most frameworks leave to themselves.
+
+    Parameters
+    ----------
+    recomputes_some
+        Whether the target can have some layers of a stage computed again, and not all.
+    sets_gradients
+        Whether it can set in which type gradients are summed.
+    """
+    refuse(
+        target,
+        (
+            (
+                strategy.recompute_layers > 0 and not recomputes_some,
+                "recompute_layers: it computes all layers again or none: set recompute_layers=0",
+            ),
+            (
+                strategy.gradient_dtype is not None and not sets_gradients,
+                "gradient_dtype: it sums gradients in a type of its own: leave it out",
+            ),
+            (strategy.prefetch_layers != 1, "prefetch_layers: it gathers one layer ahead: set prefetch_layers=1"),
+        ),
+    )
+
+
 def torchrun(strategy: Strategy, facts: JobFacts) -> str:
     """How the ranks of a plan are started, as far as it does not depend on the script."""
     each = min(facts.ranks_per_host or strategy.devices, strategy.devices)

@@ -70,12 +70,12 @@ def test_more_ranks_are_on_more_hosts_of_the_same_kind():
     assert cluster.with_ranks(5).ranks_per_host is None
 
 
-def test_a_hierarchy_is_measured_where_hosts_have_several_ranks_and_on_mpi_only():
+def test_a_hierarchy_is_measured_where_hosts_have_several_ranks_and_over_mpi_only():
     (one,), (several,) = backends_named(("mpi",)), backends_named((), ranks_per_host=2)
     assert set(several.algorithms) - set(one.algorithms) == {"hierarchy"}
     with pytest.raises(InputError, match="--backends mpi:hierarchy: a hierarchy needs several ranks on each host"):
         backends_named(("mpi:hierarchy",))
-    with pytest.raises(InputError, match="--backends gloo: several ranks on a host are measured with mpi only"):
+    with pytest.raises(InputError, match="--backends gloo: several ranks on a host are measured with mpi and mpi4py only"):
         backends_named(("gloo",), ranks_per_host=2)
 
 

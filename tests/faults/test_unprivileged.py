@@ -54,8 +54,9 @@ def test_what_needs_no_rights_works(folder):
 
 def test_what_needs_root_says_so_in_one_line(folder):
     checks = json.loads(as_nobody(folder, "doctor", "--json").stdout)["checks"]
-    (hosts,) = [check for check in checks if "not root" in check["detail"]]
+    (hosts,) = [check for check in checks if check["name"] == "shaped hosts"]
     assert not hosts["ok"]
+    assert "not root" in hosts["detail"]
     assert "run as root" in hosts["fix"]
     script = "from dpro_search.collect.launch.netns import ShapedHosts\nwith ShapedHosts(2, 1e9): pass"
     done = as_nobody(folder, program=("-c", script))

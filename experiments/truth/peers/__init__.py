@@ -43,7 +43,8 @@ def predictor(name: str) -> Predict:
 
     def predict(row: Row) -> Predicted:
         answer = _asked(process, {**described(workload_of(row)), **settings})
-        return Predicted(answer["step_s"], answer.get("memory_bytes"), answer.get("limit_bytes"))
+        memory_bytes, limit_bytes = answer.get("memory_bytes"), answer.get("limit_bytes")
+        return Predicted(answer["step_s"], memory_bytes, memory_bytes is None or limit_bytes is None or memory_bytes <= limit_bytes)
 
     return predict
 

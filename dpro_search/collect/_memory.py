@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import resource
 from pathlib import Path
@@ -13,6 +14,13 @@ _UNKNOWN = 1 << 62
 def available_bytes() -> int:
     """What the machine, the container and `ulimit -v` leave; a very large number where none of them is known."""
     return max(min(_of_machine(), _of_container(), _of_process()), 0)
+
+
+def give_back() -> None:
+    """Give freed memory back to the system: glibc keeps what many small arrays took, and takes more for large ones."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # another C library
+        trim(0)
 
 
 def _of_machine() -> int:

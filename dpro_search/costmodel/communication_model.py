@@ -5,7 +5,7 @@ The folder holds ``communication.json`` only: constants of formulas, and the poi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,8 @@ from dpro_search.errors import InputError, TraceFormatError
 MODEL_VERSION = 3  # 1: corrected by trees; 2: the correction did not see servers
 COVERAGE = 0.9
 _FILE = "communication.json"
+# Beyond what any fit gives: backends with algorithms, constants and sizes in bytes, logarithms.
+_MOST_SERIES, _MOST_RANKS, _MOST, _MOST_LOG = 256, 1 << 20, 2.0**60, 100.0
 _HALVES = 2  # of the left-out points, which calibrate each other's intervals
 
 
@@ -163,6 +165,9 @@ class CommunicationModel:
         if info.columns != POINT_COLUMNS:
             raise InputError(f"{path}: the model was trained on other features than this program has; train it again")
         regressors = {}
+        for wrong, what in _problems(info):
+            if wrong:
+                raise TraceFormatError(f"{path}: {what}; train it again with 'dpro-search fit'")
         for one in info.series:
             if one.refusal is not None:
                 raise InputError(f"{path}: {one.refusal}; train it again")
@@ -195,6 +200,23 @@ def _info(series: Series, regressor: AllReduceRegressor) -> SeriesInfo:
         carried={name: tuple(np.round(scores, 6).tolist()) for name, scores in regressor.carried_.items()},
         residual=None if regressor.residual_ is None else regressor.residual_.data,
     )
+
+
+def _problems(info: CommunicationInfo) -> Iterator[tuple[bool, str]]:
+    """What no fit gives."""
+    yield len(info.series) > _MOST_SERIES, f"{len(info.series)} series"
+    yield len({one.name for one in info.series}) < len(info.series), "two series of one name"
+    for one in info.series:
+        constants = {name: value for name, value in msgspec.structs.asdict(one.cost).items() if name != "algorithm"}
+        for name, value in constants.items():
+            yield not 0 <= value <= _MOST, f"series '{one.name}': impossible {name}"
+        yield one.cost.exposed > 1, f"series '{one.name}': impossible exposed"
+        yield not 1 <= one.cost.ranks_per_host <= _MOST_RANKS, f"series '{one.name}': impossible ranks_per_host"
+        known = [value for value in (*one.low, *one.high) if value is not None]
+        yield not all(0 <= value <= _MOST for value in known), f"series '{one.name}': an impossible range"
+        for errors in (one.residuals, *one.carried.values()):
+            wrong = list(errors) != sorted(errors) or not all(0 <= error <= _MOST_LOG for error in errors)
+            yield wrong, f"series '{one.name}': residuals that are not sorted, or impossible"
 
 
 def _mape_pct(errors: Floats | None) -> float | None:

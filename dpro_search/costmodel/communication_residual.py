@@ -22,7 +22,7 @@ from dpro_search.costmodel.collectives import Points
 
 _MOST = 500  # points that are kept
 FASTEST = 2.0**20  # bytes/us: what a link without a limit counts as
-_LARGEST = 64.0  # of any input, an octave of size, ranks, rate or servers
+_LARGEST = 64.0  # of any input, an octave of size, ranks, rate or servers; and of any value
 
 
 class ResidualData(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +66,8 @@ class Residual:
         low, high = kernel.bounds.T
         if inputs.ndim != 2 or not 0 < len(inputs) == len(values) <= _MOST or not (np.abs(inputs) <= _LARGEST).all():
             raise ValueError("points of a residual are missing or impossible")
+        if not (np.abs(values) <= _LARGEST).all():
+            raise ValueError("errors of a residual are impossible")
         if constants.shape != low.shape or not ((constants >= low - 1e-6) & (constants <= high + 1e-6)).all():
             raise ValueError("constants of a residual are missing or impossible")
         process = GaussianProcessRegressor(kernel=kernel.clone_with_theta(constants), optimizer=None)

@@ -1,13 +1,10 @@
 """A disk that is full, fills up, or is read-only: one line of error, nothing half-written, and the next call works."""
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan
+from tests.faults.disks import fill, mount, small_disk
 from tests.faults.processes import RAW, ROOT, SEARCH, fails_in_one_line, shown, succeeds
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]  # needs root, for a file system of its own
@@ -22,31 +19,10 @@ COMMANDS = {
 }
 
 
-def mount(*options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["mount", *map(str, options)], capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
 def disk(tmp_path):
-    """A small file system, removed after the test."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if not shutil.which("mount") or mount("-t", "tmpfs", "-o", "size=8m", "tmpfs", place).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-def fill(disk: Path, *, but_bytes: int = 0) -> Path:
-    """A file that leaves so much room."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError:
-            file.truncate(file.tell() - but_bytes)
-    return filler
+    with small_disk(tmp_path / "disk") as place:
+        yield place
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

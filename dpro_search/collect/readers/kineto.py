@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dpro_search.collect._memory import give_back
 from dpro_search.collect.described import described
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.kineto_collectives import Match, align, match_collectives
@@ -171,6 +172,7 @@ def _sharing(files: Iterable[list[_Rank]]) -> list[list[_Rank]]:
             r.names = tuple(known.setdefault(name, name) for name in r.names)
             r.shape_table = tuple(known.setdefault(shapes, shapes) for shapes in r.shape_table)
         found.append(ranks)
+    give_back()  # what they were sent in
     return found
 
 
@@ -313,6 +315,7 @@ def _joined(
         for position, (r, _) in enumerate(ranks):
             events[name][first[position] : first[position + 1]] = getattr(r, name)
             setattr(r, name, None)
+        give_back()
     needs = [needs for _, needs in ranks]
     moved = [np.int64(first[position]) for position in range(len(ranks))]
     dependencies = Dependencies(

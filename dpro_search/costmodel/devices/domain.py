@@ -40,6 +40,11 @@ class Domain:
                 low[row], high[row] = mine.min(axis=0), mine.max(axis=0)
         return Domain(low=low, high=high, element_bytes=np.unique(everything[:, _ELEMENT]))
 
+    @staticmethod
+    def shape() -> tuple[int, int]:
+        """Of `low` and `high`."""
+        return len(_KINDS), len(_CHECKED)
+
     def beyond(self, features: Singles) -> Floats:
         """Doublings by which an op or its device lies beyond the margin, [n]; infinite where nothing alike was measured."""
         kind = np.argmax(features[:, _KINDS], axis=1)

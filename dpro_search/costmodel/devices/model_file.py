@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import io
-import zipfile
+import re
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from dpro_search.costmodel.devices.correction import COORDINATES, Similarity
+from dpro_search.collect._files import DAMAGED
+from dpro_search.collect.trace_check import read_columns
+from dpro_search.costmodel.devices.correction import COORDINATES, PARTS, Similarity
 from dpro_search.costmodel.devices.domain import Domain
 from dpro_search.costmodel.devices.features import FEATURES
 from dpro_search.costmodel.devices.forest import Forest
-from dpro_search.costmodel.devices.model import LatencyModel, Widths
+from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, Widths
+from dpro_search.costmodel.devices.ops import STACKS
 from dpro_search.costmodel.devices.profile import Shares
 from dpro_search.costmodel.devices.trees import Trees
 from dpro_search.errors import TraceFormatError, TraceVersionError
 
 LATENCY_VERSION = 1
 _FOREST = ("feature", "threshold", "leaf")
+_ARRAYS = re.compile(r"info|deviations|lengths|domain_low|domain_high|element_bytes|(base|shapes)_(feature|threshold|leaf)")
+_MOST_TREES, _MOST_DEPTH, _MOST_LOG, _MOST = 10_000, 20, 100.0, 1e9  # beyond any number of a fit
 
 
 class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,11 +76,13 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
         It is damaged or no such file; `TraceVersionError`: it is of another version of the package.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = read_columns(path, _ARRAYS)
         info = msgspec.json.decode(arrays["info"].tobytes(), type=LatencyInfo)
         if info.version != LATENCY_VERSION or info.features != FEATURES or info.coordinates != COORDINATES:
             raise TraceVersionError(f"{path}: fitted by another version of dpro-search; use the file that this version ships")
+        for wrong, what in _problems(arrays, info):
+            if wrong:
+                raise ValueError(what)
         forests = [
             Forest(**{part: arrays[f"{name}_{part}"] for part in _FOREST}, base=base)
             for name, base in zip(("base", "shapes"), info.forest_bases, strict=True)
@@ -84,11 +94,37 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
             domain=Domain(low=arrays["domain_low"], high=arrays["domain_high"], element_bytes=arrays["element_bytes"]),
             usual=info.usual,
         )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, KeyError, *DAMAGED) as error:
         if isinstance(error, TraceVersionError):
             raise
         raise TraceFormatError(f"{path}: damaged or no file of op latencies ({error})") from error
     return model, info
+
+
+def _problems(arrays: dict[str, npt.NDArray[Any]], info: LatencyInfo) -> Iterator[tuple[bool, str]]:
+    """What no fit gives; compiled loops look at no bounds."""
+    for name in ("base", "shapes"):
+        feature, threshold, leaf = (arrays[f"{name}_{part}"] for part in _FOREST)
+        kinds = feature.dtype == np.uint8 and threshold.dtype == leaf.dtype == np.float32
+        yield not kinds or feature.ndim != 2, f"{name}: arrays of other types"
+        trees, nodes = feature.shape
+        depth = (nodes + 1).bit_length() - 1
+        yield not 0 < trees <= _MOST_TREES or not 0 < depth <= _MOST_DEPTH or nodes + 1 != 2**depth, f"{name}: no complete trees"
+        yield threshold.shape != feature.shape or leaf.shape != (trees, nodes + 1), f"{name}: arrays that do not fit"
+        yield int(feature.max()) >= len(FEATURES), f"{name}: a feature that is not there"
+        yield bool(np.isnan(threshold).any()) or not (np.abs(leaf) <= _MOST_LOG).all(), f"{name}: impossible numbers"
+    domain = {arrays["domain_low"].shape, arrays["domain_high"].shape}
+    yield domain != {Domain.shape()} or arrays["element_bytes"].ndim != 1, "a domain of another shape"
+    alike = arrays["deviations"], arrays["lengths"]
+    yield (alike[0].shape, alike[1].shape) != ((len(PARTS),), (len(COORDINATES),)), "a similarity of another shape"
+    numbers = (*alike, *(arrays[name] for name in ("domain_low", "domain_high", "element_bytes")))
+    yield any(array.dtype.kind != "f" or bool(np.isnan(array).any()) for array in numbers), "arrays that are no numbers"
+    yield not all(bool((array > 0).all() and (array <= _MOST).all()) for array in alike), "an impossible similarity"
+    deviations, floors_us = info.widths.deviations, info.usual.floor_us
+    yield len(deviations) != len(BUDGETS) or len(floors_us) != len(STACKS), "intervals or shares of another number"
+    yield max(map(abs, info.forest_bases)) > _MOST_LOG, "an impossible base"
+    scales = (info.roughness, info.widths.specs, *deviations, info.usual.matrix, info.usual.stream, *floors_us)
+    yield not all(0 < scale <= _MOST for scale in scales), "an impossible scale"
 
 
 def default_model() -> LatencyModel:

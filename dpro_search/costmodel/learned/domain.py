@@ -8,7 +8,8 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats
 
-_MOST_POINTS = 300  # of the measured clusters; more would slow predictions down and say little more
+MOST_POINTS = 300  # of the measured clusters; more would slow predictions down and say little more
+LEAST_SPREAD, LEAST_DISTANCE = 0.1, 1e-6  # of a feature's logarithm, and between points
 _USUAL = 0.97  # share of the measured clusters that are at home among the others
 _REFUSED = 4.0  # times the usual distance
 
@@ -34,14 +35,14 @@ class Domain:
     def fit(features: Floats, seed: int) -> Domain:
         """The domain of measured clusters, [n, features]."""
         logs = np.log1p(features)
-        centre, spread = logs.mean(axis=0), np.maximum(logs.std(axis=0), 0.1)
+        centre, spread = logs.mean(axis=0), np.maximum(logs.std(axis=0), LEAST_SPREAD)
         scaled = (logs - centre) / spread
-        chosen = np.random.default_rng(seed).permutation(len(scaled))[:_MOST_POINTS]
+        chosen = np.random.default_rng(seed).permutation(len(scaled))[:MOST_POINTS]
         points = np.round(scaled[np.sort(chosen)], 3)
         squared = _squared(points, points)
         np.fill_diagonal(squared, np.inf)
         nearest = np.sqrt(squared.min(axis=1))
-        return Domain(centre=centre, spread=spread, points=points, usual=max(float(np.quantile(nearest, _USUAL)), 1e-6))
+        return Domain(centre=centre, spread=spread, points=points, usual=max(float(np.quantile(nearest, _USUAL)), LEAST_DISTANCE))
 
     def distance(self, features: Floats) -> Floats:
         """Distance of clusters to the nearest measured one over the usual distance, [n]: above 1 is extrapolation."""

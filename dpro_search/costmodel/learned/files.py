@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import xgboost
 
+from dpro_search.costmodel.learned.tree_file import rewritten
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+
+MOST_BYTES = 64 * 2**20  # of a file of a model; a hundred times the bundled one's
 
 Info = TypeVar("Info", bound=msgspec.Struct)
 
@@ -28,17 +32,20 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def load_trees(path: Path, expected: str) -> xgboost.Booster:
-    """Read trees whose `digest` is known; raises `InputError` or `TraceFormatError` that name the file."""
+def load_trees(path: Path, expected: str, features: int) -> xgboost.Booster:
+    """Read trees that look at so many features, and whose `digest` is known.
+
+    Raises `InputError` or `TraceFormatError` that name the file.
+    """
     trees = _read(path)
-    # XGBoost ends the process on some damaged files, so that none may reach it.
     if digest(trees) != expected:
         raise TraceFormatError(f"{path}: damaged or of another model; train it again with 'dpro-search fit'")
     booster = xgboost.Booster({"nthread": 1})
     try:
-        booster.load_model(bytearray(trees))
-    except (xgboost.core.XGBoostError, ValueError, UnicodeDecodeError) as error:
-        raise TraceFormatError(f"{path}: damaged or cut off; train it again with 'dpro-search fit'") from error
+        booster.load_model(bytearray(rewritten(trees, features)))
+    except (xgboost.core.XGBoostError, ValueError, RecursionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise TraceFormatError(f"{path}: damaged or no trees ({reason}); train it again with 'dpro-search fit'") from error
     return booster
 
 
@@ -59,6 +66,12 @@ def read_info(path: Path, kind: type[Info], version: int, what: str) -> Info:
 
 def _read(path: Path) -> bytes:
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise InputError(f"{path}: no file; name a folder made by 'dpro-search fit'")
+        if found.st_size > MOST_BYTES:
+            most = f"{MOST_BYTES >> 20} MiB"
+            raise TraceFormatError(f"{path}: more than {most}, as no model has; train it again with 'dpro-search fit'")
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); name a folder made by 'dpro-search fit'") from error

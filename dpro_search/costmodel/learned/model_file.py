@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from dpro_search._version import __version__
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
 from dpro_search.costmodel.learned.additive import AdditiveModel
-from dpro_search.costmodel.learned.domain import Domain
+from dpro_search.costmodel.learned.domain import LEAST_DISTANCE, LEAST_SPREAD, MOST_POINTS, Domain
 from dpro_search.costmodel.learned.features import feature_names, shaped_features, timed_features
 from dpro_search.costmodel.learned.files import digest, load_trees, read_info, trees_json
 from dpro_search.costmodel.learned.flatten import flatten
@@ -26,6 +26,7 @@ from dpro_search.costmodel.learned.timed import timed_ops
 from dpro_search.errors import InputError, TraceFormatError
 
 MODEL_VERSION = 3
+_MOST, _MOST_LOG = 1e9, 100.0  # beyond any number of a fit, and any logarithm
 
 
 class EstimatorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +132,8 @@ class FusionModel:
     def load(folder: Path) -> FusionModel:
         """Read a folder written by `save`; raises what `CommunicationModel.load` does."""
         info = read_info(folder / "model.json", FusionModelInfo, MODEL_VERSION, "cost model")
+        if not all(any(score.model == ALL for score in one.scores) for one in (info.shapes, info.times)):
+            raise TraceFormatError(f"{folder / 'model.json'}: no score of all models; train it again with 'dpro-search fit'")
         if info.refusal is not None:
             raise InputError(f"{folder / 'model.json'}: {info.refusal}; train it again")
         return FusionModel(info=info, estimator=_loaded(folder, "shapes", info.shapes), timed=_loaded(folder, "times", info.times))
@@ -172,18 +175,10 @@ def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
         missing = sorted(set(found) ^ set(known))
         what = f"other features ({', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''})" if missing else "another order"
         raise InputError(f"{path}: the model was trained on {what} than this program has; train it again with 'dpro-search fit'")
-    count = len(info.features)
-    shaped = (
-        len(info.base) == term_count(sees)
-        and len(info.residuals) > 0
-        and len(info.domain_points) > 0
-        and all(len(row) == count for row in (info.domain_centre, info.domain_spread, *info.domain_points))
-    )
-    if not shaped:
-        raise TraceFormatError(f"{path}: its parts do not fit the features; train it again with 'dpro-search fit'")
-    booster = load_trees(folder / _trees_file(sees), info.trees_digest)
-    if booster.num_features() != len(growing(sees)):
-        raise InputError(f"{path}: {booster.num_features()} features of trees, expected {len(growing(sees))}; train it again")
+    for wrong, what in _problems(info, term_count(sees)):
+        if wrong:
+            raise TraceFormatError(f"{path}: {what}; train it again with 'dpro-search fit'")
+    booster = load_trees(folder / _trees_file(sees), info.trees_digest, len(growing(sees)))
     estimator.model_ = AdditiveModel(base=np.array(info.base), booster=booster)
     estimator.scores_, estimator.left_out_ = np.array(info.residuals), None
     estimator.domain_ = Domain(
@@ -193,6 +188,21 @@ def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
         usual=info.domain_usual,
     )
     return estimator
+
+
+def _problems(info: EstimatorInfo, terms: int) -> Iterator[tuple[bool, str]]:
+    """What no fit gives."""
+    count, residuals = len(info.features), np.array(info.residuals)
+    sizes = {len(row) for row in (info.domain_centre, info.domain_spread, *info.domain_points)}
+    yield len(info.base) != terms or sizes != {count}, "its parts do not fit the features"
+    yield not 0 < len(info.domain_points) <= MOST_POINTS, f"{len(info.domain_points)} points of what was measured"
+    yield not len(residuals) or bool((np.diff(residuals) < 0).any()), "residuals that are not sorted, or none"
+    yield not 0 <= residuals.min(initial=0) <= residuals.max(initial=0) <= _MOST_LOG, "impossible residuals"
+    yield not all(0 <= us <= _MOST for us in info.base), "an impossible cost of a term"
+    points = np.array((info.domain_centre, *info.domain_points))
+    yield bool((np.abs(points) > _MOST).any()), "an impossible point"
+    yield not all(LEAST_SPREAD <= spread <= _MOST for spread in info.domain_spread), "an impossible spread"
+    yield not LEAST_DISTANCE <= info.domain_usual <= _MOST, "an impossible distance"
 
 
 def _trees_file(sees: str) -> str:

@@ -1,0 +1,324 @@
+"""Model files of `fit` that are made to do harm: each is a model with usable predictions, or one line of error that names the file.
+
+Every field is replaced by each of `WRONG`, with a digest that fits: a stranger can compute it. XGBoost itself ends the process on
+some of these trees, and compiled loops look at no bounds.
+"""
+
+import io
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import xgboost
+
+from dpro_search.collect.clusters.bundled import bundled_model_path
+from dpro_search.costmodel.collectives import POINT_COLUMNS, Algorithm, Points
+from dpro_search.costmodel.communication_model import CommunicationModel
+from dpro_search.costmodel.communication_points import Series
+from dpro_search.costmodel.devices import Stack, gemm, model_file
+from dpro_search.costmodel.learned.features import ClusterFeatures, feature_names
+from dpro_search.costmodel.learned.files import MOST_BYTES, digest, load_trees
+from dpro_search.costmodel.learned.model_file import FusionModel
+from dpro_search.costmodel.learned.parts import NAMES_OF, growing
+from dpro_search.errors import DproSearchError, TraceFormatError
+from tests.faults.processes import SEARCH
+from tests.in_process import fails_in_one_line
+from tests.sample import HOROVOD_SAMPLE
+
+WRONG = (None, True, -1, 0, 1, 2**31, 10**30, -0.5, 1e-300, 1e300, "", "x", "9" * 400, [], [None], [[]], [0.0] * 3, [1e9] * 7, {})
+RAW = ("NaN", "Infinity", "-Infinity", "1e999", "[" * 200_000)  # as they stand in a file that is no JSON, or none that fits
+
+
+def sweep(test):
+    """Too long for every change: half a minute in all."""
+    return pytest.mark.integration(pytest.mark.one_core(test))
+
+
+def one_line(error: DproSearchError, path: Path) -> None:
+    assert "\n" not in str(error)
+    assert str(path) in str(error)
+    assert len(str(error)) < 1000
+
+
+def places(value: object, at: tuple = ()) -> Iterator[tuple]:
+    """Of each field, and of the first and the last element of each list."""
+    if at:
+        yield at
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from places(inner, (*at, key))
+    elif isinstance(value, list) and value:
+        for number in sorted({0, len(value) - 1}):
+            yield from places(value[number], (*at, number))
+
+
+def changed(whole: dict, place: tuple, value: object) -> dict:
+    found = deepcopy(whole)
+    inner = found
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return found
+
+
+def hostile(whole: dict) -> Iterator[tuple[str, bytes]]:
+    """Files of which one field is wrong, each with what is wrong."""
+    for place in places(whole):
+        for value in WRONG:
+            yield f"{place} = {value!r:.40}", msgspec.json.encode(changed(whole, place, value))
+    marked = msgspec.json.encode(changed(whole, next(iter(places(whole))), "HERE"))
+    for text in RAW:
+        yield text[:20], marked.replace(b'"HERE"', text.encode())
+        yield text[:20], text.encode()
+
+
+# XGBoost's trees
+
+
+@cache
+def trees() -> dict:
+    """The first two of the bundled trees."""
+    found = msgspec.json.decode((bundled_model_path() / "shapes.trees.json").read_bytes())
+    model = found["learner"]["gradient_booster"]["model"]
+    model["trees"] = model["trees"][:2]
+    return found
+
+
+FEATURES = len(growing("shapes"))
+
+
+def read_trees(path: Path, data: bytes) -> xgboost.Booster | None:
+    path.write_bytes(data)
+    try:
+        return load_trees(path, digest(data), FEATURES)
+    except TraceFormatError as error:
+        one_line(error, path)
+        return None
+
+
+@sweep
+def test_every_field_of_trees_may_hold_anything(tmp_path):
+    rows = np.random.default_rng(0).uniform(0, 20, (50, FEATURES)).astype(np.float32)
+    refused = 0
+    for what, data in hostile(trees()):
+        booster = read_trees(tmp_path / "t.json", data)
+        refused += booster is None
+        assert booster is None or np.isfinite(booster.inplace_predict(rows)).all(), what
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "value", "what"),
+    [
+        ("left_children", 0, 10**6, "a child that is not there"),
+        ("left_children", 1, 0, "a child before its parent"),
+        ("right_children", 0, 1, "nodes that are no tree"),
+        ("split_indices", 0, 2**20, "a feature that is not there"),
+        ("split_conditions", -1, 1e30, "an impossible leaf"),
+        ("split_conditions", 0, 1e300, "a threshold beyond float32"),
+    ],
+)
+def test_what_is_wrong_with_a_tree_is_said(name, node, value, what, tmp_path):
+    data = msgspec.json.encode(changed(trees(), ("learner", "gradient_booster", "model", "trees", 0, name, range(23)[node]), value))
+    (tmp_path / "t.json").write_bytes(data)
+    with pytest.raises(TraceFormatError, match=f"tree 0: {what}"):
+        load_trees(tmp_path / "t.json", digest(data), FEATURES)
+
+
+def test_trees_in_xgboosts_binary_form_are_refused(tmp_path):
+    booster = xgboost.Booster({"nthread": 1})
+    booster.load_model(str(bundled_model_path() / "shapes.trees.json"))
+    assert read_trees(tmp_path / "t.json", bytes(booster.save_raw("json"))) is not None
+    for form in ("ubj", "deprecated") if xgboost.__version__ < "3" else ("ubj",):
+        assert read_trees(tmp_path / "t.json", bytes(booster.save_raw(form))) is None
+
+
+def test_what_is_checked_predicts_what_xgboost_reads(tmp_path):
+    path = bundled_model_path() / "shapes.trees.json"
+    rows = np.random.default_rng(0).uniform(0, 20, (1000, FEATURES)).astype(np.float32)
+    rows[::7, ::3] = np.nan
+    plain = xgboost.Booster({"nthread": 1})
+    plain.load_model(str(path))
+    ours = load_trees(path, digest(path.read_bytes()), FEATURES)
+    np.testing.assert_array_equal(ours.inplace_predict(rows), plain.inplace_predict(rows))
+
+
+# model.json
+
+
+@pytest.fixture
+def fused(tmp_path) -> Path:
+    """A copy of the bundled model with few points, so that each change is quick."""
+    folder = shutil.copytree(bundled_model_path(), tmp_path / "model")
+    info = msgspec.json.decode((folder / "model.json").read_bytes())
+    for sees in ("shapes", "times"):
+        for name, kept in (("residuals", 5), ("domain_points", 2), ("scores", -1)):
+            info[sees][name] = info[sees][name][kept:] if kept < 0 else info[sees][name][:kept]
+    (folder / "model.json").write_bytes(msgspec.json.encode(info))
+    return folder
+
+
+def of_any(sees: str) -> ClusterFeatures:
+    """Five clusters of one part each, with ordinary numbers."""
+    random = np.random.default_rng(0)
+    return ClusterFeatures(
+        whole=random.uniform(0, 100, (5, len(feature_names(sees)))),
+        parts=np.column_stack([np.zeros(5), random.uniform(0, 100, (5, len(NAMES_OF[sees]) - 1))]),
+        of=np.arange(5),
+    )
+
+
+@sweep
+def test_every_field_of_a_model_may_hold_anything(fused):
+    path = fused / "model.json"
+    whole = msgspec.json.decode(path.read_bytes())
+    whole = {"times": whole["times"], **{name: value for name, value in whole.items() if name != "times"}}
+    read = refused = 0
+    for what, data in hostile(whole):
+        path.write_bytes(data)
+        try:
+            model = FusionModel.load(fused)
+        except DproSearchError as error:
+            one_line(error, fused)
+            refused += 1
+        else:
+            read += 1
+            for estimator in (model.estimator, model.timed):
+                found = estimator.predict_interval(of_any(estimator.sees))
+                said = ~np.isnan(found.us)
+                assert np.isfinite([found.us[said], found.low_us[said], found.high_us[said]]).all(), what
+    assert read > 10
+    assert refused > 1000
+
+
+def test_a_model_of_another_models_trees_is_refused(fused):
+    shutil.copyfile(fused / "times.trees.json", fused / "shapes.trees.json")
+    with pytest.raises(TraceFormatError, match="damaged or of another model"):
+        FusionModel.load(fused)
+
+
+@pytest.mark.parametrize("name", ["model.json", "shapes.trees.json"])
+def test_a_file_of_any_size_is_not_read(name, fused):
+    with (fused / name).open("r+b") as file:
+        file.truncate(MOST_BYTES + 1)  # takes no room on the disk
+    with pytest.raises(TraceFormatError, match=rf"{name}: more than 64 MiB, as no model has"):
+        FusionModel.load(fused)
+
+
+@pytest.mark.parametrize("name", ["model.json", "shapes.trees.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, fused):
+    (fused / name).unlink()
+    os.mkfifo(fused / name)
+    with pytest.raises(DproSearchError, match=rf"{name}: no file"):
+        FusionModel.load(fused)
+
+
+def test_a_search_says_in_one_line_what_is_wrong_with_a_model(fused, tmp_path):
+    whole = msgspec.json.decode((fused / "model.json").read_bytes())
+    (fused / "model.json").write_bytes(msgspec.json.encode(changed(whole, ("shapes", "scores"), [])))
+    search = (*SEARCH, 5, "--sample", HOROVOD_SAMPLE, "--with", "op-fusion", "--cluster-model", fused, "--out", tmp_path / "run")
+    assert "no score of all models" in fails_in_one_line(2, *search)
+
+
+# the model of communication
+
+
+@cache
+def communication() -> dict:
+    """Of a real fit to some points on a line."""
+    size, ranks = (axis.ravel() for axis in np.meshgrid(2.0 ** np.arange(10, 20), [2.0, 4.0]))
+    points = Points(size_bytes=size, ranks=ranks, link_bytes_per_us=np.full(len(size), 250.0))
+    series = Series(
+        name="gloo",
+        points=points,
+        duration_us=100 + size * 0.01 * ranks,
+        spread_pct=np.full(len(size), np.nan),
+        algorithms=(Algorithm.RING,),
+    )
+    return msgspec.to_builtins(CommunicationModel.train([series], ["a table"]).info)
+
+
+@sweep
+def test_every_field_of_a_model_of_communication_may_hold_anything(tmp_path):
+    path = tmp_path / "communication.json"
+    whole = communication()
+    points = Points.of_matrix(np.tile([[1e5, 3.0, 200.0, *[1.0] * (len(POINT_COLUMNS) - 3)]], (3, 1)))
+    read = refused = 0
+    for what, data in hostile(whole):
+        path.write_bytes(data)
+        try:
+            model = CommunicationModel.load(tmp_path)
+        except DproSearchError as error:
+            one_line(error, path)
+            refused += 1
+            continue
+        read += 1
+        for name, regressor in model.regressors.items():
+            if len(regressor.scores_):
+                found = model.predict(name, points)
+                said = ~np.isnan(found.us)
+                assert np.isfinite([found.us[said], found.low_us[said], found.high_us[said]]).all(), what
+    assert read > 10
+    assert refused > 100
+
+
+# the predictor of devices
+
+
+@cache
+def latency() -> dict[str, np.ndarray]:
+    with np.load(Path(str(files("dpro_search.costmodel.devices") / "latency.npz"))) as file:
+        return {name: file[name] for name in file.files}
+
+
+def wrong_arrays(array: np.ndarray) -> Iterator[np.ndarray]:
+    yield array[:0]
+    yield array[None]
+    yield array[..., :-1]
+    yield array[:1]
+    yield array.astype(np.complex128)
+    yield array.astype(str)
+    yield np.zeros(())
+    for value in (255, -1, 0, 1e30, np.nan, np.inf, -np.inf):
+        with np.errstate(invalid="ignore"):
+            yield np.full_like(array, value, dtype=np.float64).astype(array.dtype)
+
+
+@sweep
+def test_every_array_of_a_latency_file_may_hold_anything(tmp_path):
+    from dpro_search.cluster import bundled
+    from dpro_search.costmodel.devices import DeviceProfile, Probes
+
+    profile = DeviceProfile(device=bundled.device("a100-sxm-80gb"), probes=Probes())
+    op = gemm(4096, 4096, 4096, precision="bf16", stack=Stack.SERVING, transposes=1.0)
+    path = tmp_path / "latency.npz"
+    refused = 0
+    for name, array in latency().items():
+        for wrong in wrong_arrays(array):
+            np.savez(path, **{**latency(), name: wrong})
+            try:
+                found = model_file.load(path)[0].on(profile).predict(op)
+            except DproSearchError as error:
+                one_line(error, path)
+                refused += 1
+            else:
+                said = ~np.isnan(found.us)
+                assert np.isfinite([found.us[said], found.low_us[said], found.high_us[said]]).all(), (name, wrong.ravel()[:1])
+    assert refused > 80
+
+
+def test_a_latency_file_that_would_fill_the_memory_is_refused(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)})
+    with zipfile.ZipFile(tmp_path / "latency.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("info.npy", header.getvalue() + bytes(100))
+    with pytest.raises(TraceFormatError, match=r"latency.npz: damaged"):
+        model_file.load(tmp_path / "latency.npz")

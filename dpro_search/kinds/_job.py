@@ -51,7 +51,7 @@ class Table:
 class Comparison:
     """Recorded steps beside their own replay."""
 
-    measured_us: float  # What was measured.
+    measured_us: float | None  # What was measured of an iteration; None: a single step was recorded, of which no iteration follows.
     prediction: Prediction  # What was predicted of the same.
     error_pct: float  # Signed for one step; the mean of absolute errors for several.
     ops: int  # How many ops were replayed.

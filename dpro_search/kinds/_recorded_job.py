@@ -149,20 +149,19 @@ class RecordedSteps(Job):
 
     def own_durations(self) -> Comparison:
         pairs = self.predictor.own_durations()
-        errors = {step: (replayed / true - 1) * 100 for step, (true, replayed) in pairs.items()}
-        measured, predicted = (float(np.mean(column)) for column in zip(*pairs.values(), strict=True))
+        steps = [
+            {"step": step, "measured_us": true, "replayed_us": replayed, "error_pct": (replayed / true - 1) * 100}
+            for step, (true, replayed) in pairs.items()
+        ]
         started = time.perf_counter()
         prediction = _prediction(self.predictor, (), self._peak_memory_bytes(Plan()))
         return Comparison(
-            measured_us=measured,
+            measured_us=self.measured_iteration_us,
             prediction=prediction,
-            error_pct=float(np.mean(np.abs(list(errors.values())))),
+            error_pct=float(np.mean([abs(row["error_pct"]) for row in steps])),
             ops=len(self.predictor.graph),
             seconds=time.perf_counter() - started,
-            more={
-                "predicted_iteration_us": predicted,
-                "steps": [{"step": step, "error_pct": value} for step, value in errors.items()],
-            },
+            more={"steps": steps},
         )
 
     def diagnose(self) -> dict[str, Any]:

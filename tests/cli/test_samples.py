@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,18 @@ def test_every_verb_answers_about_the_gpu_sample(tmp_path: Path) -> None:
     assert GPU_SAMPLE in (tmp_path / "sample.html").read_text()
     succeeds("report", "run", "--out", "run.html", cwd=tmp_path)
     assert "Not a certain gain" in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [(GPU_SAMPLE, 1e-6), (DEFAULT_SAMPLE, 0.02)])
+def test_the_command_that_a_diagnosis_prints_gives_its_largest_gain_again(name: str, tolerance: float) -> None:
+    diagnosed = json.loads(succeeds("diagnose", "--sample", name, "--json"))
+    command = diagnosed["command"]
+    assert command.startswith(f"dpro-search replay --sample {name} --what-if ")
+    assert command in succeeds("diagnose", "--sample", name)
+    asked = command.rpartition(" ")[2]
+    row = next(row for row in diagnosed["gains"] if row["what_if"] == asked)
+    answered = json.loads(succeeds(*shlex.split(command)[1:], "--json"))
+    assert answered["predicted_iteration_us"] == pytest.approx(row["predicted_iteration_us"], rel=tolerance)
 
 
 def test_what_others_published_is_attributed() -> None:

@@ -77,6 +77,5 @@ def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table]) -> None:
     for table in tables:
         print_table(console, table.title, table.columns, table.rows)
     if facts.get("command") is not None:
-        console.print(
-            f"The first of these gains again, and any other by its name: {facts['command']}", soft_wrap=True, highlight=False
-        )
+        console.print("The first of these gains again, and any other by its name:")
+        console.print(f"  {facts['command']}", soft_wrap=True, highlight=False)

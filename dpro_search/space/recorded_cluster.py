@@ -141,8 +141,8 @@ def _said_of_kernels(before: str, after: str, predicted: float, guessed: float) 
         )
     if guessed:
         yield (
-            f"products of unknown shapes, or hardly longer than their launch ({guessed * 100:.0f} % of the kernels' time) change as "
-            f"square ones that take as long on {before}"
+            f"products of unknown shapes, or hardly longer than their launch ({guessed * 100:.0f} % of the kernels' time) change "
+            f"as square ones that take as long on {before}"
         )
     if predicted + guessed < _NEARLY_ALL:
         yield (

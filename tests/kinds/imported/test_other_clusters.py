@@ -104,6 +104,12 @@ def test_a_model_recorded_on_a_v100_takes_on_an_a100_what_a_profile_of_it_there_
     assert moved.interval_us[0] < there_us < moved.interval_us[1]
 
 
+def test_one_rank_alone_communicates_nothing_and_waits_for_none() -> None:
+    alone = predicted(resnet(), "ranks=1", "launch=0")
+    assert alone.breakdown_us["exposed_communication"] == alone.breakdown_us["waiting_for_ranks"] == 0
+    assert alone.iteration_us == pytest.approx(alone.breakdown_us["compute"])
+
+
 def test_more_hosts_take_longer_and_slower_nics_longer_still() -> None:
     fewer, more, slow = (
         predicted(dlrm(), "launch=0", *changes, cluster=cluster).iteration_us

@@ -255,6 +255,10 @@ class Job(ABC):
         """A profiled step, predicted from all others; raises `InputError` if it was not profiled."""
         raise self.cannot("held_out", "be predicted without one of its steps (--holdout-step)")
 
+    def rank_parts_us(self) -> Mapping[int, Mapping[str, float]]:
+        """Of each rank, by its number in the job, the parts of a replayed iteration, which add up to it; empty: not known."""
+        return {}
+
     def own_durations(self) -> Comparison:
         """Each profiled step, replayed with its own durations."""
         raise self.cannot("own_durations", "be replayed step by step (--own-durations)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, Trace
+from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.kinds._job import Comparison, Job, Table
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_cluster import Elsewhere, elsewhere
@@ -66,7 +67,17 @@ class RecordedSteps(Job):
         return spec_on(self._elsewhere.place.cluster, self._elsewhere.place.ranks).spec
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        return super().left_out(change) if self._elsewhere is None else self._elsewhere.assumed
+        known = super().left_out(change) if self._elsewhere is None else self._elsewhere.assumed
+        return (*known, *self.assumed())
+
+    def assumed(self) -> Iterator[str]:
+        """What predictions take for granted of the recorded job, a sentence each."""
+        ranks, world = self.trace.meta.ranks, self.trace.meta.world_size or round(self.trace.meta.number_knob(WORLD_SIZE, 0))
+        if world > ranks:
+            yield (
+                f"the job has {world} ranks, of which {ranks} {'is' if ranks == 1 else 'are'} here: the others compute as "
+                f"{'it does' if ranks == 1 else 'these do'}, and what was waited for them stays"
+            )
 
     def scaled(self, scale: Scale) -> Self:
         changed = copy.copy(self)
@@ -134,6 +145,10 @@ class RecordedSteps(Job):
             about=about_ops(trace, timeline, predictor.ops, rows, compared=recorded) if len(rows) else PredictedOps(),
             numbers=trace.meta.numbers,
         )
+
+    def rank_parts_us(self) -> dict[int, Mapping[str, float]]:
+        numbers = self.trace.meta.numbers
+        return {numbers[row.rank]: row.breakdown_us for row in self.predictor.predict(self._scales).ranks}
 
     def held_out(self, step: int) -> Comparison:
         started = time.perf_counter()

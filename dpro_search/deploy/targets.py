@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from dpro_search._text import listed
 from dpro_search.deploy.parts.part import JobFacts, Part, Servers, Target
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
@@ -107,4 +108,4 @@ def _reason(name: str, targets: Sequence[Target], known: Sequence[Target]) -> st
     able = [target.name for target in dict.fromkeys((*known, *targets)) if name in target.fields]
     because = f"; {reasons[0]}" if reasons else ""
     others = f" (known to: {', '.join(able)}; choose with --target)" if able else ""
-    return f"{' and '.join(map(str, targets)) or 'this job'} cannot express it{because}{others}"
+    return f"{listed([str(target) for target in targets]) or 'this job'} cannot express it{because}{others}"

@@ -156,7 +156,7 @@ def test_a_plan_that_two_targets_can_express_needs_a_choice():
 
 
 def test_a_plan_for_another_kind_of_job_is_refused():
-    with pytest.raises(InputError, match="bucket_cap_bytes: horovod and xla and tensorflow cannot express it"):
+    with pytest.raises(InputError, match="bucket_cap_bytes: horovod, xla and tensorflow cannot express it"):
         targets_for(Plan.of(bucket_cap_bytes=1), (T.HOROVOD, T.XLA, T.TENSORFLOW))
 
 

@@ -244,7 +244,7 @@ def test_a_script_that_does_not_follow_is_told_what_to_use(torch_python):
 
 
 def test_a_plan_for_another_kind_of_job_is_refused_before_it_runs(torch_job):
-    with pytest.raises(InputError, match="cycle_time_us: ddp and pytorch cannot express it"):
+    with pytest.raises(InputError, match="cycle_time_us: ddp, pytorch and synchronisation cannot express it"):
         torch_job.run(Plan.of(cycle_time_us=1.0), warmup=2)
 
 

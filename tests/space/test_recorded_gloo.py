@@ -55,6 +55,28 @@ def test_the_thread_waits_for_the_collective_whose_end_is_noted_later() -> None:
     assert (trace.dependencies.kind == DependencyKind.SYNC).sum() == 2 * 4
 
 
+def test_a_pause_that_ended_before_the_last_rank_enqueued_is_no_wait(tmp_path: Path) -> None:
+    """Rank 1 enqueues early, loses its core for 1.7 ms, computes on, and only then waits for what rank 0 enqueues late."""
+    files = []
+    for rank, posted_us in enumerate((3000, 1000)):
+        profile = Profile(pid=100 + rank, device=rank)
+        for number in range(2):
+            begin_us = START + 5000.0 * number
+            profile.step(number, begin_us, 4900)
+            profile.op("aten::mm", begin_us + 5, posted_us - 10)
+            profile.op("c10d::allreduce_", begin_us + posted_us, 30, **{"Input Dims": [[[4096]]], "Input type": ["TensorList"]})
+            span = begin_us + posted_us + 60, 3500.0 - posted_us - 60
+            profile.add("user_annotation", "gloo:all_reduce", *span, GLOO, {"Input Dims": [[4096]], "Input type": ["float"]})
+            if rank == 1:
+                profile.op("aten::relu", begin_us + 2750, 200)
+            profile.op("aten::add_", begin_us + 3520, 300)
+        files.append(profile.write(tmp_path / f"rank{rank}.json", header=distributed(rank, 2) | {"host_name": "one"}))
+    trace = read(files)
+    waits = trace.dependencies.target[trace.dependencies.kind == DependencyKind.SYNC]
+    assert len(waits) == 2 * 2
+    assert (trace.events.end_us[waits] >= trace.events.start_us.min() + 3000).all()
+
+
 def test_a_collective_is_complete_at_the_first_end_that_a_rank_notes() -> None:
     trace = trace_of([((1000, 1000), (2500, 3), (3000, 700))] * 4)
     graph = graph_of_step(recorded_ops(trace), 1, samples=False)

@@ -27,7 +27,7 @@ from dpro_search.collect.described import described
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.kineto_collectives import Match, align, match_collectives
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile, read_kineto_file
-from dpro_search.collect.readers.kineto_gloo import find_gloo_collectives
+from dpro_search.collect.readers.kineto_gloo import find_gloo_collectives, without_impossible_waits
 from dpro_search.collect.readers.kineto_limits import leave_out_cut_steps, of_job, of_ranks, other_job, two_jobs
 from dpro_search.collect.readers.kineto_origins import find_origins
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, rank_records
@@ -97,6 +97,7 @@ def read(paths: Sequence[Path]) -> Trace:
     tensors, tensor = _tensors(records, matches)
     steps = _steps(records, offsets)
     names, events, dependencies = _joined(ranks, matches, offsets)
+    dependencies = without_impossible_waits(dependencies, events, max(clock.residual_us))
     trace = Trace(
         meta=TraceMeta(
             framework="pytorch",

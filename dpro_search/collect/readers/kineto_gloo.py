@@ -8,7 +8,7 @@ ended, and went on right after it, waited for it. Gloo's thread wakes it before 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dpro_search.collect.readers.kineto_gloo_groups import GlooGroups
 from dpro_search.collect.readers.kineto_rank import ITEM_BYTES, Collective, RankRecords
 from dpro_search.collect.recorded_names import collective_kind_of
-from dpro_search.collect.trace import CollectiveKind, EventKind, Ints
+from dpro_search.collect.trace import CollectiveKind, Dependencies, DependencyKind, EventKind, Ints
 
 _SPAN, _POST = "gloo:", "c10d::"
 _BLOCKED_US = 20.0  # a thread that ran nothing for less did not wait
@@ -57,6 +57,34 @@ def find_gloo_collectives(r: RankRecords) -> None:
     if groups.assumed:
         r.warnings.append(groups.assumed)
     _add_waits(r, waits)
+
+
+def without_impossible_waits(needs: Dependencies, events: Mapping[str, npt.NDArray[Any]], residual_us: float) -> Dependencies:
+    """The dependencies of all ranks without waits for a collective that ended before its last rank had enqueued it.
+
+    On a busy core a thread pauses for other reasons than a wait. No rank's part completes before all ranks have enqueued theirs.
+    Where devices work, waits are recorded and none is dropped.
+
+    Parameters
+    ----------
+    events
+        Columns of all ranks' events, one clock: `start_us`, `end_us`, and the number of the `collective`, -1 for none.
+    residual_us
+        What the alignment of the clocks leaves open.
+    """
+    launched = np.flatnonzero((needs.kind == DependencyKind.LAUNCH) & (events["collective"][needs.target] >= 0))
+    if not len(launched) or np.isin(events["kind"], (EventKind.KERNEL, EventKind.COPY)).any():
+        return needs
+    collective = events["collective"][needs.target[launched]]
+    last_us = np.full(int(collective.max()) + 1, -np.inf)
+    np.maximum.at(last_us, collective, events["start_us"][needs.source[launched]])
+    waited = (needs.kind == DependencyKind.SYNC) & (events["collective"][needs.source] >= 0)
+    waited &= events["kind"][needs.source] == EventKind.COLLECTIVE
+    waits = np.flatnonzero(waited)
+    early = events["end_us"][needs.target[waits]] < last_us[events["collective"][needs.source[waits]]] - residual_us
+    kept = np.ones(len(needs.kind), np.bool_)
+    kept[waits[early]] = False
+    return Dependencies(source=needs.source[kept], target=needs.target[kept], kind=needs.kind[kept])
 
 
 def _named(r: RankRecords, prefix: str) -> npt.NDArray[np.bool_]:

@@ -221,9 +221,16 @@ def readers() -> dict[str, Callable[[str], Any]]:
             found[name] = _one_of(typing.get_args(kinds[0]))
         elif typing.get_args(kinds[0]) == (int, ...):
             found[name] = parse_counts
+        elif typing.get_args(kinds[0]) == (str, ...):
+            found[name] = _names
         elif str in kinds:
             found[name] = str
     return found
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names of modules: ``layers.0+layers.1``."""
+    return tuple(filter(None, text.split("+")))
 
 
 def _one_of(values: Sequence[str | int]) -> Callable[[str], str | int]:

@@ -81,6 +81,7 @@ def exported(plan, trace, python, how, folder):
         ("ddp", {"compression": "fp16", "bucket_cap_bytes": 2**24}, "c10d::allreduce_", 1),
         ("fsdp", {"reshard_after_forward": False}, "c10d::_allgather_base_", 5),
         ("fsdp", {"kept_last_units": 1}, "c10d::_allgather_base_", 8),
+        ("fsdp", {"kept_units": ("1", "3")}, "c10d::_allgather_base_", 7),
         ("fsdp", {"units_together": 2}, "c10d::_allgather_base_", 5),
         ("fsdp", {"reduce_dtype": "bfloat16", "prefetch": True, "prefetch_depth": 2}, "c10d::_reduce_scatter_base_", 5),
         ("fsdp", {"backward_prefetch_depth": 2}, "c10d::_allgather_base_", 9),

@@ -28,11 +28,13 @@ def diagnose(
 
     Example: dpro-search diagnose T
     """
+    import shlex
+
     from dpro_search.cli._output import print_json
     from dpro_search.cli._sample import folder_of
     from dpro_search.kinds import job_of, load_source
     from dpro_search.kinds._efficiency import efficiency_facts, split_options
-    from dpro_search.kinds._elsewhere import elsewhere
+    from dpro_search.kinds._elsewhere import elsewhere, repeated
     from dpro_search.space.scenario import Scenario
 
     use_machine(machine)
@@ -41,6 +43,13 @@ def diagnose(
     job, _, place = elsewhere(recorded, cluster, changed, verb="diagnose")
     facts = job.diagnose() | ({} if place is None else {"cluster": place.facts})
     facts |= efficiency_facts(recorded, Scenario().on(cluster), given, facts["iteration_us"])
+    asked = next((row["what_if"] for row in facts["gains"] if repeated(job, row["what_if"])), None)
+    facts["command"] = None if asked is None else shlex.join([
+        *("dpro-search", "replay", *(() if trace is None else (str(trace),)), *(() if sample is None else ("--sample", sample))),
+        *(() if cluster is None else ("--cluster", cluster)),
+        *(part for change in changes or () for part in ("--set", change)),
+        *("--what-if", asked),
+    ])  # fmt: skip
     if as_json:
         print_json(facts)
     else:
@@ -67,3 +76,6 @@ def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table]) -> None:
         console.print(sentence, highlight=False)
     for table in tables:
         print_table(console, table.title, table.columns, table.rows)
+    if facts.get("command") is not None:
+        console.print("The first of these gains again, and any other by its name:")
+        console.print(f"  {facts['command']}", soft_wrap=True, highlight=False)

@@ -11,7 +11,8 @@ import typer
 from dpro_search.cli._shared_options import JsonOption
 
 _MOST_CAUSES = 15
-_NAME_LENGTH = 34  # of an op in a table of 80 columns
+_MOST_RANKS = 8
+_NAME_LENGTH = 30  # of an op in a table of 80 columns
 
 
 def diff(
@@ -48,8 +49,8 @@ def diff(
 
 
 def _print(facts: Mapping[str, Any]) -> None:
-    from dpro_search._text import shortened
     from dpro_search.cli._output import print_table, say, stdout_console
+    from dpro_search.kinds._facts import op_texts
     from dpro_search.quantities import percent_text, time_text
 
     console = stdout_console()
@@ -62,7 +63,19 @@ def _print(facts: Mapping[str, Any]) -> None:
         say(console, f"* {warning}")
     shown, rest = facts["causes"][:_MOST_CAUSES], facts["causes"][_MOST_CAUSES:]
     times = ("before_us", "after_us", "change_us")
-    rows = [(shortened(row["name"], _NAME_LENGTH), row["part"], *(time_text(row[key]) for key in times)) for row in shown]
+    names = op_texts([row["name"] for row in shown], _NAME_LENGTH)
+    rows = [(name, row["part"], *(time_text(row[key]) for key in times)) for name, row in zip(names, shown, strict=True)]
     if rest:
         rows.append((f"{len(rest)} smaller causes", "", *(time_text(sum(row[key] for row in rest)) for key in times)))
     print_table(console, "what explains the change", ("op", "part", "before", "after", "change"), rows)
+    if len(facts["ranks"]) > 1:
+        parts = tuple(facts["ranks"][0]["change_us"])
+        by_rank = [
+            (str(row["rank"]), *(time_text(row["change_us"][part]) for part in parts)) for row in facts["ranks"][:_MOST_RANKS]
+        ]
+        title = (
+            "change on each rank"
+            if len(facts["ranks"]) <= _MOST_RANKS
+            else f"change on {_MOST_RANKS} of {len(facts['ranks'])} ranks"
+        )
+        print_table(console, title, ("rank", *(part.replace("_", " ") for part in parts)), by_rank)

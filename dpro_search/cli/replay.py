@@ -114,8 +114,14 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
     if "quantiles_us" in result:
         shown = "  ".join(f"{name} {microseconds(value_us)}" for name, value_us in result["quantiles_us"].items())
         print(f"  of samples           {shown}")
+    own = result.get("steps", ())
     if result["measured_iteration_us"] is not None:
-        print(f"measured iteration   {microseconds(result['measured_iteration_us'])}  error {percent(result['error_pct'])}")
+        error = "" if own else f"  error {percent(result['error_pct'])}"
+        print(f"measured iteration   {microseconds(result['measured_iteration_us'])}{error}")
+    for row in own:
+        what = f"step {row['step']}" if result["measured_iteration_us"] is not None else "the recorded window"
+        times = (microseconds(row["measured_us"]), microseconds(row["replayed_us"]), percent(row["error_pct"]))
+        print(f"{what}, with its own durations: measured {times[0]}, replayed {times[1]}, error {times[2]}")
     for name, value_us in result["breakdown_us"].items():
         print(f"  {name.replace('_', ' '):22} {microseconds(value_us)}")
     for sentence in (*sentences(result), *result.get("notes", ())):

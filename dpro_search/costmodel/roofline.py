@@ -68,6 +68,13 @@ def dtype_of_kernel(name: str) -> str:
     return "float16" if _HALF.search(name) else "float32"
 
 
+def product_precision(name: str, dtype: str) -> str:
+    """The precision of a matrix product's kernel, one of `cluster.device.PRECISIONS`, from its name and its first tensor's type."""
+    if dtype.lower() in _HALVES or _HALF.search(name):
+        return "bf16" if "bf" in dtype.lower() or "bf16" in name.lower() else "fp16"
+    return "tf32" if _TENSOR.search(name) else "fp32"
+
+
 def _memory_ratio(before: Device, after: Device) -> float:
     """Of the rates that copies were measured to reach, where they were on both; else of the data sheets'."""
     probed = [known_probes(device).stream_bytes_per_s for device in (before, after)]

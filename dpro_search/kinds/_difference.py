@@ -48,7 +48,7 @@ def difference(before: Job, after: Job) -> dict[str, Any]:
 
     ``iteration_us`` is measured where both recordings have a measurement, else replayed. ``causes`` add up to its change: the time
     that ops of one name have on the critical path of the replayed iteration, and what the replays do not explain. Raises
-    `InputError` if the jobs are of different kinds.
+    `InputError` if the jobs are of different kinds. ``ranks`` says on which ranks it changed, of jobs that are known by rank.
     """
     if before.title != after.title:
         raise InputError(f"the traces are of {before.title} and of {after.title}: give two recordings of one job")
@@ -73,9 +73,27 @@ def difference(before: Job, after: Job) -> dict[str, Any]:
         "regression_pct": change_us / shown_us[0] * 100,
         "noise_pct": None if noise_us is None else noise_us / shown_us[0] * 100,
         "breakdown_us": [prediction.breakdown_us for prediction in predictions],
+        "ranks": _ranks(before.rank_parts_us(), after.rank_parts_us()),
         "causes": [msgspec.to_builtins(cause) for cause in sorted(causes, key=lambda cause: -abs(cause.change_us))],
         "warnings": _warnings(jobs),
     }
+
+
+def _ranks(before: Mapping[int, Mapping[str, float]], after: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """What changed on each rank that both recordings have; the one whose own work grew most first.
+
+    ``change_us`` has the parts of an iteration, which add up to the change of the replayed iteration on every rank: the rank that
+    the others wait for does more of its own, the others wait more.
+    """
+    rows = [
+        {"rank": rank, "change_us": {part: us - before[rank].get(part, 0.0) for part, us in after[rank].items()}}
+        for rank in before.keys() & after.keys()
+    ]
+    return sorted(rows, key=lambda row: (-_own_us(row["change_us"]), row["rank"]))
+
+
+def _own_us(change_us: Mapping[str, float]) -> float:
+    return sum(us for part, us in change_us.items() if part != "waiting_for_ranks")
 
 
 def _parts(job: Job, iteration_us: float) -> Mapping[Part, float]:

@@ -5,14 +5,19 @@ Facts that no trace has are given with ``--set``, beside changes: `OPTIONS`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from dpro_search.cluster import Cluster, bundled
 from dpro_search.cluster.device import Device
 from dpro_search.collect.trace import EventKind, Trace
+from dpro_search.costmodel.roofline import COMPUTE_BOUND, product_precision
 from dpro_search.errors import InputError
+from dpro_search.graph.kernel_class import kernel_class
 from dpro_search.graph.op_flops import step_flops
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._work import Work
@@ -84,6 +89,8 @@ def work_of(trace: Trace | None, cluster: Cluster | None, given: Mapping[str, fl
     device = _device("" if meta is None else meta.device, cluster)
     machine = cluster if cluster is not None else _machine("" if meta is None else meta.device)
     precision = "" if flops is None else flops.precision
+    if not precision and trace is not None:
+        precision = _usual_precision(trace, device)
     recorded = 1 if meta is None else meta.world_size or meta.ranks
     power_w = machine.power_per_device_w if machine is not None else None
     found = Work(
@@ -165,6 +172,23 @@ def _not_known(work: Work, found: Mapping[str, float | None]) -> dict[str, str]:
         reasons["mfu_pct"] = f"the peak of {of}{at} (give --set peak=FLOP/s)"
     missing = {key: reasons[key] for key in KEYS if found[key] is None}
     return missing | ({"flops_per_device": f"FLOPs leave out {work.flops_note}"} if work.flops_note else {})
+
+
+def _usual_precision(trace: Trace, device: Device | None) -> str:
+    """That in which kernels of products, convolutions and attention compute for longest, by their names; empty: none do."""
+    events, found = trace.events, Counter[str]()
+    kernels = np.flatnonzero(events.kind == EventKind.KERNEL)
+    sorts, place = np.unique(np.stack((events.name[kernels], events.dtype[kernels])), axis=1, return_inverse=True)
+    us = np.bincount(place.reshape(-1), events.end_us[kernels] - events.start_us[kernels])
+    for (number, dtype), spent_us in zip(sorts.T.tolist(), us.tolist(), strict=True):
+        name, kind = trace.names[number], kernel_class(trace.names[number])
+        if kind not in COMPUTE_BOUND:
+            continue
+        precision = product_precision(name, trace.dtypes[dtype] if dtype >= 0 else "")
+        if precision == "fp32" and kind == "convolution" and device is not None and device.peak.tf32 is not None:
+            precision = "tf32"  # torch.backends.cudnn.allow_tf32 is on by default
+        found[precision] += spent_us
+    return max(found, key=found.__getitem__, default="")
 
 
 def _device(name: str, cluster: Cluster | None) -> Device | None:

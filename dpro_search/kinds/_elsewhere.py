@@ -95,5 +95,14 @@ def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[s
     return Elsewhere(there, named, place)
 
 
+def repeated(job: Job, what_if: str) -> bool:
+    """Whether `replay` takes a row of `diagnose` as ``--what-if``: not words about the graph, but a change that the job has."""
+    try:
+        Scenario().changed([what_if], known=(*job.askable, *job.settings), job=job.title)
+    except InputError:
+        return False
+    return True
+
+
 def _digest(cluster: Cluster) -> str:
     return hashlib.sha256(msgspec.json.encode(cluster)).hexdigest()[:16]

@@ -24,6 +24,7 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.space.scenario import Scale
 
 _AFTER = {"start": "nothing", "dependency": "what it needs", "device": "its device", "collective": "other ranks"}
+_BEFORE = {"host until the launch of ": "host: ", "launch of ": "launch: "}  # in the names of ops (`space.recorded_ops`), and shown
 _NAME_LENGTH = 50  # of an op in a table of 80 columns
 _COUNTS_LENGTH = 16  # of two more columns
 _TOP_GAINS = 12
@@ -138,14 +139,24 @@ def rank_table(ranks: Sequence[Mapping[str, Any]]) -> Table:
     return Table(title="ranks", columns=columns, rows=rows)
 
 
+def op_texts(names: Sequence[str], most: int) -> list[str]:
+    """Names of ops as tables have them: kernels without what tells nothing apart, what hosts do before a launch by its kernel."""
+    found = []
+    for name in short_names(names):
+        prefix = next((text for text in _BEFORE if name.startswith(text)), "")
+        shown = _BEFORE.get(prefix, "")
+        found.append(shown + shortened(name.removeprefix(prefix), most - len(shown)))
+    return found
+
+
 def critical_table(ops: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `critical_ops`."""
     several = any(row["count"] > 1 for row in ops)
     length = _NAME_LENGTH - (_COUNTS_LENGTH if several else 0)
     rows: list[tuple[str, ...]] = []
-    for name, row in zip(short_names([row["op"] for row in ops]), ops, strict=True):
+    for name, row in zip(op_texts([row["op"] for row in ops], length), ops, strict=True):
         counted = (str(row["count"]), time_text(row["total_us"])) if several else ()
-        rows.append((shortened(name, length), *counted, percent_text(row["share_pct"]), _AFTER[row["reason"]]))
+        rows.append((name, *counted, percent_text(row["share_pct"]), _AFTER[row["reason"]]))
         if origin := origin_text(row):
             rows.append((f"  {shortened(origin, length - 2)}", *[""] * (len(rows[-1]) - 1)))
     columns = ("op", *(("ops", "time") if several else ()), "share", "starts after")

@@ -51,7 +51,7 @@ class Table:
 class Comparison:
     """Recorded steps beside their own replay."""
 
-    measured_us: float  # What was measured.
+    measured_us: float | None  # What was measured of an iteration; None: a single step was recorded, of which no iteration follows.
     prediction: Prediction  # What was predicted of the same.
     error_pct: float  # Signed for one step; the mean of absolute errors for several.
     ops: int  # How many ops were replayed.
@@ -254,6 +254,10 @@ class Job(ABC):
     def held_out(self, step: int) -> Comparison:
         """A profiled step, predicted from all others; raises `InputError` if it was not profiled."""
         raise self.cannot("held_out", "be predicted without one of its steps (--holdout-step)")
+
+    def rank_parts_us(self) -> Mapping[int, Mapping[str, float]]:
+        """Of each rank, by its number in the job, the parts of a replayed iteration, which add up to it; empty: not known."""
+        return {}
 
     def own_durations(self) -> Comparison:
         """Each profiled step, replayed with its own durations."""

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import CollectiveKind, Floats, Trace
-from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.errors import InputError
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
@@ -233,17 +232,8 @@ class PlannedSteps(RecordedSteps):
     def timeline(self, plan: Plan) -> Timeline:
         return self.predictor.under(plan).timeline(self._scales)
 
-    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        return (*super().left_out(change), *self.assumed())
-
     def assumed(self) -> Iterator[str]:
-        """What predictions take for granted, a sentence each."""
-        ranks, world = self.trace.meta.ranks, round(self.trace.meta.number_knob(WORLD_SIZE, 0))
-        if world > ranks:
-            yield (
-                f"the job has {world} ranks, of which {ranks} {'is' if ranks == 1 else 'are'} here: the others compute as "
-                f"{'it does' if ranks == 1 else 'these do'}, and what was waited for them stays"
-            )
+        yield from super().assumed()
         yield from self.prices.doubts
         if len(self.trace.memory):
             yield "memory is what tensors take; what the allocator holds beside them is not in the profile"

@@ -53,7 +53,7 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor) -> dict[str, Any]:
             timeline, numbers=numbers, origins=origins(trace, predictor.ops.about[rows]) if len(rows) else ()
         ),
         "links": [msgspec.to_builtins(speed) for speed in speeds],
-        "findings": list(findings(times, found, base.iteration_us, speeds)),
+        "findings": list(findings(times, found, base.iteration_us, speeds, next(iter(predictor.sorts.collectives), ""))),
         "warnings": list(trace.meta.warnings),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
 from dpro_search.kinds._recorded_questions import Answer
@@ -17,7 +18,7 @@ _SENTENCES = {
     "loading": "The training thread loads its input, or waits for it; use more num_workers of the DataLoader, pin_memory and "
     "prefetching.",
     "communication": "Communication that nothing hides takes {exposed_communication:.0f} % of an iteration ({hidden:.0f} % of "
-    "the transfers are hidden); try other buckets (DDP's bucket_cap_mb), compression (a communication hook) or a faster link.",
+    "the transfers are hidden); {advice}, or a faster link.",
     "rank": "Rank {ranks} takes longer than the others; ranks wait {waiting_for_ranks:.0f} % of an iteration for each other. Look "
     "at its host, its input and its clocks.",
     "kernels": "Devices compute for {compute:.0f} % of an iteration, and these kernels decide most of it; try lower precision, "
@@ -26,10 +27,26 @@ _SENTENCES = {
     "link": "Slow link: {collective} among ranks {ranks} reaches {reached:.1f} Gbit/s a link, the other groups {usual:.1f}. Look "
     "at these ranks' links and NCCL_IB_HCA or NCCL_SOCKET_IFNAME, or place them closer together.",
 }
+_SHARDED = "try prefetching more units, keeping parameters after the forward pass (FSDP's reshard_after_forward), larger units"
+_PASSED_ON = "try more micro-batches or another pipeline schedule"
+_ADVICE = {
+    "all_reduce": "try other buckets (DDP's bucket_cap_mb), compression (a communication hook)",
+    "all_gather": _SHARDED,
+    "reduce_scatter": _SHARDED,
+    "all_to_all": "try to overlap the exchange with other batches' computation (TorchRec's train pipelines), a more even sharding, "
+    "fewer bytes",
+    "send": _PASSED_ON,
+    "recv": _PASSED_ON,
+}
+_ANY_ADVICE = "try to overlap it with computation, fewer bytes"
 
 
 def findings(
-    times: Sequence[RankTime], answers: Sequence[Answer], iteration_us: float, speeds: Sequence[GroupSpeed] = ()
+    times: Sequence[RankTime],
+    answers: Sequence[Answer],
+    iteration_us: float,
+    speeds: Sequence[GroupSpeed] = (),
+    collective: str = "",
 ) -> tuple[str, ...]:
     """Sentences on what would gain at least 3 % of an iteration, the largest gain first; each names the what-if that repeats it.
 
@@ -43,8 +60,10 @@ def findings(
         Replayed, in us.
     speeds
         Of every group of ranks.
+    collective
+        The type of collective that takes longest; advice is about the type that would gain most, where several were asked about.
     """
-    shares = _shares(times, iteration_us)
+    shares = _shares(times, iteration_us) | {"advice": _ADVICE.get(_decisive(answers) or collective, _ANY_ADVICE)}
     found: dict[str, Answer] = {}
     for answer in sorted(answers, key=lambda answer: -answer.gain_us):
         if answer.topic in _SENTENCES and answer.gain_pct >= WORTH_PCT:
@@ -57,7 +76,14 @@ def findings(
     )
 
 
-def _shares(times: Sequence[RankTime], iteration_us: float) -> dict[str, float]:
+def _decisive(answers: Sequence[Answer]) -> str:
+    """The type of collective that gains most if it is free; empty: none was asked about."""
+    of_types = [answer for answer in answers if answer.topic == "collectives"]
+    best = max(of_types, key=lambda answer: answer.gain_us, default=None)
+    return "" if best is None else best.what_if.removeprefix("collectives.").removesuffix("=0")
+
+
+def _shares(times: Sequence[RankTime], iteration_us: float) -> dict[str, Any]:
     """Parts of an iteration in percent, mean over ranks; also of the transfers' time, that in which the rank computes."""
     whole_us = max(iteration_us * len(times), 1e-9)
     found = {part: sum(getattr(row, f"{part}_us") for row in times) / whole_us * 100 for part in _PARTS}

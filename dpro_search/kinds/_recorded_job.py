@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, Trace
+from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.kinds._job import Comparison, Job, Table
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_cluster import Elsewhere, elsewhere
@@ -66,7 +67,17 @@ class RecordedSteps(Job):
         return spec_on(self._elsewhere.place.cluster, self._elsewhere.place.ranks).spec
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        return super().left_out(change) if self._elsewhere is None else self._elsewhere.assumed
+        known = super().left_out(change) if self._elsewhere is None else self._elsewhere.assumed
+        return (*known, *self.assumed())
+
+    def assumed(self) -> Iterator[str]:
+        """What predictions take for granted of the recorded job, a sentence each."""
+        ranks, world = self.trace.meta.ranks, self.trace.meta.world_size or round(self.trace.meta.number_knob(WORLD_SIZE, 0))
+        if world > ranks:
+            yield (
+                f"the job has {world} ranks, of which {ranks} {'is' if ranks == 1 else 'are'} here: the others compute as "
+                f"{'it does' if ranks == 1 else 'these do'}, and what was waited for them stays"
+            )
 
     def scaled(self, scale: Scale) -> Self:
         changed = copy.copy(self)
@@ -135,6 +146,10 @@ class RecordedSteps(Job):
             numbers=trace.meta.numbers,
         )
 
+    def rank_parts_us(self) -> dict[int, Mapping[str, float]]:
+        numbers = self.trace.meta.numbers
+        return {numbers[row.rank]: row.breakdown_us for row in self.predictor.predict(self._scales).ranks}
+
     def held_out(self, step: int) -> Comparison:
         started = time.perf_counter()
         held = self.predictor.held_out(step)
@@ -149,20 +164,19 @@ class RecordedSteps(Job):
 
     def own_durations(self) -> Comparison:
         pairs = self.predictor.own_durations()
-        errors = {step: (replayed / true - 1) * 100 for step, (true, replayed) in pairs.items()}
-        measured, predicted = (float(np.mean(column)) for column in zip(*pairs.values(), strict=True))
+        steps = [
+            {"step": step, "measured_us": true, "replayed_us": replayed, "error_pct": (replayed / true - 1) * 100}
+            for step, (true, replayed) in pairs.items()
+        ]
         started = time.perf_counter()
         prediction = _prediction(self.predictor, (), self._peak_memory_bytes(Plan()))
         return Comparison(
-            measured_us=measured,
+            measured_us=self.measured_iteration_us,
             prediction=prediction,
-            error_pct=float(np.mean(np.abs(list(errors.values())))),
+            error_pct=float(np.mean([abs(row["error_pct"]) for row in steps])),
             ops=len(self.predictor.graph),
             seconds=time.perf_counter() - started,
-            more={
-                "predicted_iteration_us": predicted,
-                "steps": [{"step": step, "error_pct": value} for step, value in errors.items()],
-            },
+            more={"steps": steps},
         )
 
     def diagnose(self) -> dict[str, Any]:

@@ -103,6 +103,7 @@ def _questions(trace: Trace, predictor: RecordedPredictor, speeds: Sequence[Grou
     yield _Question("launch=0", "launch", "no launch overhead")
     yield _Question("host=0.5", "host", "host threads twice as fast")
     yield _Question("loading=0", "loading", "input loading free")
+    yield _Question("compile=1", "compile", "element-wise kernels, reductions and norms that follow each other fused")
     kernels, collectives, duration_us = predictor.sorts.kernels, predictor.sorts.collectives, predictor.ops.duration_us
     total_us = sum(duration_us[chosen].sum() for chosen in kernels.values())
     for name, chosen in list(kernels.items())[:_MOST_CLASSES]:

@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpro_search.cluster import Cluster, Device
+from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
 from dpro_search.costmodel.devices import OpSpec
 from dpro_search.costmodel.devices.ratios import OpRatios
 from dpro_search.costmodel.devices.recorded import RecordedSpecs
 from dpro_search.costmodel.nccl import bytes_in, collective_us, interval_factor, paths, placement_of
-from dpro_search.costmodel.roofline import LEAST_US, Ratio, dtype_of_kernel, kernel_ratio
+from dpro_search.costmodel.roofline import LEAST_US, Ratio, dtype_of_kernel, kernel_ratio, product_precision
 from dpro_search.errors import InputError
+from dpro_search.graph.kernel_class import kernel_class
 from dpro_search.space.recorded_ops import RecordedOps
 
 _NAMES = {
@@ -111,44 +112,56 @@ def _kernels(
     kinds, place = np.unique(sorts, axis=1, return_inverse=True)
     order = np.argsort(place.reshape(-1), kind="stable")
     starts = np.searchsorted(place.reshape(-1)[order], np.arange(kinds.shape[1] + 1))
-    shaped = _op_ratios(trace, kinds, before, after)
-    predicted_us = 0.0
+    known = OpRatios(before, after)
+    shaped = _op_ratios(trace, kinds, known)
+    predicted_us = guessed_us = 0.0
     for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
         mine = kernels[order[starts[number] : starts[number + 1]]]
-        of_op = shaped[number]
-        ratios = of_op or kernel_ratio(trace.names[name], trace.dtypes[dtype] if dtype >= 0 else "", before, after)
+        of_op, element = shaped[number], trace.dtypes[dtype] if dtype >= 0 else ""
+        square = None
+        if of_op is None and kernel_class(trace.names[name]) == "gemm":
+            square = known.of_times(product_precision(trace.names[name], element), np.maximum(own_us[mine], LEAST_US))
+        ratios: Sequence[float | Floats] = of_op or square or kernel_ratio(trace.names[name], element, before, after)
         predicted_us += float(own_us[mine].sum()) if of_op else 0.0
+        guessed_us += float(own_us[mine].sum()) if square else 0.0
         least = np.minimum(own_us[mine], LEAST_US)
         for row, ratio in enumerate(ratios):
             found[row, mine] = least + (own_us[mine] - least) * ratio
-    assumed += _said_of_kernels(before.name, after.name, predicted_us / max(float(own_us[kernels].sum()), 1e-9))
+    whole_us = max(float(own_us[kernels].sum()), 1e-9)
+    assumed += _said_of_kernels(before.name, after.name, predicted_us / whole_us, guessed_us / whole_us)
     assumed.append("host threads, launches and copies between host and device take as long as recorded")
 
 
-def _said_of_kernels(before: str, after: str, predicted: float) -> Iterator[str]:
-    """What a part of the kernels' time, and the rest of it, is multiplied by."""
+def _said_of_kernels(before: str, after: str, predicted: float, guessed: float) -> Iterator[str]:
+    """What parts of the kernels' time, and the rest of it, are multiplied by."""
     if predicted:
         yield (
             f"products, convolutions and norms of known shapes ({predicted * 100:.0f} % of the kernels' time) take their time "
             f"times the ratio of their predicted latencies on {before} and {after}"
         )
-    if predicted < _NEARLY_ALL:
+    if guessed:
         yield (
-            f"{'other kernels' if predicted else 'kernels'} take their time times the ratio of the peaks of {before} and {after} "
-            "(roofline ratio: arithmetic of gemm, convolution and attention, memory of all others); the interval is an estimate"
+            f"products of unknown shapes, or hardly longer than their launch ({guessed * 100:.0f} % of the kernels' time) change "
+            f"as square ones that take as long on {before}"
+        )
+    if predicted + guessed < _NEARLY_ALL:
+        yield (
+            f"{'other kernels' if predicted or guessed else 'kernels'} take their time times the ratio of the peaks of {before} "
+            f"and {after} (roofline ratio: arithmetic of gemm, convolution and attention, memory of all others); the interval is "
+            "an estimate"
         )
 
 
-def _op_ratios(trace: Trace, kinds: Ints, before: Device, after: Device) -> list[Ratio | None]:
+def _op_ratios(trace: Trace, kinds: Ints, known: OpRatios) -> list[Ratio | None]:
     """Of sorts of kernels, (name, element type, op, shapes) [4, n]: that of the op, where its shapes were recorded."""
     recorded = RecordedSpecs(trace)
     specs: list[OpSpec | None] = []
     for name, dtype, op, shapes in kinds.T.tolist():
-        known = op >= 0 and shapes >= 0
         element = trace.dtypes[dtype] if dtype >= 0 else ""
-        spec = recorded.of(trace.names[op], shapes, element or dtype_of_kernel(trace.names[name])) if known else None
+        shaped = op >= 0 and shapes >= 0
+        spec = recorded.of(trace.names[op], shapes, element or dtype_of_kernel(trace.names[name])) if shaped else None
         specs.append(spec)
-    ratios = OpRatios(before, after).of(spec for spec in specs if spec is not None)
+    ratios = known.of(spec for spec in specs if spec is not None)
     return [None if spec is None else ratios[spec] for spec in specs]
 
 
@@ -176,6 +189,9 @@ def _transfers(
     unsized = 0
     for (collective, was, becomes), numbers in sorts.items():
         mine = np.array(numbers)
+        if len(becomes) == 1:  # there is no other rank to wait for either
+            found[:, parts[mine]] = 0.0
+            continue
         model = _Model(collective, recorded.cluster, was, target.cluster, becomes)
         if model.same:
             continue

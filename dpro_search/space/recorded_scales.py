@@ -18,6 +18,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.kernel_class import kernel_class
 from dpro_search.space.recorded_events import LAUNCHES
+from dpro_search.space.recorded_fused import fused_us
 from dpro_search.space.recorded_ops import RecordedOps
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 from dpro_search.space.scenario import Scale
@@ -159,6 +160,8 @@ def scaled(sorts: OpSorts, step: int, graph: ReplayGraph, scale: Scale) -> Repla
     before_us = graph.duration_us
     if scale.what == "usual":
         return graph.with_durations(_usual(ops, np.flatnonzero(mine), before_us, scale))
+    if scale.what == "compile":
+        return graph.with_durations(fused_us(sorts.trace, ops, np.flatnonzero(mine), before_us, scale))
     chosen, loading_us = sorts.of(scale)[mine], np.minimum(ops.loading_us[mine], before_us)
     if scale.what == "loading":
         after_us = before_us - (1 - scale.factor) * np.where(chosen, loading_us, 0.0)

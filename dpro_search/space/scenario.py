@@ -6,7 +6,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
     fusion_threshold_bytes=16MiB  cycle_time_us=5ms  servers=4  p3=on           settings of a `Plan`
     ranks=64  cores=2  rate=200gbit  recorded_on=dgx-1-v100                     the cluster
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
-    launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0             where kernels and their launches were recorded
+    launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0  compile=1  where kernels and their launches were recorded
     module.Net_0.Block_1=0.5                                                    where modules were recorded
     rank3=usual  ranks0+1+2.communication=0.5                                   one of several ranks; collectives of a group
 """
@@ -29,16 +29,16 @@ from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, setting_types
 
 ScaledPart = Literal[
-    "compute", "bandwidth", "communication", "host", "launch", "loading", "kernels", "collectives", "module", "usual"
+    "compute", "bandwidth", "communication", "host", "launch", "loading", "kernels", "collectives", "module", "usual", "compile"
 ]
 CLUSTER_SETTINGS = ("ranks", "cores", "rate", "recorded_on")
 SCALES = ("compute", "bandwidth", "communication")
 _USUAL = "rankN"  # what `rank3=usual` is called where settings are listed
 _GROUP = re.compile(r"ranks(?P<ranks>\d+(?:\+\d+)+)\.communication=(?P<factor>[0-9.]+)x?")
 _OF_A_SORT = ("kernels", "collectives", "module")
-OP_SCALES = ("host", "launch", "loading", "kernels", "collectives", "module", _USUAL)
+OP_SCALES = ("host", "launch", "loading", "kernels", "collectives", "module", "compile", _USUAL)
 _SCALE = re.compile(
-    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|(?:kernels|collectives|module)(?=\.))"
+    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|compile|(?:kernels|collectives|module)(?=\.))"
     r"(?:\.(?P<only>(?<=module\.)[\w.]+|[a-z_]+))?=(?P<factor>[0-9.]+)x?"
 )
 
@@ -51,7 +51,7 @@ class Scale:
     # what, factor: "bandwidth" is that many times as high; all else takes that many times as long: "compute", "communication",
     # "host" (what host threads do), "launch" (what they do between two launches, but for loading, and each launch), "loading" (of
     # input), "kernels" and "collectives" of one sort, "module" (what devices do for one). "usual": the ops of a rank take the time
-    # that they usually take on the others.
+    # that they usually take on the others. "compile": kernels that a compiler fuses take that many times as long as their longest.
     what: ScaledPart
     factor: float
     rank: int | None = None  # The only rank that changes; None: all.
@@ -221,9 +221,16 @@ def readers() -> dict[str, Callable[[str], Any]]:
             found[name] = _one_of(typing.get_args(kinds[0]))
         elif typing.get_args(kinds[0]) == (int, ...):
             found[name] = parse_counts
+        elif typing.get_args(kinds[0]) == (str, ...):
+            found[name] = _names
         elif str in kinds:
             found[name] = str
     return found
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names of modules: ``layers.0+layers.1``."""
+    return tuple(filter(None, text.split("+")))
 
 
 def _one_of(values: Sequence[str | int]) -> Callable[[str], str | int]:

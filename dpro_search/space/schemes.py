@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 
+from dpro_search._text import listed
 from dpro_search.costmodel.collectives import MpiAlgorithm
 from dpro_search.errors import InputError
 from dpro_search.quantities import size_text, time_text
@@ -170,6 +171,10 @@ class DdpSettings(SchemeSettings, tag="ddp", frozen=True, kw_only=True):
     }
 
 
+def _shown_units(names: tuple[str, ...]) -> str:
+    return listed(names) if len(names) <= 2 else counted("unit")(len(names))
+
+
 class FsdpSettings(SchemeSettings, tag="fsdp", frozen=True, kw_only=True):
     """PyTorch FSDP.
 
@@ -183,6 +188,8 @@ class FsdpSettings(SchemeSettings, tag="fsdp", frozen=True, kw_only=True):
         Whether a unit gives its parameters up after the forward pass.
     kept_last_units
         How many units, the last ones of the forward pass, keep their parameters after it.
+    kept_units
+        Names of units that keep their parameters after the forward pass.
     units_together
         How many units, one after the other in the forward pass, are wrapped together.
     reduce_dtype
@@ -196,6 +203,7 @@ class FsdpSettings(SchemeSettings, tag="fsdp", frozen=True, kw_only=True):
     backward_prefetch_depth: int | None = None
     reshard_after_forward: bool | None = None
     kept_last_units: int | None = None
+    kept_units: tuple[str, ...] | None = None
     units_together: int | None = None
     reduce_dtype: Literal["bfloat16", "float16"] | None = None
     shard_ranks: int | None = None
@@ -207,6 +215,7 @@ class FsdpSettings(SchemeSettings, tag="fsdp", frozen=True, kw_only=True):
         "prefetch_depth": lambda value: f"{counted('unit')(value)} ahead",
         "backward_prefetch_depth": lambda value: f"{counted('unit')(value)} ahead in backward",
         "kept_last_units": lambda value: f"last {counted('unit')(value)} kept after forward",
+        "kept_units": lambda value: f"{_shown_units(value)} kept after forward",
         "units_together": lambda value: f"{counted('unit')(value)} together",
         "reduce_dtype": lambda value: f"gradients reduced in {value}",
         "shard_ranks": lambda value: f"shards over {counted('rank')(value)}",

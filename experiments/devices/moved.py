@@ -1,7 +1,8 @@
 """Measured ops of one device moved to another, whose architecture was left out of the fit: as a what-if moves recorded kernels.
 
-Ways: the ratio of the data sheets' peaks (``costmodel.roofline``); that of probed rates; and that of the latencies which trees
-predict on both, with probes of both devices or of none. Ops that are mostly launch are left out.
+Ways: the ratio of the data sheets' peaks (``costmodel.roofline``); that of probed rates; that of the latencies which trees predict
+on both, with probes of both devices or of none; and of products as if their sizes were not known, that of the square product which
+takes as long. Ops that are mostly launch are left out.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from dpro_search.cluster.device import PRECISIONS
 from dpro_search.costmodel.devices.features import parts_us
 from dpro_search.costmodel.devices.measured import Measured
 from dpro_search.costmodel.devices.model_file import default_model
-from dpro_search.costmodel.devices.ops import KINDS, Floats, Ops
+from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, OpKind, Ops, gemm
 from dpro_search.costmodel.devices.profile import DeviceProfile, peak_flops_per_s
-from dpro_search.costmodel.devices.ratios import MUCH
+from dpro_search.costmodel.devices.ratios import MUCH, SIDES, UNKNOWN_SIZES
 from dpro_search.costmodel.roofline import LEAST_US
 from experiments.devices.data import USUAL, Target
 from experiments.devices.models import predicted_us
 from experiments.devices.protocol import LeftOut
 
+_SQUARE = "square that takes as long"
 _WIDTHS: Mapping[str, Callable[[], float]] = {
+    _SQUARE: lambda: float(np.log(UNKNOWN_SIZES)),
     "predicted ratio, specs only": lambda: default_model().widths.specs,
     "predicted ratio, probes": lambda: default_model().widths.deviations[0] * float(np.sqrt(default_model().similarity.variance)),
 }
@@ -48,6 +51,8 @@ def errors(without: Sequence[LeftOut], targets: Sequence[Target]) -> Iterator[di
                 for kind in np.unique(before.ops.kind[here]).tolist():
                     of_kind = before.ops.kind[here] == kind
                     row: dict[str, Any] = {"way": way, "kind": str(KINDS[int(kind)]), "pair": f"{of.name} -> {to.target.name}"}
+                    if np.isnan(us[of_kind]).any():
+                        continue  # no way for such ops
                     if way in _WIDTHS:
                         logs = np.abs(np.log(us / measured_us))[of_kind]
                         row["covered_pct"] = float((logs <= _WIDTHS[way]()).mean() * 100)
@@ -70,7 +75,21 @@ def _moved_us(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftO
         "ratio of probed rates": least + (us - least) * probed[1] / probed[0],
         "predicted ratio, specs only": us * specs[1] / specs[0],
         "predicted ratio, probes": us * probes[1] / probes[0],
+        _SQUARE: us * _squares(before, after, ops, us, to),
     }
+
+
+def _squares(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftOut) -> Floats:
+    """Of products the ratio for square ones of the same precision and stack that take as long; NaN of other ops, [n]."""
+    found = np.full(len(us), np.nan)
+    products = ops.kind == KINDS.index(OpKind.GEMM)
+    for precision, stack in np.unique(np.stack((ops.precision, ops.stack))[:, products], axis=1).T.astype(int).tolist():
+        mine = products & (ops.precision == precision) & (ops.stack == stack)
+        grid = gemm(SIDES, SIDES, SIDES, precision=PRECISIONS[precision], stack=STACKS[stack])
+        before_us, after_us = (predicted_us(to.trees, part.profile, grid) for part in (before, after))
+        at = np.log(np.maximum.accumulate(before_us))
+        found[mine] = np.exp(np.interp(np.log(us[mine]), at, np.log(after_us / before_us)))
+    return found
 
 
 def _longest(ops: Ops, profile: DeviceProfile) -> Floats:

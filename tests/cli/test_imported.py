@@ -77,6 +77,40 @@ def test_own_durations_tell_the_error_of_each_step(trace):
     result = as_json("replay", trace, "--own-durations")
     assert result["error_pct"] < 0.1
     assert [row["step"] for row in result["steps"]] == [1, 2, 3, 4, 5]
+    assert all(row["replayed_us"] == pytest.approx(row["measured_us"], rel=1e-3) for row in result["steps"])
+
+
+def test_of_one_step_the_recorded_window_is_compared_and_is_no_iteration(tmp_path):
+    as_json("import", shared_traces() / "kineto_dlrm_8ranks", "--out", tmp_path / "T")
+    result = as_json("replay", tmp_path / "T", "--own-durations")
+    (window,) = result["steps"]
+    assert window["measured_us"] == pytest.approx(20_707, rel=1e-3)
+    assert result["error_pct"] == pytest.approx(abs(window["error_pct"]))
+    assert result["measured_iteration_us"] is None
+    shown = dpro("replay", tmp_path / "T", "--own-durations").stdout
+    assert "the recorded window, with its own durations: measured 20.7 ms, replayed 20.7 ms, error 0.0 %" in shown
+
+
+@pytest.mark.parametrize("name", ["machine", "kineto_dlrm_8ranks"])
+def test_whoever_is_asked_gives_the_same_iteration(name, trace, tmp_path):
+    if name != "machine":
+        trace = tmp_path / "T"
+        as_json("import", shared_traces() / name, "--out", trace)
+    answers = [as_json("replay", trace), as_json("replay", trace, "--own-durations")]
+    diagnosed = as_json("diagnose", trace)
+    for result in answers:
+        assert result["predicted_iteration_us"] == diagnosed["iteration_us"]
+        assert result["measured_iteration_us"] == diagnosed["measured_iteration_us"]
+        low_us, high_us = result["interval_us"]
+        assert low_us <= result["predicted_iteration_us"] <= high_us
+        assert sum(result["breakdown_us"].values()) == pytest.approx(result["predicted_iteration_us"], rel=1e-6)
+    for row in diagnosed["ranks"]:
+        parts = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "idle_us")
+        assert sum(row[part] for part in parts) == pytest.approx(diagnosed["iteration_us"], rel=1e-6)
+    for row in diagnosed["gains"][:3]:
+        asked = as_json("replay", trace, "--what-if", row["what_if"])
+        assert asked["predicted_iteration_us"] == pytest.approx(row["predicted_iteration_us"])
+        assert diagnosed["iteration_us"] - asked["predicted_iteration_us"] == pytest.approx(row["gain_us"])
 
 
 def test_ops_are_written_for_the_viewer_and_as_a_table(trace, tmp_path):

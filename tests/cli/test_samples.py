@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from dpro_search.cli._sample import validation_of
 from dpro_search.collect.sample import DEFAULT_SAMPLE, sample_of, sample_trace_path, samples
+from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from tests.in_process import succeeds
+
+GPU_SAMPLE = "resnet50_ddp_a100"
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +98,42 @@ def test_samples_are_listed_and_chosen_by_name(tmp_path: Path) -> None:
 def test_an_unknown_sample_names_the_known_ones() -> None:
     with pytest.raises(InputError, match=f"--sample none: no such sample \\(known: {DEFAULT_SAMPLE}"):
         sample_trace_path("none")
+
+
+def test_every_verb_answers_about_the_gpu_sample(tmp_path: Path) -> None:
+    """Its provenance: the publisher's own tests name the elements of its first bucket (2,049,000) and 21 kernels of NCCL."""
+    sample = next(sample for sample in samples() if sample.name == GPU_SAMPLE)
+    events = Trace.load(sample.folder).events
+    assert (events.kind == EventKind.COLLECTIVE).sum() == 21
+    assert 2_049_000 * 4 in events.size_bytes
+    replayed = json.loads(succeeds("replay", "--sample", GPU_SAMPLE, "--json"))
+    diagnosed = json.loads(succeeds("diagnose", "--sample", GPU_SAMPLE, "--json"))
+    assert replayed["measured_iteration_us"] == diagnosed["measured_iteration_us"] == pytest.approx(222_391, rel=1e-4)
+    assert abs(replayed["error_pct"]) < 0.1
+    found = json.loads(succeeds("run", "--sample", GPU_SAMPLE, "--trials", 4, "--out", "run", "--json", cwd=tmp_path))
+    assert found["plans"][0]["predicted_iteration_us"] <= found["baseline_us"]
+    exported = json.loads(succeeds("export", "run", "--out", "plan", "--json", cwd=tmp_path))
+    assert "ddp.py" in {Path(file).name for file in exported["files"]}
+    succeeds("report", "--sample", GPU_SAMPLE, "--out", "sample.html", cwd=tmp_path)
+    assert GPU_SAMPLE in (tmp_path / "sample.html").read_text()
+    succeeds("report", "run", "--out", "run.html", cwd=tmp_path)
+    assert "Not a certain gain" in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [(GPU_SAMPLE, 1e-6), (DEFAULT_SAMPLE, 0.02)])
+def test_the_command_that_a_diagnosis_prints_gives_its_largest_gain_again(name: str, tolerance: float) -> None:
+    diagnosed = json.loads(succeeds("diagnose", "--sample", name, "--json"))
+    command = diagnosed["command"]
+    assert command.startswith(f"dpro-search replay --sample {name} --what-if ")
+    assert command in succeeds("diagnose", "--sample", name)
+    asked = command.rpartition(" ")[2]
+    row = next(row for row in diagnosed["gains"] if row["what_if"] == asked)
+    answered = json.loads(succeeds(*shlex.split(command)[1:], "--json"))
+    assert answered["predicted_iteration_us"] == pytest.approx(row["predicted_iteration_us"], rel=tolerance)
+
+
+def test_what_others_published_is_attributed() -> None:
+    notice = (Path(__file__).parents[2] / "NOTICE").read_text()
+    assert f"samples/{GPU_SAMPLE}" in notice
+    assert "MIT License" in notice
+    assert "Copyright (c) Meta Platforms, Inc. and affiliates." in notice

@@ -1,4 +1,4 @@
-"""A rank of a small job that PyTorch's own profiler records: ``profiled_job.py ddp|fsdp``; follows the plan in DPRO_SEARCH_PLAN.
+"""A rank of a small job that PyTorch's profiler records: ``profiled_job.py ddp|fsdp|hsdp``; follows the plan in DPRO_SEARCH_PLAN.
 
 With PROFILE_TO each rank writes a Kineto profile there. With MADE_TO rank 0 writes what one more step did: the names of its ops.
 """
@@ -40,9 +40,13 @@ else:
     if followed and shards_itself():
         model = planned_shard(model)
     else:
+        mesh = {}
+        if sys.argv[1] == "hsdp":  # pairs of ranks share the parameters
+            pairs = (dist.get_world_size() // 2, 2)
+            mesh = {"mesh": dist.device_mesh.init_device_mesh("cpu", pairs, mesh_dim_names=("replicate", "shard"))}
         for layer in layers:
-            fully_shard(layer)
-        fully_shard(model)
+            fully_shard(layer, **mesh)
+        fully_shard(model, **mesh)
         model = planned_fsdp(model) if followed else model
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loss_of = nn.CrossEntropyLoss()

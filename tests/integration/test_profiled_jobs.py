@@ -4,13 +4,16 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.trace import CollectiveKind, EventKind
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.targets import targets_for
+from dpro_search.graph.sharded_units import sharded_units_of
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_ddp, profiled_fsdp, recorded_job
 from dpro_search.space.plan import Plan
 from tests.kinds.verbs import verb
@@ -78,6 +81,7 @@ def exported(plan, trace, python, how, folder):
         ("ddp", {"compression": "fp16", "bucket_cap_bytes": 2**24}, "c10d::allreduce_", 1),
         ("fsdp", {"reshard_after_forward": False}, "c10d::_allgather_base_", 5),
         ("fsdp", {"kept_last_units": 1}, "c10d::_allgather_base_", 8),
+        ("fsdp", {"kept_units": ("1", "3")}, "c10d::_allgather_base_", 7),
         ("fsdp", {"units_together": 2}, "c10d::_allgather_base_", 5),
         ("fsdp", {"reduce_dtype": "bfloat16", "prefetch": True, "prefetch_depth": 2}, "c10d::_reduce_scatter_base_", 5),
         ("fsdp", {"backward_prefetch_depth": 2}, "c10d::_allgather_base_", 9),
@@ -106,3 +110,26 @@ def test_four_ranks_share_the_parameters_in_pairs_as_a_plan_says(recorded, torch
     exported(Plan.of(shard_ranks=2), trace, torch_python, how, tmp_path / "plan")
     found = made(torch_python, how, tmp_path, tmp_path / "plan", ranks=4)
     assert found["c10d::_reduce_scatter_base_"] == found["c10d::allreduce_"] == 5
+
+
+def test_pairs_that_share_parameters_are_found_in_a_profile_that_names_no_groups(torch_python, tmp_path):
+    (tmp_path / "profiles").mkdir()
+    run(torch_python, "hsdp", tmp_path / "job", ranks=4, PROFILE_TO=str(tmp_path / "profiles"))
+    trace = import_trace([tmp_path / "profiles"])
+    events = trace.events
+    found = {
+        (kind, trace.groups[group].ranks)
+        for kind, group in zip(events.collective_kind.tolist(), events.group.tolist(), strict=True)
+        if group >= 0
+    }
+    shards, copies = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+    assert found == {
+        *((kind, ranks) for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER) for ranks in shards),
+        *((CollectiveKind.ALL_REDUCE, ranks) for ranks in copies),
+    }
+    parts = np.isin(events.collective_kind, [kind for kind, _ in found]) & (events.kind == EventKind.COLLECTIVE)
+    assert (events.collective[parts] >= 0).all()  # all are matched, each among its own ranks
+    assert sharded_units_of(trace).hybrid
+    assert sharded_units_of(trace).shared_by == 2
+    job = job_of(trace)
+    assert abs(job.predict(Plan()).iteration_us / job.measured_iteration_us - 1) < 0.2

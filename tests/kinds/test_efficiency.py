@@ -5,6 +5,8 @@ from importer_kit import shared_traces
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.sample import sample_trace_path
+from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.op_flops import step_flops
 from dpro_search.kinds._efficiency import KEYS, efficiency, sentences, split_options, work_of
@@ -83,3 +85,10 @@ def test_matrix_products_count_two_for_each_multiplication(tmp_path):
 
 def test_a_trace_without_shapes_has_no_flops():
     assert step_flops(import_trace([shared_traces() / "kineto_single" / "convnet_v100_ns_timestamps.json.gz"])) is None
+
+
+def test_the_precision_of_given_flops_is_that_of_the_kernels():
+    """Convolutions of an A100 compute in TF32, whose peak is 156 TFLOP/s."""
+    facts = replayed(Trace.load(sample_trace_path("resnet50_ddp_a100")), changes=("flops=8e11",))
+    seconds = facts["predicted_iteration_us"] / 1e6
+    assert facts["mfu_pct"] == pytest.approx(8e11 / seconds / 156e12 * 100, rel=1e-3)

@@ -12,13 +12,15 @@ import pytest
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.costmodel.nccl import collective_us, placement_of
 from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_fsdp
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded_units import UnitPlan, with_units
 from dpro_search.space.scenario import Scenario
+from dpro_search.space.transformations import JobFacts
+from dpro_search.space.transformations.sharding import KeptUnits
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, MAIN, START, Profile, distributed
 from tests.kinds.conformance import KindConformance
 from tests.kinds.verbs import verb
@@ -210,6 +212,28 @@ def test_kept_parameters_are_gathered_once(job: Any) -> None:
     assert every <= kept[1] <= kept[0] <= job.predict(Plan()).iteration_us
 
 
+def test_any_units_can_keep_their_parameters(job: Any) -> None:
+    units = [each.unit for each in job.units.first.backward]
+    assert len(durations(changed(job, kept_units=(units[1],)), "AllGather")) == 6
+    last = job.predict(Plan.of(kept_last_units=2)).iteration_us
+    assert job.predict(Plan.of(kept_units=tuple(units[:2]))).iteration_us == last
+    assert job.space.simplest(Plan.of(kept_units=tuple(units[:2]))) == Plan.of(kept_last_units=2)
+    assert job.space.simplest(Plan.of(kept_units=tuple(units))) == Plan.of(reshard_after_forward=False)
+
+
+def test_units_to_keep_are_written_with_a_plus_between_them(job: Any) -> None:
+    known = (*job.askable, *job.settings)
+    assert Scenario().changed(["kept_units=1+0"], known=known, job=job.title).plan == Plan.of(kept_units=("1", "0"))
+
+
+def test_the_search_keeps_the_smallest_units_first() -> None:
+    sizes = {"the root": 50, "0": 300, "1": 100, "2": 200}
+    tensors = tuple(TensorInfo(name=name, node="", dtype="float32", shape=(), size_bytes=size) for name, size in sizes.items())
+    known, unknown = (KeptUnits(JobFacts(name="", tensors=some), ["2", "1", "0"]) for some in (tensors, ()))
+    assert known.choice.grids["small"] == ({"kept_units": ("1",)}, {"kept_units": ("1", "2")})
+    assert "small" not in unknown.choice.grids
+
+
 def test_units_together_gather_the_bytes_of_both(job: Any) -> None:
     graph = changed(job, units_together=2)
     assert len(durations(graph, "AllGather")) == 3 + 2  # root, 0 and 1, 2; again all but the root
@@ -371,6 +395,8 @@ def test_a_plan_that_needs_more_than_the_device_has_is_infeasible() -> None:
         ({"prefetch_depth": 2}, "goes with prefetch=1"),
         ({"kept_last_units": 4}, "3 units of the recorded job give their parameters up"),
         ({"kept_last_units": 1, "reshard_after_forward": False}, "leave out one of them"),
+        ({"kept_last_units": 1, "kept_units": ("1",)}, "kept_units goes with neither"),
+        ({"kept_units": ("head",)}, "'head' does not give its parameters up; units that do are 2, 1, 0"),
         ({"units_together": 9}, "there are 3 units beside the root"),
     ],
 )

@@ -114,10 +114,11 @@ class _Recorder(StepRecorder):
             self._facts = self._facts_of(self._model)
         if self.records and index == self.first_traced:
             self._peak_rss_bytes = peak_rss_bytes()  # the profile's own memory is none of the job's
-            self._profiler = torch.profiler.profile(activities=_activities(torch))
+            self._gpu = torch.cuda.is_available()
+            # Of a job on CPUs shapes are in the execution trace; of one on GPUs FLOPs and sizes follow from those in the profile.
+            self._profiler = torch.profiler.profile(activities=_activities(torch), record_shapes=self._gpu)
             self._profiler.start()
             self.tracing = True
-            self._gpu = torch.cuda.is_available()
             if self._kind == "ddp":
                 self._modules = dpro_search_modules.facts(self._model.module)
                 self._module_marks = dpro_search_modules.ModuleMarks(self._model.module)

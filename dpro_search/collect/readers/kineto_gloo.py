@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search.collect.readers.kineto_gloo_groups import GlooGroups
 from dpro_search.collect.readers.kineto_rank import ITEM_BYTES, Collective, RankRecords
 from dpro_search.collect.recorded_names import collective_kind_of
 from dpro_search.collect.trace import CollectiveKind, Dependencies, DependencyKind, EventKind, Ints
@@ -46,12 +47,15 @@ def find_gloo_collectives(r: RankRecords) -> None:
         return
     streams = {stream: number for number, stream in enumerate(np.unique(r.stream[spans]).tolist())}
     waits = _waits(r, pairs, int(r.stream[pairs[0][0]]))
+    groups = GlooGroups(r)
     for post, span in pairs:
         r.kind[post], r.kind[span] = EventKind.RUNTIME, EventKind.COLLECTIVE
         r.stream[span] = streams[int(r.stream[span])]
         r.launch[span], r.step[span] = post, r.step[post]
-        r.collectives[span] = found = _collective(r, post, span)
+        r.collectives[span] = found = _collective(r, post, span, groups)
         r.size_bytes[span] = found.size_bytes
+    if groups.assumed:
+        r.warnings.append(groups.assumed)
     _add_waits(r, waits)
 
 
@@ -104,18 +108,19 @@ def _paired(r: RankRecords, posts: list[int], spans: list[int]) -> Iterator[tupl
         at += 1
 
 
-def _collective(r: RankRecords, post: int, span: int) -> Collective:
+def _collective(r: RankRecords, post: int, span: int, groups: GlooGroups) -> Collective:
     """Size: that of the largest tensor, which is the whole of what an all-gather or a reduce-scatter is about."""
     dtype = r.dtypes[r.dtype[post]] if r.dtype[post] >= 0 else r.dtypes[r.dtype[span]] if r.dtype[span] >= 0 else "float32"
-    shapes = [shape for event in (post, span) if r.shapes[event] >= 0 for shape in r.shape_table[r.shapes[event]]]
-    elements = max((math.prod(shape) for shape in shapes if shape), default=0)
+    recorded = [r.shape_table[r.shapes[event]] if r.shapes[event] >= 0 else () for event in (post, span)]
+    elements = max((math.prod(shape) for shapes in recorded for shape in shapes if shape), default=0)
     kind = _kind_of(r.names[r.name[post]])
+    group = groups.of(kind, post, recorded[0])
     return Collective(
         label=kind.label,
         kind=kind,
-        group=None,
-        process_group=None,
-        group_ranks=None,
+        group=None if group is None else group.name,
+        process_group=group,
+        group_ranks=None if group is None else group.ranks,
         sequence=None,
         size_bytes=elements * ITEM_BYTES.get(dtype, 4) if elements else -1,
         dtype=dtype if elements else "",

@@ -2,7 +2,8 @@
 
 Which way is taken for which op follows from measured ops that were moved to devices of left-out architectures
 (experiments/devices/README.md): products, convolutions, norms and embeddings by the ratio of predicted latencies; element-wise ops
-and softmax by the ratio of the memories' rates, which was nearer.
+and softmax by the ratio of the memories' rates, which was nearer. A product of unknown sizes is taken for the square one that takes
+as long on the recorded device: the longer it takes, the nearer both come to their peaks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.choice import stack_of
 from dpro_search.costmodel.devices.model import DeviceLatency
-from dpro_search.costmodel.devices.ops import OpKind, Ops, Stack
+from dpro_search.costmodel.devices.ops import Floats, OpKind, Ops, Stack
 from dpro_search.costmodel.devices.sampled import latency_on
 from dpro_search.costmodel.devices.written import STREAMED, OpSpec, ops_of
 from dpro_search.costmodel.intervals import Durations, Origin
@@ -24,6 +25,9 @@ from dpro_search.costmodel.roofline import Ratio
 from dpro_search.errors import InputError
 
 _BY_MEMORY = (OpKind.ELEMENTWISE, OpKind.SOFTMAX)
+SIDES = np.round(2.0 ** np.arange(6, 14.5, 0.5))  # of square products, from 64 to 16,384
+UNKNOWN_SIZES = 2.0
+"""By what the ratio of a product of unknown sizes may be off: held 90 % of the measured ones (experiments/devices/README.md)."""
 MUCH = 2.0
 """Times the launch that an op must take, to tell of its kernel: what was measured of fp32 holds the launch."""
 
@@ -54,6 +58,28 @@ class OpRatios:
             for place, spec in enumerate(priced):
                 self._known[spec] = _ratio(before, after, place)
         return self._known
+
+    def of_times(self, precision: str, us: Floats) -> tuple[Floats, Floats, Floats] | None:
+        """New over old time of matrix products of unknown sizes that took so long, [n], with the ends of 90 % intervals.
+
+        None: the precision is not predicted on one of the devices.
+        """
+        if self._priced is None:
+            return None
+        found = [self._squares(precision, number) for number in (0, 1)]
+        known = np.isfinite(found[0]) & np.isfinite(found[1])
+        if known.sum() < 2:
+            return None
+        before_us, after_us = (one[known] for one in found)
+        middle = np.exp(np.interp(np.log(us), np.log(np.maximum.accumulate(before_us)), np.log(after_us / before_us)))
+        return middle, middle / UNKNOWN_SIZES, middle * UNKNOWN_SIZES
+
+    def _squares(self, precision: str, number: int) -> Floats:
+        """What square products of `SIDES` take on a device; NaN of those that are hardly longer than their launch."""
+        if precision == "tf32" and self._devices[number].peak.tf32 is None:
+            precision = "fp32"
+        sides = SIDES.astype(int).tolist()
+        return self._durations([OpSpec.of("gemm", precision, m=side, n=side, k=side) for side in sides], number).us
 
     def _durations(self, specs: list[OpSpec], number: int) -> Durations:
         """On a device; NaN of ops that are hardly longer than their launch."""

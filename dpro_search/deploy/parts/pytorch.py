@@ -66,7 +66,9 @@ def fsdp_part(plan: Plan, facts: JobFacts) -> Part:
     """Prefetching, resharding, units and reductions of ``fully_shard``."""
     own = FsdpSettings.of(plan)
     units = [tensor.name for tensor in facts.tensors if tensor.name != ROOT and not tensor.node]
-    of_units = [name for name in ("units_together", "kept_last_units", "reduce_dtype", "shard_ranks") if getattr(own, name)]
+    of_units = [
+        name for name in ("units_together", "kept_last_units", "kept_units", "reduce_dtype", "shard_ranks") if getattr(own, name)
+    ]
     if of_units and not units:
         name = of_units[0]
         raise InputError(f"{name}: the units are those of the profile: export from the folder of the search")
@@ -76,7 +78,7 @@ def fsdp_part(plan: Plan, facts: JobFacts) -> Part:
         "reshard_after_forward": own.reshard_after_forward,
         "prefetch_depth": own.prefetch_depth,
         "backward_prefetch_depth": own.backward_prefetch_depth,
-        "kept": units[::-1][: own.kept_last_units or 0],
+        "kept": ["" if name == ROOT else name for name in own.kept_units or units[::-1][: own.kept_last_units or 0]],
         "units": units,
         "groups": unit_groups(units, own.units_together),
         "reduce_dtype": own.reduce_dtype,
@@ -161,7 +163,7 @@ PYTORCH = Target(
 FSDP = Target(
     name="fsdp",
     fields=(
-        *("prefetch", "prefetch_depth", "backward_prefetch_depth", "reshard_after_forward", "kept_last_units"),
+        *("prefetch", "prefetch_depth", "backward_prefetch_depth", "reshard_after_forward", "kept_last_units", "kept_units"),
         *("units_together", "reduce_dtype", "shard_ranks"),
     ),
     part=fsdp_part,

@@ -48,7 +48,7 @@ class ProfiledFsdp(PlannedSteps):
 
     title = "a profiled fully sharded job"
     askable = (
-        *("prefetch", "prefetch_depth", "backward_prefetch_depth", "reshard_after_forward", "kept_last_units"),
+        *("prefetch", "prefetch_depth", "backward_prefetch_depth", "reshard_after_forward", "kept_last_units", "kept_units"),
         *("units_together", "reduce_dtype", "shard_ranks", "recomputed_modules"),
     )
 
@@ -101,7 +101,7 @@ class ProfiledFsdp(PlannedSteps):
     def _unit_plan(self, plan: Plan) -> UnitPlan:
         own = FsdpSettings.of(plan)
         back = [each.unit for each in self.units.first.backward]  # the last of the forward pass first
-        kept = back if own.reshard_after_forward is False else back[: own.kept_last_units or 0]
+        kept = back if own.reshard_after_forward is False else own.kept_units or back[: own.kept_last_units or 0]
         sharding = None
         if own.shard_ranks is not None:
             assert self.place is not None, "else refused"
@@ -126,7 +126,7 @@ class ProfiledFsdp(PlannedSteps):
         facts = JobFacts(name=self.title, tensors=units.tensors)
         if not units.tensors:
             return PlanSpace(facts, [])
-        back = len(units.first.backward)
+        back = [each.unit for each in units.first.backward]
         unsized = None if units.sized else (
             "the profile does not have the sizes of the units' collectives; profile with record_shapes=True"
         )  # fmt: skip
@@ -135,8 +135,8 @@ class ProfiledFsdp(PlannedSteps):
             facts,
             [
                 ForwardPrefetch(facts, units=len(units.tensors)),
-                BackwardPrefetch(facts, units=back),
-                KeptUnits(facts, units=back),
+                BackwardPrefetch(facts, units=len(back)),
+                KeptUnits(facts, back),
                 UnitsTogether(facts, units=len(units.tensors) - 1, refused=unsized),
                 ReduceDtype(facts, allow_lossy=self._allow_lossy, refused=unsized),
                 ShardRanks(facts, ranks=ranks, shared_by=self._shared_by, refused=unsized or self._no_sharding()),

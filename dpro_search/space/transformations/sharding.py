@@ -75,15 +75,18 @@ class BackwardPrefetch(Knob):
 
 
 class KeptUnits(Knob):
-    """Units keep their parameters after the forward pass: all, or the last ones, which the backward pass needs first."""
+    """Units keep their parameters after the forward pass: all; the last ones, which the backward pass needs first; or any.
+
+    Of any, those with the fewest bytes: a gather of few bytes takes hardly less than one of many, and what is kept takes memory.
+    """
 
     name = "reshard"
-    fields = ("reshard_after_forward", "kept_last_units")
+    fields = ("reshard_after_forward", "kept_last_units", "kept_units")
 
-    def __init__(self, job: JobFacts, *, units: int) -> None:
-        """`units`: how many give their parameters up in the recorded job."""
+    def __init__(self, job: JobFacts, units: Sequence[str]) -> None:
+        """`units`: those that give their parameters up in the recorded job, the last of the forward pass first."""
         super().__init__(job)
-        self._units = units
+        self._units = tuple(units)
 
     def legal(self, plan: Plan) -> str | None:
         if plan.get("reshard_after_forward"):
@@ -91,18 +94,48 @@ class KeptUnits(Knob):
         kept = plan.get("kept_last_units")
         if kept is not None and plan.get("reshard_after_forward") is False:
             return "kept_last_units and reshard_after_forward: all units are kept already; leave out one of them"
-        if kept is not None and kept > self._units:
-            return f"kept_last_units: {self._units} units of the recorded job give their parameters up"
+        if kept is not None and kept > len(self._units):
+            return f"kept_last_units: {len(self._units)} units of the recorded job give their parameters up"
+        named = plan.get("kept_units")
+        if named is None:
+            return None
+        if kept is not None or plan.get("reshard_after_forward") is False:
+            return "kept_units goes with neither kept_last_units nor reshard_after_forward; leave out one of them"
+        unknown = next((name for name in named if name not in self._units), None)
+        if unknown is not None:
+            return f"kept_units: '{unknown}' does not give its parameters up; units that do are {_listed(self._units) or 'none'}"
         return None
+
+    def simplest(self, plan: Plan) -> Plan:
+        named = plan.get("kept_units")
+        if named is None:
+            return plan
+        kept = tuple(unit for unit in self._units if unit in named)
+        if len(kept) == len(self._units) > 0:
+            return plan.changed(kept_units=None, reshard_after_forward=False)
+        if kept == self._units[: len(kept)]:
+            return plan.changed(kept_units=None, kept_last_units=len(kept) or None)
+        return plan.changed(kept_units=kept)
 
     @cached_property
     def choice(self) -> Choice:
         grids: dict[str, tuple[dict[str, object], ...]] = {RECORDED: ({},)}
         if self._units:
-            some: tuple[dict[str, object], ...] = tuple({"kept_last_units": count} for count in range(1, self._units))
+            some: tuple[dict[str, object], ...] = tuple({"kept_last_units": count} for count in range(1, len(self._units)))
             grids |= {"last": some} if some else {}
+            small = self._smallest_first
+            grids |= {"small": tuple({"kept_units": small[:count]} for count in range(1, len(small)))} if small else {}
             grids["all"] = ({"reshard_after_forward": False},)
         return Choice(name=self.name, fields=self.fields, grids=grids)
+
+    @property
+    def _smallest_first(self) -> tuple[str, ...]:
+        """Units by their bytes; none where these are not known, or the order is that of the last ones."""
+        sizes = {tensor.name: tensor.size_bytes for tensor in self.job.tensors}
+        if not all(sizes.get(unit, 0) > 0 for unit in self._units):
+            return ()
+        order = tuple(sorted(self._units, key=lambda unit: sizes[unit]))  # equal ones: the last first
+        return () if order == self._units else order
 
 
 class UnitsTogether(Knob):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import dpro_search.costmodel.nccl.constants as shipped
+from experiments.costmodel.nccl import crossover
 from experiments.costmodel.nccl.data import Measured, measured
 from experiments.costmodel.nccl.fit import SMALL_BYTES, Calls, constants, fitted, for_fit, table, thinned
 
@@ -37,6 +38,7 @@ def main() -> None:
     rows = thinned(measured(options.folder, options.aiconfigurator))
     errors = left_out(rows)
     show(rows, errors)
+    crossover.show(rows, errors)
     values = fitted(Calls(for_fit(rows)))
     print("\n| constant | value |\n|---|---:|\n" + "\n".join(f"| {name} | {value:.3g} |" for name, value in values.items()))
     if options.write:

@@ -1,10 +1,11 @@
 """Recorded ops on another device, and what is known of bundled devices."""
 
 import msgspec
+import numpy as np
 import pytest
 
 from dpro_search.cluster import bundled
-from dpro_search.costmodel.devices import OpSpec
+from dpro_search.costmodel.devices import OpSpec, Stack
 from dpro_search.costmodel.devices.known_probes import known_probes, profile_of
 from dpro_search.costmodel.devices.model_file import default_model
 from dpro_search.costmodel.devices.ratios import OpRatios
@@ -45,3 +46,24 @@ def test_known_probes_agree_with_the_data_sheet(name):
 def test_devices_that_were_measured_publicly_have_probes():
     assert known_probes(H100).matrix_flops_per_s.keys() == {"bf16", "fp32"}
     assert known_probes(msgspec.structs.replace(H100, name="another")).stream_bytes_per_s is None
+
+
+def test_a_product_of_unknown_sizes_changes_as_the_square_one_that_takes_as_long():
+    """A large square product itself, by what is known of it alone: its time."""
+    ratios, spec = OpRatios(A100, H100), OpSpec.of("gemm", "bf16", m=8192, n=8192, k=8192)
+    known = ratios.of([spec])[spec]
+    took_us = float(default_model().on(profile_of(A100)).predict(spec.ops(Stack.SERVING)).us[0])
+    middle, low, high = ratios.of_times("bf16", np.array([took_us]))
+    assert middle[0] == pytest.approx(known.middle, rel=0.02)
+    assert low[0] < middle[0] < high[0]
+
+
+def test_short_products_gain_less_from_a_faster_device_than_long_ones():
+    middle, _, _ = OpRatios(A100, H100).of_times("bf16", np.array([15.0, 3000.0]))
+    assert middle[1] < middle[0] < 1
+
+
+def test_a_device_without_tf32_computes_such_products_in_fp32():
+    middle, _, _ = OpRatios(bundled.device("v100-sxm2-32gb"), A100).of_times("tf32", np.array([5000.0]))
+    assert middle[0] < 0.35  # 15.7 TFLOP/s in fp32 there, 156 in tf32 here
+    assert OpRatios(A100, H100).of_times("fp64", np.array([5000.0])) is None

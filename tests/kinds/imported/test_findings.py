@@ -1,5 +1,7 @@
 """What is said of an imported trace, and what is not worth saying."""
 
+import pytest
+
 from dpro_search.graph.bus_bandwidth import GroupSpeed
 from dpro_search.kinds._recorded_findings import findings
 from dpro_search.kinds._recorded_questions import Answer
@@ -32,6 +34,22 @@ def test_the_largest_gain_comes_first_with_its_numbers_and_the_question_that_rep
     assert first.startswith("Host-bound: devices are idle for 44 % of an iteration")
     assert first.endswith("With that: 600.0 us an iteration, 400.0 us (40.0 %) less (--what-if launch=0).")
     assert second.startswith("Communication that nothing hides takes 25 % of an iteration (50 % of the transfers are hidden)")
+
+
+@pytest.mark.parametrize(
+    ("collective", "asked", "advice"),
+    [
+        ("all_reduce", (), "DDP's bucket_cap_mb"),
+        ("all_gather", (), "FSDP's reshard_after_forward"),
+        ("all_reduce", ("all_reduce", "all_to_all"), "TorchRec's train pipelines"),
+        ("", (), "try to overlap it with computation"),
+    ],
+)
+def test_the_advice_is_about_the_type_of_collective_that_would_gain_most(collective, asked, advice):
+    answers = [answer("communication=0", "communication", 240.0)]
+    answers += [answer(f"collectives.{name}=0", "collectives", 100.0 + number) for number, name in enumerate(asked)]
+    (sentence,) = findings([rank_time(compute=300, exposed=250)], answers, 1000.0, (), collective)
+    assert advice in sentence
 
 
 def test_what_the_replay_does_not_confirm_is_not_said():

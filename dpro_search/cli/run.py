@@ -129,6 +129,10 @@ def run(
         float | None,
         typer.Option("--tokens-per-second", metavar="N", min=0, help="Of several clusters, name the smallest that is so fast."),
     ] = None,
+    batches: Annotated[
+        str | None,
+        typer.Option("--global-batch", metavar="N,N", help="Of a described job: the best plan of each of several batches."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -138,11 +142,12 @@ def run(
 
     On a cluster, give every search the same --storage and its own RUN: they share one study and end together.
 
-    Several names in --cluster, with commas between them, are compared: the fastest, and the cheapest for a token.
+    Several names in --cluster, with commas between them, are compared: the fastest, and the cheapest for a token. So are several
+    batches of a described job in --global-batch.
 
     Example: dpro-search run --trials 500 --seed 1 --workers 2
     """
-    from dpro_search.cli._clusters import comparison, print_comparison, run_of, several
+    from dpro_search.cli._clusters import batches_of, comparison, print_comparison, several
     from dpro_search.cli._output import print_json, say, stderr_console, stdout_console, warn
     from dpro_search.cli._sample import folder_of, print_sample
     from dpro_search.cli._search_progress import progress
@@ -169,8 +174,9 @@ def run(
     recorded = job_of(source, options)
     doubt = recorded.recording_doubt
 
-    def searched(cluster: str | None, out: Path) -> tuple[Elsewhere, SearchResult]:
-        there = elsewhere(recorded, cluster, changes or (), verb="run")
+    def searched(cluster: str | None, out: Path, batch: int | None = None) -> tuple[Elsewhere, SearchResult]:
+        changed = (*(changes or ()), *(() if batch is None else (f"global_batch={batch}",)))
+        there = elsewhere(recorded, cluster, changed, verb="run")
         request = SearchRequest.of(folder, searchable(there.job), options.named | there.named | files_of(source), calibrate)
         if request.note and not quiet:
             stderr_console().print(request.note, soft_wrap=True)
@@ -201,8 +207,10 @@ def run(
 
     folder_of_run = usual_run(folder, sampler.value, seed) if out is None else out
     origin = "described" if recorded.trace is None else "recorded"
-    if names := several(cluster):
-        rows = [_on_cluster(name, searched, run_of(folder_of_run, name)) for name in names]
+    sizes = batches_of(batches)
+    if (names := several(cluster)) or sizes:
+        pairs = [(name, size) for name in names or [cluster] for size in sizes or [None]]
+        rows = [_of(name, size, searched, folder_of_run) for name, size in pairs]
         compared = comparison(rows, tokens_per_second)
         if as_json:
             print_json(compared)
@@ -210,7 +218,8 @@ def run(
             print_comparison(compared, tokens_per_second, origin)
         return
     if tokens_per_second is not None:
-        raise InputError("--tokens-per-second chooses among clusters: give several, like --cluster 4xhgx-h100,8xhgx-h100")
+        several_of = "give several, like --cluster 4xhgx-h100,8xhgx-h100"
+        raise InputError(f"--tokens-per-second chooses among clusters or batches: {several_of}")
     there, result = searched(cluster, folder_of_run)
     job, place = there.job, there.cluster
     warn(doubt)
@@ -231,16 +240,21 @@ def run(
             print_sample(stdout_console(), folder, result)
 
 
-def _on_cluster(name: str, searched: Callable[[str, Path], tuple[Elsewhere, SearchResult]], out: Path) -> dict[str, Any]:
-    """The row of one of several clusters; what is impossible there is its row, too."""
-    from dpro_search.cli._clusters import row_of
+def _of(
+    cluster: str | None, batch: int | None, searched: Callable[..., tuple[Elsewhere, SearchResult]], out: Path
+) -> dict[str, Any]:
+    """The row of one of several clusters or batches; what is impossible there is its row, too."""
+    from dpro_search.cli._clusters import row_of, run_of
     from dpro_search.errors import InputError
 
+    name = cluster or "as described"
+    of_batch = {} if batch is None else {"global_batch": batch}
+    folder = run_of(out, name) if batch is None else run_of(out, f"{name}-batch-{batch}")
     try:
-        there, result = searched(name, out)
+        there, result = searched(cluster, folder, batch)
     except InputError as error:
-        return {"cluster": name, "error": str(error)}
-    return row_of(name, there.job, result)
+        return {"cluster": name, **of_batch, "error": str(error)}
+    return row_of(name, batch, there.job, result)
 
 
 def _warn_of_slow_storage(console: Console, storage: str) -> None:

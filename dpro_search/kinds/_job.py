@@ -68,7 +68,7 @@ class Job(ABC):
     recorded: Any = None  # Horovod's knobs in the recording (`CommSettings`); None for other kinds of jobs.
     space: PlanSpace  # Which plans there are.
     askable: tuple[str, ...] = ()  # Plan fields that text can set in a scenario, whether or not `space` has them now.
-    # What else a scenario can change: some of "groups", "ranks", "cores", "rate", "compute", "bandwidth", "communication".
+    # What else a scenario can change: some of "groups", "global_batch", `CLUSTER_SETTINGS`, `SCALES`.
     settings: ClassVar[tuple[str, ...]] = ()
     unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
     memory_limit_bytes: int | None = None
@@ -162,6 +162,8 @@ class Job(ABC):
             if scenario.groups < 1:
                 raise InputError(f"groups must be at least 1, not {scenario.groups}")
             plan = plan.changed(tensor_groups=contiguous_groups(self.tensors, scenario.groups))
+        if scenario.global_batch is not None:
+            job = job.with_batch(scenario.global_batch)
         if scenario.cluster != ClusterChange():
             job = job.moved(scenario.cluster)
         for scale in scenario.scales:
@@ -191,6 +193,10 @@ class Job(ABC):
     def starting_from(self, plan: Plan) -> Job:
         """The job that runs under a plan to begin with: its empty plan is that. Of a job that was written down, not recorded."""
         raise self.cannot("starting_from", "begin with another setting than the recorded one")
+
+    def with_batch(self, global_batch: int) -> Job:
+        """The same job with another batch of so many sequences or samples: what it trains is another thing, too."""
+        raise self.cannot("with_batch", "be predicted with another batch")
 
     def on(self, cluster: ClusterSpec) -> Self:
         """The same job on another cluster."""

@@ -73,7 +73,7 @@ class ParallelSteps:
         Found once for all strategies that agree on what decides it.
         """
         plan = strategy
-        pipeline = plan.pp if self.workload.calibration.send_rank_us else plan.pp > 1  # also which has a copy of a tied embedding
+        pipeline = plan.pp if self.workload.scales.send_rank_us else plan.pp > 1  # also which has a copy of a tied embedding
         key = (
             *(plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch, plan.recompute, pipeline),
             *(plan.schedule in V_SHAPED, plan.cp_ring, plan.cp_balanced, plan.gradient_dtype, plan.expert_load),

@@ -5,6 +5,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
 
     fusion_threshold_bytes=16MiB  cycle_time_us=5ms  servers=4  p3=on           settings of a `Plan`
     ranks=64  cores=2  rate=200gbit  recorded_on=dgx-1-v100                     the cluster
+    global_batch=512                                                            the batch, of a job that was written down
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
     launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0  compile=1  where kernels and their launches were recorded
     module.Net_0.Block_1=0.5                                                    where modules were recorded
@@ -136,6 +137,7 @@ class Scenario:
 
     plan: Plan = field(default_factory=Plan)  # Changes of strategy.
     groups: int | None = None  # So many contiguous tensor groups in place of the plan's; None: the plan's.
+    global_batch: int | None = None  # Sequences or samples of a step, over all replicas; None: as it is.
     cluster: ClusterChange = field(default_factory=ClusterChange)  # Changes of the cluster.
     scales: tuple[Scale, ...] = ()  # Changes of speed, in the order in which they apply.
 
@@ -152,7 +154,8 @@ class Scenario:
         Parameters
         ----------
         known
-            What can be changed about the job: names of settings of a plan, "groups", `CLUSTER_SETTINGS`, `SCALES`, `OP_SCALES`.
+            What can be changed about the job: names of settings of a plan, "groups", "global_batch", `CLUSTER_SETTINGS`, `SCALES`,
+            `OP_SCALES`.
         job
             What the kind of job is called in errors: "a Horovod job".
 
@@ -183,6 +186,8 @@ class Scenario:
         try:
             if setting == "groups":
                 return replace(self, groups=parse_count(value))
+            if setting == "global_batch":
+                return replace(self, global_batch=parse_count(value))
             if setting == "rate":
                 rate_bps = parse_rate_bps(value)
                 return replace(self, cluster=replace(self.cluster, rate_bps=float("inf") if rate_bps is None else rate_bps))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
 from dpro_search.replay.parallel_step import step_us
-from dpro_search.space.mesh import Calibration, Workload
+from dpro_search.space.mesh import MEASURED, Scales, Workload
 from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import Kind, kind_of, workload_of
 from experiments.truth.pooling import Errors, Floats, pooled
 from experiments.truth.rows import Row
 from experiments.truth.score import Scored, fifth, group_of
 
-NAMES = tuple(field.name for field in fields(Calibration))
 DELAYS = ("send_rank_us",)  # In us; all others are factors, whose logarithms are learned.
 DELAY_SCALE_US = 1000.0
 """Of a delay, what counts as much as a factor of e."""
@@ -41,28 +40,34 @@ def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
     """
     fitted = fifth((found.row for found in scored), seed)
     seen = consistent([found for found in scored if found.timed and group_of(found.row) in fitted])
-    factor, _ = pooled(_lines(seen, -np.log1p([found.error for found in seen]), np.ones((len(seen), 1)), _model_of))
+    fit = pooled(_lines(seen, -np.log1p([found.error for found in seen]), np.ones((len(seen), 1)), _model_of))
+
+    def factor(kind: Kind) -> float:
+        return float(np.exp(fit.share(kind) * fit.parameters(kind)[0]))
+
     return [
-        Scored(found.row, found.prediction._replace(step_s=found.prediction.step_s * float(np.exp(factor(kind_of(found.row))[0]))))
+        Scored(found.row, found.prediction._replace(step_s=found.prediction.step_s * factor(kind_of(found.row))))
         for found in scored
         if group_of(found.row) not in fitted
     ]
 
 
 def learned(rows: Sequence[Scored], places: Iterable[Kind]) -> Mapping[Kind, Floats]:
-    """Parameters of a `Calibration` in the order of `NAMES`, of some kinds, among them those of the rows."""
+    """Parameters of `Scales` in the order of `MEASURED`, of some kinds, among them those of the rows."""
     workloads, kinds = [workload_of(found.row) for found in rows], [kind_of(found.row) for found in rows]
     measured = np.log([found.row.number("step_time_s") or 1.0 for found in rows])
-    at = {kind: np.zeros(len(NAMES)) for kind in {*places, *kinds}}
+    at = {kind: np.zeros(len(MEASURED)) for kind in {*places, *kinds}}
+    share = dict.fromkeys(at, 0.0)
     for number in range(ROUNDS if rows else 0):
         values = np.array([at[kind] for kind in kinds])
         base = _logs(workloads, values)
         if number % 2 == 0:  # they change little in a round
-            slopes = np.array([(_logs(workloads, values + step) - base) / STEP for step in STEP * np.eye(len(NAMES))]).T
-        found, _ = pooled(_lines(rows, measured - base + np.sum(slopes * values, axis=1), slopes, group_of))
+            slopes = np.array([(_logs(workloads, values + step) - base) / STEP for step in STEP * np.eye(len(MEASURED))]).T
+        found = pooled(_lines(rows, measured - base + np.sum(slopes * values, axis=1), slopes, group_of))
         for kind in at:
-            at[kind] = _legal(at[kind] + np.clip(found(kind) - at[kind], -FARTHEST, FARTHEST))
-    return at
+            at[kind] = _legal(at[kind] + np.clip(found.parameters(kind) - at[kind], -FARTHEST, FARTHEST))
+            share[kind] = found.share(kind)
+    return {kind: share[kind] * values for kind, values in at.items()}
 
 
 def _lines(rows: Sequence[Scored], errors: Floats, slopes: Floats, groups: Callable[[Row], object]) -> Errors:
@@ -75,23 +80,23 @@ def _model_of(row: Row) -> object:
     return row.text("source"), row.text("model")
 
 
-def calibration_of(values: Floats) -> Calibration:
-    """The calibration of a vector of parameters."""
-    pairs = zip(NAMES, map(float, values), strict=True)
-    return Calibration(**{name: value * DELAY_SCALE_US if name in DELAYS else float(np.exp(value)) for name, value in pairs})
+def scales_of(values: Floats) -> Scales:
+    """Those of a vector of parameters."""
+    pairs = zip(MEASURED, map(float, values), strict=True)
+    return Scales(**{name: value * DELAY_SCALE_US if name in DELAYS else float(np.exp(value)) for name, value in pairs})
 
 
 def _legal(values: Floats) -> Floats:
     """Delays are not below 0."""
-    return np.where([name in DELAYS for name in NAMES], np.maximum(values, 0.0), values)
+    return np.where([name in DELAYS for name in MEASURED], np.maximum(values, 0.0), values)
 
 
 def _logs(workloads: Sequence[Workload], values: Floats) -> Floats:
     """Logarithms of predicted steps with parameters of their own, [rows, parameters]."""
     pairs = zip(workloads, values, strict=True)
-    return np.log([step_us(replace(workload, calibration=calibration_of(own))) / 1e6 for workload, own in pairs])
+    return np.log([step_us(replace(workload, scales=scales_of(own))) / 1e6 for workload, own in pairs])
 
 
 def _with(found: Scored, values: Floats) -> Scored:
-    seconds = step_us(replace(workload_of(found.row), calibration=calibration_of(values))) / 1e6
+    seconds = step_us(replace(workload_of(found.row), scales=scales_of(values))) / 1e6
     return Scored(found.row, found.prediction._replace(step_s=seconds))

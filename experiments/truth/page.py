@@ -14,9 +14,20 @@ import numpy as np
 from experiments.truth.contradictions import contradictions
 from experiments.truth.score import Scored, figures
 
-PANEL, GAP, COLUMNS, TOP = 132, 18, 5, 24  # pixels: side of a panel, between panels, panels in a row, for its title
+PANEL, COLUMNS = 150, 4  # pixels: side of a panel; panels in a row
+LEFT, RIGHT, TOP, BOTTOM = (
+    46,
+    14,
+    22,
+    34,
+)  # pixels around a panel: tick labels and axis titles are left and below, its name is above
+LEGEND = 26  # pixels, above all panels
+TICKS = (1.0, 2.0, 5.0)  # of a decade; only the first where there are enough decades
+FEWEST_TICKS = 2
 ROUNDED = 1  # decimals of a pixel
 COLOURS = {"cold": "#0072b2", "contradicts": "#d55e00"}  # told apart also by people who see no red and green
+LEGENDS = {"cold": "a run", "contradicts": "a run that contradicts itself or others"}
+LETTER = 5.5  # pixels, about, of a letter
 PICTURE = "measured_predicted.svg"
 _BAND = 0.2  # around equal, that is shaded
 
@@ -30,7 +41,10 @@ over seeds, of consistent rows of which nothing was learned; in brackets the col
 
 ![Measured beside predicted step times, by source]({picture})
 """
-_STYLE = "text{font:10px sans-serif;fill:#777}path{fill:none;stroke-width:2;stroke-linecap:round;opacity:.55}"
+_STYLE = (
+    "text{font:10px sans-serif;fill:#666}text.name{font-weight:bold}path{fill:none;stroke-width:2;stroke-linecap:round;opacity:.55}"
+    "path.tick{stroke-width:1;stroke:#999;opacity:1}path.key{stroke-width:6}"
+)
 
 Fit = Callable[[int], list[Scored]]
 Learned = Mapping[str, Sequence[Sequence[Scored]]]
@@ -92,22 +106,35 @@ def _cell(values: Mapping[str, Any], name: str) -> str:
 
 
 def picture(scored: Sequence[Scored], wrong: Collection[int]) -> str:
-    """An SVG with a panel for each source: predicted over measured step time, both logarithmic."""
+    """An SVG with a panel for each source: predicted over measured step time, both logarithmic and of the same range."""
     by_source: dict[str, list[Scored]] = defaultdict(list)
     for found in scored:
         if found.timed:
             by_source[found.row.values["source"]].append(found)
-    rows = math.ceil(len(by_source) / COLUMNS)
-    size = COLUMNS * (PANEL + GAP) + GAP, rows * (PANEL + GAP + TOP) + GAP
+    wide, high = LEFT + PANEL + RIGHT, TOP + PANEL + BOTTOM
+    size = COLUMNS * wide, LEGEND + math.ceil(len(by_source) / COLUMNS) * high
     root = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {size[0]} {size[1]}")
     root.append(_element("title", text="Predicted over measured step times of published runs, by source"))
     root.append(_element("style", text=_STYLE))
+    root.append(_legend())
     for number, (source, own) in enumerate(sorted(by_source.items())):
         row, column = divmod(number, COLUMNS)
-        panel = _element("g", transform=f"translate({GAP + column * (PANEL + GAP)} {TOP + row * (PANEL + GAP + TOP)})")
+        panel = _element("g", transform=f"translate({LEFT + column * wide} {LEGEND + TOP + row * high})")
         _fill(panel, source, own, wrong)
         root.append(panel)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _legend() -> ElementTree.Element:
+    found = _element("g", transform=f"translate({LEFT} {LEGEND - 10})")
+    x = 0
+    for name, text in LEGENDS.items():
+        found.append(_element("path", stroke=COLOURS[name], d=f"M{x + 4} -4h0", attrib={"class": "key"}))
+        found.append(_element("text", text=text, x=str(x + 12), y="0"))
+        x += 12 + LETTER * len(text)
+    found.append(_element("rect", x=str(x), y="-9", width="12", height="10", fill="#888", attrib={"fill-opacity": "0.25"}))
+    found.append(_element("text", text=f"within a factor of {1 + _BAND:g}", x=str(x + 16), y="0"))
+    return found
 
 
 def _fill(panel: ElementTree.Element, source: str, found: Sequence[Scored], wrong: Collection[int]) -> None:
@@ -118,9 +145,18 @@ def _fill(panel: ElementTree.Element, source: str, found: Sequence[Scored], wron
     corners = f"0,{PANEL} 0,{PANEL - shift:.1f} {PANEL - shift:.1f},0 {PANEL},0 {PANEL},{shift:.1f} {shift:.1f},{PANEL}"
     panel.append(_element("rect", width=str(PANEL), height=str(PANEL), fill="none", stroke="#999"))
     panel.append(_element("polygon", points=corners, fill="#888", attrib={"fill-opacity": "0.25"}))
-    ends = f"{_seconds(low)} to {_seconds(high)}"
-    panel.append(_element("text", text=source, x="0", y="-6"))
-    panel.append(_element("text", text=ends, x=str(PANEL), y=str(PANEL + 11), attrib={"text-anchor": "end"}))
+    panel.append(_element("text", text=source, x="0", y="-7", attrib={"class": "name"}))
+    middle = {"text-anchor": "middle"}
+    panel.append(_element("text", text="measured step", x=str(PANEL / 2), y=str(PANEL + 26), attrib=middle))
+    turned = {"transform": f"translate(-36 {PANEL / 2:g}) rotate(-90)", **middle}
+    panel.append(_element("text", text="predicted step", attrib=turned))
+    for seconds in _ticks(math.exp(low), math.exp(high)):
+        at = (math.log(seconds) - low) / (high - low) * PANEL
+        marks = f"M{at:.1f} {PANEL}v4M0 {PANEL - at:.1f}h-4"
+        panel.append(_element("path", d=marks, attrib={"class": "tick"}))
+        label = _time(seconds)
+        panel.append(_element("text", text=label, x=f"{at:.1f}", y=str(PANEL + 14), attrib=middle))
+        panel.append(_element("text", text=label, x="-6", y=f"{PANEL - at + 3:.1f}", attrib={"text-anchor": "end"}))
     for name, colour in COLOURS.items():
         chosen = [place for place, one in zip(places, found, strict=True) if (id(one.row) in wrong) == (name == "contradicts")]
         dots = {(round(float(x), ROUNDED), round(PANEL - float(y), ROUNDED)) for x, y in chosen}
@@ -128,8 +164,16 @@ def _fill(panel: ElementTree.Element, source: str, found: Sequence[Scored], wron
             panel.append(_element("path", stroke=colour, d="".join(f"M{x:g} {y:g}h0" for x, y in sorted(dots))))
 
 
-def _seconds(log: float) -> str:
-    return f"{math.exp(log):.2g} s"
+def _ticks(low: float, high: float) -> list[float]:
+    """Whole decades between two times, or parts of decades where there are too few."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = [[part * 10.0**decade for decade in decades for part in parts] for parts in (TICKS[:1], TICKS)]
+    inside = [[tick for tick in ticks if low <= tick <= high] for ticks in every]
+    return inside[0] if len(inside[0]) >= FEWEST_TICKS else inside[1]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"
 
 
 def _element(tag: str, text: str = "", attrib: Mapping[str, str] | None = None, **more: str) -> ElementTree.Element:

@@ -5,6 +5,10 @@ drawn from a distribution whose width is learned from all rows (empirical Bayes:
 kind of which few groups are known stays near 0, and a group with many rows is one vote on what its rows share. A kind is a GPU and
 a framework: a part of its parameters is that of all kinds with its framework, a part that of all kinds with its GPU, and as much is
 its own. Groups and rows far out count for less (t distributions): a handful of impossible rows moves nothing.
+
+Where the mixed model is wrong its parameters can be worse than none. So they are shrunk once more, by how well they predict groups
+of rows that they were not learned from: those of the kind, one left out at a time; of a kind that no row is of, all others' kinds,
+one left out at a time.
 """
 
 from __future__ import annotations
@@ -27,6 +31,10 @@ USUAL_WIDTH = 0.15
 """Of parameters, groups and rows before anything is seen; what is learned may be another by about `WIDTH_DOUBT` in logarithms."""
 WIDTH_DOUBT = 0.5
 FAR = 2.0
+SHARES = np.linspace(0.0, 1.0, 11)
+"""Of parameters, that may be used."""
+PRIOR_GROUPS = 5.0
+"""Groups of a kind that all groups count for together, where it is asked which share of its parameters to use (assumed)."""
 LEAST_WIDTH, MOST_WIDTH = 0.01, 3.0
 
 
@@ -58,11 +66,27 @@ class Widths(NamedTuple):
     rows: float
 
 
-def pooled(rows: Errors) -> tuple[Callable[[Kind], Floats], Widths]:
-    """Parameters of any kind, also of one that no row is of, and the widths that were learned; without rows all are 0."""
+class Pooled(NamedTuple):
+    """What is learned from rows.
+
+    Attributes
+    ----------
+    parameters
+        Of any kind, also of one that no row is of.
+    share
+        Of a kind's parameters, what is to be used: 0 to 1.
+    """
+
+    parameters: Callable[[Kind], Floats]
+    share: Callable[[Kind], float]
+    widths: Widths
+
+
+def pooled(rows: Errors) -> Pooled:
+    """Parameters and the widths that were learned; without rows all parameters are 0."""
     count = rows.slopes.shape[1]
     if not len(rows.errors):
-        return lambda kind: np.zeros(count), Widths(np.full(count, USUAL_WIDTH), USUAL_WIDTH, USUAL_WIDTH)
+        return Pooled(lambda kind: np.zeros(count), lambda kind: 0.0, Widths(np.full(count, USUAL_WIDTH), USUAL_WIDTH, USUAL_WIDTH))
     names = sorted(set(rows.groups))
     members = np.array([[float(group == name) for name in names] for group in rows.groups])
     alike = np.array([_alike(kind, rows.kinds) for kind in rows.kinds])
@@ -84,7 +108,35 @@ def pooled(rows: Errors) -> tuple[Callable[[Kind], Floats], Widths]:
         return np.asarray(squares[:-2] * (rows.slopes.T @ (_alike(kind, rows.kinds) * solved)))
 
     widths = np.exp(logs)
-    return parameters, Widths(widths[:-2], float(widths[-2]), float(widths[-1]))
+    return Pooled(parameters, _shares(rows, inverse, solved), Widths(widths[:-2], float(widths[-2]), float(widths[-1])))
+
+
+def _shares(rows: Errors, inverse: Floats, solved: Floats) -> Callable[[Kind], float]:
+    """Of each kind, the share of its parameters with which rows that were left out are predicted best."""
+
+    def losses(names: Sequence[object]) -> dict[object, Floats]:
+        """Of each name, the mean absolute error of its rows for each of `SHARES`, by parameters from all other rows.
+
+        What a Gaussian process predicts of rows that are left out follows from the inverse of the covariance of all (Rasmussen and
+        Williams 2006, section 5.4.2).
+        """
+        found = {}
+        for name in dict.fromkeys(names):
+            own = np.array([each == name for each in names])
+            predicted = rows.errors[own] - np.linalg.solve(inverse[np.ix_(own, own)], solved[own])
+            found[name] = np.array([np.mean(np.abs(rows.errors[own] - share * predicted)) for share in SHARES])
+        return found
+
+    of_groups, of_kinds = losses(list(rows.groups)), losses(list(rows.kinds))
+    kind_of = dict(zip(rows.groups, rows.kinds, strict=True))
+    usual = np.mean(list(of_groups.values()), axis=0)
+    unseen = float(SHARES[np.argmin(np.mean(list(of_kinds.values()), axis=0))])
+
+    def share(kind: Kind) -> float:
+        own = [loss for group, loss in of_groups.items() if kind_of[group] == kind]
+        return float(SHARES[np.argmin(np.sum(own, axis=0) + PRIOR_GROUPS * usual)]) if own else unseen
+
+    return share
 
 
 def _alike(kind: Kind, kinds: Sequence[Kind]) -> Floats:

@@ -16,7 +16,7 @@ from experiments.truth.__main__ import main
 from experiments.truth.contradictions import contradictions
 from experiments.truth.memory import partly_recomputed
 from experiments.truth.orders import ordered, pairs
-from experiments.truth.page import write_page
+from experiments.truth.page import _ticks, write_page
 from experiments.truth.pooling import Errors, pooled
 from experiments.truth.rows import Row
 from experiments.truth.score import Predicted, Scored
@@ -181,7 +181,7 @@ def learned(errors: list[float], groups: list[str], kind: str = "framework") -> 
     """The factor that is learned from errors (logarithms) of one kind."""
     kinds = [("gpu", kind)] * len(errors)
     rows = Errors(errors=np.array(errors), slopes=np.ones((len(errors), 1)), kinds=kinds, groups=groups)
-    return float(pooled(rows)[0](("gpu", kind))[0])
+    return float(pooled(rows).parameters(("gpu", kind))[0])
 
 
 def test_what_is_learned_from_few_groups_is_nearer_to_nothing() -> None:
@@ -193,7 +193,8 @@ def test_what_is_learned_from_few_groups_is_nearer_to_nothing() -> None:
 
 def test_without_rows_nothing_is_learned() -> None:
     rows = Errors(errors=np.zeros(0), slopes=np.zeros((0, 2)), kinds=[], groups=[])
-    assert list(pooled(rows)[0](("gpu", "framework"))) == [0.0, 0.0]
+    assert list(pooled(rows).parameters(("gpu", "framework"))) == [0.0, 0.0]
+    assert pooled(rows).share(("gpu", "framework")) == 0.0
 
 
 def test_an_impossible_group_moves_nothing() -> None:
@@ -206,9 +207,24 @@ def test_an_impossible_group_moves_nothing() -> None:
 def test_kinds_share_what_their_framework_has() -> None:
     kinds = [(f"gpu {number}", "one") for number in range(6)] + [(f"gpu {number}", "other") for number in range(6)]
     errors = np.array([0.3] * 6 + [0.0] * 6)
-    found, _ = pooled(Errors(errors=errors, slopes=np.ones((12, 1)), kinds=kinds, groups=[str(place) for place in range(12)]))
+    found = pooled(
+        Errors(errors=errors, slopes=np.ones((12, 1)), kinds=kinds, groups=[str(place) for place in range(12)])
+    ).parameters
     assert found(("another gpu", "one"))[0] > 2 * abs(found(("another gpu", "other"))[0])
     assert found(("another gpu", "another"))[0] == 0
+
+
+def test_parameters_that_do_not_help_rows_left_out_are_not_used() -> None:
+    """GPUs of one framework that err alike, and ones of which each says the opposite of the next; ten groups of each."""
+    kinds = [(f"gpu {number}", "framework") for number in range(4) for _ in range(10)]
+    signs = {"alike": [1, 1, 1, 1], "opposite": [1, -1, 1, -1]}
+    found = {}
+    for name, of_gpus in signs.items():
+        errors = np.array([0.3 * of_gpus[number] for number in range(4) for _ in range(10)])
+        found[name] = pooled(Errors(errors=errors, slopes=np.ones((40, 1)), kinds=kinds, groups=[str(row) for row in range(40)]))
+    unseen, seen = ("gpu 5", "framework"), ("gpu 0", "framework")
+    assert found["alike"].share(unseen) == found["alike"].share(seen) == found["opposite"].share(seen) == 1
+    assert found["opposite"].share(unseen) == 0
 
 
 def test_orders_are_surer_where_predictions_are_further_apart() -> None:
@@ -231,5 +247,11 @@ def test_the_page_has_a_line_and_a_panel_for_each_source(tmp_path) -> None:
     page, drawn = (tmp_path / "page.md").read_text(), (tmp_path / "measured_predicted.svg").read_text()
     assert "| one | 1 | 25.0 " in page
     assert "| 0.0 (25.0) | 0 |" in page
-    assert drawn.count("<rect") == 2
+    assert drawn.count('class="name"') == 2
+    assert drawn.count("measured step<") == drawn.count("predicted step<") == 2
     assert "M" in drawn
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [(0.004, 3.0, [0.01, 0.1, 1.0]), (0.9, 4.5, [1.0, 2.0]), (1.1, 1.9, [])])
+def test_axes_have_whole_decades_or_parts_of_one(low, high, expected) -> None:
+    assert _ticks(low, high) == pytest.approx(expected)

@@ -6,3 +6,4 @@ from dpro_search.costmodel.gpu_ops.kernels import AttentionKernels as AttentionK
 from dpro_search.costmodel.gpu_ops.kernels import Kernels as Kernels
 from dpro_search.costmodel.gpu_ops.kernels import LossKernels as LossKernels
 from dpro_search.costmodel.gpu_ops.roofline import OpCosts as OpCosts
+from dpro_search.costmodel.gpu_ops.slowest import slowest as slowest

@@ -8,6 +8,7 @@ the next. What is between passes is what the step would be shorter by, in the or
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dpro_search.replay.parallel_step import ParallelSteps
 from dpro_search.space.mesh import Scales, Strategy
@@ -67,9 +68,7 @@ def passes_us(steps: ParallelSteps, strategy: Strategy, rank: int) -> float:
 
 
 def _with(base: Scales, free: frozenset[str], host: float) -> Scales:
-    return Scales(
-        compute=base.compute, communication=base.communication, bandwidth=base.bandwidth, host=host, free=base.free | free
-    )
+    return replace(base, host=host, free=base.free | free)
 
 
 def _used(axes: frozenset[str], strategy: Strategy) -> bool:

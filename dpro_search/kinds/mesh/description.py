@@ -29,17 +29,19 @@ from dpro_search.collect.capture import read_graph
 from dpro_search.costmodel.gpu_ops import OpCosts
 from dpro_search.errors import InputError
 from dpro_search.graph.captured import captured_model
-from dpro_search.graph.model import Architecture, CapturedModel, Model, from_config
+from dpro_search.graph.model import Architecture, CapturedModel, Model, blocks_of, from_config
 from dpro_search.graph.model import model as built_in
 from dpro_search.kinds._kind import Description
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
 from dpro_search.kinds.mesh.usual import usual_strategy
-from dpro_search.space.mesh import Runtime, Schedule, Strategy, Workload
+from dpro_search.space.mesh import BlockTimes, Runtime, Schedule, Strategy, Workload
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
 KEYS = ("model", "global_batch", "sequence")  # any of them marks a description
+MOST = 10**9  # sequences, samples, tokens
+_LONGEST_US = 1e12
 _PATH = re.compile(r" - at `\$\.?([\w.]*)[^`]*`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
@@ -48,16 +50,47 @@ _KINDS = {"int": "a whole number", "str": "a text", "bool": "true or false", "fl
 _VALUE = re.compile(r"Invalid enum value (.*)")
 
 
-class CapturedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table ``[model]``.
+class MeasuredBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table ``[[model.times]]``: passes of one micro-batch through one block that somebody measured (`BlockTimes`).
+
+    Attributes
+    ----------
+    block
+        "embedding", "layer" or "head"; of several kinds of layers "layer" is all, and "layer0", "layer1" ... is one.
+    forward_us, backward_us
+        On one rank.
+    micro_batch, tp, cp, ep
+        With which they were measured.
+    sequence
+        Tokens of a sequence; None: as the job's.
+    """
+
+    block: str
+    forward_us: float
+    backward_us: float
+    micro_batch: int = 1
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sequence: int | None = None
+
+
+class ModelTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table ``[model]``: `capture`, or `name` with what was measured.
 
     Attributes
     ----------
     capture
         A ``graph.json`` of `dpro-search capture`, from the file's folder.
+    name
+        As `JobFile.model` where that is a text.
+    times
+        What was measured of its blocks.
     """
 
-    capture: str
+    capture: str | None = None
+    name: str | None = None
+    times: tuple[MeasuredBlock, ...] = ()
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +99,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes
     ----------
     model
-        Name of a published model, or path of a ``config.json``, from the file's folder; or a captured model.
+        Name of a published model, or path of a ``config.json``, from the file's folder; or a table.
     cluster
         As ``--cluster`` takes it; a file's path from the file's folder.
     global_batch, sequence
@@ -77,17 +110,20 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Which decides memory: Adam keeps two moments and a copy of the parameters in fp32.
     framework
         What runs it, one of `FRAMEWORKS`.
+    tied_embeddings
+        Whether the head uses the embedding's matrix; None: as the model's configuration says.
     runs
         How it runs today; None: `usual_strategy`.
     """
 
-    model: str | CapturedFile
+    model: str | ModelTable
     cluster: str
     global_batch: int
     sequence: int | None = None
     precision: Precision = "bf16"
     optimizer: Literal["adam", "adamw"] = "adam"
     framework: str = "megatron-core"
+    tied_embeddings: bool | None = None
     runs: MeshSettings | None = None
 
 
@@ -98,6 +134,7 @@ class MeshDescription(Description):
     fixed: Fixed
     cluster: Cluster
     precision: Precision
+    measured: tuple[BlockTimes, ...] = ()
     runs: MeshSettings
     strategy: Strategy  # That of `runs`.
     chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
@@ -111,6 +148,7 @@ class MeshDescription(Description):
             cluster=self.cluster,
             precision=self.precision,
             runtime=self.runtime,
+            measured=self.measured,
         )
 
     @property
@@ -142,7 +180,8 @@ def described(path: Path) -> MeshDescription | None:
     file = File(path)
     values = file.values()
     table = values.get("model")
-    if not any(key in values for key in KEYS) or (isinstance(table, Mapping) and "capture" not in table):
+    another = isinstance(table, Mapping) and not table.keys() & {*ModelTable.__struct_fields__}
+    if another or not any(key in values for key in KEYS):
         return None
     found = _converted(file, values)
     files: dict[str, Path] = {}
@@ -160,7 +199,7 @@ def described(path: Path) -> MeshDescription | None:
         file.fail("", "'sequence' is missing; 'dpro-search describe' writes a complete file")
     for key in ("global_batch", "sequence"):
         value = getattr(found, key)
-        if value is not None and not 0 < value <= 10**9:
+        if value is not None and not 0 < value <= MOST:
             file.fail(key, f"must be from 1 to 1e9, not {value}")
     fixed = Fixed(
         model=model,
@@ -170,6 +209,7 @@ def described(path: Path) -> MeshDescription | None:
         zero_stage=framework.zero_stage,
     )
     runs = found.runs
+    measured = _measured(file, found.model, fixed) if isinstance(found.model, ModelTable) else ()
     try:
         if runs is None:
             runs = usual_strategy(fixed, cluster, found.precision, runtime_of(found.framework, model, found.precision))
@@ -184,6 +224,7 @@ def described(path: Path) -> MeshDescription | None:
         fixed=fixed,
         cluster=cluster,
         precision=found.precision,
+        measured=measured,
         runs=runs,
         strategy=strategy,
         chosen=found.runs is None,
@@ -205,26 +246,65 @@ def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:
 
 def _model(file: File, found: JobFile, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
     """The model, and what to warn of."""
-    if isinstance(found.model, CapturedFile):
-        return _captured(file, found.model, found.precision, files)
+    table = found.model if isinstance(found.model, ModelTable) else ModelTable(name=found.model)
+    if table.capture is not None:
+        for key in ("name", "times"):
+            if getattr(table, key):
+                file.fail(f"model.{key}", "goes with a model that is named: a captured one has its own")
+        if found.tied_embeddings is not None:
+            file.fail("tied_embeddings", "goes with a model that is named: a captured one has its own")
+        return _captured(file, table.capture, found.precision, files)
+    if table.name is None:
+        file.fail("model", "needs 'name', a built-in model or a config.json, or 'capture', a graph.json")
     try:
-        model, path = model_of(found.model, file.path.parent)
+        model, path = model_of(table.name, file.path.parent)
     except InputError as error:
-        file.fail("model", str(error))
+        file.fail("model" if isinstance(found.model, str) else "model.name", str(error))
     if path is not None:
         files["model_config"] = path
+    if found.tied_embeddings is not None:
+        if not isinstance(model, Architecture):
+            file.fail("tied_embeddings", f"{model.name} has no embedding that a head could use: leave it out")
+        model = replace(model, tied=found.tied_embeddings)
     return model, ()
 
 
-def _captured(file: File, table: CapturedFile, precision: Precision, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
-    path = file.path.parent / table.capture
+def _measured(file: File, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, ...]:
+    """Times of blocks; each under a strategy that is legal."""
+    names = [block.name for block in blocks_of(fixed.model)]
+    layers = any(name.startswith("layer") for name in names)
+    found = []
+    for number, row in enumerate(table.times, 1):
+        where = f"model.times, table {number}:"
+        if row.block not in names and not (layers and row.block == "layer"):
+            file.fail("model.times", f"{where} block {_unknown(row.block, tuple(names))}")
+        for name in ("forward_us", "backward_us"):
+            if not 0 < getattr(row, name) < _LONGEST_US:
+                file.fail("model.times", f"{where} {name} must be above 0 and below {_LONGEST_US:g}, not {getattr(row, name):g}")
+        sequence = fixed.sequence if row.sequence is None else row.sequence
+        for name, value in (("sequence", sequence), *((name, getattr(row, name)) for name in ("micro_batch", "tp", "cp", "ep"))):
+            if not 0 < value <= MOST:
+                file.fail("model.times", f"{where} {name} must be from 1 to {MOST:g}, not {value}")
+        times = BlockTimes(**{**msgspec.structs.asdict(row), "sequence": sequence})
+        try:
+            if times.strategy.devices > fixed.devices:
+                raise InputError(f"it was measured on {times.strategy.devices} ranks, and the cluster has {fixed.devices} devices")
+            times.strategy.check(fixed.model, sequence)
+        except InputError as error:
+            file.fail("model.times", f"{where} {error}")
+        found.append(times)
+    return tuple(found)
+
+
+def _captured(file: File, capture: str, precision: Precision, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
+    path = file.path.parent / capture
     try:
         graph = read_graph(path)
         model = captured_model(graph)
     except InputError as error:
         file.fail("model.capture", str(error))
     if graph.precision != precision and (graph.precision, precision) != ("fp32", "tf32"):
-        file.fail("precision", f"{table.capture} was captured in {graph.precision}; capture it with --precision {precision}")
+        file.fail("precision", f"{capture} was captured in {graph.precision}; capture it with --precision {precision}")
     files["capture"] = path
     return model, tuple(dict.fromkeys([*graph.notes, *model.notes]))
 
@@ -253,7 +333,8 @@ def _converted(file: File, values: Mapping[str, Any]) -> JobFile:
     path = _PATH.search(text)
     what = text[: path.start()] if path else text
     key = path.group(1) if path else ""
-    known = MeshSettings.__struct_fields__ if key.startswith("runs") else JobFile.__struct_fields__
+    tables = {"runs": MeshSettings, "model.times": MeasuredBlock, "model": ModelTable}
+    known = next((table.__struct_fields__ for name, table in tables.items() if key.startswith(name)), JobFile.__struct_fields__)
     if unknown := _UNKNOWN.match(what):
         file.fail(f"{key}.{unknown[1]}" if key else unknown[1], f"unknown key; {_near(unknown[1], known)}")
     if missing := _MISSING.match(what):

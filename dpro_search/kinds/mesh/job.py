@@ -22,12 +22,13 @@ from dpro_search.kinds.mesh.breakdown import breakdown_us
 from dpro_search.kinds.mesh.candidates import Candidates, choices_of
 from dpro_search.kinds.mesh.changes import change_text, remedies, single_changes
 from dpro_search.kinds.mesh.cuts import balanced_cut
+from dpro_search.kinds.mesh.description import MOST as MOST_BATCH
 from dpro_search.kinds.mesh.description import MeshDescription
 from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, stage_facts, tables
 from dpro_search.kinds.mesh.explain import comparison, doubt
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.ranking import ranked
-from dpro_search.kinds.mesh.settings import MeshSettings, resolved, settings_of, under
+from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved, settings_of, under
 from dpro_search.kinds.mesh.space import MeshSpace
 from dpro_search.kinds.mesh.usual import usual_strategy
 from dpro_search.machine import Calibration
@@ -50,7 +51,7 @@ class MeshJob(Job):
     """A described job on its cluster or on another."""
 
     title = "a parallel job"
-    settings = ("ranks", "rate", *SCALES)
+    settings = ("ranks", "rate", "global_batch", *SCALES)
 
     def __init__(self, description: MeshDescription, scales: Scales = UNSCALED) -> None:
         self._description, self._scales = description, scales
@@ -94,6 +95,9 @@ class MeshJob(Job):
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
         return self._with(description=elsewhere(self._description, cluster, cluster.ranks if ranks is None else ranks))
+
+    def with_batch(self, global_batch: int) -> MeshJob:
+        return self._with(with_batch(self._description, global_batch))
 
     def starting_from(self, plan: Plan) -> MeshJob:
         runs = under(self._description.runs, MeshSettings.of(plan))
@@ -262,6 +266,13 @@ class MeshJob(Job):
         return tables(facts)
 
 
+def with_batch(description: MeshDescription, global_batch: int) -> MeshDescription:
+    """The same job with another batch; raises `InputError` where it cannot be split as the job runs today."""
+    if not 0 < global_batch <= MOST_BATCH:
+        raise InputError(f"global_batch must be from 1 to {MOST_BATCH:g}, not {global_batch}")
+    return _with_fixed(description, replace(description.fixed, global_batch=global_batch), description.cluster, description.runs)
+
+
 def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> MeshDescription:
     """The same job on some devices of another cluster; dp follows from their number.
 
@@ -272,8 +283,12 @@ def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> M
     """
     if not 1 <= devices <= cluster.ranks:
         raise InputError(f"{devices} ranks do not fit on {cluster.name}: it has {cluster.ranks} devices")
-    fixed = replace(description.fixed, devices=devices)
     runs = msgspec.structs.replace(description.runs, dp=None)
+    return _with_fixed(description, replace(description.fixed, devices=devices), cluster, runs)
+
+
+def _with_fixed(description: MeshDescription, fixed: Fixed, cluster: Cluster, runs: MeshSettings) -> MeshDescription:
+    """As it runs today, or, where the description leaves that open, as is usual."""
     if description.chosen:
         runs = usual_strategy(fixed, cluster, description.precision, description.runtime)
     strategy = resolved(runs, fixed)

@@ -99,12 +99,19 @@ def job_toml(wanted: Wanted) -> str:
         f'precision = "{precision}"  # {", ".join(PRECISIONS)}',
         'optimizer = "adam"  # two moments and the parameters in fp32',
         f'framework = "{framework}"  # {", ".join(FRAMEWORKS)}',
+        *([_tied(architecture)] if isinstance(architecture, Architecture) else []),
         "",
         "# How the job runs today. Without this table a usual strategy that fits in memory is taken.",
         memory,
         "[runs]",
     ]
     return "\n".join([*head, *_runs(settings_of(strategy).settings, has_experts=strategy.ep * strategy.etp > 1)]) + "\n"
+
+
+def _tied(model: Architecture) -> str:
+    return f"# tied_embeddings = {json.dumps(not model.tied)}  # whether the head uses the embedding's matrix; {model.name} " + (
+        "does" if model.tied else "does not"
+    )
 
 
 def _runs(settings: Mapping[str, object], *, has_experts: bool) -> list[str]:

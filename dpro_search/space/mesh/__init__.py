@@ -5,7 +5,7 @@ over which axes of the mesh; `compile_block` compares the layouts that ops need 
 mismatch a collective (Duan et al., "Proteus", TPDS 2024, section 4).
 """
 
-from dpro_search.space.mesh.calibration import Calibration as Calibration
+from dpro_search.space.mesh.block_times import BlockTimes as BlockTimes
 from dpro_search.space.mesh.compile import BlockProgram as BlockProgram
 from dpro_search.space.mesh.compile import Collective as Collective
 from dpro_search.space.mesh.compile import LocalOp as LocalOp
@@ -25,6 +25,7 @@ from dpro_search.space.mesh.memory_rules import MemoryRules as MemoryRules
 from dpro_search.space.mesh.pipeline import pipeline_orders as pipeline_orders
 from dpro_search.space.mesh.runtime import Host as Host
 from dpro_search.space.mesh.runtime import Runtime as Runtime
+from dpro_search.space.mesh.scales import MEASURED as MEASURED
 from dpro_search.space.mesh.scales import Scales as Scales
 from dpro_search.space.mesh.schedule import Schedule as Schedule
 from dpro_search.space.mesh.step_graph import StepCosts as StepCosts

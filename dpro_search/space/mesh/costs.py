@@ -11,9 +11,9 @@ import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.costmodel.gpu_ops import OpCosts
+from dpro_search.costmodel.gpu_ops import OpCosts, slowest
 from dpro_search.graph.model import Block, Model, OpType, blocks_of, elements
-from dpro_search.space.mesh.calibration import Calibration
+from dpro_search.space.mesh.block_times import BlockTimes, nearest
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
 from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.space.mesh.groups import UNSCALED, Groups, KnownWays
@@ -44,12 +44,13 @@ class Workload:
     cluster: Cluster
     precision: str = "bf16"
     runtime: Runtime = field(default_factory=Runtime)
-    calibration: Calibration = field(default_factory=Calibration)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
     # Whether groups that exchange at the same time share links, and collectives slow the compute beside them; False: neither, to
     # see what that is worth.
     interference: bool = True
-    scales: Scales = UNSCALED  # Parts that take another time.
+    # Of blocks that somebody measured: passes take as much longer or shorter than predicted as they did there.
+    measured: tuple[BlockTimes, ...] = ()
+    scales: Scales = UNSCALED  # Parts that take another time: as measured steps say, or as somebody asks.
 
     @property
     def element_bytes(self) -> float:
@@ -153,6 +154,7 @@ class Known:
     kept: dict[Any, Kept] = field(default_factory=dict)
     parameters: dict[Any, dict[tuple[bool, bool], float]] = field(default_factory=dict)
     held: dict[Any, tuple[tuple[float, float, int], ...]] = field(default_factory=dict)
+    factors: dict[tuple[str, BlockTimes], tuple[float, float]] = field(default_factory=dict)
 
 
 class Pricer:
@@ -162,9 +164,14 @@ class Pricer:
     ----------
     split
         What the programs of blocks depend on, of all that a strategy says.
+
+    Parameters
+    ----------
+    waits_for
+        Devices whose slowest one all wait for; None: the strategy's.
     """
 
-    def __init__(self, workload: Workload, known: Known | None = None) -> None:
+    def __init__(self, workload: Workload, known: Known | None = None, *, waits_for: int | None = None) -> None:
         self._workload, self._known = workload, known or Known()
         self._layout = layout_of(workload.strategy, regather_inputs=workload.runtime.regather_inputs)
         self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways, shared=workload.interference)
@@ -173,6 +180,9 @@ class Pricer:
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
         self._layers: dict[tuple[str, bool], LayerCosts] = {}
         plan = workload.strategy
+        self._devices = plan.devices if waits_for is None else waits_for
+        factor, scales = slowest(self._devices), workload.scales
+        self._matmul, self._attention = factor * scales.matmul, factor * scales.attention
         self.split = (  # what programs depend on
             *(plan.tp, plan.cp, plan.ep, plan.etp, plan.micro_batch),
             *(plan.sequence_parallel, plan.cp_ring, plan.cp_balanced, plan.expert_load),
@@ -211,7 +221,7 @@ class Pricer:
         recompute = strategy.recompute if recompute is None else recompute
         places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
         sends_between = self.groups.placements["pp"].nodes > 1
-        key = block.name, self.split, recompute, strategy.gradient_dtype, places, sends_between
+        key = block.name, self.split, self._devices, recompute, strategy.gradient_dtype, places, sends_between
         found = self._known.passes.get(key)
         if found is None:
             found = self._known.passes[key] = self._passes(block, self.program(block), recompute)
@@ -224,14 +234,29 @@ class Pricer:
         backward_us = self._backward_us(program.backward) + self._accumulated_us(program)
         forward_us = max(forward_us, self._host_us(program.forward, backward=False))
         backward_us = max(backward_us, self._host_us(program.backward, backward=True))
+        forward, backward = self._factors(block)
+        forward_us, backward_us = forward * forward_us, backward * backward_us
         is_layer = block.name.startswith("layer")
         if is_layer and recompute is Recompute.FULL:
             backward_us += forward_us
         elif is_layer and recompute is Recompute.SELECTIVE and not workload.runtime.flash_attention:
             core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]
-            backward_us += sum(self._step_us(step, backward=False) for step in core)
+            backward_us += forward * sum(self._step_us(step, backward=False) for step in core)
         costs = LayerCosts(forward_us=forward_us, backward_us=backward_us)
-        return replace(costs, weights_us=self._weights_us(program))
+        return replace(costs, weights_us=backward * self._weights_us(program))
+
+    def _factors(self, block: Block) -> tuple[float, float]:
+        """Of a block's passes, measured over predicted where it was measured, or where its work was most alike; 1: never."""
+        workload = self._workload
+        found = nearest(workload.measured, block, workload.sequence, workload.strategy)
+        if found is None:
+            return 1.0, 1.0
+        key = block.name, found
+        if key not in self._known.factors:
+            there = replace(workload, strategy=found.strategy, sequence=found.sequence, measured=(), scales=UNSCALED)
+            alone = Pricer(there, waits_for=self._devices).passes(block)
+            self._known.factors[key] = found.forward_us / alone.forward_us, found.backward_us / alone.backward_us
+        return self._known.factors[key]
 
     def _weights_us(self, program: BlockProgram) -> float:
         """Of a backward pass, the gradients of weights."""
@@ -240,7 +265,7 @@ class Pricer:
         ]
         if self._workload.frozen:
             return 0.0
-        return self._workload.calibration.matmul * sum(self._ops.weight_gradient_us(step.op, step.sizes) for step in ops)
+        return self._matmul * sum(self._ops.weight_gradient_us(step.op, step.sizes) for step in ops)
 
     def _backward_us(self, steps: tuple[LocalOp | Collective, ...]) -> float:
         """Of a backward pass. Tensor parallel collectives run beside matmuls that do not need them, where the runtime does so.
@@ -265,7 +290,7 @@ class Pricer:
             total_us += weight_us
             weight_us = 0.0
             if step.op.type is OpType.MATMUL and not self._workload.frozen:
-                factor = self._workload.calibration.matmul
+                factor = self._matmul
                 total_us += self._beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
                 weight_us = factor * self._ops.weight_gradient_us(step.op, step.sizes)
             else:
@@ -285,19 +310,18 @@ class Pricer:
         return self._moved_us(held * self._workload.accumulate_bytes)
 
     def _moved_us(self, count_bytes: float) -> float:
-        return self._workload.calibration.memory * self._ops.moved_us(count_bytes)
+        return self._workload.scales.memory * self._ops.moved_us(count_bytes)
 
     def _host_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
         """Of the host, to start a pass."""
-        host, calibration = self._workload.runtime.host, self._workload.calibration
+        host, scales = self._workload.runtime.host, self._workload.scales
         kernels = sum(self._ops.launches(step.op, backward=backward) for step in steps if isinstance(step, LocalOp))
         collectives = sum(isinstance(step, Collective) for step in steps)
         each_us = host.backward_us if backward else host.forward_us
-        factor = calibration.host * self._workload.scales.host
-        total_us = factor * (host.layer_us + kernels * each_us + collectives * host.collective_us)
+        total_us = scales.host * (host.layer_us + kernels * each_us + collectives * host.collective_us)
         if self.groups.placements["pp"].nodes > 1:
             tensor = sum(isinstance(step, Collective) and step.axis == "tp" for step in steps)
-            total_us += calibration.send_rank_us * tensor * self._workload.strategy.tp
+            total_us += scales.send_rank_us * tensor * self._workload.strategy.tp
         return total_us
 
     def _element_bytes(self, step: Collective) -> float:
@@ -312,8 +336,8 @@ class Pricer:
     def _step_us(self, step: LocalOp | Collective, *, backward: bool) -> float:
         if isinstance(step, Collective):
             return step.repeats * self._exchanged_us(step.type, step.elements * self._element_bytes(step), step.axis)
-        calibration = self._workload.calibration
-        factor = {OpType.MATMUL: calibration.matmul, OpType.ATTENTION: calibration.attention}.get(step.op.type, calibration.memory)
+        compute = {OpType.MATMUL: self._matmul, OpType.CONVOLUTION: self._matmul, OpType.ATTENTION: self._attention}
+        factor = compute.get(step.op.type, self._workload.scales.memory)
         if backward:
             op_us = factor * self._ops.backward_us(step.op, step.sizes, frozen=self._workload.frozen)
         else:
@@ -331,8 +355,8 @@ class Pricer:
         )
 
     def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
-        calibration = self._workload.calibration
-        factor = calibration.between if self.groups.placements[axis].nodes > 1 else calibration.inside
+        scales = self._workload.scales
+        factor = scales.between if self.groups.placements[axis].nodes > 1 else scales.inside
         return factor * self.groups.us(kind, size_bytes, axis)
 
     def _exchanges(self, program: BlockProgram) -> tuple[float, float]:
@@ -395,7 +419,7 @@ class Pricer:
             held_bytes[block.name] = held * ADAM_PASSES_BYTES, len(weights)
         moved_us = self._moved_us(sum(held_bytes[block.name][0] for block in blocks))
         tensors = sum(held_bytes[block.name][1] for block in blocks)
-        host_us = self._workload.calibration.host * self._workload.scales.host * tensors * self._workload.runtime.host.parameter_us
+        host_us = self._workload.scales.host * tensors * self._workload.runtime.host.parameter_us
         return max(moved_us, host_us)
 
 
@@ -407,7 +431,7 @@ def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
     sent_bytes = stream * workload.element_bytes / (strategy.tp if strategy.sequence_parallel else 1)
     return StepCosts(
         stages=tuple(pricer.stage(stage) for stage in stages),
-        send_us=workload.calibration.between * pricer.groups.send_us(sent_bytes),
+        send_us=workload.scales.between * pricer.groups.send_us(sent_bytes),
         update_us=tuple(pricer.update_us(blocks) for blocks in ranks_of(workload, known)),
         tied_us=pricer.tied_us(),
         shared_us=pricer.shared_us(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def text(runs: str | None = "tp = 2", **values: Any) -> str:
     lines = JOB.splitlines()
     for name, value in values.items():
         lines = [line for line in lines if not line.startswith(f"{name} ")]
-        lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}")
+        lines.append(f"{name} = {json.dumps(value) if isinstance(value, str | bool) else value}")
     return "\n".join(lines + ([] if runs is None else ["[runs]", runs])) + "\n"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpro_search.kinds import job_of, load_source
+from dpro_search.space.mesh import step_costs
 from dpro_search.space.plan import Plan
 from tests.kinds.mesh.jobs import job, text
 from tests.kinds.verbs import printed, refusal, verb
@@ -22,6 +23,42 @@ def described(folder: Path, content: str):
 def test_dp_follows_from_the_devices(tmp_path):
     found = described(tmp_path, text("tp = 4\npp = 2")).strategy
     assert (found.dp, found.tp, found.pp, found.devices) == (2, 4, 2, 16)
+
+
+def test_embeddings_are_tied_as_the_file_says(tmp_path):
+    """A head of its own has 128,256 x 4,096 parameters more: 16 bytes of each, less what ZeRO-1 splits."""
+    tied, apart = (job(tmp_path, "tp = 1", tied_embeddings=tied).predict(Plan()).peak_memory_bytes for tied in (True, False))
+    assert apart - tied == pytest.approx(128_256 * 4_096 * (2 + 4 + 12 / 16), rel=0.1)
+    assert described(tmp_path, text(tied_embeddings=False)).fixed.model == described(tmp_path, text()).fixed.model
+
+
+def measured(block="layer", forward_us=6000, backward_us=9000, runs=None, **setup):
+    """A description with times of a block."""
+    head = text(None).replace('model = "llama3-8b"\n', "")
+    values = {"block": f'"{block}"', "forward_us": forward_us, "backward_us": backward_us, **setup}
+    times = "\n".join(f"{name} = {value}" for name, value in values.items())
+    return f'{head}[model]\nname = "llama3-8b"\n[[model.times]]\n{times}\n' + (f"[runs]\n{runs}\n" if runs else "")
+
+
+@pytest.mark.parametrize(
+    ("runs", "setup"), [("tp = 1", {}), ("tp = 2", {"tp": 2}), ("tp = 2\nmicro_batch = 2", {"tp": 2, "micro_batch": 2})]
+)
+def test_passes_of_a_block_are_those_that_were_measured(tmp_path, runs, setup):
+    found = described(tmp_path, measured(runs=runs, **setup))
+    layer = step_costs(found.workload(found.strategy)).stages[0][1]
+    assert (layer.forward_us, layer.backward_us) == (pytest.approx(6000), pytest.approx(9000))
+
+
+def test_what_was_measured_holds_in_proportion_for_other_strategies(tmp_path):
+    def layer(content):
+        found = described(tmp_path, content)
+        return step_costs(found.workload(found.strategy)).stages[0][1]
+
+    one, two = (layer(text(f"tp = {tp}")) for tp in (1, 2))
+    found = layer(measured(forward_us=2 * one.forward_us, backward_us=3 * one.backward_us, runs="tp = 2"))
+    assert found.forward_us == pytest.approx(2 * two.forward_us)
+    assert found.backward_us == pytest.approx(3 * two.backward_us)
+    assert found.weights_us == pytest.approx(3 * two.weights_us)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +153,13 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
         (text(framework="megatron"), ":5: framework: 'megatron' is not known; did you mean 'megatron-core'?"),
         (text().replace("sequence = 4096\n", ""), "'sequence' is missing; 'dpro-search describe' writes a complete file"),
         (text(model="no/config.json"), ":4: model: "),
+        (text(model="resnet50", tied_embeddings=False), ":5: tied_embeddings: resnet50 has no embedding"),
+        (measured("layers"), "model.times, table 1: block 'layers' is not known; did you mean 'layer'?"),
+        (measured(forward_us=0), "table 1: forward_us must be above 0"),
+        (measured(tp=3), "table 1: tp 3 does not divide 32 heads"),
+        (measured(tp=32), "table 1: it was measured on 32 ranks, and the cluster has 16 devices"),
+        (measured(width=3), "width: unknown key; known are block, forward_us"),
+        ("global_batch = 4\n[model]\ntimes = []\n", "'cluster' is missing"),
     ],
 )
 def test_an_error_is_one_line_with_its_place_and_the_nearest_legal_value(tmp_path, content, said):

@@ -156,6 +156,27 @@ def test_clusters_are_compared_by_time_price_and_size(tmp_path):
     assert "give several" in refusal("run", path, "--tokens-per-second", 1)
 
 
+def test_batches_are_compared_by_sequences_a_second_and_price(tmp_path):
+    """On 16 H100s: with 16 sequences an update is a large part of a step, with 1,024 a small one; 10 are no batch of any plan."""
+    path = tmp_path / "job.toml"
+    path.write_text(text("tp = 1\nmicro_batch = 1"))
+    found = verb("run", path, "--global-batch", "10,16,512,1024", "--out", tmp_path / "run")
+    impossible, small, large, largest = found["clusters"]
+    assert "global_batch 10" in impossible["error"]
+    assert small["tokens_per_second"] < 0.95 * large["tokens_per_second"] < largest["tokens_per_second"]
+    assert (found["fastest_batch"], found["smallest_batch"]) == (1024, 512)
+    assert verb("export", small["run"], "--out", tmp_path / "out", "--target", "pytorch")["files"]
+    said = printed("run", path, "--global-batch", "16,512,1024", "--out", tmp_path / "run")
+    assert "Fastest: as described with a batch of 1,024." in said
+    assert "At most 5% slower: a batch of 512." in said
+
+
+def test_another_batch_is_asked_for_like_any_other_change(job):
+    once, twice = (verb("replay", job, "--set", f"global_batch={size}")["predicted_iteration_us"] for size in (64, 128))
+    assert 1.5 * once < twice < 2 * once
+    assert "global_batch must be from 1" in refusal("replay", job, "--set", "global_batch=0")
+
+
 def test_a_plan_is_exported_to_its_framework_or_to_another(run, tmp_path):
     assert "MEGATRON_ARGUMENTS" in verb("export", run, "--out", tmp_path / "out")["usage"]
     files = verb("export", run, "--out", tmp_path / "other", "--target", "pytorch")["files"]

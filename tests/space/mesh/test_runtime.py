@@ -1,13 +1,13 @@
-"""What a framework does beside the strategy: host time, overlap, accumulation; and what calibration and domains say of a step."""
+"""What a framework does beside the strategy: host time, overlap, accumulation; and what scales and domains say of a step."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.graph.model import published
 from dpro_search.replay.parallel_step import step_us
-from dpro_search.space.mesh import Calibration, Domain, Host, Runtime, Strategy, Workload, domain_of, step_costs
+from dpro_search.space.mesh import MEASURED, Domain, Host, Runtime, Scales, Strategy, Workload, domain_of, step_costs
 
 
 def workload(model="llama3-8b", cluster="2xhgx-h100", sequence=4096, runtime=None, **degrees):
@@ -66,15 +66,15 @@ def test_gradients_are_added_once_a_micro_batch():
     assert more.backward_us - none.backward_us == pytest.approx(10 * parameters / (3.35e12 * 0.85) * 1e6, rel=0.05)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Calibration)])
+@pytest.mark.parametrize("name", MEASURED)
 def test_a_part_that_takes_longer_never_makes_a_step_faster_and_some_step_slower(name):
     jobs = (
         workload(dp=16, zero_stage=1),
         workload(tp=8, dp=2, sequence_parallel=True),
         workload(tp=2, pp=2, dp=4, sequence_parallel=True, sequence=128),
     )
-    slower = Calibration(**{name: 300.0 if name.endswith("_us") else 1.5})
-    added = [step_us(replace(job, calibration=slower)) - step_us(job) for job in jobs]
+    slower = Scales(**{name: 300.0 if name.endswith("_us") else 1.5})
+    added = [step_us(replace(job, scales=slower)) - step_us(job) for job in jobs]
     assert min(added) >= 0
     assert max(added) > 0
 

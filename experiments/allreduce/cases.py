@@ -12,6 +12,11 @@ from dataclasses import asdict, dataclass
 RATE_BPS = 5e8  # two cores move the bytes of 16 workers at this rate
 WORKERS = (1, 2, 4, 8, 16)
 BATCHES = (1, 2, 4, 8)
+BURSTS = (
+    (256,) * 128,
+    (1 << 16,) * 32,
+    (1 << 20,) * 8,
+)  # elements of tensors that are there at once: many small, fewer larger ones
 SIZES_BYTES = tuple(4**power for power in range(1, 15))
 BATCH, VARIED_WORKERS = 4, 8  # where others are varied
 _LONGEST_CALLS_BYTES = 1 << 24  # larger tensors are exchanged once
@@ -36,12 +41,13 @@ class Case:
 def cases(scheme: str) -> list[Case]:
     """All of a scheme, by workers, the latency first: a smaller job finds what is broken."""
     found = []
-    for workers in WORKERS[1:]:
+    for workers in WORKERS:
         trainings = {("resnet-50", BATCH)}
         if workers == VARIED_WORKERS:
             trainings |= {("resnet-50", batch) for batch in BATCHES}
             trainings |= {(network, BATCH) for network in ("mobilenet", "nasnet-large")}
-        found.append(Case(scheme=scheme, workers=workers))
+        if workers > 1:
+            found.append(Case(scheme=scheme, workers=workers))
         found += [Case(scheme=scheme, workers=workers, network=network, batch=batch) for network, batch in sorted(trainings)]
     return found
 

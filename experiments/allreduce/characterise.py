@@ -20,13 +20,14 @@ from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.ranks import log_tail
 from dpro_search.collect.this_machine import machine
 from dpro_search.errors import DproSearchError, JobError
-from experiments.allreduce.cases import SIZES_BYTES, Case, calls, cases, singles
+from experiments.allreduce.cases import BURSTS, SIZES_BYTES, Case, calls, cases, singles
 from experiments.allreduce.networks import Step, networks, step_of
 from experiments.allreduce.schemes import SCHEMES
 
 _WARM_UP = 2  # steps; DDP arranges its buckets in the first
 _MEASURED_S, _FEWEST, _MOST = 15.0, 3, 10  # of steps of a case
 _SINGLE_STEPS = 3
+_BURST_CALLS = 3
 _TIMEOUT_S = 1800.0
 _KERAS = Path(__file__).with_name("in_job") / "keras_networks.py"
 Show = Callable[[str], None]
@@ -114,7 +115,8 @@ def _run(journal: Journal, some: Sequence[Case]) -> None:
 
 def _order(journal: Journal, case: Case) -> dict[str, Any]:
     if not case.network:
-        return {"kind": "latency", "sizes_bytes": SIZES_BYTES, "calls": calls(SIZES_BYTES)}
+        sizes = {"sizes_bytes": SIZES_BYTES, "calls": calls(SIZES_BYTES)}
+        return {"kind": "latency", **sizes, "bursts": BURSTS, "burst_calls": _BURST_CALLS}
     step = paced_step(journal, case)
     steps = min(max(int(_MEASURED_S * 1e6 / step.compute_us), _FEWEST), _MOST)
     return {"kind": "training", "waits_us": step.waits_us, "moments": step.moments, "warm_up": _WARM_UP, "steps": steps}
@@ -128,7 +130,8 @@ def paced_step(journal: Journal, case: Case) -> Step:
 def _facts(order: dict[str, Any], path: Path) -> dict[str, Any]:
     found = json.loads(path.read_text())
     if order["kind"] == "latency":
-        return {"version": found["version"], "sizes_bytes": order["sizes_bytes"], "us": found["us"]}
+        sizes = {"sizes_bytes": order["sizes_bytes"], "us": found["us"]}
+        return {"version": found["version"], **sizes, "bursts": order["bursts"], "bursts_us": found["bursts_us"]}
     steps_us = [(end - begin) * 1e6 for begin, end in pairwise(found["ends_s"])]
     return {"version": found["version"], "compute_us": sum(order["waits_us"]), "steps_us": steps_us}
 

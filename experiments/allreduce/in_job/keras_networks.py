@@ -32,7 +32,7 @@ def shapes():
                 tensors.append([shape, math.prod(shape) * _places(layer) if len(shape) > 1 else 0])
         assert sum(math.prod(shape) for shape, _ in tensors) == sum(math.prod(each.shape) for each in model.trainable_weights)
         networks[name] = {"pixels": pixels, "tensors": tensors}
-    return {"origin": "keras.applications, Keras %s" % tf.keras.__version__, "networks": networks}
+    return {"origin": "keras.applications, TensorFlow %s" % tf.__version__, "networks": networks}
 
 
 def _places(layer):

@@ -19,6 +19,7 @@ BURSTS = (
 )  # elements of tensors that are there at once: many small, fewer larger ones
 SIZES_BYTES = tuple(4**power for power in range(1, 15))
 BATCH, VARIED_WORKERS = 4, 8  # where others are varied
+LONGEST_S = 20.0  # of an exchange
 _LONGEST_CALLS_BYTES = 1 << 24  # larger tensors are exchanged once
 
 
@@ -31,6 +32,11 @@ class Case:
     network: str = ""
     batch: int = 0
     rate_bps: float = RATE_BPS
+
+    @property
+    def one_server(self) -> bool:
+        """Whether a tensor is on one server: then the workers share that one's link."""
+        return self.scheme == "tf-ps"
 
     @property
     def key(self) -> str:
@@ -55,6 +61,13 @@ def cases(scheme: str) -> list[Case]:
 def singles() -> list[tuple[str, int]]:
     """(network, batch) whose computation on one worker is recorded."""
     return sorted({(case.network, case.batch) for case in cases("") if case.network})
+
+
+def sizes_of(case: Case) -> list[int]:
+    """Sizes of tensors whose exchange takes no longer than `LONGEST_S` if all of it goes to one server and back, or around a ring."""
+    most = LONGEST_S * case.rate_bps / 8
+    times = 2 * case.workers if case.one_server else 2
+    return [size for size in SIZES_BYTES if size * times <= most]
 
 
 def calls(sizes_bytes: Sequence[int]) -> list[int]:

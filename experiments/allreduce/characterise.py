@@ -20,12 +20,12 @@ from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.ranks import log_tail
 from dpro_search.collect.this_machine import machine
 from dpro_search.errors import DproSearchError, JobError
-from experiments.allreduce.cases import BURSTS, SIZES_BYTES, Case, calls, cases, singles
+from experiments.allreduce.cases import BURSTS, Case, calls, cases, singles, sizes_of
 from experiments.allreduce.networks import Step, networks, step_of
 from experiments.allreduce.schemes import SCHEMES
 
-_WARM_UP = 2  # steps; DDP arranges its buckets in the first
-_MEASURED_S, _FEWEST, _MOST = 15.0, 3, 10  # of steps of a case
+_WARM_UP = 1  # step, after which DDP arranges its buckets
+_MEASURED_S, _FEWEST, _MOST = 8.0, 2, 10  # of steps of a case
 _SINGLE_STEPS = 3
 _BURST_CALLS = 3
 _TIMEOUT_S = 1800.0
@@ -115,7 +115,8 @@ def _run(journal: Journal, some: Sequence[Case]) -> None:
 
 def _order(journal: Journal, case: Case) -> dict[str, Any]:
     if not case.network:
-        sizes = {"sizes_bytes": SIZES_BYTES, "calls": calls(SIZES_BYTES)}
+        listed = sizes_of(case)
+        sizes = {"sizes_bytes": listed, "calls": calls(listed)}
         return {"kind": "latency", **sizes, "bursts": BURSTS, "burst_calls": _BURST_CALLS}
     step = paced_step(journal, case)
     steps = min(max(int(_MEASURED_S * 1e6 / step.compute_us), _FEWEST), _MOST)

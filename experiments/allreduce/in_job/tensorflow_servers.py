@@ -9,6 +9,8 @@ import time
 
 from tensorflow_waits import set_threads, tf, wait
 
+_THREADS = 32  # a server answers each worker on one of its own; with fewer they wait for each other without end
+
 
 class Job:
     """Attributes: `reports`, whether this process writes results; `version`."""
@@ -26,9 +28,16 @@ class Job:
         self.version = "tensorflow " + tf.__version__
 
     def _serve(self, resolver):
-        tf.distribute.Server(
-            resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc", start=True
+        threads = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=_THREADS)
+        server = tf.distribute.Server(
+            resolver.cluster_spec(),
+            job_name=resolver.task_type,
+            task_index=resolver.task_id,
+            protocol="grpc",
+            config=threads,
+            start=True,
         )
+        assert server.target
         while not os.path.exists(self._done):
             time.sleep(0.2)
         os._exit(0)

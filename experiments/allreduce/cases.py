@@ -64,7 +64,7 @@ def singles() -> list[tuple[str, int]]:
 
 
 def sizes_of(case: Case) -> list[int]:
-    """Sizes of tensors whose exchange takes no longer than `LONGEST_S` if all of it goes to one server and back, or around a ring."""
+    """Sizes whose exchange takes no longer than `LONGEST_S`, if all of it goes to one server and back, or around a ring."""
     most = LONGEST_S * case.rate_bps / 8
     times = 2 * case.workers if case.one_server else 2
     return [size for size in SIZES_BYTES if size * times <= most]

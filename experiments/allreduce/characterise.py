@@ -39,7 +39,9 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "characterised.jsonl"
         self.rows: dict[str, dict[str, Any]] = {}
-        for line in self._path.read_text().splitlines() if self._path.is_file() else []:
+        text = self._path.read_text() if self._path.is_file() else ""
+        self._unfinished = bool(text) and not text.endswith("\n")
+        for line in text.splitlines():
             try:
                 row = json.loads(line)
             except ValueError:
@@ -52,7 +54,8 @@ class Journal:
         self.rows[key] = row
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write("\n" * self._unfinished + json.dumps(row) + "\n")
+        self._unfinished = False
 
     def compute_us(self, network: str, batch: int) -> float:
         """What one worker was recorded to compute for."""

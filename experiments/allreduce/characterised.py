@@ -125,7 +125,7 @@ def _percent(value: float | None) -> str:
 def _losses(journal: Journal, found: Sequence[Found]) -> Iterator[str]:
     yield "What a step takes longer than its computation, as predicted, % of the computation:"
     yield ""
-    yield "| scheme | workers | network | copies | latency | server load | waiting | bandwidth | in all | measured |"
+    yield "| scheme | workers | network | copies | latency | servers, processors | waiting | bandwidth | in all | measured |"
     yield "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|"
     for one in found:
         case = one.case

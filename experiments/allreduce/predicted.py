@@ -58,11 +58,11 @@ class Exchange:
 class Loss:
     """What a step takes longer than its computation, us, by cause; the sum is the whole."""
 
-    copies_us: float
-    latency_us: float
-    server_us: float
-    waiting_us: float
-    bandwidth_us: float
+    copies_us: float  # Beside the computation, into and out of what is exchanged.
+    latency_us: float  # Of messages, whatever their size.
+    server_us: float  # What bytes take beyond a worker's own link: servers that many share, processors.
+    waiting_us: float  # For gradients that are exchanged later than they are there.
+    bandwidth_us: float  # Of the worker's own link.
 
 
 def exchange_of(journal: Journal, scheme: str, workers: int, *, of_others: bool) -> Exchange | None:

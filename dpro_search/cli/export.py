@@ -26,7 +26,7 @@ def export(
             autocompletion=_targets,
             metavar="NAME",
             help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, synchronisation, mxnet, byteps; "
-            "of parallel jobs torchtitan, megatron, megatron-bridge, deepspeed, accelerate, pytorch; "
+            "of parallel jobs torchtitan, megatron, megatron-bridge, deepspeed, accelerate, pytorch, and nccl beside one; "
             "left out: what the plan needs.",
         ),
     ] = None,

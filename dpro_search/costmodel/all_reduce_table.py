@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.communication.backends import BACKENDS, LIBRARY
+from dpro_search.collect.communication.backends import BACKENDS, LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives import Points
@@ -21,19 +21,21 @@ from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import series_name
 from dpro_search.errors import InputError
 
-BACKEND = "mpi4py"
+OF_LIBRARIES = tuple(LIBRARIES.values())  # how the algorithms of an MPI library itself begin
 SEGMENT_BYTES = 1 << 18  # of "ring in segments", as it is measured
 _VERSION = 1
 
 
 def choices(table: CommTable) -> dict[float | None, dict[str, Any]]:
-    """The table of the fastest measured algorithms, by the rate of the links; empty: none of `BACKEND` was measured.
+    """The table of the fastest measured algorithms, by the rate of the links; empty: none of `LIBRARIES` was measured.
 
-    A size stands for those up to the middle (of their logarithms) between it and its neighbours.
+    A size stands for those up to the middle (of their logarithms) between it and its neighbours. Where several MPI libraries were
+    measured, the first of `LIBRARIES` counts.
     """
+    backend = next((name for name in LIBRARIES if any(row.backend == name for row in table.rows)), None)
     rows: dict[float | None, dict[tuple[int, int], list[AllReduceRow]]] = defaultdict(lambda: defaultdict(list))
     for row in table.rows:
-        if row.backend == BACKEND and not row.algorithm.startswith(LIBRARY):
+        if row.backend == backend and not row.algorithm.startswith(OF_LIBRARIES):
             rows[row.rate_bps][row.ranks, row.ranks_per_host].append(row)
     origin = f"measured on {table.header.machine}, {table.header.started_at[:10]}"
     return {
@@ -43,7 +45,12 @@ def choices(table: CommTable) -> dict[float | None, dict[str, Any]]:
 
 
 def predicted_choice(
-    model: CommunicationModel, layouts: Iterable[tuple[int, int]], rate_bps: float | None, cores: int, sizes_bytes: Floats
+    model: CommunicationModel,
+    layouts: Iterable[tuple[int, int]],
+    rate_bps: float | None,
+    cores: int,
+    sizes_bytes: Floats,
+    backend: str = "mpi4py",
 ) -> dict[str, Any]:
     """The table of the algorithms that a cost model predicts to be the fastest.
 
@@ -53,22 +60,30 @@ def predicted_choice(
         Numbers of ranks, and of those on a host.
     sizes_bytes
         [sizes], ascending.
+    backend
+        One of `LIBRARIES`: with which MPI library.
 
     Raises
     ------
     InputError
-        The model has no series of `BACKEND` for a layout.
+        The model has no series of the backend for a layout.
     """
     found = {}
     for ranks, ranks_per_host in layouts:
-        predicted = predicted_us(model, ranks, ranks_per_host, rate_bps, cores, sizes_bytes)
+        predicted = predicted_us(model, ranks, ranks_per_host, rate_bps, cores, sizes_bytes, backend)
         by_size = [(float(size), {name: float(us[i]) for name, us in predicted.items()}) for i, size in enumerate(sizes_bytes)]
         found[ranks, ranks_per_host] = _fastest(by_size)
     return _as_table("predicted from measured all-reduces", found)
 
 
 def predicted_us(
-    model: CommunicationModel, ranks: int, ranks_per_host: int, rate_bps: float | None, cores: int, sizes_bytes: Floats
+    model: CommunicationModel,
+    ranks: int,
+    ranks_per_host: int,
+    rate_bps: float | None,
+    cores: int,
+    sizes_bytes: Floats,
+    backend: str = "mpi4py",
 ) -> dict[str, Floats]:
     """What each algorithm takes by a cost model, us, [sizes] each; raises `InputError` where it has none."""
     points = Points(
@@ -77,13 +92,13 @@ def predicted_us(
         link_bytes_per_us=np.array(np.inf if rate_bps is None else rate_bps / 8e6),
         cores=np.array(cores),
     )
-    names = [name for name in BACKENDS[BACKEND].algorithms if not name.startswith(LIBRARY)]
-    series = {name: series_name(BACKEND, name, ranks_per_host) for name in names}
+    names = [name for name in BACKENDS[backend].algorithms if not name.startswith(OF_LIBRARIES)]
+    series = {name: series_name(backend, name, ranks_per_host) for name in names}
     own = {name: one for name, one in series.items() if one in model.regressors}
     if not own:
         raise InputError(
-            f"the model has {'; '.join(model.regressors)}, and no all-reduce of {BACKEND} with {ranks_per_host} ranks on a host;"
-            f" measure them with 'dpro-search fit --collect comm --backends {BACKEND}'"
+            f"the model has {'; '.join(model.regressors)}, and no all-reduce of {backend} with {ranks_per_host} ranks on a host;"
+            f" measure them with 'dpro-search fit --collect comm --backends {backend}'"
         )
     return {name: model.predict(one, points).us for name, one in own.items()}
 

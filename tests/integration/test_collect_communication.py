@@ -1,5 +1,6 @@
 """Measuring all-reduces on real backends over shaped hosts: what is asked for is measured once, and crosses the links."""
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -42,6 +43,18 @@ def test_open_mpi_runs_the_algorithm_that_it_is_told(ranks_per_host, more, tmp_p
         (algorithm,) = algorithms_of("mpi", name)
         expected = counts(algorithm, 4.0, ranks_per_host=ranks_per_host).wire * SIZE
         assert rows[name].sent_bytes == pytest.approx(expected, rel=0.1), name
+
+
+@pytest.mark.skipif(
+    not shutil.which("mpiexec.hydra") or importlib.util.find_spec("mpi4py") is None, reason="needs MPICH and mpi4py (extra mpi)"
+)
+def test_mpich_runs_the_algorithm_that_it_is_told(tmp_path):
+    out = tmp_path / "t.jsonl"
+    assert collect_communication(request("mpi4py-mpich", ranks=(4,), longest_s=1.0), out).complete
+    rows = {row.algorithm: row for row in read_comm_table(out).rows if row.size_bytes == SIZE}
+    for name in ("mpich ring", "mpich recursive-doubling", "mpich rabenseifner", "halving-doubling", "ring"):
+        (algorithm,) = algorithms_of("mpi4py-mpich", name)
+        assert rows[name].sent_bytes == pytest.approx(counts(algorithm, 4.0).wire * SIZE, rel=0.1), name
 
 
 @pytest.mark.parametrize(("backend", "environment", "sent"), [("gloo", "torch", 1.0), ("kvstore", "mxnet", 1.0)])

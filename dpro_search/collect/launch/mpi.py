@@ -90,7 +90,7 @@ def _network(hosts: ShapedHosts | None, work: Path, spec: JobSpec) -> list[str]:
     if hosts is None:
         return ["-host", f"localhost:{spec.ranks}"]
     agent = work / "agent"
-    agent.write_text(_agent([(hosts.address(i), hosts.command(i, ())) for i in range(spec.hosts)]))
+    agent.write_text(agent_script([(hosts.address(i), hosts.command(i, ())) for i in range(spec.hosts)]))
     agent.chmod(0o700)
     memory = ",vader" if spec.ranks_per_host > 1 else ""
     return [
@@ -101,10 +101,11 @@ def _network(hosts: ShapedHosts | None, work: Path, spec: JobSpec) -> list[str]:
     ]
 
 
-def _agent(prefixes: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """A shell script that is called like ``ssh ADDRESS COMMAND...`` and runs the command on that host."""
+def agent_script(prefixes: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """A shell script that is called like ``ssh [-x] ADDRESS COMMAND...`` and runs the command on that host."""
     cases = [f'{address}) exec setpriv --pdeathsig KILL {shlex.join(prefix)} sh -c "$*" ;;' for address, prefix in prefixes]
-    return "\n".join(["#!/bin/sh", "host=$1; shift", 'case "$host" in', *cases, "esac", 'echo "no host $host" >&2; exit 255', ""])
+    head = ["#!/bin/sh", '[ "$1" != -x ] || shift', "host=$1; shift", 'case "$host" in']
+    return "\n".join([*head, *cases, "esac", 'echo "no host $host" >&2; exit 255', ""])
 
 
 def _failure(out: Path, code: int) -> JobError:

@@ -6,16 +6,19 @@
 protocols (`lines`). Few constants are fitted, to systems of several kinds (`constants`; ``python -m experiments.costmodel.nccl``).
 """
 
+from dpro_search.costmodel.nccl.choice import Choice, choices
 from dpro_search.costmodel.nccl.lines import COLLECTIVES
 from dpro_search.costmodel.nccl.model import Estimate, bytes_in, collective_us, estimate, interval_factor, ways_of
 from dpro_search.costmodel.nccl.placement import Paths, Placement, paths, placement_of
 
 __all__ = [
     "COLLECTIVES",
+    "Choice",
     "Estimate",
     "Paths",
     "Placement",
     "bytes_in",
+    "choices",
     "collective_us",
     "estimate",
     "interval_factor",

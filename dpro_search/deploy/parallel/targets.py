@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dpro_search.deploy.parallel.accelerate import accelerate_part
 from dpro_search.deploy.parallel.deepspeed import deepspeed_part
 from dpro_search.deploy.parallel.megatron import bridge_part, megatron_part
+from dpro_search.deploy.parallel.nccl import nccl_part
 from dpro_search.deploy.parallel.pytorch import pytorch_part
 from dpro_search.deploy.parallel.torchtitan import torchtitan_part
 from dpro_search.deploy.parts.part import Target
@@ -22,5 +23,10 @@ _PARTS = {
 
 
 def parallel_targets(fields: Sequence[str]) -> tuple[Target, ...]:
-    """The targets; `fields` are the settings that a plan has. What one cannot express of a plan, it refuses by its value."""
-    return tuple(Target(name=name, fields=tuple(fields), part=part, communicates=True) for name, part in _PARTS.items())
+    """The targets; `fields` are the settings that a plan has. What one cannot express of a plan, it refuses by its value.
+
+    NCCL's settings go with those of a framework.
+    """
+    frameworks = (Target(name=name, fields=tuple(fields), part=part, communicates=True) for name, part in _PARTS.items())
+    why = dict.fromkeys(fields, "NCCL's settings say how a plan's groups communicate: name the framework that makes them as well")
+    return (*frameworks, Target(name="nccl", fields=(), part=nccl_part, why_not=why))

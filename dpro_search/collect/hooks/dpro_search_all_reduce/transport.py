@@ -16,6 +16,8 @@ _LOOKS_AROUND_S = 1.0  # a message that is late for so long may be of another te
 _SPINS = 200  # tests of a request before the core is offered to others, where each rank has one
 _GATHERED_BYTES = 1 << 15  # of all ranks together: up to that, what matters is the number of messages
 
+_IN_PLACE, _SUM = MPI.IN_PLACE, MPI.SUM
+
 _Call = namedtuple("_Call", "memory tag segment")
 _Sent = namedtuple("_Sent", "start stop request peer")
 
@@ -82,6 +84,11 @@ class AllReduce:
             A rank sent nothing within the limit; likewise.
         """
         memory = self.registry.memory(buffer)
+        if memory.native is not None and not by_rank and not self._check and (algorithm is None or algorithm == NATIVE):
+            self._comm.Allreduce(_IN_PLACE, memory.native, _SUM)
+            if average:
+                memory.divide(self.ranks)
+            return buffer
         if self._check and self.ranks > 1:
             self._compare(memory)
         if self.ranks > 1:
@@ -112,14 +119,17 @@ class AllReduce:
 
     def _sum(self, memory, algorithm, segment_bytes, by_rank):
         size_bytes = memory.count * memory.itemsize
-        name, by_size = self.algorithm(size_bytes, memory.narrow, by_rank)
-        name = name if algorithm is None else algorithm
+        by_size_name, by_size = self.algorithm(size_bytes, memory.narrow, by_rank)
+        name = by_size_name if algorithm is None else algorithm
         segment_bytes = by_size if segment_bytes is None else segment_bytes
         if name == NATIVE:
             if memory.narrow or by_rank:
                 raise ValueError("the MPI library adds neither 16-bit floats nor by rank; use 'gather' or 'direct'")
             kind = MPI.Datatype.fromcode(np.dtype(memory.dtype).char)
-            self._comm.Allreduce(MPI.IN_PLACE, [memory.buffer(0, memory.count), memory.count, kind], op=MPI.SUM)
+            message = [memory.buffer(0, memory.count), memory.count, kind]
+            self._comm.Allreduce(_IN_PLACE, message, _SUM)
+            if by_size_name == NATIVE and not hasattr(memory, "begin"):
+                memory.native = message  # the next call is no more than the library's
             return
         plan = self._plan(name, memory.count)
         tag = zlib.crc32(("%s %d" % (memory.dtype, memory.count)).encode()) & 0x7FFF

@@ -1,0 +1,258 @@
+"""Steps of the characterisation as the replay predicts them, from exchanges of other sizes, or of other numbers of workers.
+
+A scheme takes gradients in units: DDP's buckets, what Horovod fuses, single tensors of parameter servers, all at once in
+MultiWorkerMirroredStrategy. A worker computes; units are exchanged one after the other, in the order in which they are there, and
+each takes what was measured for its size. `loss` says what the difference to a step without exchanges is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from dpro_search.collect.trace import Floats
+from dpro_search.replay.engine import Engine
+from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
+from experiments.allreduce.cases import RATE_BPS, WORKERS, Case
+from experiments.allreduce.characterise import Journal, paced_step
+from experiments.allreduce.networks import Step, ready
+from experiments.allreduce.schemes import SCHEMES
+
+MIB = 1 << 20
+_FIRST_BUCKET, _BUCKET = MIB, 25 * MIB  # of DDP
+_FUSED, _CYCLE_US = 128 * MIB, 5e3  # of Horovod 0.28; the cycle is set
+_CORES = 2
+_BYTES_PER_US = RATE_BPS / 8e6
+STORES = tuple(name for name, scheme in SCHEMES.items() if scheme.has_servers)
+_ITERATIONS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What an exchange takes, us: ``latency_us + message_us + us_per_byte * bytes`` of a unit, the first part once for a burst.
+
+    `link_us_per_byte` is what of the last the worker's own link takes; `copied_us_per_byte` is computed beside it for each byte.
+    """
+
+    latency_us: float
+    message_us: float
+    us_per_byte: float
+    link_us_per_byte: float
+    copied_us_per_byte: float = 0.0
+    sizes_bytes: tuple[float, ...] = ()  # Measured ones of single tensors,
+    sizes_us: tuple[float, ...] = ()  # and their times; empty: the formula counts.
+
+    def unit_us(self, size_bytes: float) -> float:
+        """Of one unit in a row of them."""
+        if not self.sizes_bytes:
+            return self.message_us + self.us_per_byte * size_bytes
+        return float(np.exp(np.interp(np.log(size_bytes), np.log(self.sizes_bytes), np.log(self.sizes_us))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What a step takes longer than its computation, us, by cause; the sum is the whole."""
+
+    copies_us: float  # Beside the computation, into and out of what is exchanged.
+    latency_us: float  # Of messages, whatever their size.
+    server_us: float  # What bytes take beyond a worker's own link: servers that many share, processors.
+    waiting_us: float  # For gradients that are exchanged later than they are there.
+    bandwidth_us: float  # Of the worker's own link.
+
+
+def exchange_of(journal: Journal, scheme: str, workers: int, *, of_others: bool) -> Exchange | None:
+    """From measured exchanges of so many workers, or of all other numbers; None: they were not measured."""
+    rows = {count: row for count in WORKERS if (row := journal.rows.get(Case(scheme=scheme, workers=count).key)) is not None}
+    copied = _copied_us_per_byte(journal, scheme, workers)
+    if of_others:
+        rest = [_fitted(scheme, count, row) for count, row in rows.items() if count != workers]
+        return _between(scheme, workers, [count for count in rows if count != workers], rest, copied) if len(rest) > 1 else None
+    return None if workers not in rows else replace(_fitted(scheme, workers, rows[workers]), copied_us_per_byte=copied)
+
+
+def predicted_us(scheme: str, step: Step, exchange: Exchange) -> float:
+    """The distance of steps, us."""
+    if scheme == "tf-ps":
+        return _pulled_and_pushed(step, exchange)
+    return _replayed(step, _units(scheme, step, exchange), exchange)
+
+
+def loss(scheme: str, step: Step, exchange: Exchange) -> Loss:
+    """Causes are taken away one after the other, in the order of the fields; what is left is the computation."""
+    without = [
+        replace(exchange, copied_us_per_byte=0.0),
+        _without_latency(exchange),
+        replace(_without_latency(exchange), us_per_byte=exchange.link_us_per_byte),
+    ]
+    taken = [predicted_us(scheme, step, one) for one in (exchange, *without)]
+    overlapping = min(predicted_us("overlapped", step, without[-1]), taken[-1])
+    ends = [*taken, overlapping, step.compute_us]
+    parts = [max(before - after, 0.0) for before, after in pairwise(ends)]
+    return Loss(copies_us=parts[0], latency_us=parts[1], server_us=parts[2], waiting_us=parts[3], bandwidth_us=parts[4])
+
+
+def _without_latency(exchange: Exchange) -> Exchange:
+    return replace(exchange, copied_us_per_byte=0.0, latency_us=0.0, message_us=0.0, sizes_bytes=(), sizes_us=())
+
+
+def _fitted(scheme: str, workers: int, row: dict[str, Any]) -> Exchange:
+    """Constants by least squares of relative errors over single tensors and bursts."""
+    sizes, times = np.array(row["sizes_bytes"], np.float64), np.array(row["us"])
+    lines = [(1.0, 1.0, size, us) for size, us in zip(sizes, times, strict=True)]
+    if scheme in STORES:  # one tensor is on one server, where many are on all
+        lines = [line for line in lines if line[2] <= MIB]
+        lines += [(1.0, len(some), 4.0 * sum(some), us) for some, us in zip(row["bursts"], row["bursts_us"], strict=True)]
+    matrix = np.array(lines)
+    weights = 1.0 / matrix[:, 3]
+    found, _ = nnls(matrix[:, :3] * weights[:, None], np.ones(len(matrix)))
+    link = _link_us_per_byte(scheme, workers)
+    known = {} if scheme in STORES else {"sizes_bytes": tuple(sizes.tolist()), "sizes_us": tuple(times.tolist())}
+    return Exchange(
+        latency_us=float(found[0]),
+        message_us=float(found[1]),
+        us_per_byte=float(found[2]),
+        link_us_per_byte=min(link, float(found[2])),
+        **known,
+    )
+
+
+def _link_us_per_byte(scheme: str, workers: int) -> float:
+    """What a worker's own link takes for a byte of a gradient: once each way, at the same time."""
+    return (1.0 if scheme in STORES else 2 * (workers - 1) / workers) / _BYTES_PER_US
+
+
+def _between(scheme: str, workers: int, counts: Sequence[int], rest: Sequence[Exchange], copied: float) -> Exchange:
+    """Constants for a number of workers from those of others: linear in workers, latency in their logarithm."""
+    x = np.array(counts, np.float64)
+
+    def at(values: Sequence[float], log: bool) -> float:
+        where, to = (np.log2(x), np.log2(workers)) if log else (x, float(workers))
+        return max(float(np.polyval(np.polyfit(where, values, 1), to)), 0.0)
+
+    parts = {n: 1.0 if scheme in STORES else (n - 1) / n for n in (*counts, workers)}  # of the tensor that go each way
+    us_per_byte = at([one.us_per_byte / parts[n] for n, one in zip(counts, rest, strict=True)], False) * parts[workers]
+    return Exchange(
+        latency_us=at([one.latency_us for one in rest], True),
+        message_us=at([one.message_us for one in rest], False),
+        us_per_byte=us_per_byte,
+        link_us_per_byte=min(_link_us_per_byte(scheme, workers), us_per_byte),
+        copied_us_per_byte=copied,
+    )
+
+
+def _copied_us_per_byte(journal: Journal, scheme: str, workers: int) -> float:
+    """What one worker, which exchanges with nobody, takes longer than its computation; workers that share cores wait for them."""
+    row = journal.rows.get(Case(scheme=scheme, workers=1, network="resnet-50", batch=4).key)
+    if scheme in STORES or row is None:
+        return 0.0
+    step = paced_step(journal, Case(scheme=scheme, workers=1, network="resnet-50", batch=4))
+    over_us = float(np.median(row["steps_us"])) - row["compute_us"]
+    return max(over_us, 0.0) / step.size_bytes * max(workers / _CORES, 1.0)
+
+
+def _units(scheme: str, step: Step, exchange: Exchange) -> list[tuple[float, float]]:
+    """(us since the start of the step from which it can go, bytes) of each unit."""
+    made = [(at, 4.0 * elements) for at, some in ready(step) for elements in some]
+    if scheme == "tf-ring":
+        return [(step.compute_us, float(step.size_bytes))]
+    if scheme.startswith("ddp"):
+        return _buckets(made)
+    if scheme.startswith("horovod"):
+        return _fused(made, exchange)
+    return made
+
+
+def _buckets(made: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """DDP closes a bucket when it has at least its size."""
+    found, size, most = [], 0.0, _FIRST_BUCKET
+    for number, (at, one) in enumerate(made):
+        size += one
+        if size >= most or number == len(made) - 1:
+            found.append((at, size))
+            size, most = 0.0, _BUCKET
+    return found
+
+
+def _fused(made: Sequence[tuple[float, float]], exchange: Exchange) -> list[tuple[float, float]]:
+    """Horovod sums together what is there at a cycle."""
+    found: list[tuple[float, float]] = []
+    free, at = 0.0, 0
+    while at < len(made):
+        begin = max(free, made[at][0])
+        begin = np.ceil(begin / _CYCLE_US) * _CYCLE_US
+        size, first = 0.0, at
+        while at < len(made) and made[at][0] <= begin and (at == first or size + made[at][1] <= _FUSED):
+            size += made[at][1]
+            at += 1
+        found.append((made[at - 1][0], size))
+        free = begin + exchange.latency_us + exchange.unit_us(size)
+    return found
+
+
+def _replayed(step: Step, units: Sequence[tuple[float, float]], exchange: Exchange) -> float:
+    """Computation on one device, units on another; the next step needs both."""
+    ends = np.cumsum(step.waits_us)
+    pieces = len(step.waits_us)
+    copies = [4.0 * sum(some) * exchange.copied_us_per_byte for some in step.moments]
+    computed = np.array([step.waits_us[0], *(us + more for us, more in zip(step.waits_us[1:], copies, strict=True))])
+    # A unit that can go between two pieces' ends waits for the rest of that time.
+    after = [min(int(np.searchsorted(ends, at - 1e-6, side="left")), pieces - 1) for at, _ in units]
+    taken = [exchange.unit_us(size) for _, size in units]
+    durations = np.array([*computed, *taken, exchange.latency_us if units and not exchange.sizes_bytes else 0.0])
+    count = pieces + len(units)
+    needs = [(piece - 1, piece) for piece in range(1, pieces)]
+    needs += [(piece, pieces + number) for number, piece in enumerate(after)]
+    needs += [(pieces + number, count) for number in range(len(units))] + [(pieces - 1, count)]
+    before, op = np.array(needs, np.int32).T
+    pred_ptr, pred_idx = csr(op, before, count + 1)
+    graph = ReplayGraph(
+        duration_us=durations,
+        device=np.array([0] * pieces + [1] * len(units) + [2], np.int32),
+        pred_ptr=pred_ptr,
+        pred_idx=pred_idx,
+        policy=np.array([OrderPolicy.PROGRAM, OrderPolicy.FIFO, OrderPolicy.PROGRAM], np.int8),
+        rank_of_device=np.zeros(3, np.int32),
+        carry_src=np.array([count], np.int32),
+        carry_dst=np.array([0], np.int32),
+    )
+    return _distance(graph)
+
+
+def _pulled_and_pushed(step: Step, exchange: Exchange) -> float:
+    """Variables are read in the order of the forward pass, gradients are sent in that of the backward pass: half of a unit each."""
+    pieces = len(step.moments)
+    forward = [step.waits_us[0] * us / sum(step.waits_us[1:]) for us in step.waits_us[1:]][::-1]
+    halves = [sum(exchange.unit_us(4.0 * one) for one in some) / 2 for some in step.moments]
+    pulls, pushes = halves[::-1], halves
+    durations = np.array([*pulls, *forward, *step.waits_us[1:], *pushes, exchange.latency_us])
+    pull, front, back, push = (range(i * pieces, (i + 1) * pieces) for i in range(4))
+    last = 4 * pieces
+    needs = [(pull[i], front[i]) for i in range(pieces)] + [(front[i - 1], front[i]) for i in range(1, pieces)]
+    needs += [(front[-1], back[0])] + [(back[i - 1], back[i]) for i in range(1, pieces)]
+    needs += [(back[i], push[i]) for i in range(pieces)] + [(push[-1], last)]
+    before, op = np.array(needs, np.int32).T
+    pred_ptr, pred_idx = csr(op, before, last + 1)
+    device = [1] * pieces + [0] * (2 * pieces) + [1] * pieces + [2]
+    graph = ReplayGraph(
+        duration_us=durations,
+        device=np.array(device, np.int32),
+        pred_ptr=pred_ptr,
+        pred_idx=pred_idx,
+        policy=np.array([OrderPolicy.PROGRAM, OrderPolicy.FIFO, OrderPolicy.PROGRAM], np.int8),
+        rank_of_device=np.zeros(3, np.int32),
+        carry_src=np.array([last] * (pieces + 1), np.int32),
+        carry_dst=np.array([*pull, front[0]], np.int32),
+    )
+    return _distance(graph)
+
+
+def _distance(graph: ReplayGraph) -> float:
+    """Between the ends of two steps in a row."""
+    ends: Floats = Engine(graph, _ITERATIONS).first.times().end_us
+    per_step = ends.reshape(_ITERATIONS, -1).max(axis=1)
+    return float(per_step[-1] - per_step[-2])

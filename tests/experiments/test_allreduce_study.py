@@ -1,0 +1,106 @@
+"""The campaign of the all-reduce study: cases, a journal that goes on, predictions from measured exchanges, tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.allreduce import characterised
+from experiments.allreduce.cases import BURSTS, WORKERS, Case, cases, sizes_of
+from experiments.allreduce.characterise import Journal, paced_step, single_key
+from experiments.allreduce.predicted import exchange_of, predicted_us
+from experiments.allreduce.schemes import SCHEMES
+
+COMPUTE_S = 2.0
+TRAINING = {"network": "resnet-50", "batch": 4}
+
+
+def ring_us(workers: int, size_bytes: float) -> float:
+    """Of an exchange on links of 62.5 bytes a us."""
+    return 100.0 * workers + 2 * (workers - 1) / workers * size_bytes / 62.5
+
+
+def server_us(workers: int, sizes: list[float]) -> float:
+    """Of tensors of so many bytes on four servers, each of which sends and receives what all workers share."""
+    return 200.0 + 50.0 * len(sizes) + sum(sizes) * 2 * workers / min(workers, 4) / 62.5
+
+
+def filled(folder: Path) -> Journal:
+    """A journal of two schemes as if they took just what a formula says, and steps as predicted from it."""
+    journal = Journal(folder)
+    for network in ("resnet-50", "mobilenet", "nasnet-large"):
+        for batch in (1, 2, 4, 8):
+            journal.add(single_key(network, batch), network=network, batch=batch, seconds=[COMPUTE_S / 4 * batch] * 3)
+    for scheme in ("ddp-gloo", "mxnet-kvstore"):
+        for workers in WORKERS:
+            case = Case(scheme=scheme, workers=workers, **TRAINING)
+            step = paced_step(journal, case)
+            if workers == 1:
+                journal.add(case.key, compute_us=step.compute_us, steps_us=[step.compute_us])
+                continue
+            sizes = sizes_of(Case(scheme=scheme, workers=workers))
+            bursts = [[4.0 * elements for elements in some] for some in BURSTS]
+            if scheme == "ddp-gloo":
+                us = [ring_us(workers, size) for size in sizes]
+                bursts_us = [ring_us(workers, sum(some)) for some in bursts]
+            else:
+                us = [server_us(workers, [size]) for size in sizes]
+                bursts_us = [server_us(workers, some) for some in bursts]
+            latency = Case(scheme=scheme, workers=workers)
+            journal.add(latency.key, sizes_bytes=sizes, us=us, bursts=BURSTS, bursts_us=bursts_us)
+            exchange = exchange_of(journal, scheme, workers, of_others=False)
+            assert exchange is not None
+            taken = predicted_us(scheme, step, exchange)
+            journal.add(case.key, compute_us=step.compute_us, steps_us=[taken * 0.99, taken, taken * 1.3])
+    return journal
+
+
+def test_one_vector_is_varied_at_a_time_and_every_case_is_run_once():
+    for scheme in SCHEMES:
+        listed = cases(scheme)
+        assert len({case.key for case in listed}) == len(listed)
+        trainings = [case for case in listed if case.network]
+        assert {case.workers for case in trainings} == {1, 2, 4, 8, 16}
+        for case in trainings:
+            varied = (case.workers != 8) + (case.batch != 4) + (case.network != "resnet-50")
+            assert varied <= 1, case
+
+
+def test_a_journal_that_was_cut_off_goes_on(tmp_path):
+    case = Case(scheme="ddp-gloo", workers=2, **TRAINING)
+    Journal(tmp_path).add(case.key, steps_us=[1.0])
+    with (tmp_path / "characterised.jsonl").open("a") as file:
+        file.write('{"key": "cut o')
+    again = Journal(tmp_path)
+    assert list(again.rows) == [case.key]
+    again.add("another", steps_us=[2.0])
+    assert list(Journal(tmp_path).rows) == [case.key, "another"]
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+def test_exchanges_among_other_numbers_of_workers_give_the_constants(tmp_path, workers):
+    journal = filled(tmp_path)
+    step = paced_step(journal, Case(scheme="mxnet-kvstore", workers=workers, **TRAINING))
+    own, other = (exchange_of(journal, "mxnet-kvstore", workers, of_others=of_others) for of_others in (False, True))
+    assert own.us_per_byte == pytest.approx(2 * workers / min(workers, 4) / 62.5, rel=0.02)
+    assert own.message_us == pytest.approx(50.0, rel=0.1)
+    if workers == 8:  # inside, where servers are as many
+        assert predicted_us("mxnet-kvstore", step, other) == pytest.approx(predicted_us("mxnet-kvstore", step, own), rel=0.25)
+    ring, ring_elsewhere = (exchange_of(journal, "ddp-gloo", workers, of_others=of_others) for of_others in (False, True))
+    assert ring_elsewhere.us_per_byte == pytest.approx(2 * (workers - 1) / workers / 62.5, rel=0.03)
+    assert ring.unit_us(25 * 2**20) == pytest.approx(ring_us(workers, 25 * 2**20), rel=0.02)
+
+
+def test_the_tables_show_images_a_second_efficiency_and_what_was_predicted(tmp_path):
+    journal = filled(tmp_path)
+    text = "\n".join(characterised.lines(tmp_path))
+    row = journal.rows[Case(scheme="ddp-gloo", workers=8, **TRAINING).key]
+    step_us = sorted(row["steps_us"])[1]
+    assert f"{8 * 4 / step_us * 1e6:.2f}, {100 * row['compute_us'] / step_us:.0f} %" in text
+    accuracy = next(line for line in text.splitlines() if line.startswith("| other sizes"))
+    assert "| 0.0 % | 0.0 % | 0.0 % |" in accuracy
+    right, pairs = accuracy.split("|")[-2].split(" of ")
+    assert int(right) == int(pairs) > 0
+    assert json.loads((tmp_path / "characterised.jsonl").read_text().splitlines()[0])["machine"]

@@ -1,0 +1,42 @@
+"""Paced jobs of the all-reduce study: every scheme exchanges what it should, on hosts behind limited links."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dpro_search.errors import MissingCapabilityError
+from experiments.allreduce.schemes import SCHEMES
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="shaped hosts need root, ip and tc"),
+]
+RATE_BPS = 1e8
+WAITS_US, MOMENTS = [50e3, 50e3, 50e3], [[1000, 250_000], [250_000]]
+LATENCY = {"kind": "latency", "sizes_bytes": [4, 4_000_000], "calls": [2, 1], "bursts": [[1000] * 4], "burst_calls": 1}
+TRAINING = {"kind": "training", "waits_us": WAITS_US, "moments": MOMENTS, "warm_up": 1, "steps": 2}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_waits_exchanges_and_says_when_steps_ended(name: str, tmp_path: Path) -> None:
+    scheme = SCHEMES[name]
+    try:
+        scheme.python()
+    except MissingCapabilityError as error:
+        pytest.skip(str(error))
+    (tmp_path / "cases.json").write_text(json.dumps([LATENCY, TRAINING]))
+    scheme.start(2, tmp_path, RATE_BPS, 180.0)
+    latency, training = (json.loads((tmp_path / f"result-{number}.json").read_text()) for number in (0, 1))
+    small, large = latency["us"]
+    link_us = 4_000_000 * 8 / RATE_BPS * 1e6
+    assert small < 0.3 * link_us
+    assert 0.5 * link_us < large < 10 * link_us
+    begin, *ends = training["ends_s"]
+    step_s = (ends[-1] - begin) / 2
+    assert step_s > sum(WAITS_US) / 1e6 + 0.5 * 250_000 * 4 * 8 / RATE_BPS, "the last gradients are exchanged after the last wait"
+    assert step_s < 10

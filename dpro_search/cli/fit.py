@@ -18,6 +18,7 @@ class Measurement(StrEnum):
     COMM = "comm"
     MACHINE = "machine"
     DEVICE = "device"
+    PARALLEL = "parallel"
 
 
 def fit(
@@ -92,19 +93,31 @@ def fit(
         Path | None,
         typer.Option("--trace", metavar="TRACE", help="With --collect device: time ops of this job."),
     ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option("--command", metavar="CMD", help='With --collect parallel: the training command, "python train.py".'),
+    ] = None,
+    plans: Annotated[
+        list[str] | None,
+        typer.Option("--plan", metavar="K=V,...", help="With --collect parallel: settings of a plan to time (default: the job's)."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train cost models on traces or measured tables, or measure such tables.
 
     A collection may be interrupted: the same command continues it. --collect machine measures constants of this machine
     that cost models use: --machine of replay, run and diagnose. --collect device times ops of PyTorch on the GPU here
-    (without one, on a core), for predictions with --cluster.
+    (without one, on a core), for predictions with --cluster. --collect parallel JOB.toml times blocks of a parallel job and
+    exchanges of its ranks on this machine: 'times' of the job's file.
 
     Example: dpro-search fit --collect comm --out table.jsonl; dpro-search fit table.jsonl trace --out model
     """
-    from dpro_search.cli import _fit_clusters, _fit_communication, _fit_device, _fit_machine
+    from dpro_search.cli import _fit_clusters, _fit_communication, _fit_device, _fit_machine, _fit_parallel
     from dpro_search.errors import InputError
 
+    if collect is Measurement.PARALLEL:
+        _fit_parallel.measure_parallel(sources or [], out, command, plans or [], as_json)
+        return
     if collect is not None and sources:
         raise InputError("--collect measures and takes no TRACE or TABLE; train on its table with another 'dpro-search fit'")
     if collect is Measurement.DEVICE:

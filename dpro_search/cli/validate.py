@@ -48,6 +48,12 @@ def validate(
             show_default="an hour; for a plan 5 times the recorded time, at least 300",
         ),
     ] = None,
+    paced: Annotated[
+        bool,
+        typer.Option(
+            "--paced", help="Parallel jobs: ranks wait for recorded times in place of computing, so that cores carry many."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run the recorded setting and the best plans for real, interleaved, and compare with the predictions.
@@ -87,7 +93,7 @@ def validate(
             say(console, f"counting {_rounds(finished)} of an interrupted call; remove {run / 'rounds.jsonl'} to measure again")
 
     progress = JobProgress(console)
-    runs = real_runs(run, trace, command or (), watch=progress.show)
+    runs = real_runs(run, trace, command or (), paced=paced, watch=progress.show)
     warn(runs.doubt)
     if runs.job.command_from_trace and run_recorded_command:
         say(console, f"running the command of the trace: {shlex.join(runs.job.spec.command)}")
@@ -126,7 +132,8 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     from dpro_search.cli._output import microseconds, percent, stdout_console
     from dpro_search.space.describe import describe
 
-    table = Table(box=box.SIMPLE, title="measured on real runs", title_justify="left")
+    title = "measured on paced runs: ranks waited in place of computing" if validation.paced else "measured on real runs"
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
     table.add_column("plan", ratio=1)
     for title in ("predicted", "measured", "error", "speed-up", "95 %"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -165,6 +172,8 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
             " gains of plans.",
             style="yellow",
         )
+    if validation.paced:
+        console.print("Paced: schedules and exchanges were real, computation was its recorded time; losses mean nothing.")
     if validation.kept_rounds:
         console.print(f"{validation.kept_rounds} of {validation.rounds} rounds are of an interrupted call.")
     if not validation.stable:
@@ -178,7 +187,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     for failed in validation.failed:
         failure = f"{describe(failed.plan)}: failed in run {failed.runs + 1}: {visible(failed.reason)}"
         console.print(failure, style="yellow", markup=False, soft_wrap=True)
-    for sentence in dict.fromkeys(_loss_sentence(plan) for plan in validation.plans):
+    for sentence in dict.fromkeys(_loss_sentence(plan) for plan in validation.plans if not validation.paced):
         console.print(sentence)
     console.print(f"dpro-search run --calibrate {run}: {calibration.summary}", soft_wrap=True)
 

@@ -1,12 +1,13 @@
-"""Runs a recorded job again, in its recorded setting or under a plan."""
+"""Runs a job for real, as it was recorded or described, or under a plan."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
@@ -23,6 +24,7 @@ from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan
 
 PLAN_VARIABLE = "DPRO_SEARCH_PLAN"
+OBSERVER_VARIABLE = "DPRO_SEARCH_OBSERVER"
 _REPORT_VARIABLE = "DPRO_SEARCH_REPORT"
 _KNOB_VALUE = re.compile(r"[\w.+-]*", re.ASCII)  # numbers and names
 _IN_JOB = Path(__file__).with_name("in_job")
@@ -35,6 +37,7 @@ _USES = {
     "modules.py": "planned_modules before DistributedDataParallel",
     "micro_batches.py": "planned_parts or planned_gradients",
     "trainer.py": "planned_options as arguments of the Trainer",
+    "parallel_plan.py": "planned = apply(model, loss_function)",
 }
 
 
@@ -47,8 +50,16 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Paced:
+    """How ranks run that wait in place of computing."""
+
+    # Times of a rank's own work under a plan, as the job's observer reads them (`in_job/dpro_search_paced.py`).
+    times: Callable[[Plan], bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecordedJob:
-    """A job that was recorded and can run again."""
+    """A job that was recorded and can run again, or one that was described and can run here."""
 
     # launcher, targets: How it is started, and its targets.
     launcher: Launcher
@@ -60,6 +71,9 @@ class RecordedJob:
     shaped: bool
     command_from_trace: bool = False  # Whether the command is the one that the trace names.
     watch: Watch | None = None  # Called now and then while the job runs.
+    described: bool = False  # Whether the empty plan is exported too: a script follows any plan alike.
+    paced: Paced | None = None  # None: ranks compute.
+    own_tolerance: float = 0.0  # The relative difference of losses that its precision makes; plans may have a larger one.
 
     @staticmethod
     def of(
@@ -116,12 +130,16 @@ class RecordedJob:
             report = work / "report"
             report.mkdir()
             exported = None
-            if plan != Plan():
+            if plan != Plan() or self.described:
                 exported = export_plan(plan, work / "plan", targets_for(plan, self.targets), self.facts)
-            spec = _with_env(self.spec, exported, report)
+            spec = with_exported(self.spec, exported, report)
+            if self.paced is not None:
+                times = work / "paced.json"
+                times.write_bytes(self.paced.times(plan))
+                spec = with_observer(spec, "paced", times)
             if timeout_s is not None:
                 spec = replace(spec, timeout_s=timeout_s)
-            times = self.launcher.time(
+            steps = self.launcher.time(
                 spec,
                 rate_bps=self.rate_bps,
                 shaped=self.shaped,
@@ -130,7 +148,12 @@ class RecordedJob:
                 watch=self.watch,
             )
             _require_followed(exported, report)
-            return Run(times=times, losses=read_losses(report))
+            return Run(times=steps, losses=() if self.paced is not None else read_losses(report))
+
+
+def with_observer(spec: JobSpec, name: Literal["paced", "timed"], file: Path) -> JobSpec:
+    """The job with an observer of its parallel plan in the ranks; `file` is what it reads or writes."""
+    return replace(spec, env={**spec.env, OBSERVER_VARIABLE: f"{name}:{file}"})
 
 
 def _recorded_env(meta: TraceMeta, knobs: frozenset[str], servers: int) -> dict[str, str]:
@@ -148,8 +171,8 @@ def _recorded_env(meta: TraceMeta, knobs: frozenset[str], servers: int) -> dict[
     return env
 
 
-def _with_env(spec: JobSpec, exported: ExportedFiles | None, report: Path) -> JobSpec:
-    """The job with the variables of a plan, and with the module that reads its losses."""
+def with_exported(spec: JobSpec, exported: ExportedFiles | None, report: Path) -> JobSpec:
+    """The job with the variables of a plan and its files on the path, and with the modules that observe it from inside."""
     env = {**spec.env, _REPORT_VARIABLE: str(report)}
     path = [str(_IN_JOB)]
     if exported is not None:

@@ -176,7 +176,7 @@ def assumptions(cluster: SearchedCluster | None) -> tuple[str, ...]:
 
 def validate_run(
     run: Path,
-    recording: Trace,
+    recording: Trace | None,
     job: RecordedJob,
     knobs: Mapping[str, object],
     *,
@@ -198,7 +198,7 @@ def validate_run(
     Parameters
     ----------
     recording, job
-        The searched trace, and the job that runs again.
+        The searched trace (None: the job was described), and the job that runs.
     knobs
         Recorded values of plan fields (`space.transformations.JobFacts.values`).
     run_recorded_command
@@ -245,12 +245,14 @@ def validate_run(
         warmup=warmup,
         timeout_s=timeout_s,
         kept=kept.rounds,
+        own_tolerance=job.own_tolerance,
         on_start=on_start,
         on_run=on_run,
         on_round=keep,
     )
-    recorded = recording.iterations_us()
-    if len(recorded) and not elsewhere:
+    validation = msgspec.structs.replace(validation, paced=job.paced is not None)
+    recorded = () if recording is None or elsewhere else recording.iterations_us()
+    if len(recorded):
         validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded]))
     write_file(run / "validation.json", msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
     sessions = (*earlier.sessions, measured_session(validation, result.baseline, earlier))

@@ -23,6 +23,7 @@ Needs PyTorch 2.13, nothing else; another version is warned of, and tried.
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import os
 import warnings
@@ -121,7 +122,9 @@ def apply(
         if plan["recompute"]:
             _recompute(_module(part, path), plan["recompute_layers"])
         _shard(part, path, mesh, plan, bool(tied))
-    return Planned(parts, loss_function, mesh, plan, device)
+    planned = Planned(parts, loss_function, mesh, plan, device)
+    _observed(planned, path)
+    return planned
 
 
 class Planned:
@@ -257,6 +260,13 @@ def _used() -> None:
     report = os.environ.get("DPRO_SEARCH_REPORT")
     if report:
         (Path(report) / "used-parallel_plan.py").touch()
+
+
+def _observed(planned: Planned, layers_path: str) -> None:
+    """Let an observer of `dpro-search` time the model's blocks, or pace them."""
+    name, _, file = os.environ.get("DPRO_SEARCH_OBSERVER", "").partition(":")
+    if name in ("timed", "paced"):
+        importlib.import_module(f"dpro_search_{name}").observe(planned, layers_path, file)
 
 
 # The model's structure.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -105,6 +106,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     recorded_us: float | None = None
     noise_pct: float  # Half the range of the recorded setting's own runs.
     rounds: int
+    paced: bool = False  # Whether ranks waited in place of computing: only what they exchange and wait for was measured.
     kept_rounds: int = 0  # Of `rounds`, those that an interrupted call before this one finished.
     stable: bool = True  # Whether every typical iteration was known to `STABLE_PCT` at the end.
     # plans, refused, failed: Plans with equal or unknown losses; plans with different losses; plans with a failed run.
@@ -143,6 +145,7 @@ def validate(
     timeout_s: float | None = None,
     numbers: Sequence[int] = (),
     kept: Sequence[FinishedRound] = (),
+    own_tolerance: float = 0.0,
     on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
     on_round: Callable[[FinishedRound], None] = lambda finished: None,
@@ -162,6 +165,8 @@ def validate(
         Of the plans, for `on_start` and `on_run`; empty: from 1 on.
     kept
         Rounds of the same plans that an interrupted call has finished; they count among the rounds.
+    own_tolerance
+        The relative difference of losses that the job's precision makes; plans may have a larger one.
     on_start
         Called before each run with its name (``recorded`` or ``plan N``), how many have ended, and how many there are to be.
     on_run
@@ -191,7 +196,7 @@ def validate(
             break
         on_round(rounds_run.round(rounds - done if done < rounds else 1))
         done += 1
-    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done), kept_rounds=len(kept))
+    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done, own_tolerance), kept_rounds=len(kept))
 
 
 class _Rounds:
@@ -272,7 +277,9 @@ class _Rounds:
                 raise self.failures[0] from None
 
 
-def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], rounds_run: _Rounds, rounds: int) -> Validation:
+def _compared(
+    baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], rounds_run: _Rounds, rounds: int, own_tolerance: float
+) -> Validation:
     runs = rounds_run.ended
     base = _times(runs[_RECORDED])
     base_us = typical_us(base)
@@ -286,7 +293,9 @@ def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], ro
             reason, before_us = str(rounds_run.failures[number]), typical_us(found) if found else None
             failed.append(FailedPlan(plan=plan, predicted_us=expected_us, reason=reason, runs=len(found), measured_us=before_us))
             continue
-        losses = compare([run.losses for run in runs[_RECORDED]], [run.losses for run in runs[number]], tolerance_of(plan))
+        tolerance = tolerance_of(plan)
+        tolerance = replace(tolerance, relative=max(tolerance.relative, own_tolerance))
+        losses = compare([run.losses for run in runs[_RECORDED]], [run.losses for run in runs[number]], tolerance)
         if losses.verdict == "different":
             refused.append(RefusedPlan(plan=plan, predicted_us=expected_us, measured_us=typical_us(found), losses=losses))
         else:

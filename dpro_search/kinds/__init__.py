@@ -5,7 +5,7 @@ A new kind is a module with a constant ``KIND`` (see `kinds._kind`) and one line
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -20,11 +20,13 @@ from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._job import Comparison, Job, Table, with_memory_limit
 from dpro_search.kinds._kind import AnyKind, DescribedKind, Description, Kind, Source, Wanted
 from dpro_search.kinds._options import COMPUTE, PlanOptions
+from dpro_search.space.scenario import Scenario
 from dpro_search.space.schemes import import_kinds_by
 
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph
     from dpro_search.collect.launchers._base import Launcher
+    from dpro_search.collect.parallel_times import ParallelTimes
     from dpro_search.deploy.jobs import RecordedJob
     from dpro_search.deploy.of_run import Deployed
     from dpro_search.deploy.parts.part import Target
@@ -46,6 +48,7 @@ __all__ = [
     "assemble_raw",
     "captured_text",
     "deployed",
+    "described_job",
     "description_text",
     "difference",
     "files_of",
@@ -59,6 +62,7 @@ __all__ = [
     "searchable",
     "searchable_job_of",
     "targets_of",
+    "timed_job",
 ]
 
 
@@ -169,7 +173,7 @@ def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
 
     kind = kind_of(trace)
     if not isinstance(trace, Trace):
-        raise InputError(f"{kind.title} was never run: record it with 'dpro-search collect' and search that trace")
+        raise InputError(f"{kind.title} was never run: search it with 'dpro-search run', then 'dpro-search validate' runs its plans")
     launcher = next((each for each in kind.launchers if each.format == trace.meta.format), None)
     if launcher is None and kind.profile_launcher_name:
         trace = replace(trace, meta=on_this_machine(trace.meta))
@@ -178,6 +182,34 @@ def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
         known = ", ".join(each.format for each in launchers())
         raise InputError(f"a job of the kind '{trace.meta.format}' cannot be started here; the kinds that can: {known}")
     return RecordedJob.of(trace, launcher, targets_of(trace), kind.facts(trace), command)
+
+
+def described_job(description: Description, job: Job, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
+    """The job of a description as `job` has it, as it runs here: see `DescribedKind.real_job`."""
+    kind = kind_of(description)
+    assert isinstance(kind, DescribedKind)
+    return kind.real_job(job, description, command, paced=paced)
+
+
+def timed_job(
+    source: Path, plans: Sequence[str], command: Sequence[str], out: Path, *, on_start: Callable[[str], None] = lambda what: None
+) -> ParallelTimes:
+    """Time blocks and exchanges of a described job here, and write them to a file: see `DescribedKind.timed`.
+
+    Parameters
+    ----------
+    plans
+        Settings of plans as ``--set`` takes them; empty: as the job runs today.
+    on_start
+        Called with what is timed next.
+    """
+    description = load_source(source)
+    kind = kind_of(description)
+    if isinstance(description, Trace) or not isinstance(kind, DescribedKind):
+        raise InputError(f"{source}: a recording has the times of its ops; --collect parallel times jobs that a job.toml describes")
+    job = job_of(description)
+    scenarios = [Scenario().changed([text], known=job.askable, job=job.title) for text in plans] or [Scenario()]
+    return kind.timed(job, description, [scenario.plan for scenario in scenarios], command, out, on_start=on_start)
 
 
 def launchers() -> tuple[Launcher, ...]:

@@ -18,7 +18,7 @@ A verb calls `Kind.job` once, then asks the `Job`. ``tests/kinds/conformance.py`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -27,12 +27,16 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Servers, Target
+from dpro_search.errors import InputError
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._options import PlanOptions
 
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph
     from dpro_search.collect.launchers._base import Launcher
+    from dpro_search.collect.parallel_times import ParallelTimes
+    from dpro_search.deploy.jobs import RecordedJob
+    from dpro_search.space.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +148,37 @@ class DescribedKind(AnyKind[_Described]):
 
     def recognises(self, source: _Described) -> bool:
         return True
+
+    def real_job(self, job: Job, source: _Described, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
+        """A job that a search priced, as a command runs it here; `paced`: its ranks wait in place of computing.
+
+        Raises
+        ------
+        InputError
+            Nothing here can run it, or it has no command.
+        """
+        raise InputError(f"{self.title} was never run: record it with 'dpro-search collect' and search that trace")
+
+    def timed(
+        self,
+        job: Job,
+        source: _Described,
+        plans: Sequence[Plan],
+        command: Sequence[str],
+        out: Path,
+        *,
+        on_start: Callable[[str], None] = lambda what: None,
+    ) -> ParallelTimes:
+        """Time a rank's work under plans, and what ranks exchange, on this machine; adds to the file `out`, or writes it.
+
+        Raises
+        ------
+        InputError
+            Nothing here can run the job, or a plan is impossible.
+        JobError
+            A run failed.
+        """
+        raise InputError(f"{self.title} cannot be timed")
 
     def facts(self, source: _Described) -> DeployedFacts:
         return DeployedFacts(framework=source.framework or None)

@@ -15,7 +15,7 @@ from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.of_run import validate_run
 from dpro_search.deploy.validate import Validation
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, job_of, load_source, recorded_job
+from dpro_search.kinds import Job, described_job, job_of, load_source, recorded_job
 from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._kind import Description
 from dpro_search.search.calibration import Calibration
@@ -28,7 +28,7 @@ class RealRuns:
     """The job of a search, ready to run again."""
 
     run: Path
-    recording: Trace
+    recording: Trace | None  # None: the job was described.
     job: RecordedJob
     predicted: Job  # As the search priced it.
     elsewhere: bool  # Whether that was on another cluster.
@@ -41,7 +41,12 @@ class RealRuns:
 
 
 def real_runs(
-    run: Path, trace: Path | None = None, command: Sequence[str] = (), *, watch: Watch = lambda progress: None
+    run: Path,
+    trace: Path | None = None,
+    command: Sequence[str] = (),
+    *,
+    paced: bool = False,
+    watch: Watch = lambda progress: None,
 ) -> RealRuns:
     """The job of a search, as it can run here.
 
@@ -51,6 +56,8 @@ def real_runs(
         Path of the search's trace, if it has moved.
     command
         Of the job; empty: the recorded one.
+    paced
+        Whether ranks wait in place of computing: only of described jobs.
     watch
         Called while a job runs.
 
@@ -61,9 +68,21 @@ def real_runs(
     """
     info = read_run(run)
     recording = load_source(trace or Path(info.trace))
-    job = recorded_job(recording, command)
-    assert not isinstance(recording, Description), "has no command"
     recorded = job_of(recording)
+    if isinstance(recording, Description):
+        searched = searched_job(recorded, info)
+        runs = described_job(recording, searched, command, paced=paced)
+        return RealRuns(
+            run=run,
+            recording=None,
+            job=replace(runs, watch=watch),
+            predicted=searched,
+            elsewhere=False,
+            doubt=searched.recording_doubt,
+        )
+    if paced:
+        raise InputError("--paced: only of parallel jobs, whose work on a rank is known apart from what it waits for")
+    job = recorded_job(recording, command)
     if info.cluster is not None:
         job = _here(job, recorded, run, info, info.cluster)
     return RealRuns(

@@ -84,6 +84,12 @@ class ParallelSteps:
             self._passes[key] = {name: pricer.passes(block) for name, block in sorted(distinct.items())}
         return self._passes[key]
 
+    def own_us(self, strategy: Strategy) -> dict[str, tuple[float, float, float]]:
+        """Of each kind of block, by its name, what a rank does itself: forward, backward, and to hand its gradients over."""
+        pricer = Pricer(self.under(strategy), self._known)
+        distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
+        return {name: pricer.own_us(block) for name, block in distinct.items()}
+
     def stages_on(self, strategy: Strategy, rank: int) -> tuple[int, ...]:
         """Stages of a pipeline rank."""
         return stages_on(strategy.schedule, rank, strategy.pp, strategy.virtual_stages)

@@ -103,6 +103,8 @@ class _Recorder(StepRecorder):
 
     def _optimizer_ended(self, optimizer, args, kwargs):
         if self.steps:
+            if not self._optimizer_seen and not self.tracing:
+                del self.steps[1:]  # micro-batches of the first step, which before an optimizer stepped looked like steps
             self._optimizer_seen = self._optimizer_stepped = True
             self.steps[-1][1] = time.time_ns()
 

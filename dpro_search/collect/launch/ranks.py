@@ -29,7 +29,7 @@ class JobSpec:
 
     command: tuple[str, ...]  # The training command; its first word decides which Python runs the rendezvous server.
     ranks: int = 2  # Number of ranks, on hosts of their own or all on this machine.
-    ranks_per_host: int = 1  # Ranks side by side on each host; more than one needs hosts and Open MPI.
+    ranks_per_host: int = 1  # Ranks side by side on each host; more than one needs hosts, and PyTorch or Open MPI.
     cores: tuple[int, ...] = ()  # Core of each rank; empty: not pinned.
     env: Mapping[str, str] = field(default_factory=dict)  # Variables on top of this process's environment, equal for all ranks.
     timeout_s: float = 3600  # How long it may run; then it is ended.
@@ -65,9 +65,14 @@ class JobSpec:
         return found
 
 
+def this_machines_cores() -> tuple[int, ...]:
+    """Those that this process may use."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
 def default_cores(ranks: int, ranks_per_host: int = 1) -> tuple[int, ...]:
     """Spread the ranks over the cores that this process may use, one core each; hosts have their own, as far as they go."""
-    available = sorted(os.sched_getaffinity(0))
+    available = this_machines_cores()
     hosts = ranks // ranks_per_host
     each = min(max(len(available) // hosts, 1), ranks_per_host)
     of_host = [[available[(host * each + i) % len(available)] for i in range(each)] for host in range(hosts)]
@@ -93,6 +98,7 @@ def run_ranks(
     *,
     hosts: ShapedHosts | None = None,
     hook: Mapping[str, str] | None = None,
+    several_on_a_host: bool = False,
     on_poll: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the ranks of a job of any framework to their end; output of rank r goes to ``out/rank{r}/log``.
@@ -103,6 +109,8 @@ def run_ranks(
         What each rank's environment has of its own.
     hook
         Settings of the recorder (``MODE``, ``WARMUP``, ...); None: the job runs without it.
+    several_on_a_host
+        Whether the framework starts so where `spec` has several ranks on each host.
     on_poll
         Called several times a second while the ranks run.
 
@@ -111,7 +119,7 @@ def run_ranks(
     JobError
         A rank failed or the job took longer than its spec allows; the last lines of its output are in the message.
     """
-    if spec.ranks_per_host > 1:
+    if spec.ranks_per_host > 1 and not several_on_a_host:
         raise InputError("several ranks on a host: only jobs on Open MPI are started so (Horovod with HOROVOD_CONTROLLER=mpi)")
     require_tools()
     processes: list[subprocess.Popen[bytes]] = []
@@ -122,7 +130,9 @@ def run_ranks(
             if hook is not None:
                 env |= hook_env(hook, out, env)
             core = spec.cores[rank] if spec.cores else -1
-            processes.append(start_process(spec.command, folder, env, core=core, on=(hosts, rank) if hosts else None))
+            processes.append(
+                start_process(spec.command, folder, env, core=core, on=(hosts, rank // spec.ranks_per_host) if hosts else None)
+            )
         wait_for(
             processes,
             out,

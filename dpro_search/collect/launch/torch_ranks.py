@@ -1,4 +1,4 @@
-"""Start the ranks of a PyTorch job as torchrun would, one on each host: `run_torch_ranks`."""
+"""Start the ranks of a PyTorch job as torchrun would, on hosts of their own or on this machine: `run_torch_ranks`."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def run_torch_ranks(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = Non
     threads = spec.thread_env
     if hosts is None and spec.ranks > 1 and "OMP_NUM_THREADS" not in {**os.environ, **spec.env}:
         threads = {"OMP_NUM_THREADS": "1"}
-    env = [{**threads, **_rank_env(rank, spec.ranks, hosts, port)} for rank in range(spec.ranks)]
-    run_ranks(spec, out, env, hosts=hosts, hook=hook)
+    per_host = spec.ranks_per_host if hosts else spec.ranks
+    env = [{**threads, **_rank_env(rank, spec.ranks, per_host, hosts, port)} for rank in range(spec.ranks)]
+    run_ranks(spec, out, env, hosts=hosts, hook=hook, several_on_a_host=True)
 
 
-def _rank_env(rank: int, ranks: int, hosts: ShapedHosts | None, port: int) -> dict[str, str]:
-    """What torchrun would set, and what Gloo is to talk over."""
-    alone = hosts is not None
+def _rank_env(rank: int, ranks: int, per_host: int, hosts: ShapedHosts | None, port: int) -> dict[str, str]:
+    """What torchrun would set, and what Gloo is to talk over: ranks of one host reach each other there without its link."""
     values = {
         "RANK": rank,
         "WORLD_SIZE": ranks,
-        "LOCAL_RANK": 0 if alone else rank,
-        "LOCAL_WORLD_SIZE": 1 if alone else ranks,
-        "GROUP_RANK": rank if alone else 0,
+        "LOCAL_RANK": rank % per_host,
+        "LOCAL_WORLD_SIZE": per_host,
+        "GROUP_RANK": rank // per_host,
         "MASTER_ADDR": hosts.address(0) if hosts else "127.0.0.1",
         "MASTER_PORT": port,
-        "GLOO_SOCKET_IFNAME": "eth0" if alone else "lo",
+        "GLOO_SOCKET_IFNAME": "eth0" if hosts else "lo",
     }
     return {key: str(value) for key, value in values.items()}

@@ -76,3 +76,8 @@ _run_shadowed()
 if os.environ.get("DPRO_SEARCH_REPORT"):
     _report = _Report(os.environ["DPRO_SEARCH_REPORT"])
     sys.stdout, sys.stderr = _Read(sys.stdout, _report), _Read(sys.stderr, _report)
+
+if os.environ.get("DPRO_SEARCH_OBSERVER", "").startswith("timed:"):
+    import dpro_search_timed
+
+    dpro_search_timed.install()

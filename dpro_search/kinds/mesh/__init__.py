@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpro_search.deploy.parallel.targets import parallel_targets
 from dpro_search.deploy.parts.part import JobFacts, Target
+from dpro_search.kinds._job import Job
 from dpro_search.kinds._kind import DescribedKind, Wanted
 from dpro_search.kinds.mesh.description import MeshDescription, described
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
@@ -14,6 +16,9 @@ from dpro_search.kinds.mesh.settings import MeshSettings
 
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph
+    from dpro_search.collect.parallel_times import ParallelTimes
+    from dpro_search.deploy.jobs import RecordedJob
+    from dpro_search.space.plan import Plan
 
 
 class MeshKind(DescribedKind[MeshDescription]):
@@ -43,6 +48,30 @@ class MeshKind(DescribedKind[MeshDescription]):
     def facts(self, source: MeshDescription) -> JobFacts:
         hosts = source.cluster.ranks_per_host
         return JobFacts(framework=source.framework, ranks=source.fixed.devices, ranks_per_host=hosts)
+
+    def real_job(self, job: Job, source: MeshDescription, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
+        from dpro_search.kinds.mesh.job import MeshJob
+        from dpro_search.kinds.mesh.real import real_job
+
+        assert isinstance(job, MeshJob)
+        return real_job(job, self.facts(source), self.targets, command, paced=paced)
+
+    def timed(
+        self,
+        job: Job,
+        source: MeshDescription,
+        plans: Sequence[Plan],
+        command: Sequence[str],
+        out: Path,
+        *,
+        on_start: Callable[[str], None] = lambda what: None,
+    ) -> ParallelTimes:
+        from dpro_search.kinds.mesh.job import MeshJob
+        from dpro_search.kinds.mesh.real import startable
+        from dpro_search.kinds.mesh.recording import record_times
+
+        assert isinstance(job, MeshJob)
+        return record_times(job, startable(job, self.facts(source), self.targets, command), plans, out, on_start=on_start)
 
 
 KIND = MeshKind()

@@ -25,7 +25,9 @@ import msgspec
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.cluster.names import names_file
 from dpro_search.cluster.table import File
+from dpro_search.cluster.this_machine import core_of_this_machine
 from dpro_search.collect.capture import read_graph
+from dpro_search.collect.parallel_times import ParallelTimes
 from dpro_search.costmodel.gpu_ops import OpCosts
 from dpro_search.errors import InputError
 from dpro_search.graph.captured import captured_model
@@ -35,13 +37,17 @@ from dpro_search.kinds._kind import Description
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
 from dpro_search.kinds.mesh.usual import usual_strategy
+from dpro_search.space.cluster import spec_on
 from dpro_search.space.mesh import BlockTimes, Runtime, Schedule, Strategy, Workload
+from dpro_search.space.mesh.recorded import RecordedTimes
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
 KEYS = ("model", "global_batch", "sequence")  # any of them marks a description
 MOST = 10**9  # sequences, samples, tokens
 _LONGEST_US = 1e12
+CPU_FRAMEWORK = "pytorch-gloo"
+_USUAL_BYTES_PER_S = 1e10  # that a core moves, before it is measured
 _PATH = re.compile(r" - at `\$\.?([\w.]*)[^`]*`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
@@ -112,6 +118,10 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         What runs it, one of `FRAMEWORKS`.
     tied_embeddings
         Whether the head uses the embedding's matrix; None: as the model's configuration says.
+    times
+        Recorded times of blocks and exchanges (`dpro-search fit --collect parallel`), from the file's folder.
+    cores
+        Cores of one machine that all ranks share in turn; None: each has its own.
     runs
         How it runs today; None: `usual_strategy`.
     """
@@ -124,6 +134,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     optimizer: Literal["adam", "adamw"] = "adam"
     framework: str = "megatron-core"
     tied_embeddings: bool | None = None
+    times: str | None = None
+    cores: int | None = None
     runs: MeshSettings | None = None
 
 
@@ -138,6 +150,8 @@ class MeshDescription(Description):
     runs: MeshSettings
     strategy: Strategy  # That of `runs`.
     chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
+    times: ParallelTimes | None = None
+    cores: int | None = None
 
     def workload(self, strategy: Strategy) -> Workload:
         """The job under a strategy."""
@@ -149,7 +163,15 @@ class MeshDescription(Description):
             precision=self.precision,
             runtime=self.runtime,
             measured=self.measured,
+            times=self._recorded,
+            cores=self.cores or 0,
         )
+
+    @property
+    def _recorded(self) -> RecordedTimes | None:
+        if self.times is None:
+            return None
+        return RecordedTimes(self.times, spec_on(self.cluster, self.fixed.devices).spec.rate_bps, self.fixed.devices)
 
     @property
     def runtime(self) -> Runtime:
@@ -187,6 +209,11 @@ def described(path: Path) -> MeshDescription | None:
     files: dict[str, Path] = {}
     model, warnings = _model(file, found, files)
     cluster = _cluster(file, found.cluster, files)
+    times = _times(file, found, files)
+    if found.framework == CPU_FRAMEWORK:
+        cluster = _with_peaks(cluster, times)
+        if times is None:
+            warnings = (*warnings, "no times were recorded, and nobody measured such a job: only their order may be trusted")
     framework = FRAMEWORKS.get(found.framework)
     if framework is None:
         file.fail("framework", _unknown(found.framework, tuple(FRAMEWORKS)))
@@ -197,7 +224,7 @@ def described(path: Path) -> MeshDescription | None:
     has_tokens = model.sequence is not None if isinstance(model, CapturedModel) else isinstance(model, Architecture)
     if found.sequence is None and has_tokens:
         file.fail("", "'sequence' is missing; 'dpro-search describe' writes a complete file")
-    for key in ("global_batch", "sequence"):
+    for key in ("global_batch", "sequence", "cores"):
         value = getattr(found, key)
         if value is not None and not 0 < value <= MOST:
             file.fail(key, f"must be from 1 to 1e9, not {value}")
@@ -228,7 +255,42 @@ def described(path: Path) -> MeshDescription | None:
         runs=runs,
         strategy=strategy,
         chosen=found.runs is None,
+        times=times,
+        cores=found.cores,
     )
+
+
+def _times(file: File, found: JobFile, files: dict[str, Path]) -> ParallelTimes | None:
+    if found.times is None:
+        return None
+    path = file.path.parent / found.times
+    if not path.exists():  # before it is recorded
+        return None
+    try:
+        times = ParallelTimes.load(path)
+    except InputError as error:
+        file.fail("times", str(error))
+    if times.precision != found.precision:
+        file.fail("times", f"{found.times} was recorded in {times.precision}, and the job runs in {found.precision}")
+    files["times"] = path
+    return times
+
+
+def _with_peaks(cluster: Cluster, times: ParallelTimes | None) -> Cluster:
+    """The cluster with what the recording, or else Linux, says of a core without a data sheet: by it other shapes are scaled."""
+    (group, *others) = cluster.groups
+    device = group.host.device
+    if others or device.kind != "cpu" or device.memory_bytes_per_s is not None:
+        return cluster
+    if times is not None and times.memory_bytes_per_s:
+        peak = msgspec.structs.replace(device.peak, fp32=times.flops_per_s, bf16=times.flops_per_s)
+        device = msgspec.structs.replace(device, peak=peak, memory_bytes_per_s=times.memory_bytes_per_s, cores=1)
+    else:
+        core = core_of_this_machine(_USUAL_BYTES_PER_S)
+        peak = msgspec.structs.replace(core.peak, bf16=core.peak.fp32)
+        device = msgspec.structs.replace(device, peak=peak, memory_bytes_per_s=core.memory_bytes_per_s, cores=1)
+    host = msgspec.structs.replace(group.host, device=device)
+    return msgspec.structs.replace(cluster, groups=(msgspec.structs.replace(group, host=host),))
 
 
 def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels
@@ -101,6 +102,17 @@ _PYTORCH_2 = Runtime(
     bucket_bytes=25 * 2.0**20,
     memory=MemoryRules(logits_bytes=14.0, transformer_engine=False),
 )
+# PyTorch on CPU cores: `fully_shard` waits for each collective there, and gives each layer one of its own; a script that follows a
+# plan takes the mean of the losses of all ranks before an update, in place of a norm (deploy/parallel_plan.py).
+_PYTORCH_GLOO = replace(
+    _PYTORCH_2,
+    name="PyTorch 2 on Gloo",
+    overlap_gradients=False,
+    overlap_gathers=False,
+    blocking=True,
+    bucket_bytes=0.0,
+    clip_gradients=True,
+)
 # A graph of ops that XLA fuses, started from C++; attention of 2020, which stores its scores; Horovod.
 _TENSORFLOW = Runtime(
     name="TensorFlow",
@@ -151,6 +163,16 @@ FRAMEWORKS: Mapping[str, Framework] = {
         uneven_stages=True,
         replicates=True,
         rings=True,
+        recomputes_some=True,
+        target="pytorch",
+    ),
+    "pytorch-gloo": Framework(
+        _PYTORCH_GLOO,
+        0,
+        (0, 3),
+        schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
+        uneven_stages=True,
+        replicates=True,
         recomputes_some=True,
         target="pytorch",
     ),

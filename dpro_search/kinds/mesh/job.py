@@ -82,6 +82,11 @@ class MeshJob(Job):
     # What it runs on.
 
     @property
+    def description(self) -> MeshDescription:
+        """The job, with the cluster and the setting that it has here."""
+        return self._description
+
+    @property
     def cluster(self) -> ClusterSpec:
         return spec_on(self._description.cluster, self._description.fixed.devices).spec
 
@@ -121,6 +126,10 @@ class MeshJob(Job):
     @property
     def workload(self) -> Callable[[Plan], Workload]:
         return lambda plan: self._description.workload(self._mesh.strategy(plan))
+
+    def own_us(self, plan: Plan) -> dict[str, tuple[float, float, float]]:
+        """By the name of each block, what a rank does itself for a micro-batch: forward, backward, to hand gradients over."""
+        return self._steps.own_us(self._mesh.strategy(plan))
 
     # What a plan costs.
 

@@ -18,9 +18,10 @@ from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, co
 from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.space.mesh.groups import UNSCALED, Groups, KnownWays
 from dpro_search.space.mesh.kept import Kept
+from dpro_search.space.mesh.recorded import Cut, Own, RecordedTimes
 from dpro_search.space.mesh.runtime import Runtime
 from dpro_search.space.mesh.scales import Scales
-from dpro_search.space.mesh.schedule import stages_on
+from dpro_search.space.mesh.schedule import Schedule, stages_on
 from dpro_search.space.mesh.step_graph import LayerCosts, StepCosts
 from dpro_search.space.mesh.strategy import Recompute, Strategy, layout_of
 
@@ -51,6 +52,8 @@ class Workload:
     # Of blocks that somebody measured: passes take as much longer or shorter than predicted as they did there.
     measured: tuple[BlockTimes, ...] = ()
     scales: Scales = UNSCALED  # Parts that take another time: as measured steps say, or as somebody asks.
+    times: RecordedTimes | None = None  # Of blocks and exchanges, in place of what cost models say.
+    cores: int = 0  # That all ranks share in turn; 0: each has its own.
 
     @property
     def element_bytes(self) -> float:
@@ -174,7 +177,14 @@ class Pricer:
     def __init__(self, workload: Workload, known: Known | None = None, *, waits_for: int | None = None) -> None:
         self._workload, self._known = workload, known or Known()
         self._layout = layout_of(workload.strategy, regather_inputs=workload.runtime.regather_inputs)
-        self.groups = Groups(workload.strategy, workload.cluster, workload.scales, self._known.ways, shared=workload.interference)
+        self.groups = Groups(
+            workload.strategy,
+            workload.cluster,
+            workload.scales,
+            self._known.ways,
+            shared=workload.interference,
+            recorded=workload.times,
+        )
         self.slowed = SLOWED if workload.interference else 0.0
         device = workload.scales.device(workload.cluster.groups[0].host.device)
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
@@ -213,7 +223,7 @@ class Pricer:
 
     def _priced(self, block: Block, recompute: Recompute) -> LayerCosts:
         gather_us, reduce_us = self._exchanges(self.program(block))
-        return replace(self.passes(block, recompute), gather_us=gather_us, reduce_us=reduce_us)
+        return replace(self.passes(block, recompute), gather_us=gather_us, reduce_us=reduce_us + self._handed_over_us(block))
 
     def passes(self, block: Block, recompute: Recompute | None = None) -> LayerCosts:
         """What a block takes without what replicas exchange; `recompute`: other than the strategy's."""
@@ -221,7 +231,7 @@ class Pricer:
         recompute = strategy.recompute if recompute is None else recompute
         places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
         sends_between = self.groups.placements["pp"].nodes > 1
-        key = block.name, self.split, self._devices, recompute, strategy.gradient_dtype, places, sends_between
+        key = block.name, self.split, self._devices, recompute, strategy.gradient_dtype, places, sends_between, self._sharded
         found = self._known.passes.get(key)
         if found is None:
             found = self._known.passes[key] = self._passes(block, self.program(block), recompute)
@@ -230,20 +240,32 @@ class Pricer:
     def _passes(self, block: Block, program: BlockProgram, recompute: Recompute) -> LayerCosts:
         """Forward and backward pass of a block; of the strategy only what is in the key of `passes` decides."""
         workload = self._workload
-        forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
-        backward_us = self._backward_us(program.backward) + self._accumulated_us(program)
-        forward_us = max(forward_us, self._host_us(program.forward, backward=False))
-        backward_us = max(backward_us, self._host_us(program.backward, backward=True))
-        forward, backward = self._factors(block)
-        forward_us, backward_us = forward * forward_us, backward * backward_us
+        own, forward, backward = self._recorded_own(block), 1.0, 1.0
+        waits = [self._waits_us(steps, backward=steps is program.backward) for steps in (program.forward, program.backward)]
+        if own is not None:
+            forward_us, backward_us = own.forward_us + waits[0], own.backward_us + waits[1]
+        else:
+            forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
+            backward_us = self._backward_us(program.backward) + self._accumulated_us(program)
+            forward_us = max(forward_us, self._host_us(program.forward, backward=False))
+            backward_us = max(backward_us, self._host_us(program.backward, backward=True))
+            forward, backward = self._factors(block)
+            forward_us, backward_us = forward * forward_us, backward * backward_us
         is_layer = block.name.startswith("layer")
         if is_layer and recompute is Recompute.FULL:
             backward_us += forward_us
+            waits[1] += waits[0]
         elif is_layer and recompute is Recompute.SELECTIVE and not workload.runtime.flash_attention:
             core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]
             backward_us += forward * sum(self._step_us(step, backward=False) for step in core)
         costs = LayerCosts(forward_us=forward_us, backward_us=backward_us)
-        return replace(costs, weights_us=backward * self._weights_us(program))
+        if workload.cores:
+            costs = replace(costs, waits_forward_us=waits[0], waits_backward_us=waits[1])
+        weights_us = backward * self._weights_us(program)
+        if own is not None:  # their share of the pass is as modelled
+            modelled_us = self._modelled(block, self._cut).backward_us
+            weights_us *= own.backward_us / modelled_us if modelled_us > 0 else 0.0
+        return replace(costs, weights_us=weights_us)
 
     def _factors(self, block: Block) -> tuple[float, float]:
         """Of a block's passes, measured over predicted where it was measured, or where its work was most alike; 1: never."""
@@ -257,6 +279,56 @@ class Pricer:
             alone = Pricer(there, waits_for=self._devices).passes(block)
             self._known.factors[key] = found.forward_us / alone.forward_us, found.backward_us / alone.backward_us
         return self._known.factors[key]
+
+    def own_us(self, block: Block) -> tuple[float, float, float]:
+        """What a rank does itself in a block's passes, and when it hands its gradients over to be exchanged."""
+        own, program, costs = self._recorded_own(block), self.program(block), self.passes(block)
+        if own is None:
+            forward_us, backward_us = (
+                self._waits_us(steps, backward=steps is program.backward) for steps in (program.forward, program.backward)
+            )
+            return costs.forward_us - forward_us, costs.backward_us - backward_us, 0.0
+        again_us = own.forward_us if self._workload.strategy.recompute is Recompute.FULL and block.name.startswith("layer") else 0.0
+        return own.forward_us, own.backward_us + again_us, own.reduce_us
+
+    @property
+    def _sharded(self) -> bool:
+        return self._workload.strategy.zero_stage == 3
+
+    @property
+    def _cut(self) -> Cut:
+        plan = self._workload.strategy
+        return Cut(plan.tp, plan.sequence_parallel, plan.micro_batch, self._workload.sequence, self._sharded)
+
+    def _recorded_own(self, block: Block) -> Own | None:
+        """A rank's own work in a block as it was recorded; None: cost models say it."""
+        workload = self._workload
+        if workload.times is None or workload.strategy.cp > 1 or workload.strategy.ep * workload.strategy.etp > 1:
+            return None
+        found = workload.times.block(block.name, self._cut, lambda cut: self._modelled(block, cut))
+        if found is None:
+            return None
+        factor = workload.scales.compute
+        return Own(found.forward_us * factor, found.backward_us * factor, found.reduce_us * factor)
+
+    def _modelled(self, block: Block, cut: Cut) -> Own:
+        """What cost models say of a rank's own work, with the copies of gathered parameters and exchanged gradients."""
+        split = Strategy(
+            tp=cut.tp, sequence_parallel=cut.sequence_parallel, micro_batch=cut.micro_batch, global_batch=cut.micro_batch
+        )
+        layout = layout_of(split, regather_inputs=self._workload.runtime.regather_inputs)
+        program = compile_block(block, layout, cut.micro_batch, cut.sequence)
+        passes = [
+            sum(self._step_us(step, backward=backward) for step in steps if isinstance(step, LocalOp))
+            for backward, steps in ((False, program.forward), (True, program.backward))
+        ]
+        held = sum(weight.elements for weight in program.weights if not weight.sparse) * self._workload.element_bytes
+        copied_us = self._moved_us(2 * held) if cut.sharded else 0.0
+        return Own(passes[0] + copied_us, passes[1] + copied_us, self._moved_us(2 * held))
+
+    def _waits_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
+        """Of a pass, collectives beside which nothing is computed."""
+        return sum(self._step_us(step, backward=backward) for step in steps if isinstance(step, Collective))
 
     def _weights_us(self, program: BlockProgram) -> float:
         """Of a backward pass, the gradients of weights."""
@@ -369,6 +441,11 @@ class Pricer:
                 gather_us += self._exchanged_us(found.type, found.elements * self._workload.element_bytes, found.axis)
         return gather_us, reduce_us
 
+    def _handed_over_us(self, block: Block) -> float:
+        """What a rank does itself when it exchanges a block's gradients, where that was recorded."""
+        own = self._recorded_own(block)
+        return 0.0 if own is None else own.reduce_us
+
     def stage(self, blocks: Sequence[Block]) -> tuple[LayerCosts, ...]:
         """What the blocks of a stage take; where gradients are summed in buckets, a bucket counts with the block that fills it."""
         flags = recomputed(self._workload.strategy, blocks)
@@ -410,6 +487,7 @@ class Pricer:
         if self._workload.frozen:
             return 0.0
         held_bytes: dict[str, tuple[float, int]] = {}
+        held_elements: dict[str, float] = {}
         for block in {block.name: block for block in blocks}.values():  # equal blocks hold as much
             weights = [weight for weight in self.program(block).weights if not weight.sparse]
             held = 0.0
@@ -417,6 +495,10 @@ class Pricer:
                 ways = (strategy.expert_zero_ways if weight.expert else strategy.zero_ways) if strategy.zero_stage else 1
                 held += weight.elements / ways
             held_bytes[block.name] = held * ADAM_PASSES_BYTES, len(weights)
+            held_elements[block.name] = held
+        if self._workload.times is not None and self._workload.times.times.updates:
+            fixed_us, each_us = self._workload.times.update
+            return self._workload.scales.compute * (fixed_us + each_us * sum(held_elements[block.name] for block in blocks))
         moved_us = self._moved_us(sum(held_bytes[block.name][0] for block in blocks))
         tensors = sum(held_bytes[block.name][1] for block in blocks)
         host_us = self._workload.scales.host * tensors * self._workload.runtime.host.parameter_us
@@ -443,4 +525,19 @@ def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
         overlap_gathers=workload.runtime.overlap_gathers,
         slowed=pricer.slowed,
         overlap_send=workload.runtime.overlap_sends,
+        blocking=workload.runtime.blocking,
+        receives=workload.runtime.blocking and strategy.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B),
+        cores=_cores(workload),
     )
+
+
+def _cores(workload: Workload) -> tuple[tuple[int, int], ...]:
+    """Of the first rank of each pipeline stage, its core, and how many ranks of the stage compute there."""
+    ranks, stages = workload.strategy.devices, workload.strategy.pp
+    if not 0 < workload.cores < ranks:
+        return ()
+    each, found = ranks // stages, []
+    for first in range(0, ranks, each):
+        core = first % workload.cores
+        found.append((core, sum(rank % workload.cores == core for rank in range(first, first + each))))
+    return tuple(found)

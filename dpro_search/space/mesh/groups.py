@@ -9,6 +9,7 @@ from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.nccl import Placement, ways_of
 from dpro_search.costmodel.nccl.lines import Line
 from dpro_search.errors import InputError
+from dpro_search.space.mesh.recorded import RecordedTimes
 from dpro_search.space.mesh.scales import Scales
 from dpro_search.space.mesh.strategy import Strategy
 
@@ -38,6 +39,8 @@ class Groups:
         What groups of other strategies on the same cluster have found; this one adds to it.
     shared
         Whether other groups like each of these, of the other ranks, exchange at the same time; False: each is alone.
+    recorded
+        What exchanges took that were timed.
 
     Raises
     ------
@@ -53,11 +56,13 @@ class Groups:
         known: KnownWays | None = None,
         *,
         shared: bool = True,
+        recorded: RecordedTimes | None = None,
     ) -> None:
         if strategy.devices > cluster.ranks:
             raise InputError(f"{cluster.name} has {cluster.ranks} devices, and the strategy needs {strategy.devices}")
         self._strategy, self._cluster, self._scales, self._shared = strategy, cluster, scales, shared
         self._known: KnownWays = {} if known is None else known
+        self._recorded = recorded if scales.bandwidth == 1.0 else None
 
     @cached_property
     def placements(self) -> dict[str, Placement]:
@@ -132,6 +137,10 @@ class Groups:
         """`costmodel.nccl.collective_us` of one call, with the scales."""
         if axis in self._scales.free:
             return 0.0
+        if self._recorded is not None:
+            recorded_us = self._recorded.collective_us(collective, placement, size_bytes)
+            if recorded_us is not None:
+                return self._scales.communication * recorded_us
         key = collective, placement, self._scales.bandwidth
         ways = self._known.get(key)
         if ways is None:

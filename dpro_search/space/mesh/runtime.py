@@ -35,6 +35,9 @@ class Runtime:
     overlap_gradients: bool = True  # Gradients are reduced beside the last backward pass.
     overlap_gathers: bool = True  # Parameters that ZeRO splits are gathered beside the first forward pass.
     overlap_sends: bool = True
+    # A rank computes nothing while it exchanges parameters or gradients; where a stage takes one pass after the other as it comes
+    # (gpipe, 1f1b), nor while it receives, and a message begins when both sides have come to it (Gloo).
+    blocking: bool = False
     # Gradients that ZeRO does not split are summed in buckets of so many bytes (PyTorch's DistributedDataParallel: 25 MiB, the
     # first one 1 MiB); 0: one for each layer.
     bucket_bytes: float = 0.0

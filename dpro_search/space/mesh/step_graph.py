@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.mesh.pipeline import Direction, Pass
-from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.replay_graph import ReplayGraph, SharedCores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,9 @@ class LayerCosts:
     forward_us: float
     backward_us: float  # With what is computed again.
     weights_us: float = 0.0  # Of `backward_us`, for the gradients of weights, which no other stage waits for.
+    # Of the passes, what the rank waits for in collectives; only where ranks share cores.
+    waits_forward_us: float = 0.0
+    waits_backward_us: float = 0.0
     gather_us: float = 0.0  # All-gather of its parameters.
     reduce_us: float = 0.0  # All-reduce or reduce-scatter of its gradients.
 
@@ -30,6 +35,10 @@ class LayerCosts:
         if direction == "F":
             return self.forward_us
         return {"B": self.backward_us, "I": self.backward_us - self.weights_us, "W": self.weights_us}[direction]
+
+    def waits_us(self, direction: Direction) -> float:
+        """Of a pass, what the rank does not compute."""
+        return {"F": self.waits_forward_us, "W": 0.0}.get(direction, self.waits_backward_us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +63,10 @@ class StepCosts:
     overlap_gathers: bool = True  # False: parameters are gathered after the update, though gradients are reduced beside passes.
     slowed: float = 0.0  # What compute loses of the time of a collective that runs beside it.
     overlap_send: bool = True  # False: a rank computes nothing while it sends.
+    blocking: bool = False  # A rank computes nothing while it exchanges parameters or gradients.
+    receives: bool = False  # A rank computes nothing while it receives, and a message begins when both sides have come to it.
+    # Of each pipeline rank: the core that it computes on, and how many ranks of its stage do; empty: each has its own.
+    cores: tuple[tuple[int, int], ...] = ()
 
 
 def step_graph(costs: StepCosts, orders: Sequence[Sequence[Pass]]) -> ReplayGraph:
@@ -76,7 +89,9 @@ class _Step:
         self._last: list[int | None] = [None for _ in ranks]  # last op on a rank's compute device
         self._gathered: list[list[int]] = [[] for _ in ranks]  # computes of a rank's layers, for prefetching
         self._reduces: list[list[int]] = [[] for _ in ranks]
-        self._pass_us: dict[tuple[int, Direction], float] = {}  # of a stage
+        self._pass_us: dict[tuple[int, Direction], tuple[float, float]] = {}  # of a stage, and what the rank waits of it
+        waits = costs.blocking or costs.receives or bool(costs.cores)
+        self._waiting = [self._builder.add_device(rank, name=f"waits {rank}") for rank in ranks] if waits else self._exchange
         self._gathering = [any(layer.gather_us for layer in stage) for stage in costs.stages]
         self._reducing = [any(layer.reduce_us for layer in stage) for stage in costs.stages]
 
@@ -96,7 +111,22 @@ class _Step:
                     left -= 1
             assert left < before, "the orders of the ranks wait for each other"
         self._updates()
-        return self._builder.build()
+        return self._builder.build(cores=self._shared_cores())
+
+    def _shared_cores(self) -> SharedCores | None:
+        if not self._costs.cores:
+            return None
+        core_of = {self._compute[rank]: core for rank, (core, _) in enumerate(self._costs.cores)}
+        devices = max(self._waiting) + 1
+        none, nowhere = np.zeros(len(self._builder)), np.zeros(0)
+        return SharedCores(
+            core=np.array([core_of.get(device, -1) for device in range(devices)], np.int32),
+            idle_us=none,
+            core_us=none,
+            finish_us=none,
+            idle_bytes_per_us=nowhere,
+            core_us_per_byte=nowhere,
+        )
 
     @property
     def _gathers_beside(self) -> bool:
@@ -131,8 +161,10 @@ class _Step:
         after = [] if self._last[rank] is None else [self._last[rank]]
         needed = self._needs(done)
         if needed is not None:
-            arrival = self._arrivals.get(needed, self._ends[needed])
-            after.append(arrival)
+            if self._costs.receives and self._rank_of[needed.stage] != rank:
+                after = [self._received(rank, needed, [op for op in after if op is not None])]
+            else:
+                after.append(self._arrivals.get(needed, self._ends[needed]))
         overlap = self._costs.overlap or self._costs.every_pass
         gathers = (
             self._gathers_beside
@@ -152,14 +184,29 @@ class _Step:
         forward = done.direction == "F"
         key = done.stage, done.direction
         if key not in self._pass_us:
-            self._pass_us[key] = sum(layer.pass_us(done.direction) for layer in self._costs.stages[done.stage])
-        total_us = self._pass_us[key]
+            layers = self._costs.stages[done.stage]
+            self._pass_us[key] = (
+                sum(layer.pass_us(done.direction) for layer in layers),
+                sum(layer.waits_us(done.direction) for layer in layers),
+            )
+        kind = OpKind.FORWARD if forward else OpKind.BACKWARD
+        return self._computed(rank, *self._pass_us[key], f"{done.direction}{done.micro_batch} of stage {done.stage}", kind, after)
+
+    def _computed(self, rank: int, total_us: float, waits_us: float, name: str, kind: OpKind, after: Sequence[int]) -> int:
+        """Work of a rank; of shared cores the ranks of its stage take turns, and none uses one while it waits."""
+        if not self._costs.cores:
+            return self._builder.add_op(self._compute[rank], total_us, name=name, kind=kind, after=after)
+        alike = self._costs.cores[rank][1]
+        op = self._builder.add_op(self._compute[rank], (total_us - waits_us) * alike, name=name, kind=kind, after=after)
+        if waits_us:
+            op = self._builder.add_op(self._waiting[rank], waits_us, name=f"collectives of {name}", kind=OpKind.COMM, after=[op])
+        return op
+
+    def _received(self, rank: int, needed: Pass, after: Sequence[int]) -> int:
+        """The op that brings what another rank has made, which begins when this rank has nothing else to do."""
+        name = f"receives {needed.direction}{needed.micro_batch} of stage {needed.stage}"
         return self._builder.add_op(
-            self._compute[rank],
-            total_us,
-            name=f"{done.direction}{done.micro_batch} of stage {done.stage}",
-            kind=OpKind.FORWARD if forward else OpKind.BACKWARD,
-            after=after,
+            self._waiting[rank], self._costs.send_us, name=name, kind=OpKind.COMM, after=[*after, self._ends[needed]]
         )
 
     def _layers(self, rank: int, done: Pass, after: list[int]) -> int:
@@ -181,32 +228,33 @@ class _Step:
                 ahead = costs.prefetch + 1
                 start = mine[-ahead : -ahead + 1 or None] if costs.every_pass and len(mine) >= ahead else []
                 gather = builder.add_op(
-                    self._exchange[rank], layer.gather_us, name=f"gather for {label}", kind=OpKind.COMM, after=start
+                    (self._waiting if costs.blocking else self._exchange)[rank],
+                    layer.gather_us,
+                    name=f"gather for {label}",
+                    kind=OpKind.COMM,
+                    after=needs if costs.blocking else start,
                 )
-                needs.append(gather)
+                needs = [gather] if costs.blocking else [*needs, gather]
             beside_us = (layer.gather_us if gathers and not kept else 0.0) + (layer.reduce_us if done.direction in "BW" else 0.0)
-            compute = builder.add_op(
-                self._compute[rank],
-                layer.pass_us(done.direction) + costs.slowed * beside_us,
-                name=label,
-                kind=OpKind.FORWARD if forward else OpKind.BACKWARD,
-                after=needs,
+            slower_us = 0.0 if costs.blocking else costs.slowed * beside_us
+            kind = OpKind.FORWARD if forward else OpKind.BACKWARD
+            compute = self._computed(
+                rank, layer.pass_us(done.direction) + slower_us, layer.waits_us(done.direction), label, kind, needs
             )
             self._gathered[rank].append(compute)
-            if done.direction in "BW" and layer.reduce_us:
-                self._reduces[rank].append(
-                    builder.add_op(
-                        self._exchange[rank], layer.reduce_us, name=f"reduce of {label}", kind=OpKind.COMM, after=[compute]
-                    )
-                )
             after = [compute]
+            if done.direction in "BW" and layer.reduce_us:
+                exchange = (self._waiting if costs.blocking else self._exchange)[rank]
+                reduce = builder.add_op(exchange, layer.reduce_us, name=f"reduce of {label}", kind=OpKind.COMM, after=[compute])
+                self._reduces[rank].append(reduce)
+                after = [reduce] if costs.blocking else after
         return after[0]
 
     def _send(self, rank: int, done: Pass, end: int) -> None:
         """To the rank of the next stage, if it is another one."""
         forward = done.direction == "F"
         target = self._rank_of.get(done.stage + (1 if forward else -1), rank)
-        if target == rank or done.direction == "W" or not self._costs.send_us:
+        if target == rank or done.direction == "W" or not self._costs.send_us or self._costs.receives:
             return
         device = (self._forward_link if forward else self._backward_link)[rank] if self._costs.overlap_send else self._compute[rank]
         sent = self._builder.add_op(
@@ -226,8 +274,7 @@ class _Step:
         for rank, stages in enumerate(self._on_rank):
             if self._costs.update_us:
                 update_us = self._costs.update_us[rank]
-                update = self._builder.add_op(self._compute[rank], update_us, name="update", kind=OpKind.UPDATE, after=after[rank])
-                after[rank] = [update]
+                after[rank] = [self._computed(rank, update_us, 0.0, "update", OpKind.UPDATE, after[rank])]
             gather_us = sum(layer.gather_us for stage in stages for layer in self._costs.stages[stage])
             if gather_us and not self._gathers_beside:
                 self._alone(rank, "gather parameters", gather_us, after[rank])

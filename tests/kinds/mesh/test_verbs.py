@@ -102,8 +102,10 @@ def test_report_of_the_run_and_of_the_description(job, run, tmp_path):
     assert "recorded durations" not in page
 
 
-def test_what_was_never_run_is_not_validated(run):
-    assert "was never run" in refusal("validate", run)
+def test_what_needs_other_devices_is_not_validated_here(run):
+    assert "write it after '--'" in refusal("validate", run)
+    assert "which are not here" in refusal("validate", run, "--", "python", "train.py")
+    assert "which are not here" in refusal("validate", run, "--paced", "--", "python", "train.py")
 
 
 @pytest.mark.parametrize("option", [("--holdout-step", 1), ("--own-durations",), ("--samples", 2)])

@@ -167,3 +167,37 @@ def test_both_copies_of_an_embedding_are_summed_before_their_ranks_update():
 def test_schedules_that_do_not_exist_are_refused(schedule, numbers, said):
     with pytest.raises(InputError, match=said):
         pipeline_orders(schedule, *numbers)
+
+
+def test_a_rank_that_blocks_computes_nothing_beside_its_collectives():
+    costs = {"gather_us": 5.0, "reduce_us": 7.0, "every_pass": True}
+    beside, blocking = (step_us(Schedule.ONE_F_ONE_B, 1, 1, 1, layers=3, blocking=waits, **costs) for waits in (False, True))
+    one_after_the_other = 3 * (1.0 + 2.0 + 7.0) + 5.0 * (3 + 2)  # the last layer keeps its parameters for the backward pass
+    assert blocking == pytest.approx(one_after_the_other)
+    assert beside < blocking
+
+
+def test_a_message_that_waits_for_its_receiver_is_not_hidden_behind_its_passes():
+    """Two ranks, two micro-batches: a rank that computes would take the second message of either direction meanwhile."""
+    hidden, waited = (step_us(Schedule.GPIPE, 2, 1, 2, send_us=0.5, receives=receives) for receives in (False, True))
+    assert hidden == pytest.approx(3 * (2 + 1) + 2 * 0.5)
+    assert waited == pytest.approx(3 * (2 + 1) + 4 * 0.5)
+
+
+def test_stages_on_one_core_take_turns():
+    one_core = step_us(Schedule.GPIPE, 2, 1, 4, cores=((0, 1), (0, 1)))
+    assert one_core == pytest.approx(3 * 2 * 4)
+    assert step_us(Schedule.GPIPE, 2, 1, 4, cores=((0, 1), (1, 1))) == pytest.approx(step_us(Schedule.GPIPE, 2, 1, 4))
+
+
+def test_ranks_of_a_stage_on_one_core_take_as_many_times_as_long():
+    assert step_us(Schedule.ONE_F_ONE_B, 1, 1, 2, cores=((0, 2),)) == pytest.approx(2 * step_us(Schedule.ONE_F_ONE_B, 1, 1, 2))
+
+
+def test_a_rank_uses_no_core_while_it_waits_for_collectives_of_a_pass():
+    layer = LayerCosts(forward_us=3.0, backward_us=6.0, waits_forward_us=2.0, waits_backward_us=4.0)
+    parts = StepCosts(stages=((layer,), (layer,)), cores=((0, 1), (0, 1)))
+    graph = step_graph(parts, pipeline_orders(Schedule.GPIPE, 2, 1, 1))
+    assert replay(graph, iterations=1).times.end_us.max() == pytest.approx(2 * (3.0 + 6.0))
+    shared = step_graph(StepCosts(stages=((layer,),), cores=((0, 2),)), pipeline_orders(Schedule.GPIPE, 1, 1, 1))
+    assert replay(shared, iterations=1).times.end_us.max() == pytest.approx(2 * 1.0 + 2.0 + 2 * 2.0 + 4.0)

@@ -1,0 +1,132 @@
+"""`ParallelTimes`: what a parallel job's blocks and exchanges take on one machine, as a file (``times.json``).
+
+Written by `dpro-search fit --collect parallel`; a ``job.toml`` names it under ``times``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from dpro_search.collect._files import write_file
+from dpro_search.errors import InputError
+
+VERSION = 1
+_Row = TypeVar("_Row", bound=msgspec.Struct)
+
+
+class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's own work in a block, for one micro-batch, without exchanges.
+
+    Attributes
+    ----------
+    block
+        Its name, as `graph.model.blocks_of` has it.
+    sharded
+        Whether ranks gather the block's parameters before each pass (ZeRO-3): copies are in the times.
+    reduce_us
+        In the last backward pass of a step, what it takes beside that to hand gradients over to be exchanged.
+    """
+
+    block: str
+    tp: int = 1
+    sequence_parallel: bool = False
+    micro_batch: int
+    sequence: int
+    sharded: bool = False
+    forward_us: float
+    backward_us: float
+    reduce_us: float = 0.0
+
+
+class UpdateTime(msgspec.Struct, frozen=True, kw_only=True):
+    """From the end of a step's backward passes to the next step: the optimizer, and what the script does beside."""
+
+    elements: float  # Parameters that the rank has.
+    us: float
+
+
+class CollectiveTime(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange, from when the last rank has begun it; groups like it exchange at the same time.
+
+    Attributes
+    ----------
+    collective
+        all_reduce, all_gather, reduce_scatter or send_recv (one message, one way).
+    ranks_per_host, hosts
+        Of the group.
+    world
+        Ranks of the whole job, which share the machine's cores.
+    size_bytes
+        Of the whole tensor of all ranks (all_gather, reduce_scatter), or of each rank's.
+    """
+
+    collective: str
+    ranks_per_host: int
+    hosts: int
+    world: int
+    rate_bps: float | None = None  # None: not limited.
+    size_bytes: float
+    us: float
+
+
+class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the file."""
+
+    version: int = VERSION
+    machine: str = ""
+    torch: str = ""
+    precision: str = "fp32"
+    cores: int = 1  # Of the machine; each core timed its own process at the same time as the others.
+    # What a core reaches in a large product, and in a copy that no cache holds; 0: not measured.
+    flops_per_s: float = 0.0
+    memory_bytes_per_s: float = 0.0
+    blocks: tuple[BlockTime, ...] = ()
+    updates: tuple[UpdateTime, ...] = ()
+    collectives: tuple[CollectiveTime, ...] = ()
+
+    @staticmethod
+    def load(path: Path) -> ParallelTimes:
+        """Raises `InputError` for a file that is missing, damaged or of another version."""
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=ParallelTimes)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise InputError(
+                f"{path}: no times of a parallel job ({reason}); 'dpro-search fit --collect parallel' writes them"
+            ) from error
+        if found.version != VERSION:
+            raise InputError(f"{path}: version {found.version}, and this reads version {VERSION}: measure it again")
+        values = [*(t for row in found.blocks for t in (row.forward_us, row.backward_us)), *(row.us for row in found.collectives)]
+        if not all(0 <= value < float("inf") for value in (*values, *(row.us for row in found.updates))):
+            raise InputError(f"{path}: a time is negative or not finite: measure it again")
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        write_file(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+    def with_rows(
+        self,
+        blocks: Iterable[BlockTime] = (),
+        updates: Iterable[UpdateTime] = (),
+        collectives: Iterable[CollectiveTime] = (),
+    ) -> ParallelTimes:
+        """The same with further rows; one that was measured before of the same thing is replaced."""
+        return msgspec.structs.replace(
+            self,
+            blocks=_merged(self.blocks, blocks, ("forward_us", "backward_us", "reduce_us")),
+            updates=_merged(self.updates, updates, ("us",)),
+            collectives=_merged(self.collectives, collectives, ("us",)),
+        )
+
+
+def _merged(before: Iterable[_Row], more: Iterable[_Row], measured: tuple[str, ...]) -> tuple[_Row, ...]:
+    found: dict[object, _Row] = {}
+    for row in (*before, *more):
+        key = tuple(value for name, value in msgspec.structs.asdict(row).items() if name not in measured)
+        found[key] = row
+    return tuple(found.values())

@@ -1,0 +1,176 @@
+"""`record_times`: times the blocks of a described job, and its exchanges, on this machine; `paced_times`: as paced ranks read them.
+
+Blocks are timed by the user's own script under an exported plan, one process on each core that the job would use, on a fake process
+group: shapes, layouts and the framework's own work are those of a rank, and nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dpro_search.collect._files import scratch_folder
+from dpro_search.collect.launch.ranks import require_framework, run_ranks
+from dpro_search.collect.parallel_exchanges import timed_exchanges
+from dpro_search.collect.parallel_times import BlockTime, ParallelTimes, UpdateTime
+from dpro_search.deploy.export import export_plan
+from dpro_search.deploy.jobs import RecordedJob, with_exported, with_observer
+from dpro_search.errors import JobError
+from dpro_search.graph.model import blocks_of
+from dpro_search.kinds.mesh.description import MeshDescription
+from dpro_search.kinds.mesh.job import MeshJob
+from dpro_search.kinds.mesh.settings import MeshSettings, resolved
+from dpro_search.space.mesh import Strategy
+from dpro_search.space.plan import Plan
+
+_STEPS = 11  # that are needed: those of in_job/dpro_search_timed.py, and the begin of one more
+_SECONDS = 600.0  # that timing the blocks of one plan may take
+
+
+def record_times(
+    job: MeshJob,
+    real: RecordedJob,
+    plans: Sequence[Plan],
+    out: Path,
+    *,
+    exchanges: bool = True,
+    on_start: Callable[[str], None] = lambda what: None,
+) -> ParallelTimes:
+    """Time the blocks as each plan cuts them, and the exchanges of groups; adds to the file `out`, or writes it.
+
+    Parameters
+    ----------
+    real
+        The job as it runs here.
+    on_start
+        Called with what is timed next.
+
+    Raises
+    ------
+    InputError
+        A plan is impossible, or the model has layers that differ.
+    JobError
+        The script failed, runs too few steps, or follows no plan.
+    """
+    found = ParallelTimes.load(out) if out.exists() else ParallelTimes()
+    description = job.description
+    cores = len(set(real.spec.cores)) or 1
+    facts = {"machine": platform.node(), "precision": description.precision, "cores": cores}
+    found = msgspec.structs.replace(found, **facts)
+    known = {_key(row) for row in found.blocks}
+    for plan in plans:
+        strategy = job.workload(plan).strategy
+        if _wanted(strategy, description.fixed.sequence) in known:
+            continue
+        on_start(f"blocks of {_text(strategy)}")
+        content = _timed(description, strategy, real, cores)
+        found = found.with_rows(blocks=_blocks(description, strategy, content), updates=_updates(content))
+        rates = [float(np.median([run[name] for run in content])) for name in ("memory_bytes_per_s", "flops_per_s")]
+        found = msgspec.structs.replace(found, memory_bytes_per_s=rates[0], flops_per_s=rates[1])
+        known = {_key(row) for row in found.blocks}
+        found.save(out)
+    world, rate_bps = real.spec.ranks, real.rate_bps
+    if exchanges and world > 1 and not any(row.world == world and row.rate_bps == rate_bps for row in found.collectives):
+        on_start(f"exchanges of {world} ranks")
+        found = found.with_rows(collectives=timed_exchanges(real.spec, rate_bps=rate_bps, shaped=real.shaped))
+    found.save(out)
+    return found
+
+
+def paced_times(job: MeshJob, plan: Plan) -> bytes:
+    """What paced ranks read (`in_job/dpro_search_paced.py`): predicted times of a rank's own work."""
+    times = job.workload(plan).times
+    assert times is not None, "paced jobs have recorded times"
+    own = job.own_us(plan)
+    embedding, *layers, head = [own[block.name] for block in blocks_of(job.description.fixed.model) for _ in range(block.count)]
+    return json.dumps({"embedding": embedding, "layers": layers, "head": head, "update_us": times.update}).encode()
+
+
+def _timed(description: MeshDescription, strategy: Strategy, real: RecordedJob, cores: int) -> list[dict[str, Any]]:
+    """What each process wrote."""
+    runs = MeshSettings(
+        tp=strategy.tp,
+        dp=strategy.dp,
+        sequence_parallel=strategy.sequence_parallel,
+        micro_batch=strategy.micro_batch,
+        zero_stage=strategy.zero_stage if strategy.zero_stage in (0, 3) else 0,  # type: ignore[arg-type]
+    )
+    fixed = replace(description.fixed, devices=strategy.tp * strategy.dp)
+    alone = MeshJob(replace(description, fixed=fixed, runs=runs, strategy=resolved(runs, fixed), chosen=False))
+    require_framework(real.spec.interpreter, ("torch",), "torch")
+    with scratch_folder("blocks") as work:
+        exported = export_plan(Plan(), work / "plan", real.targets, replace(real.facts, workload=alone.workload))
+        report = work / "report"
+        report.mkdir()
+        spec = with_observer(with_exported(real.spec, exported, report), "timed", work / "blocks.json")
+        spec = replace(spec, ranks=cores, ranks_per_host=1, cores=real.spec.cores[:cores], timeout_s=_SECONDS)
+        threads = {"OMP_NUM_THREADS": "1"}
+        rank = {"RANK": "0", "WORLD_SIZE": str(fixed.devices), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(fixed.devices)}
+        run_ranks(spec, work / "out", [{**threads, **rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} for _ in range(cores)])
+        files = sorted(work.glob("blocks.*.json"))
+        if not files:
+            raise JobError(f"timing blocks: the script ended before {_STEPS} steps, or does not follow parallel_plan.py")
+        return [json.loads(file.read_text()) for file in files]
+
+
+def _blocks(description: MeshDescription, strategy: Strategy, content: Sequence[dict[str, Any]]) -> Iterator[BlockTime]:
+    """Medians over processes and steps; of a block that comes several times, of all of these."""
+    passes: dict[tuple[int, bool], list[list[float]]] = {}  # of each block, by micro-batch, then by step and process
+    for run in content:
+        for step in run["steps"]:
+            rows: dict[tuple[int, bool], list[float]] = {}
+            for block, forward, us in step["passes"]:
+                rows.setdefault((block, forward), []).append(us)
+            for key, values in rows.items():
+                passes.setdefault(key, []).append(values)
+    first = 0
+    for block in blocks_of(description.fixed.model):
+        numbers = range(first, first + block.count)
+        first += block.count
+        if any((number, forward) not in passes for number in numbers for forward in (True, False)):
+            raise JobError(f"timing blocks: nothing was seen of {block.name}; is the model the one of the job's file?")
+        forward = [_micro_batches(passes[number, True])[0] for number in numbers]
+        backward = [_micro_batches(passes[number, False]) for number in numbers]
+        yield BlockTime(
+            block=block.name,
+            tp=strategy.tp,
+            sequence_parallel=strategy.sequence_parallel,
+            micro_batch=strategy.micro_batch,
+            sequence=description.fixed.sequence,
+            sharded=strategy.zero_stage == 3,
+            forward_us=float(np.mean(forward)),
+            backward_us=float(np.mean([usual for usual, _ in backward])),
+            reduce_us=0.0 if strategy.zero_stage == 3 else max(float(np.mean([last - usual for usual, last in backward])), 0.0),
+        )
+
+
+def _micro_batches(rows: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Of a usual micro-batch and of the last one of a step; the first ones add no gradients to others."""
+    of_each = np.median(np.array(rows), axis=0)
+    usual = of_each[1:-1] if len(of_each) > 2 else of_each[:1]
+    return float(np.mean(usual)), float(of_each[-1])
+
+
+def _updates(content: Sequence[dict[str, Any]]) -> Iterator[UpdateTime]:
+    us = [step["rest_us"] for run in content for step in run["steps"] if "rest_us" in step]
+    yield UpdateTime(elements=float(content[0]["elements"]), us=float(np.median(us)))
+
+
+def _key(row: BlockTime) -> tuple[Any, ...]:
+    return row.tp, row.sequence_parallel, row.micro_batch, row.sequence, row.sharded
+
+
+def _wanted(strategy: Strategy, sequence: int) -> tuple[Any, ...]:
+    return strategy.tp, strategy.sequence_parallel, strategy.micro_batch, sequence, strategy.zero_stage == 3
+
+
+def _text(strategy: Strategy) -> str:
+    zero = ", ZeRO-3" if strategy.zero_stage == 3 else ""
+    return f"tp {strategy.tp}, micro-batch {strategy.micro_batch}{zero}"

@@ -1,0 +1,120 @@
+"""`RecordedTimes`: blocks and exchanges at the time that was recorded, where it was, and scaled from what is nearest where not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dpro_search.collect.parallel_times import BlockTime, ParallelTimes
+from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.nccl import Placement
+
+
+@dataclass(frozen=True)
+class Own:
+    """A rank's own work in a block, for one micro-batch, in us; see `BlockTime`."""
+
+    forward_us: float
+    backward_us: float
+    reduce_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a block is split, as far as it decides a rank's own work."""
+
+    tp: int
+    sequence_parallel: bool
+    micro_batch: int
+    sequence: int
+    sharded: bool
+
+
+class RecordedTimes:
+    """Lookups in recorded times of one job's blocks; `rate_bps` is that of its hosts' links, `world` its number of ranks."""
+
+    def __init__(self, times: ParallelTimes, rate_bps: float | None, world: int) -> None:
+        self.times, self._rate_bps, self._world = times, rate_bps, world
+
+    def block(self, name: str, cut: Cut, modelled: Callable[[Cut], Own]) -> Own | None:
+        """A rank's own work in a block; None: the block was never timed.
+
+        Where it was timed like that, the time; else that of the nearest cut, times the ratio of what a cost model says of both.
+
+        Parameters
+        ----------
+        modelled
+            What the cost model says of a cut.
+        """
+        rows = [row for row in self.times.blocks if row.block == name]
+        if not rows:
+            return None
+        nearest = min(rows, key=lambda row: _distance(_cut(row), cut))
+        found = Own(nearest.forward_us, nearest.backward_us, nearest.reduce_us)
+        if _cut(nearest) == cut:
+            return found
+        timed, wanted = modelled(_cut(nearest)), modelled(cut)
+        return Own(
+            found.forward_us * _ratio(wanted.forward_us, timed.forward_us),
+            found.backward_us * _ratio(wanted.backward_us, timed.backward_us),
+            found.reduce_us * _ratio(wanted.reduce_us, timed.reduce_us),
+        )
+
+    @property
+    def update(self) -> tuple[float, float]:
+        """Of an update, what it takes whatever is updated, and for each element; from the recorded points by least squares."""
+        rows = self.times.updates
+        if not rows:
+            return 0.0, 0.0
+        elements, us = np.array([row.elements for row in rows]), np.array([row.us for row in rows])
+        if len(set(elements.tolist())) > 1:
+            each, fixed = np.polyfit(elements, us, 1)
+            if each > 0 and fixed > 0:
+                return float(fixed), float(each)
+        return 0.0, float((elements @ us) / (elements @ elements))
+
+    def collective_us(self, collective: str, placement: Placement, size_bytes: float) -> float | None:
+        """An exchange of a group that was timed with such links; None: none was."""
+        found = self._curves.get((collective, placement.ranks_per_node, placement.nodes))
+        if found is None:
+            return None
+        sizes, us = found
+        if size_bytes > sizes[-1] and len(sizes) > 1:
+            return float(us[-1] + (size_bytes - sizes[-1]) * max(us[-1] - us[-2], 0.0) / (sizes[-1] - sizes[-2]))
+        return float(np.interp(size_bytes, sizes, us))
+
+    @cached_property
+    def _curves(self) -> dict[tuple[str, int, int], tuple[Floats, Floats]]:
+        """Times by size, of jobs with as many ranks, else of those with most."""
+        rows = [row for row in self.times.collectives if row.rate_bps == self._rate_bps or row.hosts == 1]
+        found: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
+        for key in {(row.collective, row.ranks_per_host, row.hosts) for row in rows}:
+            group = [row for row in rows if (row.collective, row.ranks_per_host, row.hosts) == key]
+            worlds = {row.world for row in group}
+            world = self._world if self._world in worlds else max(worlds)
+            points = sorted((row.size_bytes, row.us) for row in group if row.world == world)
+            found[key] = np.array([size for size, _ in points]), np.array([us for _, us in points])
+        return found
+
+
+def _cut(row: BlockTime) -> Cut:
+    return Cut(row.tp, row.sequence_parallel, row.micro_batch, row.sequence, row.sharded)
+
+
+def _distance(one: Cut, other: Cut) -> tuple[float, ...]:
+    """The degree decides most, then the tokens, then what is copied beside."""
+    tokens = abs(np.log(one.micro_batch * one.sequence / (other.micro_batch * other.sequence)))
+    return (
+        float(abs(np.log2(one.tp / other.tp))),
+        float(one.sequence != other.sequence),
+        float(tokens),
+        float(one.sequence_parallel != other.sequence_parallel),
+        float(one.sharded != other.sharded),
+    )
+
+
+def _ratio(wanted: float, timed: float) -> float:
+    return wanted / timed if timed > 0 else 1.0

@@ -111,13 +111,13 @@ def _fitted(scheme: str, workers: int, row: dict[str, Any]) -> Exchange:
     weights = 1.0 / matrix[:, 3]
     found, _ = nnls(matrix[:, :3] * weights[:, None], np.ones(len(matrix)))
     link = _link_us_per_byte(scheme, workers)
-    known = {} if scheme in STORES else {"sizes_bytes": tuple(sizes.tolist()), "sizes_us": tuple(times.tolist())}
     return Exchange(
         latency_us=float(found[0]),
         message_us=float(found[1]),
         us_per_byte=float(found[2]),
         link_us_per_byte=min(link, float(found[2])),
-        **known,
+        sizes_bytes=() if scheme in STORES else tuple(sizes.tolist()),
+        sizes_us=() if scheme in STORES else tuple(times.tolist()),
     )
 
 
@@ -151,7 +151,7 @@ def _copied_us_per_byte(journal: Journal, scheme: str, workers: int) -> float:
     if scheme in STORES or row is None:
         return 0.0
     step = paced_step(journal, Case(scheme=scheme, workers=1, network="resnet-50", batch=4))
-    over_us = float(np.median(row["steps_us"])) - row["compute_us"]
+    over_us = float(np.median(row["steps_us"])) - float(row["compute_us"])
     return max(over_us, 0.0) / step.size_bytes * max(workers / _CORES, 1.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import timeit
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def _numpy(a: Array, b: Array) -> Callable[[], object]:
 def _compiled() -> dict[str, Kernel]:
     from numba import njit
 
-    @njit(fastmath=True)  # type: ignore[untyped-decorator]
+    @njit(fastmath=True)
     def add(a: Array, b: Array) -> None:
         for i in range(a.size):
             a[i] += b[i]
@@ -122,6 +123,6 @@ def _registry() -> list[str]:
             registry.forget()
             registry.memory(buffer)
 
-        taken = _in_turn({"known": lambda registry=known, buffer=buffer: registry.memory(buffer), "asked": asked}, 2000)
+        taken = _in_turn({"known": partial(known.memory, buffer), "asked": asked}, 2000)
         found.append(f"| {name} | {taken['known'] * 1e6:.2f} | {taken['asked'] * 1e6:.2f} |")
     return found

@@ -20,6 +20,7 @@ BURSTS = (
 SIZES_BYTES = tuple(4**power for power in range(1, 15))
 BATCH, VARIED_WORKERS = 4, 8  # where others are varied
 LONGEST_S = 20.0  # of an exchange
+MOST_BYTES = 1 << 30
 _LONGEST_CALLS_BYTES = 1 << 24  # larger tensors are exchanged once
 
 
@@ -64,10 +65,12 @@ def singles() -> list[tuple[str, int]]:
 
 
 def sizes_of(case: Case) -> list[int]:
-    """Sizes whose exchange takes no longer than `LONGEST_S`, if all of it goes to one server and back, or around a ring."""
-    most = LONGEST_S * case.rate_bps / 8
+    """Sizes whose exchange takes no longer than `LONGEST_S`, if all of it goes to one server and back, or around a ring.
+
+    All workers' tensors together fit into `MOST_BYTES`, for they share a machine's memory.
+    """
     times = 2 * case.workers if case.one_server else 2
-    return [size for size in SIZES_BYTES if size * times <= most]
+    return [size for size in SIZES_BYTES if size * times <= LONGEST_S * case.rate_bps / 8 and size * case.workers <= MOST_BYTES]
 
 
 def calls(sizes_bytes: Sequence[int]) -> list[int]:

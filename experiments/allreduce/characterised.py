@@ -147,4 +147,5 @@ def _latencies(journal: Journal) -> Iterator[str]:
     for name, scheme in SCHEMES.items():
         row = journal.rows.get(Case(scheme=name, workers=VARIED_WORKERS).key)
         if row is not None:
-            yield f"| {scheme.title} | {' | '.join(f'{us:.0f}' for us in row['us'])} |"
+            us = dict(zip(row["sizes_bytes"], row["us"], strict=True))
+            yield f"| {scheme.title} | {' | '.join(f'{us[size]:.0f}' if size in us else '-' for size in SIZES_BYTES)} |"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
+from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.engine import Engine
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
@@ -44,6 +45,7 @@ class Exchange:
     us_per_byte: float
     link_us_per_byte: float
     copied_us_per_byte: float = 0.0
+    servers: int = 0  # Over which tensors are spread.
     sizes_bytes: tuple[float, ...] = ()  # Measured ones of single tensors,
     sizes_us: tuple[float, ...] = ()  # and their times; empty: the formula counts.
 
@@ -77,9 +79,25 @@ def exchange_of(journal: Journal, scheme: str, workers: int, *, of_others: bool)
 
 def predicted_us(scheme: str, step: Step, exchange: Exchange) -> float:
     """The distance of steps, us."""
+    if exchange.servers > 1:  # bursts were of equal tensors: the busiest server has more of a network's
+        exchange = replace(exchange, us_per_byte=exchange.us_per_byte * busiest_share(scheme, step, exchange.servers), servers=0)
     if scheme == "tf-ps":
         return _pulled_and_pushed(step, exchange)
     return _replayed(step, _units(scheme, step, exchange), exchange)
+
+
+def busiest_share(scheme: str, step: Step, servers: int) -> float:
+    """Bytes of the busiest server over those of the mean: variables of TensorFlow in turn, keys of KVStore by their number."""
+    sizes = [elements for some in step.moments for elements in some]
+    load = [0] * servers
+    if scheme == "mxnet-kvstore":
+        for parts in Slicing.of_knobs({}, servers).parts(range(len(sizes)), sizes):
+            for server, part in parts:
+                load[server] += part
+    else:
+        for number, elements in enumerate(sizes):
+            load[number % servers] += elements
+    return max(load) * servers / sum(load)
 
 
 def loss(scheme: str, step: Step, exchange: Exchange) -> Loss:
@@ -87,7 +105,7 @@ def loss(scheme: str, step: Step, exchange: Exchange) -> Loss:
     without = [
         replace(exchange, copied_us_per_byte=0.0),
         _without_latency(exchange),
-        replace(_without_latency(exchange), us_per_byte=exchange.link_us_per_byte),
+        replace(_without_latency(exchange), us_per_byte=exchange.link_us_per_byte, servers=0),
     ]
     taken = [predicted_us(scheme, step, one) for one in (exchange, *without)]
     overlapping = min(predicted_us("overlapped", step, without[-1]), taken[-1])
@@ -111,13 +129,15 @@ def _fitted(scheme: str, workers: int, row: dict[str, Any]) -> Exchange:
     weights = 1.0 / matrix[:, 3]
     found, _ = nnls(matrix[:, :3] * weights[:, None], np.ones(len(matrix)))
     link = _link_us_per_byte(scheme, workers)
-    known = {} if scheme in STORES else {"sizes_bytes": tuple(sizes.tolist()), "sizes_us": tuple(times.tolist())}
+    latency_us, message_us = (float(found[0]), float(found[1])) if scheme in STORES else (0.0, float(found[0] + found[1]))
     return Exchange(
-        latency_us=float(found[0]),
-        message_us=float(found[1]),
+        latency_us=latency_us,
+        message_us=message_us,
         us_per_byte=float(found[2]),
         link_us_per_byte=min(link, float(found[2])),
-        **known,
+        servers=SCHEMES[scheme].servers(workers),
+        sizes_bytes=() if scheme in STORES else tuple(sizes.tolist()),
+        sizes_us=() if scheme in STORES else tuple(times.tolist()),
     )
 
 
@@ -142,6 +162,7 @@ def _between(scheme: str, workers: int, counts: Sequence[int], rest: Sequence[Ex
         us_per_byte=us_per_byte,
         link_us_per_byte=min(_link_us_per_byte(scheme, workers), us_per_byte),
         copied_us_per_byte=copied,
+        servers=SCHEMES[scheme].servers(workers),
     )
 
 
@@ -151,7 +172,7 @@ def _copied_us_per_byte(journal: Journal, scheme: str, workers: int) -> float:
     if scheme in STORES or row is None:
         return 0.0
     step = paced_step(journal, Case(scheme=scheme, workers=1, network="resnet-50", batch=4))
-    over_us = float(np.median(row["steps_us"])) - row["compute_us"]
+    over_us = float(np.median(row["steps_us"])) - float(row["compute_us"])
     return max(over_us, 0.0) / step.size_bytes * max(workers / _CORES, 1.0)
 
 
@@ -190,7 +211,7 @@ def _fused(made: Sequence[tuple[float, float]], exchange: Exchange) -> list[tupl
             size += made[at][1]
             at += 1
         found.append((made[at - 1][0], size))
-        free = begin + exchange.latency_us + exchange.unit_us(size)
+        free = begin + exchange.unit_us(size)
     return found
 
 
@@ -203,7 +224,7 @@ def _replayed(step: Step, units: Sequence[tuple[float, float]], exchange: Exchan
     # A unit that can go between two pieces' ends waits for the rest of that time.
     after = [min(int(np.searchsorted(ends, at - 1e-6, side="left")), pieces - 1) for at, _ in units]
     taken = [exchange.unit_us(size) for _, size in units]
-    durations = np.array([*computed, *taken, exchange.latency_us if units and not exchange.sizes_bytes else 0.0])
+    durations = np.array([*computed, *taken, exchange.latency_us if units else 0.0])
     count = pieces + len(units)
     needs = [(piece - 1, piece) for piece in range(1, pieces)]
     needs += [(piece, pieces + number) for number, piece in enumerate(after)]

@@ -13,7 +13,7 @@ from dpro_search.collect.communication.backends import LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable, read_comm_table
 from dpro_search.collect.hooks.dpro_search_all_reduce import Choice
 from dpro_search.collect.hooks.dpro_search_all_reduce.choice import of_size
-from dpro_search.costmodel.all_reduce_table import SEGMENT_BYTES, choices, predicted_choice
+from dpro_search.costmodel.all_reduce_table import OF_LIBRARIES, SEGMENT_BYTES, choices, predicted_choice
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import table_series
 from dpro_search.quantities import size_text
@@ -48,10 +48,12 @@ def lines(paths: Sequence[Path]) -> list[str]:
 
 def _models(table: CommTable, name: str) -> dict[int | None, CommunicationModel | None]:
     """The cost model of all rows (None), and of those of other numbers of ranks than each; None: there are too few others."""
+    own = tuple(row for row in table.rows if row.backend in LIBRARIES and not row.algorithm.startswith(OF_LIBRARIES))
+    table = CommTable(header=table.header, rows=own, dropped={})
     found: dict[int | None, CommunicationModel | None] = {None: CommunicationModel.train(table_series(table), [name])}
-    counts = sorted({row.ranks for row in table.rows})
+    counts = sorted({row.ranks for row in own})
     for ranks in counts:
-        rows = tuple(row for row in table.rows if row.ranks != ranks)
+        rows = tuple(row for row in own if row.ranks != ranks)
         others = CommTable(header=table.header, rows=rows, dropped={})
         found[ranks] = CommunicationModel.train(table_series(others), [name]) if len(counts) > 2 else None
     return found

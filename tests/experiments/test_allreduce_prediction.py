@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.allreduce.networks import Network, networks, ready, step_of
-from experiments.allreduce.predicted import MIB, Exchange, loss, predicted_us
+from experiments.allreduce.predicted import MIB, Exchange, busiest_share, loss, predicted_us
 
 NETWORK = Network(name="three layers", pixels=8, tensors=((MIB, 100.0), (MIB // 4, 200.0), (4 * MIB, 300.0)))
 STEP = step_of(NETWORK, 900e3)
@@ -55,6 +55,14 @@ def test_variables_of_servers_are_read_while_the_forward_pass_goes_on_and_half_o
     whole = 0.01 * STEP.size_bytes
     taken = predicted_us("tf-ps", STEP, EXCHANGE)
     assert 900e3 < taken < 900e3 + whole
+
+
+def test_the_busiest_server_has_whole_variables_of_tensorflow_and_parts_of_kvstores_large_tensors():
+    # From the last layer on: 4 Mi, 256 Ki and 1 Mi elements.
+    assert busiest_share("tf-ps", STEP, 2) == pytest.approx(5 / 5.25 * 2)
+    assert busiest_share("mxnet-kvstore", STEP, 2) == pytest.approx((2.5 + 0.25) / 5.25 * 2)
+    unequal = replace(EXCHANGE, servers=2)
+    assert predicted_us("tf-ps", STEP, unequal) > predicted_us("mxnet-kvstore", STEP, unequal) > 900e3
 
 
 @pytest.mark.parametrize("scheme", ["tf-ring", "ddp-gloo", "horovod-gloo", "mxnet-kvstore", "tf-ps"])

@@ -173,7 +173,7 @@ def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
 
     kind = kind_of(trace)
     if not isinstance(trace, Trace):
-        raise InputError(f"{kind.title} was never run: search it with 'dpro-search run', then 'dpro-search validate' runs its plans")
+        raise InputError(f"{kind.title} was never run: 'dpro-search run' searches it, 'dpro-search validate' runs its plans")
     launcher = next((each for each in kind.launchers if each.format == trace.meta.format), None)
     if launcher is None and kind.profile_launcher_name:
         trace = replace(trace, meta=on_this_machine(trace.meta))

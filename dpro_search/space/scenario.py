@@ -208,7 +208,7 @@ def changes_in(text: str) -> list[str]:
 
 
 def readers() -> dict[str, Callable[[str], Any]]:
-    """How the value of each setting is read from text, by its name and type; settings that are lists cannot be written so."""
+    """How the value of each setting is read from text, by its name and type; names as "a+b", lists of lists not at all."""
     found: dict[str, Callable[[str], Any]] = {}
     for name, hint in setting_types().items():
         kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]

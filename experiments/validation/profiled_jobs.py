@@ -32,6 +32,7 @@ JOBS = {
     "ddp-gpt": ("--model", "gpt", "--bucket-cap-mb", "4"),
     "fsdp-bert": ("--model", "bert", "--fsdp"),
     "fsdp-gpt": ("--model", "gpt", "--fsdp"),
+    "fsdp-resnet50": ("--model", "resnet50", "--batch", "4", "--fsdp"),
 }
 PLANS = {
     "ddp": (Plan.of(gradient_as_bucket_view=True), Plan.of(bucket_cap_bytes=2**20), Plan.of(bucket_cap_bytes=64 * 2**20)),

@@ -171,6 +171,8 @@ class _Gathered:
                 held = self.job.held_out(step)
             except DproSearchError:
                 continue
+            if held.measured_us is None or held.error_pct is None:
+                continue
             predicted_us = held.measured_us * (1 + held.error_pct / 100)
             found.append(HeldOutStep(step=step, measured_us=held.measured_us, predicted_us=predicted_us))
         return found

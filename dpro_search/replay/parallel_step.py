@@ -42,10 +42,12 @@ class ParallelSteps:
     ----------
     workload
         Its own strategy does not matter, its scales hold for all predictions.
+    known
+        Of the same workload.
     """
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload, self._known = workload, Known()
+    def __init__(self, workload: Workload, known: Known | None = None) -> None:
+        self.workload, self._known = workload, known or Known()
         self._scaled: dict[Scales, ParallelSteps] = {}
         self._passes: dict[Any, dict[str, LayerCosts]] = {}
 
@@ -56,7 +58,7 @@ class ParallelSteps:
     def scaled(self, scales: Scales) -> ParallelSteps:
         """The same with parts that take another time."""
         if scales not in self._scaled:
-            self._scaled[scales] = ParallelSteps(replace(self.workload, scales=scales))
+            self._scaled[scales] = ParallelSteps(replace(self.workload, scales=scales), replace(self._known, passes={}))
         return self._scaled[scales]
 
     def costs(self, strategy: Strategy) -> StepCosts:

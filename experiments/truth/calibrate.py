@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpro_search.replay.parallel_step import step_us
-from dpro_search.space.mesh import MEASURED, Scales, Workload
+from dpro_search.replay.parallel_step import ParallelSteps, step_us
+from dpro_search.space.mesh import MEASURED, Scales
 from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import Kind, kind_of, workload_of
 from experiments.truth.pooling import Errors, Floats, pooled
@@ -54,15 +54,15 @@ def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
 
 def learned(rows: Sequence[Scored], places: Iterable[Kind]) -> Mapping[Kind, Floats]:
     """Parameters of `Scales` in the order of `MEASURED`, of some kinds, among them those of the rows."""
-    workloads, kinds = [workload_of(found.row) for found in rows], [kind_of(found.row) for found in rows]
+    steps, kinds = [ParallelSteps(workload_of(found.row)) for found in rows], [kind_of(found.row) for found in rows]
     measured = np.log([found.row.number("step_time_s") or 1.0 for found in rows])
     at = {kind: np.zeros(len(MEASURED)) for kind in {*places, *kinds}}
     share = dict.fromkeys(at, 0.0)
     for number in range(ROUNDS if rows else 0):
         values = np.array([at[kind] for kind in kinds])
-        base = _logs(workloads, values)
+        base = _logs(steps, values)
         if number % 2 == 0:  # they change little in a round
-            slopes = np.array([(_logs(workloads, values + step) - base) / STEP for step in STEP * np.eye(len(MEASURED))]).T
+            slopes = np.array([(_logs(steps, values + step) - base) / STEP for step in STEP * np.eye(len(MEASURED))]).T
         found = pooled(_lines(rows, measured - base + np.sum(slopes * values, axis=1), slopes, group_of))
         for kind in at:
             at[kind] = _legal(at[kind] + np.clip(found.parameters(kind) - at[kind], -FARTHEST, FARTHEST))
@@ -91,10 +91,10 @@ def _legal(values: Floats) -> Floats:
     return np.where([name in DELAYS for name in MEASURED], np.maximum(values, 0.0), values)
 
 
-def _logs(workloads: Sequence[Workload], values: Floats) -> Floats:
+def _logs(steps: Sequence[ParallelSteps], values: Floats) -> Floats:
     """Logarithms of predicted steps with parameters of their own, [rows, parameters]."""
-    pairs = zip(workloads, values, strict=True)
-    return np.log([step_us(replace(workload, scales=scales_of(own))) / 1e6 for workload, own in pairs])
+    pairs = zip(steps, values, strict=True)
+    return np.log([each.scaled(scales_of(own)).step_us(each.workload.strategy) / 1e6 for each, own in pairs])
 
 
 def _with(found: Scored, values: Floats) -> Scored:

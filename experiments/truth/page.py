@@ -15,15 +15,10 @@ from experiments.truth.contradictions import contradictions
 from experiments.truth.score import Scored, figures
 
 PANEL, COLUMNS = 150, 4  # pixels: side of a panel; panels in a row
-LEFT, RIGHT, TOP, BOTTOM = (
-    46,
-    14,
-    22,
-    34,
-)  # pixels around a panel: tick labels and axis titles are left and below, its name is above
+LEFT, RIGHT, TOP, BOTTOM = 58, 30, 22, 36  # pixels around a panel, for labels of ticks, titles of axes, and its name
 LEGEND = 26  # pixels, above all panels
 TICKS = (1.0, 2.0, 5.0)  # of a decade; only the first where there are enough decades
-FEWEST_TICKS = 2
+FEWEST_TICKS, MOST_TICKS = 2, 4
 ROUNDED = 1  # decimals of a pixel
 COLOURS = {"cold": "#0072b2", "contradicts": "#d55e00"}  # told apart also by people who see no red and green
 LEGENDS = {"cold": "a run", "contradicts": "a run that contradicts itself or others"}
@@ -131,7 +126,7 @@ def _legend() -> ElementTree.Element:
     for name, text in LEGENDS.items():
         found.append(_element("path", stroke=COLOURS[name], d=f"M{x + 4} -4h0", attrib={"class": "key"}))
         found.append(_element("text", text=text, x=str(x + 12), y="0"))
-        x += 12 + LETTER * len(text)
+        x += 32 + LETTER * len(text)
     found.append(_element("rect", x=str(x), y="-9", width="12", height="10", fill="#888", attrib={"fill-opacity": "0.25"}))
     found.append(_element("text", text=f"within a factor of {1 + _BAND:g}", x=str(x + 16), y="0"))
     return found
@@ -148,7 +143,7 @@ def _fill(panel: ElementTree.Element, source: str, found: Sequence[Scored], wron
     panel.append(_element("text", text=source, x="0", y="-7", attrib={"class": "name"}))
     middle = {"text-anchor": "middle"}
     panel.append(_element("text", text="measured step", x=str(PANEL / 2), y=str(PANEL + 26), attrib=middle))
-    turned = {"transform": f"translate(-36 {PANEL / 2:g}) rotate(-90)", **middle}
+    turned = {"transform": f"translate(-46 {PANEL / 2:g}) rotate(-90)", **middle}
     panel.append(_element("text", text="predicted step", attrib=turned))
     for seconds in _ticks(math.exp(low), math.exp(high)):
         at = (math.log(seconds) - low) / (high - low) * PANEL
@@ -165,11 +160,12 @@ def _fill(panel: ElementTree.Element, source: str, found: Sequence[Scored], wron
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Whole decades between two times, or parts of decades where there are too few."""
+    """Whole decades between two times, parts of decades where there are too few, every second one or fewer where too many."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    every = [[part * 10.0**decade for decade in decades for part in parts] for parts in (TICKS[:1], TICKS)]
+    every = [[part * 10.0**decade for decade in decades for part in of_decade] for of_decade in (TICKS[:1], TICKS)]
     inside = [[tick for tick in ticks if low <= tick <= high] for ticks in every]
-    return inside[0] if len(inside[0]) >= FEWEST_TICKS else inside[1]
+    whole, parts = inside
+    return whole[:: math.ceil(len(whole) / MOST_TICKS)] if len(whole) >= FEWEST_TICKS else parts
 
 
 def _time(seconds: float) -> str:

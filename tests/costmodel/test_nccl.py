@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.cluster import parse_cluster
-from dpro_search.costmodel.nccl import COLLECTIVES, Placement, bytes_in, collective_us, estimate, paths, placement_of
+from dpro_search.costmodel.nccl import COLLECTIVES, Placement, bytes_in, collective_us, estimate, paths, placement_of, ways_of
 from dpro_search.errors import InputError
 
 MIB = 2**20
@@ -55,6 +55,19 @@ def test_latency_grows_with_the_logarithm_of_the_hosts_for_trees_and_linearly_fo
     assert trees[2] - trees[1] == pytest.approx(trees[1] - trees[0], rel=0.01)
     rings = [time_us(f"{count}xhgx-h100", 512, collective="all_gather", ranks_per_node=8, nodes=count) for count in hosts]
     assert rings[2] - rings[1] == pytest.approx(4 * (rings[1] - rings[0]), rel=0.01)
+
+
+def test_items_that_cross_to_a_host_once_take_as_much_less_of_the_network_as_hosts_repeat() -> None:
+    """Of 8 ranks for each item, drawn on 2 hosts, all but 1 in 256 leave a copy on the other: 1 crosses where 4 would."""
+
+    def large(copies: int, nodes: int) -> float:
+        cluster, placement = parse_cluster(f"{nodes}xhgx-h100"), Placement(ranks_per_node=8, nodes=nodes)
+        return min(way.us_per_byte for way in ways_of("all_to_all", cluster, placement, copies=copies))
+
+    assert large(8, 2) / large(0, 2) == pytest.approx((1 - 1 / 256) / 4)
+    assert large(1, 2) == large(0, 2)
+    assert large(8, 1) == pytest.approx(large(0, 1)), "within a host every copy is sent"
+    assert large(8, 64) / large(0, 64) > 0.9, "on many hosts few items repeat one"
 
 
 def test_rings_over_networks_out_of_order_wait_for_the_network_at_every_step() -> None:

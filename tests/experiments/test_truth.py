@@ -252,6 +252,9 @@ def test_the_page_has_a_line_and_a_panel_for_each_source(tmp_path) -> None:
     assert "M" in drawn
 
 
-@pytest.mark.parametrize(("low", "high", "expected"), [(0.004, 3.0, [0.01, 0.1, 1.0]), (0.9, 4.5, [1.0, 2.0]), (1.1, 1.9, [])])
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.004, 3.0, [0.01, 0.1, 1.0]), (0.9, 4.5, [1.0, 2.0]), (1.1, 1.9, []), (0.009, 1100.0, [0.01, 1.0, 100.0])],
+)
 def test_axes_have_whole_decades_or_parts_of_one(low, high, expected) -> None:
     assert _ticks(low, high) == pytest.approx(expected)

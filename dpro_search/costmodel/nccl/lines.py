@@ -54,8 +54,14 @@ class Line(NamedTuple):
     us_per_byte: float
 
 
-def lines(collective: str, paths: Paths, constants: NcclConstants) -> tuple[Line, ...]:
+def lines(collective: str, paths: Paths, constants: NcclConstants, copies: int = 0) -> tuple[Line, ...]:
     """The ways to do a collective: its time is the least of ``latency_us + us_per_byte * bytes``.
+
+    Parameters
+    ----------
+    copies
+        Of an all-to-all of items that each go to so many ranks, drawn at random, and that cross to another domain once, however
+        many of its ranks they go to; 0: every copy crosses.
 
     Raises
     ------
@@ -73,7 +79,7 @@ def lines(collective: str, paths: Paths, constants: NcclConstants) -> tuple[Line
         return _rings(costs, 1)
     if collective in ("broadcast", "reduce"):
         return _pipelines(costs)
-    return _direct(costs, all_to_all=collective == "all_to_all")
+    return _direct(costs, all_to_all=collective == "all_to_all", copies=copies)
 
 
 class _Costs:
@@ -198,7 +204,7 @@ def _pipelines(costs: _Costs) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def _direct(costs: _Costs, *, all_to_all: bool) -> tuple[Line, ...]:
+def _direct(costs: _Costs, *, all_to_all: bool, copies: int = 0) -> tuple[Line, ...]:
     """Messages between pairs (LL and Simple; NCCL sends no LL128 between pairs)."""
     n, m, local, constants = costs.n, costs.m, costs.local, costs.constants
     ratio = constants.direct_ratio if all_to_all else constants.pair_ratio
@@ -212,8 +218,11 @@ def _direct(costs: _Costs, *, all_to_all: bool) -> tuple[Line, ...]:
         if all_to_all:
             latency_us += (local - 1) * constants.peer_us[simple]
             latency_us += (n - local) * constants.net_peer * costs.paths.nic_latency_us
-            inside = ((local - 1) / n + constants.own_part / n) * costs.inside(number) / ratio
-            outside = local * (n - local) / n * costs.between(number)
+            near, far = (local - 1) / n, (n - local) / n  # of the bytes, to ranks of the domain and of others
+            if copies:  # expected number of other domains for each copy; there one rank passes items on
+                near, far = (local - 1) / local, (m - 1) * (1 - (1 - 1 / m) ** copies) / copies
+            inside = (near + constants.own_part / n) * costs.inside(number) / ratio
+            outside = local * far * costs.between(number)
         else:
             inside, outside = costs.inside(number) / ratio, local * costs.between(number)  # the rank's own part of the NICs
         found.append(Line("direct", protocol, latency_us, max(inside, outside)))

@@ -88,9 +88,12 @@ def interval_factor(size_bytes: float, domains: int) -> float:
 
 
 @lru_cache(maxsize=65536)
-def ways_of(collective: str, cluster: Cluster, placement: Placement, *, faster: float = 1.0) -> tuple[Line, ...]:
-    """Algorithms and protocols that are the fastest for some size, the slowest start first; links are `faster` by a factor."""
-    found = lines(collective, paths(cluster, placement).faster(faster), nccl_constants())
+def ways_of(collective: str, cluster: Cluster, placement: Placement, *, faster: float = 1.0, copies: int = 0) -> tuple[Line, ...]:
+    """Algorithms and protocols that are the fastest for some size, the slowest start first; links are `faster` by a factor.
+
+    `copies`: see `lines`.
+    """
+    found = lines(collective, paths(cluster, placement).faster(faster), nccl_constants(), copies)
     kept: list[Line] = []
     for way in sorted(found, key=lambda way: (way.us_per_byte, way.latency_us)):
         if not kept or way.latency_us < kept[-1].latency_us:

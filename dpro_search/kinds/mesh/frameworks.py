@@ -31,6 +31,7 @@ _LAUNCH_US = 25.0  # Of the host, for an op of an eager framework's module: PyTo
 
 _FSDP = Runtime(
     name="PyTorch FSDP",
+    tokens_once_a_host=False,
     regather_inputs=False,
     host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
     kernels=Kernels(attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
@@ -42,6 +43,7 @@ _FSDP = Runtime(
 # Fused softmax, bias and GELU, layer norm; gradients of each micro-batch are added in 16 bits, reduced and gathered at the end.
 _MEGATRON_DEEPSPEED = Runtime(
     name="Megatron-DeepSpeed",
+    tokens_once_a_host=False,
     kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.VOCAB_PARALLEL),
     overlap_gradients=False,
     overlap_gathers=False,
@@ -53,6 +55,7 @@ _MEGATRON_DEEPSPEED = Runtime(
 # gradients added to fp32 copies by a hook, parameters gathered after the update.
 _NANOTRON = Runtime(
     name="nanotron",
+    tokens_once_a_host=False,
     # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook
     # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
     host=Host(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
@@ -80,6 +83,7 @@ _NANOTRON = Runtime(
 )
 _PYTORCH = Runtime(
     name="PyTorch, eager",
+    tokens_once_a_host=False,
     regather_inputs=False,
     kernels=Kernels(
         fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX, autocast=True
@@ -89,10 +93,9 @@ _PYTORCH = Runtime(
         norm_bytes=6.0, gate_copies=1.0, rotation_copies=(0.0, 0.0, 0.0), logits_bytes=14.0, transformer_engine=False
     ),
 )
-# A graph of ops that XLA fuses, started from C++; attention of 2020: scale, mask, softmax and dropout of stored scores are clusters
-# with a reduction each, which XLA does not join; Horovod.
 _PYTORCH_2 = Runtime(
     name="PyTorch 2",
+    tokens_once_a_host=False,
     regather_inputs=False,
     # Each op of a captured step is dispatched and launched on its own; in the backward pass from C++.
     host=Host(forward_us=_LAUNCH_US, backward_us=12.0, layer_us=0.0),  # The latter estimated.
@@ -113,9 +116,11 @@ _PYTORCH_GLOO = replace(
     bucket_bytes=0.0,
     clip_gradients=True,
 )
-# A graph of ops that XLA fuses, started from C++; attention of 2020, which stores its scores; Horovod.
+# A graph of ops that XLA fuses, started from C++; attention of 2020: scale, mask, softmax and dropout of stored scores are clusters
+# with a reduction each, which XLA does not join; Horovod.
 _TENSORFLOW = Runtime(
     name="TensorFlow",
+    tokens_once_a_host=False,
     host=Host(forward_us=10.0, backward_us=10.0, collective_us=100.0, parameter_us=10.0),
     kernels=Kernels(attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX, autocast=True),
 )

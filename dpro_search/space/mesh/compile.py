@@ -39,6 +39,7 @@ class Collective(NamedTuple):
     tensor: str  # Name of the op that made it.
     gradient: bool  # Whether it is the tensor's gradient.
     repeats: int = 1
+    copies: int = 0  # Of an all-to-all of tokens, the experts that each goes to.
 
 
 class Weight(NamedTuple):
@@ -166,7 +167,8 @@ class _Compiler:
         """Tokens on their way to the experts, or back: exchanged over the experts' axis, gathered over that of their widths."""
         size = elements(self._shape(name), self._local(self._ops["dispatch"]))
         width = self._layout.axes.get(EXPERT_WIDTH, 1)
-        exchange = [Collective(CollectiveKind.ALL_TO_ALL, EXPERTS, size / width, name, gradient)]
+        copies = self._block.top_k
+        exchange = [Collective(CollectiveKind.ALL_TO_ALL, EXPERTS, size / width, name, gradient, copies=copies)]
         joined = [
             Collective(CollectiveKind.REDUCE_SCATTER if back else CollectiveKind.ALL_GATHER, EXPERT_WIDTH, size, name, gradient)
         ]

@@ -407,7 +407,9 @@ class Pricer:
 
     def _step_us(self, step: LocalOp | Collective, *, backward: bool) -> float:
         if isinstance(step, Collective):
-            return step.repeats * self._exchanged_us(step.type, step.elements * self._element_bytes(step), step.axis)
+            copies = step.copies if self._workload.runtime.tokens_once_a_host else 0
+            size_bytes = step.elements * self._element_bytes(step)
+            return step.repeats * self._exchanged_us(step.type, size_bytes, step.axis, copies)
         compute = {OpType.MATMUL: self._matmul, OpType.CONVOLUTION: self._matmul, OpType.ATTENTION: self._attention}
         factor = compute.get(step.op.type, self._workload.scales.memory)
         if backward:
@@ -426,10 +428,10 @@ class Pricer:
             self._beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops)
         )
 
-    def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
+    def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str, copies: int = 0) -> float:
         scales = self._workload.scales
         factor = scales.between if self.groups.placements[axis].nodes > 1 else scales.inside
-        return factor * self.groups.us(kind, size_bytes, axis)
+        return factor * self.groups.us(kind, size_bytes, axis, copies)
 
     def _exchanges(self, program: BlockProgram) -> tuple[float, float]:
         """All-gather of parameters and reduction of gradients of a block, over the ranks that hold the same."""

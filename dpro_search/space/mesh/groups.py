@@ -20,8 +20,8 @@ _NAMES = {
     CollectiveKind.ALL_TO_ALL: "all_to_all",
 }
 UNSCALED = Scales()
-KnownWays = dict[tuple[str, Placement, float], tuple[Line, ...]]
-"""Ways to do a collective on one cluster, by its name, its group's place and the factor on the links' rate."""
+KnownWays = dict[tuple[str, Placement, float, int], tuple[Line, ...]]
+"""Ways to do a collective on one cluster, by its name, its group's place, the factor on the links' rate, and copies of an item."""
 
 
 class Groups:
@@ -110,14 +110,17 @@ class Groups:
             concurrent=max(per_host // inside, 1) if self._shared else 1,
         )
 
-    def us(self, kind: CollectiveKind, size_bytes: float, axis: str) -> float:
-        """What a collective over an axis takes, or one hop where all ranks send to the next one; 0 for one rank."""
+    def us(self, kind: CollectiveKind, size_bytes: float, axis: str, copies: int = 0) -> float:
+        """What a collective over an axis takes, or one hop where all ranks send to the next one; 0 for one rank.
+
+        `copies`: of an all-to-all whose items each cross to a host once (`costmodel.nccl.lines`).
+        """
         if kind is CollectiveKind.SEND:
             return self.send_us(size_bytes, axis)
         placement = self.placements[axis]
         if placement.ranks == 1:
             return 0.0
-        return self._fastest_us(_NAMES[kind], size_bytes, placement, axis)
+        return self._fastest_us(_NAMES[kind], size_bytes, placement, axis, copies)
 
     def send_us(self, size_bytes: float, axis: str = "pp") -> float:
         """What it takes to send to the next rank along an axis; every rank does at the same time."""
@@ -133,7 +136,7 @@ class Groups:
         )
         return self._fastest_us("send_recv", size_bytes, pair, "send" if axis == "pp" else axis)
 
-    def _fastest_us(self, collective: str, size_bytes: float, placement: Placement, axis: str) -> float:
+    def _fastest_us(self, collective: str, size_bytes: float, placement: Placement, axis: str, copies: int = 0) -> float:
         """`costmodel.nccl.collective_us` of one call, with the scales."""
         if axis in self._scales.free:
             return 0.0
@@ -141,8 +144,8 @@ class Groups:
             recorded_us = self._recorded.collective_us(collective, placement, size_bytes)
             if recorded_us is not None:
                 return self._scales.communication * recorded_us
-        key = collective, placement, self._scales.bandwidth
+        key = collective, placement, self._scales.bandwidth, copies
         ways = self._known.get(key)
         if ways is None:
-            ways = self._known[key] = ways_of(collective, self._cluster, placement, faster=self._scales.bandwidth)
+            ways = self._known[key] = ways_of(collective, self._cluster, placement, faster=self._scales.bandwidth, copies=copies)
         return self._scales.communication * min(way.latency_us + way.us_per_byte * size_bytes for way in ways)

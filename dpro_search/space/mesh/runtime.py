@@ -47,6 +47,9 @@ class Runtime:
     overlap_tensor: bool = True
     # Of sequence parallel and gathering context parallel: see `Layout.regather_inputs`.
     regather_inputs: bool = True
+    # Tokens cross to a host once, however many of its experts they go to, and are passed on there: DeepEP and HybridEP, which
+    # NVIDIA's recipes of Megatron-Core choose for experts on several hosts (moe_flex_dispatcher_backend of Megatron-Bridge).
+    tokens_once_a_host: bool = True
     gradient_bytes: float = 4.0  # Of an element of a gradient while it is summed over micro-batches and ranks.
     # Moved for each parameter when a micro-batch's gradient is added to those before: the matmul itself reads and writes fp32.
     accumulate_bytes: float = 6.0

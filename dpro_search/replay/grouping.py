@@ -14,7 +14,7 @@ import numpy as np
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.replay.kernels.group_packing import packed
-from dpro_search.replay.kernels.group_state import Grouping, Snapshots, State, state_sizes
+from dpro_search.replay.kernels.group_state import Grouping, Snapshots, State, fill_slots, state_sizes
 from dpro_search.replay.kernels.groups import find, run
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.steady import settled_distance
@@ -135,7 +135,8 @@ class _Runs:
     def __init__(self, job: DataParallelJob, rank: Ints, row_of_rank: Ints, iterations: int, partial: bool | None) -> None:
         work = group_work(job, rank, row_of_rank, iterations)
         tensors, cells, ops, devices = len(work.tensor_bytes), len(work.makers), len(work.duration_us), len(work.in_program)
-        self._work = packed(work)
+        self._work, self._iterations = packed(work), iterations
+        self._tensor_bytes = work.tensor_bytes[: tensors // iterations].astype(np.float64)
         numbers = [np.empty(tensors, np.int32) for _ in range(3)]
         self._grouping = Grouping(numbers[0], numbers[1], numbers[2], np.empty(tensors))
         ints, floats, flags, line = state_sizes(work)
@@ -227,6 +228,10 @@ class _Runs:
         return self._ends_us.copy()
 
     def _find(self, group_of: Ints) -> tuple[int, int]:
+        """Fill in the grouping; base and snapshot from which it can go on, see `nearest`."""
+        if not self._used:  # `find` takes seconds to compile
+            fill_slots(group_of, self._tensor_bytes, self._iterations, self._grouping)
+            return -1, -1
         bases = self._base_slots, self._base_tensor_us, self._snapshot_us
         arguments: tuple[Any, ...] = (*self._work, group_of, *self._grouping, *bases)
         found: tuple[int, int] = find(*arguments)

@@ -8,12 +8,13 @@ import pytest
 from dpro_search.collect.trace import Trace
 from tests.faults.disks import fill, small_disk
 from tests.faults.hundred import COLLECT
-from tests.faults.processes import ROOT, dpro, shown, succeeds
+from tests.faults.processes import ROOT, dpro, succeeds
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(os.geteuid() != 0, reason="shaped hosts and small file systems need root"),
 ]
+ROOM_BYTES = 16_384  # less than raw files need; on a folder without any room Python chooses another for temporary files
 DDP = ROOT / "tests" / "integration" / "planned_ddp_job.py"
 
 
@@ -41,6 +42,11 @@ def refused(*args, **env):
     return done.stderr.splitlines()[-1]
 
 
+def left_of_ours(folder):
+    """A framework may leave a cache of its own in a folder for temporary files."""
+    return list(folder.glob("*dpro-search*"))
+
+
 def test_a_recording_that_the_disk_does_not_take(torch_python, disk):
     command = ("collect", *COLLECT, "--out", disk / "trace", "--", torch_python, DDP)
     filler = fill(disk)
@@ -51,16 +57,15 @@ def test_a_recording_that_the_disk_does_not_take(torch_python, disk):
     assert Trace.load(disk / "trace").meta.ranks == 2
 
 
-@pytest.mark.parametrize("room_bytes", [0, 40_000])
-def test_a_recording_whose_raw_files_the_disk_does_not_take(room_bytes, torch_python, disk, tmp_path):
+def test_a_recording_whose_raw_files_the_disk_does_not_take(torch_python, disk, tmp_path):
     command = ("collect", *COLLECT, "--out", tmp_path / "trace", "--", torch_python, DDP)
-    filler = fill(disk, but_bytes=room_bytes)
+    filler = fill(disk, but_bytes=ROOM_BYTES)
     refused(*command, TMPDIR=str(disk))
-    assert shown(disk) == ["filler"]
+    assert left_of_ours(disk) == []
     assert not (tmp_path / "trace").exists()
     filler.unlink()
     assert dpro(*command, TMPDIR=str(disk)).returncode == 0
-    assert shown(disk) == []
+    assert left_of_ours(disk) == []
 
 
 def test_a_validation_that_the_disk_does_not_take(recorded, torch_python, disk):
@@ -77,9 +82,9 @@ def test_a_validation_that_the_disk_does_not_take(recorded, torch_python, disk):
 
 def test_a_validation_whose_runs_the_disk_does_not_take(recorded, torch_python, disk):
     command = ("validate", recorded / "run", "--top", 1, "--warmup", 2, "--", torch_python, DDP)
-    filler = fill(disk)
+    filler = fill(disk, but_bytes=ROOM_BYTES)
     refused(*command, TMPDIR=str(disk))
-    assert shown(disk) == ["filler"]
+    assert left_of_ours(disk) == []
     assert not (recorded / "run" / "validation.json").exists()
     filler.unlink()
     assert dpro(*command, TMPDIR=str(disk)).returncode == 0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dpro_search.errors import GraphError, InputError
 from dpro_search.replay.grouping import GroupingReplay, Shortcuts
+from dpro_search.replay.kernels import group_state, groups
 from dpro_search.replay.replayer import replay
 from dpro_search.space.data_parallel import DataParallelJob, layered_step, replicated
 from dpro_search.space.job_graph import build
@@ -142,3 +143,12 @@ def test_what_cannot_be_laid_out_is_built_each_time():
 def test_what_is_no_grouping_is_refused(group_of):
     with pytest.raises(InputError, match="a number from 0 to 39 for each of 40 tensors"):
         GroupingReplay(uneven()).iteration_us(np.array(group_of))
+
+
+def test_each_helper_is_compiled_for_one_type_of_numbers():
+    """A first prediction waits for the compiler, which makes a helper anew for each type; of those on disk it makes none."""
+    step = layered_step(SIZES, forward_us=5.0, backward_us=np.ones(5), update_us=1.0)
+    job = replicated(step, 2, Rendezvous(latency_us=2.0, us_per_byte=0.01))
+    GroupingReplay(job).iteration_us(np.arange(5))
+    for helper in (groups._enqueue, group_state.begin, group_state.save, group_state.restore, groups.advance):
+        assert len(helper.signatures) <= 1

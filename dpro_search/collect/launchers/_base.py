@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
+import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,8 +36,10 @@ from dpro_search.collect.step_times import Schedule, StepTimes, step_times
 from dpro_search.collect.this_machine import machine
 from dpro_search.collect.trace import Trace
 from dpro_search.collect.trace_meta import MachineLoad
+from dpro_search.errors import DproSearchError, MissingCapabilityError
 
 _LOAD = "load.json"
+_LEAST_ROOM_BYTES = 1 << 20  # a disk with less is full: a rank's files are larger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +236,20 @@ def raw_folder(keep: Path | None) -> Iterator[Path]:
     """Folder for a job's raw files: the one to keep, made if it is missing, or one that is removed afterwards if None."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
-        yield keep
+        with _with_room(keep, "--keep-raw"):
+            yield keep
         return
-    with scratch_folder("raw") as folder:
+    with scratch_folder("raw") as folder, _with_room(folder, "TMPDIR"):
         yield folder
+
+
+@contextlib.contextmanager
+def _with_room(folder: Path, setting: str) -> Iterator[None]:
+    """What fails on a full disk fails for that: ranks that cannot write their files look like ranks that did nothing."""
+    try:
+        yield
+    except DproSearchError as error:
+        if isinstance(error, MissingCapabilityError) or shutil.disk_usage(folder).free >= _LEAST_ROOM_BYTES:
+            raise
+        where = f"set {setting} to a folder on another disk, or make room"
+        raise MissingCapabilityError(f"{folder}: {os.strerror(errno.ENOSPC)} for the files of the job's ranks; {where}") from error

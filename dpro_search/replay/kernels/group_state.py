@@ -116,41 +116,53 @@ def begin(work: GroupWork, state: State, tensor_us: Floats) -> None:
     missing, received, posted, head, tail, current, _, _ = places(work)
     ints, devices = state.ints, len(work.in_program)
     ints[EVENTS] = ints[ENDED] = 0
-    ints[WAITS:missing] = work.needs
-    ints[missing:received] = work.makers
+    # Element by element: numba compiles the message for arrays of unequal length into each assignment, which takes seconds.
+    for op in range(len(work.needs)):
+        ints[WAITS + op] = work.needs[op]
+    for cell in range(len(work.makers)):
+        ints[missing + cell] = work.makers[cell]
     ints[received:posted] = -1
     ints[posted:head] = 0
-    ints[head:tail] = work.slot_ptr[:-1]
-    ints[tail:current] = work.slot_ptr[:-1]
-    ints[current : current + devices] = -1
-    for d in range(work.streams):
-        if work.in_program[d]:
-            ints[tail + d] = work.slot_ptr[d + 1]
+    for d in range(devices):
+        filled = d < work.streams and work.in_program[d]
+        ints[head + d] = work.slot_ptr[d]
+        ints[tail + d] = work.slot_ptr[d + 1] if filled else work.slot_ptr[d]
+        ints[current + d] = -1
     state.floats[:] = 0.0
     state.flags[:] = 0
     tensor_us[:] = 0.0
 
 
 @njit(cache=True, nogil=True)
-def copy_state(work: GroupWork, state: State, snapshots: Snapshots, row: int, to_snapshot: bool) -> None:
-    """Save a state in a row of the room, or bring it back; of the lines only what waits."""
+def save(work: GroupWork, state: State, snapshots: Snapshots, row: int) -> None:
+    """Save a state in a row of the room; of the lines only what waits."""
     _, _, _, head, tail, _, _, _ = places(work)
-    if to_snapshot:
-        snapshots.ints[row] = state.ints
-        snapshots.floats[row] = state.floats
-        snapshots.flags[row] = state.flags
-    else:
-        state.ints[:] = snapshots.ints[row]
-        state.floats[:] = snapshots.floats[row]
-        state.flags[:] = snapshots.flags[row]
+    for at in range(len(state.ints)):
+        snapshots.ints[row, at] = state.ints[at]
+    for at in range(len(state.floats)):
+        snapshots.floats[row, at] = state.floats[at]
+    for at in range(len(state.flags)):
+        snapshots.flags[row, at] = state.flags[at]
     for d in range(len(work.in_program)):
-        if work.in_program[d]:
-            continue
-        for at in range(state.ints[head + d], state.ints[tail + d]):
-            if to_snapshot:
+        if not work.in_program[d]:
+            for at in range(state.ints[head + d], state.ints[tail + d]):
                 snapshots.codes[row, at] = state.codes[at]
                 snapshots.ready_us[row, at] = state.ready_us[at]
-            else:
+
+
+@njit(cache=True, nogil=True)
+def restore(work: GroupWork, state: State, snapshots: Snapshots, row: int) -> None:
+    """Bring a saved state back."""
+    _, _, _, head, tail, _, _, _ = places(work)
+    for at in range(len(state.ints)):
+        state.ints[at] = snapshots.ints[row, at]
+    for at in range(len(state.floats)):
+        state.floats[at] = snapshots.floats[row, at]
+    for at in range(len(state.flags)):
+        state.flags[at] = snapshots.flags[row, at]
+    for d in range(len(work.in_program)):
+        if not work.in_program[d]:
+            for at in range(state.ints[head + d], state.ints[tail + d]):
                 state.codes[at] = snapshots.codes[row, at]
                 state.ready_us[at] = snapshots.ready_us[row, at]
 

@@ -22,10 +22,11 @@ from dpro_search.replay.kernels.group_state import (
     Snapshots,
     State,
     begin,
-    copy_state,
     fill_slots,
     nearest,
     places,
+    restore,
+    save,
     starts_afresh,
 )
 from dpro_search.space.group_work import GroupWork
@@ -88,6 +89,7 @@ def advance(
     due, due_us = ints[due_at:], state.floats[1 : 1 + most_due]
     ends_us = state.floats[1 + most_due : 1 + most_due + work.iterations]
     carried_us = state.floats[1 + most_due + work.iterations :]
+    # Numbers out of arrays become whole ones of one type: numba compiles what they are given to once for each type.
     rows, streams, steps, devices = work.rows, work.streams, work.steps, len(work.in_program)
     count, tensors = len(work.duration_us), len(work.tensor_bytes)
     cells, ops_each, tensors_each = rows * tensors, count // work.iterations, tensors // work.iterations
@@ -95,7 +97,7 @@ def advance(
     no_key = work.key[:0]
     receivers = streams + rows
     short = devices <= SHORT
-    events, ended, stacked, touches, taken = ints[EVENTS], ints[ENDED], 0, 0, 0
+    events, ended, stacked, touches, taken = np.int64(ints[EVENTS]), np.int64(ints[ENDED]), 0, 0, 0
     now = state.floats[0]
     next_us = now + every_us
 
@@ -109,8 +111,8 @@ def advance(
             if ints[missing + cell + tensor] > 0:
                 missing_of_group[cell + grouping.slot_of[tensor]] += 1
     if fresh:
-        for op in work.sources:
-            d = work.device[op]
+        for source in work.sources:
+            op, d = np.int64(source), np.int64(work.device[source])
             if not work.in_program[d]:
                 _enqueue(d, op, now, work.key, ints, head, tail, codes, ready_us)
         if work.meets:
@@ -135,17 +137,17 @@ def advance(
         while True:
             while stacked > 0:
                 stacked -= 1
-                code = stack[stacked]
+                code = np.int64(stack[stacked])
                 if code < count:  # an op has ended
                     ended += 1
                     ends_us[code // ops_each] = now
                     if work.carried[code] >= 0:
                         carried_us[work.carried[code]] = now
                     for edge in range(work.succ_ptr[code], work.succ_ptr[code + 1]):
-                        op = work.succ_idx[edge]
+                        op = np.int64(work.succ_idx[edge])
                         ints[WAITS + op] -= 1
                         if ints[WAITS + op] == 0:
-                            d = work.device[op]
+                            d = np.int64(work.device[op])
                             if not work.in_program[d]:
                                 _enqueue(d, op, now, work.key, ints, head, tail, codes, ready_us)
                             if not is_touched[d]:
@@ -203,10 +205,10 @@ def advance(
                 tensor = grouping.first[slot]
                 while tensor >= 0:
                     for k in range(work.use_ptr[row * tensors + tensor], work.use_ptr[row * tensors + tensor + 1]):
-                        op = work.use_op[k]
+                        op = np.int64(work.use_op[k])
                         ints[WAITS + op] -= 1
                         if ints[WAITS + op] == 0:
-                            d = work.device[op]
+                            d = np.int64(work.device[op])
                             if not work.in_program[d]:
                                 _enqueue(d, op, now, work.key, ints, head, tail, codes, ready_us)
                             if not is_touched[d]:
@@ -217,7 +219,7 @@ def advance(
 
             if events == 0 or earliest(due_us, events, short) != now:
                 break
-            code = pop(due_us, due, events, short)
+            code = np.int64(pop(due_us, due, events, short))
             events -= 1
             if code >= devices:
                 slot = (code - devices) % tensors
@@ -235,7 +237,7 @@ def advance(
                             touches += 1
                 continue
             d = code
-            code = ints[current + d]
+            code = np.int64(ints[current + d])
             ints[current + d] = -1
             if not is_touched[d]:
                 is_touched[d] = True
@@ -250,7 +252,7 @@ def advance(
             if d < receivers:  # a message has been sent
                 sender = step * rows + d - streams
                 for k in range(work.dest_ptr[sender], work.dest_ptr[sender + 1]):
-                    row = work.dest_row[k]
+                    row = np.int64(work.dest_row[k])
                     cell = row * tensors + slot
                     flags[cell * steps + step] = 1
                     if ints[received + cell] == step:
@@ -277,18 +279,18 @@ def advance(
                 _enqueue(d, code + 1, now, no_key, ints, head, tail, codes, ready_us)
 
         for k in range(touches):  # free devices choose
-            d = touched[k]
+            d = np.int64(touched[k])
             is_touched[d] = False
-            at = ints[head + d]
+            at = np.int64(ints[head + d])
             if ints[current + d] >= 0 or at == ints[tail + d]:
                 continue
             if d < streams:
-                code = work.program[at] if work.in_program[d] else codes[at]
+                code = np.int64(work.program[at] if work.in_program[d] else codes[at])
                 if ints[WAITS + code] > 0:
                     continue  # in program order, and not ready
                 until_us = now + work.duration_us[code]
             else:
-                code = codes[at]
+                code = np.int64(codes[at])
                 row = (d - streams) % rows
                 if work.meets:
                     if ints[received + row * tensors + code] < 0:
@@ -321,7 +323,7 @@ def advance(
         now = earliest(due_us, events, short)
         if now >= next_us and taken < len(rows_for):
             ints[EVENTS], ints[ENDED], state.floats[0] = events, ended, now
-            copy_state(work, state, snapshots, rows_for[taken], True)
+            save(work, state, snapshots, np.int64(rows_for[taken]))
             taken_us[taken] = now
             taken += 1
             next_us += every_us
@@ -394,7 +396,7 @@ def run(
     if from_row < 0:
         begin(work, state, tensor_us)
     else:
-        copy_state(work, state, snapshots, from_row, False)
+        restore(work, state, snapshots, from_row)
     taken = advance(
         work, grouping, state, from_row < 0, tensor_us, stack, missing_of_group, touched, is_touched, group_us, snapshots, rows_for,
         taken_us, every_us,

@@ -27,7 +27,7 @@ from dpro_search.errors import InputError
 _BY_MEMORY = (OpKind.ELEMENTWISE, OpKind.SOFTMAX)
 SIDES = np.round(2.0 ** np.arange(6, 14.5, 0.5))  # of square products, from 64 to 16,384
 UNKNOWN_SIZES = 2.0
-"""By what the ratio of a product of unknown sizes may be off: held 90 % of the measured ones (experiments/devices/README.md)."""
+"""By what the ratio of a product of unknown sizes may be off: holds 91 % of the measured ones (experiments/devices/README.md)."""
 MUCH = 2.0
 """Times the launch that an op must take, to tell of its kernel: what was measured of fp32 holds the launch."""
 

@@ -73,7 +73,7 @@ def test_paced_ranks_need_recorded_times_and_share_no_cores(real):
 
 
 def test_paced_ranks_wait_for_what_is_predicted_of_their_own_work(real):
-    job, found = real("4xtestbed@1gbit", paced=True)
+    _, found = real("4xtestbed@1gbit", paced=True)
     times = msgspec.json.decode(found.paced.times(Plan()))
     assert times["embedding"] == [10.0, 20.0, 3.0]
     assert times["layers"] == [[100.0, 200.0, 3.0]] * 2

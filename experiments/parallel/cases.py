@@ -7,8 +7,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.parallel.models import CONFIGS, SEQUENCE
-
+SEQUENCE = 128
+CONFIGS = {
+    "gpt": {
+        "model_type": "gpt2",
+        "n_embd": 256,
+        "n_layer": 8,
+        "n_head": 8,
+        "n_positions": SEQUENCE,
+        "vocab_size": 2048,
+        "tie_word_embeddings": False,
+    },
+    "llama": {
+        "model_type": "llama",
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": SEQUENCE,
+        "vocab_size": 1024,
+        "tie_word_embeddings": False,
+    },
+}
 GLOBAL_BATCH, MICRO_BATCH = 16, 4
 RATES = ("unlimited", "2gbit", "500mbit")
 REAL = {
@@ -30,7 +51,7 @@ REAL = {
     },
 }
 PACED_RATES = ("2gbit", "500mbit")
-PACED_BATCH = 32
+PACED_BATCH = 64
 PACED = {
     8: {
         "1f1b": "pp=8",

@@ -1,4 +1,4 @@
-"""`score`: errors of predicted steps, as recorded, from the recording of another strategy, and paced; and whether orders were kept."""
+"""`score`: errors of predicted steps, as recorded and from another strategy's recording, and whether orders were kept."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def main() -> None:
             f"{row['job']:28} {row['strategy']:16} measured {row['measured_us'] / 1e3:8.1f} ms +- {row['noise_pct']:.1f} % "
             f"predicted {row['predicted_us'] / 1e3:8.1f} ms  {row['error_pct']:+.1f} %"
         )
-    for name in ("as_recorded", "from_another", "order", "losses", "failed"):
+    for name in ("as_recorded", "from_another", "calibrated", "order", "losses", "failed"):
         print(name, found[name])
 
 

@@ -51,23 +51,25 @@ REAL = {
     },
 }
 PACED_RATES = ("2gbit", "500mbit")
-PACED_BATCH = 64
 PACED = {
     8: {
-        "1f1b": "pp=8",
+        "gpipe x dp": "pp=4,schedule=gpipe",
         "1f1b x dp": "pp=4",
         "interleaved x dp": "pp=4,virtual_stages=2",
         "tp x pp": "tp=2,pp=4,sequence_parallel=false",
         "fsdp2 x tp": "tp=2,zero_stage=3,sequence_parallel=false",
     },
     16: {
-        "1f1b x dp": "pp=8",
-        "tp x pp": "tp=2,pp=8,sequence_parallel=false",
+        "1f1b x dp": "pp=4",
+        "interleaved x dp": "pp=4,virtual_stages=2",
+        "tp x pp": "tp=4,pp=4,sequence_parallel=false",
         "tp x pp x dp": "tp=2,pp=4,sequence_parallel=false",
         "fsdp2 x tp": "tp=4,zero_stage=3,sequence_parallel=false",
     },
 }
-RANKS_PER_HOST = {8: 2, 16: 4}  # of paced jobs
+RANKS_PER_HOST = {8: 2, 16: 4}  # of paced jobs: a stage has whole hosts
+PACED_BATCH = {8: 64, 16: 128}
+PACED_MICRO_BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class Case:
     @property
     def batch(self) -> int:
         """Sequences of a step."""
-        return PACED_BATCH if self.paced else GLOBAL_BATCH
+        return PACED_BATCH[self.ranks] if self.paced else GLOBAL_BATCH
 
     @property
     def job(self) -> str:
@@ -102,10 +104,11 @@ class Case:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(CONFIGS[self.model]))
         hosts = RANKS_PER_HOST[self.ranks] if self.paced else 1
-        rate = self.rate if self.rate == "unlimited" else f"{self.rate[: -len('bit')]}bit"
         lines = [f'name = "{self.ranks // hosts} hosts"', f"hosts = {self.ranks // hosts}", f"devices = {hosts}", "[device]"]
         lines += ['name = "one CPU core"', 'vendor = "any"', 'kind = "cpu"', 'source = "this machine"']
-        lines += ["[nic]", "count = 1", f'rate = "{rate}"', 'latency = "25us"', "[source]", 'all = "this machine"']
+        lines += ["[nic]", "count = 1", f'rate = "{self.rate}"', 'latency = "25us"', "[source]", 'all = "this machine"']
+        if hosts > 1:
+            lines += ["[loopback]", 'latency = "20us"']
         (folder / "cluster.toml").write_text("\n".join(lines) + "\n")
         job = [
             'model = "config.json"',
@@ -117,7 +120,7 @@ class Case:
             f'times = "../{self.times}"',
             *([] if self.paced or self.ranks <= cores else [f"cores = {cores}"]),
             "[runs]",
-            f"micro_batch = {MICRO_BATCH}",
+            f"micro_batch = {PACED_MICRO_BATCH if self.paced else MICRO_BATCH}",
         ]
         path = folder / "job.toml"
         path.write_text("\n".join(job) + "\n")

@@ -19,7 +19,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 from experiments.parallel.cases import Case
 
-WARMUP, STEPS = 3, 11
+WARMUP, STEPS, PACED_STEPS = 3, 11, 8
 TRAIN = Path(__file__).with_name("train.py")
 
 
@@ -55,7 +55,7 @@ def measure(out: Path, chosen: Sequence[Case], python: str, rounds: int, say: Ca
         timed_job(
             path,
             [case.settings],
-            _command(path, python),
+            _command(path, python, STEPS),
             out / case.times,
             on_start=lambda what, c=case: say(f"{c.job}: timing {what}"),
         )
@@ -64,7 +64,7 @@ def measure(out: Path, chosen: Sequence[Case], python: str, rounds: int, say: Ca
     began = time.monotonic()
     for place, (number, case) in enumerate(left):
         path = case.write(out, _cores())
-        row = _run(case, path, _command(path, python), number)
+        row = _run(case, path, _command(path, python, PACED_STEPS if case.paced else STEPS), number)
         with (out / "runs.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
         rest_s = (time.monotonic() - began) / (place + 1) * (len(left) - place - 1)
@@ -102,8 +102,8 @@ def _run(case: Case, path: Path, command: Sequence[str], number: int) -> Row:
     )
 
 
-def _command(path: Path, python: str) -> list[str]:
-    return [python, "-W", "ignore", str(TRAIN), str(path.parent.resolve() / "config.json"), str(STEPS)]
+def _command(path: Path, python: str, steps: int) -> list[str]:
+    return [python, "-W", "ignore", str(TRAIN), str(path.parent.resolve() / "config.json"), str(steps)]
 
 
 def _cores() -> int:

@@ -13,6 +13,9 @@ import numpy as np
 from dpro_search.collect.parallel_times import ParallelTimes
 from dpro_search.deploy.validate import noise_pct_of, typical_us
 from dpro_search.kinds import job_of, load_source
+from dpro_search.search.calibration import Calibration
+from dpro_search.search.correction import MeasuredPoint, Session
+from dpro_search.space.plan import Plan
 from experiments.parallel.cases import Case
 from experiments.parallel.measure import plan_of, predicted, rows_of
 
@@ -44,6 +47,7 @@ def score(out: Path, chosen: Sequence[Case]) -> dict[str, Any]:
                 others.append(pair | {"predicted_us": us, "error_pct": (us / one.us - 1) * 100})
     return {
         "as_recorded": _summary([row["error_pct"] for row in rows]),
+        "calibrated": _calibrated(found, out),
         "from_another": _summary([row["error_pct"] for row in others]),
         "order": _order(rows),
         "losses": _losses(found),
@@ -51,6 +55,34 @@ def score(out: Path, chosen: Sequence[Case]) -> dict[str, Any]:
         "rows": rows,
         "pairs": others,
     }
+
+
+def _calibrated(found: Sequence[Measured], out: Path) -> dict[str, Any]:
+    """Errors of predictions from the first strategy's recording, before and after a calibration by the job's other strategies."""
+    before, after = [], []
+    for _, group in itertools.groupby(found, key=lambda one: one.case.job):
+        base, *others = group
+        times = _of_cut(base.case, out)
+        job: Any = job_of(load_source(out / base.case.job / "job.toml"))
+        plain = [predicted(one.case, out, times) for one in (base, *others)]
+        points = [_point(one, found, plan_of(one.case, job)) for one, found in zip((base, *others), plain, strict=True)]
+        recorded = msgspec.structs.replace(points[0], plan=Plan())
+        for held, prediction in list(zip(points, plain, strict=True))[1:]:
+            changed = tuple(point for point in points[1:] if point is not held)
+            fitted = Calibration.fit([Session(recorded=recorded, changed=changed)], job.space.job.values)
+            before.append((held.predicted_us / held.measured_us - 1) * 100)
+            after.append((fitted.corrected(prediction, held.plan).iteration_us / held.measured_us - 1) * 100)
+    return {"before": _summary(before), "after": _summary(after)}
+
+
+def _point(one: Measured, prediction: Any, plan: Plan) -> MeasuredPoint:
+    return MeasuredPoint(
+        plan=plan,
+        predicted_us=prediction.iteration_us,
+        interval_us=prediction.interval_us,
+        measured_us=one.us,
+        noise=one.noise_pct / 100,
+    )
 
 
 def _measured(out: Path, chosen: Sequence[Case]) -> tuple[list[Measured], list[dict[str, str]]]:

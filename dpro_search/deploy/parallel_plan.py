@@ -138,6 +138,8 @@ class Planned:
         The ``DeviceMesh``, with the axes pp, dp_replicate, dp_shard and tp.
     data_rank, data_ranks
         Which part of the global batch this rank takes, of how many.
+    sequences
+        Of a part.
     """
 
     def __init__(self, parts: list[Any], loss_function: Callable[[Any, Any], Any], mesh: Any, plan: Mapping[str, Any], device: Any):
@@ -145,6 +147,7 @@ class Planned:
         replicate, shard = mesh["dp_replicate"], mesh["dp_shard"]
         self.data_ranks = replicate.size() * shard.size()
         self.data_rank = replicate.get_local_rank() * shard.size() + shard.get_local_rank()
+        self.sequences = plan["micro_batch"] * plan["micro_batches"]
         self._tp = mesh["tp"] if mesh["tp"].size() > 1 else None
         self._loss_function = loss_function
         self._schedule = _schedule(parts, self._loss, mesh["pp"], plan, device) if mesh["pp"].size() > 1 else None
@@ -160,7 +163,7 @@ class Planned:
         Parameters
         ----------
         inputs, targets
-            Of ``micro_batch * micro_batches`` sequences, on every rank of a pipeline.
+            Of `sequences` sequences, on every rank of a pipeline.
 
         Returns
         -------

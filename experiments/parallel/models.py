@@ -1,32 +1,8 @@
-"""Two small transformers in plain PyTorch, which any exported plan splits: a GPT and a Llama; `CONFIGS` describes them."""
+"""Two small transformers in plain PyTorch, which any exported plan splits: a GPT and a Llama."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-
-SEQUENCE = 128
-CONFIGS = {
-    "gpt": {
-        "model_type": "gpt2",
-        "n_embd": 256,
-        "n_layer": 8,
-        "n_head": 8,
-        "n_positions": SEQUENCE,
-        "vocab_size": 2048,
-        "tie_word_embeddings": False,
-    },
-    "llama": {
-        "model_type": "llama",
-        "hidden_size": 384,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 6,
-        "max_position_embeddings": SEQUENCE,
-        "vocab_size": 1024,
-        "tie_word_embeddings": False,
-    },
-}
 
 
 class GptAttention(nn.Module):

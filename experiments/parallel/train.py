@@ -1,4 +1,4 @@
-"""Trains one of the models under whatever plan it is given: `python train.py CONFIG.json GLOBAL_BATCH STEPS`, once for each rank.
+"""Trains one of the models under whatever plan it is given: `python train.py CONFIG.json STEPS`, once for each rank.
 
 It follows ``parallel_plan.py`` of the folder on its path (`dpro-search export --target pytorch`), as `dpro-search validate` has it.
 """
@@ -21,7 +21,7 @@ def loss_function(logits, targets):
 
 
 def main():
-    config, batch, steps = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), int(sys.argv[3])
+    config, steps = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
     vocabulary = config["vocab_size"]
     length = config.get("n_positions") or config["max_position_embeddings"]
     torch.set_num_threads(1)
@@ -30,7 +30,7 @@ def main():
     planned = apply(build(config), loss_function)
     optimizer = torch.optim.AdamW(planned.parameters(), lr=1e-3, foreach=False)
     generator = torch.Generator().manual_seed(1)
-    size = batch // planned.data_ranks
+    size, batch = planned.sequences, planned.sequences * planned.data_ranks
     own = slice(planned.data_rank * size, (planned.data_rank + 1) * size)
     for step in range(steps):
         tokens = torch.randint(vocabulary, (batch, length + 1), generator=generator)[own]

@@ -24,6 +24,7 @@ _PRECISE_S = 2e-4  # before the end of a wait, from which on the clock is watche
 def observe(planned: Any, layers_path: str, file: str) -> None:
     """Pace a planned model from now on."""
     import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     times = json.loads(Path(file).read_text())
     pacer = _Pacer(planned, times)
@@ -40,7 +41,7 @@ def observe(planned: Any, layers_path: str, file: str) -> None:
             pacer.exchanged_s += time.perf_counter() - began
 
     torch.distributed.Work.wait = waited
-    torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: pacer.updates())
+    register_optimizer_step_post_hook(lambda *_: pacer.updates())
 
 
 class _Pacer:
@@ -110,6 +111,7 @@ def _wait_until(end_s: Any) -> None:
 
 def _pretending(pacer: _Pacer) -> Any:
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor import DTensor
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -124,7 +126,9 @@ def _pretending(pacer: _Pacer) -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types):
-                return NotImplemented
+                return NotImplemented  # it comes back with the tensors that are inside
+            if any(issubclass(kind, FakeTensor) for kind in types):
+                return func(*args, **kwargs)
             if "c10d" in func.namespace:
                 began = time.perf_counter()
                 try:
@@ -132,7 +136,8 @@ def _pretending(pacer: _Pacer) -> Any:
                 finally:
                     pacer.exchanged_s += time.perf_counter() - began
             tensors = list(_tensors(args)) + list(_tensors(kwargs.values()))
-            if not any(each.is_floating_point() and each.numel() > _SMALL for each in tensors):
+            large = any(each.is_floating_point() and each.numel() > _SMALL for each in tensors)
+            if not large or any(each.is_meta for each in tensors):
                 return func(*args, **kwargs)
             schema = func._schema
             if schema.is_mutable:

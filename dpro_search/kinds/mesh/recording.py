@@ -1,7 +1,8 @@
 """`record_times`: times the blocks of a described job, and its exchanges, on this machine; `paced_times`: as paced ranks read them.
 
 Blocks are timed by the user's own script under an exported plan, one process on each core that the job would use, on a fake process
-group: shapes, layouts and the framework's own work are those of a rank, and nothing is waited for.
+group: shapes, layouts and the framework's own work are those of a rank, and nothing is waited for. The script takes as many
+sequences as the plan says (``planned.sequences``).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from dpro_search.space.mesh import Strategy
 from dpro_search.space.plan import Plan
 
 _STEPS = 11  # that are needed: those of in_job/dpro_search_timed.py, and the begin of one more
+_MICRO_BATCHES = 3  # of a timed step: the first, a usual one, and the last one
 _SECONDS = 600.0  # that timing the blocks of one plan may take
 
 
@@ -102,7 +104,8 @@ def _timed(description: MeshDescription, strategy: Strategy, real: RecordedJob, 
         micro_batch=strategy.micro_batch,
         zero_stage=strategy.zero_stage if strategy.zero_stage in (0, 3) else 0,  # type: ignore[arg-type]
     )
-    fixed = replace(description.fixed, devices=strategy.tp * strategy.dp)
+    count = min(strategy.micro_batches, _MICRO_BATCHES)
+    fixed = replace(description.fixed, devices=strategy.tp * strategy.dp, global_batch=strategy.dp * strategy.micro_batch * count)
     alone = MeshJob(replace(description, fixed=fixed, runs=runs, strategy=resolved(runs, fixed), chosen=False))
     require_framework(real.spec.interpreter, ("torch",), "torch")
     with scratch_folder("blocks") as work:

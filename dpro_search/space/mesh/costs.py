@@ -528,7 +528,7 @@ def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
         slowed=pricer.slowed,
         overlap_send=workload.runtime.overlap_sends,
         blocking=workload.runtime.blocking,
-        receives=workload.runtime.blocking and strategy.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B),
+        receives=workload.runtime.blocking and strategy.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
         cores=_cores(workload),
     )
 

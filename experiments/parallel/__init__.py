@@ -1,0 +1,1 @@
+"""Predicted against measured: parallel jobs on real ranks, and on paced ones."""

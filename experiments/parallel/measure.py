@@ -1,0 +1,115 @@
+"""`measure`: records times and runs every case, a round after the other; what was measured is not measured again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpro_search.deploy.jobs import Run
+from dpro_search.errors import DproSearchError
+from dpro_search.kinds import described_job, job_of, load_source, timed_job
+from dpro_search.kinds._kind import Description
+from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
+from experiments.parallel.cases import Case
+
+WARMUP, STEPS, PACED_STEPS = 3, 11, 8
+TRAIN = Path(__file__).with_name("train.py")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    job: str
+    strategy: str
+    round: int
+    iteration_us: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    failed: str = ""
+
+
+def rows_of(out: Path) -> list[Row]:
+    """All runs of a folder; a line that was not finished is left out."""
+    path = out / "runs.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    found = []
+    for line in lines:
+        try:
+            found.append(msgspec.json.decode(line, type=Row))
+        except msgspec.DecodeError:
+            continue
+    return found
+
+
+def measure(out: Path, chosen: Sequence[Case], python: str, rounds: int, say: Callable[[str], None]) -> None:
+    """Time blocks and exchanges of the jobs, then run each case once a round; adds to ``runs.jsonl``."""
+    out.mkdir(parents=True, exist_ok=True)
+    for case in chosen:
+        path = case.write(out, _cores())
+        timed_job(
+            path,
+            [case.settings],
+            _command(path, python, STEPS),
+            out / case.times,
+            on_start=lambda what, c=case: say(f"{c.job}: timing {what}"),
+        )
+    done = {(row.job, row.strategy, row.round) for row in rows_of(out)}
+    left = [(number, case) for number in range(rounds) for case in chosen if (case.job, case.strategy, number) not in done]
+    began = time.monotonic()
+    for place, (number, case) in enumerate(left):
+        path = case.write(out, _cores())
+        row = _run(case, path, _command(path, python, PACED_STEPS if case.paced else STEPS), number)
+        with (out / "runs.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(row) + b"\n")
+        rest_s = (time.monotonic() - began) / (place + 1) * (len(left) - place - 1)
+        typical = f"{sorted(row.iteration_us)[len(row.iteration_us) // 2] / 1e3:.0f} ms" if row.iteration_us else row.failed
+        say(f"round {number} {case.job} {case.strategy}: {typical} ({place + 1} of {len(left)}, {rest_s / 60:.0f} min left)")
+
+
+def predicted(case: Case, out: Path, times: Any = None) -> Any:
+    """The prediction of a case; `times` in place of all that its job's file has."""
+    from dataclasses import replace
+
+    source: Any = load_source(out / case.job / "job.toml")
+    if times is not None:
+        source = replace(source, times=times)
+    job = job_of(source)
+    return job.replayed(plan_of(case, job))
+
+
+def plan_of(case: Case, job: Any) -> Plan:
+    """The plan of a case's settings."""
+    return Scenario().changed([case.settings], known=job.askable, job=job.title).plan
+
+
+def _run(case: Case, path: Path, command: Sequence[str], number: int) -> Row:
+    source = load_source(path)
+    assert isinstance(source, Description)
+    job = job_of(source)
+    try:
+        run: Run = described_job(source, job, command, paced=case.paced).run(plan_of(case, job), warmup=WARMUP, timeout_s=600)
+    except DproSearchError as error:
+        return Row(job=case.job, strategy=case.strategy, round=number, failed=str(error)[:400])
+    losses = tuple(loss.value for loss in run.losses)
+    return Row(
+        job=case.job, strategy=case.strategy, round=number, iteration_us=tuple(run.times.iteration_us.tolist()), losses=losses
+    )
+
+
+def _command(path: Path, python: str, steps: int) -> list[str]:
+    return [python, "-W", "ignore", str(TRAIN), str(path.parent.resolve() / "config.json"), str(steps)]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def tell(text: str) -> None:
+    """On the terminal, at once."""
+    print(text, file=sys.stderr, flush=True)

@@ -200,7 +200,7 @@ def run(
         return there, result
 
     folder_of_run = usual_run(folder, sampler.value, seed) if out is None else out
-    origin = "described" if recorded.trace is None else "recorded"
+    origin = recorded.origin
     if names := several(cluster):
         rows = [_on_cluster(name, searched, run_of(folder_of_run, name)) for name in names]
         compared = comparison(rows, tokens_per_second)

@@ -11,7 +11,7 @@ import msgspec
 
 from dpro_search.collect._files import write_file
 from dpro_search.collect.step_times import StepTimes
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import Floats
 from dpro_search.deploy.chosen import ChosenPlan, PlansOfRun
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob
@@ -176,7 +176,7 @@ def assumptions(cluster: SearchedCluster | None) -> tuple[str, ...]:
 
 def validate_run(
     run: Path,
-    recording: Trace,
+    recorded_us: Floats,
     job: RecordedJob,
     knobs: Mapping[str, object],
     *,
@@ -197,8 +197,8 @@ def validate_run(
 
     Parameters
     ----------
-    recording, job
-        The searched trace, and the job that runs again.
+    recorded_us, job
+        The iterations of the recording, [n], and the job that runs again.
     knobs
         Recorded values of plan fields (`space.transformations.JobFacts.values`).
     run_recorded_command
@@ -249,9 +249,9 @@ def validate_run(
         on_run=on_run,
         on_round=keep,
     )
-    recorded = recording.iterations_us()
-    if len(recorded) and not elsewhere:
-        validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded]))
+    if len(recorded_us) and not elsewhere:
+        validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded_us]))
+    validation = msgspec.structs.replace(validation, trained=job.trained())
     write_file(run / "validation.json", msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
     sessions = (*earlier.sessions, measured_session(validation, result.baseline, earlier))
     calibration = Calibration.fit(sessions, knobs)

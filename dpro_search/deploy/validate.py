@@ -21,7 +21,7 @@ from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Floats
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.kept_rounds import FinishedRound, KeptRun
-from dpro_search.deploy.losses import Equivalence, compare, tolerance_of
+from dpro_search.deploy.losses import Equivalence, compare, tolerance_of, trained_to
 from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.plan_json import decoded
@@ -36,6 +36,10 @@ _CHANGED_PCT = 5.0  # recordings of one job differ by about 4 % from run to run
 
 class Job(Protocol):
     """A job that can run; `jobs.RecordedJob` is one."""
+
+    @property
+    def target_loss(self) -> float | None:
+        """The loss that every run ends at; None: it ends after its steps."""
 
     def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
         """One run under a plan, ended after `timeout_s`; the empty plan is the recorded setting."""
@@ -94,6 +98,19 @@ class FailedPlan(msgspec.Struct, frozen=True, kw_only=True):
     measured_us: float | None
 
 
+class TrainedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A training to a target loss. Steps, commits and bytes are those of all workers until then."""
+
+    synchronisation: str
+    seed: int
+    time_s: float
+    final_loss: float
+    steps: int
+    commits: int
+    bytes: int
+    waiting_share: float
+
+
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements of `validate`; times in us."""
 
@@ -111,6 +128,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[MeasuredPlan, ...]
     refused: tuple[RefusedPlan, ...] = ()
     failed: tuple[FailedPlan, ...] = ()
+    trained: tuple[TrainedRun, ...] = ()  # Of a job that is trained to a loss, all runs.
 
     @staticmethod
     def load(run: Path) -> Validation | None:
@@ -191,7 +209,7 @@ def validate(
             break
         on_round(rounds_run.round(rounds - done if done < rounds else 1))
         done += 1
-    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done), kept_rounds=len(kept))
+    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done, job.target_loss), kept_rounds=len(kept))
 
 
 class _Rounds:
@@ -272,7 +290,13 @@ class _Rounds:
                 raise self.failures[0] from None
 
 
-def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], rounds_run: _Rounds, rounds: int) -> Validation:
+def _compared(
+    baseline: Prediction,
+    plans: Sequence[tuple[Plan, Prediction]],
+    rounds_run: _Rounds,
+    rounds: int,
+    target_loss: float | None = None,
+) -> Validation:
     runs = rounds_run.ended
     base = _times(runs[_RECORDED])
     base_us = typical_us(base)
@@ -287,6 +311,8 @@ def _compared(baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], ro
             failed.append(FailedPlan(plan=plan, predicted_us=expected_us, reason=reason, runs=len(found), measured_us=before_us))
             continue
         losses = compare([run.losses for run in runs[_RECORDED]], [run.losses for run in runs[number]], tolerance_of(plan))
+        if target_loss is not None:
+            losses = trained_to(target_loss)
         if losses.verdict == "different":
             refused.append(RefusedPlan(plan=plan, predicted_us=expected_us, measured_us=typical_us(found), losses=losses))
         else:

@@ -157,19 +157,25 @@ def searchable(job: Job) -> Job:
     return job
 
 
-def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
+def recorded_job(trace: Source, command: Sequence[str] = (), run: Path = Path("runs")) -> RecordedJob:
     """The job of a trace as it can run again, with `command` in place of the recorded one.
+
+    Parameters
+    ----------
+    run
+        Folder of the search whose plans run.
 
     Raises
     ------
     InputError
-        Nothing here starts such jobs, the trace does not tell the job's command, or it is a description.
+        Nothing here starts such jobs, or the trace does not tell the job's command.
     """
     from dpro_search.deploy.jobs import RecordedJob
 
     kind = kind_of(trace)
     if not isinstance(trace, Trace):
-        raise InputError(f"{kind.title} was never run: record it with 'dpro-search collect' and search that trace")
+        assert isinstance(kind, DescribedKind)
+        return cast("RecordedJob", kind.runs_again(trace, run, command))
     launcher = next((each for each in kind.launchers if each.format == trace.meta.format), None)
     if launcher is None and kind.profile_launcher_name:
         trace = replace(trace, meta=on_this_machine(trace.meta))

@@ -18,7 +18,7 @@ A verb calls `Kind.job` once, then asks the `Job`. ``tests/kinds/conformance.py`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Servers, Target
+from dpro_search.errors import InputError
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._options import PlanOptions
 
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph
     from dpro_search.collect.launchers._base import Launcher
+    from dpro_search.deploy.jobs import RecordedJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,10 @@ class DescribedKind(AnyKind[_Described]):
     def captured_text(self, graph: CapturedGraph, name: str, cluster: str | None) -> str | None:
         """A file that `read` takes, of a captured model whose graph is in a file of that name beside it; None: none."""
         return None
+
+    def runs_again(self, source: _Described, run: Path, command: Sequence[str]) -> RecordedJob:
+        """The job for real runs of the plans of a search's run folder; raises `InputError` if such jobs cannot be started here."""
+        raise InputError(f"{self.title} was never run: record it with 'dpro-search collect' and search that trace")
 
     @abstractmethod
     def read(self, path: Path) -> _Described | None:

@@ -15,9 +15,8 @@ from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.of_run import validate_run
 from dpro_search.deploy.validate import Validation
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, job_of, load_source, recorded_job
+from dpro_search.kinds import Job, Source, job_of, load_source, recorded_job
 from dpro_search.kinds._elsewhere import searched_job
-from dpro_search.kinds._kind import Description
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.run_folder import RunInfo, SearchedCluster, read_run
 from dpro_search.space.scenario import SCALES, Scenario
@@ -28,7 +27,7 @@ class RealRuns:
     """The job of a search, ready to run again."""
 
     run: Path
-    recording: Trace
+    recording: Source
     job: RecordedJob
     predicted: Job  # As the search priced it.
     elsewhere: bool  # Whether that was on another cluster.
@@ -37,7 +36,10 @@ class RealRuns:
     def validate(self, **how: Any) -> tuple[Validation, Calibration]:
         """Run the best plans of the search for real; `how` is of `deploy.of_run.validate_run`, which names what it raises."""
         values = self.predicted.space.job.values
-        return validate_run(self.run, self.recording, self.job, values, elsewhere=self.elsewhere, **how)
+        measured_us = (
+            self.recording.iterations_us() if isinstance(self.recording, Trace) else self.predicted.measured_iterations_us()
+        )
+        return validate_run(self.run, measured_us, self.job, values, elsewhere=self.elsewhere, **how)
 
 
 def real_runs(
@@ -61,8 +63,7 @@ def real_runs(
     """
     info = read_run(run)
     recording = load_source(trace or Path(info.trace))
-    job = recorded_job(recording, command)
-    assert not isinstance(recording, Description), "has no command"
+    job = recorded_job(recording, command, run)
     recorded = job_of(recording)
     if info.cluster is not None:
         job = _here(job, recorded, run, info, info.cluster)

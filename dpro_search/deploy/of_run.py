@@ -245,6 +245,7 @@ def validate_run(
         warmup=warmup,
         timeout_s=timeout_s,
         kept=kept.rounds,
+        target_loss=job.target_loss,
         on_start=on_start,
         on_run=on_run,
         on_round=keep,

@@ -37,10 +37,6 @@ _CHANGED_PCT = 5.0  # recordings of one job differ by about 4 % from run to run
 class Job(Protocol):
     """A job that can run; `jobs.RecordedJob` is one."""
 
-    @property
-    def target_loss(self) -> float | None:
-        """The loss that every run ends at; None: it ends after its steps."""
-
     def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
         """One run under a plan, ended after `timeout_s`; the empty plan is the recorded setting."""
 
@@ -161,6 +157,7 @@ def validate(
     timeout_s: float | None = None,
     numbers: Sequence[int] = (),
     kept: Sequence[FinishedRound] = (),
+    target_loss: float | None = None,
     on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
     on_round: Callable[[FinishedRound], None] = lambda finished: None,
@@ -180,6 +177,8 @@ def validate(
         Of the plans, for `on_start` and `on_run`; empty: from 1 on.
     kept
         Rounds of the same plans that an interrupted call has finished; they count among the rounds.
+    target_loss
+        The loss that every run ends at; None: runs end after their steps.
     on_start
         Called before each run with its name (``recorded`` or ``plan N``), how many have ended, and how many there are to be.
     on_run
@@ -209,7 +208,7 @@ def validate(
             break
         on_round(rounds_run.round(rounds - done if done < rounds else 1))
         done += 1
-    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done, job.target_loss), kept_rounds=len(kept))
+    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done, target_loss), kept_rounds=len(kept))
 
 
 class _Rounds:

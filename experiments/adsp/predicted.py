@@ -41,7 +41,11 @@ def _short_run(record: dict[str, Any], levels: Sequence[float]) -> ShortRun:
     ends = np.maximum(times[2:] - LAG_S, 0.0)
     applied = np.array(record["applied"], dtype=float).T
     return ShortRun(
-        commit_s=applied[0], steps=applied[2], weights=applied[3], behind_steps=applied[4], reached_s=reached_at(ends, smooth, levels)
+        commit_s=applied[0],
+        steps=applied[2],
+        weights=applied[3],
+        behind_steps=applied[4],
+        reached_s=reached_at(ends, smooth, levels),
     )
 
 

@@ -85,8 +85,8 @@ class TrainedJob(RecordedJob):
         reached = np.flatnonzero(losses <= self.target_loss)
         if not len(reached):
             raise JobError(
-                f"{scheme}: the loss was {losses[-1]:.3g} after {record.end_s:.0f} s, and the target of {self.target_loss:g} was not "
-                "reached: give a longer --timeout, or search with --set target_loss=..."
+                f"{scheme}: the target loss of {self.target_loss:g} was not reached: {losses[-1]:.3g} after {record.end_s:.0f} s; "
+                "give a longer --timeout, or search with --set target_loss=..."
             )
         time_s = float(times_s[reached[0]])
         until = record.time_s <= time_s

@@ -46,6 +46,7 @@ __all__ = [
     "assemble_raw",
     "captured_text",
     "deployed",
+    "described_in",
     "description_text",
     "difference",
     "files_of",
@@ -78,10 +79,15 @@ def load_source(path: Path) -> Source:
     InputError
         It is neither, or is damaged.
     """
+    return described_in(path) or Trace.load(path)
+
+
+def described_in(path: Path) -> Description | None:
+    """The description in a file of some kind's; None: it is none, or no file. Raises `InputError` for a damaged one."""
     for kind in kinds() if path.is_file() else ():
         if isinstance(kind, DescribedKind) and (found := kind.read(path)) is not None:
             return cast("Description", found)
-    return Trace.load(path)
+    return None
 
 
 def description_text(wanted: Wanted) -> str:

@@ -164,6 +164,10 @@ def test_real_runs_need_a_command(searched: tuple[Path, dict[str, Any]]) -> None
     assert "write it after '--'" in refusal("validate", searched[0])
 
 
+def test_recorded_runs_need_no_import(recording: Path, tmp_path: Path) -> None:
+    assert "needs no import" in refusal("import", recording, "--out", tmp_path / "trace")
+
+
 def test_one_worker_is_refused(recording: Path) -> None:
     assert "one worker has nobody" in refusal("replay", recording, "--set", "ranks=1")
     with pytest.raises(InputError, match="give one of them"):

@@ -11,7 +11,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from dpro_search.collect.trace import Floats
+from dpro_search.collect.trace import Floats, TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._job import Job, Table
@@ -41,7 +41,6 @@ class SynchronisedJob(Job):
     title = "a job of workers of unequal speed"
     askable = ("synchronisation",)
     settings = ("ranks", "speeds", "delay", "target_loss", "compute", "communication")
-    tensors = ()
 
     @classmethod
     def of(cls, source: ShortRuns, options: PlanOptions) -> Self:
@@ -61,7 +60,10 @@ class SynchronisedJob(Job):
             Whether workers, links, target or scheme are others than recorded.
         """
         self._source, self._trainings, self._today, self._changed = source, trainings, today, changed
-        facts = JobFacts(name=self.title, tensors=(), values={"synchronisation": str(today)})
+        elements = source.runs[0].elements
+        whole = TensorInfo(name="parameters", node="parameters", dtype="float32", shape=(elements,), size_bytes=4 * elements)
+        self.tensors = (whole,)  # a commit holds all
+        facts = JobFacts(name=self.title, tensors=self.tensors, values={"synchronisation": str(today)})
         momentum = trainings.factors
         self._which = WhichScheme(facts, workers=trainings.workers, longest_s=trainings.longest_s, momentum=momentum)
         self.space = PlanSpace(facts, [self._which])

@@ -21,6 +21,8 @@ from dpro_search.search.calibration import Calibration
 from dpro_search.search.run_folder import RunInfo, SearchedCluster, read_run
 from dpro_search.space.scenario import SCALES, Scenario
 
+_SPEEDS = (*SCALES, "speeds", "delay")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RealRuns:
@@ -79,7 +81,7 @@ def real_runs(
 
 def _here(recorded: RecordedJob, job: Job, run: Path, info: RunInfo, cluster: SearchedCluster) -> RecordedJob:
     """The job on the cluster of its search; raises `InputError` where that is neither the recorded one nor this machine."""
-    scaled = [change for change in cluster.changes if change.partition("=")[0].rpartition(".")[2] in SCALES]
+    scaled = [change for change in cluster.changes if change.partition("=")[0].rpartition(".")[2] in _SPEEDS]
     on_gpus = Scenario().on(cluster.machines).cluster.on_gpus
     if not scaled and not on_gpus and searched_job(job, info).cluster == job.cluster:
         return recorded

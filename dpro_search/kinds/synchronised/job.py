@@ -155,6 +155,16 @@ class SynchronisedJob(Job):
     def _scheme(self, plan: Plan) -> Scheme:
         return self._today if plan.synchronisation is None else parse_scheme(plan.synchronisation)
 
+    @property
+    def today(self) -> Scheme:
+        """What it runs with without a plan."""
+        return self._today
+
+    @property
+    def target_loss(self) -> float:
+        """What it is trained to."""
+        return self._trainings.target_loss
+
     def training(self, plan: Plan) -> TimeToLoss:
         """The simulated training under a plan."""
         scheme = self._scheme(plan)
@@ -223,7 +233,8 @@ class SynchronisedJob(Job):
     def _graph(self, plan: Plan) -> Any:
         self.space.check(plan)
         found = self.training(plan)
-        return training_graph(found.simulated, self._trainings.paces(found.scheme))
+        until_s = found.simulated.end_s if found.time_s is None else found.time_s
+        return training_graph(found.simulated, self._trainings.paces(found.scheme), until_s)
 
     def _workers(self, plan: Plan) -> list[dict[str, Any]]:
         found = self.training(plan)

@@ -25,7 +25,11 @@ from dpro_search.deploy.synchronisation.recording import SEED_VARIABLE
 from dpro_search.deploy.targets import targets_for
 from dpro_search.deploy.validate import TrainedRun
 from dpro_search.errors import InputError, JobError
+from dpro_search.kinds._elsewhere import searched_job
+from dpro_search.kinds._options import PlanOptions
+from dpro_search.kinds.synchronised.job import SynchronisedJob
 from dpro_search.kinds.synchronised.recording import RecordedRun, ShortRuns, recorded_runs
+from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan
 from dpro_search.space.synchronisation import Scheme, parse_scheme
 
@@ -123,10 +127,12 @@ class TrainedJob(RecordedJob):
 
 
 def trained_job(source: ShortRuns, facts: JobFacts, run: Path, command: Sequence[str]) -> TrainedJob:
-    """The job of some recorded runs, with `command` for each worker; raises `InputError` without one."""
+    """The job of some recorded runs as a search's run folder has it, with `command` for each worker; `InputError` without one."""
     if not command:
         raise InputError("the recording has no command of the job: write it after '--', like '-- python train.py'")
-    spec = JobSpec(command=tuple(command), ranks=source.workers, env=_environment(source.runs[0].scheme))
+    searched = searched_job(SynchronisedJob.of(source, PlanOptions()), read_run(run))
+    assert isinstance(searched, SynchronisedJob)
+    spec = JobSpec(command=tuple(command), ranks=source.workers, env=_environment(searched.today))
     require_framework(spec.interpreter, ("torch", "ray"), "synchronisation")
     return TrainedJob(
         targets=(SYNCHRONISATION,),
@@ -134,8 +140,8 @@ def trained_job(source: ShortRuns, facts: JobFacts, run: Path, command: Sequence
         facts=facts,
         rate_bps=None,
         shaped=False,
-        today=source.runs[0].scheme,
-        target_loss=source.target_loss,
+        today=searched.today,
+        target_loss=searched.target_loss,
         longest_s=max(each.end_s for each in source.runs),
         records=run / "trained.jsonl",
     )

@@ -14,16 +14,18 @@ from dpro_search.space.synchronisation import Pace
 _MOST_COMMITS = 5_000  # that are shown: the first ones
 
 
-def training_graph(simulated: Simulated, paces: Sequence[Pace]) -> ReplayGraph:
-    """Local steps and the receiving of the model on each worker, and updates on the server, in the order of time.
+def training_graph(simulated: Simulated, paces: Sequence[Pace], until_s: float) -> ReplayGraph:
+    """What happened until a time: local steps and the receiving of the model on each worker, and updates, in the order of time.
 
     A worker's steps follow from its model; it receives that when the scheme lets it go on, behind the update that was applied then.
     """
     graph = GraphBuilder()
     devices = [graph.add_device(name=f"worker {worker}", rank=worker) for worker in range(len(paces))]
     server = graph.add_device(name="updates", rank=0)
-    commits = simulated.commits[:_MOST_COMMITS]
-    following = {(worker, one.time_s): other for worker in range(len(paces)) for one, other in pairwise(_of(commits, worker))}
+    commits = [commit for commit in simulated.commits if commit.time_s <= until_s][:_MOST_COMMITS]
+    following = {
+        (worker, one.time_s): other for worker in range(len(paces)) for one, other in pairwise(_of(simulated.commits, worker))
+    }
     received: dict[int, int] = {}
     applied: list[tuple[float, int]] = []
     waiting: dict[int, float] = {}  # by worker, when it is let go on

@@ -210,8 +210,8 @@ class Scenario:
 
 
 def changes_in(text: str) -> list[str]:
-    """The changes in a text that may hold several: "tp=8,pp=2"."""
-    return re.split(r"\s*,\s*(?=[a-z])", text.strip())
+    """The changes in a text that may hold several: "tp=8,pp=2"; a comma within parentheses is a part of a value."""
+    return re.split(r"\s*,\s*(?=[a-z])(?![^()]*\))", text.strip())
 
 
 def readers() -> dict[str, Callable[[str], Any]]:

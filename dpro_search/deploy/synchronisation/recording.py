@@ -9,12 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from dpro_search.deploy.synchronisation.pacing import Pacer
-    from dpro_search.deploy.synchronisation.worker import Part
+from pathlib import Path
+from typing import Any, NamedTuple
 
 FORMAT, VERSION = "dpro-search-synchronisation", 1
 SEED_VARIABLE = "DPRO_SEARCH_SEED"
@@ -46,34 +42,12 @@ class RecordedCommit(NamedTuple):
     waited_s: float
 
 
-def write_record(part: Part, run: str, step_s: float, pacer: Pacer, elements: int, commits: Sequence[RecordedCommit]) -> None:
-    """Append the line of a worker.
-
-    Parameters
-    ----------
-    step_s
-        Mean seconds of a local step.
-    elements
-        Numbers in an update.
-    """
-    line = {
-        "format": FORMAT,
-        "version": VERSION,
-        "run": run,
-        "scheme": str(part.scheme),
-        "worker": part.worker,
-        "workers": part.workers,
-        "seed": os.environ.get(SEED_VARIABLE),
-        "target_loss": part.goal.target_loss,
-        "elements": elements,
-        "step_s": step_s,
-        "paced": part.pace is not None,
-        "late_steps": pacer.late_steps,
-        "commits": [[*map(_short, commit)] for commit in commits],
-    }
-    assert part.record is not None
-    part.record.parent.mkdir(parents=True, exist_ok=True)
-    with part.record.open("a") as file:
+def write_record(path: Path, **facts: Any) -> None:
+    """Append the line of a worker: ``run``, ``scheme``, ``worker``, ..., and its ``commits`` as `RecordedCommit`."""
+    commits = [[*map(_short, commit)] for commit in facts.pop("commits")]
+    line = {"format": FORMAT, "version": VERSION, "seed": os.environ.get(SEED_VARIABLE), **facts, "commits": commits}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps(line) + "\n")
 

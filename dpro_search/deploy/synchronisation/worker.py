@@ -76,9 +76,19 @@ class Worker(ABC):
 
     def close(self) -> None:
         if self._part.record is not None:
-            step_s = self._all_step_s / max(self._all_steps, 1)
-            elements = sum(parameter.numel() for parameter in self._parameters)
-            write_record(self._part, self.run, step_s, self._pacer, elements, self._recorded)
+            write_record(
+                self._part.record,
+                run=self.run,
+                scheme=str(self._scheme),
+                worker=self._worker,
+                workers=self._part.workers,
+                target_loss=self._part.goal.target_loss,
+                elements=sum(parameter.numel() for parameter in self._parameters),
+                step_s=self._all_step_s / max(self._all_steps, 1),  # the mean
+                paced=self._part.pace is not None,
+                late_steps=self._pacer.late_steps,
+                commits=self._recorded,
+            )
         self._leave()
 
     def _stepped(self, loss: Any) -> None:

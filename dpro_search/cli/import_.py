@@ -34,13 +34,15 @@ def import_(
     from dpro_search.collect.readers.importers import import_trace
     from dpro_search.collect.trace import EventKind
     from dpro_search.errors import InputError
-    from dpro_search.kinds import assemble_raw
+    from dpro_search.kinds import assemble_raw, described_in
     from dpro_search.space.recorded import iterations_us
 
     require_new(out)
     for source in sources:
         if (what := what_is(source)) in ("a trace", "the folder of a search", "an exported plan"):
             raise InputError(f"{source}: {what}, and no raw files; 'replay' and 'run' take a trace, 'report' and 'export' a search")
+        if described_in(source) is not None:
+            raise InputError(f"{source}: needs no import: 'replay', 'run' and 'diagnose' take it as it is")
     own = len(sources) == 1 and (sources[0] / "job.json").is_file()
     trace = assemble_raw(sources[0]) if own else import_trace(sources)
     if parameters is not None:

@@ -34,7 +34,8 @@ def replay(
             "bucket_cap_bytes=25MiB, first_bucket_bytes=1MiB (DDP); prefetch=1, reshard_after_forward=0 (FSDP); "
             "servers=N, servers_on_workers=1, bigarray_bound=N, p3=1, slice_threshold=N, compression=2bit (KVStore); "
             "partition_bytes=4MB, credit=N, compression=fp16 (BytePS); ranks=N, rate=1gbit; cores=N "
-            "shared by ranks (Horovod, PyTorch). Facts about an iteration: tokens=8192 (of all devices), flops=2e12 and "
+            "shared by ranks (Horovod, PyTorch); synchronisation=S, speeds=1:1:2:3, delay=20ms, "
+            "target_loss=0.3 (unequal workers). Facts about an iteration: tokens=8192 (of all devices), flops=2e12 and "
             "peak=312TFLOP/s (of a device), price=4.1 (USD per device-hour), power=400W.",
         ),
     ] = None,

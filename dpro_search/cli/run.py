@@ -206,7 +206,7 @@ def run(
         return there, result
 
     folder_of_run = usual_run(folder, sampler.value, seed) if out is None else out
-    origin = "described" if recorded.trace is None else "recorded"
+    origin = recorded.origin
     sizes = batches_of(batches)
     if (names := several(cluster)) or sizes:
         pairs = [(name, size) for name in (names or (cluster,)) for size in (sizes or (None,))]

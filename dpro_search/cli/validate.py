@@ -10,6 +10,8 @@ import typer
 from dpro_search.cli._shared_options import JsonOption
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dpro_search.collect.step_times import StepTimes
     from dpro_search.deploy.validate import MeasuredPlan, Validation
     from dpro_search.search.calibration import Calibration
@@ -182,6 +184,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
         console.print("No plan is faster by more than the noise.")
     elif any(not plan.beyond_noise for plan in validation.plans):
         console.print("? = within the noise: no difference is proved.")
+    _print_trained(console, validation)
     for refused in validation.refused:
         console.print(f"{describe(refused.plan)}: no speed-up, it trains something else: {refused.losses.reason}.")
     for failed in validation.failed:
@@ -190,6 +193,29 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     for sentence in dict.fromkeys(_loss_sentence(plan) for plan in validation.plans if not validation.paced):
         console.print(sentence)
     console.print(f"dpro-search run --calibrate {run}: {calibration.summary}", soft_wrap=True)
+
+
+def _print_trained(console: Console, validation: Validation) -> None:
+    """Runs to a target loss."""
+    from dpro_search.cli._output import print_table, size
+
+    if not validation.trained:
+        return
+    columns = ("scheme", "seed", "seconds", "loss", "steps", "commits", "moved", "waiting")
+    rows = [
+        (
+            run.synchronisation,
+            str(run.seed),
+            f"{run.time_s:.1f}",
+            f"{run.final_loss:.3g}",
+            str(run.steps),
+            str(run.commits),
+            size(run.bytes),
+            f"{run.waiting_share:.0%}",
+        )
+        for run in validation.trained
+    ]
+    print_table(console, "trainings to the target loss", columns, rows)
 
 
 def _loss_sentence(plan: MeasuredPlan) -> str:

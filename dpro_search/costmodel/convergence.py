@@ -127,6 +127,29 @@ def fit_convergence(start_loss: float, levels: Sequence[float], runs: Sequence[S
     )
 
 
+def falling_levels(start_loss: float, target_loss: float, count: int = 10) -> tuple[float, ...]:
+    """Losses from the first one below the start to the target, [count], in equal ratios where both are positive.
+
+    Raises `InputError` if the target is not below the start.
+    """
+    if not target_loss < start_loss:
+        raise InputError(f"convergence: a target loss of {target_loss:g} is not below the loss at the start, {start_loss:g}")
+    spaced = np.geomspace if target_loss > 0 else np.linspace
+    return tuple(float(loss) for loss in spaced(start_loss, target_loss, count + 1)[1:])
+
+
+def reached_at(times_s: Floats, losses: Floats, levels: Sequence[float]) -> Floats:
+    """When a curve first was at or below each level, [levels]; NaN where it never was.
+
+    Parameters
+    ----------
+    times_s, losses
+        The curve in order of time, [n].
+    """
+    below = [np.flatnonzero(losses <= level) for level in levels]
+    return np.array([times_s[found[0]] if len(found) else np.nan for found in below])
+
+
 def _log_needed(values: Floats, runs: Sequence[ShortRun]) -> Floats:
     """Logarithms of the effective steps that runs made until they reached each level, [runs, levels]."""
     drift, staleness = values

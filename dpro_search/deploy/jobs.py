@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
@@ -22,6 +22,9 @@ from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.deploy.targets import targets_for
 from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan
+
+if TYPE_CHECKING:
+    from dpro_search.deploy.validate import TrainedRun
 
 PLAN_VARIABLE = "DPRO_SEARCH_PLAN"
 OBSERVER_VARIABLE = "DPRO_SEARCH_OBSERVER"
@@ -74,6 +77,7 @@ class RecordedJob:
     described: bool = False  # Whether the empty plan is exported too: a script follows any plan alike.
     paced: Paced | None = None  # None: ranks compute.
     own_tolerance: float = 0.0  # The relative difference of losses that its precision makes; plans may have a larger one.
+    target_loss: float | None = None  # That every run ends at; None: it ends after its steps.
 
     @staticmethod
     def of(
@@ -108,6 +112,10 @@ class RecordedJob:
             shaped=len(set(meta.hosts)) > 1 or meta.rate_bps is not None,
             command_from_trace=not command,
         )
+
+    def trained(self) -> tuple[TrainedRun, ...]:
+        """The runs so far of a job that is trained to a loss."""
+        return ()
 
     def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
         """Run the job under a plan (the empty one: as recorded) and measure its steps.

@@ -21,7 +21,6 @@ from dpro_search.deploy.losses import Loss
 from dpro_search.space.plan import Plan
 
 _VERSION = 1
-_LEAST_STEPS = 3
 _LARGEST_BYTES = 256 * 2**20
 
 
@@ -129,6 +128,6 @@ def _whole(finished: FinishedRound, plans: int) -> bool:
         -1 in numbers
         and (numbers | finished.failed.keys()) <= set(range(-1, plans))
         and -1 not in finished.failed
-        and all(len(run.iteration_us) >= _LEAST_STEPS and min(run.iteration_us) > 0 for run in finished.runs)
+        and all(run.iteration_us and min(run.iteration_us) > 0 for run in finished.runs)
         and all(max(run.iteration_us) < float("inf") for run in finished.runs)
     )

@@ -116,6 +116,12 @@ def compare(recorded: Sequence[Losses], planned: Sequence[Losses], tolerance: To
     )
 
 
+def trained_to(target: float) -> Equivalence:
+    """The comparison of runs that were trained until their loss was a target."""
+    reason = f"all runs were trained to a loss of {target:g}"
+    return Equivalence(verdict="same", compared=0, difference=None, tolerance=None, reason=reason)
+
+
 def _unknown(count: int, reason: str) -> Equivalence:
     return Equivalence(verdict="unknown", compared=count, difference=None, tolerance=None, reason=reason)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from dpro_search.collect._files import write_file
 from dpro_search.collect.step_times import StepTimes
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import Floats
 from dpro_search.deploy.chosen import ChosenPlan, PlansOfRun
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob
@@ -176,7 +176,7 @@ def assumptions(cluster: SearchedCluster | None) -> tuple[str, ...]:
 
 def validate_run(
     run: Path,
-    recording: Trace | None,
+    recorded_us: Floats,
     job: RecordedJob,
     knobs: Mapping[str, object],
     *,
@@ -197,8 +197,8 @@ def validate_run(
 
     Parameters
     ----------
-    recording, job
-        The searched trace (None: the job was described), and the job that runs.
+    recorded_us, job
+        The iterations of the recording, [n], and the job that runs again.
     knobs
         Recorded values of plan fields (`space.transformations.JobFacts.values`).
     run_recorded_command
@@ -246,14 +246,14 @@ def validate_run(
         timeout_s=timeout_s,
         kept=kept.rounds,
         own_tolerance=job.own_tolerance,
+        target_loss=job.target_loss,
         on_start=on_start,
         on_run=on_run,
         on_round=keep,
     )
-    validation = msgspec.structs.replace(validation, paced=job.paced is not None)
-    recorded = None if recording is None or elsewhere else recording.iterations_us()
-    if recorded is not None and len(recorded):
-        validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded]))
+    if len(recorded_us) and not elsewhere:
+        validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded_us]))
+    validation = msgspec.structs.replace(validation, paced=job.paced is not None, trained=job.trained())
     write_file(run / "validation.json", msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
     sessions = (*earlier.sessions, measured_session(validation, result.baseline, earlier))
     calibration = Calibration.fit(sessions, knobs)

@@ -22,7 +22,7 @@ from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Floats
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.kept_rounds import FinishedRound, KeptRun
-from dpro_search.deploy.losses import Equivalence, compare, tolerance_of
+from dpro_search.deploy.losses import Equivalence, compare, tolerance_of, trained_to
 from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.plan_json import decoded
@@ -95,6 +95,19 @@ class FailedPlan(msgspec.Struct, frozen=True, kw_only=True):
     measured_us: float | None
 
 
+class TrainedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A training to a target loss. Steps, commits and bytes are those of all workers until then."""
+
+    synchronisation: str
+    seed: int
+    time_s: float
+    final_loss: float
+    steps: int
+    commits: int
+    bytes: int
+    waiting_share: float
+
+
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements of `validate`; times in us."""
 
@@ -113,6 +126,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[MeasuredPlan, ...]
     refused: tuple[RefusedPlan, ...] = ()
     failed: tuple[FailedPlan, ...] = ()
+    trained: tuple[TrainedRun, ...] = ()  # Of a job that is trained to a loss, all runs.
 
     @staticmethod
     def load(run: Path) -> Validation | None:
@@ -146,6 +160,7 @@ def validate(
     numbers: Sequence[int] = (),
     kept: Sequence[FinishedRound] = (),
     own_tolerance: float = 0.0,
+    target_loss: float | None = None,
     on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
     on_round: Callable[[FinishedRound], None] = lambda finished: None,
@@ -167,6 +182,8 @@ def validate(
         Rounds of the same plans that an interrupted call has finished; they count among the rounds.
     own_tolerance
         The relative difference of losses that the job's precision makes; plans may have a larger one.
+    target_loss
+        The loss that every run ends at; None: runs end after their steps.
     on_start
         Called before each run with its name (``recorded`` or ``plan N``), how many have ended, and how many there are to be.
     on_run
@@ -196,7 +213,7 @@ def validate(
             break
         on_round(rounds_run.round(rounds - done if done < rounds else 1))
         done += 1
-    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done, own_tolerance), kept_rounds=len(kept))
+    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done, own_tolerance, target_loss), kept_rounds=len(kept))
 
 
 class _Rounds:
@@ -278,7 +295,12 @@ class _Rounds:
 
 
 def _compared(
-    baseline: Prediction, plans: Sequence[tuple[Plan, Prediction]], rounds_run: _Rounds, rounds: int, own_tolerance: float
+    baseline: Prediction,
+    plans: Sequence[tuple[Plan, Prediction]],
+    rounds_run: _Rounds,
+    rounds: int,
+    own_tolerance: float = 0.0,
+    target_loss: float | None = None,
 ) -> Validation:
     runs = rounds_run.ended
     base = _times(runs[_RECORDED])
@@ -296,6 +318,8 @@ def _compared(
         tolerance = tolerance_of(plan)
         tolerance = replace(tolerance, relative=max(tolerance.relative, own_tolerance))
         losses = compare([run.losses for run in runs[_RECORDED]], [run.losses for run in runs[number]], tolerance)
+        if target_loss is not None:
+            losses = trained_to(target_loss)
         if losses.verdict == "different":
             refused.append(RefusedPlan(plan=plan, predicted_us=expected_us, measured_us=typical_us(found), losses=losses))
         else:

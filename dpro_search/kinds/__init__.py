@@ -48,6 +48,7 @@ __all__ = [
     "assemble_raw",
     "captured_text",
     "deployed",
+    "described_in",
     "described_job",
     "description_text",
     "difference",
@@ -82,10 +83,15 @@ def load_source(path: Path) -> Source:
     InputError
         It is neither, or is damaged.
     """
+    return described_in(path) or Trace.load(path)
+
+
+def described_in(path: Path) -> Description | None:
+    """The description in a file of some kind's; None: it is none, or no file. Raises `InputError` for a damaged one."""
     for kind in kinds() if path.is_file() else ():
         if isinstance(kind, DescribedKind) and (found := kind.read(path)) is not None:
             return cast("Description", found)
-    return Trace.load(path)
+    return None
 
 
 def description_text(wanted: Wanted) -> str:
@@ -184,11 +190,11 @@ def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
     return RecordedJob.of(trace, launcher, targets_of(trace), kind.facts(trace), command)
 
 
-def described_job(description: Description, job: Job, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
+def described_job(description: Description, job: Job, run: Path, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
     """The job of a description as `job` has it, as it runs here: see `DescribedKind.real_job`."""
     kind = kind_of(description)
     assert isinstance(kind, DescribedKind)
-    return kind.real_job(job, description, command, paced=paced)
+    return kind.real_job(job, description, run, command, paced=paced)
 
 
 def timed_job(

@@ -54,7 +54,7 @@ def elsewhere(job: Job, cluster: str | None, changes: Sequence[str] = (), *, ver
         named["cluster"] = _digest(machines) if names_file(cluster) or cluster == THIS_MACHINE else cluster
     if changes:
         named["set"] = ",".join(changes)
-    title = cluster or f"the {'described' if job.trace is None else 'recorded'} cluster"
+    title = cluster or f"the {job.origin} cluster"
     return _found(job, scenario, tuple(changes), named, title, verb)
 
 
@@ -75,7 +75,7 @@ def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[s
                 f"--set {change}: {verb} changes cluster and speeds ({', '.join(speeds)}); 'dpro-search replay' predicts a plan"
             )
     scenario = scenario.changed(changes, known=(*job.askable, *speeds) if described else speeds, job=job.title)
-    if scenario == Scenario() and job.trace is not None:
+    if scenario == Scenario() and job.origin == "recorded":
         return Elsewhere(job, named, None)
     there, plan = job.under(scenario)
     if plan != Plan():  # of a described job, which then begins with it

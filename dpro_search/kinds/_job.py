@@ -168,6 +168,8 @@ class Job(ABC):
             job = job.moved(scenario.cluster)
         for scale in scenario.scales:
             job = job.scaled(scale)
+        if scenario.target_loss is not None:
+            job = job.trained_to(scenario.target_loss)
         return job, plan
 
     @property
@@ -228,6 +230,15 @@ class Job(ABC):
     def scaled(self, scale: Scale) -> Self:
         """The same job with a part that takes another time."""
         raise self.cannot("scaled", "be predicted with other speeds")
+
+    def trained_to(self, loss: float) -> Job:
+        """The same job with another target loss."""
+        raise self.cannot("trained_to", "be trained to a loss")
+
+    @property
+    def origin(self) -> str:
+        """Where the setting without a plan comes from, in a word."""
+        return "described" if self.trace is None else "recorded"
 
     def allowing(self, plan: Plan, options: PlanOptions) -> Job:
         """The same job with a space that has the fields of a plan, predicted with the models that the options name."""

@@ -149,8 +149,15 @@ class DescribedKind(AnyKind[_Described]):
     def recognises(self, source: _Described) -> bool:
         return True
 
-    def real_job(self, job: Job, source: _Described, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
-        """A job that a search priced, as a command runs it here; `paced`: its ranks wait in place of computing.
+    def real_job(self, job: Job, source: _Described, run: Path, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
+        """A job that a search priced, as a command runs it here.
+
+        Parameters
+        ----------
+        run
+            Folder of the search whose plans run.
+        paced
+            Whether its ranks wait in place of computing.
 
         Raises
         ------

@@ -15,12 +15,14 @@ from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.of_run import validate_run
 from dpro_search.deploy.validate import Validation
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, described_job, job_of, load_source, recorded_job
+from dpro_search.kinds import Job, Source, described_job, job_of, load_source, recorded_job
 from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._kind import Description
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.run_folder import RunInfo, SearchedCluster, read_run
 from dpro_search.space.scenario import SCALES, Scenario
+
+_SPEEDS = (*SCALES, "speeds", "delay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,7 @@ class RealRuns:
     """The job of a search, ready to run again."""
 
     run: Path
-    recording: Trace | None  # None: the job was described.
+    recording: Source
     job: RecordedJob
     predicted: Job  # As the search priced it.
     elsewhere: bool  # Whether that was on another cluster.
@@ -37,7 +39,10 @@ class RealRuns:
     def validate(self, **how: Any) -> tuple[Validation, Calibration]:
         """Run the best plans of the search for real; `how` is of `deploy.of_run.validate_run`, which names what it raises."""
         values = self.predicted.space.job.values
-        return validate_run(self.run, self.recording, self.job, values, elsewhere=self.elsewhere, **how)
+        measured_us = (
+            self.recording.iterations_us() if isinstance(self.recording, Trace) else self.predicted.measured_iterations_us()
+        )
+        return validate_run(self.run, measured_us, self.job, values, elsewhere=self.elsewhere, **how)
 
 
 def real_runs(
@@ -71,10 +76,10 @@ def real_runs(
     recorded = job_of(recording)
     if isinstance(recording, Description):
         searched = searched_job(recorded, info)
-        runs = described_job(recording, searched, command, paced=paced)
+        runs = described_job(recording, searched, run, command, paced=paced)
         return RealRuns(
             run=run,
-            recording=None,
+            recording=recording,
             job=replace(runs, watch=watch),
             predicted=searched,
             elsewhere=False,
@@ -97,7 +102,7 @@ def real_runs(
 
 def _here(recorded: RecordedJob, job: Job, run: Path, info: RunInfo, cluster: SearchedCluster) -> RecordedJob:
     """The job on the cluster of its search; raises `InputError` where that is neither the recorded one nor this machine."""
-    scaled = [change for change in cluster.changes if change.partition("=")[0].rpartition(".")[2] in SCALES]
+    scaled = [change for change in cluster.changes if change.partition("=")[0].rpartition(".")[2] in _SPEEDS]
     on_gpus = Scenario().on(cluster.machines).cluster.on_gpus
     if not scaled and not on_gpus and searched_job(job, info).cluster == job.cluster:
         return recorded

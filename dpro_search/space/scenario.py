@@ -6,6 +6,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
     fusion_threshold_bytes=16MiB  cycle_time_us=5ms  servers=4  p3=on           settings of a `Plan`
     ranks=64  cores=2  rate=200gbit  recorded_on=dgx-1-v100                     the cluster
     global_batch=512                                                            the batch, of a job that was written down
+    speeds=1:1:2:3  delay=20ms  target_loss=0.3                                 workers of unequal speed, trained to a loss
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
     launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0  compile=1  where kernels and their launches were recorded
     module.Net_0.Block_1=0.5                                                    where modules were recorded
@@ -28,11 +29,12 @@ from dpro_search.errors import InputError
 from dpro_search.quantities import parse_bytes, parse_count, parse_counts, parse_number, parse_rate_bps, parse_switch, parse_us
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, setting_types
+from dpro_search.space.synchronisation.pace import parse_speeds
 
 ScaledPart = Literal[
     "compute", "bandwidth", "communication", "host", "launch", "loading", "kernels", "collectives", "module", "usual", "compile"
 ]
-CLUSTER_SETTINGS = ("ranks", "cores", "rate", "recorded_on")
+CLUSTER_SETTINGS = ("ranks", "cores", "rate", "recorded_on", "speeds", "delay")
 SCALES = ("compute", "bandwidth", "communication")
 _USUAL = "rankN"  # what `rank3=usual` is called where settings are listed
 _GROUP = re.compile(r"ranks(?P<ranks>\d+(?:\+\d+)+)\.communication=(?P<factor>[0-9.]+)x?")
@@ -113,6 +115,9 @@ class ClusterChange:
     cores: int | None = None
     rate_bps: float | None = None  # Link rate per host and direction in bits a second; `math.inf`: no limit.
     recorded_on: Cluster | None = None  # What a profile of GPUs was recorded on; None: what the trace says.
+    # speeds, delay_us: Of workers of unequal speed, each one's, where the slowest recorded one has 1; what links add to a message.
+    speeds: tuple[float, ...] | None = None
+    delay_us: float | None = None
 
     def applied(self, recorded: ClusterSpec) -> ClusterSpec:
         """What the change makes of a cluster; raises `InputError` if the machines have fewer devices than ranks are asked for."""
@@ -140,6 +145,7 @@ class Scenario:
     global_batch: int | None = None  # Sequences or samples of a step, over all replicas; None: as it is.
     cluster: ClusterChange = field(default_factory=ClusterChange)  # Changes of the cluster.
     scales: tuple[Scale, ...] = ()  # Changes of speed, in the order in which they apply.
+    target_loss: float | None = None  # Of a job that is trained to a loss; None: as recorded.
 
     def on(self, cluster: str | Cluster | None) -> Scenario:
         """The scenario on a cluster, or one named like "16xhgx-h100" or a TOML file (`cluster.parse_cluster`); None: as it is."""
@@ -193,6 +199,12 @@ class Scenario:
                 return replace(self, cluster=replace(self.cluster, rate_bps=float("inf") if rate_bps is None else rate_bps))
             if setting == "ranks":
                 return replace(self, cluster=replace(self.cluster, ranks=parse_count(value)))
+            if setting == "speeds":
+                return replace(self, cluster=replace(self.cluster, speeds=parse_speeds(value)))
+            if setting == "delay":
+                return replace(self, cluster=replace(self.cluster, delay_us=parse_us(value)))
+            if setting == "target_loss":
+                return replace(self, target_loss=parse_number(value))
             if setting == "recorded_on":
                 return replace(self, cluster=replace(self.cluster, recorded_on=parse_cluster(value)))
             if setting == "cores":
@@ -203,8 +215,8 @@ class Scenario:
 
 
 def changes_in(text: str) -> list[str]:
-    """The changes in a text that may hold several: "tp=8,pp=2"."""
-    return re.split(r"\s*,\s*(?=[a-z])", text.strip())
+    """The changes in a text that may hold several: "tp=8,pp=2"; a comma within parentheses is a part of a value."""
+    return re.split(r"\s*,\s*(?=[a-z])(?![^()]*\))", text.strip())
 
 
 def readers() -> dict[str, Callable[[str], Any]]:

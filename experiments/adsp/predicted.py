@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau
 
-from dpro_search.costmodel.convergence import Convergence, ShortRun, fit_convergence
+from dpro_search.costmodel.convergence import Convergence, ShortRun, falling_levels, fit_convergence, reached_at
 from dpro_search.errors import InputError
 from dpro_search.replay.synchronisation import TimeToLoss, ranked
 from dpro_search.space.synchronisation import Pace, parse_scheme
@@ -17,8 +17,6 @@ from experiments.adsp.cases import Case
 from experiments.adsp.emulate import CHECK_S, LAG_S
 from experiments.adsp.journal import Journal
 from experiments.adsp.workloads import WORKLOADS
-
-_LEVELS = 10  # losses between that after a tenth of the time and the target
 
 
 def convergence_of(journal: Journal, workload: str) -> tuple[Convergence, float]:
@@ -31,23 +29,23 @@ def convergence_of(journal: Journal, workload: str) -> tuple[Convergence, float]
         raise InputError(f"{workload}: no calibration runs; run `python -m experiments.adsp measure --only calibration` first")
     start = float(np.mean([record["losses"][0][1] for record in records]))
     target = WORKLOADS[workload].target
-    levels = np.geomspace(start, target, _LEVELS + 1)[1:]
-    convergence = fit_convergence(start, tuple(levels), [_short_run(record, levels) for record in records])
+    levels = falling_levels(start, target)
+    convergence = fit_convergence(start, levels, [_short_run(record, levels) for record in records])
     extra = [record["commit_s"] - record["case"]["commit_s"] for record in records if record["how"].startswith("measured")]
     return convergence, max(float(np.mean(extra)), 0.0) if extra else 0.0
 
 
-def _short_run(record: dict[str, Any], levels: Any) -> ShortRun:
+def _short_run(record: dict[str, Any], levels: Sequence[float]) -> ShortRun:
     times, losses = np.array(record["losses"]).T
     smooth = np.convolve(losses, np.ones(3) / 3, mode="valid")  # as the target is checked
     ends = np.maximum(times[2:] - LAG_S, 0.0)
-    reached = []
-    for level in levels:
-        below = np.flatnonzero(smooth <= level)
-        reached.append(ends[below[0]] if len(below) else np.nan)
     applied = np.array(record["applied"], dtype=float).T
     return ShortRun(
-        commit_s=applied[0], steps=applied[2], weights=applied[3], behind_steps=applied[4], reached_s=np.array(reached, dtype=float)
+        commit_s=applied[0],
+        steps=applied[2],
+        weights=applied[3],
+        behind_steps=applied[4],
+        reached_s=reached_at(ends, smooth, levels),
     )
 
 

@@ -6,85 +6,89 @@ A round is local work that ends with one all-reduce. Where a member is lost, or 
 
 from __future__ import annotations
 
-import os
+import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpro_search.deploy.synchronisation.group import Group, GroupChangedError
-from dpro_search.deploy.synchronisation.losses import number_of
-from dpro_search.deploy.synchronisation.pacing import Pacer
-from dpro_search.space.synchronisation import Accumulation, Diloco, LocalSgd, Pace, Scheme
+from dpro_search.deploy.synchronisation.recording import RecordedCommit
+from dpro_search.deploy.synchronisation.worker import Part, Worker
+from dpro_search.errors import InputError
+from dpro_search.space.synchronisation import Accumulation, Diloco, LocalSgd, LossWindow
 from dpro_search.space.synchronisation.rules import shares
 
 if TYPE_CHECKING:
     import torch
 
 
-class CollectiveWorker:
+class _Tail(NamedTuple):
+    """What a contribution has behind the parameters; sums over members count.
+
+    Attributes
+    ----------
+    count
+        What the summed change is divided by.
+    losses, loss_steps
+        Sum of the training losses, and of how many steps.
+    late
+        Above 0: the time limit is over.
+    """
+
+    count: float
+    losses: float
+    loss_steps: float
+    late: float
+
+
+_TAIL = len(_Tail._fields)
+
+
+class CollectiveWorker(Worker):
     """See `Synchronised` for the methods."""
 
-    running = True
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheme: Scheme,
-        worker: int,
-        workers: int,
-        *,
-        job: str,
-        pace: Pace | None,
-        silent_s: float,
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> None:
         import torch
 
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._optimizer, self._scheme, self._worker, self._workers = optimizer, scheme, worker, workers
+        super().__init__(model, optimizer, part)
+        self._workers = part.workers
         self._anchor = self._flat()
         self._velocity = torch.zeros_like(self._anchor)
         self._gradients = torch.zeros_like(self._anchor)
-        self._step_s: dict[int, float | None] = dict.fromkeys(range(workers))
-        self._round = self._steps = self._all_steps = 0
-        self._own_step_s = self._waited_s = 0.0
-        self._losses: list[float] = []
+        self._other_step_s: dict[int, float | None] = dict.fromkeys(range(part.workers))
+        self._round = 0
+        self._job_loss = LossWindow()
         self._joined = False
-        self._pacer, self._paced = Pacer(pace), pace is not None
-        self._group = Group(worker, workers, job=job, silent_s=silent_s)
+        self._group = Group(part.worker, part.workers, job=part.job, silent_s=part.silent_s)
+        self.run = self._group.agreed("run", secrets.token_hex(6))
         self._form()
-        self._pacer.start(0.0)
+        self._begun = float(self._group.agreed("begun", repr(time.time())))  # on all workers: seconds of the common clock
+        self._pacer.start(self._job_s)
 
     def step(self, loss: Any = None) -> None:
-        if loss is not None:
-            self._losses.append(number_of(loss))
+        if loss is None and self._part.goal.target_loss is not None:
+            raise InputError("synchronise: a target loss was given: call step(loss)")
         if isinstance(self._scheme, Accumulation):
             self._gradients += self._flat_gradients()
         else:
             self._optimizer.step()
-        self._steps += 1
-        self._all_steps += 1
-        self._own_step_s = self._pacer.end_step()
+        self._stepped(loss)
         if self._steps >= self._local_steps():
             self._exchange()
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "worker": self._worker,
-            "process": os.getpid(),
-            "steps": self._all_steps,
-            "commits": self._round,
-            "members": len(self._group.members),
-            "waited_s": self._waited_s,
-            "paced": self._paced,
-            "late_steps": self._pacer.late_steps,
-        }
+        return {**super().facts(), "members": len(self._group.members)}
 
-    def close(self) -> None:
+    def _leave(self) -> None:
         self._group.close()
+
+    @property
+    def _job_s(self) -> float:
+        """Seconds since the job's start."""
+        return time.time() - self._begun
 
     def _local_steps(self) -> int:
         if isinstance(self._scheme, Accumulation):
-            return shares(self._step_s, self._scheme.batches or 2 * self._workers).get(self._worker, 1)
+            return shares(self._other_step_s, self._scheme.batches or 2 * self._workers).get(self._worker, 1)
         assert isinstance(self._scheme, LocalSgd | Diloco)
         return self._scheme.steps
 
@@ -103,28 +107,34 @@ class CollectiveWorker:
             else:
                 self._apply(summed)
                 ended = True
+        now = self._job_s
         self._pacer.half_commit()
-        self._steps = 0
         self._gradients.zero_()
-        self._waited_s += time.monotonic() - begun
-        self._pacer.begin_step()
+        weight = 1.0 / max(self._summed_count, 1.0)
+        took = time.monotonic() - begun
+        self._committed(RecordedCommit(now, self._steps, weight, 0.0, self._loss, took, 0.0))
 
     def _contribution(self) -> torch.Tensor:
-        """The local change of the parameters, or the sum of gradients; then a count, and each worker's seconds for a step."""
+        """The local change of the parameters, or the sum of gradients; then what `_Tail` names, and each worker's step seconds."""
         import torch
 
         accumulates = isinstance(self._scheme, Accumulation)
         step_s = torch.zeros(self._workers)
-        step_s[self._worker] = self._own_step_s
+        step_s[self._worker] = self._step_s
         change = self._gradients if accumulates else self._flat() - self._anchor
-        return torch.cat([change, torch.tensor([float(self._steps if accumulates else 1)]), step_s])
+        late = self._part.goal.ends(self._job_s, None)
+        tail = _Tail(
+            count=float(self._steps if accumulates else 1), losses=sum(self._losses), loss_steps=len(self._losses), late=float(late)
+        )
+        return torch.cat([change, torch.tensor(tail), step_s])
 
     def _apply(self, summed: torch.Tensor) -> None:
         """The end of a round, from the sum of all contributions; the same on all members."""
         elements = self._anchor.numel()
-        mean = summed[:elements] / summed[elements]
-        times = summed[elements + 1 :].tolist()
-        self._step_s = {worker: times[worker] for worker in self._group.members}
+        tail, times = _Tail(*summed[elements : elements + _TAIL].tolist()), summed[elements + _TAIL :].tolist()
+        mean = summed[:elements] / tail.count
+        self._summed_count = tail.count
+        self._other_step_s = {worker: times[worker] for worker in self._group.members}
         if isinstance(self._scheme, Accumulation):
             self._put(mean, gradients=True)
             self._optimizer.step()
@@ -137,6 +147,10 @@ class CollectiveWorker:
             self._anchor = self._anchor + mean
             self._put(self._anchor)
         self._round += 1
+        if tail.loss_steps:
+            self._job_loss.add(tail.losses / tail.loss_steps, round(tail.loss_steps))
+        if tail.late or self._part.goal.ends(0.0, self._job_loss.mean):
+            self.running = False
 
     def _form(self) -> None:
         """A new process group; members that have ended fewer rounds take over the model of one that has ended the most."""
@@ -150,27 +164,5 @@ class CollectiveWorker:
             self._anchor, self._velocity = state[:elements].clone(), state[elements:].clone()
             self._put(self._anchor)
         self._joined = True
-        self._step_s = dict.fromkeys(self._group.members)
-
-    def _flat(self) -> torch.Tensor:
-        import torch
-
-        return torch.cat([parameter.detach().reshape(-1).float() for parameter in self._parameters])
-
-    def _flat_gradients(self) -> torch.Tensor:
-        import torch
-
-        return torch.cat([torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) for p in self._parameters])
-
-    def _put(self, flat: torch.Tensor, *, gradients: bool = False) -> None:
-        import torch
-
-        place = 0
-        with torch.no_grad():
-            for parameter in self._parameters:
-                part = flat[place : place + parameter.numel()].view_as(parameter)
-                place += parameter.numel()
-                if gradients:
-                    parameter.grad = part.clone()
-                else:
-                    parameter.copy_(part)
+        self._other_step_s = dict.fromkeys(self._group.members)
+        self._summed_count = float(len(self._group.members))

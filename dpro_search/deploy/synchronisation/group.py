@@ -55,6 +55,11 @@ class Group:
             raise JobError(f"synchronise: {error.args[0]} is not set; start the job with torchrun") from None
         self._store = dist.PrefixStore(f"dpro-search/{job}", store)
 
+    def agreed(self, name: str, value: str) -> str:
+        """What the first member of the job to ask has given for a name."""
+        found: bytes = self._store.compare_set(name, "", value)
+        return found.decode()
+
     def check(self) -> None:
         """Raise `GroupChangedError` if the next group is being formed."""
         if self._number() != self._generation:

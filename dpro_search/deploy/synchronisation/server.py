@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.errors import InputError
-from dpro_search.space.synchronisation import Coordinator, Order, parse_scheme
+from dpro_search.space.synchronisation import Coordinator, Goal, LossWindow, Order, parse_scheme
 
 _KEPT_COMMITS = 100_000
 NAMESPACE = "dpro-search-synchronisation"
@@ -29,6 +30,10 @@ class Reply:
         What to do next.
     job_s, waited_s
         Seconds since the job began, and how long the scheme let the worker wait.
+    applied
+        Of the worker's newest commit: seconds since the job began, its weight, and the steps of others that it missed.
+    run
+        Name of this run of the job.
     replaced
         Whether a later start of the same worker has taken its place.
     stop
@@ -40,6 +45,8 @@ class Reply:
     incarnation: int
     job_s: float
     waited_s: float
+    applied: tuple[float, float, float]
+    run: str
     replaced: bool = False
     stop: bool = False
 
@@ -47,7 +54,7 @@ class Reply:
 class ParameterServer:
     """Methods run one at a time, but for their waits: an update is applied as a whole or not at all."""
 
-    def __init__(self, scheme: str, workers: int, parameters: Any, silent_s: float, start_s: float) -> None:
+    def __init__(self, scheme: str, workers: int, parameters: Any, silent_s: float, start_s: float, goal: Goal) -> None:
         """A server.
 
         Parameters
@@ -56,10 +63,15 @@ class ParameterServer:
             Seconds without a sign of life after which a worker is not waited for.
         start_s
             Seconds after the first worker's arrival from which those that have not come are not waited for.
+        goal
+            When all workers are told to stop.
         """
         self._coordinator = Coordinator(parse_scheme(scheme), workers)
         self._parameters = np.array(parameters, dtype=np.float32)
-        self._silent_s, self._start_s = silent_s, start_s
+        self._silent_s, self._start_s, self._goal = silent_s, start_s, goal
+        self._run = secrets.token_hex(6)
+        self._loss = LossWindow()
+        self._newest: dict[int, tuple[float, float, float]] = {}
         self._heard: dict[int, float] = {}
         # Seconds, worker, steps, weight, and steps of others since the worker's last pull; of the newest commits.
         self._commits: deque[tuple[float, int, int, float, float]] = deque(maxlen=_KEPT_COMMITS)
@@ -113,6 +125,10 @@ class ParameterServer:
             behind = self._applied - self._at_pull.get(worker, 0.0)
             self._commits.append((now, worker, steps, weight, behind))
             self._applied += weight * steps
+            self._newest[worker] = (now, weight, behind)
+            if loss is not None:
+                self._loss.add(loss, steps)
+            self._stop = self._stop or self._goal.ends(now, self._loss.mean)
         else:
             self._repeated += 1
         return await self._reply(worker, incarnation)
@@ -142,6 +158,7 @@ class ParameterServer:
         return {
             "scheme": str(self._coordinator.scheme),
             "job_s": self._now(),
+            "loss": self._loss.mean,
             "active": sorted(members.active),
             "departures": self._departures,
             "repeated_commits": self._repeated,
@@ -179,6 +196,8 @@ class ParameterServer:
             incarnation=incarnation,
             job_s=self._now(),
             waited_s=max(waited, 0.0),
+            applied=self._newest.get(worker, (0.0, 0.0, 0.0)),
+            run=self._run,
             replaced=members[worker].incarnation != incarnation,
             stop=self._stop,
         )
@@ -199,6 +218,7 @@ class ParameterServer:
                     self._departures += 1
             if now - self._created > self._start_s:
                 self._coordinator.start()
+            self._stop = self._stop or self._goal.ends(self._now(), None)
             await self._notify()
 
     def _now(self) -> float:

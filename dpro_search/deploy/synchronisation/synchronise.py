@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dpro_search.deploy.synchronisation.worker import Part
 from dpro_search.errors import InputError
-from dpro_search.space.synchronisation import Pace, Scheme, parse_scheme
+from dpro_search.space.synchronisation import Goal, Pace, Scheme, parse_scheme
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,9 @@ def synchronise(
     job: str = "job",
     pace: Pace | None = None,
     silent_s: float = SILENT_S,
+    target_loss: float | None = None,
+    limit_s: float | None = None,
+    record: str | Path | None = None,
 ) -> Synchronised:
     """Take part in a job with a scheme; returns when all workers are there.
 
@@ -60,6 +64,11 @@ def synchronise(
         Sleep so that steps and commits last so long: a slow machine on a fast one.
     silent_s
         Seconds without a sign of life after which nobody waits for a worker.
+    target_loss, limit_s
+        `running` becomes False at that training loss (`space.synchronisation.Goal`), or after so many seconds; None: what
+        `DPRO_SEARCH_TARGET_LOSS` and `DPRO_SEARCH_LIMIT_S` say, or never.
+    record
+        File to which each worker appends what it did, for `dpro-search run`; None: what `DPRO_SEARCH_RECORD` names, or none.
 
     Raises
     ------
@@ -75,13 +84,28 @@ def synchronise(
     count = _of_environment("WORLD_SIZE") if workers is None else workers
     if count < 1 or not 0 <= number < count:
         raise InputError(f"synchronise: worker {number} of {count}; workers are numbered from 0")
+    goal = Goal(
+        target_loss=_number_of("DPRO_SEARCH_TARGET_LOSS") if target_loss is None else target_loss,
+        limit_s=_number_of("DPRO_SEARCH_LIMIT_S") if limit_s is None else limit_s,
+    )
+    path = os.environ.get("DPRO_SEARCH_RECORD") if record is None else record
+    part = Part(
+        scheme=parsed,
+        worker=number,
+        workers=count,
+        job=job,
+        silent_s=silent_s,
+        pace=pace,
+        goal=goal,
+        record=Path(path) if path else None,
+    )
     if parsed.collective:
         from dpro_search.deploy.synchronisation.collective_worker import CollectiveWorker
 
-        return CollectiveWorker(model, optimizer, parsed, number, count, job=job, pace=pace, silent_s=silent_s)
+        return CollectiveWorker(model, optimizer, part)
     from dpro_search.deploy.synchronisation.server_worker import ServerWorker
 
-    return ServerWorker(model, optimizer, parsed, number, count, job=job, pace=pace, silent_s=silent_s)
+    return ServerWorker(model, optimizer, part)
 
 
 def _given_scheme() -> str:
@@ -97,6 +121,15 @@ def _given_scheme() -> str:
     if not isinstance(found, str):
         raise InputError(f"{given}: synchronisation must be a text like 'adsp', not {found!r}")
     return found
+
+
+def _number_of(name: str) -> float | None:
+    """The number in a variable; None: it is not set."""
+    given = os.environ.get(name)
+    try:
+        return float(given) if given else None
+    except ValueError:
+        raise InputError(f"synchronise: {name} must be a number, not {given!r}") from None
 
 
 def _of_environment(name: str) -> int:

@@ -49,7 +49,7 @@ class MeshKind(DescribedKind[MeshDescription]):
         hosts = source.cluster.ranks_per_host
         return JobFacts(framework=source.framework, ranks=source.fixed.devices, ranks_per_host=hosts)
 
-    def real_job(self, job: Job, source: MeshDescription, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
+    def real_job(self, job: Job, source: MeshDescription, run: Path, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
         from dpro_search.kinds.mesh.job import MeshJob
         from dpro_search.kinds.mesh.real import real_job
 

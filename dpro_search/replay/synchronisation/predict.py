@@ -8,8 +8,21 @@ from dataclasses import dataclass
 from dpro_search.costmodel.convergence import Convergence
 from dpro_search.errors import InputError
 from dpro_search.replay.synchronisation.progress import Progress
-from dpro_search.replay.synchronisation.simulate import simulate
-from dpro_search.space.synchronisation import Adacomm, Adsp, Asp, Bsp, FixedAdacomm, Pace, Scheme, Ssp
+from dpro_search.replay.synchronisation.simulate import Simulated, simulate
+from dpro_search.space.synchronisation import (
+    Accumulation,
+    Adacomm,
+    Adsp,
+    Asp,
+    Bsp,
+    FixedAdacomm,
+    LocalSgd,
+    Pace,
+    Scheme,
+    Ssp,
+)
+
+_LOCAL_STEPS = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +37,8 @@ class TimeToLoss:
         Of all workers until then.
     waiting_share
         Waiting as a share of all workers' time.
+    simulated
+        What happened, a little longer than until then.
     """
 
     scheme: Scheme
@@ -32,13 +47,20 @@ class TimeToLoss:
     steps: int
     commits: int
     waiting_share: float
+    simulated: Simulated
 
 
 def time_to_loss(
-    scheme: Scheme, paces: Sequence[Pace], convergence: Convergence, *, server_s: float = 0.0, limit_s: float = 3600.0
+    scheme: Scheme,
+    paces: Sequence[Pace],
+    convergence: Convergence,
+    *,
+    factor: float = 1.0,
+    server_s: float = 0.0,
+    limit_s: float = 3600.0,
 ) -> TimeToLoss:
-    """Predict the time to the last of `convergence.levels`."""
-    progress = Progress(convergence)
+    """Predict the time to the last of `convergence.levels`; `factor`: see `Progress`."""
+    progress = Progress(convergence, scheme, len(paces), factor)
     low, high = (factor * convergence.needed[-1] for factor in convergence.factor_interval)
     times: dict[str, float] = {}
     goals = {"low": low, "mean": convergence.needed[-1], "high": high}
@@ -60,15 +82,20 @@ def time_to_loss(
         steps=sum(commit.steps for commit in until),
         commits=len(until),
         waiting_share=found.waiting_share,
+        simulated=found,
     )
 
 
 def candidates(workers: int) -> list[Scheme]:
-    """Schemes with parameters that a search compares, for a parameter server."""
+    """Schemes with parameters that a search compares.
+
+    DiLoCo is not among them: what its outer momentum does to a job is not known without a run of it.
+    """
     if workers == 1:
         return [Asp(), FixedAdacomm(steps=4), FixedAdacomm(steps=16)]
-    lockstep: list[Scheme] = [Bsp(), *(Ssp(staleness=n) for n in (1, 3, 8)), Asp(), *(FixedAdacomm(steps=n) for n in (2, 4, 8, 16))]
-    return [*lockstep, Adacomm(steps=8), Adsp(), *(Adsp(commits=n) for n in (1, 2, 4, 8))]
+    found: list[Scheme] = [Bsp(), *(Ssp(staleness=n) for n in (1, 3, 8)), Asp(), *(FixedAdacomm(steps=n) for n in _LOCAL_STEPS)]
+    found += [*(Adacomm(steps=n) for n in (8, 16)), Adsp(), *(Adsp(commits=n) for n in (1, 2, 4, 8))]
+    return [*found, *(LocalSgd(steps=n) for n in _LOCAL_STEPS), *(Accumulation(batches=n * workers) for n in (2, 4))]
 
 
 def ranked(

@@ -23,8 +23,8 @@ class Commit:
 
     Attributes
     ----------
-    time_s
-        When it was applied.
+    begun_s, time_s
+        When its worker began the first local step, and when it was applied.
     steps, weight
         Local steps in it, and the factor that it was applied with.
     behind_steps
@@ -36,6 +36,7 @@ class Commit:
     steps: int
     weight: float
     behind_steps: float
+    begun_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,12 @@ class _Simulation:
         assert taken, "a simulated worker repeats no commit"
         weight = self.coordinator.weight
         commit = Commit(
-            time_s=now, worker=number, steps=worker.local_steps, weight=weight, behind_steps=self.applied - worker.applied_at_pull
+            time_s=now,
+            worker=number,
+            steps=worker.local_steps,
+            weight=weight,
+            behind_steps=self.applied - worker.applied_at_pull,
+            begun_s=worker.since,
         )
         self.numerics.commit(number, commit)
         self.commits.append(commit)

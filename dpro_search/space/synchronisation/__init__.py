@@ -9,6 +9,7 @@ The modules import the standard library alone: they also run in a user's job (`d
 """
 
 from dpro_search.space.synchronisation.coordinator import Coordinator
+from dpro_search.space.synchronisation.goal import Goal, LossWindow
 from dpro_search.space.synchronisation.pace import Pace, parse_paces
 from dpro_search.space.synchronisation.rules import Order
 from dpro_search.space.synchronisation.schemes import (
@@ -34,7 +35,9 @@ __all__ = [
     "Coordinator",
     "Diloco",
     "FixedAdacomm",
+    "Goal",
     "LocalSgd",
+    "LossWindow",
     "Order",
     "Pace",
     "Scheme",

@@ -52,16 +52,20 @@ def parse_paces(text: str, *, step_s: float, commit_s: float = 0.0) -> tuple[Pac
 
     Raises `InputError` for what is no list of positive numbers.
     """
+    return paces(parse_speeds(text), step_s=step_s, commit_s=commit_s)
+
+
+def parse_speeds(text: str) -> tuple[float, ...]:
+    """The speeds of ``1:1:2:3``; raises `InputError` for what is no list of positive numbers."""
     try:
-        speeds = [float(each) for each in text.split(":")]
+        speeds = tuple(float(each) for each in text.split(":"))
     except ValueError:
         raise InputError(f"workers: speeds are numbers with colons between them, like 1:1:2:3, not {text!r}") from None
-    return paces(speeds, step_s=step_s, commit_s=commit_s)
+    if not all(0 < speed < float("inf") for speed in speeds):
+        raise InputError(f"workers: speeds must be > 0, not {', '.join(f'{speed:g}' for speed in speeds)}")
+    return speeds
 
 
 def paces(speeds: Iterable[float], *, step_s: float, commit_s: float = 0.0) -> tuple[Pace, ...]:
     """The paces of workers of given speeds, of which speed 1 takes `step_s` for a step."""
-    speeds = tuple(speeds)
-    if not all(0 < speed < float("inf") for speed in speeds):
-        raise InputError(f"workers: speeds must be > 0, not {', '.join(f'{speed:g}' for speed in speeds)}")
     return tuple(Pace(step_s=step_s / speed, commit_s=commit_s) for speed in speeds)

@@ -18,7 +18,8 @@ EASY = Convergence(drift=0.0, staleness=0.0, start_loss=2.0, levels=(1.0, 0.5), 
 
 
 def simulated(scheme, paces, limit_s=60.0, **options):
-    return simulate(parse_scheme(scheme), paces, Progress(EASY), stop=lambda now: False, limit_s=limit_s, **options)
+    progress = Progress(EASY, parse_scheme(scheme), len(paces))
+    return simulate(parse_scheme(scheme), paces, progress, stop=lambda now: False, limit_s=limit_s, **options)
 
 
 def test_a_round_of_bsp_lasts_as_long_as_the_slowest_step_and_a_commit():
@@ -93,7 +94,7 @@ def test_the_fit_finds_what_local_steps_and_staleness_cost():
     truth = Convergence(drift=0.05, staleness=0.1, start_loss=2.0, levels=(1.0, 0.5), needed=(40.0, 100.0), log_error=0.0, runs=1)
     runs = []
     for scheme in ("bsp", "asp", "fixed-adacomm(steps=4)", "fixed-adacomm(steps=16)", "adsp(commits=2, period_s=2)"):
-        progress, reached = Progress(truth), {}
+        progress, reached = Progress(truth, parse_scheme(scheme), 3), {}
 
         def stop(now, progress=progress, reached=reached):
             for level, goal in enumerate(truth.needed):
@@ -118,3 +119,9 @@ def test_runs_that_never_reach_the_loss_cannot_be_fitted():
     )
     with pytest.raises(InputError, match="train longer"):
         fit_convergence(1.0, [0.1], [run])
+
+
+def test_gradient_accumulation_makes_one_step_of_a_round_however_many_batches_it_has():
+    paces = parse_paces("1:1", step_s=0.1)
+    one, other = (time_to_loss(parse_scheme(f"accumulation(batches={n})"), paces, EASY).time_s for n in (2, 8))
+    assert other == pytest.approx(4 * one, rel=0.05)

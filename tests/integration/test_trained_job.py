@@ -1,0 +1,74 @@
+"""Workers of unequal speed, from two recorded runs of a real job to a real run of the best scheme."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpro_search.collect.launch.ranks import JobSpec, run_ranks
+from dpro_search.errors import JobError
+from dpro_search.kinds import load_source, recorded_job
+from dpro_search.kinds.synchronised.real_runs import _engine, _environment
+from dpro_search.kinds.synchronised.recording import recorded_runs
+from dpro_search.space.plan import Plan
+from dpro_search.space.synchronisation import parse_scheme
+from tests.kinds.verbs import verb
+
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]
+
+JOB = Path(__file__).with_name("trained_job.py")
+WORKERS, TARGET = 3, 1.0
+
+
+def recorded(python: str, scheme: str, folder: Path, path: Path) -> None:
+    """Train once, as a user would before a search."""
+    parsed = parse_scheme(scheme)
+    env = _environment(parsed) | {
+        "DPRO_SEARCH_RECORD": str(path),
+        "DPRO_SEARCH_TARGET_LOSS": str(TARGET),
+        "DPRO_SEARCH_LIMIT_S": "60",
+    }
+    folder.mkdir()
+    with _engine(parsed, python, env, folder) as found:
+        spec = JobSpec(command=(python, str(JOB)), ranks=WORKERS, env={**env, **found}, timeout_s=150)
+        run_ranks(spec, folder, [{"RANK": str(r), "WORLD_SIZE": str(WORKERS)} for r in range(WORKERS)])
+
+
+@pytest.fixture(scope="module")
+def recording(synchronisation_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an all-reduce in rounds, which is today's scheme, and of a parameter server."""
+    folder = tmp_path_factory.mktemp("trained")
+    for number, scheme in enumerate(("local-sgd(steps=4)", "asp")):
+        recorded(synchronisation_python, scheme, folder / str(number), folder / "runs.jsonl")
+    return folder / "runs.jsonl"
+
+
+def test_workers_record_what_they_did(recording: Path) -> None:
+    found = recorded_runs(recording)
+    assert found is not None
+    rounds, free = found.runs
+    assert [str(run.scheme) for run in found.runs] == ["local-sgd(steps=4)", "asp"]
+    for run in found.runs:
+        assert run.curve[1].min() <= TARGET < run.start_loss
+        assert run.step_s[2] > 1.3 * run.step_s[0]
+    assert set(rounds.steps.tolist()) == {4.0}
+    assert rounds.weights == pytest.approx(1 / WORKERS)
+    assert free.waiting_share < rounds.waiting_share
+    assert free.behind_steps.max() > 0
+
+
+def test_the_best_scheme_is_searched_and_trained_for_real(recording: Path, synchronisation_python: str, tmp_path: Path) -> None:
+    facts = verb("run", recording, "--trials", 60, "--out", tmp_path / "run")
+    plan = Plan.of(**facts["plans"][0]["plan"])
+    job = recorded_job(load_source(recording), (synchronisation_python, str(JOB)), tmp_path / "run")
+    found = job.run(plan, warmup=0, timeout_s=60.0)
+    (trained,) = job.trained()
+    assert trained.synchronisation == plan.synchronisation
+    assert trained.final_loss <= TARGET
+    assert found.times.median_us == pytest.approx(1e6 * trained.time_s)
+    assert 0 < trained.commits <= trained.steps
+    with pytest.raises(JobError, match=r"the target loss of 1e-09 was not reached") as refused:
+        replace(job, target_loss=1e-9).run(plan, warmup=0, timeout_s=2.0)
+    assert "\n" not in str(refused.value)

@@ -6,6 +6,8 @@ that ends ends, then free devices choose, and so on. A replay may go on from a s
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -31,6 +33,9 @@ from dpro_search.replay.kernels.group_state import (
 )
 from dpro_search.space.group_work import GroupWork
 from dpro_search.space.replay_graph import Int32s
+
+# Numbers out of arrays become those of one type: numba compiles the functions that they are given to once for each type.
+_whole: Any = np.int64
 
 
 @njit(cache=True, nogil=True)
@@ -89,7 +94,6 @@ def advance(
     due, due_us = ints[due_at:], state.floats[1 : 1 + most_due]
     ends_us = state.floats[1 + most_due : 1 + most_due + work.iterations]
     carried_us = state.floats[1 + most_due + work.iterations :]
-    # Numbers out of arrays become whole ones of one type: numba compiles what they are given to once for each type.
     rows, streams, steps, devices = work.rows, work.streams, work.steps, len(work.in_program)
     count, tensors = len(work.duration_us), len(work.tensor_bytes)
     cells, ops_each, tensors_each = rows * tensors, count // work.iterations, tensors // work.iterations
@@ -97,7 +101,7 @@ def advance(
     no_key = work.key[:0]
     receivers = streams + rows
     short = devices <= SHORT
-    events, ended, stacked, touches, taken = np.int64(ints[EVENTS]), np.int64(ints[ENDED]), 0, 0, 0
+    events, ended, stacked, touches, taken = _whole(ints[EVENTS]), _whole(ints[ENDED]), 0, 0, 0
     now = state.floats[0]
     next_us = now + every_us
 
@@ -112,7 +116,7 @@ def advance(
                 missing_of_group[cell + grouping.slot_of[tensor]] += 1
     if fresh:
         for source in work.sources:
-            op, d = np.int64(source), np.int64(work.device[source])
+            op, d = _whole(source), _whole(work.device[source])
             if not work.in_program[d]:
                 _enqueue(d, op, now, work.key, ints, head, tail, codes, ready_us)
         if work.meets:
@@ -137,17 +141,17 @@ def advance(
         while True:
             while stacked > 0:
                 stacked -= 1
-                code = np.int64(stack[stacked])
+                code = _whole(stack[stacked])
                 if code < count:  # an op has ended
                     ended += 1
                     ends_us[code // ops_each] = now
                     if work.carried[code] >= 0:
                         carried_us[work.carried[code]] = now
                     for edge in range(work.succ_ptr[code], work.succ_ptr[code + 1]):
-                        op = np.int64(work.succ_idx[edge])
+                        op = _whole(work.succ_idx[edge])
                         ints[WAITS + op] -= 1
                         if ints[WAITS + op] == 0:
-                            d = np.int64(work.device[op])
+                            d = _whole(work.device[op])
                             if not work.in_program[d]:
                                 _enqueue(d, op, now, work.key, ints, head, tail, codes, ready_us)
                             if not is_touched[d]:
@@ -205,10 +209,10 @@ def advance(
                 tensor = grouping.first[slot]
                 while tensor >= 0:
                     for k in range(work.use_ptr[row * tensors + tensor], work.use_ptr[row * tensors + tensor + 1]):
-                        op = np.int64(work.use_op[k])
+                        op = _whole(work.use_op[k])
                         ints[WAITS + op] -= 1
                         if ints[WAITS + op] == 0:
-                            d = np.int64(work.device[op])
+                            d = _whole(work.device[op])
                             if not work.in_program[d]:
                                 _enqueue(d, op, now, work.key, ints, head, tail, codes, ready_us)
                             if not is_touched[d]:
@@ -219,7 +223,7 @@ def advance(
 
             if events == 0 or earliest(due_us, events, short) != now:
                 break
-            code = np.int64(pop(due_us, due, events, short))
+            code = _whole(pop(due_us, due, events, short))
             events -= 1
             if code >= devices:
                 slot = (code - devices) % tensors
@@ -237,7 +241,7 @@ def advance(
                             touches += 1
                 continue
             d = code
-            code = np.int64(ints[current + d])
+            code = _whole(ints[current + d])
             ints[current + d] = -1
             if not is_touched[d]:
                 is_touched[d] = True
@@ -252,7 +256,7 @@ def advance(
             if d < receivers:  # a message has been sent
                 sender = step * rows + d - streams
                 for k in range(work.dest_ptr[sender], work.dest_ptr[sender + 1]):
-                    row = np.int64(work.dest_row[k])
+                    row = _whole(work.dest_row[k])
                     cell = row * tensors + slot
                     flags[cell * steps + step] = 1
                     if ints[received + cell] == step:
@@ -279,18 +283,18 @@ def advance(
                 _enqueue(d, code + 1, now, no_key, ints, head, tail, codes, ready_us)
 
         for k in range(touches):  # free devices choose
-            d = np.int64(touched[k])
+            d = _whole(touched[k])
             is_touched[d] = False
-            at = np.int64(ints[head + d])
+            at = _whole(ints[head + d])
             if ints[current + d] >= 0 or at == ints[tail + d]:
                 continue
             if d < streams:
-                code = np.int64(work.program[at] if work.in_program[d] else codes[at])
+                code = _whole(work.program[at] if work.in_program[d] else codes[at])
                 if ints[WAITS + code] > 0:
                     continue  # in program order, and not ready
                 until_us = now + work.duration_us[code]
             else:
-                code = np.int64(codes[at])
+                code = _whole(codes[at])
                 row = (d - streams) % rows
                 if work.meets:
                     if ints[received + row * tensors + code] < 0:
@@ -323,7 +327,7 @@ def advance(
         now = earliest(due_us, events, short)
         if now >= next_us and taken < len(rows_for):
             ints[EVENTS], ints[ENDED], state.floats[0] = events, ended, now
-            save(work, state, snapshots, np.int64(rows_for[taken]))
+            save(work, state, snapshots, _whole(rows_for[taken]))
             taken_us[taken] = now
             taken += 1
             next_us += every_us

@@ -12,6 +12,8 @@ Where only one rank was recorded, it is unknown when the others enqueued: waitin
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -84,11 +86,14 @@ def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
 
 
 def mean_times(times: Sequence[Sequence[RankTime]]) -> tuple[RankTime, ...]:
-    """Every rank's mean over several replays of the same ranks."""
+    """Every rank's mean over those of several replays in which it does something."""
     columns = [name for name in RankTime.__struct_fields__ if name != "rank"]
+    of_rank: dict[int, list[RankTime]] = defaultdict(list)
+    for row in itertools.chain.from_iterable(times):
+        of_rank[row.rank].append(row)
     return tuple(
-        RankTime(rank=rows[0].rank, **{name: float(np.mean([getattr(row, name) for row in rows])) for name in columns})
-        for rows in zip(*times, strict=True)
+        RankTime(rank=rank, **{name: float(np.mean([getattr(row, name) for row in of_rank[rank]])) for name in columns})
+        for rank in sorted(of_rank)
     )
 
 

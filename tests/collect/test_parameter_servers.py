@@ -127,4 +127,4 @@ def test_a_look_at_a_server_that_is_ending_does_not_count(tmp_path):
     looks = json.loads((tmp_path / "server0" / "cpu.json").read_text())
     used_ns = [used for _, used in looks]
     assert used_ns == sorted(used_ns)
-    assert used_ns[-1] > 1e8, "what it had used when it ended, not 0"
+    assert used_ns[-1] > 2e7, "what it had used when it ended, not 0"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dpro_search._text import listed
 from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
 from dpro_search.collect.launch.mpi import run_mpi_job
@@ -180,7 +181,7 @@ def backends_named(names: tuple[str, ...], ranks_per_host: int = 1) -> tuple[Bac
             raise InputError(f"--backends: '{name}' is not one of {', '.join(BACKENDS)}")
         known = BACKENDS[name].algorithms
         if several and name not in _SEVERAL:
-            raise InputError(f"--backends {text}: several ranks on a host are measured with {' and '.join(_SEVERAL)} only")
+            raise InputError(f"--backends {text}: several ranks on a host are measured with {listed(_SEVERAL)} only")
         if not several:
             known = tuple(one for one in known if one != _HIERARCHY)
         if algorithm == _HIERARCHY and not several:

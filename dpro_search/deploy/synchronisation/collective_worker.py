@@ -26,7 +26,7 @@ class _Tail(NamedTuple):
 
     Attributes
     ----------
-    count
+    parts
         What the summed change is divided by.
     losses, loss_steps
         Sum of the training losses, and of how many steps.
@@ -34,7 +34,7 @@ class _Tail(NamedTuple):
         Above 0: the time limit is over.
     """
 
-    count: float
+    parts: float
     losses: float
     loss_steps: float
     late: float
@@ -124,7 +124,7 @@ class CollectiveWorker(Worker):
         change = self._gradients if accumulates else self._flat() - self._anchor
         late = self._part.goal.ends(self._job_s, None)
         tail = _Tail(
-            count=float(self._steps if accumulates else 1), losses=sum(self._losses), loss_steps=len(self._losses), late=float(late)
+            parts=float(self._steps if accumulates else 1), losses=sum(self._losses), loss_steps=len(self._losses), late=float(late)
         )
         return torch.cat([change, torch.tensor(tail), step_s])
 
@@ -132,8 +132,8 @@ class CollectiveWorker(Worker):
         """The end of a round, from the sum of all contributions; the same on all members."""
         elements = self._anchor.numel()
         tail, times = _Tail(*summed[elements : elements + _TAIL].tolist()), summed[elements + _TAIL :].tolist()
-        mean = summed[:elements] / tail.count
-        self._summed_count = tail.count
+        mean = summed[:elements] / tail.parts
+        self._summed_count = tail.parts
         self._other_step_s = {worker: times[worker] for worker in self._group.members}
         if isinstance(self._scheme, Accumulation):
             self._put(mean, gradients=True)

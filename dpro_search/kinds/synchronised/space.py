@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 from dpro_search.space.plan import Plan
 from dpro_search.space.synchronisation import (
@@ -50,7 +51,8 @@ class WhichScheme(Knob):
         families: dict[str, list[str]] = {}
         for scheme in self.schemes():
             families.setdefault(scheme.name, []).append(str(scheme))
-        grids = {RECORDED: ({},)} | {name: grid("synchronisation", texts) for name, texts in families.items()}
+        recorded: Mapping[str, tuple[Mapping[str, Any], ...]] = {RECORDED: ({},)}
+        grids = {**recorded, **{name: grid("synchronisation", texts) for name, texts in families.items()}}
         return Choice(name=self.name, fields=self.fields, grids=grids)
 
     def schemes(self) -> Iterator[Scheme]:

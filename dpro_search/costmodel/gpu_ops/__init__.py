@@ -5,5 +5,6 @@ from dpro_search.costmodel.gpu_ops.achieved import achieved_by as achieved_by
 from dpro_search.costmodel.gpu_ops.kernels import AttentionKernels as AttentionKernels
 from dpro_search.costmodel.gpu_ops.kernels import Kernels as Kernels
 from dpro_search.costmodel.gpu_ops.kernels import LossKernels as LossKernels
+from dpro_search.costmodel.gpu_ops.kernels import NormKernels as NormKernels
 from dpro_search.costmodel.gpu_ops.roofline import OpCosts as OpCosts
 from dpro_search.costmodel.gpu_ops.slowest import slowest as slowest

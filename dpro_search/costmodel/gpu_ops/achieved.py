@@ -25,6 +25,7 @@ class Achieved:
     attention: float  # Of the peak at a precision, by fused attention, forward.
     flash_2: float  # Of `attention`, what flash-attention 2 reaches.
     memory: float  # Of the memory's rate.
+    fp32: float  # Of the peak of vector units in fp32, by matmuls that are no convolutions; 0: as `matmul`.
     floor_us: float  # Least time of a kernel.
     error: float  # Mean absolute relative error of matmuls on devices that were not used to fit.
     tiles: tuple[

@@ -32,6 +32,13 @@ class LossKernels(StrEnum):
     VOCAB_PARALLEL = "vocab parallel"  # Megatron-LM's, on a copy in fp32: maximum, difference, exponential, sum, quotient
 
 
+class NormKernels(StrEnum):
+    """How layer norms are computed."""
+
+    FUSED = "fused"  # what is read once is kept (Transformer Engine, Triton, XLA)
+    TWICE = "twice"  # of PyTorch 2.1: statistics first, and gradients of scale and shift on their own
+
+
 class Passes(NamedTuple):
     """What the kernels of an op move, once forward or once backward."""
 
@@ -62,6 +69,7 @@ class Kernels:
     fused: bool = True  # Hand-written or compiled kernels for activations, rotations, and residual sums with dropout.
     attention: AttentionKernels = AttentionKernels.NEWEST
     attention_dropout: bool = False  # Of unfused attention, on the scores.
+    norm: NormKernels = NormKernels.FUSED
     loss: LossKernels = LossKernels.FUSED
     # Of training in 16 bits: parameters are in fp32 and are cast for each product, as its gradient is back; norms, residual sums,
     # softmaxes and tables stay in fp32, and what they give is cast for the next product (PyTorch's autocast, TensorFlow's
@@ -79,6 +87,8 @@ class Kernels:
             return _MOVES[op.type]
         table = _FUSED if self.fused else _EAGER
         found = table.get(op.role, _ANY)[backward]
+        if op.role is Role.NORM and self.norm is NormKernels.TWICE and "hidden" in dims_of(op.output):
+            found = _NORM_TWICE[backward]
         if op.saves_bytes:  # dropout: a mask of bytes, and a kernel of its own where nothing is fused
             mask = Passes(0.0, 0.5, 0) if self.fused else Passes(0.0, 2.5, 1)
             found = Passes(found.reads, found.output + mask.output, found.kernels + mask.kernels)
@@ -122,6 +132,9 @@ _EAGER = {
     Role.ROTATION: (Passes(2, 2, 3), Passes(2, 2, 3)),
     Role.GATED_ACTIVATION: (Passes(1.5, 2, 2), Passes(4, 5, 4)),
 }
+# What layer norms take, in passes at the rate of sums of the same size: forward 2.9 to 3.2 (NeuSight's tables on A100, V100, P100;
+# Sailor's op profiles on A100, V100), backward 9.3 to 10.9 (Sailor's, fp16 and fp32; 5 would be enough for two reads each).
+_NORM_TWICE = (Passes(2, 1, 1), Passes(5, 5, 3))
 # Autocast, EAGER: scale (2 + 2) and mask (2 + 2) in 16 bits, cast (2 + 4), softmax (4 + 4), dropout in fp32 (4 + 4 + 1), cast back
 # (4 + 2); backward cast (2 + 4), dropout (4 + 4 + 1), softmax (4 + 4 + 4), cast back (4 + 2), scale (2 + 2).
 # Tokens are sorted by the rank of their expert, and there by expert, before the experts and back behind them (Megatron-Core's

@@ -176,6 +176,7 @@ class OpCosts:
         matrix_peak = self.device.peak_flops_per_s("bf16") or self.device.peak_flops_per_s("fp16") or peak
         start = achieved.reduction * min(peak / matrix_peak, 1.0)
         implicit = CONVOLUTION_SHARE if moved is not None and precision != "fp32" else 1.0
+        reached = achieved.fp32 if precision == "fp32" and achieved.fp32 and moved is None else achieved.matmul
         compute_us = math.inf
         narrow = batch * m * n < cores * WIDE_TILE
         for rows, columns, share in (*achieved.tiles, *(CONVOLUTION_TILES if moved is not None else ())):
@@ -188,7 +189,7 @@ class OpCosts:
                 sums_us = 0.0
                 if parts > 1 and moved is None:  # fp32, written and read
                     sums_us = 2 * 4.0 * parts * batch * m * n / (rate * achieved.memory) * 1e6
-                compute_us = min(compute_us, flops / (peak * achieved.matmul * share * implicit) * 1e6 + sums_us)
+                compute_us = min(compute_us, flops / (peak * reached * share * implicit) * 1e6 + sums_us)
         count = batch * (m * k + k * n + m * n) if moved is None else moved
         memory_us = self.bytes_per_element * count / (rate * achieved.memory) * 1e6
         power = achieved.blend

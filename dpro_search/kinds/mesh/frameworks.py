@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels
+from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels
 from dpro_search.space.mesh import Host, MemoryRules, Runtime, Schedule
 
 
@@ -34,7 +34,7 @@ _FSDP = Runtime(
     tokens_once_a_host=False,
     regather_inputs=False,
     host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
-    kernels=Kernels(attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
+    kernels=Kernels(attention=AttentionKernels.FLASH_2, norm=NormKernels.TWICE, loss=LossKernels.LOG_SOFTMAX),
     gradient_bytes=2.0,
     accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
     # Composer's: gradients in 16 bits, flat parameters; flash-attention's loss writes gradients over the logits.
@@ -86,7 +86,12 @@ _PYTORCH = Runtime(
     tokens_once_a_host=False,
     regather_inputs=False,
     kernels=Kernels(
-        fused=False, attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX, autocast=True
+        fused=False,
+        attention=AttentionKernels.EAGER,
+        attention_dropout=True,
+        norm=NormKernels.TWICE,
+        loss=LossKernels.LOG_SOFTMAX,
+        autocast=True,
     ),
     # Hugging Face's eager modules: norms in fp32, logits in fp32 with a shifted copy, log-softmax.
     memory=MemoryRules(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro_search.cluster import parse_cluster
-from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels, OpCosts
+from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels, OpCosts
 from dpro_search.graph.model import blocks_of, published
 from dpro_search.graph.model.networks import network
 
@@ -39,6 +39,16 @@ def test_each_later_attention_kernel_is_faster():
     times = [both_us(costs(Kernels(attention=AttentionKernels[name])), "attention.core") for name in order]
     assert times == sorted(times, reverse=True)
     assert len(set(times)) == len(times)
+
+
+def test_layer_norms_that_read_twice_take_three_passes_forward_and_ten_backward():
+    """In place of two and three; batch norms of images have kernels of their own."""
+    once, twice = costs(), costs(Kernels(norm=NormKernels.TWICE))
+    op, sizes = op_of("attention_norm", batch=16)
+    assert twice.forward_us(op, sizes) / once.forward_us(op, sizes) == pytest.approx(3 / 2, rel=0.03)
+    assert twice.backward_us(op, sizes) / once.backward_us(op, sizes) == pytest.approx(10 / 3, rel=0.03)
+    images = [(op, block.sizes_at(32, 1)) for block in network("resnet50").blocks for op in block.ops]
+    assert all(twice.forward_us(op, sizes) == once.forward_us(op, sizes) for op, sizes in images)
 
 
 def test_dropout_on_scores_adds_a_pass_with_a_mask_each_way():

@@ -38,7 +38,7 @@ def test_large_matmuls_reach_the_measured_share_of_the_peak():
 
 
 def test_a_device_of_an_unknown_architecture_says_so():
-    assert "no GPU of this architecture was measured" in achieved_by(device("dgx-1-v100")).origin
+    assert "no GPU of this architecture was measured" in achieved_by(device("titan-xp-pcie-8")).origin
     assert achieved_by(device("hgx-h200")).origin == "fitted to hopper GPUs"
 
 
@@ -66,3 +66,10 @@ def test_units_that_multiply_fp32_matrices_are_faster_than_the_vector_units():
     """MI210: 28.5 TFLOP/s of large products (NeuSight), more than the 22.6 of its vector units."""
     found = 2 * 8192**3 / OpCosts(bundled.device("mi210"), "fp32", 4.0).matmul_us(8192, 8192, 8192) / 1e6
     assert found == pytest.approx(28.5, rel=0.1)
+
+
+@pytest.mark.parametrize(("machine", "reached"), [("hgx-h100", 0.75), ("dgx-1-v100", 0.93), ("dgx-a100-80", 0.856)])
+def test_large_products_in_fp32_reach_what_was_measured_of_vector_units(machine, reached):
+    chosen = device(machine)
+    found = OpCosts(chosen, "fp32", 4.0).matmul_us(8192, 8192, 8192)
+    assert 2 * 8192**3 / (chosen.peak_flops_per_s("fp32") * found / 1e6) == pytest.approx(reached, rel=0.06)

@@ -199,7 +199,7 @@ class SynchronisedJob(Job):
             "synchronisation": str(found.scheme),
             "target_loss": self._trainings.target_loss,
             "time_to_loss_s": found.time_s,
-            "steps": found.steps,
+            "training_steps": found.steps,
             "commits": found.commits,
             "bytes": 2 * 4 * self._source.runs[0].elements * found.commits,
             "waiting_share": found.waiting_share,

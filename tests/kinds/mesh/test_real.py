@@ -39,7 +39,7 @@ def real(tmp_path):
         (tmp_path / "job.toml").write_text("\n".join([*lines, 'framework = "pytorch-gloo"', "[runs]", "micro_batch = 1"]))
         source = load_source(tmp_path / "job.toml")
         job = job_of(source)
-        return job, described_job(source, job, COMMAND, paced=paced)
+        return job, described_job(source, job, tmp_path, COMMAND, paced=paced)
 
     return made
 

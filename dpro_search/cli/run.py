@@ -209,8 +209,9 @@ def run(
     origin = recorded.origin
     sizes = batches_of(batches)
     if (names := several(cluster)) or sizes:
-        pairs = [(name, size) for name in (names or (cluster,)) for size in (sizes or (None,))]
-        rows = [_of(name, size, searched, folder_of_run) for name, size in pairs]
+        places: list[str | None] = [*names] or [cluster]
+        of_sizes: list[int | None] = [*sizes] or [None]
+        rows = [_of(name, size, searched, folder_of_run) for name in places for size in of_sizes]
         compared = comparison(rows, tokens_per_second)
         if as_json:
             print_json(compared)

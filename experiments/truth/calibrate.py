@@ -83,7 +83,8 @@ def _model_of(row: Row) -> object:
 def scales_of(values: Floats) -> Scales:
     """Those of a vector of parameters."""
     pairs = zip(MEASURED, map(float, values), strict=True)
-    return Scales(**{name: value * DELAY_SCALE_US if name in DELAYS else float(np.exp(value)) for name, value in pairs})
+    found = {name: value * DELAY_SCALE_US if name in DELAYS else float(np.exp(value)) for name, value in pairs}
+    return replace(Scales(), **found)  # type: ignore[arg-type]  # all of `MEASURED` are numbers
 
 
 def _legal(values: Floats) -> Floats:

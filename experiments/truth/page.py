@@ -122,7 +122,7 @@ def picture(scored: Sequence[Scored], wrong: Collection[int]) -> str:
 
 def _legend() -> ElementTree.Element:
     found = _element("g", transform=f"translate({LEFT} {LEGEND - 10})")
-    x = 0
+    x = 0.0
     for name, text in LEGENDS.items():
         found.append(_element("path", stroke=COLOURS[name], d=f"M{x + 4} -4h0", attrib={"class": "key"}))
         found.append(_element("text", text=text, x=str(x + 12), y="0"))

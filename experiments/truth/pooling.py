@@ -13,9 +13,9 @@ one left out at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from scipy.optimize import minimize
 
 Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str]  # GPU, framework
+Name = TypeVar("Name", bound=Hashable)
 
 FREEDOM = 4.0
 """Degrees of freedom of the t distribution: heavy tails (Lange, Little and Taylor 1989, "Robust statistical modeling")."""
@@ -114,20 +115,20 @@ def pooled(rows: Errors) -> Pooled:
 def _shares(rows: Errors, inverse: Floats, solved: Floats) -> Callable[[Kind], float]:
     """Of each kind, the share of its parameters with which rows that were left out are predicted best."""
 
-    def losses(names: Sequence[object]) -> dict[object, Floats]:
+    def losses(names: Sequence[Name]) -> dict[Name, Floats]:
         """Of each name, the mean absolute error of its rows for each of `SHARES`, by parameters from all other rows.
 
         What a Gaussian process predicts of rows that are left out follows from the inverse of the covariance of all (Rasmussen and
         Williams 2006, section 5.4.2).
         """
-        found = {}
+        found: dict[Name, Floats] = {}
         for name in dict.fromkeys(names):
             own = np.array([each == name for each in names])
             predicted = rows.errors[own] - np.linalg.solve(inverse[np.ix_(own, own)], solved[own])
             found[name] = np.array([np.mean(np.abs(rows.errors[own] - share * predicted)) for share in SHARES])
         return found
 
-    of_groups, of_kinds = losses(list(rows.groups)), losses(list(rows.kinds))
+    of_groups, of_kinds = losses(rows.groups), losses(rows.kinds)
     kind_of = dict(zip(rows.groups, rows.kinds, strict=True))
     usual = np.mean(list(of_groups.values()), axis=0)
     unseen = float(SHARES[np.argmin(np.mean(list(of_kinds.values()), axis=0))])

@@ -251,8 +251,8 @@ def validate_run(
         on_round=keep,
     )
     validation = msgspec.structs.replace(validation, paced=job.paced is not None)
-    recorded = () if recording is None or elsewhere else recording.iterations_us()
-    if len(recorded):
+    recorded = None if recording is None or elsewhere else recording.iterations_us()
+    if recorded is not None and len(recorded):
         validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded]))
     write_file(run / "validation.json", msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
     sessions = (*earlier.sessions, measured_session(validation, result.baseline, earlier))

@@ -161,16 +161,18 @@ def searchable(job: Job) -> Job:
     return job
 
 
-def recorded_job(trace: Trace, command: Sequence[str] = ()) -> RecordedJob:
-    """The job of a trace as it can run again, with `command` in place of the recorded one.
+def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
+    """The job of a trace as it can run again, with `command` in place of the recorded one; or that of a description.
 
     Raises
     ------
     InputError
-        Nothing here starts such jobs, or the trace does not tell the job's command.
+        Nothing here starts such jobs, or the source does not tell the job's command.
     """
     from dpro_search.deploy.jobs import RecordedJob
 
+    if not isinstance(trace, Trace):
+        return described_job(trace, job_of(trace), command)
     kind = kind_of(trace)
     launcher = next((each for each in kind.launchers if each.format == trace.meta.format), None)
     if launcher is None and kind.profile_launcher_name:

@@ -27,7 +27,7 @@ class Interrupted(FakeJob):
 
 
 def rounds_file(folder, *, command=COMMAND, plans=(FAST, SLOW), warmup=5):
-    job = SimpleNamespace(spec=SimpleNamespace(command=command, ranks=2), rate_bps=1e9, shaped=True)
+    job = SimpleNamespace(spec=SimpleNamespace(command=command, ranks=2), rate_bps=1e9, shaped=True, paced=None)
     return RoundsFile(folder, job, plans, warmup)
 
 

@@ -95,11 +95,11 @@ def fit(
     ] = None,
     command: Annotated[
         str | None,
-        typer.Option("--command", metavar="CMD", help='With --collect parallel: the training command, "python train.py".'),
+        typer.Option("--command", metavar="CMD", help="With --collect parallel: the training command."),
     ] = None,
     plans: Annotated[
         list[str] | None,
-        typer.Option("--plan", metavar="K=V,...", help="With --collect parallel: settings of a plan to time (default: the job's)."),
+        typer.Option("--plan", metavar="K=V,...", help="With --collect parallel: a plan to time."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -107,8 +107,8 @@ def fit(
 
     A collection may be interrupted: the same command continues it. --collect machine measures constants of this machine
     that cost models use: --machine of replay, run and diagnose. --collect device times ops of PyTorch on the GPU here
-    (without one, on a core), for predictions with --cluster. --collect parallel JOB.toml times blocks of a parallel job and
-    exchanges of its ranks on this machine: 'times' of the job's file.
+    (without one, on a core), for predictions with --cluster. --collect parallel JOB.toml times a parallel job's blocks and
+    exchanges here.
 
     Example: dpro-search fit --collect comm --out table.jsonl; dpro-search fit table.jsonl trace --out model
     """

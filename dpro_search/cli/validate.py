@@ -52,9 +52,7 @@ def validate(
     ] = None,
     paced: Annotated[
         bool,
-        typer.Option(
-            "--paced", help="Parallel jobs: ranks wait for recorded times in place of computing, so that cores carry many."
-        ),
+        typer.Option("--paced", help="Ranks of a parallel job wait for recorded times in place of computing."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -90,7 +90,8 @@ class RoundsFile:
 
     def __init__(self, run: Path, job: RecordedJob, plans: Sequence[Plan], warmup: int) -> None:
         self.path = run / "rounds.jsonl"
-        facts = (job.spec.command, job.spec.ranks, job.rate_bps, job.shaped, warmup, list(plans), job.paced is not None)
+        facts: tuple[object, ...] = (job.spec.command, job.spec.ranks, job.rate_bps, job.shaped, warmup, list(plans))
+        facts += ("paced",) if job.paced is not None else ()
         self._head = _Head(version=_VERSION, setting=hashlib.blake2b(msgspec.json.encode(facts), digest_size=16).hexdigest())
         self.rounds = self._read(len(plans))
 

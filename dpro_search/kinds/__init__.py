@@ -168,18 +168,18 @@ def searchable(job: Job) -> Job:
 
 
 def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
-    """The job of a trace as it can run again, with `command` in place of the recorded one.
+    """The job of a trace as it can run again, with `command` in place of the recorded one; or that of a description.
 
     Raises
     ------
     InputError
-        Nothing here starts such jobs, the trace does not tell the job's command, or it is a description.
+        Nothing here starts such jobs, or the source does not tell the job's command.
     """
     from dpro_search.deploy.jobs import RecordedJob
 
-    kind = kind_of(trace)
     if not isinstance(trace, Trace):
-        raise InputError(f"{kind.title} was never run: 'dpro-search run' searches it, 'dpro-search validate' runs its plans")
+        return described_job(trace, job_of(trace), Path("runs"), command)
+    kind = kind_of(trace)
     launcher = next((each for each in kind.launchers if each.format == trace.meta.format), None)
     if launcher is None and kind.profile_launcher_name:
         trace = replace(trace, meta=on_this_machine(trace.meta))

@@ -57,7 +57,7 @@ def measure(out: Path, chosen: Sequence[Case], python: str, rounds: int, say: Ca
             [case.settings],
             _command(path, python, STEPS),
             out / case.times,
-            on_start=lambda what, c=case: say(f"{c.job}: timing {what}"),
+            on_start=lambda what: say(f"timing {what}"),
         )
     done = {(row.job, row.strategy, row.round) for row in rows_of(out)}
     left = [(number, case) for number in range(rounds) for case in chosen if (case.job, case.strategy, number) not in done]

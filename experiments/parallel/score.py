@@ -32,7 +32,8 @@ class Measured(NamedTuple):
 def score(out: Path, chosen: Sequence[Case]) -> dict[str, Any]:
     """Of what was measured so far; errors in percent of the measured time."""
     found, failed = _measured(out, chosen)
-    rows, others = [], []
+    rows: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
     for one in found:
         prediction = predicted(one.case, out, _of_cut(one.case, out))
         error_pct = (prediction.iteration_us / one.us - 1) * 100

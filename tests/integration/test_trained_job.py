@@ -32,7 +32,7 @@ def recorded(python: str, scheme: str, folder: Path, path: Path) -> None:
     }
     folder.mkdir()
     with _engine(parsed, python, env, folder) as found:
-        spec = JobSpec(command=(python, str(JOB)), ranks=WORKERS, env={**env, **found}, timeout_s=150)
+        spec = JobSpec(command=(python, str(JOB)), ranks=WORKERS, env={**env, **found}, timeout_s=600)
         run_ranks(spec, folder, [{"RANK": str(r), "WORLD_SIZE": str(WORKERS)} for r in range(WORKERS)])
 
 

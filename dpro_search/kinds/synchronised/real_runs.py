@@ -34,7 +34,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.synchronisation import Scheme, parse_scheme
 
 _PATIENCE, _LEAST_PATIENCE_S = 5.0, 60.0  # time limit of a training: so many times the longest recorded one, and at least this
-_START_S = 120.0  # processes may take so long to start and to end
+_START_S = 300.0  # processes may take so long to start and to end
 _RAY = (
     "import ray, sys; head = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False); "
     "print('at', head.address_info['address'], flush=True); sys.stdin.read()"

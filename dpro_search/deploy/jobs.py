@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
@@ -20,11 +20,9 @@ from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.losses import Losses, read_losses
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.deploy.targets import targets_for
+from dpro_search.deploy.trained_run import TrainedRun
 from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan
-
-if TYPE_CHECKING:
-    from dpro_search.deploy.validate import TrainedRun
 
 PLAN_VARIABLE = "DPRO_SEARCH_PLAN"
 OBSERVER_VARIABLE = "DPRO_SEARCH_OBSERVER"

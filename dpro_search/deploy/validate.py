@@ -23,6 +23,7 @@ from dpro_search.collect.trace import Floats
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.kept_rounds import FinishedRound, KeptRun
 from dpro_search.deploy.losses import Equivalence, compare, tolerance_of, trained_to
+from dpro_search.deploy.trained_run import TrainedRun
 from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.plan_json import decoded
@@ -93,19 +94,6 @@ class FailedPlan(msgspec.Struct, frozen=True, kw_only=True):
     # runs, measured_us: Successful runs before, and their typical iteration (None: there were none).
     runs: int
     measured_us: float | None
-
-
-class TrainedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A training to a target loss. Steps, commits and bytes are those of all workers until then."""
-
-    synchronisation: str
-    seed: int
-    time_s: float
-    final_loss: float
-    steps: int
-    commits: int
-    bytes: int
-    waiting_share: float
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):

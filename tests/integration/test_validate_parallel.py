@@ -80,7 +80,7 @@ def run(folder, times):
 
 
 def test_plans_run_beside_the_described_setting_with_its_losses(run, command):
-    found = json.loads(verb("validate", run, "--top", 2, "--warmup", 3, "--json", "--", *command).stdout)
+    found = json.loads(verb("validate", run, "--top", 2, "--rounds", 1, "--warmup", 3, "--json", "--", *command).stdout)
     assert not found["paced"]
     assert found["failed"] == []
     assert len(found["plans"]) == 2
@@ -94,7 +94,7 @@ def test_plans_run_beside_the_described_setting_with_its_losses(run, command):
 
 
 def test_paced_runs_say_so_wait_for_recorded_times_and_compare_no_losses(run, times, command):
-    found = json.loads(verb("validate", run, "--top", 1, "--warmup", 3, "--paced", "--json", "--", *command).stdout)
+    found = json.loads(verb("validate", run, "--top", 1, "--rounds", 1, "--warmup", 3, "--paced", "--json", "--", *command).stdout)
     assert found["paced"]
     (row,) = found["plans"]
     assert row["losses"]["verdict"] == "unknown"
@@ -103,7 +103,10 @@ def test_paced_runs_say_so_wait_for_recorded_times_and_compare_no_losses(run, ti
     assert found["baseline_us"] > micro_batches * CONFIG["n_layer"] * (layer.forward_us + layer.backward_us)
 
 
-def test_a_script_that_follows_no_plan_is_told_so(run, torch_python, tmp_path):
+def test_a_script_that_trains_nothing_is_told_so(run, torch_python, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("print('nothing')\n")
-    assert "steps" in verb("validate", run, "--", torch_python, str(script), ok=False).stderr
+    assert (
+        "ran no DistributedDataParallel and no fully_shard module"
+        in verb("validate", run, "--", torch_python, str(script), ok=False).stderr
+    )

@@ -23,7 +23,7 @@ from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.synchronisation import SYNCHRONISATION
 from dpro_search.deploy.synchronisation.recording import SEED_VARIABLE
 from dpro_search.deploy.targets import targets_for
-from dpro_search.deploy.validate import TrainedRun
+from dpro_search.deploy.trained_run import TrainedRun
 from dpro_search.errors import InputError, JobError
 from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._options import PlanOptions

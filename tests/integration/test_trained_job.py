@@ -9,7 +9,7 @@ import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec, run_ranks
 from dpro_search.errors import JobError
-from dpro_search.kinds import load_source, recorded_job
+from dpro_search.kinds import described_job, job_of, load_source
 from dpro_search.kinds.synchronised.real_runs import _engine, _environment
 from dpro_search.kinds.synchronised.recording import recorded_runs
 from dpro_search.space.plan import Plan
@@ -62,7 +62,8 @@ def test_workers_record_what_they_did(recording: Path) -> None:
 def test_the_best_scheme_is_searched_and_trained_for_real(recording: Path, synchronisation_python: str, tmp_path: Path) -> None:
     facts = verb("run", recording, "--trials", 60, "--out", tmp_path / "run")
     plan = Plan.of(**facts["plans"][0]["plan"])
-    job = recorded_job(load_source(recording), (synchronisation_python, str(JOB)), tmp_path / "run")
+    source = load_source(recording)
+    job = described_job(source, job_of(source), tmp_path / "run", (synchronisation_python, str(JOB)))
     found = job.run(plan, warmup=0, timeout_s=60.0)
     (trained,) = job.trained()
     assert trained.synchronisation == plan.synchronisation

@@ -80,7 +80,7 @@ def run(folder, times):
 
 
 def test_plans_run_beside_the_described_setting_with_its_losses(run, command):
-    found = json.loads(verb("validate", run, "--top", 2, "--rounds", 1, "--warmup", 3, "--json", "--", *command).stdout)
+    found = json.loads(verb("validate", run, "--top", 2, "--warmup", 3, "--json", "--", *command).stdout)
     assert not found["paced"]
     assert found["failed"] == []
     assert len(found["plans"]) == 2
@@ -94,7 +94,7 @@ def test_plans_run_beside_the_described_setting_with_its_losses(run, command):
 
 
 def test_paced_runs_say_so_wait_for_recorded_times_and_compare_no_losses(run, times, command):
-    found = json.loads(verb("validate", run, "--top", 1, "--rounds", 1, "--warmup", 3, "--paced", "--json", "--", *command).stdout)
+    found = json.loads(verb("validate", run, "--top", 1, "--warmup", 3, "--paced", "--json", "--", *command).stdout)
     assert found["paced"]
     (row,) = found["plans"]
     assert row["losses"]["verdict"] == "unknown"

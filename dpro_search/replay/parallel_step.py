@@ -22,10 +22,11 @@ from dpro_search.space.mesh import (
     step_costs,
     step_graph,
 )
-from dpro_search.space.mesh.costs import Pricer, stages_of
+from dpro_search.space.mesh.costs import Pricer
 from dpro_search.space.mesh.scales import Scales
 from dpro_search.space.mesh.schedule import V_SHAPED, stages_on
 from dpro_search.space.mesh.step_graph import LayerCosts
+from dpro_search.space.mesh.workload import stages_of
 from dpro_search.space.replay_graph import ReplayGraph
 
 _FOLDED = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)

@@ -9,7 +9,7 @@ from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Architecture, Experts
 from dpro_search.space.mesh import Strategy, Workload
-from dpro_search.space.mesh.costs import stages_of
+from dpro_search.space.mesh.workload import stages_of
 from dpro_search.space.plan import Plan
 
 TESTED = {

@@ -10,8 +10,6 @@ from dpro_search.space.mesh.compile import BlockProgram as BlockProgram
 from dpro_search.space.mesh.compile import Collective as Collective
 from dpro_search.space.mesh.compile import LocalOp as LocalOp
 from dpro_search.space.mesh.compile import compile_block as compile_block
-from dpro_search.space.mesh.costs import Known as Known
-from dpro_search.space.mesh.costs import Workload as Workload
 from dpro_search.space.mesh.costs import step_costs as step_costs
 from dpro_search.space.mesh.domain import Domain as Domain
 from dpro_search.space.mesh.domain import domain_of as domain_of
@@ -33,3 +31,5 @@ from dpro_search.space.mesh.step_graph import step_graph as step_graph
 from dpro_search.space.mesh.strategy import Recompute as Recompute
 from dpro_search.space.mesh.strategy import Strategy as Strategy
 from dpro_search.space.mesh.strategy import layout_of as layout_of
+from dpro_search.space.mesh.workload import Known as Known
+from dpro_search.space.mesh.workload import Workload as Workload

@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from dpro_search.graph.model import Architecture, Experts, Network
-from dpro_search.space.mesh.costs import Known, Pricer, Workload, stages_of
+from dpro_search.space.mesh.costs import Pricer
+from dpro_search.space.mesh.workload import Known, Workload, stages_of
 
 
 class Domain(StrEnum):

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from dpro_search.graph.model import Block
 from dpro_search.space.mesh.compile import LocalOp
-from dpro_search.space.mesh.costs import Known, Pricer, Workload, ranks_of, recomputed, stages_of
+from dpro_search.space.mesh.costs import Pricer
 from dpro_search.space.mesh.kept import Kept, kept_of
 from dpro_search.space.mesh.pipeline import Pass, pipeline_orders
 from dpro_search.space.mesh.strategy import Recompute
+from dpro_search.space.mesh.workload import Known, Workload, ranks_of, recomputed, stages_of
 
 CONTEXT_BYTES = 1.05 * 2**30
 """What the driver holds back (0.55 GiB of an H100: 79.1 GiB of nvidia-smi's 79.65), and a process's context and loaded kernels."""

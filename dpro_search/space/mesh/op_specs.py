@@ -8,7 +8,8 @@ from dpro_search.costmodel.devices import OpSpec
 from dpro_search.errors import InputError
 from dpro_search.graph.model import OpType, elements
 from dpro_search.space.mesh.compile import LocalOp
-from dpro_search.space.mesh.costs import Pricer, Workload, stages_of
+from dpro_search.space.mesh.costs import Pricer
+from dpro_search.space.mesh.workload import Workload, stages_of
 
 _SIZES = {"batch": "batch", "heads": "heads", "queries": "sequence", "keys": "keys", "head_dim": "head_dim"}
 

@@ -19,9 +19,9 @@ from dpro_search.space.mesh import (
     peak_memory,
     step_costs,
 )
-from dpro_search.space.mesh.costs import ranks_of, stages_of
 from dpro_search.space.mesh.exchange import gradient_buckets, parameter_collectives
 from dpro_search.space.mesh.groups import Groups
+from dpro_search.space.mesh.workload import ranks_of, stages_of
 
 
 def workload(model="gpt2-xl", cluster="2xhgx-h100", **degrees):

@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dpro_search.collect._files import scratch_folder
@@ -70,14 +70,24 @@ def run_mpi_job(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None, h
             *exported,
             *("sh", "-c", _RANK_SCRIPT, str(out), cores, *spec.command),
         ]
-        with (out / "mpirun.log").open("wb") as log:
-            process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        try:
-            wait_for([process], out, spec.timeout_s, lambda _, code: _failure(out, code))
-        finally:
-            end_process(process)
+        run_launcher(command, env, out, spec.timeout_s, _failure)
+
+
+def run_launcher(
+    command: Sequence[str], env: Mapping[str, str], out: Path, timeout_s: float, failure: Callable[[Path, int], JobError]
+) -> None:
+    """Run what starts the ranks of an MPI job to its end, with its output in ``out/mpirun.log``.
+
+    `failure` makes the error of a job that ended with a code other than 0, from `out` and that code.
+    """
+    with (out / "mpirun.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        wait_for([process], out, timeout_s, lambda _, code: failure(out, code))
+    finally:
+        end_process(process)
 
 
 def _share_cores(spec: JobSpec) -> bool:

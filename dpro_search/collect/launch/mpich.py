@@ -11,13 +11,12 @@ import ctypes.util
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 from dpro_search.collect._files import scratch_folder
-from dpro_search.collect.launch.mpi import agent_script
+from dpro_search.collect.launch.mpi import agent_script, run_launcher
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.ranks import JobSpec, end_process, log_tail, require_tools, wait_for
+from dpro_search.collect.launch.ranks import JobSpec, log_tail, require_tools
 from dpro_search.errors import JobError, MissingCapabilityError
 
 MPIEXEC = "mpiexec.hydra"
@@ -66,14 +65,7 @@ def run_mpich_job(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None)
             *_placed(hosts, work, spec),
             *("sh", "-c", _RANK_SCRIPT, str(out), cores, *spec.command),
         ]
-        with (out / "mpirun.log").open("wb") as log:
-            process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        try:
-            wait_for([process], out, spec.timeout_s, lambda _, code: _failure(out, code))
-        finally:
-            end_process(process)
+        run_launcher(command, env, out, spec.timeout_s, _failure)
 
 
 def _placed(hosts: ShapedHosts | None, work: Path, spec: JobSpec) -> list[str]:

@@ -29,6 +29,8 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
         Whether ranks gather the block's parameters before each pass (ZeRO-3): copies are in the times.
     reduce_us
         In the last backward pass of a step, what it takes beside that to hand gradients over to be exchanged.
+    spread
+        Standard deviation of a pass over its mean: ranks that wait for each other wait for the slowest.
     """
 
     block: str
@@ -40,6 +42,7 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
     forward_us: float
     backward_us: float
     reduce_us: float = 0.0
+    spread: float = 0.0
 
 
 class UpdateTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +121,7 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
         """The same with further rows; one that was measured before of the same thing is replaced."""
         return msgspec.structs.replace(
             self,
-            blocks=_merged(self.blocks, blocks, ("forward_us", "backward_us", "reduce_us")),
+            blocks=_merged(self.blocks, blocks, ("forward_us", "backward_us", "reduce_us", "spread")),
             updates=_merged(self.updates, updates, ("us",)),
             collectives=_merged(self.collectives, collectives, ("us",)),
         )

@@ -23,6 +23,7 @@ from dpro_search.space.mesh import (
     step_graph,
 )
 from dpro_search.space.mesh.costs import Pricer
+from dpro_search.space.mesh.recorded import Own
 from dpro_search.space.mesh.scales import Scales
 from dpro_search.space.mesh.schedule import V_SHAPED, stages_on
 from dpro_search.space.mesh.step_graph import LayerCosts
@@ -87,11 +88,11 @@ class ParallelSteps:
             self._passes[key] = {name: pricer.passes(block) for name, block in sorted(distinct.items())}
         return self._passes[key]
 
-    def own_us(self, strategy: Strategy) -> dict[str, tuple[float, float, float]]:
-        """Of each kind of block, by its name, what a rank does itself: forward, backward, and to hand its gradients over."""
+    def own(self, strategy: Strategy) -> dict[str, Own]:
+        """Of each kind of block, by its name, what a rank does itself."""
         pricer = Pricer(self.under(strategy), self._known)
         distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
-        return {name: pricer.own_us(block) for name, block in distinct.items()}
+        return {name: pricer.own(block) for name, block in distinct.items()}
 
     def stages_on(self, strategy: Strategy, rank: int) -> tuple[int, ...]:
         """Stages of a pipeline rank."""

@@ -93,7 +93,9 @@ def _run(case: Case, path: Path, command: Sequence[str], number: int) -> Row:
     assert isinstance(source, Description)
     job = job_of(source)
     try:
-        run: Run = described_job(source, job, command, paced=case.paced).run(plan_of(case, job), warmup=WARMUP, timeout_s=600)
+        run: Run = described_job(source, job, path.parent, command, paced=case.paced).run(
+            plan_of(case, job), warmup=WARMUP, timeout_s=600
+        )
     except DproSearchError as error:
         return Row(job=case.job, strategy=case.strategy, round=number, failed=str(error)[:400])
     losses = tuple(loss.value for loss in run.losses)

@@ -3,7 +3,8 @@
     python dpro_search_mesh_worker.py OUT GROUPS SIZES SECONDS
 
 GROUPS are ``stride x size`` (``1x2,2x2``): every rank is in a group of each, which exchange at the same time. SIZES are bytes.
-For each group, exchange and size, calls are repeated for about SECONDS, with a pause before each in which links rest. Writes
+For each group, exchange and size, calls are repeated for about SECONDS. Before each, ranks compute for a while, as in a job: links
+rest, caches hold other data, and ranks that share a core come to the exchange one after another. Writes
 ``OUT-RANK.json``: a list of [exchange, stride, size, bytes, [[begin_us, end_us], ...]]; ranks of one machine read one clock.
 PyTorch only; Python 3.8 and later.
 """
@@ -15,7 +16,7 @@ import time
 import torch
 import torch.distributed as dist
 
-PAUSE_S = 0.005
+COMPUTED_S = 0.005  # of a rank's own processor time
 FEWEST, MOST = 5, 25
 
 
@@ -51,17 +52,24 @@ def _spans(call, seconds):
     call()
     calls = torch.zeros(1)
     began = time.monotonic()
+    _compute()
     call()
-    calls[0] = seconds / max(time.monotonic() - began + PAUSE_S, 1e-6)
+    calls[0] = seconds / max(time.monotonic() - began, 1e-6)
     dist.all_reduce(calls, op=dist.ReduceOp.MIN)
     spans = []
     for _ in range(int(min(max(calls.item(), FEWEST), MOST))):
         dist.barrier()
-        time.sleep(PAUSE_S)
+        _compute()
         begin = time.monotonic_ns() / 1e3
         call()
         spans.append([begin, time.monotonic_ns() / 1e3])
     return spans
+
+
+def _compute():
+    began, product = time.thread_time(), torch.ones(256, 256)
+    while time.thread_time() < began + COMPUTED_S:
+        product = product @ product / 256
 
 
 def _all_reduce(group, ranks, rank, size_bytes):

@@ -7,4 +7,5 @@ from dpro_search.costmodel.gpu_ops.kernels import Kernels as Kernels
 from dpro_search.costmodel.gpu_ops.kernels import LossKernels as LossKernels
 from dpro_search.costmodel.gpu_ops.kernels import NormKernels as NormKernels
 from dpro_search.costmodel.gpu_ops.roofline import OpCosts as OpCosts
+from dpro_search.costmodel.gpu_ops.slowest import expected_largest as expected_largest
 from dpro_search.costmodel.gpu_ops.slowest import slowest as slowest

@@ -12,6 +12,11 @@ waits for memory differs little (Sinha et al. 2022, "Not all GPUs are created eq
 
 
 @lru_cache(maxsize=1024)
+def expected_largest(count: int) -> float:
+    """Of so many standard normal values (Blom 1958)."""
+    return max(NormalDist().inv_cdf((count - 0.375) / (count + 0.25)), 0.0) if count > 1 else 0.0
+
+
 def slowest(devices: int) -> float:
-    """Its time over that of the usual one: the expected largest of so many normal values (Blom 1958)."""
-    return 1.0 + SPREAD * max(NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)), 0.0) if devices > 1 else 1.0
+    """Its time over that of the usual one."""
+    return 1.0 + SPREAD * expected_largest(devices)

@@ -4,13 +4,16 @@ Ops on tensors of floating-point numbers give memory of the right shape with any
 out. At the end of each pass of a block the rank waits until the block's recorded time is over, without what the rank spent on
 exchanges meanwhile. Losses mean nothing.
 
-The file: ``{"layers": [[forward_us, backward_us, reduce_us], ...], "embedding": [...], "head": [...], "update_us": [fixed, of an
-element]}``; ``reduce_us`` is what a rank does to exchange a block's gradients. PyTorch only.
+The file: ``{"layers": [[forward_us, backward_us, reduce_us, spread], ...], "embedding": [...], "head": [...], "update_us": [fixed,
+of an element]}``; ``reduce_us`` is what a rank does to exchange a block's gradients, ``spread`` the deviation of passes over their
+mean: each rank draws its own. PyTorch only.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from typing import Any
 from dpro_search_blocks import Blocks
 
 _SMALL = 64  # elements, below which an op is carried out
+_LEAST = 0.5  # of a pass's mean time, however it is drawn
 _PRECISE_S = 2e-4  # before the end of a wait, from which on the clock is watched
 
 
@@ -53,7 +57,7 @@ class _Pacer:
         firsts = [sum(counts[:stage]) if pipeline else 0 for stage in own]
         sizes = [counts[stage] if pipeline else sum(counts) for stage in own]
         last = len(counts) - 1
-        nothing = [0.0, 0.0, 0.0]
+        nothing = [0.0, 0.0, 0.0, 0.0]
         self._us = []
         for stage, first, size in zip(own, firsts, sizes, strict=True):
             before = times["embedding"] if stage == 0 or not pipeline else nothing
@@ -64,6 +68,7 @@ class _Pacer:
         elements = sum(_own(parameter) for parameter in planned.parameters())
         self._update_us = fixed_us + each_us * elements
         self.exchanged_s = 0.0
+        self._draws = random.Random(int(os.environ["RANK"]))
         self._began: dict[tuple[int, int, bool], tuple[float, float]] = {}
         self._original = planned.step
         planned.step = self._step
@@ -77,8 +82,9 @@ class _Pacer:
         began = self._began.pop((part, block, forward), None)
         if began is None:
             return
-        forward_us, backward_us, reduce_us = self._us[part][block]
-        us = forward_us if forward else backward_us + (reduce_us if self._zero_3 else 0.0)
+        forward_us, backward_us, reduce_us, spread = self._us[part][block]
+        us = (forward_us if forward else backward_us) * max(self._draws.gauss(1.0, spread), _LEAST)
+        us += reduce_us if self._zero_3 and not forward else 0.0
         start_s, exchanged_s = began
         _wait_until(lambda: start_s + self.exchanged_s - exchanged_s + us / 1e6)
 

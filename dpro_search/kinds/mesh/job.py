@@ -41,6 +41,7 @@ from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.describe import describe
 from dpro_search.space.mesh import Scales, Strategy, Workload, harder
 from dpro_search.space.mesh.groups import UNSCALED
+from dpro_search.space.mesh.recorded import Own
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import SCALES, ClusterChange, Scale
 
@@ -127,9 +128,9 @@ class MeshJob(Job):
     def workload(self) -> Callable[[Plan], Workload]:
         return lambda plan: self._description.workload(self._mesh.strategy(plan))
 
-    def own_us(self, plan: Plan) -> dict[str, tuple[float, float, float]]:
-        """By the name of each block, what a rank does itself for a micro-batch: forward, backward, to hand gradients over."""
-        return self._steps.own_us(self._mesh.strategy(plan))
+    def own(self, plan: Plan) -> dict[str, Own]:
+        """By the name of each block, what a rank does itself for a micro-batch."""
+        return self._steps.own(self._mesh.strategy(plan))
 
     # What a plan costs.
 

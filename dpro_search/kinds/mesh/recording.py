@@ -12,7 +12,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -90,7 +90,7 @@ def paced_times(job: MeshJob, plan: Plan) -> bytes:
     """What paced ranks read (`in_job/dpro_search_paced.py`): predicted times of a rank's own work."""
     times = job.workload(plan).times
     assert times is not None, "paced jobs have recorded times"
-    own = job.own_us(plan)
+    own = {name: [each.forward_us, each.backward_us, each.reduce_us, each.spread] for name, each in job.own(plan).items()}
     embedding, *layers, head = [own[block.name] for block in blocks_of(job.description.fixed.model) for _ in range(block.count)]
     return json.dumps({"embedding": embedding, "layers": layers, "head": head, "update_us": times.update}).encode()
 
@@ -124,7 +124,7 @@ def _timed(description: MeshDescription, strategy: Strategy, real: RecordedJob, 
 
 
 def _blocks(description: MeshDescription, strategy: Strategy, content: Sequence[dict[str, Any]]) -> Iterator[BlockTime]:
-    """Medians over processes and steps; of a block that comes several times, of all of these."""
+    """Means over processes and steps; of a block that comes several times, of all of these."""
     passes: dict[tuple[int, bool], list[list[float]]] = {}  # of each block, by micro-batch, then by step and process
     for run in content:
         for step in run["steps"]:
@@ -139,8 +139,8 @@ def _blocks(description: MeshDescription, strategy: Strategy, content: Sequence[
         first += block.count
         if any((number, forward) not in passes for number in numbers for forward in (True, False)):
             raise JobError(f"timing blocks: nothing was seen of {block.name}; is the model the one of the job's file?")
-        forward = [_micro_batches(passes[number, True])[0] for number in numbers]
-        backward = [_micro_batches(passes[number, False]) for number in numbers]
+        forward = [_Passes.of(passes[number, True]) for number in numbers]
+        backward = [_Passes.of(passes[number, False]) for number in numbers]
         yield BlockTime(
             block=block.name,
             tp=strategy.tp,
@@ -148,22 +148,35 @@ def _blocks(description: MeshDescription, strategy: Strategy, content: Sequence[
             micro_batch=strategy.micro_batch,
             sequence=description.fixed.sequence,
             sharded=strategy.zero_stage == 3,
-            forward_us=float(np.mean(forward)),
-            backward_us=float(np.mean([usual for usual, _ in backward])),
-            reduce_us=0.0 if strategy.zero_stage == 3 else max(float(np.mean([last - usual for usual, last in backward])), 0.0),
+            forward_us=float(np.mean([each.us for each in forward])),
+            backward_us=float(np.mean([each.us for each in backward])),
+            reduce_us=0.0 if strategy.zero_stage == 3 else max(float(np.mean([each.last_us - each.us for each in backward])), 0.0),
+            spread=float(np.mean([each.spread for each in (*forward, *backward)])),
         )
 
 
-def _micro_batches(rows: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Of a usual micro-batch and of the last one of a step; the first ones add no gradients to others."""
-    of_each = np.median(np.array(rows), axis=0)
-    usual = of_each[1:-1] if len(of_each) > 2 else of_each[:1]
-    return float(np.mean(usual)), float(of_each[-1])
+class _Passes(NamedTuple):
+    """Of a block's passes, a usual micro-batch's, the last one's of a step, and the usual ones' deviation over their mean.
+
+    The first micro-batches add no gradients to others. A step waits for every pass, so that means count; the longest is left out,
+    for now and then a machine stalls.
+    """
+
+    us: float
+    last_us: float
+    spread: float
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[float]]) -> _Passes:
+        of_each = np.sort(np.array(rows), axis=0)[: max(len(rows) - 1, 1)]
+        usual = of_each[:, 1:-1] if of_each.shape[1] > 2 else of_each[:, :1]
+        mean_us = float(usual.mean())
+        return _Passes(mean_us, float(of_each[:, -1].mean()), float(usual.std(axis=0).mean()) / mean_us if mean_us > 0 else 0.0)
 
 
 def _updates(content: Sequence[dict[str, Any]]) -> Iterator[UpdateTime]:
     us = [step["rest_us"] for run in content for step in run["steps"] if "rest_us" in step]
-    yield UpdateTime(elements=float(content[0]["elements"]), us=float(np.median(us)))
+    yield UpdateTime(elements=float(content[0]["elements"]), us=float(np.mean(np.sort(us)[: max(len(us) - 1, 1)])))
 
 
 def _key(row: BlockTime) -> tuple[Any, ...]:

@@ -113,7 +113,8 @@ class Pricer:
         own, forward, backward = self._recorded_own(block), 1.0, 1.0
         waits = [self._waits_us(steps, backward=steps is program.backward) for steps in (program.forward, program.backward)]
         if own is not None:
-            forward_us, backward_us = own.forward_us + waits[0], own.backward_us + waits[1]
+            slowest_own = own.of_slowest(self._waiting_ranks)
+            forward_us, backward_us = slowest_own.forward_us + waits[0], slowest_own.backward_us + waits[1]
         else:
             forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
             backward_us = self._backward_us(program.backward) + self._accumulated_us(program)
@@ -150,16 +151,21 @@ class Pricer:
             self._known.factors[key] = found.forward_us / alone.forward_us, found.backward_us / alone.backward_us
         return self._known.factors[key]
 
-    def own_us(self, block: Block) -> tuple[float, float, float]:
-        """What a rank does itself in a block's passes, and when it hands its gradients over to be exchanged."""
+    def own(self, block: Block) -> Own:
+        """What a rank does itself in a block."""
         own, program, costs = self._recorded_own(block), self.program(block), self.passes(block)
         if own is None:
             forward_us, backward_us = (
                 self._waits_us(steps, backward=steps is program.backward) for steps in (program.forward, program.backward)
             )
-            return costs.forward_us - forward_us, costs.backward_us - backward_us, 0.0
+            return Own(costs.forward_us - forward_us, costs.backward_us - backward_us)
         again_us = own.forward_us if self._workload.strategy.recompute is Recompute.FULL and block.name.startswith("layer") else 0.0
-        return own.forward_us, own.backward_us + again_us, own.reduce_us
+        return replace(own, backward_us=own.backward_us + again_us)
+
+    @property
+    def _waiting_ranks(self) -> int:
+        """Ranks that wait for each other in every pass of a block."""
+        return self.groups.placements["tp"].ranks * (self.groups.placements["shard"].ranks if self._sharded else 1)
 
     @property
     def _sharded(self) -> bool:
@@ -179,7 +185,7 @@ class Pricer:
         if found is None:
             return None
         factor = workload.scales.compute
-        return Own(found.forward_us * factor, found.backward_us * factor, found.reduce_us * factor)
+        return Own(found.forward_us * factor, found.backward_us * factor, found.reduce_us * factor, found.spread)
 
     def _modelled(self, block: Block, cut: Cut) -> Own:
         """What cost models say of a rank's own work, with the copies of gathered parameters and exchanged gradients."""

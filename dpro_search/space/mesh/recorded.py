@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from dpro_search.collect.parallel_times import BlockTime, ParallelTimes
 from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.gpu_ops import expected_largest
 from dpro_search.costmodel.nccl import Placement
 
 
@@ -20,6 +21,12 @@ class Own:
     forward_us: float
     backward_us: float
     reduce_us: float = 0.0
+    spread: float = 0.0
+
+    def of_slowest(self, ranks: int) -> Own:
+        """Of so many ranks that wait for each other in each pass."""
+        factor = 1.0 + self.spread * expected_largest(ranks)
+        return replace(self, forward_us=self.forward_us * factor, backward_us=self.backward_us * factor)
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class RecordedTimes:
         if not rows:
             return None
         nearest = min(rows, key=lambda row: _distance(_cut(row), cut))
-        found = Own(nearest.forward_us, nearest.backward_us, nearest.reduce_us)
+        found = Own(nearest.forward_us, nearest.backward_us, nearest.reduce_us, nearest.spread)
         if _cut(nearest) == cut:
             return found
         timed, wanted = modelled(_cut(nearest)), modelled(cut)
@@ -61,6 +68,7 @@ class RecordedTimes:
             found.forward_us * _ratio(wanted.forward_us, timed.forward_us),
             found.backward_us * _ratio(wanted.backward_us, timed.backward_us),
             found.reduce_us * _ratio(wanted.reduce_us, timed.reduce_us),
+            found.spread,
         )
 
     @property

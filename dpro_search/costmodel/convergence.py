@@ -11,6 +11,7 @@ where the job has too little of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ class ShortRun:
         Of each applied update, in order of time, [n]: when, its local steps, its weight, and the steps of others that it missed.
     reached_s
         When the loss fell to each of `Convergence.levels`, [k]; NaN where it never did.
+    scheme
+        What runs that differ by their seed only have in common.
     """
 
     commit_s: Floats
@@ -45,6 +48,7 @@ class ShortRun:
     weights: Floats
     behind_steps: Floats
     reached_s: Floats
+    scheme: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,8 @@ class Convergence:
         Standard deviation of the logarithm of the effective steps to the last level among runs.
     runs
         How many runs it was fitted on.
+    scheme_log_error
+        Root mean square of that logarithm's error for schemes that were left out of the fit, one at a time; 0: one scheme.
     """
 
     drift: float
@@ -72,6 +78,7 @@ class Convergence:
     needed: tuple[float, ...]
     log_error: float
     runs: int
+    scheme_log_error: float = 0.0
 
     def gain(self, steps: float, weight: float, behind_steps: float) -> float:
         """Effective steps of an update."""
@@ -83,10 +90,11 @@ class Convergence:
 
     @property
     def factor_interval(self) -> tuple[float, float]:
-        """Factors of the effective steps between which 9 of 10 runs should be (Student's t)."""
+        """Factors of the effective steps between which 9 of 10 runs of another scheme should be (Student's t)."""
         if self.runs < 2:
             return (0.5, 2.0)  # one run says nothing about the spread
-        half = float(student.ppf(0.95, self.runs - 1)) * self.log_error * (1 + 1 / self.runs) ** 0.5
+        spread = math.hypot(self.log_error * (1 + 1 / self.runs) ** 0.5, self.scheme_log_error)
+        half = float(student.ppf(0.95, self.runs - 1)) * spread
         return (float(np.exp(-half)), float(np.exp(half)))
 
 
@@ -104,27 +112,48 @@ def fit_convergence(start_loss: float, levels: Sequence[float], runs: Sequence[S
     if not last:
         raise InputError(f"convergence: none of {len(runs)} runs reached a loss of {levels[-1]:g}; train longer or ask for less")
 
-    def error(values: Floats) -> float:
-        spread = float(weights @ np.nanvar(_log_needed(values, last), axis=0))
-        return spread + (_NOISE / _USUAL) ** 2 / len(last) * float(np.sum(np.square(values)))
-
-    # A time is known to within the distance of two looks at the loss, which matters the less the later it is.
-    weights = np.nanmean([run.reached_s for run in last], axis=0) ** 2
-    weights /= weights.sum()
-    starts = [(0.0, 0.0), (0.05, 0.05), (-0.02, -0.02)]
-    bounds = [(-0.05, _MOST)] * 2
-    found = min((minimize(error, start, method="Nelder-Mead", bounds=bounds) for start in starts), key=lambda result: result.fun)
-    needed = _log_needed(found.x, last)
+    drift, staleness = values = _factors(last)
+    needed = _log_needed(values, last)
     means = np.maximum.accumulate(np.exp(np.nanmean(needed, axis=0)))
     return Convergence(
-        drift=float(found.x[0]),
-        staleness=float(found.x[1]),
+        drift=float(drift),
+        staleness=float(staleness),
         start_loss=start_loss,
         levels=tuple(map(float, levels)),
         needed=tuple(map(float, means)),
         log_error=float(np.std(needed[:, -1], ddof=1)) if len(last) > 1 else 0.0,
         runs=len(last),
+        scheme_log_error=_scheme_log_error(last),
     )
+
+
+def _factors(runs: Sequence[ShortRun]) -> Floats:
+    """Drift and staleness with which runs agree best."""
+
+    def error(values: Floats) -> float:
+        spread = float(weights @ np.nanvar(_log_needed(values, runs), axis=0))
+        return spread + (_NOISE / _USUAL) ** 2 / len(runs) * float(np.sum(np.square(values)))
+
+    # A time is known to within the distance of two looks at the loss, which matters the less the later it is.
+    weights = np.nanmean([run.reached_s for run in runs], axis=0) ** 2
+    weights /= weights.sum()
+    starts = [(0.0, 0.0), (0.05, 0.05), (-0.02, -0.02)]
+    bounds = [(-0.05, _MOST)] * 2
+    found = min((minimize(error, start, method="Nelder-Mead", bounds=bounds) for start in starts), key=lambda result: result.fun)
+    return np.asarray(found.x)
+
+
+def _scheme_log_error(runs: Sequence[ShortRun]) -> float:
+    schemes = {run.scheme for run in runs}
+    if len(schemes) < 2:
+        return 0.0
+    errors = []
+    for scheme in schemes:
+        others = [run for run in runs if run.scheme != scheme]
+        values = _factors(others)
+        left_out = _log_needed(values, [run for run in runs if run.scheme == scheme])[:, -1]
+        errors.append(float(np.mean(_log_needed(values, others)[:, -1]) - np.mean(left_out)))
+    return float(np.sqrt(np.mean(np.square(errors))))
 
 
 def falling_levels(start_loss: float, target_loss: float, count: int = 10) -> tuple[float, ...]:

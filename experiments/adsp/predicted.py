@@ -46,6 +46,7 @@ def _short_run(record: dict[str, Any], levels: Sequence[float]) -> ShortRun:
         weights=applied[3],
         behind_steps=applied[4],
         reached_s=reached_at(ends, smooth, levels),
+        scheme=record["case"]["scheme"],
     )
 
 

@@ -129,6 +129,7 @@ def _short_run(run: RecordedRun, levels: Sequence[float]) -> ShortRun:
         weights=effective_weights(run),
         behind_steps=run.behind_steps,
         reached_s=reached_at(*run.curve, levels),
+        scheme=str(run.scheme),
     )
 
 

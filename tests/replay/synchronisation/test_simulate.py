@@ -113,6 +113,21 @@ def test_the_fit_finds_what_local_steps_and_staleness_cost():
     assert fitted.needed[-1] == pytest.approx(100.0, rel=0.1)
 
 
+def test_the_interval_is_as_wide_as_schemes_are_wrong_that_the_fit_leaves_out():
+    def run(scheme: str, reached_s: float) -> ShortRun:
+        ones, times = np.ones(200), np.arange(1.0, 201.0)
+        return ShortRun(
+            commit_s=times, steps=ones, weights=ones, behind_steps=0 * ones, reached_s=np.array([reached_s]), scheme=scheme
+        )
+
+    alike = fit_convergence(2.0, [0.5], [run(scheme, 100.0) for scheme in ("bsp", "asp", "adsp") for _ in range(4)])
+    assert alike.scheme_log_error == pytest.approx(0.0, abs=1e-6)
+    # Updates of one step that miss none: no drift and no staleness explains that one scheme needs more of them.
+    unlike = fit_convergence(2.0, [0.5], [run(scheme, s) for scheme, s in (("bsp", 100.0), ("asp", 120.0)) for _ in range(4)])
+    assert unlike.scheme_log_error == pytest.approx(np.log(1.2), rel=1e-3)
+    assert unlike.factor_interval[1] > 1.2
+
+
 def test_runs_that_never_reach_the_loss_cannot_be_fitted():
     run = ShortRun(
         commit_s=np.zeros(1), steps=np.ones(1), weights=np.ones(1), behind_steps=np.zeros(1), reached_s=np.array([np.nan])

@@ -45,6 +45,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not _are_real_jobs(config):
+        # Commands that tests start are of the checkout, as what tests import: what numba compiled for one is there for the other.
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(config.rootpath), *filter(None, [os.environ.get("PYTHONPATH")])])
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None and not _are_real_jobs(config):
         os.environ["OMP_NUM_THREADS"] = "1"  # numpy's threads would wait for each other on the cores of other test processes

@@ -27,9 +27,11 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search.cli import main as command
+from dpro_search.collect.capture import read_graph
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError
+from dpro_search.kinds import captured_text
 from tests.collect.importer_kit import DAMAGES, plain
 from tests.faults.processes import RAW, ROOT, succeeds
 
@@ -47,6 +49,11 @@ INPUTS = {  # patterns of the files of a job, of which the first is damaged
     "byteps": ("byteps_mxnet_2x2/worker0_comm*", "byteps_mxnet_2x2/worker1_comm*", "byteps_mxnet_2x2/van_*"),
     "stragglers": ("stragglers/trace-ST.parquet",),
 }
+CAPTURED = ROOT / "tests" / "data" / "captured" / "llama.json"
+CONFIG = {  # as Hugging Face has it, of Llama 2 7B
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "max_position_embeddings": 4096, "vocab_size": 32000, "tie_word_embeddings": False,
+}  # fmt: skip
 SEARCHED = ("run", "--sampler", "mcmc", "--seed", "5", "--trials")
 # Files of our own: which file of which prepared folder is damaged, and the command that reads it.
 OWN: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -61,6 +68,9 @@ OWN: dict[str, tuple[str, tuple[str, ...]]] = {
     "times.trees.json": ("model/times.trees.json", _with_model),
     "clusters.jsonl.gz": ("clusters.jsonl.gz", ("fit", "clusters.jsonl.gz", "--out", "fitted")),
     "machine.toml": ("machine.toml", ("replay", "trace", "--machine", "machine.toml", "--json")),
+    "job.toml": ("job.toml", ("replay", "job.toml", "--json")),
+    "config.json": ("config.json", ("describe", "config.json", "--cluster", "2xhgx-h100", "--json")),
+    "graph.json": ("captured/graph.json", ("replay", "captured/job.toml", "--json")),
     "cluster.toml": ("cluster.toml", ("replay", "trace", "--cluster", "cluster.toml", "--json")),
 }  # fmt: skip
 
@@ -235,6 +245,16 @@ def _prepared(folder: Path, words: tuple[str, ...]) -> None:
         succeeds("fit", table, "--out", folder / "model")
     if "clusters.jsonl.gz" in words:
         shutil.copyfile(table, folder / "clusters.jsonl.gz")
+    if "job.toml" in words:
+        job = succeeds("describe", "gpt2-xl", "--cluster", "2xhgx-h100", "--global-batch", 64, "--seq-len", 1024)
+        (folder / "job.toml").write_text(job)
+    if "config.json" in words:
+        (folder / "config.json").write_text(json.dumps(CONFIG, indent=1))
+    if "captured/job.toml" in words:
+        (folder / "captured").mkdir()
+        shutil.copyfile(CAPTURED, folder / "captured" / "graph.json")
+        text = captured_text(read_graph(CAPTURED), "graph.json", "8xh100")
+        (folder / "captured" / "job.toml").write_text(text)
     if "machine.toml" in words:
         shutil.copyfile(ROOT / "dpro_search" / "machine" / "testbed.toml", folder / "machine.toml")
     if "cluster.toml" in words:

@@ -1,10 +1,10 @@
 """A hundred kills of each kind, too many for every change: ``python -m tests.faults.hundred KIND... [--python PYTHON]``.
 
 KIND: ``run``, ``workers`` (the same with two worker processes), ``storage`` (with an SQLite study), ``import``, ``export``,
-``fit``, ``report``, ``replay``, ``diagnose``, ``doctor``, ``samples``; ``collect`` and ``validate`` record and run a small PyTorch
-job on shaped hosts, with the PYTHON of an environment made by ``scripts/make_env.sh torch`` (root). For each kind a line, a JSON
-object, has the kills that were made and what they met; an AssertionError says what was found broken. With other seeds, several
-calls make one campaign.
+``fit``, ``report``, ``replay``, ``describe``, ``diagnose``, ``diff``, ``doctor``, ``samples``. With the PYTHON of an environment
+made by ``scripts/make_env.sh torch``: ``capture``, and ``collect`` and ``validate``, which record and run a small job on shaped
+hosts (root). For each kind a line, a JSON object, has the kills that were made and what they met; an AssertionError says what was
+found broken. With other seeds, several calls make one campaign.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tests.faults.kills import (
     READERS,
     WRITERS,
     Kills,
+    kill_captures,
     kill_readers,
     kill_recordings,
     kill_searches,
@@ -35,7 +36,7 @@ COLLECT = (
 )
 
 
-JOBS = ("collect", "validate")  # need a framework
+JOBS = ("capture", "collect", "validate")  # need a framework
 KINDS = {"run": kill_searches, "workers": kill_searches_with_workers, "storage": kill_shared_searches}
 
 
@@ -51,10 +52,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="make fewer kills of a kind when this time is over")
-    parser.add_argument("--python", help="for collect and validate")
+    parser.add_argument("--python", help="for capture, collect and validate")
     asked = parser.parse_args()
     if asked.python is None and set(asked.kinds) & set(JOBS):
-        parser.error("collect and validate: name the --python of an environment with PyTorch")
+        parser.error("capture, collect and validate: name the --python of an environment with PyTorch")
     for kind in asked.kinds:
         kills = Kills(wanted=asked.kills, seed=asked.seed, seconds=asked.seconds)
         started = time.monotonic()
@@ -68,9 +69,11 @@ def make(kind: str, folder: Path, kills: Kills, job: tuple[object, ...]) -> None
     if kind in KINDS:
         KINDS[kind](folder, kills)
     elif kind in WRITERS:
-        kill_writers(folder, kills, verb=kind)
+        kill_writers(folder, kills, writer=WRITERS[kind])
     elif kind in READERS:
         kill_readers(folder, kills, verb=kind)
+    elif kind == "capture":
+        kill_captures(folder, kills, python=job[0])
     elif kind == "collect":
         kill_recordings(folder, kills, collect=COLLECT, job=job)
     else:

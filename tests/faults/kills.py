@@ -20,6 +20,8 @@ from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan
 from tests.faults.processes import RAW, ROOT, SEARCH, killed_after, shown, succeeds
 
+# Words of a command that end in the option for what it writes, the name of that, and a check of it.
+Writer = tuple[tuple[object, ...], str, Callable[[Path], None]]
 MORE_TRIALS = 10  # that each search of a run folder asks for
 _GROWTH = 1.05  # of the time that a command may take, from one that was killed to the next: searches become longer
 
@@ -112,9 +114,9 @@ def kill_searches_with_workers(folder: Path, kills: Kills) -> None:
     assert SearchResult.load(folder / "killed").trials == everything
 
 
-def kill_writers(folder: Path, kills: Kills, *, verb: str) -> None:
+def kill_writers(folder: Path, kills: Kills, *, writer: Writer) -> None:
     """What a command writes is whole or not there."""
-    args, name, check = WRITERS[verb]
+    args, name, check = writer
     (folder / ".plan.json").write_bytes(Plan(tensor_groups=(("a#0", "b#1"),)).to_json())
     args = tuple(folder / ".plan.json" if argument is PLAN else argument for argument in args)
     seconds = timed(*args, folder / "whole")
@@ -134,7 +136,7 @@ def kill_readers(folder: Path, kills: Kills, *, verb: str) -> None:
     """A command that only prints leaves nothing where it ran, and changes nothing in a trace's folder; the next one works."""
     trace = folder / "trace"
     succeeds("import", RAW, "--out", trace)
-    before, args = _content(trace), (verb, *([trace] if verb == "diagnose" else []), "--json")
+    before, args = _content(trace), (verb, *(trace if word is TRACE else word for word in READERS[verb]), "--json")
     where = folder / "empty"
     where.mkdir()
     seconds = timed(*args, cwd=where)
@@ -147,6 +149,17 @@ def kill_readers(folder: Path, kills: Kills, *, verb: str) -> None:
 
 def _content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def kill_captures(folder: Path, kills: Kills, *, python: object) -> None:
+    """A captured model's folder is whole or not there; the process that holds the model ends with the command."""
+    script = folder / ".model.py"
+    script.write_text(
+        "import torch\n\n\ndef model():\n    return torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])\n"
+    )
+    script.open("a").write("\n\ndef inputs(batch):\n    return torch.empty(batch, 64)\n")
+    functions = ("--inputs", f"{script}:inputs", "--batch", 4, "--python", python)
+    kill_writers(folder, kills, writer=(("capture", f"{script}:model", *functions, "--out"), "captured", check_capture))
 
 
 def kill_recordings(folder: Path, kills: Kills, *, collect: tuple[object, ...], job: tuple[object, ...]) -> None:
@@ -214,9 +227,30 @@ def check_export(path: Path) -> None:
     assert {"README.md", "plan.json"} <= {found.name for found in path.iterdir()}
 
 
-PLAN = object()  # stands for the path of a plan's file
-READERS = ("diagnose", "doctor", "samples")
-WRITERS: dict[str, tuple[tuple[object, ...], str, Callable[[Path], None]]] = {
+def check_capture(path: Path) -> None:
+    assert {found.name for found in path.iterdir()} == {"graph.json", "job.toml"}
+    assert json.loads((path / "graph.json").read_bytes())
+
+
+MODEL = """import torch
+
+
+def model():
+    return torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+
+
+def inputs(batch):
+    return torch.empty(batch, 64)
+"""
+PLAN, TRACE = object(), object()  # stand for the path of a plan's file, and of a trace
+READERS: dict[str, tuple[object, ...]] = {
+    "describe": ("llama3-8b", "--cluster", "4xhgx-h100"),
+    "diagnose": (TRACE,),
+    "diff": (TRACE, TRACE),
+    "doctor": (),
+    "samples": (),
+}
+WRITERS: dict[str, Writer] = {
     "import": (("import", RAW, "--out"), "trace", check_trace),
     "export": (("export", PLAN, "--out"), "tuned", check_export),
     "fit": (("fit", ROOT / "tests" / "data" / "xla_clusters.jsonl.gz", "--out"), "model", check_model),

@@ -17,4 +17,4 @@ def test_workers_end_with_a_search_that_is_killed(tmp_path):
 
 @pytest.mark.parametrize("verb", WRITERS)
 def test_what_a_killed_command_writes_is_whole_or_not_there(verb, tmp_path):
-    kill_writers(tmp_path, Kills(wanted=20, seed=2), verb=verb)
+    kill_writers(tmp_path, Kills(wanted=20, seed=2), writer=WRITERS[verb])

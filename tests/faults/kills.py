@@ -158,7 +158,7 @@ def kill_captures(folder: Path, kills: Kills, *, python: object) -> None:
         "import torch\n\n\ndef model():\n    return torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])\n"
     )
     script.open("a").write("\n\ndef inputs(batch):\n    return torch.empty(batch, 64)\n")
-    functions = ("--inputs", f"{script}:inputs", "--batch", 4, "--python", python)
+    functions = ("--inputs", "inputs", "--batch", 4, "--python", python)
     kill_writers(folder, kills, writer=(("capture", f"{script}:model", *functions, "--out"), "captured", check_capture))
 
 

@@ -118,12 +118,13 @@ def _kernels(
     for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
         mine = kernels[order[starts[number] : starts[number + 1]]]
         of_op, element = shaped[number], trace.dtypes[dtype] if dtype >= 0 else ""
-        square = None
-        if of_op is None and kernel_class(trace.names[name]) == "gemm":
-            square = known.of_times(product_precision(trace.names[name], element), np.maximum(own_us[mine], LEAST_US))
-        ratios: Sequence[float | Floats] = of_op or square or kernel_ratio(trace.names[name], element, before, after)
+        alike = None
+        if of_op is None:
+            took_us = np.maximum(own_us[mine], LEAST_US)
+            alike = known.of_times(kernel_class(trace.names[name]), product_precision(trace.names[name], element), took_us)
+        ratios: Sequence[float | Floats] = of_op or alike or kernel_ratio(trace.names[name], element, before, after)
         predicted_us += float(own_us[mine].sum()) if of_op else 0.0
-        guessed_us += float(own_us[mine].sum()) if square else 0.0
+        guessed_us += float(own_us[mine].sum()) if alike else 0.0
         least = np.minimum(own_us[mine], LEAST_US)
         for row, ratio in enumerate(ratios):
             found[row, mine] = least + (own_us[mine] - least) * ratio
@@ -141,8 +142,8 @@ def _said_of_kernels(before: str, after: str, predicted: float, guessed: float) 
         )
     if guessed:
         yield (
-            f"products of unknown shapes, or hardly longer than their launch ({guessed * 100:.0f} % of the kernels' time) change "
-            f"as square ones that take as long on {before}"
+            f"products and attention of unknown shapes, or hardly longer than their launch ({guessed * 100:.0f} % of the kernels' "
+            f"time) change as square products, and as attention of the sequence, that take as long on {before}"
         )
     if predicted + guessed < _NEARLY_ALL:
         yield (

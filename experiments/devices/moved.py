@@ -1,8 +1,8 @@
 """Measured ops of one device moved to another, whose architecture was left out of the fit: as a what-if moves recorded kernels.
 
 Ways: the ratio of the data sheets' peaks (``costmodel.roofline``); that of probed rates; that of the latencies which trees predict
-on both, with probes of both devices or of none; and of products as if their sizes were not known, that of the square product which
-takes as long. Ops that are mostly launch are left out.
+on both, with probes of both devices or of none; and, as if sizes were not known, of products that of the square product which takes
+as long, of attention that of the sequence which does. Ops that are mostly launch are left out.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dpro_search.cluster.device import PRECISIONS
 from dpro_search.costmodel.devices.features import parts_us
 from dpro_search.costmodel.devices.measured import Measured
 from dpro_search.costmodel.devices.model_file import default_model
-from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, OpKind, Ops, gemm
+from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, OpKind, Ops, Stack, attention, gemm
 from dpro_search.costmodel.devices.profile import DeviceProfile, peak_flops_per_s
-from dpro_search.costmodel.devices.ratios import MUCH, SIDES, UNKNOWN_SIZES
+from dpro_search.costmodel.devices.ratios import HEAD_DIM, HEADS, MUCH, SEQUENCES, SIDES, UNKNOWN_SIZES
 from dpro_search.costmodel.roofline import LEAST_US
 from experiments.devices.data import USUAL, Target
 from experiments.devices.models import predicted_us
 from experiments.devices.protocol import LeftOut
 
-_SQUARE = "square that takes as long"
+_ALIKE = "square or sequence that takes as long"
 _WIDTHS: Mapping[str, Callable[[], float]] = {
-    _SQUARE: lambda: float(np.log(UNKNOWN_SIZES)),
+    _ALIKE: lambda: float(np.log(UNKNOWN_SIZES)),
     "predicted ratio, specs only": lambda: default_model().widths.specs,
     "predicted ratio, probes": lambda: default_model().widths.deviations[0] * float(np.sqrt(default_model().similarity.variance)),
 }
@@ -75,21 +75,28 @@ def _moved_us(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftO
         "ratio of probed rates": least + (us - least) * probed[1] / probed[0],
         "predicted ratio, specs only": us * specs[1] / specs[0],
         "predicted ratio, probes": us * probes[1] / probes[0],
-        _SQUARE: us * _squares(before, after, ops, us, to),
+        _ALIKE: us * _alike(before, after, ops, us, to),
     }
 
 
-def _squares(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftOut) -> Floats:
-    """Of products the ratio for square ones of the same precision and stack that take as long; NaN of other ops, [n]."""
+def _alike(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftOut) -> Floats:
+    """Of products and attention the ratio for `_series` of the same precision and stack that take as long; NaN of other ops, [n]."""
     found = np.full(len(us), np.nan)
-    products = ops.kind == KINDS.index(OpKind.GEMM)
-    for precision, stack in np.unique(np.stack((ops.precision, ops.stack))[:, products], axis=1).T.astype(int).tolist():
-        mine = products & (ops.precision == precision) & (ops.stack == stack)
-        grid = gemm(SIDES, SIDES, SIDES, precision=PRECISIONS[precision], stack=STACKS[stack])
-        before_us, after_us = (predicted_us(to.trees, part.profile, grid) for part in (before, after))
-        at = np.log(np.maximum.accumulate(before_us))
-        found[mine] = np.exp(np.interp(np.log(us[mine]), at, np.log(after_us / before_us)))
+    for kind in (OpKind.GEMM, OpKind.ATTENTION):
+        of_kind = ops.kind == KINDS.index(kind)
+        for precision, stack in np.unique(np.stack((ops.precision, ops.stack))[:, of_kind], axis=1).T.astype(int).tolist():
+            mine = of_kind & (ops.precision == precision) & (ops.stack == stack)
+            series = _series(kind, PRECISIONS[precision], STACKS[stack])
+            before_us, after_us = (predicted_us(to.trees, part.profile, series) for part in (before, after))
+            at = np.log(np.maximum.accumulate(before_us))
+            found[mine] = np.exp(np.interp(np.log(us[mine]), at, np.log(after_us / before_us)))
     return found
+
+
+def _series(kind: OpKind, precision: str, stack: Stack) -> Ops:
+    if kind is OpKind.GEMM:
+        return gemm(SIDES, SIDES, SIDES, precision=precision, stack=stack)
+    return attention(1, HEADS, HEADS, SEQUENCES, SEQUENCES, HEAD_DIM, causal=True, precision=precision, stack=stack)
 
 
 def _longest(ops: Ops, profile: DeviceProfile) -> Floats:

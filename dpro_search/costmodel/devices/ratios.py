@@ -3,7 +3,8 @@
 Which way is taken for which op follows from measured ops that were moved to devices of left-out architectures
 (experiments/devices/README.md): products, convolutions, norms and embeddings by the ratio of predicted latencies; element-wise ops
 and softmax by the ratio of the memories' rates, which was nearer. A product of unknown sizes is taken for the square one that takes
-as long on the recorded device: the longer it takes, the nearer both come to their peaks.
+as long on the recorded device, and attention of unknown sizes for that of the sequence that does: the longer it takes, the nearer
+both come to their peaks.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from dpro_search.errors import InputError
 
 _BY_MEMORY = (OpKind.ELEMENTWISE, OpKind.SOFTMAX)
 SIDES = np.round(2.0 ** np.arange(6, 14.5, 0.5))  # of square products, from 64 to 16,384
+SEQUENCES = np.round(2.0 ** np.arange(6, 16.5, 0.5))  # of one sample's causal attention, from 64 to 65,536
+HEADS, HEAD_DIM = 32, 128  # of that attention: usual ones
 UNKNOWN_SIZES = 2.0
-"""By what the ratio of a product of unknown sizes may be off: holds 91 % of the measured ones (experiments/devices/README.md)."""
+"""By what the ratio of an op of unknown sizes may be off: holds 91 % of measured products (experiments/devices/README.md)."""
 MUCH = 2.0
 """Times the launch that an op must take, to tell of its kernel: what was measured of fp32 holds the launch."""
 
@@ -59,14 +62,14 @@ class OpRatios:
                 self._known[spec] = _ratio(before, after, place)
         return self._known
 
-    def of_times(self, precision: str, us: Floats) -> tuple[Floats, Floats, Floats] | None:
-        """New over old time of matrix products of unknown sizes that took so long, [n], with the ends of 90 % intervals.
+    def of_times(self, name: str, precision: str, us: Floats) -> tuple[Floats, Floats, Floats] | None:
+        """New over old time of ops of unknown sizes that took so long, [n], with the ends of 90 % intervals.
 
-        None: the precision is not predicted on one of the devices.
+        `name`: gemm or attention. None: no such op, or the precision is not predicted on one of the devices.
         """
-        if self._priced is None:
+        if self._priced is None or name not in ("gemm", "attention"):
             return None
-        found = [self._squares(precision, number) for number in (0, 1)]
+        found = [self._series(name, precision, number) for number in (0, 1)]
         known = np.isfinite(found[0]) & np.isfinite(found[1])
         if known.sum() < 2:
             return None
@@ -74,12 +77,16 @@ class OpRatios:
         middle = np.exp(np.interp(np.log(us), np.log(np.maximum.accumulate(before_us)), np.log(after_us / before_us)))
         return middle, middle / UNKNOWN_SIZES, middle * UNKNOWN_SIZES
 
-    def _squares(self, precision: str, number: int) -> Floats:
-        """What square products of `SIDES` take on a device; NaN of those that are hardly longer than their launch."""
+    def _series(self, name: str, precision: str, number: int) -> Floats:
+        """What ops of growing sizes take on a device; NaN of those that are hardly longer than their launch."""
         if precision == "tf32" and self._devices[number].peak.tf32 is None:
             precision = "fp32"
-        sides = SIDES.astype(int).tolist()
-        return self._durations([OpSpec.of("gemm", precision, m=side, n=side, k=side) for side in sides], number).us
+        if name == "gemm":
+            specs = [OpSpec.of(name, precision, m=side, n=side, k=side) for side in SIDES.astype(int).tolist()]
+        else:
+            sizes = {"batch": 1, "heads": HEADS, "head_dim": HEAD_DIM}
+            specs = [OpSpec.of(name, precision, queries=queries, **sizes) for queries in SEQUENCES.astype(int).tolist()]
+        return self._durations(specs, number).us
 
     def _durations(self, specs: list[OpSpec], number: int) -> Durations:
         """On a device; NaN of ops that are hardly longer than their launch."""

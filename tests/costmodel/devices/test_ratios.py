@@ -53,17 +53,26 @@ def test_a_product_of_unknown_sizes_changes_as_the_square_one_that_takes_as_long
     ratios, spec = OpRatios(A100, H100), OpSpec.of("gemm", "bf16", m=8192, n=8192, k=8192)
     known = ratios.of([spec])[spec]
     took_us = float(default_model().on(profile_of(A100)).predict(spec.ops(Stack.SERVING)).us[0])
-    middle, low, high = ratios.of_times("bf16", np.array([took_us]))
+    middle, low, high = ratios.of_times("gemm", "bf16", np.array([took_us]))
     assert middle[0] == pytest.approx(known.middle, rel=0.02)
     assert low[0] < middle[0] < high[0]
 
 
+def test_attention_of_unknown_sizes_changes_as_that_of_the_sequence_that_takes_as_long():
+    ratios, spec = OpRatios(A100, H100), OpSpec.of("attention", "bf16", batch=1, heads=32, queries=4096, head_dim=128)
+    took_us = float(default_model().on(profile_of(A100)).predict(spec.ops(Stack.SERVING)).us[0])
+    middle, low, high = ratios.of_times("attention", "bf16", np.array([took_us]))
+    assert middle[0] == pytest.approx(ratios.of([spec])[spec].middle, rel=0.02)
+    assert low[0] < middle[0] < high[0]
+    assert ratios.of_times("reduction", "bf16", np.array([took_us])) is None
+
+
 def test_short_products_gain_less_from_a_faster_device_than_long_ones():
-    middle, _, _ = OpRatios(A100, H100).of_times("bf16", np.array([15.0, 3000.0]))
+    middle, _, _ = OpRatios(A100, H100).of_times("gemm", "bf16", np.array([15.0, 3000.0]))
     assert middle[1] < middle[0] < 1
 
 
 def test_a_device_without_tf32_computes_such_products_in_fp32():
-    middle, _, _ = OpRatios(bundled.device("v100-sxm2-32gb"), A100).of_times("tf32", np.array([5000.0]))
+    middle, _, _ = OpRatios(bundled.device("v100-sxm2-32gb"), A100).of_times("gemm", "tf32", np.array([5000.0]))
     assert middle[0] < 0.35  # 15.7 TFLOP/s in fp32 there, 156 in tf32 here
-    assert OpRatios(A100, H100).of_times("fp64", np.array([5000.0])) is None
+    assert OpRatios(A100, H100).of_times("gemm", "fp64", np.array([5000.0])) is None

@@ -87,6 +87,9 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
     # What a core reaches in a large product, and in a copy that no cache holds; 0: not measured.
     flops_per_s: float = 0.0
     memory_bytes_per_s: float = 0.0
+    # What the framework adds to a product whose weight tensor parallel ranks share, in each pass; 0: not measured.
+    split_forward_us: float = 0.0
+    split_backward_us: float = 0.0
     blocks: tuple[BlockTime, ...] = ()
     updates: tuple[UpdateTime, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()

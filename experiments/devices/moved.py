@@ -80,7 +80,7 @@ def _moved_us(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftO
 
 
 def _alike(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftOut) -> Floats:
-    """Of products and attention the ratio for `_series` of the same precision and stack that take as long; NaN of other ops, [n]."""
+    """Of products and attention the ratio for `_series` of that precision and stack that take as long; NaN of other ops, [n]."""
     found = np.full(len(us), np.nan)
     for kind in (OpKind.GEMM, OpKind.ATTENTION):
         of_kind = ops.kind == KINDS.index(kind)

@@ -84,8 +84,10 @@ class OpRatios:
         if name == "gemm":
             specs = [OpSpec.of(name, precision, m=side, n=side, k=side) for side in SIDES.astype(int).tolist()]
         else:
-            sizes = {"batch": 1, "heads": HEADS, "head_dim": HEAD_DIM}
-            specs = [OpSpec.of(name, precision, queries=queries, **sizes) for queries in SEQUENCES.astype(int).tolist()]
+            specs = [
+                OpSpec.of(name, precision, batch=1, heads=HEADS, queries=queries, head_dim=HEAD_DIM)
+                for queries in SEQUENCES.astype(int).tolist()
+            ]
         return self._durations(specs, number).us
 
     def _durations(self, specs: list[OpSpec], number: int) -> Durations:

@@ -1,8 +1,8 @@
 """Times a rank's own work, block by block, with no other rank: exchanges of a fake process group take no time.
 
 `install` makes ``init_process_group`` start that group, `observe` times the steps of a planned model, and ends the process after
-enough of them. Written: ``{"steps": [{"passes": [[block, forward, us], ...], "step_us": ..., "rest_us": ...}], "elements": ...}``.
-PyTorch only.
+enough of them. Written: ``{"steps": [{"passes": [[block, forward, us], ...], "step_us": ..., "rest_us": ...}], "elements": ...}``,
+and what a core reaches and a tensor parallel product costs beside a plain one. PyTorch only.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class _Timed:
             "elements": self._elements,
             "memory_bytes_per_s": _copied_bytes_per_s(),
             "flops_per_s": _flops_per_s(),
+            **_split_product_us(),
         }
         temporary = self._file.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps(content))
@@ -117,6 +118,30 @@ def _flops_per_s(size: int = 768) -> float:
         one @ other
         times.append(time.perf_counter() - began)
     return 2 * size**3 / sorted(times)[3]
+
+
+def _split_product_us(calls: int = 40) -> dict[str, float]:
+    """What Python adds to a linear layer whose weight tensor parallel ranks share (DTensor), in each pass: on small tensors."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    width = 8 * torch.distributed.get_world_size()
+    plain, split = (torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(2)]) for _ in range(2))
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    parallelize_module(split, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    inputs = torch.ones(1, width, requires_grad=True)
+    rows: dict[Any, list[tuple[float, float]]] = {plain: [], split: []}
+    for _ in range(calls):
+        for model, passes in rows.items():
+            began = _now_us()
+            total = model(inputs).sum()
+            middle = _now_us()
+            total.backward()
+            passes.append((middle - began, _now_us() - middle))
+    medians = [[sorted(each)[calls // 2] for each in zip(*rows[model], strict=True)] for model in (plain, split)]
+    forward_us, backward_us = ((after - before) / 2 for before, after in zip(*medians, strict=True))
+    return {"split_forward_us": forward_us, "split_backward_us": backward_us}
 
 
 def _now_us() -> float:

@@ -33,6 +33,7 @@ from dpro_search.space.plan import Plan
 
 _STEPS = 11  # that are needed: those of in_job/dpro_search_timed.py, and the begin of one more
 _MICRO_BATCHES = 3  # of a timed step: the first, a usual one, and the last one
+_OF_A_CORE = ("memory_bytes_per_s", "flops_per_s", "split_forward_us", "split_backward_us")
 _SECONDS = 600.0  # that timing the blocks of one plan may take
 
 
@@ -74,8 +75,9 @@ def record_times(
         on_start(f"blocks of {_text(strategy)}")
         content = _timed(description, strategy, real, cores)
         found = found.with_rows(blocks=_blocks(description, strategy, content), updates=_updates(content))
-        rates = [float(np.median([run[name] for run in content])) for name in ("memory_bytes_per_s", "flops_per_s")]
-        found = msgspec.structs.replace(found, memory_bytes_per_s=rates[0], flops_per_s=rates[1])
+        found = msgspec.structs.replace(
+            found, **{name: max(float(np.median([run[name] for run in content])), 0.0) for name in _OF_A_CORE}
+        )
         known = {_key(row) for row in found.blocks}
         found.save(out)
     world, rate_bps = real.spec.ranks, real.rate_bps

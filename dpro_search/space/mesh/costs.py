@@ -27,6 +27,7 @@ CONTENTION = 0.2
 SLOWED = CONTENTION / (1 + CONTENTION)
 """Of the time of a collective that runs beside compute, what the compute loses."""
 
+_SPLIT = (OpType.MATMUL, OpType.GATHER)  # ops whose weights tensor parallel ranks share
 _AXES_OF_PASSES = ("tp", "cp", "ep", "etp")
 
 
@@ -200,7 +201,13 @@ class Pricer:
         ]
         held = sum(weight.elements for weight in program.weights if not weight.sparse) * self._workload.element_bytes
         copied_us = self._moved_us(2 * held) if cut.sharded else 0.0
-        return Own(passes[0] + copied_us, passes[1] + copied_us, self._moved_us(2 * held))
+        added_us = [0.0, 0.0]
+        if cut.tp > 1 and self._workload.times is not None:
+            times, named = self._workload.times.times, {weight.op for weight in program.weights}
+            ops = [step.op for step in program.forward if isinstance(step, LocalOp)]
+            shared = sum(op.type in _SPLIT and op.name in named for op in ops)
+            added_us = [shared * times.split_forward_us, shared * times.split_backward_us]
+        return Own(passes[0] + copied_us + added_us[0], passes[1] + copied_us + added_us[1], self._moved_us(2 * held))
 
     def _waits_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
         """Of a pass, collectives beside which nothing is computed."""

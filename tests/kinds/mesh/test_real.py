@@ -90,6 +90,18 @@ def test_a_prediction_adds_up_recorded_times(real):
     assert predicted.iteration_us == pytest.approx(recorded_us + exposed + predicted.breakdown_us["optimizer"], rel=1e-3)
 
 
+def test_a_shared_product_has_what_the_framework_adds_to_it(real):
+    """Predicted from whole blocks: four products of a layer, each with half of its flops and the framework's own work."""
+
+    def layer_us(split_us):
+        _, found = real("4xtestbed@1gbit", paced=True, times=msgspec.structs.replace(TIMES, split_forward_us=split_us))
+        return msgspec.json.decode(found.paced.times(Plan.of(tp=2)))["layers"][0][0]
+
+    none_us, some_us, more_us = (layer_us(split_us) for split_us in (0.0, 1.0, 2.0))
+    assert 0 < none_us < some_us
+    assert more_us - some_us == pytest.approx(some_us - none_us)
+
+
 def test_tensor_parallel_ranks_wait_for_the_slowest_of_them_and_data_parallel_ones_once_in_a_step(real):
     """The expected largest of two standard normal values is 0.59 (Blom), so that a spread of a tenth costs 5.9 %."""
     uneven = tuple(msgspec.structs.replace(row, spread=0.1) for row in TIMES.blocks)

@@ -124,6 +124,10 @@ class CpuQuotas:
         script = 'echo $$ >"$1" && shift && exec "$@"'
         return ["sh", "-c", script, "sh", str(self._groups[host] / "cgroup.procs"), *command]
 
+    def put(self, host: int, pid: int) -> None:
+        """Let a process that runs already, with what it starts from now on, be one of a host."""
+        (self._groups[host] / "cgroup.procs").write_text(str(pid))
+
     def close(self) -> None:
         """Remove the groups; processes that still run in one are killed."""
         for group in self._groups:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 _PREFIX = "dps"
 TAG_PATTERN = rf"{_PREFIX}\d+"
@@ -35,7 +36,7 @@ def kill(pids: Iterable[str]) -> None:
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
     """While the block runs, SIGTERM and SIGHUP raise `SystemExit`, so that what was made is removed."""
-    old: dict[int, object] = {}
+    old: dict[signal.Signals, Any] = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         with contextlib.suppress(ValueError):  # not in the main thread: the caller's own handling stays
             old[number] = signal.signal(number, _raise_exit)
@@ -43,7 +44,7 @@ def ended_in_order() -> Iterator[None]:
         yield
     finally:
         for number, handler in old.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
 
 def _raise_exit(number: int, frame: FrameType | None) -> None:

@@ -116,7 +116,7 @@ def _changing() -> Iterable[Case]:
 
 def _quotas() -> Iterable[Case]:
     """The mix by quotas of a control group in place of paces, with a step of some tens of milliseconds; real time only."""
-    case = Case(experiment="quotas", workload="digits-resnet", scheme="", seed=0, batch=64, quotas=QUOTAS, check_s=1.0)
+    case = Case(experiment="quotas", workload="digits-resnet", scheme="", seed=0, batch=256, quotas=QUOTAS, check_s=1.0)
     return [replace(case, scheme=scheme) for scheme in ("bsp", "asp", "fixed-adacomm(steps=8)", "adsp")]
 
 

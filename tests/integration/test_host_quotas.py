@@ -13,7 +13,12 @@ from dpro_search.collect.launch import cpu_quota, netns
 from dpro_search.collect.launch.cpu_quota import hosts_with_quotas
 from dpro_search.collect.launch.host_limits import HostLimits
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.ranks import JobSpec, run_ranks
+from dpro_search.collect.launch.ranks import JobSpec, default_cores, run_ranks
+from dpro_search.collect.launchers import PYTORCH_DDP
+from dpro_search.collect.step_times import Schedule
+from dpro_search.collect.trace import Trace
+from dpro_search.errors import InputError
+from dpro_search.kinds import recorded_job
 
 
 def _can_limit() -> bool:
@@ -94,3 +99,18 @@ def test_what_a_killed_process_left_is_removed_by_the_next():
     assert (left[0] / "cgroup.procs").read_text() + (left[1] / "cgroup.procs").read_text()
     cpu_quota.remove_leftovers()
     assert not groups(process.pid)
+
+
+def test_a_recorded_job_keeps_its_quotas_and_runs_again_with_them(torch_python: str, tmp_path: Path):
+    limits = HostLimits.parse("1,0.5", ["60s:h1.rate=1gbit"])
+    command = (torch_python, str(Path(__file__).with_name("ddp_job.py")), "plain")
+    spec = JobSpec(command=command, ranks=2, cores=default_cores(2, 1, limits), limits=limits)
+    schedule = Schedule(warmup=3, untraced=4, traced=3)
+    PYTORCH_DDP.record(spec, tmp_path / "trace", rate_bps=2e9, shaped=True, schedule=schedule)
+    trace = Trace.load(tmp_path / "trace")
+    assert trace.meta.host_cpus == (1.0, 0.5)
+    assert trace.meta.host_changes == ("60s:h1.rate=1gbit",)
+    assert recorded_job(trace, command).spec.limits == limits
+    assert not groups()
+    with pytest.raises(InputError, match="record the job with --rate as well"):
+        PYTORCH_DDP.record(spec, tmp_path / "other", schedule=schedule)

@@ -118,6 +118,8 @@ class Run(Tabular):
         timeout_s: float | None = None,
         trace: str | Path | None = None,
         run_recorded_command: bool = False,
+        host_cpus: Sequence[float] = (),
+        host_changes: Sequence[str] = (),
     ) -> RealRuns:
         """Run the recorded setting and the best plans for real, interleaved, and compare with the predictions.
 
@@ -136,6 +138,8 @@ class Run(Tabular):
             Path of the recording, if it has moved.
         run_recorded_command
             Run the command that the trace names, with your permissions: only for a trace that you trust.
+        host_cpus, host_changes
+            CPU quotas of the hosts, in cores, and changes while the job runs, like "30s:h2.cpus=0.25"; empty: as recorded.
 
         Raises
         ------
@@ -144,9 +148,11 @@ class Run(Tabular):
         JobError
             The recorded setting or every plan failed, or the script follows none of the plans.
         """
+        from dpro_search.collect.launch.host_limits import HostLimits
         from dpro_search.kinds._real_runs import real_runs
 
-        found, _ = real_runs(self.folder, None if trace is None else Path(trace), command).validate(
+        limits = HostLimits(cpus=tuple(host_cpus), changes_text=tuple(host_changes))
+        found, _ = real_runs(self.folder, None if trace is None else Path(trace), command, limits=limits).validate(
             top=top,
             rounds=rounds,
             most_rounds=most_rounds,

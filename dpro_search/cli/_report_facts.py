@@ -280,6 +280,8 @@ def _provenance(folder: Path, trace: Trace) -> list[tuple[str, str]]:
         ("ranks", _ranks(meta)),
         ("devices", meta.device),
         ("link rate", "" if meta.rate_bps is None else f"{meta.rate_bps / 1e9:g} Gbit/s per host and direction"),
+        ("CPUs of the hosts", ", ".join(f"{cpus:g}" for cpus in meta.host_cpus)),
+        ("changes of the hosts", ", ".join(meta.host_changes)),
         ("machine", meta.machine),
         ("versions", ", ".join(f"{name} {version}" for name, version in meta.versions.items())),
         ("knobs", ", ".join(f"{name}={value}" for name, value in meta.knobs.items())),

@@ -16,6 +16,14 @@ SpeedsOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="K=V", help="Changed cluster or speeds: ranks=64, rate=1gbit, compute=0.9; facts: tokens=8192."),
 ]
+HostCpusOption = Annotated[
+    str | None,
+    typer.Option("--host-cpus", metavar="N,N", help="CPU quotas of hosts, in cores: 1,0.25 (needs root)."),
+]
+HostChangeOption = Annotated[
+    list[str] | None,
+    typer.Option("--host-change", metavar="T:H=V", help="Change a host during the job: 30s:h2.cpus=0.25 or .rate=50mbit."),
+]
 ClusterModelOption = Annotated[
     Path | None,
     typer.Option("--cluster-model", metavar="DIR", help="Model of fused ops' durations, from 'fit' (default: bundled)."),

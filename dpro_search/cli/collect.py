@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli._shared_options import HostChangeOption, HostCpusOption, JsonOption
 
 
 def _frameworks() -> list[str]:
@@ -48,6 +48,8 @@ def collect(
             help="Run each host in a network namespace with a link of this rate: 500mbit, 2gbit, unlimited (needs root).",
         ),
     ] = None,
+    host_cpus: HostCpusOption = None,
+    host_change: HostChangeOption = None,
     warmup: Annotated[int, typer.Option("--warmup", help="Steps to skip at the start.")] = 5,
     untraced: Annotated[int, typer.Option("--untraced", help="Steps to time without the profiler, after the warm-up.")] = 8,
     traced: Annotated[int, typer.Option("--traced", help="Steps to profile after that; later steps are timed without it.")] = 11,
@@ -69,6 +71,7 @@ def collect(
     from dpro_search.cli._output import microseconds, percent, stderr_console
     from dpro_search.cli._progress import JobProgress
     from dpro_search.cli._trace import print_trace, trace_facts
+    from dpro_search.collect.launch.host_limits import HostLimits
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
     from dpro_search.collect.step_times import Schedule
     from dpro_search.errors import InputError
@@ -80,13 +83,14 @@ def collect(
         raise InputError(
             "--ranks-per-host: give --rate as well; without it all ranks run on this machine, and --hosts is their number"
         )
-    ranks = hosts * ranks_per_host
+    ranks, limits = hosts * ranks_per_host, HostLimits.parse(host_cpus, host_change or ())
     spec = JobSpec(
         command=tuple(command),
         ranks=ranks,
         ranks_per_host=ranks_per_host,
-        cores=default_cores(ranks, ranks_per_host),
+        cores=default_cores(ranks, ranks_per_host, limits),
         timeout_s=timeout,
+        limits=limits,
     )
     schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli._shared_options import HostChangeOption, HostCpusOption, JsonOption
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +54,8 @@ def validate(
         bool,
         typer.Option("--paced", help="Ranks of a parallel job wait for recorded times in place of computing."),
     ] = False,
+    host_cpus: HostCpusOption = None,
+    host_change: HostChangeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the recorded setting and the best plans for real, interleaved, and compare with the predictions.
@@ -69,6 +71,7 @@ def validate(
     from dpro_search._text import visible
     from dpro_search.cli._output import microseconds, print_json, say, stderr_console, warn
     from dpro_search.cli._progress import JobProgress, RunClock
+    from dpro_search.collect.launch.host_limits import HostLimits
     from dpro_search.errors import JobError
     from dpro_search.kinds._real_runs import real_runs
     from dpro_search.space.plan_json import by_setting
@@ -93,7 +96,8 @@ def validate(
             say(console, f"counting {_rounds(finished)} of an interrupted call; remove {run / 'rounds.jsonl'} to measure again")
 
     progress = JobProgress(console)
-    runs = real_runs(run, trace, command or (), paced=paced, watch=progress.show)
+    limits = HostLimits.parse(host_cpus, host_change or ())
+    runs = real_runs(run, trace, command or (), paced=paced, limits=limits, watch=progress.show)
     warn(runs.doubt)
     if runs.job.command_from_trace and run_recorded_command:
         say(console, f"running the command of the trace: {shlex.join(runs.job.spec.command)}")

@@ -31,6 +31,9 @@ class JobFile(msgspec.Struct, kw_only=True):
     machine: str
     recorded_at: str
     rate_bps: float | None = None  # Limit of every link in each direction, bits a second; None: none.
+    # host_cpus, host_changes: As `launch.host_limits.HostLimits` has them.
+    host_cpus: tuple[float, ...] = ()
+    host_changes: tuple[str, ...] = ()
     knobs: dict[str, str] = {}  # Settings of the communication, by the variable that sets them.
 
 
@@ -114,6 +117,8 @@ def job_facts(
         "hosts": (*(hook.host for hook in hooks), *server_hosts),
         "cores": (*(hook.core for hook in hooks), *server_cores),
         "rate_bps": job.rate_bps,
+        "host_cpus": job.host_cpus,
+        "host_changes": job.host_changes,
         "versions": hooks[0].versions,
         "peak_rss_bytes": max(hook.peak_rss_bytes for hook in hooks),
         "command": job.command,

@@ -40,7 +40,7 @@ def timed_exchanges(
     """
     require_framework(spec.interpreter, ("torch",), "torch")
     groups = tuple(_groups(spec.ranks))
-    with scratch_folder("exchanges") as work, shaped_hosts(spec.hosts, rate_bps, shaped) as hosts:
+    with scratch_folder("exchanges") as work, shaped_hosts(spec.hosts, rate_bps, shaped, spec.limits) as hosts:
         out = work / "times"
         command = (
             *(spec.interpreter, str(HOOKS / "dpro_search_mesh_worker.py"), str(out)),

@@ -62,6 +62,8 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...]  # host of each rank; "" where it is not known
     cores: tuple[int, ...]  # core of each rank, -1 where not pinned
     rate_bps: float | None = None  # shaped link rate per host and direction; None: not shaped
+    host_cpus: tuple[float, ...] = ()  # CPU quota of each host, in cores; empty: none had one
+    host_changes: tuple[str, ...] = ()  # of quotas and links while the job ran, like "30s:h2.cpus=0.25"
     settings: CommSettings | None = None  # None: not a Horovod job
     format: str = "tensorflow-horovod"  # what the raw files were
     clock: ClockReport
@@ -118,4 +120,5 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
 def on_this_machine(meta: TraceMeta) -> TraceMeta:
     """Of a profiled job with all its ranks on one host, as it can be started where nothing is known of its hosts."""
     ranks = max(round(meta.number_knob(WORLD_SIZE, 0)), meta.ranks)
-    return msgspec.structs.replace(meta, ranks=ranks, hosts=("this machine",) * ranks, cores=(-1,) * ranks, rate_bps=None)
+    free = {"rate_bps": None, "host_cpus": (), "host_changes": ()}
+    return msgspec.structs.replace(meta, ranks=ranks, hosts=("this machine",) * ranks, cores=(-1,) * ranks, **free)

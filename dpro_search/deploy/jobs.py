@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpro_search.collect._files import scratch_folder
+from dpro_search.collect.launch.host_limits import HostLimits
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launch.watch import Watch
@@ -103,7 +104,12 @@ class RecordedJob:
             launcher=launcher,
             targets=targets,
             spec=JobSpec(
-                command=chosen, ranks=workers, ranks_per_host=ranks_per_host, cores=cores if min(cores) >= 0 else (), env=env
+                command=chosen,
+                ranks=workers,
+                ranks_per_host=ranks_per_host,
+                cores=cores if min(cores) >= 0 else (),
+                env=env,
+                limits=HostLimits(cpus=meta.host_cpus, changes_text=meta.host_changes),
             ),
             facts=facts,
             rate_bps=meta.rate_bps,

@@ -92,6 +92,7 @@ class RoundsFile:
         self.path = run / "rounds.jsonl"
         facts: tuple[object, ...] = (job.spec.command, job.spec.ranks, job.rate_bps, job.shaped, warmup, list(plans))
         facts += ("paced",) if job.paced is not None else ()
+        facts += (job.spec.limits,) if job.spec.limits else ()
         self._head = _Head(version=_VERSION, setting=hashlib.blake2b(msgspec.json.encode(facts), digest_size=16).hexdigest())
         self.rounds = self._read(len(plans))
 

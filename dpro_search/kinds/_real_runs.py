@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpro_search.cluster.this_machine import this_machine
+from dpro_search.collect.launch.host_limits import NO_LIMITS, HostLimits
 from dpro_search.collect.launch.watch import Watch
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.jobs import RecordedJob
@@ -51,6 +52,7 @@ def real_runs(
     command: Sequence[str] = (),
     *,
     paced: bool = False,
+    limits: HostLimits = NO_LIMITS,
     watch: Watch = lambda progress: None,
 ) -> RealRuns:
     """The job of a search, as it can run here.
@@ -63,6 +65,8 @@ def real_runs(
         Of the job; empty: the recorded one.
     paced
         Whether ranks wait in place of computing: only of described jobs.
+    limits
+        Of the job's hosts, in place of the recorded ones.
     watch
         Called while a job runs.
 
@@ -80,7 +84,7 @@ def real_runs(
         return RealRuns(
             run=run,
             recording=recording,
-            job=replace(runs, watch=watch),
+            job=replace(_limited(runs, limits), watch=watch),
             predicted=searched,
             elsewhere=False,
             doubt=searched.recording_doubt,
@@ -93,11 +97,15 @@ def real_runs(
     return RealRuns(
         run=run,
         recording=recording,
-        job=replace(job, watch=watch),
+        job=replace(_limited(job, limits), watch=watch),
         predicted=searched_job(recorded, info),
         elsewhere=info.cluster is not None,
         doubt=recorded.recording_doubt,
     )
+
+
+def _limited(job: RecordedJob, limits: HostLimits) -> RecordedJob:
+    return replace(job, spec=replace(job.spec, limits=limits)) if limits else job
 
 
 def _here(recorded: RecordedJob, job: Job, run: Path, info: RunInfo, cluster: SearchedCluster) -> RecordedJob:
@@ -108,7 +116,8 @@ def _here(recorded: RecordedJob, job: Job, run: Path, info: RunInfo, cluster: Se
         return recorded
     ranks = len(os.sched_getaffinity(0))
     if not cluster.changes and cluster.machines == this_machine() and cluster.ranks == ranks:
-        spec = replace(recorded.spec, ranks=ranks, ranks_per_host=ranks, cores=tuple(sorted(os.sched_getaffinity(0))))
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        spec = replace(recorded.spec, ranks=ranks, ranks_per_host=ranks, cores=cores, limits=NO_LIMITS)
         return replace(recorded, spec=spec, rate_bps=None, shaped=False)
     why = f"with other speeds ({', '.join(scaled)})" if scaled else f"for {cluster.name}, which is not here"
     raise InputError(

@@ -32,20 +32,17 @@ def main() -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> None:
-    from dpro_search.space.synchronisation import parse_scheme
     from experiments.adsp.measured import Machine
 
     journal = Journal(arguments.out)
-    todo = [case for case in _chosen(arguments, journal) if not parse_scheme(case.scheme).collective]
-    if todo:
-        machine = Machine(max(len(case.paces) for case in todo))
-        try:
-            for number, case in enumerate(todo, 1):
-                record = machine.train(case)
+    todo, done = _chosen(arguments, journal), 0
+    for cpus in dict.fromkeys(case.cpus for case in todo):
+        alike = [case for case in todo if case.cpus == cpus]
+        with Machine(max(len(case.paces) for case in alike), cpus) as machine:
+            for case in alike:
+                record, done = machine.train(case), done + 1
                 journal.add(case, **record)
-                _progress(number, len(todo), case, record["time_s"], f"{100 * record['late_share']:.1f} % late steps")
-        finally:
-            machine.close()
+                _progress(done, len(todo), case, record["time_s"], f"{100 * record['late_share']:.1f} % late steps")
     _table(arguments)
 
 
@@ -53,7 +50,7 @@ def _emulate(arguments: argparse.Namespace) -> None:
     from experiments.adsp.emulated import record_of
 
     journal = Journal(arguments.out)
-    todo = _chosen(arguments, journal)
+    todo = [case for case in _chosen(arguments, journal) if not case.quotas]
     for number, case in enumerate(todo, 1):
         record = record_of(case)
         journal.add(case, **record)

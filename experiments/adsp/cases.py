@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 from dpro_search.space.synchronisation import Pace, parse_paces
+from experiments.adsp.emulate import CHECK_S
 from experiments.adsp.workloads import WORKLOADS
 
 STEP_S = 0.045  # of a worker of speed 1
 COMMIT_S = 0.0225
 SPEEDS = "1:1:2:3"  # the paper's kind of mix
+QUOTAS = "0.25:0.25:0.5:0.75"  # the same of two cores, of which a little is left for the server and the checks
 SEEDS = range(5)
 SERVER_SCHEMES = ("bsp", "ssp(staleness=3)", "asp", "adacomm(steps=8, adapt_s=3)", "fixed-adacomm(steps=8)", "adsp")
 COLLECTIVE_SCHEMES = ("local-sgd(steps=8)", "diloco(steps=8)", "accumulation")
@@ -32,6 +34,10 @@ class Case:
         Of the workers, as in "1:1:2:3".
     slower_from_s
         The last worker takes the steps of speed 1 from then on; None: its speed stays.
+    quotas
+        CPU quotas of the workers, in cores, as in "0.25:0.5", which make them as fast as they are; empty: they are paced.
+    check_s
+        Seconds between checks of the loss.
     """
 
     experiment: str
@@ -44,11 +50,18 @@ class Case:
     commit_s: float = COMMIT_S
     batch: int | None = None
     slower_from_s: float | None = None
+    quotas: str = ""
+    check_s: float = CHECK_S
 
     @property
     def key(self) -> str:
         """What identifies it in a journal."""
         return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def cpus(self) -> tuple[float, ...]:
+        """Quotas of its workers; empty: they are paced."""
+        return tuple(map(float, self.quotas.split(":"))) if self.quotas else ()
 
     @property
     def paces(self) -> tuple[Pace, ...]:
@@ -101,6 +114,12 @@ def _changing() -> Iterable[Case]:
     return _swept("changing speed", [("steady", {}), ("slower after 4 s", {"slower_from_s": 4.0})])
 
 
+def _quotas() -> Iterable[Case]:
+    """The mix by quotas of a control group in place of paces, with a step of some tens of milliseconds; real time only."""
+    case = Case(experiment="quotas", workload="digits-resnet", scheme="", seed=0, batch=256, quotas=QUOTAS, check_s=1.0)
+    return [replace(case, scheme=scheme) for scheme in ("bsp", "asp", "fixed-adacomm(steps=8)", "adsp")]
+
+
 def _search() -> Iterable[Case]:
     return _swept("search", [("", {})], ("adsp", *(f"adsp(commits={n})" for n in (1, 2, 4, 8))))
 
@@ -114,6 +133,7 @@ EXPERIMENTS = {
     "batch": _batch,
     "changing": _changing,
     "search": _search,
+    "quotas": _quotas,
 }
 
 

@@ -21,9 +21,9 @@ _SEEDS = 5  # undisturbed runs
 
 def kills(out: Path, count: int) -> Iterator[str]:
     """Train until so many workers were killed in all; lines that say what happened."""
-    journal, machine = Journal(out), Machine(4)
+    journal = Journal(out)
     plain = Case(experiment="undisturbed", workload="digits-mlp", scheme="adsp", seed=0)
-    try:
+    with Machine(4) as machine:
         for seed in range(_SEEDS):
             case = replace(plain, seed=seed)
             if case not in journal:
@@ -35,8 +35,6 @@ def kills(out: Path, count: int) -> Iterator[str]:
             journal.add(case, **record, killed=killer.killed)
             killed, seed = killed + killer.killed, seed + 1
             yield f"seed {case.seed}: {killer.killed} killed, target after {record['time_s']} s, {record['commits']} commits"
-    finally:
-        machine.close()
     undisturbed = [record["time_s"] for record in journal.records("undisturbed")]
     disturbed = [record["time_s"] for record in journal.records("killed")]
     missed = sum(time is None for time in disturbed)

@@ -12,7 +12,7 @@ from dpro_search.space.synchronisation import parse_scheme
 from experiments.adsp.journal import Journal
 from experiments.adsp.predicted import comparison
 
-_SWEEPS = ("heterogeneity", "workers", "delay", "batch", "changing speed", "search")
+_SWEEPS = ("heterogeneity", "workers", "delay", "batch", "changing speed", "search", "quotas")
 
 
 def tables(journal: Journal) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _fastest(records: list[dict[str, Any]]) -> Iterator[str]:
 
 def _predicted(journal: Journal) -> Iterator[str]:
     for experiment in ("convergence", *_SWEEPS):
-        if experiment == "batch":
+        if experiment in ("batch", "quotas"):
             continue  # calibration runs have one batch size
         found = comparison(journal, experiment)
         if not found["rows"]:

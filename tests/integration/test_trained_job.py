@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dpro_search.collect.launch.host_limits import HostLimits
 from dpro_search.collect.launch.ranks import JobSpec, run_ranks
-from dpro_search.errors import JobError
+from dpro_search.errors import InputError, JobError
 from dpro_search.kinds import described_job, job_of, load_source
 from dpro_search.kinds.synchronised.real_runs import _engine, _environment
 from dpro_search.kinds.synchronised.recording import recorded_runs
@@ -73,3 +76,26 @@ def test_the_best_scheme_is_searched_and_trained_for_real(recording: Path, synch
     with pytest.raises(JobError, match=r"the target loss of 1e-09 was not reached") as refused:
         replace(job, target_loss=1e-9).run(plan, warmup=0, timeout_s=2.0)
     assert "\n" not in str(refused.value)
+
+
+GROUP = """
+import os, runpy
+from pathlib import Path
+Path("{folder}", os.environ["RANK"]).write_text(Path("/proc/self/cgroup").read_text())
+runpy.run_path("{job}", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="CPU quotas need root")
+def test_workers_train_under_quotas(recording: Path, synchronisation_python: str, tmp_path: Path) -> None:
+    verb("run", recording, "--trials", 60, "--out", tmp_path / "run")
+    source = load_source(recording)
+    command = (synchronisation_python, "-c", GROUP.format(folder=tmp_path, job=JOB))
+    job = described_job(source, job_of(source), tmp_path / "run", command)
+    quotas = HostLimits.parse("1,1,1", ["1s:h2.cpus=0.5"])
+    replace(job, spec=replace(job.spec, limits=quotas)).run(Plan(), warmup=0, timeout_s=60.0)
+    groups = [re.search(r"dps\d+h\d+", (tmp_path / str(rank)).read_text()) for rank in range(WORKERS)]
+    assert [group and group[0] for group in groups] == [f"dps{os.getpid()}h{rank}" for rank in range(WORKERS)]
+    link = HostLimits.parse(None, ["1s:h2.rate=1mbit"])
+    with pytest.raises(InputError, match="workers of this job have no links of their own"):
+        replace(job, spec=replace(job.spec, limits=link)).run(Plan(), warmup=0, timeout_s=60.0)

@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces behind a bridge, with a bandwidth limit on every link.
+"""Hosts on one machine: network namespaces behind a bridge, with a bandwidth limit on every link, and CPU quotas.
 
 Needs root, `ip` and `tc`. Names are unique per process, and `ShapedHosts` removes what it made when it ends: on exit, on an
 exception, on SIGTERM and SIGHUP; after a SIGKILL the next start on this machine removes what the dead process left.
@@ -10,20 +10,23 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 
+from dpro_search.collect.launch import cpu_quota
+from dpro_search.collect.launch.cpu_quota import CpuQuotas
+from dpro_search.collect.launch.host_changes import changing
+from dpro_search.collect.launch.host_limits import NO_LIMITS, CpusChange, HostChange, HostLimits
 from dpro_search.collect.launch.link import burst_bytes
+from dpro_search.collect.launch.made_here import TAG_PATTERN, dead_tags, ended_in_order, kill, own_tag
 from dpro_search.errors import InputError, MissingCapabilityError
 
 # Linux's own congestion control: another choice of the machine would make its recordings differ from those of others. As a property
 # of the route, for a namespace may not make it its default on a machine that does not allow it to every process.
 _CUBIC = ("congctl", "cubic")
-_PREFIX = "dps"
 
 
 class ShapedHosts:
@@ -35,16 +38,20 @@ class ShapedHosts:
         Number of hosts.
     rate_bps
         Limit of every link in each direction, bits a second; None: not shaped.
+    limits
+        CPU quotas, which need control groups as well, and what changes while the context lasts.
     """
 
-    def __init__(self, count: int, rate_bps: float | None = None) -> None:
+    def __init__(self, count: int, rate_bps: float | None = None, limits: HostLimits = NO_LIMITS) -> None:
         if not 1 <= count <= 200:
             raise InputError(f"--hosts {count}: between 1 and 200")
         self.names = tuple(f"h{i}" for i in range(count))
-        self._tag = f"{_PREFIX}{os.getpid()}"
+        self._tag = own_tag()
         self._subnet = f"10.{77 + os.getpid() // 250 % 100}.{os.getpid() % 250}"
         self._rate_bps = rate_bps
-        self._old_handlers: dict[int, object] = {}
+        self._limits = limits
+        self._quotas = CpuQuotas(count, limits.cpus) if limits.has_quotas else None
+        self._made = contextlib.ExitStack()
         self._hosts_file = Path(tempfile.gettempdir()) / f"{self._tag}.hosts"
 
     @property
@@ -64,18 +71,20 @@ class ShapedHosts:
     def __enter__(self) -> ShapedHosts:
         _require_tools()
         remove_leftovers()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            with contextlib.suppress(ValueError):  # not in the main thread: the caller's own handling stays
-                self._old_handlers[number] = signal.signal(number, _raise_exit)
+        self._made.enter_context(ended_in_order())
         try:
+            if self._quotas is not None:
+                self._made.enter_context(self._quotas)
+            self._made.callback(self._remove)
             self._create()
+            self._made.enter_context(changing(self._limits.changes, self._change))
         except BaseException:
             self.close()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self._made.__exit__(kind, error, trace)
 
     def _create(self) -> None:
         bridge = f"{self._tag}b"
@@ -96,10 +105,11 @@ class ShapedHosts:
         self._hosts_file.write_text("\n".join(lines) + "\n")
         self.set_rate(self._rate_bps)
 
-    def set_rate(self, rate_bps: float | None) -> None:
-        """Change the limit of every link now, in each direction; None lifts it."""
-        self._rate_bps = rate_bps
-        for i in range(len(self.names)):
+    def set_rate(self, rate_bps: float | None, host: int | None = None) -> None:
+        """Change the limit of every link now, or of one host's, in each direction; None lifts it."""
+        if host is None:
+            self._rate_bps = rate_bps
+        for i in range(len(self.names)) if host is None else (host,):
             for prefix in (("tc",), ("tc", "-n", self._space(i))):
                 device = self._outer(i) if len(prefix) == 1 else "eth0"
                 if rate_bps is None:
@@ -110,11 +120,19 @@ class ShapedHosts:
                 shape = ["tbf", "rate", f"{int(rate_bps)}bit", "burst", str(burst), "limit", str(limit)]
                 _run(*prefix, "qdisc", "replace", "dev", device, "root", *shape)
 
+    def _change(self, change: HostChange) -> None:
+        if isinstance(change, CpusChange):
+            assert self._quotas is not None
+            self._quotas.set_cpus(change.host, change.cpus)
+        else:
+            self.set_rate(change.rate_bps, change.host)
+
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """`command` wrapped so that it runs on a host, with the host's name and a hosts file of all of them."""
         script = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
         wrapped = ["unshare", "--uts", "--mount", "sh", "-c", script, "sh", self.names[host], str(self._hosts_file)]
-        return ["ip", "netns", "exec", self._space(host), *wrapped, *command]
+        words = ["ip", "netns", "exec", self._space(host), *wrapped, *command]
+        return words if self._quotas is None else self._quotas.command(host, words)
 
     def sent_bytes(self, host: int) -> int:
         """Bytes that the host has put on its link so far."""
@@ -122,12 +140,12 @@ class ShapedHosts:
         return int(output)
 
     def close(self) -> None:
-        """Remove namespaces, links and the hosts file; processes that still run on a host are killed."""
+        """Remove namespaces, links, quotas and the hosts file; processes that still run on a host are killed."""
+        self._made.close()
+
+    def _remove(self) -> None:
         _remove(self._tag)
         self._hosts_file.unlink(missing_ok=True)
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        self._old_handlers.clear()
 
     def _space(self, host: int) -> str:
         return f"{self._tag}h{host}"
@@ -137,32 +155,32 @@ class ShapedHosts:
 
 
 @contextlib.contextmanager
-def shaped_hosts(count: int, rate_bps: float | None, shaped: bool) -> Iterator[ShapedHosts | None]:
-    """Hosts behind limited links, or None where the job is to run on this machine as it is."""
-    if not shaped:
-        yield None
+def shaped_hosts(count: int, rate_bps: float | None, shaped: bool, limits: HostLimits) -> Iterator[ShapedHosts | None]:
+    """Hosts behind limited links, or None where the job is to run on this machine as it is; `InputError` for `limits` there."""
+    if shaped:
+        with ShapedHosts(count, rate_bps, limits) as hosts:
+            yield hosts
         return
-    with ShapedHosts(count, rate_bps) as hosts:
-        yield hosts
+    if limits:
+        raise InputError("--host-cpus and --host-change are of hosts with links of their own: record the job with --rate as well")
+    yield None
 
 
 def remove_leftovers() -> list[str]:
     """Remove hosts whose creator was killed; returns their tags."""
-    tags = {m[1] for m in re.finditer(rf"\b({_PREFIX}\d+)[hbv]", _run("ip", "netns", "list") + _run("ip", "-o", "link"))}
-    dead = [tag for tag in sorted(tags) if not Path(f"/proc/{tag[len(_PREFIX) :]}").exists()]
+    listed = _run("ip", "netns", "list") + _run("ip", "-o", "link")
+    dead = dead_tags(found[0] for found in re.finditer(rf"\b{TAG_PATTERN}[hbv]", listed))
     for tag in dead:
         _remove(tag)
         (Path(tempfile.gettempdir()) / f"{tag}.hosts").unlink(missing_ok=True)
-    return dead
+    return sorted({*dead, *cpu_quota.remove_leftovers()})
 
 
 def _remove(tag: str) -> None:
     for line in _run("ip", "netns", "list", check=False).splitlines():
         space = line.split()[0] if line.split() else ""
         if re.fullmatch(rf"{tag}h\d+", space):
-            for pid in _run("ip", "netns", "pids", space, check=False).split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+            kill(_run("ip", "netns", "pids", space, check=False).split())
             _run("ip", "netns", "del", space, check=False)
     for device in re.findall(rf"^\d+: ({tag}[bv]\d*)", _run("ip", "-o", "link", check=False), re.MULTILINE):
         _run("ip", "link", "del", device, check=False)
@@ -181,7 +199,3 @@ def _run(*command: str, check: bool = True) -> str:
     if check and done.returncode != 0:
         raise MissingCapabilityError(f"'{' '.join(command)}' failed: {done.stderr.strip() or done.returncode}")
     return done.stdout
-
-
-def _raise_exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -15,12 +15,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.launch.host_limits import NO_LIMITS, HostLimits
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 
 HOOKS = Path(__file__).parent.parent / "hooks"
 _TAIL_LINES = 3
+
+
+class Hosts(Protocol):
+    """Hosts on this machine: with links of their own (`netns.ShapedHosts`), or with quotas only (`cpu_quota.CpuQuotas`)."""
+
+    def command(self, host: int, command: Sequence[str]) -> list[str]:
+        """`command` wrapped so that it runs on a host; in one and the same process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +41,7 @@ class JobSpec:
     cores: tuple[int, ...] = ()  # Core of each rank; empty: not pinned.
     env: Mapping[str, str] = field(default_factory=dict)  # Variables on top of this process's environment, equal for all ranks.
     timeout_s: float = 3600  # How long it may run; then it is ended.
+    limits: HostLimits = NO_LIMITS  # Of its hosts, beside the rate of their links.
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -43,6 +52,7 @@ class JobSpec:
             raise InputError(f"{self.ranks} ranks cannot be {self.ranks_per_host} on each host")
         if not self.timeout_s > 0:
             raise InputError(f"--timeout {self.timeout_s:g}: more than 0 seconds")
+        self.limits.check_hosts(self.hosts)
 
     @property
     def hosts(self) -> int:
@@ -70,13 +80,31 @@ def this_machines_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def default_cores(ranks: int, ranks_per_host: int = 1) -> tuple[int, ...]:
-    """Spread the ranks over the cores that this process may use, one core each; hosts have their own, as far as they go."""
+def default_cores(ranks: int, ranks_per_host: int = 1, limits: HostLimits = NO_LIMITS) -> tuple[int, ...]:
+    """Spread the ranks over the cores that this process may use, one core each; hosts have their own, as far as they go.
+
+    Hosts with quotas that share cores share them so that each core has about as much to give; those of more than a core for a rank
+    are not pinned.
+    """
     available = this_machines_cores()
+    if any(cpus > ranks_per_host for cpus in limits.cpus):
+        return ()
+    if ranks_per_host == 1 and ranks > len(available) and limits.cpus:
+        return _balanced(limits.cpus, available)
     hosts = ranks // ranks_per_host
     each = min(max(len(available) // hosts, 1), ranks_per_host)
     of_host = [[available[(host * each + i) % len(available)] for i in range(each)] for host in range(hosts)]
     return tuple(of_host[rank // ranks_per_host][rank % ranks_per_host % each] for rank in range(ranks))
+
+
+def _balanced(cpus: Sequence[float], available: Sequence[int]) -> tuple[int, ...]:
+    """Core of each host: the largest quotas first, each to the core that has given the least."""
+    given = dict.fromkeys(available, 0.0)
+    core_of: dict[int, int] = {}
+    for host in sorted(range(len(cpus)), key=lambda host: -cpus[host]):
+        core_of[host] = min(available, key=lambda core: given[core])
+        given[core_of[host]] += cpus[host]
+    return tuple(core_of[host] for host in range(len(cpus)))
 
 
 def require_framework(interpreter: str, modules: Sequence[str], environment: str = "tensorflow") -> None:
@@ -96,7 +124,7 @@ def run_ranks(
     out: Path,
     rank_env: Sequence[Mapping[str, str]],
     *,
-    hosts: ShapedHosts | None = None,
+    hosts: Hosts | None = None,
     hook: Mapping[str, str] | None = None,
     several_on_a_host: bool = False,
     on_poll: Callable[[], None] = lambda: None,
@@ -151,7 +179,7 @@ def start_process(
     env: Mapping[str, str],
     *,
     core: int = -1,
-    on: tuple[ShapedHosts, int] | None = None,
+    on: tuple[Hosts, int] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process of a job, whose output goes to ``log`` of a folder that is made if it is missing.

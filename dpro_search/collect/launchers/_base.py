@@ -111,6 +111,8 @@ class Launcher(ABC):
             machine=machine(),
             recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             rate_bps=rate_bps,
+            host_cpus=spec.limits.cpus,
+            host_changes=spec.limits.changes_text,
         )
         job = self.job_file(job, spec, shaped)
         self.require(spec)
@@ -181,7 +183,7 @@ class Launcher(ABC):
         rate_bps: float | None,
         shaped: bool,
     ) -> None:
-        with shaped_hosts(self.hosts_needed(spec), rate_bps, shaped) as hosts:
+        with shaped_hosts(self.hosts_needed(spec), rate_bps, shaped, spec.limits) as hosts:
             self.start(Run(spec=spec, folder=folder, hosts=hosts, schedule=schedule, mode=mode, framework=self.framework))
 
     def require(self, spec: JobSpec) -> None:

@@ -31,7 +31,7 @@ class _Tail(NamedTuple):
     losses, loss_steps
         Sum of the training losses, and of how many steps.
     late
-        Above 0: the time limit is over.
+        Above 0: the time limit is over, or a member was told to stop.
     """
 
     parts: float
@@ -56,6 +56,7 @@ class CollectiveWorker(Worker):
         self._gradients = torch.zeros_like(self._anchor)
         self._other_step_s: dict[int, float | None] = dict.fromkeys(range(part.workers))
         self._round = 0
+        self._stopped = False
         self._job_loss = LossWindow()
         self._joined = False
         self._group = Group(part.worker, part.workers, job=part.job, silent_s=part.silent_s)
@@ -74,6 +75,14 @@ class CollectiveWorker(Worker):
         self._stepped(loss)
         if self._steps >= self._local_steps():
             self._exchange()
+
+    def model(self) -> tuple[float, torch.Tensor]:
+        """Seconds since the job began, and the group's model after its newest round; other threads may ask."""
+        return self._job_s, self._anchor
+
+    def stop(self) -> None:
+        """Tell all workers that the training is over, at the end of the round."""
+        self._stopped = True
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "members": len(self._group.members)}
@@ -122,7 +131,7 @@ class CollectiveWorker(Worker):
         step_s = torch.zeros(self._workers)
         step_s[self._worker] = self._step_s
         change = self._gradients if accumulates else self._flat() - self._anchor
-        late = self._part.goal.ends(self._job_s, None)
+        late = self._stopped or self._part.goal.ends(self._job_s, None)
         tail = _Tail(
             parts=float(self._steps if accumulates else 1), losses=sum(self._losses), loss_steps=len(self._losses), late=float(late)
         )

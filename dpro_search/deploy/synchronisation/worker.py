@@ -69,6 +69,7 @@ class Worker(ABC):
             "process": os.getpid(),
             "steps": self._all_steps,
             "commits": self._commits,
+            "step_s": self._all_step_s / max(self._all_steps, 1),
             "waited_s": self._waited_s,
             "paced": self._part.pace is not None,
             "late_steps": self._pacer.late_steps,

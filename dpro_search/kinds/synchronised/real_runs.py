@@ -14,6 +14,7 @@ import numpy as np
 
 import dpro_search
 from dpro_search.collect._files import scratch_folder
+from dpro_search.collect.launch.cpu_quota import hosts_with_quotas
 from dpro_search.collect.launch.ports import free_port
 from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_ranks
 from dpro_search.collect.step_times import StepTimes
@@ -83,7 +84,9 @@ class TrainedJob(RecordedJob):
             }
             with _engine(scheme, self.spec.interpreter, env, work) as found:
                 spec = replace(self.spec, env={**env, **found}, timeout_s=limit_s + _START_S)
-                run_ranks(spec, work, [{"RANK": str(r), "WORLD_SIZE": str(spec.ranks)} for r in range(spec.ranks)])
+                numbers = [{"RANK": str(r), "WORLD_SIZE": str(spec.ranks)} for r in range(spec.ranks)]
+                with hosts_with_quotas(spec.ranks, spec.limits) as hosts:
+                    run_ranks(spec, work, numbers, hosts=hosts)
             record = self._kept(work / "records.jsonl", scheme)
         times_s, losses = record.curve
         reached = np.flatnonzero(losses <= self.target_loss)

@@ -1,0 +1,51 @@
+"""What is made on this machine for the hosts of a job: it is named after the process that makes it, and goes with that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+_PREFIX = "dps"
+TAG_PATTERN = rf"{_PREFIX}\d+"
+
+
+def own_tag() -> str:
+    """What names of this process's things begin with."""
+    return f"{_PREFIX}{os.getpid()}"
+
+
+def dead_tags(names: Iterable[str]) -> list[str]:
+    """Of names, the tags whose process has ended."""
+    tags = {found[0] for name in names if (found := re.match(TAG_PATTERN, name))}
+    return [tag for tag in sorted(tags) if not Path(f"/proc/{tag[len(_PREFIX) :]}").exists()]
+
+
+def kill(pids: Iterable[str]) -> None:
+    """Kill processes that may have ended."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """While the block runs, SIGTERM and SIGHUP raise `SystemExit`, so that what was made is removed."""
+    old: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with contextlib.suppress(ValueError):  # not in the main thread: the caller's own handling stays
+            old[number] = signal.signal(number, _raise_exit)
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _raise_exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

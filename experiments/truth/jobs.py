@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from dpro_search.costmodel.gpu_ops import AttentionKernels
+from dpro_search.costmodel.gpu_ops import AttentionKernels, NormKernels
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Network
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
@@ -29,6 +29,7 @@ BERT_FILLED = (
 # Networks whose layers are the framework's own modules, without Python around each kernel: PyTorch dispatches a bare op in about
 # 5 us and launches its kernel in 5 us (measured on tensors of a few elements, torch 2.13).
 BARE_HOST = Host(forward_us=15.0, backward_us=10.0, collective_us=50.0, parameter_us=2.0)
+NOT_COMPILED = r"v-?net"  # examples/vnet_benchmark.py names no XLA, unlike the scripts of NVIDIA's other segmentation networks.
 FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
     (r"nanotron", "nanotron"),
     (r"fsdp", "fsdp"),
@@ -69,6 +70,8 @@ def runtime_of(row: Row) -> Runtime:
     if is_network(row) and not row.text("source").startswith("mlperf"):
         runtime = replace(runtime, host=BARE_HOST)
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
+    if re.search(NOT_COMPILED, row.text("model")) and name == "tensorflow":
+        kernels = replace(kernels, instance_norm=NormKernels.COMPOSED)
     if "foundry" in row.text("framework"):
         kernels = replace(kernels, attention=AttentionKernels.FLASH_TRITON)  # Its attention of 2023.
     state_bytes = 0.0 if "no optimizer step" in row.text("notes") else runtime.optimizer_bytes

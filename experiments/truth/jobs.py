@@ -78,6 +78,9 @@ def runtime_of(row: Row) -> Runtime:
     return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory), optimizer_bytes=state_bytes)
 
 
+# What Megatron-LM's tests whose names say so have in their model_config.yaml: --num-distributed-optimizer-instances; layers of the
+# first and of the last of uneven stages.
+OPTIMIZERS, UNEVEN_ENDS = 2, 2
 UNEVEN = 0.01
 """Of a batch: what scripts that round the number of their micro-batches leave out or add, at most."""
 
@@ -129,6 +132,14 @@ def _usual_virtual_stages(row: Row, pp: int) -> int:
     return 1 if left or not row.text("source").startswith("mlperf") else max(per_stage, 1)
 
 
+def _stage_layers(row: Row, pp: int) -> tuple[int, ...]:
+    """Of the test of uneven stages (--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers); (): as many each."""
+    if "uneven_pipeline" not in row.text("model"):
+        return ()
+    each = (row.whole("layers", 1) - 2 * UNEVEN_ENDS) // (pp - 2)
+    return (UNEVEN_ENDS, *(each for _ in range(pp - 2)), UNEVEN_ENDS)
+
+
 def _strategy(row: Row) -> Strategy:
     zero = row.text("zero_stage")
     fsdp = "full_shard" in zero or bool(re.match(r"fsdp=[1-9]", zero))
@@ -157,6 +168,8 @@ def _strategy(row: Row) -> Strategy:
         raise InputError(f"micro-batch {micro_batch:g}")
     return Strategy(
         dp=dp,
+        dp_replicate=OPTIMIZERS if "multi_dist_optimizer_instances" in row.text("model") else 1,
+        stage_layers=_stage_layers(row, pp),
         etp=_expert_width(row, tp),
         tp=tp,
         pp=pp,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from dpro_search.costmodel.gpu_ops import AttentionKernels
+from dpro_search.costmodel.gpu_ops import AttentionKernels, NormKernels
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Network
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
@@ -29,6 +29,7 @@ BERT_FILLED = (
 # Networks whose layers are the framework's own modules, without Python around each kernel: PyTorch dispatches a bare op in about
 # 5 us and launches its kernel in 5 us (measured on tensors of a few elements, torch 2.13).
 BARE_HOST = Host(forward_us=15.0, backward_us=10.0, collective_us=50.0, parameter_us=2.0)
+NOT_COMPILED = r"v-?net"  # examples/vnet_benchmark.py names no XLA, unlike the scripts of NVIDIA's other segmentation networks.
 FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
     (r"nanotron", "nanotron"),
     (r"fsdp", "fsdp"),
@@ -69,12 +70,17 @@ def runtime_of(row: Row) -> Runtime:
     if is_network(row) and not row.text("source").startswith("mlperf"):
         runtime = replace(runtime, host=BARE_HOST)
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
+    if re.search(NOT_COMPILED, row.text("model")) and name == "tensorflow":
+        kernels = replace(kernels, instance_norm=NormKernels.COMPOSED)
     if "foundry" in row.text("framework"):
         kernels = replace(kernels, attention=AttentionKernels.FLASH_TRITON)  # Its attention of 2023.
     state_bytes = 0.0 if "no optimizer step" in row.text("notes") else runtime.optimizer_bytes
     return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory), optimizer_bytes=state_bytes)
 
 
+# What Megatron-LM's tests whose names say so have in their model_config.yaml: --num-distributed-optimizer-instances; layers of the
+# first and of the last of uneven stages.
+OPTIMIZERS, UNEVEN_ENDS = 2, 2
 UNEVEN = 0.01
 """Of a batch: what scripts that round the number of their micro-batches leave out or add, at most."""
 
@@ -126,6 +132,14 @@ def _usual_virtual_stages(row: Row, pp: int) -> int:
     return 1 if left or not row.text("source").startswith("mlperf") else max(per_stage, 1)
 
 
+def _stage_layers(row: Row, pp: int) -> tuple[int, ...]:
+    """Of the test of uneven stages (--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers); (): as many each."""
+    if "uneven_pipeline" not in row.text("model"):
+        return ()
+    each = (row.whole("layers", 1) - 2 * UNEVEN_ENDS) // (pp - 2)
+    return (UNEVEN_ENDS, *(each for _ in range(pp - 2)), UNEVEN_ENDS)
+
+
 def _strategy(row: Row) -> Strategy:
     zero = row.text("zero_stage")
     fsdp = "full_shard" in zero or bool(re.match(r"fsdp=[1-9]", zero))
@@ -154,6 +168,8 @@ def _strategy(row: Row) -> Strategy:
         raise InputError(f"micro-batch {micro_batch:g}")
     return Strategy(
         dp=dp,
+        dp_replicate=OPTIMIZERS if "multi_dist_optimizer_instances" in row.text("model") else 1,
+        stage_layers=_stage_layers(row, pp),
         etp=_expert_width(row, tp),
         tp=tp,
         pp=pp,

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from dpro_search.space.mesh import MemoryRules, PeakMemory
 from experiments.truth.rows import Row
 
+DEFERRED = 2  # Micro-batches, of --wgrad-deferral-limit in the model_config.yaml of the test that defers.
 DETERMINISTIC = 32.0 * 2**20  # Of CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron-LM's functional tests set.
 
 
@@ -22,20 +23,22 @@ def rules_of(row: Row, usual: MemoryRules) -> MemoryRules:
         usual,
         matmul_workspace_bytes=DETERMINISTIC,
         transformer_engine="te" in words_of(row) or "mcore" not in words_of(row),
+        deferred_logits=DEFERRED if "defer_embedding_wgrad_compute" in row.text("model") else 0,
         logits_bytes=10.0 if "cross_entropy_loss_fusion" in row.text("model") else usual.logits_bytes,
     )
 
 
 def words_of(row: Row) -> frozenset[str]:
-    """Of a model's name."""
-    return frozenset(re.split(r"[_/]", row.text("model")))
+    """Of a model's name; without Transformer Engine where a test takes it out ("uninstall_te")."""
+    return frozenset(re.split(r"[_/]", row.text("model").replace("uninstall_te", "")))
 
 
 def stores_scores(row: Row) -> bool:
     """Whether a test of Megatron-LM computes attention unfused.
 
     Without Transformer Engine ("te" in a test's name) there is no other. Those with it say ``--attention-backend: unfused`` in
-    their model_config.yaml, but for the ones that resume from a checkpoint, or that split the sequence (only fused attention can).
+    their model_config.yaml, but for the ones that resume from a checkpoint, that fuse the loss ("cross_entropy_loss_fusion"), or
+    that split the sequence (only fused attention can).
     Those of T5 all say it.
     """
     words = words_of(row)
@@ -43,7 +46,7 @@ def stores_scores(row: Row) -> bool:
         return True
     if row.text("source") != "megatron-golden-values" or "mcore" not in words or row.whole("cp", 1) > 1:
         return False
-    return not words & {"te", "mla"} or not words & {"resume", "nondeterministic", "mla"}
+    return "te" not in words or not words & {"resume", "nondeterministic", "entropy"}
 
 
 def reported_bytes(row: Row, memories: Sequence[PeakMemory], limit_bytes: float) -> float:

@@ -63,6 +63,8 @@ NETWORKS = (  # name in a row -> network, if the batch of a device is at least s
 NNUNET_2D_BATCH = 16  # Batches of nnU-Net's examples: 32 and more of slices, at most 4 of volumes.
 DROPOUT = 0.1  # Default of Megatron-LM, and of GPT-2, OPT and BERT in Hugging Face's library.
 T5_LAYERS, T5_WIDE, T5_WIDE_LAYERS, T5_HEAD = 12, 4096, 24, 64
+# Multi-head latent attention of Megatron-LM's test (model_config.yaml): of a head's 24 dims 8 are rotated.
+LATENT = {"head_dim": 16 + 8, "value_dim": 16, "query_rank": 192, "kv_rank": 64, "rotary_dim": 8}
 T5_VOCABULARY = 28996 + 100  # BERT's with case, and the ids that mark spans
 # Vocabularies of tokenizers, for rows that do not give them.
 GPT2_VOCABULARY, BERT_VOCABULARY, LLAMA_VOCABULARY = 50257, 30522, 32000
@@ -106,6 +108,8 @@ def _described(row: Row) -> Architecture:
     gated = bool(re.search(r"llama|mi[sx]tral|qwen|nemotron-h|swiglu", kind))
     bias = old and not re.search(r"disable_bias|swiglu", kind)
     attention = Attention(heads=heads, kv_heads=row.whole("kv_heads", heads), head_dim=hidden // heads, bias=bias, causal=not bert)
+    if golden and kind.endswith(("_mla", "_mla_1node")):
+        attention = Attention(heads=heads, kv_heads=heads, causal=True, **LATENT)
     width = row.whole("ffn_hidden", 4 * hidden)
     count = row.whole("experts", 0)
     feed_forward: FeedForward | Experts = FeedForward(hidden=width, gated=gated, bias=bias)

@@ -11,9 +11,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dpro_search.space.mesh import Domain, PeakMemory
+from dpro_search.space.mesh import Domain, PeakMemory, Workload, rank_memories
 from experiments.truth.__main__ import main
 from experiments.truth.contradictions import contradictions
+from experiments.truth.jobs import workload_of
 from experiments.truth.memory import partly_recomputed
 from experiments.truth.orders import ordered, pairs
 from experiments.truth.page import _ticks, write_page
@@ -146,6 +147,37 @@ def test_rows_that_may_have_recomputed_hold_what_fits() -> None:
         (found,) = partly_recomputed([held(90.0)], [held(10.0)], limit, 8)
         assert found.activations_bytes == expected
         assert found.weights_bytes == 10.0
+
+
+def test_a_test_of_megatron_has_the_options_that_its_name_gives() -> None:
+    dims = {
+        "layers": 12,
+        "hidden": 512,
+        "heads": 8,
+        "seq_len": 1024,
+        "micro_batch": 4,
+        "global_batch": 32,
+        "gpu": "A100",
+        "n_gpus": 8,
+    }
+    options = {"zero_stage": "distributed-optimizer", "framework": "Megatron-LM", "source": "megatron-golden-values"}
+
+    def workload(name: str, **layout: int) -> Workload:
+        return workload_of(row(**dims, **options, model=f"gpt/gpt3_mcore_te_{name}", **layout))
+
+    assert workload("tp2_pp1_multi_dist_optimizer_instances", tp=2).strategy.dp_replicate == 2
+    assert workload("tp1_pp4_vp1_uneven_pipeline", pp=4).strategy.stage_layers == (2, 4, 4, 2)
+    plain, deferred = (
+        rank_memories(workload(f"tp2_pp2_resume{name}", tp=2, pp=2))[-1].allocated_bytes
+        for name in ("", "_defer_embedding_wgrad_compute")
+    )
+    assert (
+        deferred - plain == 2 * 2 * 4 * 1024 * 50432 / 2
+    )  # gradients in 16 bits of the logits of two micro-batches, half of them here
+    stored = {name: not workload(name, tp=2).runtime.flash_attention for name in ("pp1", "pp1_resume", "cross_entropy_loss_fusion")}
+    assert stored == {"pp1": True, "pp1_resume": False, "cross_entropy_loss_fusion": False}
+    latent = workload("tp2_pp2_mla", tp=2, pp=2).model.layers[0].attention
+    assert latent.latent
 
 
 def row(**values: object) -> Row:

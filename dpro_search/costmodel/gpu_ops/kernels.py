@@ -33,10 +33,12 @@ class LossKernels(StrEnum):
 
 
 class NormKernels(StrEnum):
-    """How layer norms are computed."""
+    """How norms are computed."""
 
     FUSED = "fused"  # what is read once is kept (Transformer Engine, Triton, XLA)
-    TWICE = "twice"  # of PyTorch 2.1: statistics first, and gradients of scale and shift on their own
+    TWICE = "twice"  # layer norms of PyTorch 2.1: statistics first, and gradients of scale and shift on their own
+    COMPILED = "compiled"  # of ops that XLA fuses, but for reductions of which one needs the other
+    COMPOSED = "composed"  # of TensorFlow's ops, a kernel each: moments, batch_normalization and their gradients
 
 
 class Passes(NamedTuple):
@@ -69,7 +71,8 @@ class Kernels:
     fused: bool = True  # Hand-written or compiled kernels for activations, rotations, and residual sums with dropout.
     attention: AttentionKernels = AttentionKernels.NEWEST
     attention_dropout: bool = False  # Of unfused attention, on the scores.
-    norm: NormKernels = NormKernels.FUSED
+    norm: NormKernels = NormKernels.FUSED  # Of layer norms.
+    instance_norm: NormKernels = NormKernels.FUSED  # Of norms of each image alone and of volumes, with the activation behind them.
     loss: LossKernels = LossKernels.FUSED
     # Of training in 16 bits: parameters are in fp32 and are cast for each product, as its gradient is back; norms, residual sums,
     # softmaxes and tables stay in fp32, and what they give is cast for the next product (PyTorch's autocast, TensorFlow's
@@ -89,6 +92,8 @@ class Kernels:
         found = table.get(op.role, _ANY)[backward]
         if op.role is Role.NORM and self.norm is NormKernels.TWICE and "hidden" in dims_of(op.output):
             found = _NORM_TWICE[backward]
+        if op.role is Role.INSTANCE_NORM and self.instance_norm in _INSTANCE_NORM:
+            found = _INSTANCE_NORM[self.instance_norm][backward]
         if op.saves_bytes:  # dropout: a mask of bytes, and a kernel of its own where nothing is fused
             mask = Passes(0.0, 0.5, 0) if self.fused else Passes(0.0, 2.5, 1)
             found = Passes(found.reads, found.output + mask.output, found.kernels + mask.kernels)
@@ -122,6 +127,7 @@ class Kernels:
 _ANY = (Passes(1, 1, 1), Passes(1, 1, 1))
 _FUSED = {
     Role.NORM: (Passes(1, 1, 1), Passes(1, 2, 2)),
+    Role.INSTANCE_NORM: (Passes(1, 1, 1), Passes(1, 2, 2)),
     Role.ROTATION: (Passes(1, 1, 1), Passes(1, 1, 1)),
     Role.ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
     Role.GATED_ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
@@ -135,6 +141,14 @@ _EAGER = {
 # What layer norms take, in passes at the rate of sums of the same size: forward 2.9 to 3.2 (NeuSight's tables on A100, V100, P100;
 # Sailor's op profiles on A100, V100), backward 9.3 to 10.9 (Sailor's, fp16 and fp32; 5 would be enough for two reads each).
 _NORM_TWICE = (Passes(2, 1, 1), Passes(5, 5, 3))
+# TensorFlow has a kernel for batch norm of images only. COMPOSED (nn_impl.py, math_grad.py): mean, squared difference from it and
+# its mean; product and sum; the convolution's bias before and ReLU behind are kernels, too. Backward: gradients of ReLU, sum and
+# product with their sums over positions; of both means, spread over positions, and of the squared difference; the sum of three; the
+# bias's sum. COMPILED: mean, variance, result; backward both sums over positions, then the result from what they give.
+_INSTANCE_NORM = {
+    NormKernels.COMPILED: (Passes(3, 1, 3), Passes(2, 3, 2)),
+    NormKernels.COMPOSED: (Passes(7, 5, 13), Passes(8, 18, 24)),
+}
 # Autocast, EAGER: scale (2 + 2) and mask (2 + 2) in 16 bits, cast (2 + 4), softmax (4 + 4), dropout in fp32 (4 + 4 + 1), cast back
 # (4 + 2); backward cast (2 + 4), dropout (4 + 4 + 1), softmax (4 + 4 + 4), cast back (4 + 2), scale (2 + 2).
 # Tokens are sorted by the rank of their expert, and there by expert, before the experts and back behind them (Megatron-Core's

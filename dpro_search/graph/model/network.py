@@ -63,12 +63,13 @@ class NetworkBuilder:
     """Adds ops to the block that is open.
 
     `norm_weight` False: norms are constant factors (frozen batch norm), of which the backward pass needs no inputs. While `frozen`
-    is set, ops have no backward pass.
+    is set, ops have no backward pass. `instances`: norms are of each image alone, or of volumes.
     """
 
     name: str
     norm_weight: bool = True
     frozen: bool = False
+    instances: bool = False
     _blocks: list[Block] = field(default_factory=list)
     _ops: list[Op] = field(default_factory=list)
     _sizes: dict[str, float] = field(default_factory=dict)
@@ -167,9 +168,8 @@ class NetworkBuilder:
         """
         channels = self._size(self._named("norm"), "channels", source.channels)
         weight: Shape = ((channels,), (channels,)) if self.norm_weight else ()
-        found = self._pointwise(
-            "norm", source, *(() if added is None else (added,)), role=Role.NORM, weight=weight, saves=(source,) if weight else ()
-        )
+        role, others = Role.INSTANCE_NORM if self.instances else Role.NORM, () if added is None else (added,)
+        found = self._pointwise("norm", source, *others, role=role, weight=weight, saves=(source,) if weight else ())
         return Tensor(found.op, source.channels, source.extent)
 
     def activation(self, source: Tensor) -> Tensor:

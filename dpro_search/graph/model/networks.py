@@ -11,13 +11,20 @@ from dpro_search.graph.model.vision import (
     alexnet,
     efficientnet_b0,
     inception_v3,
+    industrial_unet,
     mask_rcnn,
     resnet,
     retinanet,
     ssd300,
     unet,
     vgg,
+    vnet,
 )
+
+
+def _nnunet(name: str, extent: tuple[int, ...], channels: tuple[int, ...]) -> Network:
+    return unet(name, extent, channels, inputs=4, classes=4, instances=True, supervised=2)
+
 
 NETWORKS: Mapping[str, Callable[[], Network]] = {
     "resnet50": lambda: resnet("resnet50"),
@@ -38,11 +45,11 @@ NETWORKS: Mapping[str, Callable[[], Network]] = {
     "ssd300": ssd300,
     "unet": lambda: unet("unet", (512, 512), (64, 128, 256, 512, 1024)),
     # MLPerf training 1.0 and later: kidneys and tumours.
-    "unet3d": lambda: unet("unet3d", (128, 128, 128), (32, 64, 128, 256, 320), classes=3),
-    "nnunet-2d": lambda: unet("nnunet-2d", (192, 160), (32, 64, 128, 256, 512, 512), inputs=4, classes=4, supervised=2),
-    "nnunet-3d": lambda: unet("nnunet-3d", (128, 128, 128), (32, 64, 128, 256, 320, 320), inputs=4, classes=4, supervised=2),
-    "vnet": lambda: unet("vnet", (32, 32, 32), (32, 64, 128, 256), classes=3),
-    "unet-industrial": lambda: unet("unet-industrial", (512, 512), (16, 32, 64, 128, 256), classes=1, normed=False),
+    "unet3d": lambda: unet("unet3d", (128, 128, 128), (32, 64, 128, 256, 320, 320), classes=3, instances=True),
+    "nnunet-2d": lambda: _nnunet("nnunet-2d", (192, 160), (32, 64, 128, 256, 512, 512)),
+    "nnunet-3d": lambda: _nnunet("nnunet-3d", (128, 128, 128), (32, 64, 128, 256, 320, 320)),
+    "vnet": lambda: vnet("vnet"),
+    "unet-industrial": lambda: industrial_unet("unet-industrial"),
     "dlrm": dlrm,
     "dlrm-small": lambda: dlrm("dlrm-small", rows=CRITEO_SMALL_ROWS),
     "dlrm-dcnv2-small": lambda: dlrm("dlrm-dcnv2-small", rows=CRITEO_SMALL_ROWS, lookups=1.0, cross_rank=512),

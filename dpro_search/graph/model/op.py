@@ -33,6 +33,7 @@ class Role(StrEnum):
     """What a memory-bound op does; frameworks differ in the kernels that they compute it with."""
 
     NORM = "norm"
+    INSTANCE_NORM = "instance norm"  # of each image alone, or of volumes: no batch norm of images
     ROTATION = "rotation"  # of queries and keys, by position
     ACTIVATION = "activation"
     GATED_ACTIVATION = "gated activation"  # the activation of one half, times the other (SwiGLU)

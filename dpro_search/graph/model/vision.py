@@ -245,19 +245,18 @@ def unet(
     *,
     inputs: int = 1,
     classes: int = 2,
-    normed: bool = True,
+    instances: bool = False,
     supervised: int = 0,
 ) -> Network:
     """Ronneberger et al. 2015, Cicek et al. 2016: two convolutions a level down and up, skips between; `extent` in 2 or 3 dims.
 
     `supervised` counts further levels whose output has a loss (deep supervision of nnU-Net, Isensee et al. 2021).
     """
-    net = NetworkBuilder(name)
+    net = NetworkBuilder(name, instances=instances)
 
     def double(x: Tensor, wide: int, stride: int) -> Tensor:
         for step in (stride, 1):
-            x = net.conv(x, wide, stride=step, bias=not normed)
-            x = net.norm(x) if normed else net.activation(x)
+            x = net.conv_norm(x, wide, stride=step)
         return x
 
     x = Tensor("", inputs, tuple(extent))
@@ -273,4 +272,58 @@ def unet(
             net.loss(net.conv(x, classes, 1, bias=True))
     made.append(net.conv(net.open("head", x), classes, 1, bias=True))
     net.loss(*made)
+    return net.network()
+
+
+def industrial_unet(name: str) -> Network:
+    """The small U-Net for industrial defects of NVIDIA/DeepLearningExamples (TensorFlow/Segmentation/UNet_Industrial, "tinyUNet").
+
+    Levels are pooled, and copied to four times the positions before a 2 x 2 convolution on the way up.
+    """
+    net = NetworkBuilder(name)
+
+    def activated(x: Tensor, *wide: int) -> Tensor:
+        for channels in wide:
+            x = net.activation(net.conv(x, channels, bias=True))
+        return x
+
+    def raised(x: Tensor, channels: int) -> Tensor:
+        wider = net.upsampled(x, tuple(2 * size for size in x.extent))
+        return net.activation(net.conv(wider, channels, 2, padding=0, bias=True))
+
+    x, skips = Tensor("", 1, (512, 512)), []
+    for level, wide in enumerate((32, 32, 64, 128)):
+        skips.append(activated(net.open(f"down{level}", x), wide, wide))
+        x = net.pool(skips[-1])
+    x = raised(activated(net.open("bottleneck", x), 256, 256), 128)
+    for level, wide in ((3, 128), (2, 64), (1, 32)):
+        joined = net.joined(skips[level], net.open(f"up{level}", x))
+        x = raised(activated(joined, wide, wide // 2), wide // 2)
+    x = activated(net.joined(skips[0], net.open("head", x)), 32, 32)
+    net.loss(net.conv(x, 1, 1, bias=True))
+    return net.network()
+
+
+def vnet(name: str, *, classes: int = 3, depth: int = 3) -> Network:
+    """Milletari et al. 2016 as in NVIDIA/DeepLearningExamples (TensorFlow/Segmentation/VNet): residual blocks, no skip on top."""
+    net = NetworkBuilder(name, instances=True)
+
+    def residual(x: Tensor) -> Tensor:
+        y = x
+        for _ in range(depth):
+            y = net.norm(net.conv(y, x.channels, bias=True))
+        return net.add(y, x)
+
+    x = net.open("stem", Tensor("", 1, (32, 32, 32)))
+    x = net.norm(net.conv(x, 16, bias=True))
+    skips = []
+    for level in range(3):
+        skips.append(x)
+        x = net.open(f"down{level}", x)
+        x = residual(net.norm(net.conv(x, 2 * x.channels, 2, stride=2, padding=0, bias=True)))
+    for level in (2, 1):
+        x = net.norm(net.transposed(net.open(f"up{level}", x), skips[level].channels, bias=True))
+        x = residual(net.joined(x, skips[level]))
+    x = net.norm(net.transposed(net.open("head", x), skips[0].channels, bias=True))
+    net.loss(net.conv(x, classes, bias=True))
     return net.network()

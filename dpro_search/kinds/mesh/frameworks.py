@@ -127,7 +127,13 @@ _TENSORFLOW = Runtime(
     name="TensorFlow",
     tokens_once_a_host=False,
     host=Host(forward_us=10.0, backward_us=10.0, collective_us=100.0, parameter_us=10.0),
-    kernels=Kernels(attention=AttentionKernels.EAGER, attention_dropout=True, loss=LossKernels.LOG_SOFTMAX, autocast=True),
+    kernels=Kernels(
+        attention=AttentionKernels.EAGER,
+        attention_dropout=True,
+        instance_norm=NormKernels.COMPILED,
+        loss=LossKernels.LOG_SOFTMAX,
+        autocast=True,
+    ),
 )
 # CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
 _GRAPHS = Runtime(

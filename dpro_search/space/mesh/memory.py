@@ -147,6 +147,7 @@ class _Ledger:
         blocks = self._on_ranks[rank]
         states = self._states(blocks)
         gathered = self._gathered_bytes(blocks)
+        activations += self._deferred_bytes(blocks)
         found = replace(states, activations_bytes=activations, logits_bytes=logits, gathered_bytes=gathered)
         step = self._step_bytes(states)
         passing = states.weights_bytes / self._workload.element_bytes * self._rules.pass_gradient_bytes
@@ -157,6 +158,14 @@ class _Ledger:
         waiting = self._waiting_bytes(blocks, in_flight, fragments)
         unfit = 0.0 if found.gathered_bytes >= step > 0 else self._unfit_bytes(step, largest)
         return replace(found, fragments_bytes=fragments, cached_bytes=waiting + unfit)
+
+    def _deferred_bytes(self, blocks: tuple[Block, ...]) -> float:
+        """Gradients of the logits that wait for the end of the step."""
+        waiting = min(self._rules.deferred_logits, self._plan.micro_batches)
+        if not waiting:
+            return 0.0
+        logits = sum(self._of(block).logits_bytes for block in blocks) / self._rules.logits_bytes
+        return waiting * logits * self._workload.element_bytes
 
     def _states(self, blocks: tuple[Block, ...]) -> PeakMemory:
         """What lives as long as the job."""

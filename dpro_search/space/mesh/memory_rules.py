@@ -36,6 +36,9 @@ class MemoryRules:
     gate_copies: float = 0.0
     norm_bytes: float = 0.0  # Of an element of a norm's input: copies in fp32, what is normalised but not yet scaled.
     score_bytes: float = 2.0  # Of an element of the scores, where they are stored: the softmax.
+    # Micro-batches whose gradients of the logits wait for the head's weight to get its gradients from them (Megatron-LM's
+    # --defer-embedding-wgrad-compute with its --wgrad-deferral-limit); 0: none waits.
+    deferred_logits: int = 0
     logits_bytes: float = 6.0  # Of an element of the logits, when most of them are held: in 16 bits, in fp32, gradients.
 
     # cuBLAS's workspace, once for each thread that calls it: the forward pass's and autograd's. None: what PyTorch gives a device;

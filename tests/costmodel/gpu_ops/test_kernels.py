@@ -8,6 +8,7 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels, OpCosts
 from dpro_search.graph.model import blocks_of, published
 from dpro_search.graph.model.networks import network
+from dpro_search.graph.model.op import Role
 
 H100 = parse_cluster("1xhgx-h100").groups[0].host.device
 
@@ -49,6 +50,20 @@ def test_layer_norms_that_read_twice_take_three_passes_forward_and_ten_backward(
     assert twice.backward_us(op, sizes) / once.backward_us(op, sizes) == pytest.approx(10 / 3, rel=0.03)
     images = [(op, block.sizes_at(32, 1)) for block in network("resnet50").blocks for op in block.ops]
     assert all(twice.forward_us(op, sizes) == once.forward_us(op, sizes) for op, sizes in images)
+
+
+def test_norms_of_volumes_take_a_pass_for_each_kernel_that_a_framework_composes_them_of():
+    """Twelve passes forward where nothing is fused, four compiled, two in one kernel; batch norms of images stay in one."""
+    kinds = (NormKernels.FUSED, NormKernels.COMPILED, NormKernels.COMPOSED)
+    fused, compiled, composed = (costs(Kernels(instance_norm=kind)) for kind in kinds)
+    op, sizes = next(
+        (op, block.sizes_at(64, 1)) for block in network("vnet").blocks for op in block.ops if op.role is Role.INSTANCE_NORM
+    )
+    moved_us = [each.forward_us(op, sizes) - 2.6 * each.launches(op, backward=False) for each in (fused, compiled, composed)]
+    assert [us / moved_us[0] for us in moved_us] == pytest.approx([1, 2, 6], rel=0.01)
+    assert fused.backward_us(op, sizes) < compiled.backward_us(op, sizes) < composed.backward_us(op, sizes)
+    images = [(op, block.sizes_at(32, 1)) for block in network("resnet50").blocks for op in block.ops]
+    assert all(composed.backward_us(op, sizes) == fused.backward_us(op, sizes) for op, sizes in images)
 
 
 def test_dropout_on_scores_adds_a_pass_with_a_mask_each_way():

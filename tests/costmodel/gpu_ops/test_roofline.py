@@ -42,6 +42,15 @@ def test_a_device_of_an_unknown_architecture_says_so():
     assert achieved_by(device("hgx-h200")).origin == "fitted to hopper GPUs"
 
 
+def test_cards_of_one_chip_differ_as_their_power_and_not_as_their_peaks():
+    """L40 has half the peak of L40S and 86 % of its power: at its peak it draws less than that, so it keeps its clock."""
+    product_us = {}
+    for name in ("l40", "l40s"):
+        costs = OpCosts(bundled.device(name), "bf16", continuous=True)
+        product_us[name] = costs.matmul_us(8192, 8192, 8192)
+    assert 1.2 < product_us["l40"] / product_us["l40s"] < 1.6
+
+
 def test_a_precision_that_a_device_has_not_is_one_line():
     with pytest.raises(InputError, match="its peak in fp8 is not known"):
         OpCosts(device("dgx-a100-80"), "fp8")

@@ -21,6 +21,9 @@ PUBLIC = {  # parameters, and billions of multiply-adds of an image: torchvision
     "se-resnext101-32x4d": (48_955_416, 8.02),
 }
 
+# Added up layer by layer from NVIDIA/DeepLearningExamples: UNet_Industrial/model ("tinyUNet"), VNet/model, UNet_3D_Medical/model.
+EXAMPLES = {"unet-industrial": 1_850_305, "vnet": 3_599_747, "unet3d": 31_189_443}
+
 
 def multiply_adds(network, batch=1):
     return sum(op.forward_flops(block.sizes_at(batch, 1)) for block in network.blocks for op in block.ops) / 2
@@ -32,6 +35,11 @@ def test_a_network_has_its_public_parameters_and_multiply_adds(name, parameters,
     assert parameters_of(found) == parameters
     if billions is not None:
         assert multiply_adds(found) / 1e9 == pytest.approx(billions, rel=0.012)
+
+
+@pytest.mark.parametrize(("name", "parameters"), EXAMPLES.items())
+def test_a_segmentation_network_has_the_layers_of_its_source(name, parameters):
+    assert parameters_of(model(name)) == parameters
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -31,7 +31,9 @@ class Job:
         self.desk: Desk = pickle.loads(pickle.dumps(Desk(scheme, 2, goal, SILENT_S), 0))
         self.scheme = scheme
 
-    def tell(self, kind: int, worker: int, at_s: float, *, token: int = 0, scheme: Scheme | None = None, **more: float) -> list[Row]:
+    def tell(
+        self, kind: int, worker: int, at_s: float, *, token: int = 0, scheme: Scheme | None = None, **more: float
+    ) -> list[Row]:
         """The rows of both after a message."""
         job = job_number(scheme or self.scheme, 2)
         message = Message(kind=kind, worker=worker, token=token or worker + 1, job=job, **more)

@@ -1,7 +1,8 @@
-"""One MXNet worker that learns handwritten digits: ``kvstore_digits_job.py DIGITS STEP_S [STEPS] [--module]``; prints JSON lines.
+"""One MXNet worker that learns handwritten digits: ``kvstore_digits_job.py DIGITS STEP_S [STEPS]``; prints JSON lines.
 
 STEP_S has a number of seconds for each worker, as in ``0.02,0.04``. Without STEPS it trains until the job's target. With
-DPRO_SEARCH_SYNCHRONISATION=dist_sync it is the plain script, recorded alike, of STEPS steps: what the schemes are compared with.
+DPRO_SEARCH_SYNCHRONISATION=dist_sync it is the plain script of STEPS steps, recorded alike: what the schemes are compared with.
+``--module``: the older interface of MXNet; ``--impatient``: the job must begin within two seconds.
 """
 
 import json
@@ -14,7 +15,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from dpro_search.deploy.synchronisation import synchronise
+from dpro_search.deploy.synchronisation import kvstore, synchronise
 from dpro_search.deploy.synchronisation.pacing import Pacer
 from dpro_search.deploy.synchronisation.recording import RecordedCommit, write_record
 from dpro_search.errors import DproSearchError
@@ -116,7 +117,9 @@ def say(**facts):
 
 
 def main():
-    words = [word for word in sys.argv[1:] if word != "--module"]
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    if "--impatient" in sys.argv:
+        kvstore.START_S = 2.0
     digits, worker = dict(np.load(words[0])), int(os.environ["RANK"])
     pace = Pace(step_s=[float(each) for each in words[1].split(",")][worker], commit_s=0.004)
     steps = int(words[2]) if len(words) > 2 else None

@@ -7,6 +7,7 @@ in it. One more key is the desk (``kvstore_desk.py``).
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dpro_search.errors import InputError, JobError
 
 _BOUND = "MXNET_KVSTORE_BIGARRAY_BOUND"  # elements from which MXNet divides an array among the servers
 _ROLES = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_SERVER", "DMLC_NUM_WORKER")
+START_S = 120.0  # the scheduler, the servers and all workers must have started within it
 _opened = False
 
 
@@ -39,7 +41,7 @@ class Store:
         InputError
             The process has joined a job before.
         JobError
-            It was not started as a worker.
+            It was not started as a worker, or the scheduler does not let it in within `START_S` seconds.
         """
         global _opened
         if _opened:
@@ -56,7 +58,7 @@ class Store:
 
         _opened = True
         self._mx = mx
-        self._kv = mx.kv.create("dist_async")
+        self._kv = _connected()
         self.rank, self.workers = int(self._kv.rank), int(self._kv.num_workers)
         self._servers = int(os.environ["DMLC_NUM_SERVER"])
         self.updates: tuple[int, ...] = ()
@@ -111,3 +113,19 @@ class Store:
         """New arrays: MXNet receives what it pulls later in those that were pushed."""
         ends = np.cumsum(self._sizes)[:-1]
         return [self._mx.nd.array(np.append(part, np.float32(count))) for part in np.split(flat, ends)]
+
+
+def _connected() -> Any:
+    """The KVStore. ps-lite waits for ever where a process is missing, and for one that comes after the others have begun."""
+    import mxnet as mx
+
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(mx.kv.create("dist_async")), daemon=True)
+    thread.start()
+    thread.join(START_S)
+    if not found:
+        raise JobError(
+            f"synchronise: ps-lite did not let this worker in within {START_S:.0f} s: start the scheduler, all servers and all "
+            "workers; a worker that is started again later is not taken back"
+        )
+    return found[0]

@@ -26,9 +26,9 @@ SILENT_S = 10.0
 class Job:
     """Two workers whose messages arrive at a desk at given seconds."""
 
-    def __init__(self, scheme: Scheme, goal: Goal = Goal()) -> None:
-        # as MXNet sends it
-        self.desk: Desk = pickle.loads(pickle.dumps(Desk(scheme, 2, goal, SILENT_S), 0))
+    def __init__(self, scheme: Scheme, goal: Goal | None = None) -> None:
+        made = Desk(scheme, 2, goal or Goal(), SILENT_S)
+        self.desk: Desk = pickle.loads(pickle.dumps(made, 0))  # as MXNet sends it
         self.scheme = scheme
 
     def tell(

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dpro_search.deploy.parts.part import JobFacts
-from dpro_search.deploy.parts.synchronisation import synchronisation_part
+from dpro_search.deploy.parts.synchronisation import mxnet_synchronisation_part, synchronisation_part
 from dpro_search.deploy.synchronisation.server_worker import server_of
 from dpro_search.deploy.synchronisation.synchronise import _given_scheme, synchronise
 from dpro_search.errors import InputError, MissingCapabilityError
@@ -23,6 +23,15 @@ def test_the_library_reads_the_exported_file_and_a_plan_file(monkeypatch, tmp_pa
         monkeypatch.setenv("DPRO_SEARCH_SYNCHRONISATION", str(tmp_path / name))
         assert _given_scheme() == plan.synchronisation
     assert bool(part.setup) == scheme.startswith("ssp")  # only a parameter server needs Ray
+
+
+def test_an_mxnet_script_has_the_same_file_and_no_all_reduces():
+    plan = Plan.of(synchronisation="adsp(commits=2)")
+    part = mxnet_synchronisation_part(plan, JobFacts(framework="mxnet"))
+    assert part.files == synchronisation_part(plan, JobFacts()).files
+    assert "synchronise(net, trainer)" in part.script[0]
+    with pytest.raises(InputError, match="which MXNet's KVStore has not"):
+        mxnet_synchronisation_part(Plan.of(synchronisation="local-sgd(steps=4)"), JobFacts(framework="mxnet"))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"synchronisation": 3}'])

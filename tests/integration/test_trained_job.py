@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dpro_search.collect.launch.host_limits import HostLimits
-from dpro_search.collect.launch.ranks import JobSpec, run_ranks
+from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.errors import InputError, JobError
 from dpro_search.kinds import described_job, job_of, load_source
-from dpro_search.kinds.synchronised.real_runs import _engine, _environment
+from dpro_search.kinds.synchronised.real_runs import _environment, train
 from dpro_search.kinds.synchronised.recording import recorded_runs
 from dpro_search.space.plan import Plan
 from dpro_search.space.synchronisation import parse_scheme
@@ -34,9 +34,7 @@ def recorded(python: str, scheme: str, folder: Path, path: Path) -> None:
         "DPRO_SEARCH_LIMIT_S": "60",
     }
     folder.mkdir()
-    with _engine(parsed, python, env, folder) as found:
-        spec = JobSpec(command=(python, str(JOB)), ranks=WORKERS, env={**env, **found}, timeout_s=600)
-        run_ranks(spec, folder, [{"RANK": str(r), "WORLD_SIZE": str(WORKERS)} for r in range(WORKERS)])
+    train(JobSpec(command=(python, str(JOB)), ranks=WORKERS, env=env, timeout_s=600), folder, parsed, "pytorch")
 
 
 @pytest.fixture(scope="module")

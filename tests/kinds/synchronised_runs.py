@@ -51,7 +51,13 @@ def trained(scheme: str, paces: Sequence[Pace], goal: float = TARGET) -> _Traine
 
 
 def lines_of(
-    scheme: str, mix: str = MIX, *, run: str = "", target: float | None = TARGET, goal: float = TARGET
+    scheme: str,
+    mix: str = MIX,
+    *,
+    run: str = "",
+    target: float | None = TARGET,
+    goal: float = TARGET,
+    framework: str = "pytorch",
 ) -> list[dict[str, Any]]:
     """The lines of all workers of one run, as `deploy.synchronisation` writes them."""
     paces = parse_paces(mix, step_s=STEP_S, commit_s=COMMIT_S)
@@ -68,6 +74,7 @@ def lines_of(
                 "format": FORMAT,
                 "version": VERSION,
                 "run": run or scheme,
+                "framework": framework,
                 "scheme": scheme,
                 "worker": worker,
                 "workers": len(paces),

@@ -170,3 +170,27 @@ def test_recorded_runs_need_no_import(recording: Path, tmp_path: Path) -> None:
 def test_one_worker_is_refused(recording: Path) -> None:
     assert "one worker has nobody" in refusal("replay", recording, "--set", "ranks=1")
     assert "give one of them" in refusal("replay", recording, "--set", "ranks=2", "--set", "speeds=1:2")
+
+
+def test_a_job_of_mxnet_has_the_schemes_with_a_server_and_its_own_two_lines(tmp_path: Path) -> None:
+    schemes = ("bsp", "fixed-adacomm(steps=8)")
+    path = runs.recording(tmp_path / "runs.jsonl", *(runs.lines_of(scheme, framework="mxnet") for scheme in schemes))
+    refused = refusal("replay", path, "--set", "synchronisation=local-sgd(steps=4)")
+    assert "local-sgd uses all-reduces, which MXNet's KVStore has not" in refused
+    verb("run", path, "--trials", 60, "--out", tmp_path / "run")
+    found = verb("export", tmp_path / "run", "--target", "synchronisation", "--out", tmp_path / "tuned")
+    assert "synchronise(net, trainer)" in found["usage"]
+
+
+def test_runs_of_two_frameworks_are_no_job(tmp_path: Path) -> None:
+    two = (runs.lines_of("bsp"), runs.lines_of("asp", framework="mxnet"))
+    assert "has runs of mxnet and of pytorch" in refusal("replay", runs.recording(tmp_path / "runs.jsonl", *two))
+
+
+def test_a_line_without_a_framework_is_of_pytorch(recording: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in recording.read_text().splitlines()]
+    old = tmp_path / "old.jsonl"
+    old.write_text(
+        "".join(json.dumps({name: value for name, value in line.items() if name != "framework"}) + "\n" for line in lines)
+    )
+    assert load_source(old).framework == "pytorch"

@@ -1,14 +1,17 @@
-"""Target ``synchronisation``: a PyTorch job whose workers commit by a scheme, with `dpro_search.deploy.synchronisation`."""
+"""Target ``synchronisation``: a job whose workers commit by a scheme, with `dpro_search.deploy.synchronisation`."""
 
 from __future__ import annotations
 
 from dpro_search.deploy.parts.part import FOLDER, JobFacts, Part, Target, as_json
+from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from dpro_search.space.synchronisation import parse_scheme
 
+_IMPORT = "`from dpro_search.deploy.synchronisation import synchronise`, and "
+
 
 def synchronisation_part(plan: Plan, facts: JobFacts) -> Part:
-    """The scheme in a file, and the two lines that read it."""
+    """The scheme in a file, and the two lines of a PyTorch script that read it."""
     if plan.synchronisation is None:
         return Part()
     setup = (
@@ -17,15 +20,38 @@ def synchronisation_part(plan: Plan, facts: JobFacts) -> Part:
         else ()
     )
     return Part(
-        env={"DPRO_SEARCH_SYNCHRONISATION": f"{FOLDER}/synchronisation.json"},
-        files={"synchronisation.json": as_json({"version": 1, "synchronisation": plan.synchronisation})},
+        env=_ENV,
+        files=_files(plan.synchronisation),
         script=(
-            "`from dpro_search.deploy.synchronisation import synchronise`, and `sync = synchronise(model, optimizer)` after both "
-            "are made, in place of `DistributedDataParallel(model)`.",
+            f"{_IMPORT}`sync = synchronise(model, optimizer)` after both are made, in place of `DistributedDataParallel(model)`.",
             "`sync.step(loss)` in place of `optimizer.step()`.",
         ),
         setup=setup,
     )
+
+
+def mxnet_synchronisation_part(plan: Plan, facts: JobFacts) -> Part:
+    """The same of an MXNet script."""
+    if plan.synchronisation is None:
+        return Part()
+    if parse_scheme(plan.synchronisation).collective:
+        raise InputError(f"synchronisation: {plan.synchronisation} uses all-reduces, which MXNet's KVStore has not")
+    return Part(
+        env=_ENV,
+        files=_files(plan.synchronisation),
+        script=(
+            f"{_IMPORT}`sync = synchronise(net, trainer)` after both are made; the trainer has `kvstore=None`.",
+            "`sync.step(loss)` in place of `trainer.step(batch_size)`.",
+        ),
+        setup=("dpro-search must be importable where the servers run too (PYTHONPATH).",),
+    )
+
+
+_ENV = {"DPRO_SEARCH_SYNCHRONISATION": f"{FOLDER}/synchronisation.json"}
+
+
+def _files(scheme: str) -> dict[str, bytes]:
+    return {"synchronisation.json": as_json({"version": 1, "synchronisation": scheme})}
 
 
 SYNCHRONISATION = Target(
@@ -35,4 +61,11 @@ SYNCHRONISATION = Target(
     framework="pytorch",
     communicates=True,
     start="torchrun --max-restarts=0 --nproc-per-node N train.py",
+)
+MXNET_SYNCHRONISATION = Target(
+    name="synchronisation",
+    fields=("synchronisation",),
+    part=mxnet_synchronisation_part,
+    framework="mxnet",
+    communicates=True,
 )

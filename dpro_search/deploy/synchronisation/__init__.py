@@ -1,10 +1,10 @@
-"""Synchronisation schemes for a PyTorch job, in two lines:
+"""Synchronisation schemes for a PyTorch or MXNet job, in two lines:
 
     sync = synchronise(model, optimizer, "adsp")      # from dpro_search.deploy.synchronisation import synchronise
     ...
         sync.step(loss)                               # in place of optimizer.step()
 
-It needs torch, and Ray for the schemes with a parameter server. `README.md` in this folder says how jobs are started.
+PyTorch needs Ray for the schemes with a parameter server; MXNet has its own servers (KVStore). `README.md` in this folder says how jobs are started.
 """
 
 from dpro_search.deploy.synchronisation.synchronise import synchronise

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpro_search.deploy.synchronisation.group import Group, GroupChangedError
 from dpro_search.deploy.synchronisation.recording import RecordedCommit
+from dpro_search.deploy.synchronisation.torch_model import TorchModel
 from dpro_search.deploy.synchronisation.worker import Part, Worker
 from dpro_search.errors import InputError
 from dpro_search.space.synchronisation import Accumulation, Diloco, LocalSgd, LossWindow
@@ -46,12 +47,13 @@ _TAIL = len(_Tail._fields)
 class CollectiveWorker(Worker):
     """See `Synchronised` for the methods."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> None:
+    def __init__(self, model: TorchModel, part: Part) -> None:
         import torch
 
-        super().__init__(model, optimizer, part)
+        super().__init__(model, part)
+        self._model = model
         self._workers = part.workers
-        self._anchor = self._flat()
+        self._anchor = model.tensor()
         self._velocity = torch.zeros_like(self._anchor)
         self._gradients = torch.zeros_like(self._anchor)
         self._other_step_s: dict[int, float | None] = dict.fromkeys(range(part.workers))
@@ -65,13 +67,13 @@ class CollectiveWorker(Worker):
         self._begun = float(self._group.agreed("begun", repr(time.time())))  # on all workers: seconds of the common clock
         self._pacer.start(self._job_s)
 
-    def step(self, loss: Any = None) -> None:
+    def step(self, loss: Any = None, batch_size: int | None = None) -> None:
         if loss is None and self._part.goal.target_loss is not None:
             raise InputError("synchronise: a target loss was given: call step(loss)")
         if isinstance(self._scheme, Accumulation):
-            self._gradients += self._flat_gradients()
+            self._gradients += self._model.gradients()
         else:
-            self._optimizer.step()
+            self._model.update()
         self._stepped(loss)
         if self._steps >= self._local_steps():
             self._exchange()
@@ -130,7 +132,7 @@ class CollectiveWorker(Worker):
         accumulates = isinstance(self._scheme, Accumulation)
         step_s = torch.zeros(self._workers)
         step_s[self._worker] = self._step_s
-        change = self._gradients if accumulates else self._flat() - self._anchor
+        change = self._gradients if accumulates else self._model.tensor() - self._anchor
         late = self._stopped or self._part.goal.ends(self._job_s, None)
         tail = _Tail(
             parts=float(self._steps if accumulates else 1), losses=sum(self._losses), loss_steps=len(self._losses), late=float(late)
@@ -145,16 +147,16 @@ class CollectiveWorker(Worker):
         self._summed_count = tail.parts
         self._other_step_s = {worker: times[worker] for worker in self._group.members}
         if isinstance(self._scheme, Accumulation):
-            self._put(mean, gradients=True)
-            self._optimizer.step()
-            self._anchor = self._flat()
+            self._model.put_tensor(mean, gradients=True)
+            self._model.update()
+            self._anchor = self._model.tensor()
         elif isinstance(self._scheme, Diloco):
             self._velocity = self._scheme.outer_momentum * self._velocity - mean
             self._anchor = self._anchor - self._scheme.outer_lr * (self._scheme.outer_momentum * self._velocity - mean)
-            self._put(self._anchor)
+            self._model.put_tensor(self._anchor)
         else:
             self._anchor = self._anchor + mean
-            self._put(self._anchor)
+            self._model.put_tensor(self._anchor)
         self._round += 1
         if tail.loss_steps:
             self._job_loss.add(tail.losses / tail.loss_steps, round(tail.loss_steps))
@@ -171,7 +173,7 @@ class CollectiveWorker(Worker):
         elements = self._anchor.numel()
         if self._round > before or not self._joined:
             self._anchor, self._velocity = state[:elements].clone(), state[elements:].clone()
-            self._put(self._anchor)
+            self._model.put_tensor(self._anchor)
         self._joined = True
         self._other_step_s = dict.fromkeys(self._group.members)
         self._summed_count = float(len(self._group.members))

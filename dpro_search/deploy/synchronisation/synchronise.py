@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from dpro_search.deploy.synchronisation.worker import Part
 from dpro_search.errors import InputError
 from dpro_search.space.synchronisation import Goal, Pace, Scheme, parse_scheme
-
-if TYPE_CHECKING:
-    import torch
 
 SILENT_S = 10.0  # a worker that was not heard of for so long is not waited for
 
@@ -24,8 +23,16 @@ class Synchronised(Protocol):
     def running(self) -> bool:
         """Whether to go on; False once the job was told to stop."""
 
-    def step(self, loss: Any = None) -> None:
-        """Update the model locally, and commit when the scheme says so. Call it in place of ``optimizer.step()``."""
+    def step(self, loss: Any = None, batch_size: int | None = None) -> None:
+        """Update the model locally, and commit when the scheme says so. Call it in place of the optimiser's ``step``.
+
+        Parameters
+        ----------
+        loss
+            The training loss of the step, as a number or a tensor; of a Gluon block also one loss for each sample, [batch].
+        batch_size
+            What a Gluon trainer divides gradients by; None: the number of losses.
+        """
 
     def facts(self) -> dict[str, Any]:
         """What this worker did so far, as JSON takes it."""
@@ -35,8 +42,8 @@ class Synchronised(Protocol):
 
 
 def synchronise(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: Any,
+    optimizer: Any,
     scheme: str | Scheme | None = None,
     *,
     worker: int | None = None,
@@ -54,10 +61,12 @@ def synchronise(
 
     Parameters
     ----------
+    model, optimizer
+        PyTorch: a module and an optimiser. MXNet: a Gluon block and its trainer with ``kvstore=None``, or a `Module` and None.
     scheme
         Such as "ssp(staleness=3)"; None: that of the JSON file that `DPRO_SEARCH_SYNCHRONISATION` names, or of its text.
     worker, workers
-        Number of this worker, from 0, and of all; None: `RANK` and `WORLD_SIZE`.
+        Number of this worker, from 0, and of all; None: `RANK` and `WORLD_SIZE`, or those of ps-lite in an MXNet job.
     job
         Workers of one job give the same name.
     pace
@@ -80,32 +89,59 @@ def synchronise(
         The parameter server, or the store of the process group, is not there.
     """
     parsed = parse_scheme(_given_scheme() if scheme is None else scheme)
-    number = _of_environment("RANK") if worker is None else worker
-    count = _of_environment("WORLD_SIZE") if workers is None else workers
-    if count < 1 or not 0 <= number < count:
-        raise InputError(f"synchronise: worker {number} of {count}; workers are numbered from 0")
     goal = Goal(
         target_loss=_number_of("DPRO_SEARCH_TARGET_LOSS") if target_loss is None else target_loss,
         limit_s=_number_of("DPRO_SEARCH_LIMIT_S") if limit_s is None else limit_s,
     )
     path = os.environ.get("DPRO_SEARCH_RECORD") if record is None else record
-    part = Part(
-        scheme=parsed,
-        worker=number,
-        workers=count,
-        job=job,
-        silent_s=silent_s,
-        pace=pace,
-        goal=goal,
-        record=Path(path) if path else None,
-    )
+
+    part = partial(Part, scheme=parsed, job=job, silent_s=silent_s, pace=pace, goal=goal, record=Path(path) if path else None)
+    if _is_mxnet(model):
+        return _on_kvstore(model, optimizer, parsed, part, worker, workers)
+    number = _of_environment("RANK") if worker is None else worker
+    count = _of_environment("WORLD_SIZE") if workers is None else workers
+    own = part(worker=_checked(number, count), workers=count)
+    from dpro_search.deploy.synchronisation.torch_model import TorchModel
+
+    local = TorchModel(model, optimizer)
     if parsed.collective:
         from dpro_search.deploy.synchronisation.collective_worker import CollectiveWorker
 
-        return CollectiveWorker(model, optimizer, part)
+        return CollectiveWorker(local, own)
     from dpro_search.deploy.synchronisation.server_worker import ServerWorker
 
-    return ServerWorker(model, optimizer, part)
+    return ServerWorker(local, own)
+
+
+def _is_mxnet(model: Any) -> bool:
+    """Whether a model is MXNet's; imports no framework."""
+    return any(each.__module__.split(".")[0] == "mxnet" for each in type(model).__mro__)
+
+
+def _on_kvstore(
+    model: Any, optimizer: Any, scheme: Scheme, part: Callable[..., Part], worker: int | None, workers: int | None
+) -> Synchronised:
+    """A worker of an MXNet job; errors that need no ps-lite come before it starts, as it starts once in a process."""
+    from dpro_search.deploy.synchronisation.kvstore import Store
+    from dpro_search.deploy.synchronisation.kvstore_worker import KvstoreWorker
+    from dpro_search.deploy.synchronisation.mxnet_model import mxnet_model
+
+    if scheme.collective:
+        raise InputError(f"synchronise: {scheme.name} uses all-reduces, which MXNet's KVStore has not; take a scheme with a server")
+    local = mxnet_model(model, optimizer)
+    if worker is None and os.environ.get("RANK"):
+        worker = _of_environment("RANK")
+    store = Store()
+    if workers not in (None, store.workers):
+        raise InputError(f"synchronise: workers={workers}, but DMLC_NUM_WORKER={store.workers}")
+    own = part(worker=_checked(store.rank if worker is None else worker, store.workers), workers=store.workers)
+    return KvstoreWorker(local, own, store)
+
+
+def _checked(worker: int, workers: int) -> int:
+    if workers < 1 or not 0 <= worker < workers:
+        raise InputError(f"synchronise: worker {worker} of {workers}; workers are numbered from 0")
+    return worker
 
 
 def _given_scheme() -> str:

@@ -1,4 +1,4 @@
-"""`Worker`: what the workers of both engines have in common: flat parameters, pacing, counters, and a recording of the run."""
+"""`Worker`: what the workers of all engines have in common: pacing, counters, and a recording of the run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dpro_search.deploy.synchronisation.losses import number_of
+from dpro_search.deploy.synchronisation.local_model import LocalModel
 from dpro_search.deploy.synchronisation.pacing import Pacer
 from dpro_search.deploy.synchronisation.recording import RecordedCommit, write_record
 from dpro_search.space.synchronisation import Goal, Pace, Scheme
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +41,10 @@ class Part:
 class Worker(ABC):
     """See `Synchronised` for the methods. An engine sets `run`, and calls `_committed` at the end of each commit."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> None:
+    def __init__(self, model: LocalModel, part: Part) -> None:
         self.running = True
         self.run = ""  # one name for the run on all workers
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._optimizer, self._part, self._scheme, self._worker = optimizer, part, part.scheme, part.worker
+        self._local, self._part, self._scheme, self._worker = model, part, part.scheme, part.worker
         self._pacer = Pacer(part.pace)
         self._steps = self._all_steps = self._commits = 0  # steps: since the last commit
         self._losses: list[float] = []  # likewise
@@ -56,7 +52,7 @@ class Worker(ABC):
         self._recorded: list[RecordedCommit] = []
 
     @abstractmethod
-    def step(self, loss: Any = None) -> None:
+    def step(self, loss: Any = None, batch_size: int | None = None) -> None:
         """See `Synchronised`."""
 
     @abstractmethod
@@ -80,11 +76,12 @@ class Worker(ABC):
             write_record(
                 self._part.record,
                 run=self.run,
+                framework=self._local.framework,
                 scheme=str(self._scheme),
                 worker=self._worker,
                 workers=self._part.workers,
                 target_loss=self._part.goal.target_loss,
-                elements=sum(parameter.numel() for parameter in self._parameters),
+                elements=self._local.elements,
                 step_s=self._all_step_s / max(self._all_steps, 1),  # the mean
                 paced=self._part.pace is not None,
                 late_steps=self._pacer.late_steps,
@@ -95,7 +92,7 @@ class Worker(ABC):
     def _stepped(self, loss: Any) -> None:
         """Count a local step, which ends now."""
         if loss is not None:
-            self._losses.append(number_of(loss))
+            self._losses.append(self._local.loss(loss))
         self._steps += 1
         self._all_steps += 1
         self._step_s = self._pacer.end_step()
@@ -114,27 +111,3 @@ class Worker(ABC):
         self._waited_s += commit.waited_s
         self._steps, self._losses = 0, []
         self._pacer.begin_step()
-
-    def _flat(self) -> torch.Tensor:
-        import torch
-
-        return torch.cat([parameter.detach().reshape(-1).float() for parameter in self._parameters])
-
-    def _flat_gradients(self) -> torch.Tensor:
-        import torch
-
-        return torch.cat([torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) for p in self._parameters])
-
-    def _put(self, flat: torch.Tensor, *, gradients: bool = False) -> None:
-        """Parameters, or their gradients, from one tensor."""
-        import torch
-
-        place = 0
-        with torch.no_grad():
-            for parameter in self._parameters:
-                values = flat[place : place + parameter.numel()].view_as(parameter)
-                place += parameter.numel()
-                if gradients:
-                    parameter.grad = values.clone()
-                else:
-                    parameter.copy_(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dpro_search.collect.mxnet_assemble import FORMAT
 from dpro_search.deploy.parts.stores import MXNET
+from dpro_search.deploy.parts.synchronisation import MXNET_SYNCHRONISATION
 from dpro_search.kinds._store_kind import StoreKind
 
 
@@ -12,7 +13,7 @@ class KvstoreKind(StoreKind):
 
     title = "a job with parameter servers"
     formats = (FORMAT,)
-    targets = (MXNET,)
+    targets = (MXNET, MXNET_SYNCHRONISATION)
     job_name = "dpro_search.kinds.kvstore.job:Kvstore"
     launcher_names = ("dpro_search.collect.launchers.ps_lite:MXNET_KVSTORE",)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpro_search.deploy.parts.part import JobFacts
-from dpro_search.deploy.parts.synchronisation import SYNCHRONISATION
+from dpro_search.deploy.parts.synchronisation import MXNET_SYNCHRONISATION, SYNCHRONISATION
 from dpro_search.errors import InputError
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._kind import DescribedKind
@@ -19,18 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dpro_search.deploy.jobs import RecordedJob
+    from dpro_search.deploy.parts.part import Target
 
 
 class SynchronisedKind(DescribedKind[ShortRuns]):
     """Files of `synchronise(..., record=PATH)`."""
 
     title = "a job of workers of unequal speed"
-    targets = (SYNCHRONISATION,)
+    targets = (SYNCHRONISATION, MXNET_SYNCHRONISATION)
     job_name = "dpro_search.kinds.synchronised.job:SynchronisedJob"
     source_type = ShortRuns
 
     def read(self, path: Path) -> ShortRuns | None:
         return recorded_runs(path)
+
+    def targets_of(self, framework: str) -> tuple[Target, ...]:
+        return tuple(target for target in self.targets if target.framework == framework)
 
     def facts(self, source: ShortRuns) -> JobFacts:
         return JobFacts(framework=source.framework, ranks=source.workers)
@@ -40,7 +44,7 @@ class SynchronisedKind(DescribedKind[ShortRuns]):
             raise InputError("--paced: only of parallel jobs; workers are paced by their script, with synchronise(..., pace=...)")
         from dpro_search.kinds.synchronised.real_runs import trained_job
 
-        return trained_job(source, self.facts(source), run, command)
+        return trained_job(source, self.facts(source), self.targets_of(source.framework), run, command)
 
 
 KIND = SynchronisedKind()

@@ -65,7 +65,13 @@ class SynchronisedJob(Job):
         self.tensors = (whole,)  # a commit holds all
         facts = JobFacts(name=self.title, tensors=self.tensors, values={"synchronisation": str(today)})
         momentum = trainings.factors
-        self._which = WhichScheme(facts, workers=trainings.workers, longest_s=trainings.longest_s, momentum=momentum)
+        self._which = WhichScheme(
+            facts,
+            workers=trainings.workers,
+            longest_s=trainings.longest_s,
+            momentum=momentum,
+            collectives=source.framework != "mxnet",
+        )
         self.space = PlanSpace(facts, [self._which])
         self._found: dict[Scheme, TimeToLoss] = {}
 

@@ -15,13 +15,13 @@ import numpy as np
 import dpro_search
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.cpu_quota import hosts_with_quotas
+from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers, servers_of
 from dpro_search.collect.launch.ports import free_port
 from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_ranks
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import RecordedJob, Run
-from dpro_search.deploy.parts.part import JobFacts
-from dpro_search.deploy.parts.synchronisation import SYNCHRONISATION
+from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.deploy.synchronisation.recording import SEED_VARIABLE
 from dpro_search.deploy.targets import targets_for
 from dpro_search.deploy.trained_run import TrainedRun
@@ -36,6 +36,8 @@ from dpro_search.space.synchronisation import Scheme, parse_scheme
 
 _PATIENCE, _LEAST_PATIENCE_S = 5.0, 60.0  # time limit of a training: so many times the longest recorded one, and at least this
 _START_S = 300.0  # processes may take so long to start and to end
+# By framework, what its scripts import, and the environment of make_env.sh that has it.
+_NEEDS = {"pytorch": (("torch", "ray"), "synchronisation"), "mxnet": (("mxnet",), "mxnet")}
 _RAY = (
     "import ray, sys; head = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False); "
     "print('at', head.address_info['address'], flush=True); sys.stdin.read()"
@@ -82,11 +84,7 @@ class TrainedJob(RecordedJob):
                 "DPRO_SEARCH_RECORD": str(work / "records.jsonl"),
                 SEED_VARIABLE: str(seed),
             }
-            with _engine(scheme, self.spec.interpreter, env, work) as found:
-                spec = replace(self.spec, env={**env, **found}, timeout_s=limit_s + _START_S)
-                numbers = [{"RANK": str(r), "WORLD_SIZE": str(spec.ranks)} for r in range(spec.ranks)]
-                with hosts_with_quotas(spec.ranks, spec.limits) as hosts:
-                    run_ranks(spec, work, numbers, hosts=hosts)
+            train(replace(self.spec, env=env, timeout_s=limit_s + _START_S), work, scheme, self.facts.framework)
             record = self._kept(work / "records.jsonl", scheme)
         times_s, losses = record.curve
         reached = np.flatnonzero(losses <= self.target_loss)
@@ -129,16 +127,31 @@ class TrainedJob(RecordedJob):
         return found.runs[-1]
 
 
-def trained_job(source: ShortRuns, facts: JobFacts, run: Path, command: Sequence[str]) -> TrainedJob:
+def train(spec: JobSpec, folder: Path, scheme: Scheme, framework: str | None) -> None:
+    """Run all workers of a job to their end, and what they meet at: servers of ps-lite for MXNet, else a Ray or a store."""
+    places = [{"RANK": str(rank), "WORLD_SIZE": str(spec.ranks)} for rank in range(spec.ranks)]
+    if framework == "mxnet":
+        if spec.limits:
+            raise InputError("--host-cpus, --host-change: only workers of PyTorch jobs can have quotas; pace those of MXNet")
+        servers = ServerSpec(count=servers_of(os.environ, workers=1), worker_env=places.__getitem__)
+        run_with_servers(spec, folder, servers)
+        return
+    engine, quotas = _engine(scheme, spec.interpreter, spec.env, folder), hosts_with_quotas(spec.ranks, spec.limits)
+    with engine as found, quotas as hosts:
+        run_ranks(replace(spec, env={**spec.env, **found}), folder, places, hosts=hosts)
+
+
+def trained_job(source: ShortRuns, facts: JobFacts, targets: tuple[Target, ...], run: Path, command: Sequence[str]) -> TrainedJob:
     """The job of some recorded runs as a search's run folder has it, with `command` for each worker; `InputError` without one."""
     if not command:
         raise InputError("the recording has no command of the job: write it after '--', like '-- python train.py'")
     searched = searched_job(SynchronisedJob.of(source, PlanOptions()), read_run(run))
     assert isinstance(searched, SynchronisedJob)
     spec = JobSpec(command=tuple(command), ranks=source.workers, env=_environment(searched.today))
-    require_framework(spec.interpreter, ("torch", "ray"), "synchronisation")
+    needed, environment = _NEEDS[source.framework]
+    require_framework(spec.interpreter, needed, environment)
     return TrainedJob(
-        targets=(SYNCHRONISATION,),
+        targets=targets,
         spec=spec,
         facts=facts,
         rate_bps=None,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     run: str
+    framework: Literal["pytorch", "mxnet"] = "pytorch"  # lines without one are older than the second framework
     scheme: str
     worker: int
     workers: int
@@ -55,6 +57,7 @@ class RecordedRun:
     """
 
     name: str
+    framework: str
     scheme: Scheme
     workers: int
     seed: str | None
@@ -145,9 +148,12 @@ def recorded_runs(path: Path) -> ShortRuns | None:
     warnings = [w for run in runs if (w := _missing(run)) is not None]
     if late > 0.02:
         warnings.append(f"{late:.0%} of the paced steps were late: the machine was too slow for the pace, or did something else")
+    frameworks = sorted({run.framework for run in runs})
+    if len(frameworks) > 1:
+        raise InputError(f"{path}: has runs of {' and of '.join(frameworks)}; put those of one framework into a file")
     schemes = ", ".join(dict.fromkeys(str(run.scheme) for run in runs))
     return ShortRuns(
-        framework="pytorch",
+        framework=frameworks[0],
         provenance=(("recorded runs", f"{len(runs)}: {schemes}"), ("workers", str(runs[0].workers))),
         warnings=tuple(warnings),
         runs=runs,
@@ -193,6 +199,7 @@ def _run(lines: Sequence[_Line], where: str) -> RecordedRun:
     columns = np.array([row[:4] for row in rows], dtype=float).T
     return RecordedRun(
         name=first.run,
+        framework=first.framework,
         scheme=scheme,
         workers=first.workers,
         seed=first.seed,

@@ -35,13 +35,26 @@ class WhichScheme(Knob):
     name = "synchronisation"
     fields = ("synchronisation",)
 
-    def __init__(self, job: JobFacts, *, workers: int, longest_s: float, momentum: Collection[str]) -> None:
-        """The schemes of a job; `momentum`: texts of those with an outer momentum of which a run is there."""
+    def __init__(
+        self, job: JobFacts, *, workers: int, longest_s: float, momentum: Collection[str], collectives: bool = True
+    ) -> None:
+        """The schemes of a job.
+
+        Parameters
+        ----------
+        momentum
+            Texts of those with an outer momentum of which a run is there.
+        collectives
+            Whether there is an engine for those without a parameter server.
+        """
         super().__init__(job)
+        self._collectives = collectives
         self._workers, self._longest_s, self._momentum = workers, longest_s, momentum
 
     def legal(self, plan: Plan) -> str | None:
         scheme = parse_scheme(plan.synchronisation or str(self.job.values["synchronisation"]))
+        if scheme.collective and not self._collectives:
+            return f"synchronisation: {scheme.name} uses all-reduces, which MXNet's KVStore has not"
         if isinstance(scheme, Diloco) and str(scheme) not in self._momentum:
             return f"synchronisation: what the outer momentum of {scheme} does to the job is not known: record a short run of it"
         return None
@@ -62,6 +75,8 @@ class WhichScheme(Knob):
         yield from (FixedAdacomm(steps=n) for n in _STEPS)
         adapt_s = float(f"{self._longest_s / _ADAPTATIONS:.2g}")
         yield from (Adacomm(steps=n, adapt_s=adapt_s) for n in _STEPS)
+        if not self._collectives:
+            return
         yield from (LocalSgd(steps=n) for n in _STEPS)
         yield from (Accumulation(batches=n * self._workers) for n in _MICRO_BATCHES)
         yield from (parse_scheme(text) for text in sorted(self._momentum))

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.deploy.kept_rounds import RoundsFile
 from dpro_search.deploy.validate import validate
 from dpro_search.space.plan import Plan
@@ -27,7 +28,7 @@ class Interrupted(FakeJob):
 
 
 def rounds_file(folder, *, command=COMMAND, plans=(FAST, SLOW), warmup=5):
-    job = SimpleNamespace(spec=SimpleNamespace(command=command, ranks=2), rate_bps=1e9, shaped=True, paced=None)
+    job = SimpleNamespace(spec=JobSpec(command=command, ranks=2), rate_bps=1e9, shaped=True, paced=None)
     return RoundsFile(folder, job, plans, warmup)
 
 

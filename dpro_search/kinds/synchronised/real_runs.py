@@ -137,7 +137,7 @@ def train(spec: JobSpec, folder: Path, scheme: Scheme, framework: str | None) ->
         run_ranks(replace(spec, env={**spec.env, **found}), folder, places)
 
 
-def trained_job(source: ShortRuns, facts: JobFacts, targets: Sequence[Target], run: Path, command: Sequence[str]) -> TrainedJob:
+def trained_job(source: ShortRuns, facts: JobFacts, targets: tuple[Target, ...], run: Path, command: Sequence[str]) -> TrainedJob:
     """The job of some recorded runs as a search's run folder has it, with `command` for each worker; `InputError` without one."""
     if not command:
         raise InputError("the recording has no command of the job: write it after '--', like '-- python train.py'")

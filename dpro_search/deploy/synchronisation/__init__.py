@@ -4,7 +4,8 @@
     ...
         sync.step(loss)                               # in place of optimizer.step()
 
-PyTorch needs Ray for the schemes with a parameter server; MXNet has its own servers (KVStore). `README.md` in this folder says how jobs are started.
+PyTorch needs Ray for the schemes with a parameter server; MXNet has its own servers (KVStore). `README.md` in this folder says how
+jobs are started.
 """
 
 from dpro_search.deploy.synchronisation.synchronise import synchronise

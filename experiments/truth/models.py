@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from dpro_search.errors import InputError
 from dpro_search.graph.model import (
@@ -64,7 +65,7 @@ NNUNET_2D_BATCH = 16  # Batches of nnU-Net's examples: 32 and more of slices, at
 DROPOUT = 0.1  # Default of Megatron-LM, and of GPT-2, OPT and BERT in Hugging Face's library.
 T5_LAYERS, T5_WIDE, T5_WIDE_LAYERS, T5_HEAD = 12, 4096, 24, 64
 # Multi-head latent attention of Megatron-LM's test (model_config.yaml): of a head's 24 dims 8 are rotated.
-LATENT = {"head_dim": 16 + 8, "value_dim": 16, "query_rank": 192, "kv_rank": 64, "rotary_dim": 8}
+LATENT = Attention(heads=1, kv_heads=1, head_dim=16 + 8, value_dim=16, query_rank=192, kv_rank=64, rotary_dim=8)
 T5_VOCABULARY = 28996 + 100  # BERT's with case, and the ids that mark spans
 # Vocabularies of tokenizers, for rows that do not give them.
 GPT2_VOCABULARY, BERT_VOCABULARY, LLAMA_VOCABULARY = 50257, 30522, 32000
@@ -109,7 +110,7 @@ def _described(row: Row) -> Architecture:
     bias = old and not re.search(r"disable_bias|swiglu", kind)
     attention = Attention(heads=heads, kv_heads=row.whole("kv_heads", heads), head_dim=hidden // heads, bias=bias, causal=not bert)
     if golden and kind.endswith(("_mla", "_mla_1node")):
-        attention = Attention(heads=heads, kv_heads=heads, causal=True, **LATENT)
+        attention = replace(LATENT, heads=heads, kv_heads=heads)
     width = row.whole("ffn_hidden", 4 * hidden)
     count = row.whole("experts", 0)
     feed_forward: FeedForward | Experts = FeedForward(hidden=width, gated=gated, bias=bias)

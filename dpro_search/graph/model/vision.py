@@ -291,7 +291,8 @@ def industrial_unet(name: str) -> Network:
         wider = net.upsampled(x, tuple(2 * size for size in x.extent))
         return net.activation(net.conv(wider, channels, 2, padding=0, bias=True))
 
-    x, skips = Tensor("", 1, (512, 512)), []
+    x = Tensor("", 1, (512, 512))
+    skips: list[Tensor] = []
     for level, wide in enumerate((32, 32, 64, 128)):
         skips.append(activated(net.open(f"down{level}", x), wide, wide))
         x = net.pool(skips[-1])

@@ -121,6 +121,17 @@ def test_another_file_is_refused_in_one_line(tmp_path, data, said):
     assert said in str(found.value)
 
 
+def test_a_tensor_that_grows_in_a_way_that_is_not_known_is_refused(graph, tmp_path):
+    path = tmp_path / "graph.json"
+    first, *others = graph.plain.ops
+    tensor = msgspec.structs.replace(first.outputs[0], grows="P")
+    op = msgspec.structs.replace(first, outputs=(tensor, *first.outputs[1:]))
+    damaged = msgspec.structs.replace(graph, plain=msgspec.structs.replace(graph.plain, ops=(op, *others)))
+    path.write_bytes(msgspec.json.encode(damaged))
+    with pytest.raises(InputError, match=r"Expected `str` matching regex .* at `\$\.plain\.ops\[0\]"):
+        read_graph(path)
+
+
 def test_a_written_graph_is_read_as_it_was(graph, tmp_path):
     path = tmp_path / "graph.json"
     path.write_bytes(written_graph(graph))

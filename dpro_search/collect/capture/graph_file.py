@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,6 +14,7 @@ from dpro_search.errors import InputError
 VERSION = 1
 GROWTH = {".": (0, 0), "b": (1, 0), "s": (0, 1), "x": (1, 1), "q": (0, 2), "y": (1, 2)}
 """Powers of batch and sequence with which a dim grows, by letter."""
+Growth = Annotated[str, msgspec.Meta(pattern=f"^[{''.join(GROWTH)}]*$")]
 
 
 class Phase(IntEnum):
@@ -30,7 +31,7 @@ class CapturedTensor(msgspec.Struct, array_like=True, frozen=True):
     storage: int  # Tensors that share memory have one number.
     shape: tuple[int, ...]
     dtype: str
-    grows: str = ""  # A letter of `GROWTH` for each dim; empty: not known.
+    grows: Growth = ""  # A letter of `GROWTH` for each dim; empty: not known.
 
     @property
     def powers(self) -> tuple[int, int]:

@@ -132,6 +132,13 @@ def test_a_tensor_that_grows_in_a_way_that_is_not_known_is_refused(graph, tmp_pa
         read_graph(path)
 
 
+def test_a_product_of_one_matrix_is_refused(graph):
+    ops = tuple(msgspec.structs.replace(op, inputs=op.inputs[:1]) if op.name == "aten::mm" else op for op in graph.plain.ops)
+    damaged = msgspec.structs.replace(graph, plain=msgspec.structs.replace(graph.plain, ops=ops))
+    with pytest.raises(InputError, match="aten::mm reads 1 tensors, not 2: capture it again"):
+        captured_model(damaged)
+
+
 def test_a_written_graph_is_read_as_it_was(graph, tmp_path):
     path = tmp_path / "graph.json"
     path.write_bytes(written_graph(graph))

@@ -11,7 +11,7 @@ from dpro_search.collect.capture.graph_file import Parameter
 from dpro_search.errors import InputError
 from dpro_search.graph.captured.blocks import BlockMaker
 from dpro_search.graph.captured.flow import Flow, flow_of, segments_of
-from dpro_search.graph.captured.regions import Regions, is_matmul, regions_of
+from dpro_search.graph.captured.regions import Regions, is_matmul, least_inputs, regions_of
 from dpro_search.graph.model import Block, CapturedModel
 
 
@@ -21,9 +21,12 @@ def captured_model(graph: CapturedGraph) -> CapturedModel:
     Raises
     ------
     InputError
-        The step has too few ops.
+        The step has too few ops, or an op has not what its kind reads.
     """
     flow = flow_of(graph)
+    for op in flow.ops.values():
+        if len(op.inputs) < least_inputs(op):
+            raise InputError(f"{graph.model}: {op.name} reads {len(op.inputs)} tensors, not {least_inputs(op)}: capture it again")
     if len(flow.ops) < 2:
         raise InputError(f"{graph.model}: the captured step has {len(flow.ops)} ops, too few to make blocks of")
     segments, uncut = segments_of(flow, graph.plain.units)

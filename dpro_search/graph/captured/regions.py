@@ -25,6 +25,11 @@ def is_matmul(op: CapturedOp) -> bool:
     return op.name in MATMULS
 
 
+def least_inputs(op: CapturedOp) -> int:
+    """How many tensors an op of its kind reads at least."""
+    return 3 if "scaled_dot_product" in op.name else 2 if is_matmul(op) or op.name == "aten::convolution" else 0
+
+
 def regions_of(flow: Flow, segment: Sequence[int], layouts: Mapping[str, str]) -> Regions:
     """Of one block. Where what is split meets what is not, other than in a linear layer split by rows, nothing is split."""
     inside = set(segment)

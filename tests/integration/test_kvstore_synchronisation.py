@@ -108,7 +108,7 @@ def test_adsp_commits_equally_often_and_reaches_the_loss_before_dist_sync(job: J
 
 
 def test_recorded_runs_are_searched_and_the_best_scheme_is_trained(job: Job, tmp_path: Path) -> None:
-    goal = {"DPRO_SEARCH_TARGET_LOSS": "1.2", "DPRO_SEARCH_LIMIT_S": "120"}
+    goal = {"DPRO_SEARCH_TARGET_LOSS": "0.4", "DPRO_SEARCH_LIMIT_S": "120"}
     for scheme in ("bsp", "fixed-adacomm(steps=4)"):
         job.train(scheme, (0.02, 0.04), **goal)
     recording = tmp_path / "runs.jsonl"
@@ -117,10 +117,10 @@ def test_recorded_runs_are_searched_and_the_best_scheme_is_trained(job: Job, tmp
     source = load_source(recording)
     command = (job.python, str(JOB), str(job.digits), "0.02,0.04")
     found = described_job(source, job_of(source), tmp_path / "run", command)
-    found.run(plan, warmup=0, timeout_s=60.0)
+    found.run(plan, warmup=0, timeout_s=120.0)
     (trained,) = found.trained()
     assert trained.synchronisation == plan.synchronisation
-    assert trained.final_loss <= 1.2
+    assert trained.final_loss <= 0.4
 
 
 def test_servers_without_dpro_search_are_named_in_one_line(job: Job) -> None:

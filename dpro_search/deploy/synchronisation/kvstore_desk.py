@@ -1,8 +1,8 @@
 """`Desk`: the `Ledger` of a job behind one key of a KVStore, which holds numbers: messages are pushed to it, replies pulled.
 
 The key's value is one row of replies for each worker. A pushed value begins with a `Message`; the updater on the server writes all
-rows anew (``kvstore_updates.py``). A worker whose message is answered finds its token and its commit's number in its row. Servers
-keep float32, whatever is pushed: whole numbers are exact to `LARGEST`.
+rows anew (``kvstore_updates.py``). A worker whose message is answered finds its commit's number in its row. Servers keep float32,
+whatever is pushed: whole numbers are exact to `LARGEST`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class Message(NamedTuple):
     ----------
     kind
         JOIN, COMMIT, BEAT or LEAVE.
-    token
-        A number of the process: one that was started again has another.
     job
         `job_number` of the scheme and the workers that it expects.
     sequence, steps, loss, step_s, commit_s
@@ -42,7 +40,6 @@ class Message(NamedTuple):
 
     kind: float
     worker: float
-    token: float
     job: float
     sequence: float = 0
     steps: float = 0
@@ -61,8 +58,10 @@ class Row(NamedTuple):
         Says that the servers run dpro-search.
     job
         `job_number` of the job that the servers run.
-    token, sequence
-        Of the message that this row answers: of the worker's newest start, 0 after a join.
+    sequence
+        Of the newest commit that was answered; 0 after a join.
+    doubled
+        Whether two processes joined as this worker.
     order_steps, order_seconds, job_s, time_s, weight, behind_steps, stop
         See `Reply`; nan stands for None.
     run_high, run_low
@@ -73,8 +72,8 @@ class Row(NamedTuple):
 
     mark: float = _MARK
     job: float = 0
-    token: float = 0
     sequence: float = -1
+    doubled: float = 0
     order_steps: float = math.nan
     order_seconds: float = math.nan
     incarnation: float = 0
@@ -94,14 +93,8 @@ class Row(NamedTuple):
         """Whether a desk wrote it; else the servers do something else with what is pushed."""
         return self.mark == _MARK
 
-    def answers(self, token: float, sequence: int) -> bool:
-        """Whether it is the reply to commit `sequence` (0: to the join) of a process, or says that another took its place."""
-        if self.token == token:
-            return self.sequence == sequence
-        return sequence > 0
-
-    def reply(self, parameters: Any, waited_s: float, *, token: float) -> Reply:
-        """What it says to the worker's process of a token."""
+    def reply(self, parameters: Any, waited_s: float) -> Reply:
+        """What it says to the worker."""
         return Reply(
             parameters=parameters,
             order=Order(steps=_whole(self.order_steps), seconds=_given(self.order_seconds)),
@@ -110,7 +103,6 @@ class Row(NamedTuple):
             waited_s=waited_s,
             applied=Applied(self.time_s, self.weight, self.behind_steps),
             run=f"{int(self.run_high):06x}{int(self.run_low):06x}",
-            replaced=self.token != token,
             stop=bool(self.stop),
         )
 
@@ -124,7 +116,7 @@ class Desk:
         self._job, self._workers, self._silent_s = job_number(scheme, workers), workers, silent_s
         self._begun: float | None = None
         self._rows = [Row(job=self._job)] * workers
-        self._tokens: dict[int, float] = {}
+        self._doubled: set[int] = set()
         self._open: dict[int, int] = {}  # commits, or 0 for a join, that wait for their reply, by worker
         self._left: set[int] = set()
 
@@ -142,12 +134,11 @@ class Desk:
     def _take(self, message: Message, worker: int, clock_s: float) -> None:
         coordinator, now_s = self._ledger.coordinator, self._now(clock_s)
         if message.kind == JOIN:
-            self._ledger.heard(worker, clock_s)
+            if worker in coordinator.members:
+                self._doubled.add(worker)
+                return
             coordinator.join(worker, now_s)
-            self._tokens[worker], self._open[worker] = message.token, 0
-            self._left.discard(worker)
-        if message.token != self._tokens.get(worker):
-            return  # of a process that a later start has replaced
+            self._open[worker] = 0
         self._ledger.heard(worker, clock_s)
         if message.kind == COMMIT:
             self._ledger.commit(
@@ -179,7 +170,6 @@ class Desk:
             reply = self._ledger.reply(worker, incarnation, None, now_s=self._now(clock_s), waited_s=0.0)
             self._rows[worker] = Row(
                 job=self._job,
-                token=self._tokens[worker],
                 sequence=sequence,
                 order_steps=_number(reply.order.steps),
                 order_seconds=_number(reply.order.seconds),
@@ -199,7 +189,7 @@ class Desk:
         active, joined = members.active, members.all
         counts = {"active": len(active), "lost": len(joined.keys() - active.keys() - self._left)}
         rows = [
-            row._replace(**counts, commits=joined[worker].commits if worker in joined else 0)
+            row._replace(**counts, doubled=worker in self._doubled, commits=joined[worker].commits if worker in joined else 0)
             for worker, row in enumerate(self._rows)
         ]
         table = np.zeros(desk_size(self._workers), dtype=np.float32)

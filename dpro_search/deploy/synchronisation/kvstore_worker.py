@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import secrets
 import time
 from typing import Any
 
@@ -14,7 +13,6 @@ from dpro_search.deploy.synchronisation.kvstore_desk import (
     BEAT,
     COMMIT,
     JOIN,
-    LARGEST,
     LEAVE,
     Desk,
     Message,
@@ -41,10 +39,9 @@ class KvstoreWorker(ServedWorker):
     def __init__(self, model: LocalModel, part: Part, store: Store) -> None:
         super().__init__(model, part)
         self._store = store
-        self._token = secrets.randbelow(LARGEST) + 1
         self._free = isinstance(part.scheme, Asp | Adsp)  # nobody waits: the model may lack what is just being added
         self._told_at = time.monotonic()
-        self._left = False
+        self._left = self._refused = False
         self._begin()
 
     def step(self, loss: Any = None, batch_size: int | None = None) -> None:
@@ -65,7 +62,7 @@ class KvstoreWorker(ServedWorker):
         self._check(self._row())
         atexit.register(self._part_ways)
         row, _ = self._answer(0)
-        return row.reply(self._store.pull(), 0.0, token=self._token)
+        return row.reply(self._store.pull(), 0.0)
 
     def _send(self, update: Flat, told: Told) -> Reply:
         weight = 1.0 / self._active
@@ -74,14 +71,15 @@ class KvstoreWorker(ServedWorker):
         given = {name: value for name, value in told._asdict().items() if value is not None}
         self._tell(COMMIT, sequence=self._sequence, weight=weight, **given)
         row, waited_s = self._answer(self._sequence)
-        return row.reply(self._store.pull() if model is None else model, waited_s, token=self._token)
+        return row.reply(self._store.pull() if model is None else model, waited_s)
 
     def _answer(self, sequence: int) -> tuple[Row, float]:
         """The row that answers a message, and how long the scheme let the worker wait for it."""
         row = self._row()
         begun = now = time.monotonic()
         look_s = _FIRST_LOOK_S
-        while not row.answers(self._token, sequence):
+        while row.sequence != sequence:
+            self._check(row)
             time.sleep(look_s)
             look_s = min(2 * look_s, _LONGEST_LOOK_S)
             self._beat()
@@ -97,6 +95,8 @@ class KvstoreWorker(ServedWorker):
 
     def _part_ways(self) -> None:
         """Wait until all others have left or are lost: ps-lite ends a job when all of its workers end."""
+        if self._refused:
+            return
         self._leave()
         row = self._row()
         while row.active:
@@ -107,13 +107,18 @@ class KvstoreWorker(ServedWorker):
             self._store.end_without_the_others()
 
     def _check(self, row: Row) -> None:
-        """Raise an error if this worker's row is not of the desk of its job."""
+        """Raise an error where this worker's row is not of the desk of its job, or is another process's too."""
+        problem: Exception | None = None
         if not row.is_of_a_desk:
+            problem = JobError("synchronise: the parameter servers cannot import dpro_search: install it there, or set PYTHONPATH")
+        elif row.job != job_number(self._scheme, self._part.workers):
+            problem = InputError(f"synchronise: the servers run another scheme than {self._scheme}, which this worker gives")
+        elif row.doubled:
+            problem = InputError(f"synchronise: two processes are worker {self._worker}; see RANK, or worker=")
+        if problem is not None:
+            self._refused = True
             self._store.end_without_the_others()
-            raise JobError("synchronise: the parameter servers cannot import dpro_search: install it there, or set PYTHONPATH")
-        if row.job != job_number(self._scheme, self._part.workers):
-            self._store.end_without_the_others()
-            raise InputError(f"synchronise: the servers run another scheme than {self._scheme}, which this worker gives")
+            raise problem
 
     def _beat(self) -> None:
         """A sign of life, where the last one is old."""
@@ -126,4 +131,4 @@ class KvstoreWorker(ServedWorker):
     def _tell(self, kind: int, **more: float) -> None:
         self._told_at = time.monotonic()
         job = job_number(self._scheme, self._part.workers)
-        self._store.tell(Message(kind=kind, worker=self._worker, token=self._token, job=job, **more))
+        self._store.tell(Message(kind=kind, worker=self._worker, job=job, **more))

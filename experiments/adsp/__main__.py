@@ -78,7 +78,7 @@ def _all(arguments: argparse.Namespace) -> None:
     common: dict[str, object] = {"seeds": arguments.seeds, "workload": []}
     _measure(argparse.Namespace(out=measured, only=["calibration", "convergence"], **common))
     _kills(argparse.Namespace(out=arguments.folder / "kills.jsonl", kills=30))
-    _measure(argparse.Namespace(out=measured, only=["heterogeneity"], **{**common, "seeds": 1}))
+    _measure(argparse.Namespace(out=measured, only=["heterogeneity", "picked"], **{**common, "seeds": min(arguments.seeds, 3)}))
     if not arguments.measured_only:
         _emulate(argparse.Namespace(out=emulated, only=[], **common))
 

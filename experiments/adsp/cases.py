@@ -90,11 +90,20 @@ def _swept(experiment: str, changes: Iterable[tuple[str, dict[str, object]]], sc
         yield replace(case, **change)
 
 
-def _heterogeneity() -> Iterable[Case]:
-    """Degree: mean speed by smallest speed."""
+def _mixes() -> list[tuple[str, dict[str, object]]]:
+    """By degree: mean speed by smallest speed."""
     mixes = ("1:1:1:1", "1:1:1.5:2", "1:1:2:3", "1:1:3:5", "1:1:5:9")
     degrees = [sum(map(float, mix.split(":"))) / 4 for mix in mixes]
-    return _swept("heterogeneity", [(f"{degree:g}", {"speeds": mix}) for degree, mix in zip(degrees, mixes, strict=True)])
+    return [(f"{degree:g}", {"speeds": mix}) for degree, mix in zip(degrees, mixes, strict=True)]
+
+
+def _heterogeneity() -> Iterable[Case]:
+    return _swept("heterogeneity", _mixes())
+
+
+def _picked() -> Iterable[Case]:
+    """Schemes among which `search` picks on these mixes, beside those of the experiment before."""
+    return _swept("picked", _mixes(), ("fixed-adacomm(steps=32)", "adsp(commits=1)", "adsp(commits=2)"))
 
 
 def _workers() -> Iterable[Case]:
@@ -128,6 +137,7 @@ EXPERIMENTS = {
     "convergence": _convergence,
     "calibration": _calibration,
     "heterogeneity": _heterogeneity,
+    "picked": _picked,
     "workers": _workers,
     "delay": _delay,
     "batch": _batch,

@@ -12,7 +12,7 @@ from dpro_search.space.synchronisation import parse_scheme
 from experiments.adsp.journal import Journal
 from experiments.adsp.predicted import comparison
 
-_SWEEPS = ("heterogeneity", "workers", "delay", "batch", "changing speed", "search", "quotas")
+_SWEEPS = ("heterogeneity", "picked", "workers", "delay", "batch", "changing speed", "search", "quotas")
 
 
 def tables(journal: Journal) -> Iterator[str]:

@@ -79,6 +79,8 @@ def _all(arguments: argparse.Namespace) -> None:
     _measure(argparse.Namespace(out=measured, only=["calibration", "convergence"], **common))
     _kills(argparse.Namespace(out=arguments.folder / "kills.jsonl", kills=30))
     _measure(argparse.Namespace(out=measured, only=["heterogeneity", "picked"], **{**common, "seeds": min(arguments.seeds, 3)}))
+    sweeps = ["workers", "delay", "batch", "changing", "search"]
+    _measure(argparse.Namespace(out=measured, only=sweeps, **{**common, "seeds": 1}))
     if not arguments.measured_only:
         _emulate(argparse.Namespace(out=emulated, only=[], **common))
 

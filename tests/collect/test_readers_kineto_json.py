@@ -1,6 +1,7 @@
 """Kineto files in all spellings, in pieces, damaged and cut off."""
 
 import gzip
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -151,6 +152,18 @@ def test_a_wrong_brace_comma_or_quote_costs_its_record(tmp_path, mark, wrong):
     for shift in range(3):
         at = data.index(mark.encode(), len(data) // 3) + shift
         assert records_lost(path, data[:at] + wrong.encode() + data[at + 1 :], whole) <= 2
+
+
+def test_a_block_of_zeros_that_joins_two_records_is_told(tmp_path):
+    """From one's time to another's: with blanks in place of zeros it would be one record of valid JSON."""
+    path = small_job(steps=20).write(tmp_path / "trace.json")
+    data, whole = path.read_bytes(), len(read_kineto_file(path))
+    times = [match.start() for match in re.finditer(b'"ts"', data)]
+    first, last = times[len(times) // 2], times[len(times) // 2 + 4]
+    path.write_bytes(data[:first] + bytes(last - first) + data[last:])
+    found = read_kineto_file(path)
+    assert whole - 5 <= len(found) < whole
+    assert any("damaged" in reason for reason in found.dropped)
 
 
 def test_a_damaged_name_of_the_list_costs_the_fields_beside_it_only(tmp_path):

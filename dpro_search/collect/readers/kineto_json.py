@@ -213,7 +213,7 @@ class JsonRecords(Generic[Record]):
 def _mended(text: bytes) -> bytes:
     """Text of a profiler that writes what is not JSON."""
     text = text.decode("utf-8", "replace").encode()
-    text = re.sub(rb"[\x00-\x1f]", b" ", text)
+    text = re.sub(rb"[\x01-\x1f]", b" ", text)  # no NUL: a block of zeros would join the records around it to one
     text = _BACKSLASH.sub(lambda match: match[1] or b"\\\\", text)
     return _NOT_JSON_NUMBER.sub(b"null", text)
 

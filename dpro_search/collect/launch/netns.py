@@ -84,7 +84,7 @@ class ShapedHosts:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._made.__exit__(kind, error, trace)
+        self.close()
 
     def _create(self) -> None:
         bridge = f"{self._tag}b"

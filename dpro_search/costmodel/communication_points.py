@@ -13,6 +13,7 @@ import numpy as np
 
 from dpro_search.collect.communication.backends import LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
+from dpro_search.collect.hooks.dpro_search_all_reduce.choice import OF_LIBRARY
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Trace
 from dpro_search.costmodel.collectives import HIERARCHY, Algorithm, Points
@@ -129,8 +130,8 @@ def algorithms_of(backend: str, algorithm: str) -> tuple[Algorithm, ...]:
     if backend in _STORES:
         return (Algorithm.PARAMETER_SERVER,)
     if backend in LIBRARIES:
-        own = algorithm.startswith(LIBRARIES[backend])
-        backend, algorithm = "mpi" if own else "mpi4py", algorithm.removeprefix(LIBRARIES[backend])
+        name = algorithm.removeprefix(LIBRARIES[backend]).removeprefix(OF_LIBRARY)
+        backend, algorithm = "mpi4py" if name == algorithm else "mpi", name
     return _ALGORITHMS.get((backend, algorithm), _ANY)
 
 

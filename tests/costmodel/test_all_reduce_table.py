@@ -7,6 +7,8 @@ from dpro_search.collect.communication.table import AllReduceRow, CommHeader, Co
 from dpro_search.collect.hooks.dpro_search_all_reduce import Choice
 from dpro_search.collect.hooks.dpro_search_all_reduce.choice import of_size
 from dpro_search.costmodel.all_reduce_table import choices
+from dpro_search.costmodel.collectives import Algorithm
+from dpro_search.costmodel.communication_points import algorithms_of
 from dpro_search.deploy.all_reduce import write_all_reduces
 
 
@@ -49,6 +51,13 @@ def test_what_was_measured_with_mpich_counts_where_open_mpi_was_not():
     (table,) = choices(measured(*mpich)).values()
     assert of_size(Choice(table).ranges(4, 1), 1024)[0] == "ring"
     assert choices(measured(*mpich, *TABLE.rows)) == choices(TABLE)
+
+
+def test_an_algorithm_of_the_mpi_library_can_be_the_choice_and_costs_what_it_costs_there():
+    table = measured(row("native", 1024, 10), row("native ring", 1024, 8), row("ring", 1024, 9))
+    ((_, chosen),) = choices(table).items()
+    assert of_size(Choice(chosen).ranges(4, 1), 1024)[0] == "native ring"
+    assert algorithms_of("mpi4py", "native rabenseifner") == algorithms_of("mpi", "rabenseifner") == (Algorithm.HALVING_DOUBLING,)
 
 
 def test_the_written_folder_needs_nothing_of_this_package(tmp_path):

@@ -1,6 +1,6 @@
 """Ranks of MPI that sum by `dpro_search_all_reduce`, and print what went wrong, or "done".
 
-mpirun -np N python all_reduce_job.py sums | differs | gone | ddp
+mpirun -np N python all_reduce_job.py sums | library ALGORITHMS | differs | gone | ddp
 """
 
 import os
@@ -32,6 +32,23 @@ def sums(all_reduce):
     assert (all_reduce.sum(rows[rank].copy(), by_rank=True) == expected).all()
     halves = all_reduce.sum(np.full(4, 2048 if rank == 0 else 1, "float16"))
     assert (halves == np.float16(2048 + ranks - 1)).all(), halves
+
+
+def library(all_reduce):
+    """The MPI library's own algorithms, in different orders of addition; one that it has not is left to its choice."""
+    rank, ranks = all_reduce.rank, all_reduce.ranks
+    rows = (10.0 ** np.random.default_rng(0).uniform(-4, 4, (ranks, 4001))).astype("float32")
+    bits = {}
+    for algorithm in sys.argv[2].split(","):
+        for _ in range(2):  # the second call takes the short way
+            found = all_reduce.sum(rows[rank].copy(), algorithm=algorithm)
+            np.testing.assert_allclose(found, rows.sum(axis=0), rtol=1e-5)
+            again = rows[rank].copy()
+            bits[algorithm] = all_reduce.sum(again, algorithm=algorithm).tobytes()
+            again[:] = rows[rank]
+            assert all_reduce.sum(again, algorithm=algorithm).tobytes() == bits[algorithm]
+    if rank == 0:
+        print("%d different sums" % len(set(bits.values())))
 
 
 def differs(all_reduce):
@@ -92,5 +109,5 @@ def ddp(all_reduce):
 if __name__ == "__main__":
     mode = sys.argv[1]
     group = AllReduce(time_limit_s=3.0 if mode == "gone" else 60.0, check=mode == "differs")
-    {"sums": sums, "differs": differs, "gone": gone, "ddp": ddp}[mode](group)
+    {"sums": sums, "library": library, "differs": differs, "gone": gone, "ddp": ddp}[mode](group)
     print("done")

@@ -36,6 +36,20 @@ def test_sums_are_right_whatever_algorithm_type_and_count(ranks):
     assert done.stdout.count("done") == ranks
 
 
+def test_the_mpi_librarys_own_algorithms_are_chosen_by_name():
+    done = run(5, "library", "native,native ring,native recursive-doubling,native nonoverlapping")
+    assert done.returncode == 0, done.stderr
+    assert "3 different sums" in done.stdout  # its own choice for so many bytes is one of the others
+    assert not done.stderr
+
+
+def test_an_algorithm_that_the_mpi_library_has_not_is_left_to_its_choice_and_said_once():
+    done = run(2, "library", "native,native tree")
+    assert done.returncode == 0, done.stderr
+    assert "1 different sums" in done.stdout
+    assert done.stderr.count("'native tree' are by the library's own choice: Open MPI has no algorithm 'tree'") == 1
+
+
 def test_a_rank_with_another_buffer_is_named_on_all_ranks():
     done = run(3, "differs")
     assert done.stdout.count("said: rank 1 sums 101 elements of the same type, rank 0 sums 100") == 3, done.stdout

@@ -9,6 +9,7 @@ import pytest
 
 from dpro_search.collect.communication.collector import CommRequest, collect_communication
 from dpro_search.collect.communication.table import read_comm_table
+from dpro_search.collect.hooks.dpro_search_all_reduce.choice import OF_LIBRARY
 from dpro_search.costmodel.collectives import counts
 from dpro_search.costmodel.communication_points import algorithms_of
 from dpro_search.errors import InputError
@@ -45,15 +46,19 @@ def test_open_mpi_runs_the_algorithm_that_it_is_told(ranks_per_host, more, tmp_p
         assert rows[name].sent_bytes == pytest.approx(expected, rel=0.1), name
 
 
-@pytest.mark.skipif(
-    not shutil.which("mpiexec.hydra") or importlib.util.find_spec("mpi4py") is None, reason="needs MPICH and mpi4py (extra mpi)"
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py (extra mpi)")
+@pytest.mark.parametrize(
+    ("backend", "tool", "prefix"), [("mpi4py", "mpirun", "open-mpi "), ("mpi4py-mpich", "mpiexec.hydra", "mpich ")]
 )
-def test_mpich_runs_the_algorithm_that_it_is_told(tmp_path):
+def test_an_mpi_library_runs_the_algorithm_that_it_is_told_beside_ours(backend, tool, prefix, tmp_path):
+    if not shutil.which(tool):
+        pytest.skip(f"no {tool}")
     out = tmp_path / "t.jsonl"
-    assert collect_communication(request("mpi4py-mpich", ranks=(4,), longest_s=1.0), out).complete
+    assert collect_communication(request(backend, ranks=(4,), longest_s=1.0), out).complete
     rows = {row.algorithm: row for row in read_comm_table(out).rows if row.size_bytes == SIZE}
-    for name in ("mpich ring", "mpich recursive-doubling", "mpich rabenseifner", "halving-doubling", "ring"):
-        (algorithm,) = algorithms_of("mpi4py-mpich", name)
+    of_library = [f"{told}{name}" for told in (prefix, OF_LIBRARY) for name in ("ring", "recursive-doubling", "rabenseifner")]
+    for name in (*of_library, "halving-doubling", "ring"):
+        (algorithm,) = algorithms_of(backend, name)
         assert rows[name].sent_bytes == pytest.approx(counts(algorithm, 4.0).wire * SIZE, rel=0.1), name
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dpro_search._text import listed
+from dpro_search.collect.hooks.dpro_search_all_reduce.choice import OF_LIBRARY
+from dpro_search.collect.hooks.dpro_search_all_reduce.library import MPICH, OPEN_MPI
 from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
 from dpro_search.collect.launch.mpi import run_mpi_job
@@ -115,11 +117,16 @@ _FORCED = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 _HIERARCHY = "hierarchy"  # of hosts with several ranks
-_MPI = ("default", "nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner", _HIERARCHY)
+_MPI = (*OPEN_MPI, _HIERARCHY)
 _OWN = ("native", "gather", "direct", "recursive-doubling", "halving-doubling", "ring", "ring in segments", _HIERARCHY)
-_OF_OPEN_MPI = tuple(f"{LIBRARIES['mpi4py']}{name}" for name in _MPI if name != _HIERARCHY)  # beside them, in the same job
-_MPICH = ("default", "recursive-doubling", "rabenseifner", "ring", "tree")
-_OF_MPICH = tuple(f"{LIBRARIES['mpi4py-mpich']}{name}" for name in _MPICH)
+
+
+def _over_mpi4py(library: str, names: Collection[str]) -> tuple[str, ...]:
+    """All-reduces of `dpro_search_all_reduce`, and beside them, in the same job, the MPI library's own."""
+    chosen = tuple(f"{OF_LIBRARY}{name}" for name in names if name != "default")
+    return (*_OWN, *chosen, *(f"{library}{name}" for name in names))
+
+
 _SEVERAL = ("mpi", *LIBRARIES)  # that can have several ranks on a host
 BACKENDS = {
     backend.name: backend
@@ -130,7 +137,7 @@ BACKENDS = {
             name="mpi4py",
             modules=("mpi4py", "numpy"),
             tool="mpirun",
-            algorithms=(*_OWN, *_OF_OPEN_MPI),
+            algorithms=_over_mpi4py(LIBRARIES["mpi4py"], OPEN_MPI),
             meets=True,
             polls=True,
             env=_FORCED,
@@ -140,7 +147,7 @@ BACKENDS = {
             name="mpi4py-mpich",
             modules=("mpi4py", "numpy"),
             tool=MPIEXEC,
-            algorithms=(*_OWN, *_OF_MPICH),
+            algorithms=_over_mpi4py(LIBRARIES["mpi4py-mpich"], MPICH),
             meets=True,
             polls=True,
             launch=_launch_mpich,

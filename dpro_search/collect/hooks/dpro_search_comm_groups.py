@@ -7,25 +7,16 @@ need no Python package: the library is called as it is.
 
 import ctypes
 import os
-import subprocess
-import sys
 
-_MPI_NUMBERS = {
-    "default": 0,
-    "nonoverlapping": 2,
-    "recursive-doubling": 3,
-    "ring": 4,
-    "segmented-ring": 5,
-    "rabenseifner": 6,
-}
-_MPICH_VARIABLES = "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM", "MPIR_CVAR_IALLREDUCE_INTRA_ALGORITHM"
-_MPICH_NAMES = {
-    "default": ("auto", "auto"),
-    "recursive-doubling": ("recursive_doubling", "auto"),
-    "rabenseifner": ("reduce_scatter_allgather", "auto"),
-    "ring": ("nb", "tsp_ring"),
-    "tree": ("nb", "tsp_tree"),
-}
+from dpro_search_all_reduce.library import (
+    OPEN_MPI,
+    OPEN_MPI_FILES,
+    OPEN_MPI_VARIABLE,
+    MpichAlgorithms,
+    control_variable,
+    mpi_library,
+)
+
 _HIERARCHY = "hierarchy"
 _AMONG_HOSTS = "DPRO_SEARCH_AMONG_HOSTS"  # its algorithm there; set where hosts have several ranks
 _IN_PLACE = ctypes.c_void_p(1)  # Open MPI's MPI_IN_PLACE
@@ -67,7 +58,7 @@ class Mpi:
     """
 
     def __init__(self):
-        self._mpi = _library("libmpi.so.40", "libmpi.so")
+        self._mpi = mpi_library(OPEN_MPI_FILES)
         begun = ctypes.c_int()
         self._call("MPI_Initialized", ctypes.byref(begun))
         if not begun.value:
@@ -84,23 +75,21 @@ class Mpi:
 
     def _forced(self):
         """A communicator for each algorithm, made in the same order on all ranks."""
-        provided, index, count, handle = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
-        self._call("MPI_T_init_thread", 0, ctypes.byref(provided))
-        self._call("MPI_T_cvar_get_index", b"coll_tuned_allreduce_algorithm", ctypes.byref(index))
-        self._call("MPI_T_cvar_handle_alloc", index, None, ctypes.byref(handle), ctypes.byref(count))
+        variable = control_variable(OPEN_MPI_FILES, OPEN_MPI_VARIABLE)
         flat = self._without_han()
         made = {}
-        for name, number in _MPI_NUMBERS.items():
-            self._call("MPI_T_cvar_write", handle, ctypes.byref(ctypes.c_int(number)))
+        for name, number in OPEN_MPI.items():
+            variable.set(number)
             made[name] = ctypes.c_void_p()
             self._call("MPI_Comm_dup_with_info", self._world, flat, ctypes.byref(made[name]))
         among_hosts = os.environ.get(_AMONG_HOSTS)
         if among_hosts:
-            self._call("MPI_T_cvar_write", handle, ctypes.byref(ctypes.c_int(_MPI_NUMBERS[among_hosts])))
+            variable.set(OPEN_MPI[among_hosts])
             made[_HIERARCHY] = ctypes.c_void_p()
             self._call("MPI_Comm_dup", self._world, ctypes.byref(made[_HIERARCHY]))
             # Its parts' communicators are made by the first call.
             self._call("MPI_Allreduce", _IN_PLACE, (ctypes.c_float * 8)(), 8, self._float, self._sum, made[_HIERARCHY])
+        variable.set(OPEN_MPI["default"])
         return made
 
     def _without_han(self):
@@ -133,76 +122,6 @@ class Mpi:
             raise RuntimeError("%s failed with code %d" % (function, code))
 
 
-class Mpich:
-    """MPICH with its all-reduce algorithm forced, over mpi4py.
-
-    Its variables are read at each call; those of a name have numbers that differ between versions, so that processes of their own
-    are asked. A ring and a tree are among its non-blocking algorithms only.
-    """
-
-    def __init__(self, world):
-        import numpy
-        from mpi4py import MPI
-
-        self._numpy, self._mpi, self._world = numpy, MPI, world
-        self._variables = [_MpichVariable(name) for name in _MPICH_VARIABLES]
-        numbers = {(i, value) for values in _MPICH_NAMES.values() for i, value in enumerate(values)}
-        numbers = {(i, value): self._variables[i].number(value) for i, value in sorted(numbers)}
-        self._settings = {name: [numbers[i, value] for i, value in enumerate(both)] for name, both in _MPICH_NAMES.items()}
-
-    def prepare(self, algorithm, size_bytes):
-        message = [self._numpy.zeros(size_bytes // 4, "float32"), size_bytes // 4, self._mpi.FLOAT]
-        place, total, setting = self._mpi.IN_PLACE, self._mpi.SUM, self._settings[algorithm]
-
-        def run():
-            for variable, number in zip(self._variables, setting):
-                variable.set(number)
-            self._world.Allreduce(place, message, op=total)
-
-        return run
-
-    def release(self):
-        """Let MPICH choose again, for "native"."""
-        for variable in self._variables:
-            variable.set(0)
-
-
-class _MpichVariable:
-    """A control variable of MPICH."""
-
-    _READ = "import dpro_search_comm_groups as g, sys; print(g._MpichVariable(sys.argv[1]).get())"
-
-    def __init__(self, name):
-        library = _library("libmpi.so.12", "libmpich.so.12")
-        provided, index, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-        self._name, self._handle, self._library, self._known = name, ctypes.c_void_p(), library, None
-        library.MPI_T_init_thread(0, ctypes.byref(provided))
-        if library.MPI_T_cvar_get_index(name.encode(), ctypes.byref(index)):
-            raise RuntimeError("this MPICH has no variable %s" % name)
-        library.MPI_T_cvar_handle_alloc(index, None, ctypes.byref(self._handle), ctypes.byref(count))
-
-    def get(self):
-        value = ctypes.c_int()
-        self._library.MPI_T_cvar_read(self._handle, ctypes.byref(value))
-        return value.value
-
-    def set(self, number):
-        if number != self._known:
-            if self._library.MPI_T_cvar_write(self._handle, ctypes.byref(ctypes.c_int(number))):
-                raise RuntimeError("MPICH does not let %s be changed" % self._name)
-            self._known = number
-
-    def number(self, value):
-        """What stands for a value: a process with the variable in its environment is asked."""
-        own = {name: text for name, text in os.environ.items() if not name.startswith(("PMI", "HYD", "MPIR_CVAR"))}
-        path = os.pathsep.join((os.path.dirname(os.path.abspath(__file__)), own.get("PYTHONPATH", "")))
-        asked = dict(own, PYTHONPATH=path, **{self._name: value})
-        found = int(subprocess.check_output([sys.executable, "-c", self._READ, self._name], env=asked))
-        if not found and value != "auto":
-            raise RuntimeError("MPICH's %s knows no %s" % (self._name, value))
-        return found
-
-
 class Mpi4py:
     """All-reduces of `dpro_search_all_reduce`, over mpi4py; "open-mpi ..." are those of `Mpi`, in the same processes."""
 
@@ -215,30 +134,22 @@ class Mpi4py:
         from dpro_search_all_reduce import AllReduce
         from mpi4py import MPI
 
-        self._numpy, self._world = numpy, MPI.COMM_WORLD
+        self._numpy, self._mpi, self._world = numpy, MPI, MPI.COMM_WORLD
         self._all_reduce = AllReduce()
-        self._library = self._own()
+        self._own = self._of_library()
         self.rank = self._all_reduce.rank
         self.version = "mpi4py %s, %s" % (mpi4py.__version__, MPI.Get_library_version().split(",")[0])
 
-    def _own(self):
-        """What runs the MPI library's own all-reduces."""
-        return Mpi()
+    def _of_library(self):
+        """`prepare` of the MPI library's own all-reduces."""
+        return Mpi().prepare
 
     def prepare(self, algorithm, size_bytes):
         if algorithm.startswith(self._LIBRARY):
-            return self._library.prepare(algorithm[len(self._LIBRARY) :], size_bytes)
+            return self._own(algorithm[len(self._LIBRARY) :], size_bytes)
         buffer = self._numpy.zeros(size_bytes // 4, "float32")
         name, _, segments = algorithm.partition(" in ")
         segment_bytes = self._SEGMENT_BYTES if segments else 0
-        release = getattr(self._library, "release", None)
-        if name == "native" and release is not None:
-
-            def run():
-                release()
-                self._all_reduce.sum(buffer, algorithm=name)
-
-            return run
         return lambda: self._all_reduce.sum(buffer, algorithm=name, segment_bytes=segment_bytes)
 
     def meet(self):
@@ -253,8 +164,15 @@ class Mpi4pyMpich(Mpi4py):
 
     _LIBRARY = "mpich "
 
-    def _own(self):
-        return Mpich(self._world)
+    def _of_library(self):
+        algorithms = MpichAlgorithms(self._world)
+
+        def prepare(algorithm, size_bytes):
+            message = [self._numpy.zeros(size_bytes // 4, "float32"), size_bytes // 4, self._mpi.FLOAT]
+            place, total, all_reduce = self._mpi.IN_PLACE, self._mpi.SUM, algorithms.all_reduce(algorithm)
+            return lambda: all_reduce(place, message, total)
+
+        return prepare
 
 
 class KVStore:
@@ -321,12 +239,3 @@ class BytePS:
     def stop(self):
         self._nd.waitall()
         self._bps.shutdown()
-
-
-def _library(*names):
-    for name in names:
-        try:
-            return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
-        except OSError as error:
-            failed = error
-    raise failed

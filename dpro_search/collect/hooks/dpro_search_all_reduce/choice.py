@@ -12,10 +12,12 @@ import bisect
 import json
 import math
 
+from .library import MPICH, OPEN_MPI
 from .rounds import ALGORITHMS
 
-NATIVE = "native"  # the MPI library's own all-reduce
-KNOWN = (NATIVE, *ALGORITHMS)
+NATIVE = "native"  # the MPI library's own all-reduce, by the algorithm of its choice
+OF_LIBRARY = NATIVE + " "  # before the name of one of its algorithms
+KNOWN = (NATIVE, *ALGORITHMS, *sorted(OF_LIBRARY + name for name in {*OPEN_MPI, *MPICH} - {"default"}))
 # Without a table: small ones as the library does them, whose C is quicker than Python; large ones around a ring.
 DEFAULT = {"version": 1, "origin": "nothing measured", "tables": []}
 _RANGES = ({"from_bytes": 0, "algorithm": NATIVE}, {"from_bytes": 1 << 20, "algorithm": "ring", "segment_bytes": 1 << 18})

@@ -29,12 +29,11 @@ class HostMemory:
     narrow
         Whether elements are 16-bit floats, which are summed in 32 bits.
     native
-        What the MPI library sums in place, if it is to sum all of this; None: it was not asked to.
+        The MPI library's all-reduce and what it sums in place, by the algorithm asked for, where it has summed all of this.
     """
 
-    native = None
-
     def __init__(self, array):
+        self.native = {}
         self._row = array.reshape(-1)
         self.count, self.dtype, self.itemsize = self._row.size, array.dtype.name, array.dtype.itemsize
         self.narrow = self.dtype in _SIXTEEN_BITS
@@ -83,9 +82,8 @@ class TorchMemory:
     takes; for others, `staged` memory passes them through the host.
     """
 
-    native = None
-
     def __init__(self, tensor):
+        self.native = {}
         self._row = tensor.detach().reshape(-1)
         self.count, self.dtype, self.itemsize = self._row.numel(), str(tensor.dtype).split(".")[1], tensor.element_size()
         self.narrow = self.dtype in _SIXTEEN_BITS
@@ -123,9 +121,8 @@ class StagedMemory:
     The tensor is copied to the host, summed there, and copied back by `finish`.
     """
 
-    native = None
-
     def __init__(self, tensor):
+        self.native = {}
         self._tensor = tensor.detach()
         self._host = TorchMemory(self._tensor.cpu())
         for name in ("count", "dtype", "itemsize", "narrow", "buffer", "scratch", "add", "put_sum", "divide"):

@@ -2,13 +2,18 @@
 
 import os
 import time
+import warnings
 import zlib
 from collections import namedtuple
 
 import numpy as np
+
+from .choice import NATIVE, OF_LIBRARY, Choice, of_size
+from .library import OPEN_MPI_OBEYS, MpichAlgorithms, OpenMpiAlgorithms
+
+os.environ.setdefault(OPEN_MPI_OBEYS, "1")  # before MPI is initialised, which importing it does
 from mpi4py import MPI
 
-from .choice import NATIVE, Choice, of_size
 from .memory import Registry
 from .rounds import ADD, COPY, IN_RANK_ORDER, SUM_BY_RANK, receives_from, stages
 
@@ -17,6 +22,7 @@ _SPINS = 200  # tests of a request before the core is offered to others, where e
 _GATHERED_BYTES = 1 << 15  # of all ranks together: up to that, what matters is the number of messages
 
 _IN_PLACE, _SUM = MPI.IN_PLACE, MPI.SUM
+_LIBRARIES = {"Open MPI": OpenMpiAlgorithms, "MPICH": MpichAlgorithms}
 
 _Call = namedtuple("_Call", "memory tag segment")
 _Sent = namedtuple("_Sent", "start stop request peer")
@@ -56,7 +62,7 @@ class AllReduce:
         self._even = len(set(map(len, self.hosts))) == 1
         self._limit_s, self._check = time_limit_s, check
         self.registry = Registry(device_aware)
-        self._plans, self._scratch = {}, {}
+        self._plans, self._scratch, self._native = {}, {}, {}
         self._spins = _SPINS if _a_core_each(self.hosts, self.rank) else 1
 
     def sum(self, buffer, average=False, algorithm=None, segment_bytes=None, by_rank=False):
@@ -70,7 +76,8 @@ class AllReduce:
         average
             Whether the sum is divided by the number of ranks; integers are divided down.
         algorithm
-            One of `rounds.ALGORITHMS`, or "native"; None: by size.
+            One of `rounds.ALGORITHMS`; "native", the MPI library's choice, or one of its own by name, like "native ring"; None: by
+            size.
         segment_bytes
             In which larger messages are sent, so that one is added up while the next is under way; 0: whole; None: by size.
         by_rank
@@ -84,8 +91,9 @@ class AllReduce:
             A rank sent nothing within the limit; likewise.
         """
         memory = self.registry.memory(buffer)
-        if memory.native is not None and not by_rank and not self._check and (algorithm is None or algorithm == NATIVE):
-            self._comm.Allreduce(_IN_PLACE, memory.native, _SUM)
+        native = memory.native.get(algorithm)
+        if native is not None and not by_rank and not self._check:
+            native[0](_IN_PLACE, native[1], _SUM)
             if average:
                 memory.divide(self.ranks)
             return buffer
@@ -122,18 +130,32 @@ class AllReduce:
         by_size_name, by_size = self.algorithm(size_bytes, memory.narrow, by_rank)
         name = by_size_name if algorithm is None else algorithm
         segment_bytes = by_size if segment_bytes is None else segment_bytes
-        if name == NATIVE:
+        if name.startswith(NATIVE):
             if memory.narrow or by_rank:
                 raise ValueError("the MPI library adds neither 16-bit floats nor by rank; use 'gather' or 'direct'")
             kind = MPI.Datatype.fromcode(np.dtype(memory.dtype).char)
             message = [memory.buffer(0, memory.count), memory.count, kind]
-            self._comm.Allreduce(_IN_PLACE, message, _SUM)
-            if by_size_name == NATIVE and not hasattr(memory, "begin"):
-                memory.native = message  # the next call is no more than the library's
+            all_reduce = self._native.get(name) or self._native_by(name)
+            all_reduce(_IN_PLACE, message, _SUM)
+            if not hasattr(memory, "begin"):
+                memory.native[algorithm] = all_reduce, message  # the next call is no more than the library's
             return
         plan = self._plan(name, memory.count)
         tag = zlib.crc32(("%s %d" % (memory.dtype, memory.count)).encode()) & 0x7FFF
         self._run(_Call(memory, tag, segment_bytes // memory.itemsize or max(memory.count, 1)), plan)
+
+    def _native_by(self, name):
+        """The MPI library's all-reduce by one of its algorithms; by its own choice, with a warning, where it cannot be told."""
+        library = MPI.get_vendor()[0]
+        own = _LIBRARIES[library](self._comm) if library in _LIBRARIES else None
+        wanted = name[len(OF_LIBRARY) :] or "default"
+        refusal = "%s is not known here" % library if own is None else own.refusal()
+        if refusal is None and wanted not in own.names:
+            refusal = "%s has no algorithm %r (it has %s)" % (library, wanted, ", ".join(own.names))
+        if refusal is not None and name != NATIVE and self.rank == 0:
+            warnings.warn("all-reduces by %r are by the library's own choice: %s" % (name, refusal), stacklevel=4)
+        self._native[name] = self._comm.Allreduce if refusal is not None else own.all_reduce(wanted)
+        return self._native[name]
 
     def _plan(self, name, count):
         """The stages, and the most elements that one of them receives into scratch memory."""

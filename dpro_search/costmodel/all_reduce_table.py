@@ -23,14 +23,15 @@ from dpro_search.errors import InputError
 
 OF_LIBRARIES = tuple(LIBRARIES.values())  # how the algorithms of an MPI library itself begin
 SEGMENT_BYTES = 1 << 18  # of "ring in segments", as it is measured
+_STEPS = 8  # into which the way from a size to the next is divided
 _VERSION = 1
 
 
 def choices(table: CommTable) -> dict[float | None, dict[str, Any]]:
     """The table of the fastest measured algorithms, by the rate of the links; empty: none of `LIBRARIES` was measured.
 
-    A size stands for those up to the middle (of their logarithms) between it and its neighbours. Where several MPI libraries were
-    measured, the first of `LIBRARIES` counts.
+    Between two sizes times are interpolated, both as logarithms. Where several MPI libraries were measured, the first of
+    `LIBRARIES` counts.
     """
     backend = next((name for name in LIBRARIES if any(row.backend == name for row in table.rows)), None)
     rows: dict[float | None, dict[tuple[int, int], list[AllReduceRow]]] = defaultdict(lambda: defaultdict(list))
@@ -111,12 +112,22 @@ def _by_size(rows: Sequence[AllReduceRow]) -> list[tuple[float, Mapping[str, flo
 
 
 def _fastest(by_size: Sequence[tuple[float, Mapping[str, float]]]) -> list[tuple[int, str]]:
-    """(from bytes, algorithm): neighbours with the same one are joined."""
-    edges = [0, *(math.ceil(math.sqrt(low * high)) for (low, _), (high, _) in pairwise(by_size))]
+    """(from bytes, algorithm): the fastest at each size, and between two by the logarithms of both; neighbours are joined."""
+    points = [by_size[0]]
+    for (low, at_low), (high, at_high) in pairwise(by_size):
+        sizes = np.geomspace(low, high, _STEPS + 1)[1:-1]
+        known = at_low.keys() & at_high.keys()
+        between = {name: np.geomspace(at_low[name], at_high[name], _STEPS + 1)[1:-1] for name in sorted(known)}
+        for i, size in enumerate(sizes):
+            near = at_low if i < len(sizes) // 2 else at_high
+            alone = {name: us for name, us in near.items() if name not in known and us == min(near.values())}
+            points.append((float(size), alone or {name: float(us[i]) for name, us in between.items()} or near))
+        points.append((high, at_high))
+    edges = [0, *(math.ceil(math.sqrt(low * high)) for (low, _), (high, _) in pairwise(points))]
     ranges: list[tuple[int, str]] = []
-    for start, (_, taken_us) in zip(edges, by_size, strict=True):
+    for start, (_, taken_us) in zip(edges, points, strict=True):
         best = min(taken_us, key=taken_us.__getitem__)
-        if not ranges or ranges[-1][1] != best:
+        if not ranges or (ranges[-1][1] != best and ranges[-1][0] != start):
             ranges.append((start, best))
     return ranges
 

@@ -30,12 +30,32 @@ TABLE = measured(
 )
 
 
-def test_the_fastest_own_algorithm_is_chosen_for_sizes_around_a_measured_one():
+def chosen(table: CommTable, *sizes_bytes: int) -> list[str]:
+    ((_, found),) = choices(table).items()
+    return [of_size(Choice(found).ranges(4, 1), size)[0] for size in sizes_bytes]
+
+
+def test_the_fastest_own_algorithm_is_chosen_for_each_measured_size():
     ((rate_bps, table),) = choices(TABLE).items()
     assert rate_bps == 1e9
     ranges = Choice(table).ranges(4, 1)
-    assert [of_size(ranges, size)[0] for size in (0, 2047, 2048, 8191, 8192)] == ["native", "native", "ring", "ring", "ring"]
-    assert [of_size(ranges, size)[1] for size in (2048, 8192)] == [0, 1 << 18]
+    assert [of_size(ranges, size) for size in (0, 1024, 4096, 16384)] == [
+        ("native", 0),
+        ("native", 0),
+        ("ring", 0),
+        ("ring", 1 << 18),
+    ]
+
+
+def test_between_measured_sizes_the_choice_changes_where_interpolated_times_cross():
+    # Logarithms of sizes and times: from 10 to 80 us and from 20 to 40 us, over two octaves, cross after the first.
+    table = measured(row("native", 1024, 10), row("ring", 1024, 20), row("native", 4096, 80), row("ring", 4096, 40))
+    assert chosen(table, 1900, 2048 + 200, 4096) == ["native", "ring", "ring"]
+
+
+def test_an_algorithm_measured_at_one_size_only_is_chosen_up_to_the_middle_between_it_and_the_next():
+    table = measured(row("native", 1024, 10), row("native", 4096, 80), row("ring", 4096, 40))
+    assert chosen(table, 1024, 1800, 2300, 4096) == ["native", "native", "ring", "ring"]
 
 
 def test_a_table_of_other_backends_gives_none():
@@ -55,8 +75,7 @@ def test_what_was_measured_with_mpich_counts_where_open_mpi_was_not():
 
 def test_an_algorithm_of_the_mpi_library_can_be_the_choice_and_costs_what_it_costs_there():
     table = measured(row("native", 1024, 10), row("native ring", 1024, 8), row("ring", 1024, 9))
-    ((_, chosen),) = choices(table).items()
-    assert of_size(Choice(chosen).ranges(4, 1), 1024)[0] == "native ring"
+    assert chosen(table, 1024) == ["native ring"]
     assert algorithms_of("mpi4py", "native rabenseifner") == algorithms_of("mpi", "rabenseifner") == (Algorithm.HALVING_DOUBLING,)
 
 

@@ -59,10 +59,11 @@ def chrome_events(path: Path, kind: type[Record]) -> tuple[list[Record], Counter
             return msgspec.json.decode(data, type=_Object[kind]).traceEvents, dropped  # type: ignore[valid-type]
         except DAMAGED:
             pass  # read one by one below, so that one bad event does not cost the others
-    first = _LIST.search(data) or re.match(rb"\s*\[", data)
+    within = _LIST.search(data)
+    first = within or re.match(rb"\s*\[", data)
     if first is None:
         raise TraceFormatError(f"{path}: no list of trace events in it; record or copy the file again")
-    events = events_of_damaged(data[first.end() :], list_decoder(kind), path, dropped)
+    events = events_of_damaged(data[first.end() :], list_decoder(kind), path, dropped, ends=within is not None)
     if damage and not dropped:  # the text is whole, but it is not what was compressed
         dropped[wrong_checksum(path)] += 1
     return events, dropped
@@ -81,8 +82,13 @@ def list_decoder(kind: type[Record]) -> Decode[Record]:
     return decode
 
 
-def events_of_damaged(text: bytes, decode: Decode[Record], path: Path, dropped: Counter[str]) -> list[Record]:
-    """Events of a list from its bracket on; what is lost is added to `dropped`. A killed job's list has no end."""
+def events_of_damaged(
+    text: bytes, decode: Decode[Record], path: Path, dropped: Counter[str], *, ends: bool = False
+) -> list[Record]:
+    """Events of a list from its bracket on; what is lost is added to `dropped`.
+
+    A killed job's bare list has no end; one within an object `ends`: without a bracket it was cut off between two events.
+    """
     found = salvage(text, decode)
     tail = whole_records(found.rest, decode)
     lost = found.lost + tail.lost
@@ -90,7 +96,7 @@ def events_of_damaged(text: bytes, decode: Decode[Record], path: Path, dropped: 
     closing = rest.find(b"]")
     if closing >= 0 and b'"ph"' in rest[:closing]:
         lost += count_lost(rest[:closing])
-    elif closing < 0 and rest:
+    elif closing < 0 and (rest or ends):
         dropped[cut_off(path)] += count_lost(rest)
     if lost:
         dropped[damaged(path)] += lost

@@ -8,11 +8,12 @@ import io
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +25,7 @@ from dpro_search.costmodel.collectives import POINT_COLUMNS, Algorithm, Points
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import Series
 from dpro_search.costmodel.devices import Stack, gemm, model_file
+from dpro_search.costmodel.intervals import Durations
 from dpro_search.costmodel.learned.features import ClusterFeatures, feature_names
 from dpro_search.costmodel.learned.files import MOST_BYTES, digest, load_trees
 from dpro_search.costmodel.learned.model_file import FusionModel
@@ -32,6 +34,8 @@ from dpro_search.errors import DproSearchError, TraceFormatError
 from tests.faults.processes import SEARCH
 from tests.in_process import fails_in_one_line
 from tests.sample import HOROVOD_SAMPLE
+
+T = TypeVar("T")
 
 WRONG = (None, True, -1, 0, 1, 2**31, 10**30, -0.5, 1e-300, 1e300, "", "x", "9" * 400, [], [None], [[]], [0.0] * 3, [1e9] * 7, {})
 RAW = ("NaN", "Infinity", "-Infinity", "1e999", "[" * 200_000)  # as they stand in a file that is no JSON, or none that fits
@@ -80,6 +84,21 @@ def hostile(whole: dict) -> Iterator[tuple[str, bytes]]:
         yield text[:20], text.encode()
 
 
+def or_refused(path: Path, load: Callable[[], T]) -> T | None:
+    """What is loaded; None: it is refused in one line that names the path."""
+    try:
+        return load()
+    except DproSearchError as error:
+        one_line(error, path)
+        return None
+
+
+def assert_usable(found: Durations, what: object) -> None:
+    """Each prediction is a number with an interval, or none is made."""
+    said = ~np.isnan(found.us)
+    assert np.isfinite([found.us[said], found.low_us[said], found.high_us[said]]).all(), what
+
+
 # XGBoost's trees
 
 
@@ -97,11 +116,7 @@ FEATURES = len(growing("shapes"))
 
 def read_trees(path: Path, data: bytes) -> xgboost.Booster | None:
     path.write_bytes(data)
-    try:
-        return load_trees(path, digest(data), FEATURES)
-    except TraceFormatError as error:
-        one_line(error, path)
-        return None
+    return or_refused(path, lambda: load_trees(path, digest(data), FEATURES))
 
 
 @sweep
@@ -184,17 +199,11 @@ def test_every_field_of_a_model_may_hold_anything(fused):
     read = refused = 0
     for what, data in hostile(whole):
         path.write_bytes(data)
-        try:
-            model = FusionModel.load(fused)
-        except DproSearchError as error:
-            one_line(error, fused)
-            refused += 1
-        else:
-            read += 1
-            for estimator in (model.estimator, model.timed):
-                found = estimator.predict_interval(of_any(estimator.sees))
-                said = ~np.isnan(found.us)
-                assert np.isfinite([found.us[said], found.low_us[said], found.high_us[said]]).all(), what
+        model = or_refused(fused, lambda: FusionModel.load(fused))
+        refused += model is None
+        read += model is not None
+        for estimator in (model.estimator, model.timed) if model else ():
+            assert_usable(estimator.predict_interval(of_any(estimator.sees)), what)
     assert read > 10
     assert refused > 1000
 
@@ -254,18 +263,12 @@ def test_every_field_of_a_model_of_communication_may_hold_anything(tmp_path):
     read = refused = 0
     for what, data in hostile(whole):
         path.write_bytes(data)
-        try:
-            model = CommunicationModel.load(tmp_path)
-        except DproSearchError as error:
-            one_line(error, path)
-            refused += 1
-            continue
-        read += 1
-        for name, regressor in model.regressors.items():
+        model = or_refused(path, lambda: CommunicationModel.load(tmp_path))
+        refused += model is None
+        read += model is not None
+        for name, regressor in model.regressors.items() if model else ():
             if len(regressor.scores_):
-                found = model.predict(name, points)
-                said = ~np.isnan(found.us)
-                assert np.isfinite([found.us[said], found.low_us[said], found.high_us[said]]).all(), what
+                assert_usable(model.predict(name, points), what)
     assert read > 10
     assert refused > 100
 
@@ -304,14 +307,10 @@ def test_every_array_of_a_latency_file_may_hold_anything(tmp_path):
     for name, array in latency().items():
         for wrong in wrong_arrays(array):
             np.savez(path, **{**latency(), name: wrong})
-            try:
-                found = model_file.load(path)[0].on(profile).predict(op)
-            except DproSearchError as error:
-                one_line(error, path)
-                refused += 1
-            else:
-                said = ~np.isnan(found.us)
-                assert np.isfinite([found.us[said], found.low_us[said], found.high_us[said]]).all(), (name, wrong.ravel()[:1])
+            found = or_refused(path, lambda: model_file.load(path)[0].on(profile).predict(op))
+            refused += found is None
+            if found is not None:
+                assert_usable(found, (name, wrong.ravel()[:1]))
     assert refused > 80
 
 

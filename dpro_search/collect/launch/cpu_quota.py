@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from dpro_search.collect.launch.host_changes import changing
 from dpro_search.collect.launch.host_limits import CpusChange, HostChange, HostLimits
-from dpro_search.collect.launch.made_here import TAG_PATTERN, dead_tags, ended_in_order, kill, own_tag
+from dpro_search.collect.launch.made_here import TAG_PATTERN, MadeHere, dead_tags, kill, own_tag
 from dpro_search.errors import InputError, MissingCapabilityError
 
 _PERIOD_US = 10_000  # short beside a training step, so that a step of a quarter of a core takes four times as long each time
@@ -75,7 +74,7 @@ class Controller:
         (group / "cpu.cfs_quota_us").write_text(str(quota_us))
 
 
-class CpuQuotas:
+class CpuQuotas(MadeHere):
     """N hosts with quotas on this machine; a context manager.
 
     Parameters
@@ -87,33 +86,25 @@ class CpuQuotas:
     """
 
     def __init__(self, count: int, cpus: Sequence[float]) -> None:
+        super().__init__()
         self._count, self._cpus = count, tuple(cpus)
         self._groups: list[Path] = []
         self._controller: Controller
-        self._signals = contextlib.ExitStack()
 
-    def __enter__(self) -> CpuQuotas:
+    def _make(self) -> None:
         self._controller = _controller()
         remove_leftovers()
-        self._signals.enter_context(ended_in_order())
         try:
             for host in range(self._count):
                 self._groups.append(self._controller.make(f"{own_tag()}h{host}"))
+                self._made.callback(_remove, self._groups[-1])
             for host, cpus in enumerate(self._cpus):
                 self.set_cpus(host, cpus)
         except OSError as error:
-            self.close()
             raise MissingCapabilityError(
                 f"{error.filename or self._controller.folder}: CPU quotas of hosts cannot be set here ({error.strerror}); "
                 "run as root outside of containers that own no control groups, or leave out --host-cpus"
             ) from error
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def set_cpus(self, host: int, cpus: float) -> None:
         """Change the quota of a host now."""
@@ -127,13 +118,6 @@ class CpuQuotas:
     def put(self, host: int, pid: int) -> None:
         """Let a process that runs already, with what it starts from now on, be one of a host."""
         (self._groups[host] / "cgroup.procs").write_text(str(pid))
-
-    def close(self) -> None:
-        """Remove the groups; processes that still run in one are killed."""
-        for group in self._groups:
-            _remove(group)
-        self._groups.clear()
-        self._signals.close()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from dpro_search.collect.launch.beside import beside
 from dpro_search.collect.launch.host_limits import HostChange
 from dpro_search.errors import DproSearchError
 
@@ -17,10 +18,10 @@ def changing(changes: Sequence[HostChange], apply: Callable[[HostChange], None])
     if not changes:
         yield
         return
-    ended, failed = threading.Event(), []
+    failed: list[Exception] = []
     begun = time.monotonic()
 
-    def apply_all() -> None:
+    def apply_all(ended: threading.Event) -> None:
         for change in changes:
             if ended.wait(max(begun + change.after_s - time.monotonic(), 0.0)):
                 return
@@ -30,12 +31,7 @@ def changing(changes: Sequence[HostChange], apply: Callable[[HostChange], None])
                 failed.append(error)
                 return
 
-    thread = threading.Thread(target=apply_all, daemon=True)
-    thread.start()
-    try:
+    with beside(apply_all):
         yield
-    finally:
-        ended.set()
-        thread.join()
     if failed:
         raise failed[0]

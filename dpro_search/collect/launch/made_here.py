@@ -8,8 +8,8 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 _PREFIX = "dps"
 TAG_PATTERN = rf"{_PREFIX}\d+"
@@ -33,8 +33,37 @@ def kill(pids: Iterable[str]) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
+class MadeHere:
+    """A context manager: makes something when its block begins, and removes it at the end, or where it cannot be made.
+
+    A subclass makes it in `_make`, and gives `_made` what removes it. Meanwhile SIGTERM and SIGHUP raise `SystemExit`.
+    """
+
+    def __init__(self) -> None:
+        self._made = contextlib.ExitStack()
+
+    def _make(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self._made.enter_context(_ended_in_order())
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove what was made; processes that still run in it are killed."""
+        self._made.close()
+
+
 @contextlib.contextmanager
-def ended_in_order() -> Iterator[None]:
+def _ended_in_order() -> Iterator[None]:
     """While the block runs, SIGTERM and SIGHUP raise `SystemExit`, so that what was made is removed."""
     old: dict[signal.Signals, Any] = {}
     for number in (signal.SIGTERM, signal.SIGHUP):

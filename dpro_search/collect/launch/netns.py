@@ -14,14 +14,13 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from dpro_search.collect.launch import cpu_quota
 from dpro_search.collect.launch.cpu_quota import CpuQuotas
 from dpro_search.collect.launch.host_changes import changing
 from dpro_search.collect.launch.host_limits import NO_LIMITS, CpusChange, HostChange, HostLimits
 from dpro_search.collect.launch.link import burst_bytes
-from dpro_search.collect.launch.made_here import TAG_PATTERN, dead_tags, ended_in_order, kill, own_tag
+from dpro_search.collect.launch.made_here import TAG_PATTERN, MadeHere, dead_tags, kill, own_tag
 from dpro_search.errors import InputError, MissingCapabilityError
 
 # Linux's own congestion control: another choice of the machine would make its recordings differ from those of others. As a property
@@ -29,7 +28,7 @@ from dpro_search.errors import InputError, MissingCapabilityError
 _CUBIC = ("congctl", "cubic")
 
 
-class ShapedHosts:
+class ShapedHosts(MadeHere):
     """N hosts ``h0 .. hN-1``, each with its own address on one bridge; a context manager.
 
     Parameters
@@ -45,13 +44,13 @@ class ShapedHosts:
     def __init__(self, count: int, rate_bps: float | None = None, limits: HostLimits = NO_LIMITS) -> None:
         if not 1 <= count <= 200:
             raise InputError(f"--hosts {count}: between 1 and 200")
+        super().__init__()
         self.names = tuple(f"h{i}" for i in range(count))
         self._tag = own_tag()
         self._subnet = f"10.{77 + os.getpid() // 250 % 100}.{os.getpid() % 250}"
         self._rate_bps = rate_bps
         self._limits = limits
         self._quotas = CpuQuotas(count, limits.cpus) if limits.has_quotas else None
-        self._made = contextlib.ExitStack()
         self._hosts_file = Path(tempfile.gettempdir()) / f"{self._tag}.hosts"
 
     @property
@@ -68,23 +67,14 @@ class ShapedHosts:
         """Address of a host on the bridge."""
         return f"{self._subnet}.{host + 1}"
 
-    def __enter__(self) -> ShapedHosts:
+    def _make(self) -> None:
         _require_tools()
         remove_leftovers()
-        self._made.enter_context(ended_in_order())
-        try:
-            if self._quotas is not None:
-                self._made.enter_context(self._quotas)
-            self._made.callback(self._remove)
-            self._create()
-            self._made.enter_context(changing(self._limits.changes, self._change))
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        if self._quotas is not None:
+            self._made.enter_context(self._quotas)
+        self._made.callback(self._remove)
+        self._create()
+        self._made.enter_context(changing(self._limits.changes, self._change))
 
     def _create(self) -> None:
         bridge = f"{self._tag}b"
@@ -138,10 +128,6 @@ class ShapedHosts:
         """Bytes that the host has put on its link so far."""
         output = _run("ip", "netns", "exec", self._space(host), "cat", "/sys/class/net/eth0/statistics/tx_bytes")
         return int(output)
-
-    def close(self) -> None:
-        """Remove namespaces, links, quotas and the hosts file; processes that still run on a host are killed."""
-        self._made.close()
 
     def _remove(self) -> None:
         _remove(self._tag)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpro_search.collect.launch.beside import beside
+
 _EVERY_S = 0.5
 _TAIL_BYTES = 4096
 
@@ -37,20 +39,14 @@ def watched(folder: Path, watch: Watch | None) -> Iterator[None]:
     if watch is None:
         yield
         return
-    ended = threading.Event()
     started = time.monotonic()
 
-    def look() -> None:
+    def look(ended: threading.Event) -> None:
         while not ended.wait(_EVERY_S):
             watch(JobState.of(folder, time.monotonic() - started))
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
+    with beside(look):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _steps(path: Path) -> int | None:

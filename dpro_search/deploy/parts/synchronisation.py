@@ -7,26 +7,17 @@ from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
 from dpro_search.space.synchronisation import parse_scheme
 
-_IMPORT = "`from dpro_search.deploy.synchronisation import synchronise`, and "
-
 
 def synchronisation_part(plan: Plan, facts: JobFacts) -> Part:
     """The scheme in a file, and the two lines of a PyTorch script that read it."""
     if plan.synchronisation is None:
         return Part()
-    setup = (
-        ("Start Ray (`ray start --head`) before the job; all workers find it by `RAY_ADDRESS`.",)
-        if not parse_scheme(plan.synchronisation).collective
-        else ()
-    )
-    return Part(
-        env=_ENV,
-        files=_files(plan.synchronisation),
-        script=(
-            f"{_IMPORT}`sync = synchronise(model, optimizer)` after both are made, in place of `DistributedDataParallel(model)`.",
-            "`sync.step(loss)` in place of `optimizer.step()`.",
-        ),
-        setup=setup,
+    ray = "Start Ray (`ray start --head`) before the job; all workers find it by `RAY_ADDRESS`."
+    return _part(
+        plan.synchronisation,
+        made="`sync = synchronise(model, optimizer)` after both are made, in place of `DistributedDataParallel(model)`.",
+        step="`sync.step(loss)` in place of `optimizer.step()`.",
+        setup=() if parse_scheme(plan.synchronisation).collective else (ray,),
     )
 
 
@@ -36,22 +27,21 @@ def mxnet_synchronisation_part(plan: Plan, facts: JobFacts) -> Part:
         return Part()
     if parse_scheme(plan.synchronisation).collective:
         raise InputError(f"synchronisation: {plan.synchronisation} uses all-reduces, which MXNet's KVStore has not")
-    return Part(
-        env=_ENV,
-        files=_files(plan.synchronisation),
-        script=(
-            f"{_IMPORT}`sync = synchronise(net, trainer)` after both are made; the trainer has `kvstore=None`.",
-            "`sync.step(loss)` in place of `trainer.step(batch_size)`.",
-        ),
+    return _part(
+        plan.synchronisation,
+        made="`sync = synchronise(net, trainer)` after both are made; the trainer has `kvstore=None`.",
+        step="`sync.step(loss)` in place of `trainer.step(batch_size)`.",
         setup=("dpro-search must be importable where the servers run too (PYTHONPATH).",),
     )
 
 
-_ENV = {"DPRO_SEARCH_SYNCHRONISATION": f"{FOLDER}/synchronisation.json"}
-
-
-def _files(scheme: str) -> dict[str, bytes]:
-    return {"synchronisation.json": as_json({"version": 1, "synchronisation": scheme})}
+def _part(scheme: str, *, made: str, step: str, setup: tuple[str, ...]) -> Part:
+    return Part(
+        env={"DPRO_SEARCH_SYNCHRONISATION": f"{FOLDER}/synchronisation.json"},
+        files={"synchronisation.json": as_json({"version": 1, "synchronisation": scheme})},
+        script=(f"`from dpro_search.deploy.synchronisation import synchronise`, and {made}", step),
+        setup=setup,
+    )
 
 
 SYNCHRONISATION = Target(

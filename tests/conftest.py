@@ -51,9 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None and not _are_real_jobs(config):
         os.environ["OMP_NUM_THREADS"] = "1"  # numpy's threads would wait for each other on the cores of other test processes
-    if worker is not None and config.cache is not None:
-        # Numba names a compiled variant by counting those in its index: two processes that save at once can take each other's.
-        os.environ["NUMBA_CACHE_DIR"] = str(config.cache.mkdir(f"numba-{worker}"))
+    if (worker is not None or _are_real_jobs(config)) and config.pluginmanager.has_plugin("cacheprovider"):
+        os.environ["NUMBA_CACHE_DIR"] = str(config.cache.mkdir("numba"))
+        from tests import numba_cache
+
+        if not _are_real_jobs(config):
+            os.environ.update(numba_cache.LOCATOR)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -166,7 +166,8 @@ def test_search_and_validation_on_real_runs(recorded, tensorflow_python, tmp_pat
     searched_in_time(recorded[0], run)
     # The best of few trials may be the recorded setting: validate a plan that differs, with exact groups.
     done = dpro(
-        "validate", run, "--top", 1, "--json", "--", tensorflow_python, TRAIN, "--model", "vgg16", "--batch", 2, "--steps", 14
+        "validate", run, "--top", 1, "--warmup", 2, "--json",
+        "--", tensorflow_python, TRAIN, "--model", "vgg16", "--batch", 2, "--steps", 8,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -18,7 +18,7 @@ from dpro_search.collect.readers.horovod_timeline import Phase, read_horovod_tim
 from dpro_search.deploy.losses import Losses, compare, read_losses, tolerance_of
 from dpro_search.space.plan import Plan
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
 JOB = Path(__file__).with_name("planned_horovod_job.py")
 IN_JOB = Path(dpro_search.deploy.__file__).parent / "in_job"

@@ -17,7 +17,7 @@ from dpro_search.deploy.parts.horovod import HOROVOD
 from dpro_search.errors import JobError
 from dpro_search.space.plan import Plan
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
 JOB = Path(__file__).with_name("grouped_job.py")
 STEPS = 5

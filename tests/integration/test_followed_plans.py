@@ -120,21 +120,36 @@ def test_pytorch_trains_the_same(torch_job, torch_base, plan):
     assert found.verdict == "same", found.reason
 
 
+@pytest.fixture(scope="module")
+def torch_trace(torch_job, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded") / "trace"
+    PYTORCH_DDP.record(torch_job.spec, folder, schedule=Schedule(warmup=2, untraced=4, traced=4))
+    return Trace.load(folder)
+
+
+def with_own_data(torch_job, sent):
+    return replace(torch_job, spec=replace(torch_job.spec, env={**torch_job.spec.env, "SENT_TO": str(sent)}))
+
+
+@pytest.fixture(scope="module")
+def own_data_base(torch_job, tmp_path_factory):
+    return with_own_data(torch_job, tmp_path_factory.mktemp("base") / "sent").run(Plan(), warmup=2)
+
+
 @pytest.mark.parametrize("rank", [1, 4])
-def test_powersgd_sends_what_was_predicted_and_ranks_with_data_of_their_own_stay_equal(torch_job, tmp_path, rank):
-    trace = PYTORCH_DDP.record(torch_job.spec, tmp_path / "trace", schedule=Schedule(warmup=2, untraced=4, traced=4))
-    prices = job_of(Trace.load(tmp_path / "trace"), PlanOptions(allow_lossy=True))
+def test_powersgd_sends_what_was_predicted_and_ranks_with_data_of_their_own_stay_equal(
+    torch_job, own_data_base, torch_trace, tmp_path, rank
+):
+    prices = job_of(torch_trace, PlanOptions(allow_lossy=True))
     plan = Plan.of(compression=f"powersgd-{rank}", bucket_cap_bytes=10_000)
-    spec = replace(torch_job.spec, env={**torch_job.spec.env, "SENT_TO": str(tmp_path / "sent")})
-    run = replace(torch_job, spec=spec).run(plan, warmup=2)
+    run = with_own_data(torch_job, tmp_path / "sent").run(plan, warmup=2)
     first, second = (json.loads((tmp_path / f"sent-{number}").read_text()) for number in range(2))
     predicted = prices.predictor.job(plan).size_bytes.tolist()
     assert len(predicted) > 2 * 3  # several buckets, whose all-reduces could meet
     assert first["bytes"] == second["bytes"] == predicted
-    assert sum(predicted) < sum(tensor.size_bytes for tensor in trace.tensors) / 4
+    assert sum(predicted) < sum(tensor.size_bytes for tensor in torch_trace.tensors) / 4
     assert first["parameters"] == second["parameters"]
-    plain = replace(torch_job, spec=spec).run(Plan(), warmup=2)
-    fell = [losses[0].value - losses[-1].value for losses in (run.losses, plain.losses)]
+    fell = [losses[0].value - losses[-1].value for losses in (run.losses, own_data_base.losses)]
     assert fell[0] > 0.5 * fell[1] > 0
 
 
@@ -143,14 +158,18 @@ def fsdp_job(torch_python):
     return job("pytorch-fsdp", (torch_python, FSDP_JOB), "pytorch")
 
 
+@pytest.fixture(scope="module")
+def fsdp_base(fsdp_job):
+    return fsdp_job.run(Plan(), warmup=2)
+
+
 @pytest.mark.parametrize(
     ("plan", "gathers"), [(Plan.of(prefetch=True), 7), (Plan.of(reshard_after_forward=False), 4)], ids=["prefetch", "keep"]
 )
-def test_a_fully_sharded_job_trains_the_same_and_gathers_what_its_plan_says(fsdp_job, tmp_path, plan, gathers):
+def test_a_fully_sharded_job_trains_the_same_and_gathers_what_its_plan_says(fsdp_job, fsdp_base, tmp_path, plan, gathers):
     """Of four units the root keeps its parameters until the backward pass: as recorded, the three layers are gathered again."""
-    base = fsdp_job.run(Plan(), warmup=2)
     spec = replace(fsdp_job.spec, env={**fsdp_job.spec.env, "GATHERS_TO": str(tmp_path / "gathers")})
-    found = verdict(replace(fsdp_job, spec=spec), plan, base)
+    found = verdict(replace(fsdp_job, spec=spec), plan, fsdp_base)
     assert found.verdict == "same", found.reason
     assert int((tmp_path / "gathers").read_text()) == gathers
 

@@ -12,6 +12,7 @@ from tests.faults.processes import ROOT, dpro, succeeds
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.one_core,
     pytest.mark.skipif(os.geteuid() != 0, reason="shaped hosts and small file systems need root"),
 ]
 ROOM_BYTES = 16_384  # less than raw files need; on a folder without any room Python chooses another for temporary files

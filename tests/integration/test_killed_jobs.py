@@ -8,16 +8,16 @@ from tests.faults.hundred import COLLECT
 from tests.faults.kills import Kills, kill_recordings, kill_validations
 from tests.faults.processes import ROOT
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
-HOROVOD = ROOT / "experiments" / "workloads" / "train.py"
+HOROVOD = ROOT / "tests" / "integration" / "planned_horovod_job.py"
 DDP = ROOT / "tests" / "integration" / "planned_ddp_job.py"
 
 
 def test_recordings_that_are_killed(tensorflow_python, tmp_path):
-    job = (tensorflow_python, HOROVOD, "--model", "vgg16", "--batch", 2, "--steps", 30)
     rate = ("--rate", "1gbit") if os.geteuid() == 0 else ()
-    kill_recordings(tmp_path, Kills(wanted=2, seed=3), collect=rate, job=job)
+    collect = (*rate, "--warmup", 3, "--untraced", 5, "--traced", 6)
+    kill_recordings(tmp_path, Kills(wanted=2, seed=3), collect=collect, job=(tensorflow_python, HOROVOD))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="shaped hosts need root")

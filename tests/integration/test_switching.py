@@ -16,7 +16,7 @@ from dpro_search.kinds import launchers
 from dpro_search.space.plan import Plan
 from experiments.search.testbed_jobs import SCHEMES, SWITCHING
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
 DDP_JOB = Path(__file__).with_name("planned_ddp_job.py")
 

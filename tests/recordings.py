@@ -13,6 +13,7 @@ from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
 
 DATA = Path(__file__).parent / "data"
+FEW_CLUSTERS = DATA / "xla_clusters_few.jsonl.gz"  # real clusters of three models, few enough to learn from in seconds
 
 
 def raw_copy(name: str, folder: Path) -> Path:

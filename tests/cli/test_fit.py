@@ -1,33 +1,20 @@
 """`dpro-search fit`, as a process."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.clusters.table import ClusterTable, compact, read_table
 from dpro_search.costmodel.learned.model_file import FusionModel
 from tests.in_process import dpro
-
-TABLE = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """Real clusters of three models, few enough to learn from in seconds."""
-    table = read_table(TABLE)
-    rows = [[row for row in table.measured if row.model == name][:30] for name in ("bert", "gpt", "resnet50")]
-    path = tmp_path_factory.mktemp("table") / "small.jsonl.gz"
-    compact(ClusterTable(header=table.header, rows=tuple(row for some in rows for row in some), dropped={}), path)
-    return path
+from tests.recordings import FEW_CLUSTERS as TABLE
 
 
 def fit(*arguments):
     return dpro("fit", *arguments)
 
 
-def test_training_prints_one_json_object_and_writes_a_model(small, tmp_path):
-    done = fit(small, "--out", tmp_path / "model", "--json")
+def test_training_prints_one_json_object_and_writes_a_model(tmp_path):
+    done = fit(TABLE, "--out", tmp_path / "model", "--json")
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads(done.stdout)["models"]
     assert {"name", "rows", "mape_pct", "coverage"} <= set(entry)
@@ -35,8 +22,8 @@ def test_training_prints_one_json_object_and_writes_a_model(small, tmp_path):
     assert (entry["name"], entry["rows"], entry["mape_pct"]) == (loaded.info.name, loaded.info.rows, loaded.info.overall.mape_pct)
 
 
-def test_people_get_a_table_of_scores_per_left_out_model(small, tmp_path):
-    done = fit(small, "--out", tmp_path / "model")
+def test_people_get_a_table_of_scores_per_left_out_model(tmp_path):
+    done = fit(TABLE, "--out", tmp_path / "model")
     assert done.returncode == 0, done.stderr
     for word in ("left out", "bert", "resnet50", "all", "0.8 sum", "never", "without shapes"):
         assert word in done.stdout

@@ -34,6 +34,7 @@ from dpro_search.errors import DproSearchError
 from dpro_search.kinds import captured_text
 from tests.collect.importer_kit import DAMAGES, plain
 from tests.faults.processes import RAW, ROOT, succeeds
+from tests.recordings import FEW_CLUSTERS
 
 TRACES = ROOT.parent / "shared" / "traces"
 MOST_BYTES = 2 * 2**30
@@ -240,11 +241,10 @@ def _prepared(folder: Path, words: tuple[str, ...]) -> None:
         succeeds(*SEARCHED, "20", "--out", folder / "run")
         shutil.copyfile(folder / "run" / "plans" / "plan-1.json", folder / "plan.json")
         shutil.rmtree(folder / "run")
-    table = ROOT / "tests" / "data" / "xla_clusters.jsonl.gz"
     if "model" in words:
-        succeeds("fit", table, "--out", folder / "model")
+        succeeds("fit", FEW_CLUSTERS, "--out", folder / "model")
     if "clusters.jsonl.gz" in words:
-        shutil.copyfile(table, folder / "clusters.jsonl.gz")
+        shutil.copyfile(FEW_CLUSTERS, folder / "clusters.jsonl.gz")
     if "job.toml" in words:
         job = succeeds("describe", "gpt2-xl", "--cluster", "2xhgx-h100", "--global-batch", 64, "--seq-len", 1024)
         (folder / "job.toml").write_text(job)

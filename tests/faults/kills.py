@@ -18,7 +18,8 @@ from pathlib import Path
 from dpro_search.collect.trace import Trace
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan
-from tests.faults.processes import RAW, ROOT, SEARCH, killed_after, shown, succeeds
+from tests.faults.processes import RAW, SEARCH, killed_after, shown, succeeds
+from tests.recordings import FEW_CLUSTERS
 
 # Words of a command that end in the option for what it writes, the name of that, and a check of it.
 Writer = tuple[tuple[object, ...], str, Callable[[Path], None]]
@@ -253,7 +254,7 @@ READERS: dict[str, tuple[object, ...]] = {
 WRITERS: dict[str, Writer] = {
     "import": (("import", RAW, "--out"), "trace", check_trace),
     "export": (("export", PLAN, "--out"), "tuned", check_export),
-    "fit": (("fit", ROOT / "tests" / "data" / "xla_clusters.jsonl.gz", "--out"), "model", check_model),
+    "fit": (("fit", FEW_CLUSTERS, "--out"), "model", check_model),
     "report": (("report", "--out"), "page.html", check_page),
     "replay": (("replay", "--perfetto"), "timeline.json", check_timeline),
 }

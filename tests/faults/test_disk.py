@@ -5,13 +5,14 @@ import pytest
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan
 from tests.faults.disks import fill, mount, small_disk
-from tests.faults.processes import RAW, ROOT, SEARCH, fails_in_one_line, shown, succeeds
+from tests.faults.processes import RAW, SEARCH, fails_in_one_line, shown, succeeds
+from tests.recordings import FEW_CLUSTERS
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]  # needs root, for a file system of its own
 
 TRIALS = 300
 COMMANDS = {
-    "fit": (("fit", ROOT / "tests" / "data" / "xla_clusters.jsonl.gz", "--out"), "model"),
+    "fit": (("fit", FEW_CLUSTERS, "--out"), "model"),
     "import": (("import", RAW, "--out"), "trace"),
     "replay": (("replay", "--perfetto"), "timeline.json"),
     "report": (("report", "--out"), "page.html"),

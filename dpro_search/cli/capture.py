@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpro_search.cli._shared_options import JsonOption
+
+if TYPE_CHECKING:
+    from dpro_search.collect.capture import CapturedStep
 
 
 def capture(
@@ -15,9 +18,11 @@ def capture(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write: graph.json, job.toml.")],
     mesh: Annotated[
         str | None,
-        typer.Option("--mesh", metavar="A=N,B=N", help="Ranks along dp (DDP), dp_shard (fully_shard), tp; both dp: HSDP."),
+        typer.Option("--mesh", metavar="A=N,B=N", help="Ranks along dp (DDP), dp_shard (fully_shard; both: HSDP), tp, pp, cp, ep."),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Samples of one replica.")] = 1,
+    batch: Annotated[
+        int, typer.Option("--batch", metavar="N", min=1, help="Samples of one replica; of a pipeline, of a micro-batch.")
+    ] = 1,
     sequence: Annotated[int | None, typer.Option("--sequence", metavar="N", min=1, help="Tokens of a sample.")] = None,
     precision: Annotated[
         str, typer.Option("--precision", metavar="P", help="bf16 or fp16 (autocast; FSDP: mixed precision), or fp32.")
@@ -38,6 +43,19 @@ def capture(
         str | None,
         typer.Option("--parallelize", metavar="F", help="Function of model and DeviceMesh that applies the mesh."),
     ] = None,
+    schedule: Annotated[
+        str,
+        typer.Option("--schedule", metavar="S", help="Of pp: gpipe, 1f1b, interleaved, zero-bubble, zero-bubble-v, dual-pipe-v."),
+    ] = "1f1b",
+    virtual_stages: Annotated[
+        int, typer.Option("--virtual-stages", metavar="N", min=0, help="Stages on each rank of pp.", show_default="by schedule")
+    ] = 0,
+    micro_batches: Annotated[
+        int, typer.Option("--micro-batches", metavar="N", min=0, help="Of a step of pp.", show_default="twice the ranks")
+    ] = 0,
+    rotate: Annotated[
+        str, typer.Option("--rotate", metavar="R", help="How cp passes keys and values on: allgather, alltoall.")
+    ] = "allgather",
     optimizer: Annotated[str, typer.Option("--optimizer", metavar="O", help="adam, adamw, sgd or none.")] = "adamw",
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="C", help="For job.toml.", show_default="as many h100 as the mesh has ranks")
@@ -84,6 +102,10 @@ def capture(
         precision=precision,
         optimizer=optimizer,
         mesh=parse_mesh(mesh or ""),
+        schedule=schedule,
+        virtual_stages=virtual_stages,
+        micro_batches=micro_batches,
+        rotate=rotate,
     )
     with stderr_console().status("starting") as status:
         graph = captured(request, lambda what: status.update(f"capturing: {what}"))
@@ -93,11 +115,7 @@ def capture(
     for note in graph.notes:
         warn(note)
     step = graph.under_mesh or graph.plain
-    counts: dict[str, int] = {}
-    sent: dict[str, int] = {}
-    for each in step.collectives:
-        counts[each.type] = counts.get(each.type, 0) + 1
-        sent[each.type] = sent.get(each.type, 0) + each.bytes
+    sent = _sent(step)
     facts = {
         "graph": str(out / "graph.json"),
         "job": str(out / "job.toml"),
@@ -110,17 +128,40 @@ def capture(
         "flops": step.flops(),
         "activations_bytes": step.activation_bytes,
         "peak_memory_bytes": step.peak_bytes,
-        "collectives": {name: {"count": counts[name], "bytes": sent[name]} for name in counts},
+        "collectives": sent,
+        "places": [
+            {
+                "ops": len(each.ops),
+                "parameters_bytes": each.local_parameter_bytes,
+                "flops": each.flops(),
+                "peak_memory_bytes": each.peak_bytes,
+                "collectives": _sent(each),
+            }
+            for each in graph.places
+        ],
         "notes": list(graph.notes),
     }
     if as_json:
         print_json(facts)
         return
     print(f"{graph.model}: {facts['parameters']:,} parameters ({size(graph.parameter_bytes)}), PyTorch {graph.torch}")
-    where = "a rank of the mesh" if graph.under_mesh else "one device"
+    where = "rank 0 of the mesh" if graph.under_mesh else "one device"
     print(
         f"a step of {where}: {len(step.ops):,} ops, {step.flops() / 1e9:,.1f} GFLOP, {size(step.activation_bytes)} of activations"
     )
-    for name in counts:
-        print(f"  {counts[name]} x {name.replace('_', '-')}, {size(sent[name])}")
+    for name, each in sent.items():
+        print(f"  {each['count']} x {name.replace('_', '-')}, {size(each['bytes'])}")
+    for number, place in enumerate(graph.places):
+        held = f"{size(place.local_parameter_bytes)} of parameters, peak {size(place.peak_bytes)}"
+        print(f"  place {number} in the pipeline: {len(place.ops):,} ops, {place.flops() / 1e9:,.1f} GFLOP, {held}")
     print(f"next: dpro-search replay {out / 'job.toml'} --cluster 8xhgx-h100")
+
+
+def _sent(step: CapturedStep) -> dict[str, dict[str, int]]:
+    """Number and bytes of collectives and messages by type."""
+    found: dict[str, dict[str, int]] = {}
+    for each in step.collectives:
+        total = found.setdefault(each.type, {"count": 0, "bytes": 0})
+        total["count"] += 1
+        total["bytes"] += each.bytes
+    return found

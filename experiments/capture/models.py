@@ -60,11 +60,13 @@ class Gpt(nn.Module):
         self.lm_head = nn.Linear(width, vocab, bias=False)
         self.lm_head.weight = self.wte.weight
 
-    def forward(self, tokens):
-        hidden = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+    def forward(self, tokens):  # or, in a later stage of a pipeline, what the stage before it has made of them
+        hidden = tokens
+        if self.wte is not None:
+            hidden = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.h:
             hidden = block(hidden)
-        return self.lm_head(self.ln_f(hidden))
+        return hidden if self.lm_head is None else self.lm_head(self.ln_f(hidden))
 
 
 class LlamaAttention(nn.Module):
@@ -108,18 +110,28 @@ class Experts(nn.Module):
     def __init__(self, width, inner, count, top_k):
         super().__init__()
         self.count, self.top_k = count, top_k
-        self.router = nn.Linear(width, count, bias=False)
-        self.up = nn.Parameter(torch.empty(count, width, 2 * inner))
-        self.down = nn.Parameter(torch.empty(count, inner, width))
+        self.router, self.experts = nn.Linear(width, count, bias=False), GroupedExperts(width, inner, count)
 
     def forward(self, hidden):
         tokens = hidden.flatten(0, 1)
         weights, chosen = self.router(tokens).softmax(-1).topk(self.top_k, dim=-1)
         order = chosen.flatten().argsort()
         sent = tokens[order // self.top_k].view(self.count, -1, tokens.shape[-1])
-        gate, up = (sent @ self.up).chunk(2, dim=-1)
-        back = ((F.silu(gate) * up) @ self.down).flatten(0, 1) * weights.flatten()[order].unsqueeze(-1)
+        back = self.experts(sent).flatten(0, 1) * weights.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(tokens).index_add(0, order // self.top_k, back.to(tokens.dtype)).view(hidden.shape)
+
+
+class GroupedExperts(nn.Module):
+    """Tokens by expert, experts x tokens of each x width -> the same."""
+
+    def __init__(self, width, inner, count):
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(count, width, 2 * inner))
+        self.down = nn.Parameter(torch.empty(count, inner, width))
+
+    def forward(self, tokens):
+        gate, up = (tokens @ self.up).chunk(2, dim=-1)
+        return (F.silu(gate) * up) @ self.down
 
 
 class LlamaBlock(nn.Module):
@@ -148,14 +160,14 @@ class Llama(nn.Module):
         self.lm_head = nn.Linear(width, vocab, bias=False)
 
     def forward(self, tokens):
-        hidden = self.embed_tokens(tokens)
+        hidden = tokens if self.embed_tokens is None else self.embed_tokens(tokens)
         places = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(1)
         angles = places / 10000 ** (torch.arange(0, self.head_dim, 2, device=tokens.device) / self.head_dim)
         angles = torch.cat((angles, angles), dim=-1)
         cosines, sines = angles.cos(), angles.sin()
         for layer in self.layers:
             hidden = layer(hidden, cosines, sines)
-        return self.lm_head(self.norm(hidden))
+        return hidden if self.lm_head is None else self.lm_head(self.norm(hidden))
 
 
 class BertBlock(nn.Module):

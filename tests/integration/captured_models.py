@@ -47,11 +47,11 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm, self.output = nn.RMSNorm(HIDDEN), nn.Linear(HIDDEN, VOCAB, bias=False)
 
-    def forward(self, tokens):
-        x = self.embedding(tokens)
+    def forward(self, tokens):  # or what the stage before has made of them
+        x = tokens if self.embedding is None else self.embedding(tokens)
         for layer in self.layers:
             x = layer(x)
-        return self.output(self.norm(x))
+        return x if self.output is None else self.output(self.norm(x))
 
 
 def llama():

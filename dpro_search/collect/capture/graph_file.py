@@ -92,7 +92,7 @@ class Parameter(msgspec.Struct, array_like=True, frozen=True):
 
 
 class IssuedCollective(msgspec.Struct, frozen=True):
-    """A collective that rank 0 issues."""
+    """A collective that the rank issues, or a message between two ranks."""
 
     type: str
     phase: Phase
@@ -100,7 +100,7 @@ class IssuedCollective(msgspec.Struct, frozen=True):
     elements: int  # Of the whole tensor of all ranks (all-gather, reduce-scatter), or of each rank's.
     bytes: int
     dtype: str
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # Of a message its sender and its receiver.
     op: int  # Ops of the step before it.
 
 
@@ -141,7 +141,8 @@ class CapturedStep(msgspec.Struct, frozen=True):
 class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a ``graph.json``.
 
-    `plain` is the step of one device. `under_mesh` is that of rank 0 of the mesh that was asked for.
+    `plain` is the step of one device. `under_mesh` is that of rank 0 of the mesh that was asked for; of a pipeline, `places` are
+    those of the first rank of each place in it, of `micro_batches` micro-batches of the captured batch.
     """
 
     version: int
@@ -161,6 +162,11 @@ class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     plain: CapturedStep
     under_mesh: CapturedStep | None = None
+    places: tuple[CapturedStep, ...] = ()
+    schedule: str = ""
+    virtual_stages: int = 1
+    micro_batches: int = 1
+    rotate: str = "allgather"
 
     @property
     def parameter_bytes(self) -> int:

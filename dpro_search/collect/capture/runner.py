@@ -22,6 +22,9 @@ from dpro_search.errors import InputError, JobError, MissingCapabilityError
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 PRECISIONS = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adam", "adamw", "sgd", "none")
+ROTATIONS = ("allgather", "alltoall")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "dual-pipe-v")
+_SEVERAL = SCHEDULES[2:]  # need two stages on a rank, but for zero-bubble
 _WORKER = HOOKS / "dpro_search_capture.py"
 
 
@@ -31,7 +34,8 @@ class CaptureRequest:
 
     Functions are names in the script. `build` returns the model; `inputs` (of batch and sequence) what it reads; `loss` (of its
     output and inputs) a scalar; `tp_plan` (of the model) a plan for `parallelize_module`; `parallelize` (of the model and a
-    `DeviceMesh`) applies the whole mesh itself.
+    `DeviceMesh`) applies the whole mesh itself. `batch` is that of a replica; of a pipeline, of one of its `micro_batches` (0:
+    twice as many as ranks). `rotate` is how ranks of cp pass keys and values on.
     """
 
     python: str
@@ -47,21 +51,53 @@ class CaptureRequest:
     optimizer: str = "adamw"
     mesh: Mapping[str, int] = field(default_factory=dict)
     bucket_mib: float = 25.0
+    rotate: str = "allgather"
+    schedule: str = "1f1b"
+    virtual_stages: int = 0
+    micro_batches: int = 0
     timeout_s: float = 1800.0
 
     def __post_init__(self) -> None:
-        for name, value, known in (("--precision", self.precision, PRECISIONS), ("--optimizer", self.optimizer, OPTIMIZERS)):
+        for name, value, known in (
+            ("--precision", self.precision, PRECISIONS),
+            ("--optimizer", self.optimizer, OPTIMIZERS),
+            ("--rotate", self.rotate, ROTATIONS),
+            ("--schedule", self.schedule, SCHEDULES),
+        ):
             if value not in known:
                 raise InputError(f"{name} {value}: use {', '.join(known)}")
         if not self.script.is_file():
             raise InputError(f"{self.script}: no such script")
-        if self.parallelize is None:
-            for axis, why in (("pp", "pipelines"), ("cp", "context parallel"), ("ep", "expert parallel")):
-                if self.mesh.get(axis, 1) > 1:
-                    raise InputError(
-                        f"--mesh {axis}={self.mesh[axis]}: {why} needs a function with --parallelize; every captured model can "
-                        "be asked about other meshes by replay --set"
-                    )
+        if self.parallelize is not None:
+            return
+        if self.mesh.get("ep", 1) > max(self.mesh.get("dp_shard", 1), self.mesh.get("dp_replicate", 1)):
+            raise InputError(f"--mesh ep={self.mesh['ep']}: they are ranks of dp or dp_shard: give as many of these, or more")
+        if self.mesh.get("cp", 1) > 1 and (not self.sequence or self.sequence % (2 * self.mesh["cp"])):
+            raise InputError(f"--mesh cp={self.mesh['cp']}: give a --sequence that twice as many parts divide")
+        if self.mesh.get("pp", 1) > 1:
+            _check_pipeline(self.schedule, self.mesh["pp"], self.stages_on_rank, self.step_micro_batches)
+
+    @property
+    def stages_on_rank(self) -> int:
+        """Stages of a pipeline that each rank has."""
+        return self.virtual_stages or (2 if self.schedule in _SEVERAL and self.schedule != "zero-bubble" else 1)
+
+    @property
+    def step_micro_batches(self) -> int:
+        """Micro-batches of a step: one, without a pipeline."""
+        ranks = self.mesh.get("pp", 1)
+        return 1 if ranks == 1 else self.micro_batches or 2 * ranks * (1 if self.schedule != "dual-pipe-v" else 2)
+
+
+def _check_pipeline(schedule: str, ranks: int, stages: int, micro_batches: int) -> None:
+    if schedule in ("zero-bubble-v", "dual-pipe-v") and stages != 2:
+        raise InputError(f"--schedule {schedule}: has two stages on each rank, not --virtual-stages {stages}")
+    if schedule == "interleaved" and stages < 2:
+        raise InputError("--schedule interleaved: give --virtual-stages 2 or more")
+    if micro_batches < ranks:
+        raise InputError(f"--micro-batches {micro_batches}: a pipeline of {ranks} ranks needs as many at least")
+    if stages > 1 and micro_batches % ranks:
+        raise InputError(f"--micro-batches {micro_batches}: stages that are interleaved need a multiple of {ranks}")
 
 
 class _Answer(msgspec.Struct):
@@ -106,6 +142,7 @@ def capture(request: CaptureRequest, say: Callable[[str], None] = lambda _: None
     plain = answer.steps.get("plain")
     if plain is None:
         raise JobError("the capture wrote no step")
+    places = tuple(each for name, each in answer.steps.items() if name.startswith("mesh") and each is not None)
     step, grows, notes = with_growth(plain, {name: answer.steps.get(name) for name in ("batch", "sequence")})
     return CapturedGraph(
         version=VERSION,
@@ -124,7 +161,12 @@ def capture(request: CaptureRequest, say: Callable[[str], None] = lambda _: None
         grows=grows,
         notes=(*filter(None, [answer.warning]), *answer.notes, *notes),
         plain=step,
-        under_mesh=answer.steps.get("mesh"),
+        under_mesh=places[0] if places else None,
+        places=places if len(places) > 1 else (),
+        schedule=request.schedule if len(places) > 1 else "",
+        virtual_stages=request.stages_on_rank if len(places) > 1 else 1,
+        micro_batches=request.step_micro_batches,
+        rotate=request.rotate,
     )
 
 
@@ -132,6 +174,8 @@ def _answered(request: CaptureRequest, folder: Path, say: Callable[[str], None])
     asked, answered = folder / "request.json", folder / "answer.json"
     values: dict[str, Any] = {name: getattr(request, name) for name in ("inputs", "loss", "tp_plan", "parallelize", "batch")}
     values |= {name: getattr(request, name) for name in ("sequence", "precision", "optimizer", "bucket_mib")}
+    values |= {"rotate": request.rotate, "schedule": request.schedule, "virtual_stages": request.stages_on_rank}
+    values |= {"micro_batches": request.step_micro_batches}
     values |= {"script": str(request.script.resolve()), "function": request.build, "mesh": dict(request.mesh)}
     asked.write_bytes(msgspec.json.encode(values))
     try:

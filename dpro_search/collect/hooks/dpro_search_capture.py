@@ -1,12 +1,14 @@
 """Captures the training step of a model without data, devices or other ranks: python dpro_search_capture.py REQUEST ANSWER
 
 REQUEST is a JSON file: script, function, inputs, loss, tp_plan, parallelize (names of functions of the script, or null), batch,
-sequence, precision, optimizer, mesh {axis: ranks}, bucket_mib. ANSWER is written: {"error": ...} or {"steps": {...}, ...}. The step
-is captured for one device with the batch as given, with twice the batch, and with twice the sequence, so that it is known how each
-tensor depends on them; and once under the mesh. Each is a process of its own. Needs PyTorch only; Python 3.8 and later.
+sequence, precision, optimizer, mesh {axis: ranks}, bucket_mib, rotate, schedule, virtual_stages, micro_batches. ANSWER is written:
+{"error": ...} or {"steps": {...}, ...}. The step is captured for one device with the batch as given, with twice the batch, and with
+twice the sequence, so that it is known how each tensor depends on them; and once under the mesh, or on the first rank of each place
+in a pipeline. Each is a process of its own. Needs PyTorch only; Python 3.8 and later.
 """
 
 import contextlib
+import copy
 import ctypes
 import importlib.util
 import json
@@ -36,15 +38,16 @@ def main():
     runs = {"plain": {}, "batch": {"batch": 2 * request["batch"]}}
     if request["sequence"]:
         runs["sequence"] = {"sequence": 2 * request["sequence"]}
-    if request["mesh"]:
-        runs["mesh"] = {"mesh": request["mesh"]}
+    for place, rank in enumerate(_first_ranks(request["mesh"])):
+        runs["mesh%d" % place] = {"mesh": request["mesh"], "rank": rank}
     answer = {"torch": torch.__version__, "python": sys.version.split()[0], "warning": private.version_warning(), "steps": {}}
     for name, changed in runs.items():
-        _say({"plain": "one device", "batch": "twice the batch", "sequence": "twice the sequence", "mesh": "the mesh"}[name])
+        said = {"plain": "one device", "batch": "twice the batch", "sequence": "twice the sequence"}
+        _say(said.get(name) or "rank %d of the mesh" % changed["rank"])
         part = "%s.%s" % (sys.argv[2], name)
         child = os.fork()
         if not child:
-            _one({**request, "mesh": {}, **changed}, part)
+            _one({**request, "mesh": {}, "rank": 0, **changed}, part)
         _, status = os.waitpid(child, 0)
         if status or not os.path.exists(part):
             _answer({"error": "the process that captured %s ended with status %d" % (name, status)})
@@ -60,6 +63,15 @@ def main():
             return
         answer["steps"][name] = found
     _answer(answer)
+
+
+def _first_ranks(mesh):
+    """Of each place in a pipeline; of a mesh without one, rank 0. Ranks of ep are others' too, and pp is the outermost axis."""
+    ranks = 1
+    for axis, size in mesh.items():
+        ranks *= 1 if axis == "ep" else size
+    places = mesh.get("pp", 1)
+    return [place * (ranks // places) for place in range(places)] if mesh else []
 
 
 def _one(request, part):
@@ -88,91 +100,119 @@ def _captured(request):
     import dpro_search_capture_mesh as meshes
     import dpro_search_capture_torch as private
     import torch
-    from dpro_search_capture_recorder import BACKWARD, FORWARD, OPTIMIZER, Recorder
+    from dpro_search_capture_recorder import Recorder
 
     torch.manual_seed(0)
     script = _imported(request["script"])
-    build = _function(script, request, "function")
-    make_inputs, loss_of, plan_of = (_function(script, request, name) for name in ("inputs", "loss", "tp_plan"))
+    build, plan_of = _function(script, request, "function"), _function(script, request, "tp_plan")
     by_user = _function(script, request, "parallelize")
-    sizes = request["mesh"]
     fake = private.fake_mode()
-    mesh = None
-    if sizes:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        ranks = 1
-        for size in sizes.values():
-            ranks *= size
-        private.start_fake_group(ranks)
-        names = [name for name in meshes.AXES if name in sizes]
-        mesh = init_device_mesh("cpu", tuple(sizes[name] for name in names), mesh_dim_names=tuple(names))
+    mesh = meshes.Mesh(request["mesh"], request["rank"]) if request["mesh"] else None
     with torch.device("meta") if mesh is not None else fake:
         model = build()
     if not isinstance(model, torch.nn.Module):
         raise TypeError("%s returns a %s, not a torch.nn.Module" % (request["function"], type(model).__name__))
     model.train()
     plan = None if plan_of is None else plan_of(model)
-    layouts = meshes.layouts_of(model, plan)
-    units = [name for name, _ in meshes.units_of(model)]
+    about = {
+        "layouts": meshes.layouts_of(model, plan),
+        "units": [name for name, _ in meshes.units_of(model)],
+        "kinds": {name: type(module).__name__ for name, module in model.named_modules()},
+        "parameters": _parameters(model),
+    }
     tied = _tied(model)
-    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
-    whole = _parameters(model)
-    names = {id(module): name for name, module in model.named_modules()}
-    recorder = Recorder(names)
-    precision = request["precision"]
-    if mesh is not None:
-        if by_user is not None:
-            model = by_user(model, mesh) or model
-        else:
-            model = meshes.parallelized(model, mesh, plan or meshes.usual_plan(layouts), precision, request["bucket_mib"])
+    about["tied"] = bool(tied)
+    job = _Job(request, script, model, fake, mesh, by_user is not None)
+    stages = job.stages(about["units"], tied) if mesh is not None and "pp" in mesh and by_user is None else None
+    if mesh is not None and by_user is not None:
+        job.parts = [by_user(model, mesh.whole) or model]
+    elif mesh is not None:
+        chosen = plan or meshes.usual_plan(about["layouts"])
+        job.parts = [meshes.parallelized(part, mesh, chosen, request["precision"], about["units"]) for part in job.parts]
+    recorder = Recorder({id(module): name for part in job.parts for name, module in part.named_modules()})
     with contextlib.ExitStack() as stack:
         stack.enter_context(fake)
-        if mesh is not None:
-            model.to_empty(device="cpu")
-            _tie(model, tied)
-        batch, sequence = _own_batch(request, sizes), request["sequence"]
-        inputs = _inputs(torch, model, make_inputs, batch, sequence)
-        optimizer = _optimizer(torch, model, request["optimizer"])
-        buckets = None
-        if sizes.get("dp_replicate", 1) > 1 and "dp_shard" not in sizes and by_user is None:
-            ranks = torch.distributed.get_process_group_ranks(mesh["dp_replicate"].get_group())
-            buckets = meshes.GradientBuckets(model, ranks, request["bucket_mib"], recorder)
+        for part in job.parts if mesh is not None else ():
+            part.to_empty(device="cpu")
+            _tie(part, tied)
         _watch_storages(torch, recorder)
         stack.enter_context(_hooks(torch, recorder))
-        recorder.parameters.update(recorder.number(_local(each)) for each in model.parameters())
-        for each in (*model.buffers(), *_tensors(torch, inputs)):
-            recorder.number(_local(each))
-        autocast = precision != "fp32" and not _casts_itself(mesh, by_user)
-        for step in range(2):  # the first one allocates the optimizer's state, and sets FSDP's order
+        return {**job.recorded(recorder, stages), **about}
+
+
+class _Job:
+    """A rank's training step: what it reads, and how it runs under a mesh.
+
+    Attributes
+    ----------
+    parts
+        The modules of the rank: the model, or its stages of a pipeline.
+    """
+
+    def __init__(self, request, script, model, fake, mesh, by_user):
+        import torch
+
+        self.parts = [model]
+        self._request, self._fake, self._mesh, self._by_user = request, fake, mesh, by_user
+        self._make_inputs, self._loss_of = (_function(script, request, name) for name in ("inputs", "loss"))
+        self._micro_batches = 1
+        table = next((module for module in model.modules() if isinstance(module, torch.nn.Embedding)), None)
+        self._vocabulary = None if table is None else table.num_embeddings
+
+    def stages(self, units, tied):
+        """The rank's schedule, to be built when its stages hold what the mesh gives them; `parts` are these stages."""
+        import dpro_search_capture_mesh as meshes
+        import dpro_search_capture_pipeline as pipelines
+
+        request, mesh = self._request, self._mesh
+        self._micro_batches = request["micro_batches"]
+        ranks, place = mesh.sizes["pp"], mesh.axis("pp").get_local_rank()
+        numbers = pipelines.stages_on(place, ranks, request["virtual_stages"], request["schedule"])
+        parts = pipelines.parts_of(self.parts[0], units, ranks * len(numbers))
+        self.parts = [parts[number] for number in numbers]
+        dtype = meshes.dtype_of(request["precision"]) if mesh.shards else None  # FSDP casts
+        copies = [copy.deepcopy(part).to(dtype) for part in parts]
+        with self._fake:
+            inputs = self._inputs(request["batch"], (request["sequence"] or 0) // mesh.sizes.get("cp", 1) or None)
+            with self._cast():
+                shapes = pipelines.shapes_of(copies, inputs, lambda part: _tie(part, tied))
+
+        def schedule(recorder):
+            return pipelines.Pipelined(
+                self.parts, numbers, shapes, mesh.axis("pp"), request["schedule"], self._micro_batches, self._loss, recorder
+            )
+
+        return schedule
+
+    def recorded(self, recorder, stages):
+        """What the second step does: the first one allocates the optimizer's state, and sets FSDP's order."""
+        import torch
+        from dpro_search_capture_recorder import OPTIMIZER
+
+        parameters = list({id(each): each for part in self.parts for each in part.parameters()}.values())
+        optimizer = _optimizer(torch, parameters, self._request["optimizer"])
+        buckets = self._buckets(recorder)
+        recorder.parameters.update(recorder.number(_local(each)) for each in parameters)
+        buffers = sorted({recorder.number(_local(each)) for part in self.parts for each in part.buffers()})
+        pipeline = None if stages is None else stages(recorder)
+        for step in range(2):
             if step:
                 recorder.start()
             began = time.time()
-            with recorder:
-                recorder.phase = FORWARD
-                with contextlib.ExitStack() as forward:
-                    forward.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor))
-                    if autocast:
-                        forward.enter_context(torch.autocast("cpu", dtype=meshes.dtype_of(precision)))
-                    output = model(*inputs) if isinstance(inputs, (tuple, list)) else model(**inputs)
-                    loss = _loss(torch, output, inputs, loss_of)
-                recorder.forward_ended()
-                held = recorder.live_bytes
-                recorder.phase = BACKWARD
-                del output
-                loss.backward()
+            inputs = self._inputs(self._request["batch"] * self._micro_batches, self._request["sequence"])
+            read = sorted({recorder.number(_local(each)) for each in _tensors(torch, inputs)})
+            with recorder, self._context(inputs):
+                self._passes(recorder, inputs, pipeline)
                 recorder.phase = OPTIMIZER
                 if optimizer is not None:
                     optimizer.step()
-            gradients = [_local(each.grad) for each in model.parameters() if each.grad is not None]
+            gradients = [_local(each.grad) for each in parameters if each.grad is not None]
             gradient_bytes = sum(each.numel() * each.element_size() for each in gradients)
-            del gradients, loss
-            if optimizer is not None:
-                optimizer.zero_grad()
-            else:
-                model.zero_grad()
-            if buckets is not None:
-                buckets.step_ended()
+            del gradients
+            for each in parameters:
+                each.grad = None
+            for each in buckets:
+                each.step_ended()
         state = 0
         if optimizer is not None:
             held_state = [_local(each) for each in _tensors(torch, list(optimizer.state.values()))]
@@ -182,33 +222,83 @@ def _captured(request):
             "collectives": recorder.collectives,
             "saved": _unique(recorder.saved),
             "parameter_tensors": sorted(recorder.parameters),
-            "input_tensors": sorted({recorder.number(_local(each)) for each in _tensors(torch, inputs)}),
-            "buffer_tensors": sorted({recorder.number(_local(each)) for each in model.buffers()}),
-            "parameters": whole,
-            "local_parameter_bytes": sum(
-                each.numel() * each.element_size() for each in map(_local, {id(p): p for p in model.parameters()}.values())
-            ),
+            "input_tensors": read,
+            "buffer_tensors": buffers,
+            "local_parameter_bytes": sum(each.numel() * each.element_size() for each in map(_local, parameters)),
             "gradient_bytes": gradient_bytes,
             "optimizer_bytes": state,
-            "held_bytes": held,
+            "held_bytes": recorder.held_bytes,
             "peak_bytes": recorder.peak_bytes,
             "peak_phase": ("forward", "backward", "optimizer")[recorder.peak_phase],
-            "kinds": kinds,
-            "units": units,
-            "layouts": layouts,
-            "tied": bool(tied),
             "seconds": time.time() - began,
         }
 
+    def _passes(self, recorder, inputs, pipeline):
+        """Forward and backward."""
+        import torch
 
-def _casts_itself(mesh, by_user):
-    """Whether FSDP's mixed precision casts in place of autocast."""
-    return mesh is not None and by_user is None and "dp_shard" in mesh.mesh_dim_names
+        recorder.begin_forward()
+        with contextlib.ExitStack() as forward:
+            forward.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor))
+            forward.enter_context(self._cast())
+            if pipeline is not None:
+                pipeline.step(inputs)
+                return
+            (model,) = self.parts
+            output = model(*inputs) if isinstance(inputs, (tuple, list)) else model(**inputs)
+            loss = self._loss(output, inputs)
+        recorder.forward_ended()
+        recorder.begin_backward()
+        del output
+        loss.backward()
 
+    def _loss(self, output, inputs):
+        """Of outputs and inputs; a pipeline's last stage is given the first of the inputs alone."""
+        import torch
 
-def _own_batch(request, sizes):
-    """`batch` is that of one replica."""
-    return request["batch"]
+        return _loss(torch, output, (inputs,) if isinstance(inputs, torch.Tensor) else inputs, self._loss_of)
+
+    def _inputs(self, samples, sequence):
+        import torch
+
+        return _inputs(torch, self._vocabulary, self._make_inputs, samples, sequence)
+
+    def _cast(self):
+        """Autocast; FSDP's mixed precision casts in place of it."""
+        import dpro_search_capture_mesh as meshes
+        import torch
+
+        precision, mesh = self._request["precision"], self._mesh
+        if precision == "fp32" or (mesh is not None and mesh.shards and not self._by_user):
+            return contextlib.nullcontext()
+        return torch.autocast("cpu", dtype=meshes.dtype_of(precision))
+
+    def _context(self, inputs):
+        """Within it inputs are those of one rank of cp."""
+        import dpro_search_capture_mesh as meshes
+        import dpro_search_capture_torch as private
+        import torch
+
+        if self._mesh is None or "cp" not in self._mesh or self._by_user:
+            return contextlib.nullcontext()
+        private.rotate_by(self._request["rotate"])
+        return meshes.context(self._mesh.axis("cp"), list(_tensors(torch, inputs)), self._request["sequence"])
+
+    def _buckets(self, recorder):
+        """The sums of gradients without `fully_shard`: of the experts, which fewer ranks share, apart."""
+        import dpro_search_capture_mesh as meshes
+
+        if self._mesh is None or self._by_user:
+            return []
+        experts = [each for part in self.parts for _, group in meshes.experts_of(part) for each in group.parameters()]
+        experts = experts if "ep" in self._mesh else []
+        alone = {id(each) for each in experts}
+        others = [each for part in self.parts for each in part.parameters() if id(each) not in alone]
+        return [
+            meshes.GradientBuckets(parameters, ranks, self._request["bucket_mib"], recorder, self._micro_batches)
+            for parameters, ranks in ((others, self._mesh.summing()), (experts, self._mesh.summing(experts=True)))
+            if parameters and len(ranks) > 1 and not self._mesh.shards
+        ]
 
 
 def _imported(path):
@@ -232,15 +322,14 @@ def _function(script, request, role):
     return found
 
 
-def _inputs(torch, model, make, batch, sequence):
+def _inputs(torch, vocabulary, make, batch, sequence):
     if make is not None:
         found = make(batch, sequence) if sequence else make(batch)
         return (found,) if isinstance(found, torch.Tensor) else found
-    table = next((module for module in model.modules() if isinstance(module, torch.nn.Embedding)), None)
-    if table is None or not sequence:
-        what = "a --sequence" if table is not None else "a function with --inputs"
+    if vocabulary is None or not sequence:
+        what = "a --sequence" if vocabulary is not None else "a function with --inputs"
         raise ValueError("what the model reads is not known: give %s" % what)
-    return (torch.randint(table.num_embeddings, (batch, sequence)),)
+    return (torch.randint(vocabulary, (batch, sequence)),)
 
 
 def _loss(torch, output, inputs, loss_of):
@@ -268,9 +357,9 @@ def _loss(torch, output, inputs, loss_of):
     return output.float().mean()
 
 
-def _optimizer(torch, model, name):
+def _optimizer(torch, parameters, name):
     """Without fused or grouped kernels, whose temporaries are hard to tell from state."""
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    parameters = [each for each in parameters if each.requires_grad]
     if name == "none" or not parameters:
         return None
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
@@ -296,10 +385,12 @@ def _tied(model):
 
 
 def _tie(model, groups):
+    """Make the places of a parameter one again; a stage of a pipeline may have some of them only."""
     modules = dict(model.named_modules())
-    for (first, key), *others in groups:
-        for name, other in others:
-            modules[name]._parameters[other] = modules[first]._parameters[key]
+    for group in groups:
+        here = [(modules[name], key) for name, key in group if name in modules]
+        for module, key in here[1:]:
+            module._parameters[key] = here[0][0]._parameters[here[0][1]]
 
 
 def _local(tensor):

@@ -51,6 +51,8 @@ class Recorder(TorchDispatchMode):
         A dictionary for each.
     saved
         Tensors that the backward pass needs, with the op that needs them.
+    held_bytes
+        Most bytes of all storages that were alive at the end of a forward pass.
     peak_bytes
         Most bytes of all storages that were alive at a time.
     """
@@ -61,7 +63,7 @@ class Recorder(TorchDispatchMode):
         self.ops, self.collectives, self.saved = [], [], []
         self.parameters = set()  # storages of parameters, and of what is computed from parameters alone
         self.modules = [""]
-        self.live_bytes = self.peak_bytes = 0
+        self.live_bytes = self.peak_bytes = self.held_bytes = 0
         self.peak_phase = FORWARD
         self._names, self._stack = names, []
         self._numbers = {}  # of storages that are alive
@@ -70,7 +72,24 @@ class Recorder(TorchDispatchMode):
         self._producers = {}  # sequence number of a node of the autograd graph: the op that made it
         self._last_sequence = private.next_sequence()
         self._last_producer = -1
+        self._messages = {}  # storages that stages of a pipeline send: the phase that they are of
         self.recording = True
+
+    # Passes.
+
+    def begin_forward(self):
+        """A forward pass, or the first part of one, follows."""
+        self.phase = FORWARD
+        self._last_sequence = private.next_sequence()
+
+    def begin_backward(self):
+        """A backward pass follows."""
+        self.phase = BACKWARD
+
+    def expect(self, messages, forward):
+        """Of which pass messages are that a stage will send or receive (`P2POp`)."""
+        for each in messages:
+            self._messages[self.number(_local(each.tensor))] = FORWARD if forward else BACKWARD
 
     # Modules.
 
@@ -133,7 +152,7 @@ class Recorder(TorchDispatchMode):
         outputs = [tensor for tensor in _flat(result) if isinstance(tensor, torch.Tensor)]
         read, made = [self.number(tensor) for tensor in inputs], [self.number(tensor) for tensor in outputs]
         if namespace in _COMMUNICATION:
-            self._communicated(name.strip("_"), args, inputs, outputs)
+            self._communicated(func, name.strip("_"), args, inputs, outputs)
         mutable = func._schema.is_mutable
         is_view = not mutable and namespace == "aten" and outputs and set(made) <= set(read)
         number = len(self.ops) - 1 if is_view else len(self.ops)
@@ -190,7 +209,7 @@ class Recorder(TorchDispatchMode):
             return self._stack[-1]
         return self.ops[forward][2] if forward >= 0 else ""
 
-    def _communicated(self, name, args, inputs, outputs):
+    def _communicated(self, func, name, args, inputs, outputs):
         if name in ("wait_tensor", "wrap_tensor_autograd", "barrier", "monitored_barrier"):
             return
         if name.startswith("flex_cp_allgather"):
@@ -201,20 +220,30 @@ class Recorder(TorchDispatchMode):
         kind = _COLLECTIVES.get(name)
         if kind is None:
             raise NotImplementedError("the collective %s is not known to the capture" % name)
+        if kind in ("send", "recv"):
+            (tensor,) = inputs
+            ranks = private.group_ranks(args)
+            ends = [torch.distributed.get_rank(), ranks[private.peer_of(func, args)]]
+            phase = self._messages.get(self.number(tensor), self.phase)
+            self.collective(kind, tensor.numel(), tensor, ends if kind == "send" else ends[::-1], phase)
+            return
         largest = max(inputs + outputs, key=torch.Tensor.numel)
         elements = largest.numel()
         if kind == "all_reduce" and name.startswith("allreduce"):
             elements = sum(tensor.numel() for tensor in inputs)
         self.collective(kind, elements, largest, private.group_ranks(args))
 
-    def collective(self, kind, elements, tensor, ranks):
-        """Note a collective; elements are those of the whole tensor of all ranks (all-gather, reduce-scatter) or of each rank's."""
+    def collective(self, kind, elements, tensor, ranks, phase=None):
+        """Note a collective; elements are those of the whole tensor of all ranks (all-gather, reduce-scatter) or of each rank's.
+
+        Ranks of a message are its sender and its receiver.
+        """
         if not self.recording or not ranks or len(ranks) < 2:
             return
         self.collectives.append(
             {
                 "type": kind,
-                "phase": self.phase,
+                "phase": self.phase if phase is None else phase,
                 "module": self._stack[-1] if self._stack else self._module(self._last_producer if self.phase == BACKWARD else -1),
                 "elements": elements,
                 "bytes": elements * tensor.element_size(),
@@ -226,7 +255,7 @@ class Recorder(TorchDispatchMode):
 
     def keep(self, tensor):
         """Hook for tensors that autograd saves."""
-        local = getattr(tensor, "_local_tensor", tensor)
+        local = _local(tensor)
         if self.recording and self.phase == FORWARD and type(local) is not torch.nn.Parameter:
             self.saved.append(
                 [self.number(local), len(self.ops), local.untyped_storage().nbytes(), list(local.shape), str(local.dtype)[6:]]
@@ -234,7 +263,8 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     def forward_ended(self):
-        """What is kept of the forward pass is known: FSDP has freed the parameters that it gathered."""
+        """What is kept of a forward pass is known: FSDP has freed the parameters that it gathered."""
+        self.held_bytes = max(self.held_bytes, self.live_bytes)
         for each in self.saved:
             each[2] = self._sizes.get(each[0], each[2])
 
@@ -243,7 +273,7 @@ class Recorder(TorchDispatchMode):
         self.ops, self.collectives, self.saved = [], [], []
         self._producers, self._last_producer = {}, -1
         self._last_sequence = private.next_sequence()
-        self.peak_bytes = self.live_bytes
+        self.peak_bytes, self.held_bytes = self.live_bytes, 0
 
 
 def _attributes(func, name, args, kwargs):
@@ -253,6 +283,10 @@ def _attributes(func, name, args, kwargs):
     values = {argument.name: value for argument, value in zip(func._schema.arguments, args)}
     values.update(kwargs)
     return {key: values[key] for key in ("is_causal", "groups", "transposed") if key in values}
+
+
+def _local(tensor):
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _is_wrapper(kind):

@@ -39,12 +39,49 @@ def needs_values(error):
     return isinstance(error, kinds) or "meta tensor" in text or "data-dependent" in text or "DataDependent" in text
 
 
-def start_fake_group(ranks):
-    """This process becomes rank 0 of so many; nothing is sent."""
+def start_fake_group(ranks, rank=0):
+    """This process becomes one of so many ranks; nothing is sent."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+
+
+def shapes_are_known(schedule, stages):
+    """Have a pipeline's stages take the shapes that they were given, for there is nobody to agree on them with."""
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    for stage in stages:
+        stage._inference_mode = InferenceMode.STATIC
+    schedule._warmup_p2p = lambda *args, **kwargs: None
+
+
+def inner_mesh(mesh, axis, ranks):
+    """(outer, inner): an axis of a mesh as so many groups of neighbouring ranks, and these."""
+    outer = mesh.size() // ranks
+    split = mesh._unflatten(0, (outer, ranks), ("%s_mod_ep" % axis, "ep"))
+    return split["%s_mod_ep" % axis], split["ep"]
+
+
+def joined_mesh(mesh, names):
+    """The axes of a mesh as one."""
+    return mesh[names]._flatten("_".join(names)) if len(names) > 1 else mesh[names[0]]
+
+
+def rotate_by(method):
+    """How context parallel ranks pass keys and values on: allgather or alltoall."""
+    from torch.distributed.tensor.experimental import _attention
+
+    _attention.set_rotate_method(method)
+
+
+def flash_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """`scaled_dot_product_attention` by the op for which context parallel has a ring, whatever the device has kernels for."""
+    if attn_mask is not None:
+        raise ValueError("context parallel attention takes no mask")
+    if enable_gqa and key.shape[-3] != query.shape[-3]:
+        key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], dim=-3) for each in (key, value))
+    return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
 
 
 def next_sequence():
@@ -56,6 +93,12 @@ def backward_sequence():
     """The number of the node whose backward pass runs; None outside a backward pass."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()
+
+
+def peer_of(func, args):
+    """Number, within the group, of the rank that a message goes to or comes from."""
+    names = [argument.name for argument in func._schema.arguments]
+    return int(args[next(place for place, name in enumerate(names) if name in ("dst", "src"))])
 
 
 def group_ranks(args):

@@ -23,16 +23,16 @@ def captured_job_toml(graph: CapturedGraph, name: str, cluster: str | None) -> s
     InputError
         The cluster is not known.
     """
-    ranks = math.prod(graph.mesh.values())
+    ranks = math.prod(size for axis, size in graph.mesh.items() if axis != "ep")  # whose ranks are those of dp
     chosen = cluster or f"{ranks}x{USUAL_DEVICE}"
     devices = parse_cluster(chosen).ranks
+    model = captured_model(graph)
     runs = _runs(graph) if devices == ranks else MeshSettings()
     replicas = devices // math.prod(getattr(runs, axis) or 1 for axis in ("tp", "pp", "cp"))
-    model = captured_model(graph)
     lines = [
         "# A captured model for dpro-search: dpro-search replay job.toml, diagnose job.toml, run job.toml",
         f"cluster = {json.dumps(chosen)}  # " + ("as given" if cluster else "not given: so many devices as the mesh has"),
-        f"global_batch = {graph.batch * replicas}  # over all replicas; {graph.batch} on each were captured",
+        f"global_batch = {graph.batch * graph.micro_batches * replicas}  # of all replicas; {graph.batch} captured",
         *([f"sequence = {graph.sequence}  # tokens of a sequence"] if graph.sequence is not None else []),
         f'precision = "{graph.precision}"',
         f'framework = "{FRAMEWORK}"',
@@ -51,10 +51,14 @@ def captured_job_toml(graph: CapturedGraph, name: str, cluster: str | None) -> s
 def _runs(graph: CapturedGraph) -> MeshSettings:
     """Settings of the captured mesh."""
     mesh = graph.mesh
+    pipelined, rings = bool(graph.places), mesh.get("cp", 1) > 1 and graph.rotate == "alltoall"
     return MeshSettings(
         tp=mesh.get("tp"),
         pp=mesh.get("pp"),
         cp=mesh.get("cp"),
+        schedule=graph.schedule if pipelined else None,  # type: ignore[arg-type]
+        virtual_stages=graph.virtual_stages if pipelined else None,
+        cp_ring=True if rings else None,
         zero_stage=3 if mesh.get("dp_shard", 1) > 1 else 0,
         sequence_parallel=False if mesh.get("tp", 1) > 1 else None,
     )

@@ -178,9 +178,8 @@ class _Job:
                 shapes = pipelines.shapes_of(copies, inputs, lambda part: _tie(part, tied))
 
         def schedule(recorder):
-            return pipelines.Pipelined(
-                self.parts, numbers, shapes, mesh.axis("pp"), request["schedule"], self._micro_batches, self._loss, recorder
-            )
+            how = (request["schedule"], self._micro_batches)
+            return pipelines.Pipelined(self.parts, numbers, shapes, mesh.axis("pp"), *how, self._loss, self._cast, recorder)
 
         return schedule
 
@@ -240,10 +239,10 @@ class _Job:
         recorder.begin_forward()
         with contextlib.ExitStack() as forward:
             forward.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor))
-            forward.enter_context(self._cast())
             if pipeline is not None:
                 pipeline.step(inputs)
                 return
+            forward.enter_context(self._cast())
             (model,) = self.parts
             output = model(*inputs) if isinstance(inputs, (tuple, list)) else model(**inputs)
             loss = self._loss(output, inputs)

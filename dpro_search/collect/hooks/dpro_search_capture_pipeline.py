@@ -5,6 +5,7 @@ with parameters are None, and lists of layers are shorter. The first stage has w
 what is registered behind them.
 """
 
+import contextlib
 import copy
 
 import dpro_search_capture_torch as private
@@ -81,11 +82,13 @@ class Pipelined:
         (input, output) of every stage of the pipeline for one micro-batch.
     loss_of
         Of a micro-batch's outputs and its targets.
+    cast
+        Makes the context of forward passes.
     recorder
         Is told which pass runs.
     """
 
-    def __init__(self, parts, numbers, shapes, mesh, schedule, micro_batches, loss_of, recorder):
+    def __init__(self, parts, numbers, shapes, mesh, schedule, micro_batches, loss_of, cast, recorder):
         from torch.distributed.pipelining import PipelineStage, schedules
 
         single, several = SCHEDULES[schedule]
@@ -94,12 +97,17 @@ class Pipelined:
             PipelineStage(part, number, len(shapes), torch.device("cpu"), *shapes[number], group=mesh.get_group())
             for part, number in zip(parts, numbers)
         ]
+
+        def loss_within(outputs, targets):
+            with cast():
+                return loss_of(outputs, targets)
+
         kind = getattr(schedules, name)
         one = issubclass(kind, schedules.PipelineScheduleSingle)
-        self._schedule = kind(self.stages[0] if one else self.stages, n_microbatches=micro_batches, loss_fn=loss_of)
+        self._schedule = kind(self.stages[0] if one else self.stages, n_microbatches=micro_batches, loss_fn=loss_within)
         private.shapes_are_known(self._schedule, self.stages)
         for stage in self.stages:
-            _tell_passes(stage, recorder)
+            _tell_passes(stage, cast, recorder)
 
     def step(self, inputs):
         """Forward and backward passes of all micro-batches; the loss is of outputs and the first of the inputs."""
@@ -108,21 +116,22 @@ class Pipelined:
         self._schedule.step(*arguments, return_outputs=False, **losses)
 
 
-def _tell_passes(stage, recorder):
+def _tell_passes(stage, cast, recorder):
     """Let the recorder know of each pass, and of which pass each message is."""
 
-    def told(name, begins=lambda: None, ends=lambda result: None):
+    def told(name, begins=lambda: None, ends=lambda result: None, context=contextlib.nullcontext):
         original = getattr(stage, name)
 
         def run(*args, **kwargs):
             begins()
-            result = original(*args, **kwargs)
+            with context():
+                result = original(*args, **kwargs)
             ends(result)
             return result
 
         setattr(stage, name, run)
 
-    told("forward_one_chunk", recorder.begin_forward, lambda result: recorder.forward_ended())
+    told("forward_one_chunk", recorder.begin_forward, lambda result: recorder.forward_ended(), cast)
     told("backward_one_chunk", recorder.begin_backward)
     told("backward_weight_one_chunk", recorder.begin_backward)
     for name in ("get_fwd_recv_ops", "get_fwd_send_ops"):

@@ -76,11 +76,12 @@ def rotate_by(method):
 
 
 def flash_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """`scaled_dot_product_attention` by the op for which context parallel has a ring, whatever the device has kernels for."""
+    """`scaled_dot_product_attention` by the op for which context parallel has a ring, whatever the device has kernels for.
+
+    Like CUDA's kernel it takes fewer heads of keys and values than of queries.
+    """
     if attn_mask is not None:
         raise ValueError("context parallel attention takes no mask")
-    if enable_gqa and key.shape[-3] != query.shape[-3]:
-        key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], dim=-3) for each in (key, value))
     return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
 
 

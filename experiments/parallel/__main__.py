@@ -1,4 +1,4 @@
-"""Measures and scores: `python -m experiments.parallel measure|score --out DIR [--paced]`; see the README beside it."""
+"""Measures and scores: `python -m experiments.parallel measure|score|grid --out DIR [--paced]`; see the README beside it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ import argparse
 import json
 from pathlib import Path
 
-from experiments.parallel.cases import cases
+from experiments.parallel.cases import CONFIGS, RATES, cases
+from experiments.parallel.grid import job_case, measure_grid, score_grid
 from experiments.parallel.measure import measure, tell
 from experiments.parallel.score import score
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("measure", "score"))
+    parser.add_argument("what", choices=("measure", "score", "grid"))
     parser.add_argument("--out", type=Path, required=True, help="folder of the measurements; the same command continues them")
     parser.add_argument("--paced", action="store_true", help="8 and 16 ranks that wait in place of computing")
     parser.add_argument("--python", default="python", help="interpreter with PyTorch")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", default="", help="text that the names of jobs have, like gpt-2")
+    parser.add_argument("--ranks", default="2,4", help="of grid: numbers of ranks")
+    parser.add_argument("--rate", default="500mbit", choices=RATES, help="of grid: of the hosts' links")
+    parser.add_argument("--model", default="gpt", choices=tuple(CONFIGS), help="of grid")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    if given.what == "grid":
+        _grid(given)
+        return
     chosen = [case for case in cases(paced=given.paced) if given.only in case.job]
     if given.what == "measure":
         measure(given.out, chosen, given.python, given.rounds, tell)
@@ -35,6 +42,23 @@ def main() -> None:
         )
     for name in ("as_recorded", "from_another", "calibrated", "order", "losses", "failed"):
         print(name, found[name])
+
+
+def _grid(given: argparse.Namespace) -> None:
+    jobs = [job_case(given.model, int(ranks), given.rate) for ranks in given.ranks.split(",")]
+    measure_grid(given.out, jobs, given.python, given.rounds, tell, only=given.only)
+    found = score_grid(given.out, jobs)
+    if given.json:
+        print(json.dumps(found))
+        return
+    for row in found:
+        print(f"{row['job']}: default {row['default_us'] / 1e3:.1f} ms, picked {row['picked_us'] / 1e3:.1f} ms ({row['picked']})")
+        print(f"  gain {row['gain_measured_pct']:+.1f} % measured, {row['gain_predicted_pct']:+.1f} % predicted")
+        print(
+            f"  best of {row['configurations']}: {row['best_us'] / 1e3:.1f} ms ({row['best']}); picked over best "
+            f"{row['picked_over_best']:.3f}, noise {row['noise_pct']:.1f} %, {row['faster_than_picked']} faster than picked"
+        )
+        print(f"  predictions of the grid: median error {row['median_error_pct']:.1f} %; failed: {row['failed'] or 'none'}")
 
 
 if __name__ == "__main__":

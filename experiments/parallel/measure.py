@@ -51,11 +51,11 @@ def measure(out: Path, chosen: Sequence[Case], python: str, rounds: int, say: Ca
     """Time blocks and exchanges of the jobs, then run each case once a round; adds to ``runs.jsonl``."""
     out.mkdir(parents=True, exist_ok=True)
     for case in chosen:
-        path = case.write(out, _cores())
+        path = case.write(out, cores_of())
         timed_job(
             path,
             [case.settings],
-            _command(path, python, STEPS),
+            command_of(path, python, STEPS),
             out / case.times,
             on_start=lambda what: say(f"timing {what}"),
         )
@@ -63,10 +63,9 @@ def measure(out: Path, chosen: Sequence[Case], python: str, rounds: int, say: Ca
     left = [(number, case) for number in range(rounds) for case in chosen if (case.job, case.strategy, number) not in done]
     began = time.monotonic()
     for place, (number, case) in enumerate(left):
-        path = case.write(out, _cores())
-        row = _run(case, path, _command(path, python, PACED_STEPS if case.paced else STEPS), number)
-        with (out / "runs.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(row) + b"\n")
+        path = case.write(out, cores_of())
+        row = run_case(case, path, command_of(path, python, PACED_STEPS if case.paced else STEPS), number)
+        save_row(out, row)
         rest_s = (time.monotonic() - began) / (place + 1) * (len(left) - place - 1)
         typical = f"{sorted(row.iteration_us)[len(row.iteration_us) // 2] / 1e3:.0f} ms" if row.iteration_us else row.failed
         say(f"round {number} {case.job} {case.strategy}: {typical} ({place + 1} of {len(left)}, {rest_s / 60:.0f} min left)")
@@ -88,27 +87,40 @@ def plan_of(case: Case, job: Any) -> Plan:
     return Scenario().changed([case.settings], known=job.askable, job=job.title).plan
 
 
-def _run(case: Case, path: Path, command: Sequence[str], number: int) -> Row:
+def save_row(out: Path, row: Row) -> None:
+    """Add a run to those of a folder."""
+    with (out / "runs.jsonl").open("ab") as file:
+        file.write(msgspec.json.encode(row) + b"\n")
+
+
+def run_case(case: Case, path: Path, command: Sequence[str], number: int, *, name: str = "", plan: Plan | None = None) -> Row:
+    """One run of a case, or of its job under another plan of some name."""
     source = load_source(path)
     assert isinstance(source, Description)
     job = job_of(source)
     try:
         run: Run = described_job(source, job, path.parent, command, paced=case.paced).run(
-            plan_of(case, job), warmup=WARMUP, timeout_s=600
+            plan_of(case, job) if plan is None else plan, warmup=WARMUP, timeout_s=600
         )
     except DproSearchError as error:
-        return Row(job=case.job, strategy=case.strategy, round=number, failed=str(error)[:400])
+        return Row(job=case.job, strategy=name or case.strategy, round=number, failed=str(error)[:400])
     losses = tuple(loss.value for loss in run.losses)
     return Row(
-        job=case.job, strategy=case.strategy, round=number, iteration_us=tuple(run.times.iteration_us.tolist()), losses=losses
+        job=case.job,
+        strategy=name or case.strategy,
+        round=number,
+        iteration_us=tuple(run.times.iteration_us.tolist()),
+        losses=losses,
     )
 
 
-def _command(path: Path, python: str, steps: int) -> list[str]:
+def command_of(path: Path, python: str, steps: int) -> list[str]:
+    """The command of a rank."""
     return [python, "-W", "ignore", str(TRAIN), str(path.parent.resolve() / "config.json"), str(steps)]
 
 
-def _cores() -> int:
+def cores_of() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 

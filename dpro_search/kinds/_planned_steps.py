@@ -205,7 +205,7 @@ class PlannedSteps(RecordedSteps):
         if plan == Plan():
             return super()._predict(plan)
         found = self.predictor.under(plan).predict(self._scales)
-        interval_us = self._wider(found)
+        interval_us = self._wider(found, self._compute_error_us(plan))
         if self._elsewhere is not None:  # by as much as the recorded plan's, for the same errors of the cost models
             unchanged = super()._predict(Plan())
             low, high = (end / unchanged.iteration_us - 1 for end in unchanged.interval_us)
@@ -214,11 +214,15 @@ class PlannedSteps(RecordedSteps):
             interval_us = max(found.iteration_us * (1 + low), 0.0), found.iteration_us * (1 + high)
         return msgspec.structs.replace(as_prediction(found, "extrapolated", self._peak_memory_bytes(plan)), interval_us=interval_us)
 
-    def _wider(self, found: RecordedPrediction) -> tuple[float, float]:
-        """The interval with the error of the prices of collectives that nothing hides, or that the job waits for."""
+    def _compute_error_us(self, plan: Plan) -> float:
+        """By what the core time of compute that a plan adds may differ from its price (90 %)."""
+        return 0.0
+
+    def _wider(self, found: RecordedPrediction, compute_error_us: float) -> tuple[float, float]:
+        """The interval with the error of collectives that nothing hides or that the job waits for, and of added compute."""
         errors = [self.prices.error(kind) for kind in CollectiveKind if self.prices.knows(kind)]
         exposed_us = found.breakdown_us["exposed_communication"]
-        more_us = 1.645 * max(errors, default=0.0) * exposed_us
+        more_us = math.hypot(1.645 * max(errors, default=0.0) * exposed_us, compute_error_us)
         low_us, high_us = found.interval_us
         middle_us = found.iteration_us
         return max(middle_us - math.hypot(middle_us - low_us, more_us), 0.0), middle_us + math.hypot(high_us - middle_us, more_us)

@@ -17,13 +17,12 @@ from dpro_search.collect.trace import Floats, Ints, TensorInfo
 from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us, of_halves
 from dpro_search.costmodel.horovod import CommCosts, at_cluster
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
-from dpro_search.costmodel.powersgd import low_rank
+from dpro_search.costmodel.powersgd import SENT_PARTS, low_rank
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.space.cluster import ClusterSpec
 
-_PARTS = ("vectors", "P", "Q")  # what PowerSGD sends of a bucket
 GLOO_THREADS = 2  # collectives that a process group of Gloo runs at a time, unless set otherwise
 
 
@@ -249,7 +248,7 @@ def _low_rank_job(
     for bucket, (sent, stages) in enumerate(zip(found.sent_bytes.tolist(), found.stages_us.tolist(), strict=True)):
         pending_us = pending_us + np.maximum(full_us[:, :, bucket] - now_us, 0.0)
         now_us = np.maximum(now_us, full_us[:, :, bucket])
-        for part, size_bytes, before_us in zip(_PARTS, sent, stages, strict=False):
+        for part, size_bytes, before_us in zip(SENT_PARTS, sent, stages, strict=False):
             pending_us = pending_us + before_us
             if size_bytes:
                 steps += [

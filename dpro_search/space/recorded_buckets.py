@@ -7,6 +7,7 @@ out of a bucket wait for it, on the device's stream or, where there is none, on 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,7 +47,7 @@ class BucketPlan:
 
 
 @dataclass
-class _Rank:
+class RecordedRank:
     """The ops of one rank that carry out the recorded buckets."""
 
     found: StepGradients
@@ -102,20 +103,10 @@ def with_buckets(edit: StepEdit, gradients: Gradients, step: int, plan: BucketPl
     InputError
         A price is not known.
     """
-    devices = thread_devices(edit)
-    ranks = [
-        _rank(edit, found, devices[found.rank, f"host thread {-found.posts[0].thread}"])
-        for (_, number), found in gradients.steps.items()
-        if number == step and found.rank in {rank for rank, _ in devices}
-    ]
+    ranks = recorded_ranks(edit, gradients, step)
     sizes = np.array([tensor.size_bytes for tensor in gradients.tensors], np.float64) * gradients.share
-    if plan.as_views:
-        for each in ranks:
-            _without_copies(edit, each)
-    for each in ranks if plan.static else ():
-        for span in each.found.searches:
-            edit.leave_out_time(devices[each.found.rank, f"host thread {-span.thread}"], span.start_us, span.end_us)
-    recorded_last, last = _last(gradients.bucket_of), _last(plan.bucket_of)
+    leave_out_spans(edit, ranks, plan)
+    recorded_last, last = last_gradients(gradients.bucket_of), last_gradients(plan.bucket_of)
     bytes_: Floats = np.asarray(np.bincount(plan.bucket_of, weights=sizes), np.float64)
     recorded_bytes = np.bincount(gradients.bucket_of, weights=sizes)
     for number, gradient in enumerate(last):
@@ -132,7 +123,7 @@ def with_buckets(edit: StepEdit, gradients: Gradients, step: int, plan: BucketPl
                     edit.duration_us[part] = max(price_us + waits_us, _LEAST_SHARE * price_us)
             else:
                 assert price_us is not None, "a new bucket"
-                part = _posted(edit, each, gradient, price_us, f"bucket {number}", collective)
+                part = post_bucket(edit, each, gradient, price_us, f"bucket {number}", collective)
             each.new_parts.append(part)
     for each in ranks:
         _rewired(edit, each, gradients, plan, recorded_last, last)
@@ -140,10 +131,29 @@ def with_buckets(edit: StepEdit, gradients: Gradients, step: int, plan: BucketPl
             _with_casts(edit, each, plan, last, bytes_)
 
 
-def _rank(edit: StepEdit, found: StepGradients, device: int) -> _Rank:
+def leave_out_spans(edit: StepEdit, ranks: Sequence[RecordedRank], plan: BucketPlan) -> None:
+    """Take out copies where gradients are views of buckets, and searches for unused parameters where the graph is static."""
+    for each in ranks:
+        if plan.as_views:
+            _without_copies(edit, each)
+        for span in each.found.searches if plan.static else ():
+            edit.leave_out_time(thread_devices(edit)[each.found.rank, f"host thread {-span.thread}"], span.start_us, span.end_us)
+
+
+def recorded_ranks(edit: StepEdit, gradients: Gradients, step: int) -> list[RecordedRank]:
+    """The ranks of a step, by what carries out their buckets."""
+    devices = thread_devices(edit)
+    return [
+        _rank(edit, found, devices[found.rank, f"host thread {-found.posts[0].thread}"])
+        for (_, number), found in gradients.steps.items()
+        if number == step and found.rank in {rank for rank, _ in devices}
+    ]
+
+
+def _rank(edit: StepEdit, found: StepGradients, device: int) -> RecordedRank:
     parts = [edit.event_op[event] for event in found.parts]
     launches = [edit.launch_of(part) for part in parts]
-    return _Rank(
+    return RecordedRank(
         found,
         device,
         parts,
@@ -152,19 +162,19 @@ def _rank(edit: StepEdit, found: StepGradients, device: int) -> _Rank:
     )
 
 
-def _last(bucket_of: Ints) -> list[int]:
+def last_gradients(bucket_of: Ints) -> list[int]:
     """The last gradient of each bucket."""
     return [int(np.flatnonzero(bucket_of == number)[-1]) for number in range(int(bucket_of.max()) + 1)]
 
 
-def _without_copies(edit: StepEdit, each: _Rank) -> None:
+def _without_copies(edit: StepEdit, each: RecordedRank) -> None:
     for span in each.found.back:
         edit.leave_out_time(each.device, span.start_us, span.end_us)
         for event in span.events:
             edit.duration_us[edit.event_op[event]] = 0.0
 
 
-def _posted(edit: StepEdit, each: _Rank, gradient: int, price_us: float, name: str, collective: int) -> int:
+def post_bucket(edit: StepEdit, each: RecordedRank, gradient: int, price_us: float, name: str, collective: int) -> int:
     """Post a new bucket where a gradient is ready, and enqueue it on the stream behind those posted before."""
     rank, ready = each.found.rank, each.found.ready[gradient]
     model, device = _stream(edit, each)
@@ -191,7 +201,7 @@ def _posted(edit: StepEdit, each: _Rank, gradient: int, price_us: float, name: s
     return part
 
 
-def _stream(edit: StepEdit, each: _Rank) -> tuple[int, int]:
+def _stream(edit: StepEdit, each: RecordedRank) -> tuple[int, int]:
     """The first recorded bucket on the stream (of Gloo's threads, that with the fewest buckets so far), and the stream."""
     first = {edit.device[part]: part for part in reversed(each.parts)}
     used = [edit.device[part] for part in each.new_parts]
@@ -200,7 +210,7 @@ def _stream(edit: StepEdit, each: _Rank) -> tuple[int, int]:
 
 
 def _rewired(
-    edit: StepEdit, each: _Rank, gradients: Gradients, plan: BucketPlan, recorded_last: list[int], last: list[int]
+    edit: StepEdit, each: RecordedRank, gradients: Gradients, plan: BucketPlan, recorded_last: list[int], last: list[int]
 ) -> None:
     """Take out recorded buckets that are no more, and let what needed them need the bucket of the same gradients."""
     bucket_of = plan.bucket_of.tolist()
@@ -228,10 +238,10 @@ def _rewired(
         for event in each.found.ready[gradient].events:
             pause = edit.pause_of(part)
             edit.need(edit.event_op[event], pause if pause >= 0 else part)
-    _awaited(edit, each, plan)
+    let_copies_wait(edit, each, plan.bucket_of)
 
 
-def _first_copies(edit: StepEdit, each: _Rank) -> set[int]:
+def _first_copies(edit: StepEdit, each: RecordedRank) -> set[int]:
     """What copies gradients out of buckets: device ops, or stretches of the host thread where there is no device."""
     found = {edit.event_op[event] for span in each.found.back for event in span.events}
     if not found:
@@ -240,13 +250,13 @@ def _first_copies(edit: StepEdit, each: _Rank) -> set[int]:
     return found
 
 
-def _awaited(edit: StepEdit, each: _Rank, plan: BucketPlan) -> None:
+def let_copies_wait(edit: StepEdit, each: RecordedRank, bucket_of: Ints) -> None:
     """Let the first copy out of each bucket need it."""
     back = each.found.back
-    if len(back) != len(plan.bucket_of):
+    if len(back) != len(bucket_of):
         return
     waited: set[int] = set()
-    for gradient, number in enumerate(plan.bucket_of.tolist()):
+    for gradient, number in enumerate(bucket_of.tolist()):
         if number in waited:
             continue
         waited.add(number)
@@ -255,13 +265,13 @@ def _awaited(edit: StepEdit, each: _Rank, plan: BucketPlan) -> None:
             edit.need(each.new_parts[number], target)
 
 
-def _start_of(edit: StepEdit, each: _Rank, span: Span) -> int:
+def _start_of(edit: StepEdit, each: RecordedRank, span: Span) -> int:
     if span.events:
         return edit.event_op[span.events[0]]
     return edit.after(edit.cut(each.device, span.start_us))
 
 
-def _with_casts(edit: StepEdit, each: _Rank, plan: BucketPlan, last: list[int], bytes_: Floats) -> None:
+def _with_casts(edit: StepEdit, each: RecordedRank, plan: BucketPlan, last: list[int], bytes_: Floats) -> None:
     """Each bucket is made halves of before its all-reduce, and the result is copied back into it before its gradients are."""
     copies = [edit.event_op[event] for span in each.found.back for event in span.events]
     ready = each.found.ready

@@ -79,16 +79,20 @@ def units_changes(trace: Trace, units: ShardedUnits, plan: UnitPlan, *, shared_b
     return [*found, *states.values()]
 
 
-def buckets_changes(trace: Trace, gradients: Gradients, *, as_views: bool, half: bool) -> list[MemoryChange] | None:
+def buckets_changes(
+    trace: Trace, gradients: Gradients, *, as_views: bool, half: bool, hook_bytes: int = 0
+) -> list[MemoryChange] | None:
     """What a plan of a DistributedDataParallel job changes; None where the profile does not tell it.
 
     Gradients that are views of buckets take no memory of their own from when they are ready to the end of the step; a bucket of
-    halves lives from its post to the end of its all-reduce.
+    halves lives from its post to the end of its all-reduce. What a communication hook keeps from step to step (`hook_bytes` of each
+    rank) is always there.
     """
     if not gradients.known and (as_views or half):
         return None
     sizes = [float(tensor.size_bytes) for tensor in gradients.tensors]
-    found, counts = [], _Counts(trace)
+    kept = {rank for rank, _ in gradients.steps} if hook_bytes else set()
+    found, counts = [MemoryChange(rank, -np.inf, np.inf, hook_bytes) for rank in sorted(kept)], _Counts(trace)
     for (rank, step), one in gradients.steps.items():
         end_us = counts.end_us(rank, step)
         if as_views:

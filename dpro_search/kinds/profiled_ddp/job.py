@@ -9,12 +9,15 @@ from typing import Any, Self
 import numpy as np
 
 from dpro_search.collect.trace import EventKind, Ints, TensorInfo, Trace
+from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
+from dpro_search.costmodel.powersgd import allocated_bytes, low_rank
 from dpro_search.errors import InputError
 from dpro_search.graph.gradient_events import Gradients, gradients_of
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._planned_diagnosis import with_plans
 from dpro_search.kinds._planned_steps import PlannedSteps
+from dpro_search.machine import machine_constants
 from dpro_search.quantities import size_text, time_text
 from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.space.ddp_job import bucket_assignment
@@ -22,6 +25,7 @@ from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded_buckets import BucketPlan, cut_at_gradients, explain_copies, with_buckets
 from dpro_search.space.recorded_edit import StepEdit
+from dpro_search.space.recorded_low_rank import with_low_rank_buckets
 from dpro_search.space.recorded_memory import MemoryChange, buckets_changes
 from dpro_search.space.schemes import DdpSettings
 from dpro_search.space.transformations import (
@@ -33,20 +37,22 @@ from dpro_search.space.transformations import (
     StaticGraph,
     Transformation,
 )
-from dpro_search.space.transformations.gradient_compression import HalfCompression
+from dpro_search.space.transformations.gradient_compression import ProfiledDdpCompression
 
 _MIB = 2**20
+_HALVES = ("fp16", "bf16")
 _DEFAULTS = ([1 * _MIB, 25 * _MIB], [25 * _MIB])  # PyTorch's limits, where the script names none, and where it names 25
 _QUESTIONS: dict[str, Plan] = {
     **{f"bucket_cap_bytes={mib}MiB": Plan.of(bucket_cap_bytes=mib * _MIB) for mib in (1, 5, 25, 100)},
     "gradient_as_bucket_view=1": Plan.of(gradient_as_bucket_view=True),
     "static_graph=1": Plan.of(static_graph=True),
     "compression=fp16": Plan(compression="fp16"),
+    "compression=powersgd-1": Plan(compression="powersgd-1"),
 }
 
 
 class ProfiledDdp(PlannedSteps):
-    """Predictions of bucket sizes, of gradients that are views of buckets, and on request of halves."""
+    """Predictions of bucket sizes, of gradients that are views of buckets, and on request of halves and PowerSGD."""
 
     title = "a profiled DistributedDataParallel job"
     askable = ("bucket_cap_bytes", "first_bucket_bytes", "gradient_as_bucket_view", "static_graph", "compression")
@@ -108,15 +114,28 @@ class ProfiledDdp(PlannedSteps):
         own = DdpSettings.of(plan)
         changed = BucketPlan(
             bucket_of=self.bucket_of(plan),
-            half=plan.compression is not None,
+            half=plan.compression in _HALVES,
             as_views=bool(own.gradient_as_bucket_view),
             static=bool(own.static_graph),
         )
-        with_buckets(edit, self.gradients, step, changed, self.prices)
+        rank = POWERSGD.get(plan.compression or "")
+        if rank is None:
+            with_buckets(edit, self.gradients, step, changed, self.prices)
+        else:
+            with_low_rank_buckets(edit, self.gradients, step, changed, rank, self.prices)
+
+    def _compute_error_us(self, plan: Plan) -> float:
+        rank = POWERSGD.get(plan.compression or "")
+        if rank is None:
+            return 0.0
+        stages_us = low_rank(self.tensors, self.bucket_of(plan), rank).stages_us
+        return machine_constants().powersgd.uncertainty * float(stages_us.sum())
 
     def _memory_changes(self, plan: Plan) -> list[MemoryChange] | None:
         as_views = bool(DdpSettings.of(plan).gradient_as_bucket_view)
-        return buckets_changes(self.trace, self.gradients, as_views=as_views, half=plan.compression is not None)
+        half, rank = plan.compression in _HALVES, POWERSGD.get(plan.compression or "")
+        kept = 0 if rank is None else allocated_bytes(self.tensors, self.bucket_of(plan), rank)
+        return buckets_changes(self.trace, self.gradients, as_views=as_views, half=half, hook_bytes=kept)
 
     def _least_bytes(self, plan: Plan) -> int | None:
         if not self.gradients.known:
@@ -198,6 +217,8 @@ def _space(trace: Trace, gradients: Gradients, *, allow_lossy: bool) -> PlanSpac
         FirstBucketSize(facts),
         BucketViews(facts, refused=no_copies),
         StaticGraph(facts, refused=nothing_searched),
-        HalfCompression(facts, allow_lossy=allow_lossy, on_gpus=on_gpus, refused=compressed),
+        ProfiledDdpCompression(
+            facts, allow_lossy=allow_lossy, on_gpus=on_gpus, refused=compressed, unshaped=None if gradients.known else gradients.why
+        ),
     ]
     return PlanSpace(facts, found)

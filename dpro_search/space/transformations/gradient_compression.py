@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from dpro_search.collect.trace import TensorInfo
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.costmodel.powersgd import factor_elements
 from dpro_search.space.plan import Plan
@@ -51,12 +52,29 @@ class GradientCompression(Knob):
         return self._refused
 
 
-class HalfCompression(GradientCompression):
-    """PyTorch's DistributedDataParallel: float32 buckets in half precision, by ``fp16_compress_hook`` or ``bf16_compress_hook``."""
+class ProfiledDdpCompression(GradientCompression):
+    """A profiled job of PyTorch's DistributedDataParallel, by one of its communication hooks.
 
-    def __init__(self, job: JobFacts, *, allow_lossy: bool, on_gpus: bool, refused: str | None = None) -> None:
-        """`on_gpus`: whether NCCL reduces, without which PyTorch has no ``bf16_compress_hook``."""
-        super().__init__(job, ("fp16", "bf16") if on_gpus else ("fp16",), allow_lossy=allow_lossy, refused=refused)
+    Float32 buckets are sent in half precision (``fp16_compress_hook``, ``bf16_compress_hook``), or by PowerSGD.
+    """
+
+    def __init__(
+        self, job: JobFacts, *, allow_lossy: bool, on_gpus: bool, refused: str | None = None, unshaped: str | None = None
+    ) -> None:
+        """`on_gpus`: whether NCCL reduces. `unshaped`: why the shapes of the gradients are not known (None: they are)."""
+        self._on_gpus, self._unshaped = on_gpus, unshaped
+        super().__init__(job, ("fp16", "bf16", *POWERSGD), allow_lossy=allow_lossy, refused=refused)
+
+    def _refusal(self, compression: str) -> str | None:
+        if self._refused is not None:
+            return self._refused
+        if compression == "bf16" and not self._on_gpus:
+            return "PyTorch's bf16_compress_hook needs NCCL, and this job was profiled on CPUs; fp16 has no such need"
+        if compression not in POWERSGD:
+            return None
+        if self._on_gpus:
+            return "what PowerSGD computes was measured on CPUs, and this job was profiled on GPUs"
+        return self._unshaped or powersgd_refusal(self.job.tensors, POWERSGD[compression])
 
 
 class DdpCompression(GradientCompression):
@@ -77,18 +95,20 @@ class DdpCompression(GradientCompression):
     def _refusal(self, compression: str) -> str | None:
         if compression not in POWERSGD or self._refused is not None:
             return self._refused
-        tensors, rank = self.job.tensors, POWERSGD[compression]
-        foreign = sorted({tensor.dtype for tensor in tensors} - {"float32"})
-        if foreign:
-            return f"what PowerSGD takes is known of float32 gradients, and this job has {foreign[0]}"
-        shapeless = next((tensor.name for tensor in tensors if not tensor.shape), None)
-        if shapeless is not None:
-            return f"PowerSGD's hook takes gradients with a dimension or more, and '{shapeless}' has none"
-        if all(factor_elements(tensor, rank) is None for tensor in tensors):
-            return (
-                f"PowerSGD of rank {rank} would compress no gradient of this job: none is more than twice as large as its factors"
-            )
-        return None
+        return powersgd_refusal(self.job.tensors, POWERSGD[compression])
+
+
+def powersgd_refusal(tensors: Sequence[TensorInfo], rank: int) -> str | None:
+    """Why PowerSGD of a rank cannot compress the gradients of a job; None: it can."""
+    foreign = sorted({tensor.dtype for tensor in tensors} - {"float32"})
+    if foreign:
+        return f"what PowerSGD takes is known of float32 gradients, and this job has {foreign[0]}"
+    shapeless = next((tensor.name for tensor in tensors if not tensor.shape), None)
+    if shapeless is not None:
+        return f"PowerSGD's hook takes gradients with a dimension or more, and '{shapeless}' has none"
+    if all(factor_elements(tensor, rank) is None for tensor in tensors):
+        return f"PowerSGD of rank {rank} would compress no gradient of this job: none is more than twice as large as its factors"
+    return None
 
 
 class BytepsCompression(GradientCompression):

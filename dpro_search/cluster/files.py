@@ -29,7 +29,7 @@ _DEVICE_KEYS = (
 _LINK_KEYS = ("rate", "latency", "duplex")
 _INSIDE_KEYS = (*_LINK_KEYS, "sharing", "devices", "hosts", "wires")
 _BETWEEN_KEYS = (*_LINK_KEYS, "hosts", "oversubscription")
-_NIC_KEYS = (*_LINK_KEYS, "count", "buffers")
+_NIC_KEYS = (*_LINK_KEYS, "count", "buffers", "fabric")
 
 
 def load_cluster(path: Path, find: Find) -> Cluster:
@@ -177,7 +177,8 @@ def _nics(table: Table) -> Nics:
     link = _link(part, "nic", {})
     count = part.count("count")
     buffers = part.choice("buffers", ("device", "host"), "device")
-    return part.checked("count", lambda: Nics(count=1 if count is None else count, link=link, buffers=buffers))
+    fabric = part.choice("fabric", ("rdma", "slingshot"), "rdma")
+    return part.checked("count", lambda: Nics(count=1 if count is None else count, link=link, buffers=buffers, fabric=fabric))
 
 
 def _inside(table: Table, level: Level) -> Link:

@@ -20,6 +20,7 @@ class Nics(msgspec.Struct, frozen=True, kw_only=True):
     link: Link  # Level "nic"; its rate is of one card.
     # What they read and write: "device" memory (GPUDirect RDMA), or copies in the "host"'s.
     buffers: Literal["device", "host"] = "device"
+    fabric: Literal["rdma", "slingshot"] = "rdma"  # InfiniBand, RoCE, EFA and the like; or HPE's Slingshot.
 
     def __post_init__(self) -> None:
         if self.count < 1:

@@ -66,8 +66,9 @@ def _host_tables(host: Host, prefix: str) -> list[str]:
     for link in host.links:
         lines += _lines(f"{prefix}{link.level}", _link_values(link, ("sharing", "devices", "hosts", "wires")))
     if host.nics is not None:
-        buffers = {} if host.nics.buffers == "device" else {"buffers": host.nics.buffers}
-        lines += _lines(f"{prefix}nic", {"count": host.nics.count, **buffers, **_link_values(host.nics.link, ())})
+        defaults = (("buffers", "device"), ("fabric", "rdma"))
+        others = {name: getattr(host.nics, name) for name, usual in defaults if getattr(host.nics, name) != usual}
+        lines += _lines(f"{prefix}nic", {"count": host.nics.count, **others, **_link_values(host.nics.link, ())})
     return lines
 
 

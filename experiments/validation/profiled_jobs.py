@@ -20,7 +20,7 @@ from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds import Job, job_of, recorded_job
+from dpro_search.kinds import Job, PlanOptions, job_of, recorded_job
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from experiments.validation.turns import in_turn
@@ -35,7 +35,10 @@ JOBS = {
     "fsdp-resnet50": ("--model", "resnet50", "--batch", "4", "--fsdp"),
 }
 PLANS = {
-    "ddp": (Plan.of(gradient_as_bucket_view=True), Plan.of(bucket_cap_bytes=2**20), Plan.of(bucket_cap_bytes=64 * 2**20)),
+    "ddp": (
+        *(Plan.of(gradient_as_bucket_view=True), Plan.of(bucket_cap_bytes=2**20), Plan.of(bucket_cap_bytes=64 * 2**20)),
+        Plan(compression="powersgd-1"),
+    ),
     "fsdp": (Plan.of(prefetch=True), Plan.of(reshard_after_forward=False), Plan.of(units_together=2)),
 }
 WARMUP = 5
@@ -60,7 +63,7 @@ def main() -> None:
 def rows(name: str, folder: Path, command: tuple[str, ...], steps: int, rounds: int) -> list[str]:
     """A row for each plan of a job; what was profiled or searched before is used again."""
     trace = _profiled(folder, command)
-    job = job_of(trace)
+    job = job_of(trace, PlanOptions(allow_lossy=True))
     plans = {"as recorded": Plan()} | {describe(plan): plan for plan in (*PLANS[name.partition("-")[0]], *_recomputed(job))}
     plans |= {f"best of 100: {describe(best)}": best for best in [_best(folder)]}
     measured: dict[str, list[float]] = defaultdict(list)

@@ -30,11 +30,15 @@ def transfer_us(size_bytes: float) -> float:
 
 
 def profiles(
-    *, steps: int = 5, shapes: tuple[tuple[int, ...], ...] = SHAPES, powersgd: int | None = None
+    *,
+    steps: int = 5,
+    shapes: tuple[tuple[int, ...], ...] = SHAPES,
+    buckets: tuple[int, ...] = BUCKETS,
+    powersgd: int | None = None,
 ) -> tuple[list[Profile], float]:
     """Two ranks on Gloo, and how long a step takes; under PowerSGD each bucket is sent where it is full, before all else."""
     tensors = [TensorInfo(name="", node="", dtype="float32", shape=shape, size_bytes=4 * math.prod(shape)) for shape in shapes]
-    bucket_of = np.repeat(np.arange(len(BUCKETS)), BUCKETS)
+    bucket_of = np.repeat(np.arange(len(buckets)), buckets)
     sent = None if powersgd is None else low_rank(tensors, bucket_of, powersgd)
     ranks = [Profile(pid=100 + rank, device=rank) for rank in range(2)]
     begin, step_us = float(START), 0.0
@@ -43,7 +47,7 @@ def profiles(
         rows: list[tuple[str, float, float, dict[str, Any]]] = [("DistributedDataParallel.forward", now, 500.0, {})]
         gloo: list[tuple[float, float, int]] = []
         now += 500
-        for bucket, members in enumerate(BUCKETS):
+        for bucket, members in enumerate(buckets):
             for _ in range(members):
                 rows.append(("aten::mm", now, 395.0, {}))
                 dims = {"Input Dims": [list(shapes[gradient])], "Input type": ["float"]}
@@ -68,7 +72,7 @@ def profiles(
             now += 0.0 if sent is None else stages[-1]
             ends.append(free)
         gradient = 0
-        for members, end in zip(BUCKETS, ends, strict=True):
+        for members, end in zip(buckets, ends, strict=True):
             now = max(now, end + 2)
             for _ in range(members):
                 rows.append(("torch.distributed.ddp.reducer::copy_bucket_to_grad", now, 40.0, {}))
@@ -109,7 +113,7 @@ def test_each_bucket_sends_what_is_no_matrix_then_p_then_q(job: Any) -> None:
     names = job.timeline(Plan(compression="powersgd-1")).graph.names
     sent = [name.removesuffix("@0") for name in names if name.startswith(("vectors", "P of", "Q of")) and name.endswith("@0")]
     assert sorted(sent) == ["P of bucket 0", "P of bucket 1", "Q of bucket 0", "Q of bucket 1", "vectors of bucket 1"]
-    assert not any("gloo:all_reduce" in name for name in names)
+    assert not any(name.startswith("gloo:all_reduce") for name in names)
 
 
 def test_other_buckets_go_with_it(job: Any) -> None:
@@ -117,8 +121,8 @@ def test_other_buckets_go_with_it(job: Any) -> None:
     together = Plan.of(compression="powersgd-1", bucket_cap_bytes=2**30)
     names = [name for name in job.timeline(together).graph.names if name.startswith("P of bucket")]
     assert len(names) == 2, "one bucket of two ranks"
-    fewer_us = job.predict(Plan(compression="powersgd-1")).iteration_us - job.predict(together).iteration_us
-    assert fewer_us == pytest.approx(2 * (LATENCY_US + POST_US + DELAY_US), rel=0.6)
+    followed_us = profiles(buckets=(4,), powersgd=1)[1]
+    assert job.predict(together).iteration_us == pytest.approx(followed_us, rel=0.03)
 
 
 def test_the_interval_holds_the_error_of_the_hooks_compute(job: Any) -> None:

@@ -49,6 +49,7 @@ class NcclConstants(msgspec.Struct, frozen=True, kw_only=True):
     pcie_ratio: ByProtocol
     net_ratio: ByProtocol
     staged_ratio: float  # What of that is left where NICs read copies in the host's memory.
+    slingshot_ratio: float  # What of that is left on Slingshot.
     direct_ratio: float  # What messages among all pairs reach of what rings do, within a domain.
     pair_ratio: float  # What messages between two ranks reach of what rings do, within a domain.
     direct_us: float  # Launch of messages between pairs over that of LL (Simple).

@@ -16,8 +16,9 @@ all-to-all                one, a peer each         S (n - 1) / n                
 send/recv                 one                      S                                          S
 ========================  =======================  =========================================  ==============================
 
-Two facts of NCCL's model bound trees between domains: a channel moves no more than its GPU reduces (``perChMaxTreeBws``), so that
-rings are faster over fast NICs, and messages of a few MiB do not fill a tree (``treeCorrectionFactor``).
+Three facts of NCCL bound trees between domains: a channel moves no more than its GPU reduces (``perChMaxTreeBws``), so that rings
+are faster over fast NICs; messages of a few MiB do not fill a tree (``treeCorrectionFactor``); and what is one chunk is stored at
+each hop before it goes on (Simple).
 
 n ranks, m domains, S the bytes of the whole tensor on a rank (of an all-gather its result, of a reduce-scatter its input).
 """
@@ -25,6 +26,7 @@ n ranks, m domains, S the bytes of the whole tensor on a rank (of an all-gather 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dpro_search.costmodel.nccl.constants import PROTOCOLS, NcclConstants
@@ -42,6 +44,9 @@ ONE_RANK_TREE = 0.85  # Of a tree whose ranks receive and send on one NIC.
 # Bytes by which a tree lags until it is full: what NCCL's factors for messages of medium size (treeCorrectionFactor) come to,
 # S (1 / factor - 1), for 16 MiB and more; they are 0.5 to 0.7 for less.
 FILL_BYTES = {"LL": 0.0, "LL128": 4.0 * 2**20, "Simple": 14.0 * 2**20}
+# A channel takes so many bytes before NCCL uses another: 512 threads with 64 bytes each (NCCL_SIMPLE_THREAD_THRESHOLD). Chunks of
+# trees are no smaller either (src/enqueue.cc).
+CHUNK_BYTES = 32.0 * 2**10
 SWITCH_DEVICES = ("hopper", "blackwell")  # Architectures whose NVLink switches reduce (NVLink SHARP).
 
 
@@ -96,6 +101,7 @@ class _Costs:
         # Copies in the host's memory are read and written on one bus, which both directions share.
         self.tree_bytes = 1.0 if self.m == 2 and not paths.staged else 2.0
         self.nic_bytes_per_us = paths.nic_bytes_per_us * (constants.staged_ratio if paths.staged else 1.0)
+        self.nic_bytes_per_us *= constants.slingshot_ratio if paths.fabric == "slingshot" else 1.0
 
     def launch_us(self, protocol: int) -> float:
         return self.architecture.launch_us + self.constants.launch_more[protocol]
@@ -159,20 +165,45 @@ def _trees(costs: _Costs) -> tuple[Line, ...]:
     for number, protocol in costs.protocols:
         latency_us = costs.launch_us(number) + 2 * ((costs.local - 1) * costs.hop_us(number) + depth * costs.net_hop_us(number))
         slowest = max(2 * costs.inside(number), out * costs.between(number)) / costs.constants.tree_ratio
-        found += _filling("tree", protocol, latency_us, max(slowest, 1.0 / most))
+        us_per_byte = max(slowest, 1.0 / most)
+        first = _first_chunks(costs, number, depth) if protocol == "Simple" else ()
+        found += _bending("tree", protocol, latency_us, (*first, *_filling(protocol, us_per_byte)))
     return tuple(found)
 
 
-def _filling(algorithm: str, protocol: str, latency_us: float, us_per_byte: float) -> tuple[Line, ...]:
-    """A tree between domains, whose chunks go up and down again before as many follow them as it can hold.
+def _first_chunks(costs: _Costs, protocol: int, depth: int) -> tuple[tuple[float, float], ...]:
+    """Rates of `_bending` for what is one chunk of each channel of a tree: each hop waits for the whole chunk.
+
+    At first it goes on one channel, then on more of them. LL and LL128 pass on each line as it comes.
+    """
+    channels, channel_us = costs.tree_channels(), 1.0 / costs.architecture.tree_channel_bytes_per_us[costs.m > 2]
+    inside, outside = 2 * (costs.local - 1), 2 * depth  # hops
+    one = inside * channel_us + outside * max(channel_us, costs.between(protocol))
+    shared_us = channel_us / channels
+    all_of_them = inside * max(shared_us, costs.inside(protocol)) + outside * max(shared_us, costs.between(protocol))
+    return ((one, CHUNK_BYTES), (all_of_them, channels * CHUNK_BYTES))
+
+
+def _filling(protocol: str, us_per_byte: float) -> tuple[tuple[float, float], ...]:
+    """Rates of `_bending` for a tree between domains, whose chunks go up and down again before as many follow as it can hold.
 
     Until then bytes take twice as long.
     """
-    fill_us = FILL_BYTES[protocol] * us_per_byte
-    return (
-        Line(algorithm, protocol, latency_us, 2 * us_per_byte),
-        Line(algorithm, protocol, latency_us + fill_us, us_per_byte),
-    )
+    return ((2 * us_per_byte, FILL_BYTES[protocol]), (us_per_byte, math.inf))
+
+
+def _bending(algorithm: str, protocol: str, latency_us: float, rates: Sequence[tuple[float, float]]) -> tuple[Line, ...]:
+    """A way whose further bytes take less: `rates` are us of a byte, and the size up to which they hold, the last for all sizes.
+
+    A rate below a later one is taken to be that one.
+    """
+    found, until, before = [Line(algorithm, protocol, latency_us, max(rate for rate, _ in rates))], rates[0][1], rates[1:]
+    while before:
+        rate = max(one for one, _ in before)
+        last = found[-1]
+        found.append(Line(algorithm, protocol, last.latency_us + until * (last.us_per_byte - rate), rate))
+        until, before = before[0][1], before[1:]
+    return tuple(found)
 
 
 def _switch(costs: _Costs) -> tuple[Line, ...]:
@@ -189,7 +220,7 @@ def _switch(costs: _Costs) -> tuple[Line, ...]:
         return (Line("switch", "Simple", latency_us, inside),)
     latency_us += 2 * math.ceil(math.log2(costs.m)) * costs.net_hop_us(simple)
     outside = costs.tree_bytes * costs.between(simple) / constants.tree_ratio
-    return _filling("switch and tree", "Simple", latency_us, max(inside, outside))
+    return _bending("switch and tree", "Simple", latency_us, _filling("Simple", max(inside, outside)))
 
 
 def _pipelines(costs: _Costs) -> tuple[Line, ...]:

@@ -49,6 +49,7 @@ class Paths:
     nic_latency_us: float  # Of a message between domains.
     nic_link_bytes_per_us: float  # The most that one NIC sends; infinite for one domain.
     staged: bool  # Whether NICs take bytes from copies in the host's memory, not from the devices.
+    fabric: str  # As of `cluster.host.Nics`; "" without NICs.
     switched: bool  # Whether one switch joins the devices of a domain, all to all: what reductions in the switch need.
     device: str  # Name of the device, as its vendor gives it.
 
@@ -151,6 +152,7 @@ def _on(cluster: Cluster, host: Host, used: tuple[int, ...], placement: Placemen
         nic_link_bytes_per_us=math.inf if domains == 1 or host.nics is None else host.nics.link.each_way_bps / 8e6,
         nic_latency_us=latency_us,
         staged=host.nics is not None and host.nics.buffers == "host",
+        fabric="" if host.nics is None else host.nics.fabric,
         switched=fastest is not None and fastest.level == "nvlink" and not fastest.wires and fastest.sharing == "device",
         device=host.device.name,
     )

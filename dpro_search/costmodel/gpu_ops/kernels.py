@@ -90,6 +90,8 @@ class Kernels:
             return _MOVES[op.type]
         table = _FUSED if self.fused else _EAGER
         found = table.get(op.role, _ANY)[backward]
+        if self.fused and backward and op.role is Role.GATED_ACTIVATION and "capacity" in dims_of(op.output):
+            found = Passes(*(one + more for one, more in zip(found, _TOKEN_WEIGHTS, strict=True)))
         if op.role is Role.NORM and self.norm is NormKernels.TWICE and "hidden" in dims_of(op.output):
             found = _NORM_TWICE[backward]
         if op.role is Role.INSTANCE_NORM and self.instance_norm in _INSTANCE_NORM:
@@ -124,6 +126,9 @@ class Kernels:
 # Forward and backward passes by role. Residual sums: the gradient goes to both branches as it is, and where they meet again their
 # gradients are added. Fused gates read gate and value once; eager ones compute the activation and the product in two kernels, and
 # backward three products and the concatenation of the two gradients. Rotations rotate a copy of queries, keys and values.
+# Expert biases: each expert's bias times the weights of its tokens, which are in fp32, is a tensor (4 bytes an element), added
+# (2 + 4 + 4), concatenated over experts (4 + 4) and cast (4 + 2). Backward cast back (2 + 4), of the sum (4 + 2), concatenated
+# (2 + 2), and gradients of bias and weight, each a product and its sum (4 + 4 + 4) (Megatron-Core 0.16, experts.py, _apply_bias).
 _ANY = (Passes(1, 1, 1), Passes(1, 1, 1))
 _FUSED = {
     Role.NORM: (Passes(1, 1, 1), Passes(1, 2, 2)),
@@ -132,7 +137,11 @@ _FUSED = {
     Role.ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
     Role.GATED_ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
     Role.RESIDUAL: (Passes(1, 1, 1), Passes(1, 1, 1)),
+    Role.EXPERT_BIAS: (Passes(7, 7, 4), Passes(10, 10, 8)),
 }
+# An expert's activations are multiplied by the weights of their tokens; the gradients of those, a kernel of their own, read gate,
+# value and gradient again (Megatron-Core, fused_bias_swiglu.py, weighted_swiglu_back).
+_TOKEN_WEIGHTS = Passes(1, 1, 1)
 _EAGER = {
     **_FUSED,
     Role.ROTATION: (Passes(2, 2, 3), Passes(2, 2, 3)),

@@ -23,6 +23,9 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 (split-k of cuBLAS and cuDNN): gradients of a convolution's weights are few sums over very many positions."""
 WIDE_TILE = 256 * 128  # elements of the largest tile
 HALF_BYTES, WIDE_BYTES = 2.0, 4.0
+PADDING_PASSES = 2.0
+"""Over the tokens at experts that compute in 8 bits: their rows are copied to multiples of 16 or 32 before the products, and back
+behind them (Transformer Engine's Fp8Padding and Fp8Unpadding in Megatron-Core 0.16, moe/experts.py)."""
 CAST_BYTES = 6.0  # of an element that is cast from fp32 to 16 bits, or back
 BACKWARD_ATTENTION = 2.5  # FLOPs of the backward pass over those of the forward pass (Dao 2023, section 3.2)
 BACKWARD_ATTENTION_SHARE = (
@@ -216,6 +219,8 @@ class OpCosts:
             return self._moved(elements(op.moved_bytes[backward], sizes)) + (kernels - 1) * achieved_by(self.device).floor_us
         passes, achieved = self.kernels.passes(op, backward=backward), achieved_by(self.device)
         moved = passes.reads * elements(op.reads or op.output, sizes) + passes.output * elements(op.output, sizes)
+        if self.precision in ("fp8", "fp4") and op.type in (OpType.DISPATCH, OpType.COMBINE) and "capacity" in op.dims:
+            moved += PADDING_PASSES * elements(op.output if op.type is OpType.DISPATCH else op.reads, sizes)
         count_bytes, kernels = moved * self.bytes_per_element, passes.kernels
         if self._casts and self.kernels.stays_wide(op):
             count_bytes *= WIDE_BYTES / HALF_BYTES

@@ -275,13 +275,17 @@ def _experts(experts: Experts, normed: str) -> Iterator[Op]:
     read, role = tuple((*places, *term) for term in columns), _activation(experts)
     yield _pointwise("experts.activation", ("experts.up",), inner, reads=read, saves=("experts.up",), role=role)
     yield grouped("experts.down", "experts.activation", "expert_ffn", (("hidden",),))
+    made = "experts.down"
+    if experts.bias:
+        yield _pointwise("experts.biased", (made,), SENT, role=Role.EXPERT_BIAS)
+        made = "experts.biased"
     combined = Op(
         name="combine",
         type=OpType.COMBINE,
-        inputs=("experts.down", "router"),
+        inputs=(made, "router"),
         output=STREAM,
         reads=SENT,
-        saves=("experts.down", "router"),
+        saves=(made, "router"),
     )
     yield combined
     if experts.shared_hidden:

@@ -38,6 +38,7 @@ class Role(StrEnum):
     ACTIVATION = "activation"
     GATED_ACTIVATION = "gated activation"  # the activation of one half, times the other (SwiGLU)
     RESIDUAL = "residual"  # the sum of a branch and the stream that it left
+    EXPERT_BIAS = "expert bias"  # the sum of what experts give and each one's bias, times the weight of the token
     OTHER = "other"
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels, OpCosts
-from dpro_search.graph.model import blocks_of, published
+from dpro_search.graph.model import blocks_of, elements, published
 from dpro_search.graph.model.networks import network
 from dpro_search.graph.model.op import Role
 
@@ -134,3 +134,30 @@ def test_batch_norms_stay_in_16_bits_under_autocast():
     op = next(op for op in block.ops if op.name.startswith("norm"))
     times = [costs(Kernels(autocast=autocast), "fp16").forward_us(op, block.sizes_at(32, 1)) for autocast in (False, True)]
     assert times[0] == times[1]
+
+
+def moved_us(name, model, **where):
+    """Forward and backward, less the least time of the kernels."""
+    op, sizes = op_of(name, model)
+    found, floor_us = costs(**where), costs().moved_us(0.0)
+    passes = [found.kernels.passes(op, backward=backward) for backward in (False, True)]
+    return both_us(found, name, model=model) - floor_us * sum(each.kernels for each in passes), op, sizes
+
+
+def test_biases_of_experts_move_what_megatron_core_makes_of_them():
+    """28 bytes of an element forward and 40 backward, of which the tensor itself has 2."""
+    us, op, sizes = moved_us("experts.biased", "gpt-oss-120b")
+    assert us == pytest.approx(costs().moved_us(68.0 * elements(op.output, sizes)) - costs().moved_us(0.0), rel=1e-6)
+
+
+def test_experts_without_biases_have_no_such_op():
+    assert all(op.name != "experts.biased" for block in blocks_of(published("mixtral-8x7b")) for op in block.ops)
+
+
+def test_tokens_of_experts_in_8_bits_are_copied_to_whole_tiles_and_back():
+    """Dispatch and return, each two passes more over the tokens at experts, each way."""
+    for name, tokens in (("dispatch", "output"), ("combine", "reads")):
+        wide_us, op, sizes = moved_us(name, "mixtral-8x7b")
+        narrow_us, _, _ = moved_us(name, "mixtral-8x7b", precision="fp8")
+        count = elements(getattr(op, tokens), sizes)
+        assert narrow_us - wide_us == pytest.approx(2 * (costs().moved_us(2 * 2.0 * count) - costs().moved_us(0.0)), rel=1e-6)

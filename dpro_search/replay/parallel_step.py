@@ -77,9 +77,9 @@ class ParallelSteps:
         Found once for all strategies that agree on what decides it.
         """
         plan = strategy
-        pipeline = plan.pp if self.workload.scales.send_rank_us else plan.pp > 1  # also which has a copy of a tied embedding
         key = (
-            *(plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch, plan.recompute, pipeline),
+            *(plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch, plan.recompute),
+            plan.pp > 1,  # a tied embedding has a copy
             *(plan.schedule in V_SHAPED, plan.cp_ring, plan.cp_balanced, plan.gradient_dtype, plan.expert_load),
         )
         if key not in self._passes:

@@ -15,9 +15,6 @@ from experiments.truth.pooling import Errors, Floats, pooled
 from experiments.truth.rows import Row
 from experiments.truth.score import Scored, fifth, group_of
 
-DELAYS = ("send_rank_us",)  # In us; all others are factors, whose logarithms are learned.
-DELAY_SCALE_US = 1000.0
-"""Of a delay, what counts as much as a factor of e."""
 ROUNDS = 4  # of slopes: predictions are no straight lines of the efficiencies
 FARTHEST = 0.2  # that a parameter moves in a round, where slopes still hold
 STEP = 0.1  # of a parameter, to find slopes
@@ -53,7 +50,7 @@ def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
 
 
 def learned(rows: Sequence[Scored], places: Iterable[Kind]) -> Mapping[Kind, Floats]:
-    """Parameters of `Scales` in the order of `MEASURED`, of some kinds, among them those of the rows."""
+    """Logarithms of the factors of `Scales` in the order of `MEASURED`, of some kinds, among them those of the rows."""
     steps, kinds = [ParallelSteps(workload_of(found.row)) for found in rows], [kind_of(found.row) for found in rows]
     measured = np.log([found.row.number("step_time_s") or 1.0 for found in rows])
     at = {kind: np.zeros(len(MEASURED)) for kind in {*places, *kinds}}
@@ -65,7 +62,7 @@ def learned(rows: Sequence[Scored], places: Iterable[Kind]) -> Mapping[Kind, Flo
             slopes = np.array([(_logs(steps, values + step) - base) / STEP for step in STEP * np.eye(len(MEASURED))]).T
         found = pooled(_lines(rows, measured - base + np.sum(slopes * values, axis=1), slopes, group_of))
         for kind in at:
-            at[kind] = _legal(at[kind] + np.clip(found.parameters(kind) - at[kind], -FARTHEST, FARTHEST))
+            at[kind] = at[kind] + np.clip(found.parameters(kind) - at[kind], -FARTHEST, FARTHEST)
             share[kind] = found.share(kind)
     return {kind: share[kind] * values for kind, values in at.items()}
 
@@ -82,14 +79,8 @@ def _model_of(row: Row) -> object:
 
 def scales_of(values: Floats) -> Scales:
     """Those of a vector of parameters."""
-    pairs = zip(MEASURED, map(float, values), strict=True)
-    found = {name: value * DELAY_SCALE_US if name in DELAYS else float(np.exp(value)) for name, value in pairs}
+    found = {name: float(np.exp(value)) for name, value in zip(MEASURED, values, strict=True)}
     return replace(Scales(), **found)  # type: ignore[arg-type]  # all of `MEASURED` are numbers
-
-
-def _legal(values: Floats) -> Floats:
-    """Delays are not below 0."""
-    return np.where([name in DELAYS for name in MEASURED], np.maximum(values, 0.0), values)
 
 
 def _logs(steps: Sequence[ParallelSteps], values: Floats) -> Floats:

@@ -290,3 +290,16 @@ def test_the_page_has_a_line_and_a_panel_for_each_source(tmp_path) -> None:
 )
 def test_axes_have_whole_decades_or_parts_of_one(low, high, expected) -> None:
     assert _ticks(low, high) == pytest.approx(expected)
+
+
+PLAYBOOK = "hf-ultrascale-playbook"
+
+
+@pytest.mark.parametrize(
+    ("pp", "n_gpus", "source", "checked"),
+    [(2, 16, PLAYBOOK, True), (1, 16, PLAYBOOK, False), (2, 8, PLAYBOOK, False), (2, 16, "vtrain-multi", False)],
+)
+def test_the_playbooks_pipelines_over_hosts_check_their_collectives(pp, n_gpus, source, checked):
+    dims = {"layers": 16, "hidden": 2048, "heads": 32, "seq_len": 4096, "micro_batch": 1, "global_batch": 256, "gpu": "H100"}
+    job = workload_of(row(**dims, model="llama-like 1B", source=source, framework="nanotron", pp=pp, n_gpus=n_gpus))
+    assert (job.runtime.host.check_rank_us > 0) == checked

@@ -60,6 +60,7 @@ _NANOTRON = Runtime(
     # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
     host=Host(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
     kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
+    overlap_split_gradients=False,  # trainer.py (`make_ddp`): sums in fp32 that ZeRO splits have no DistributedDataParallel.
     overlap_gathers=False,
     overlap_sends=False,
     bucket_bytes=50 * 2.0**20,  # DistributedDataParallel's 25 MiB of 16-bit gradients, which a hook sums in fp32.

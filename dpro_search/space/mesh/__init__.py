@@ -21,6 +21,7 @@ from dpro_search.space.mesh.memory import peak_memory as peak_memory
 from dpro_search.space.mesh.memory import rank_memories as rank_memories
 from dpro_search.space.mesh.memory_rules import MemoryRules as MemoryRules
 from dpro_search.space.mesh.pipeline import pipeline_orders as pipeline_orders
+from dpro_search.space.mesh.runtime import CHECKED_RANK_US as CHECKED_RANK_US
 from dpro_search.space.mesh.runtime import Host as Host
 from dpro_search.space.mesh.runtime import Runtime as Runtime
 from dpro_search.space.mesh.scales import MEASURED as MEASURED

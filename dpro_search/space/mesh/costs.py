@@ -101,8 +101,7 @@ class Pricer:
         strategy = self._workload.strategy
         recompute = strategy.recompute if recompute is None else recompute
         places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
-        sends_between = self.groups.placements["pp"].nodes > 1
-        key = block.name, self.split, self._devices, recompute, strategy.gradient_dtype, places, sends_between, self._sharded
+        key = block.name, self.split, self._devices, recompute, strategy.gradient_dtype, places, self._sharded
         found = self._known.passes.get(key)
         if found is None:
             found = self._known.passes[key] = self._passes(block, self.program(block), recompute)
@@ -274,10 +273,13 @@ class Pricer:
         collectives = sum(isinstance(step, Collective) for step in steps)
         each_us = host.backward_us if backward else host.forward_us
         total_us = scales.host * (host.layer_us + kernels * each_us + collectives * host.collective_us)
-        if self.groups.placements["pp"].nodes > 1:
-            tensor = sum(isinstance(step, Collective) and step.axis == "tp" for step in steps)
-            total_us += scales.send_rank_us * tensor * self._workload.strategy.tp
-        return total_us
+        exchanges = (step for step in steps if isinstance(step, Collective) and step.type is not CollectiveKind.SEND)
+        return total_us + sum(step.repeats * self._check_us(step.axis) for step in exchanges)
+
+    def _check_us(self, axis: str) -> float:
+        """Of the host, to check that all ranks call the same collective."""
+        ranks = self.groups.placements[axis].ranks
+        return self._workload.scales.checks * self._workload.runtime.host.check_rank_us * ranks if ranks > 1 else 0.0
 
     def _element_bytes(self, step: Collective) -> float:
         """Of what is exchanged; sums stay in 16 bits.
@@ -336,13 +338,20 @@ class Pricer:
         flags = recomputed(self._workload.strategy, blocks)
         found = tuple(self.layer(block, again=again) for block, again in zip(blocks, flags, strict=True))
         strategy, runtime = self._workload.strategy, self._workload.runtime
+        if strategy.zero_stage and not runtime.overlap_split_gradients and not self._workload.frozen:
+            check_us = self._check_us("shard")
+            last = replace(found[-1], reduce_us=found[-1].reduce_us + check_us, gather_us=found[-1].gather_us + check_us)
+            return (*found[:-1], last)
         if strategy.zero_stage or not runtime.bucket_bytes or self._workload.frozen:
             return found
         backward = [
             [size * self._workload.gradient_bytes for size in backward_tensors(self.program(block))] for block in reversed(blocks)
         ]
         buckets = gradient_buckets(backward, runtime.bucket_bytes, runtime.first_bucket_bytes)
-        sums = [sum(self._exchanged_us(CollectiveKind.ALL_REDUCE, size, "replicas") for size in full) for full in buckets]
+        check_us = self._check_us("replicas")
+        sums = [
+            sum(check_us + self._exchanged_us(CollectiveKind.ALL_REDUCE, size, "replicas") for size in full) for full in buckets
+        ]
         return tuple(replace(layer, reduce_us=sum_us) for layer, sum_us in zip(found, reversed(sums), strict=True))
 
     def shared_us(self) -> float:
@@ -406,7 +415,7 @@ def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
         every_pass=strategy.zero_stage == 3,
         regather=strategy.reshard_after_forward,
         prefetch=strategy.prefetch_layers,
-        overlap=workload.runtime.overlap_gradients,
+        overlap=_reduces_beside(workload),
         overlap_gathers=workload.runtime.overlap_gathers,
         slowed=pricer.slowed,
         overlap_send=workload.runtime.overlap_sends,
@@ -414,6 +423,12 @@ def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
         receives=workload.runtime.blocking and strategy.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
         cores=_cores(workload),
     )
+
+
+def _reduces_beside(workload: Workload) -> bool:
+    """Whether gradients are reduced beside the last backward pass."""
+    split = workload.strategy.zero_stage in (1, 2)
+    return workload.runtime.overlap_gradients and (workload.runtime.overlap_split_gradients or not split)
 
 
 def _cores(workload: Workload) -> tuple[tuple[int, int], ...]:

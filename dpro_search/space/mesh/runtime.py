@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from dpro_search.costmodel.gpu_ops import Kernels
 from dpro_search.space.mesh.memory_rules import MemoryRules
 
+CHECKED_RANK_US = 240.0
+"""`Host.check_rank_us` of PyTorch with ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` (ProcessGroupWrapper.cpp).
+
+Four messages of Gloo over TCP for each rank, one after the other: in a monitored barrier rank 0 hears from each rank in turn and
+answers it, then two all-gathers, of what describes the call and of its size, go once round a ring. 60 us a message (estimated).
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
@@ -23,6 +30,8 @@ class Host:
     collective_us: float = 60.0  # Each collective: the process group's Python and C++, and NCCL's enqueue (estimated).
     layer_us: float = 0.0  # Of a layer and pass, whatever it launches: hooks.
     parameter_us: float = 20.0  # Each parameter tensor in an update, where many share a kernel (estimated).
+    # Of each collective but messages, for each of its ranks: a check that all call the same one, before it is called.
+    check_rank_us: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +42,8 @@ class Runtime:
     kernels: Kernels = field(default_factory=Kernels)
     host: Host = field(default_factory=Host)
     overlap_gradients: bool = True  # Gradients are reduced beside the last backward pass.
+    # Those that ZeRO-1 or 2 splits, too; False: in one collective after it.
+    overlap_split_gradients: bool = True
     overlap_gathers: bool = True  # Parameters that ZeRO splits are gathered beside the first forward pass.
     overlap_sends: bool = True
     # A rank computes nothing while it exchanges parameters or gradients; where a stage takes one pass after the other as it comes

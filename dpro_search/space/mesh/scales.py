@@ -23,8 +23,7 @@ class Scales:
     between: float = 1.0  # Of collectives between hosts.
     bandwidth: float = 1.0  # Links are that many times as fast; latencies stay.
     host: float = 1.0  # Of what the host takes to start a layer.
-    # Of the host, for each rank of a tensor parallel collective, while pipeline stages send over the network.
-    send_rank_us: float = 0.0
+    checks: float = 1.0  # Of checks that all ranks call the same collective.
     free: frozenset[str] = frozenset()  # Axes whose communication takes no time; "send" is that between pipeline stages.
 
     def device(self, device: Device) -> Device:
@@ -41,5 +40,5 @@ class Scales:
         )
 
 
-MEASURED = ("matmul", "attention", "memory", "inside", "between", "host", "send_rank_us")
+MEASURED = ("matmul", "attention", "memory", "inside", "between", "host", "checks")
 """What is learned from measured steps of a device and framework."""

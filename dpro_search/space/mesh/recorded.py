@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -96,15 +97,21 @@ class RecordedTimes:
 
     @cached_property
     def _curves(self) -> dict[tuple[str, int, int], tuple[Floats, Floats]]:
-        """Times by size, of jobs with as many ranks, else of those with most."""
+        """Mean times by size, of jobs with as many ranks, else of those with most.
+
+        Within a host the links' rate does not matter: what was timed at another one serves where nothing was at this.
+        """
         rows = [row for row in self.times.collectives if row.rate_bps == self._rate_bps or row.hosts == 1]
         found: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
         for key in {(row.collective, row.ranks_per_host, row.hosts) for row in rows}:
             group = [row for row in rows if (row.collective, row.ranks_per_host, row.hosts) == key]
             worlds = {row.world for row in group}
             world = self._world if self._world in worlds else max(worlds)
-            points = sorted((row.size_bytes, row.us) for row in group if row.world == world)
-            found[key] = np.array([size for size, _ in points]), np.array([us for _, us in points])
+            group = [row for row in group if row.world == world]
+            by_size: dict[float, list[float]] = defaultdict(list)
+            for row in [row for row in group if row.rate_bps == self._rate_bps] or group:
+                by_size[row.size_bytes].append(row.us)
+            found[key] = np.array(sorted(by_size)), np.array([np.mean(by_size[size]) for size in sorted(by_size)])
         return found
 
 

@@ -50,7 +50,10 @@ REAL = {
         "fsdp2 x tp": "tp=2,zero_stage=3,sequence_parallel=false",
     },
 }
-PACED_RATES = ("2gbit", "500mbit")
+PACED_RATES = ("500mbit", "125mbit")
+SLOWER = (
+    4  # A paced block takes so many times what a core needs: what ranks do beside waiting (dispatch, copies) must fit on two cores.
+)
 PACED = {
     8: {
         "gpipe x dp": "pp=4,schedule=gpipe",
@@ -97,6 +100,11 @@ class Case:
     def times(self) -> str:
         """Name of the file of recorded times, which jobs with other links share."""
         return f"{'paced' if self.paced else 'real'}-{self.model}-{self.ranks}.times.json"
+
+    @property
+    def recorded(self) -> str:
+        """Name of the file of times as this machine took them; `times` is made of it."""
+        return f"{self.times.removesuffix('.times.json')}.recorded.json" if self.paced else self.times
 
     def write(self, out: Path, cores: int) -> Path:
         """The files that describe the job; returns its ``job.toml``."""

@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 
+from dpro_search.collect.parallel_times import ParallelTimes
 from dpro_search.deploy.jobs import Run
 from dpro_search.errors import DproSearchError
 from dpro_search.kinds import described_job, job_of, load_source, timed_job
 from dpro_search.kinds._kind import Description
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
-from experiments.parallel.cases import Case
+from experiments.parallel.cases import SLOWER, Case
 
 WARMUP, STEPS, PACED_STEPS = 3, 11, 8
 TRAIN = Path(__file__).with_name("train.py")
@@ -56,9 +57,11 @@ def measure(out: Path, chosen: Sequence[Case], python: str, rounds: int, say: Ca
             path,
             [case.settings],
             command_of(path, python, STEPS),
-            out / case.times,
+            out / case.recorded,
             on_start=lambda what: say(f"timing {what}"),
         )
+        if case.paced:
+            slower(ParallelTimes.load(out / case.recorded), SLOWER).save(out / case.times)
     done = {(row.job, row.strategy, row.round) for row in rows_of(out)}
     left = [(number, case) for number in range(rounds) for case in chosen if (case.job, case.strategy, number) not in done]
     began = time.monotonic()
@@ -69,6 +72,26 @@ def measure(out: Path, chosen: Sequence[Case], python: str, rounds: int, say: Ca
         rest_s = (time.monotonic() - began) / (place + 1) * (len(left) - place - 1)
         typical = f"{sorted(row.iteration_us)[len(row.iteration_us) // 2] / 1e3:.0f} ms" if row.iteration_us else row.failed
         say(f"round {number} {case.job} {case.strategy}: {typical} ({place + 1} of {len(left)}, {rest_s / 60:.0f} min left)")
+
+
+def slower(times: ParallelTimes, factor: float) -> ParallelTimes:
+    """The same of a device that takes `factor` times as long for everything but exchanges."""
+    blocks = [
+        msgspec.structs.replace(
+            row, forward_us=row.forward_us * factor, backward_us=row.backward_us * factor, reduce_us=row.reduce_us * factor
+        )
+        for row in times.blocks
+    ]
+    updates = [msgspec.structs.replace(row, us=row.us * factor) for row in times.updates]
+    return msgspec.structs.replace(
+        times,
+        blocks=tuple(blocks),
+        updates=tuple(updates),
+        flops_per_s=times.flops_per_s / factor,
+        memory_bytes_per_s=times.memory_bytes_per_s / factor,
+        split_forward_us=times.split_forward_us * factor,
+        split_backward_us=times.split_backward_us * factor,
+    )
 
 
 def predicted(case: Case, out: Path, times: Any = None) -> Any:

@@ -88,6 +88,9 @@ class _RankPart:
     ) -> None:
         self._graph = trace.graphs[trace.graph_of_rank[rank]]
         self.names, self.types = self._graph.name, self._graph.op
+        # Each dependency within the rank: the node that needs another, and that one.
+        self.destination = np.repeat(np.arange(len(self.names)), np.diff(self._graph.input_ptr))
+        self.source = np.asarray(self._graph.input_idx, dtype=np.int64)
         index = {name: i for i, name in enumerate(self.names)}
         self.comm_node = np.array([index[tensor.node] for tensor in trace.tensors], dtype=np.int64)
         is_comm = np.zeros(len(self.names), dtype=np.bool_)
@@ -171,8 +174,7 @@ class _RankPart:
         ended = np.full(len(self.names), -np.inf)
         np.maximum.at(ended, node, ops.end_us)
         np.maximum.at(ended, *returned)
-        ptr, idx = self._graph.input_ptr, self._graph.input_idx
-        ready = np.array([ended[idx[ptr[n] : ptr[n + 1]]].max(initial=-np.inf) for n in node])
+        ready = _latest(ended, self._graph.input_ptr, self._graph.input_idx)[node]
         return divide_step(ops.start_us, ops.end_us, ready, self._is_main(node), share, begin_us)
 
     def _is_main(self, node: Ints) -> npt.NDArray[np.bool_]:
@@ -203,8 +205,14 @@ class _RankPart:
 
     def consumers(self, node: int) -> Ints:
         """Nodes that need a node."""
-        destination = np.repeat(np.arange(len(self.names)), np.diff(self._graph.input_ptr))
-        return np.unique(destination[self._graph.input_idx == node])
+        return np.unique(self.destination[self.source == node])
+
+
+def _latest(ended_us: Floats, input_ptr: Ints, input_idx: Ints) -> Floats:
+    """When the last of each node's inputs had ended, -inf where it has none; `ended_us` is by node, as the result."""
+    padded = np.append(ended_us[input_idx], -np.inf)  # a node without inputs may begin behind the last input
+    latest: Floats = np.maximum.reduceat(padded, input_ptr[:-1])
+    return np.where(np.diff(input_ptr) > 0, latest, -np.inf)
 
 
 def _memory(trace: Trace, steps: tuple[int, ...], kinds: Ints) -> StepMemory | None:
@@ -277,9 +285,9 @@ def _kinds(graph: NodeGraph, order: Ints, is_comm: npt.NDArray[np.bool_], waits:
     kinds = np.full(len(graph.name), int(OpKind.FORWARD), dtype=np.int64)
     kinds[host] = OpKind.HOST
     kinds[io] = OpKind.IO
-    for node in order.tolist():
+    for node in (node for node in order.tolist() if graph.op[node] in _SUMS):
         inputs = graph.input_idx[graph.input_ptr[node] : graph.input_ptr[node + 1]]
-        backward[node] |= graph.op[node] in _SUMS and len(inputs) > 0 and bool(backward[inputs].all())
+        backward[node] |= len(inputs) > 0 and bool(backward[inputs].all())
     kinds[backward] = OpKind.BACKWARD
     kinds[waits] = OpKind.UPDATE
     kinds[is_comm] = OpKind.COMM
@@ -288,21 +296,15 @@ def _kinds(graph: NodeGraph, order: Ints, is_comm: npt.NDArray[np.bool_], waits:
 
 def _joined_predecessors(parts: list[_RankPart], first: Ints, comm: list[list[int]]) -> tuple[Ints, Ints]:
     """All ranks' dependencies; a COMM op also needs what its twins on the other ranks need."""
-    twins: dict[int, list[int]] = {}
+    ops = [first[rank] + part.destination for rank, part in enumerate(parts)]
+    needs = [first[rank] + part.source for rank, part in enumerate(parts)]
     for row in comm:
-        for op in row:
-            twins.setdefault(op, [])
-            twins[op] += [other for other in row if other != op and other not in twins[op]]
-    ptr, idx = [0], []
-    for rank, part in enumerate(parts):
-        for node in range(len(part.names)):
-            needs = {int(first[rank] + i) for i in part.predecessors(node)}
-            for twin in twins.get(int(first[rank] + node), ()):
-                other = int(np.searchsorted(first, twin, side="right") - 1)
-                needs |= {int(first[other] + i) for i in parts[other].predecessors(twin - int(first[other]))}
-            idx += sorted(needs)
-            ptr.append(len(idx))
-    return np.array(ptr, dtype=np.int64), np.array(idx, dtype=np.int64)
+        joined = np.concatenate([first[rank] + part.predecessors(row[rank] - int(first[rank])) for rank, part in enumerate(parts)])
+        ops.append(np.repeat(np.array(row, dtype=np.int64), len(joined)))
+        needs.append(np.tile(joined, len(row)))
+    count = int(first[-1])
+    op, need = np.divmod(np.unique(np.concatenate(ops) * count + np.concatenate(needs)), count)
+    return np.searchsorted(op, np.arange(count + 1)), need
 
 
 def _placement(parts: list[_RankPart], first: Ints, comm: list[list[int]], tensor: int) -> Placement:

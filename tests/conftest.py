@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
         if not _are_real_jobs(config):
             os.environ.update(numba_cache.LOCATOR)
+
+
+def pytest_collection_finish() -> None:
+    """What all tests have in common is a million objects: full collections of garbage pass over it (`gc.freeze`)."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

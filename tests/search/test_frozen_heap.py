@@ -28,6 +28,7 @@ def thawed() -> Iterator[None]:
     gc.unfreeze()
     yield
     gc.unfreeze()
+    gc.freeze()  # as tests/conftest.py does
 
 
 @pytest.mark.usefixtures("thawed")

@@ -161,10 +161,10 @@ def _least_durations(steps: Sequence[Events]) -> dict[tuple[int, int], float]:
 
 def _makers(trace: Trace, step: Events, ops: Events, names: Sequence[str]) -> list[tuple[int, ...]]:
     """Tensors whose gradients are ready after each op: its node's, else those sent after it and before the next had ended."""
-    maker: dict[int, int] = {}
+    reads, maker = consumers(trace), dict[int, int]()
     for i, name in enumerate(names):
         if ops.role[i] == Role.BACKWARD:
-            maker |= dict.fromkeys(consumers(trace).get(name.removesuffix(_BACKWARD), []), i)
+            maker |= dict.fromkeys(reads.get(name.removesuffix(_BACKWARD), []), i)
     sent = step.select(step.kind == EventKind.COMM)
     for tensor, start_us in zip(sent.tensor.tolist(), sent.start_us.tolist(), strict=True):
         maker.setdefault(tensor, max(int(np.searchsorted(ops.end_us, start_us, side="right")) - 1, 0))

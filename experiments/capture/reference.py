@@ -120,6 +120,10 @@ def built(name, asked, precision):
         if "dp_shard" in names:
             dims = tuple(axis for axis in names if axis in ("dp_replicate", "dp_shard"))
             kinds = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if precision == "bf16" else {}
+            if "ep" in sizes:  # experts are shared by the ranks that have the same
+                shares = init_device_mesh("cpu", (ranks // sizes["ep"], sizes["ep"]), mesh_dim_names=("same", "ep"))["same"]
+                for layer in layers_of(model):
+                    fully_shard(layer.mlp.experts.experts, mesh=shares, mp_policy=MixedPrecisionPolicy(**kinds))
             for layer in layers_of(model):
                 fully_shard(layer, mesh=mesh[dims], mp_policy=MixedPrecisionPolicy(**kinds))
             fully_shard(model, mesh=mesh[dims], mp_policy=MixedPrecisionPolicy(**kinds))

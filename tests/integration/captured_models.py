@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-HIDDEN, HEADS, KV_HEADS, FFN, VOCAB, LAYERS = 64, 8, 4, 128, 256, 3
+HIDDEN, HEADS, KV_HEADS, FFN, VOCAB, LAYERS, EXPERTS, TOP_K = 64, 8, 4, 128, 256, 3, 8, 2
 
 
 class Attention(nn.Module):
@@ -41,10 +41,10 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self):
+    def __init__(self, layers=LAYERS):
         super().__init__()
         self.embedding = nn.Embedding(VOCAB, HIDDEN)
-        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
         self.norm, self.output = nn.RMSNorm(HIDDEN), nn.Linear(HIDDEN, VOCAB, bias=False)
 
     def forward(self, tokens):  # or what the stage before has made of them
@@ -56,6 +56,57 @@ class Llama(nn.Module):
 
 def llama():
     return Llama()
+
+
+def four_layers():
+    return Llama(4)
+
+
+class Experts(nn.Module):
+    """As many tokens for each expert; experts x tokens of each x width go through `grouped`."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.grouped = nn.Linear(HIDDEN, EXPERTS, bias=False), GroupedExperts()
+
+    def forward(self, x):
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.router(tokens).softmax(-1).topk(TOP_K, dim=-1)
+        order = chosen.flatten().argsort()
+        back = self.grouped(tokens[order // TOP_K].view(EXPERTS, -1, HIDDEN)).flatten(0, 1) * weights.flatten()[order].unsqueeze(-1)
+        return torch.zeros_like(tokens).index_add(0, order // TOP_K, back).view(x.shape)
+
+
+class GroupedExperts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(EXPERTS, HIDDEN, 2 * FFN))
+        self.down = nn.Parameter(torch.empty(EXPERTS, FFN, HIDDEN))
+
+    def forward(self, tokens):
+        gate, up = (tokens @ self.up).chunk(2, dim=-1)
+        return (F.silu(gate) * up) @ self.down
+
+
+def mixture():
+    model = Llama()
+    for layer in model.layers:
+        layer.feed_forward = Experts()
+    return model
+
+
+class WholeOnly(Llama):
+    """A forward pass that skips nothing."""
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(self.norm(x))
+
+
+def whole_only():
+    return WholeOnly()
 
 
 class Branching(nn.Module):

@@ -110,7 +110,7 @@ def test_a_plan_of_the_script_says_what_is_split(larger):
 @pytest.mark.parametrize(
     ("build", "more", "said"),
     [
-        ("branching", {}, "captured_models.py:68: 'if x.sum() > 0:  # depends on data' needs the values of a tensor"),
+        ("branching", {}, "captured_models.py:119: 'if x.sum() > 0:  # depends on data' needs the values of a tensor"),
         ("no_model", {}, "Tensor, not a torch.nn.Module"),
         ("llama", {"sequence": None}, "give a --sequence"),
     ],

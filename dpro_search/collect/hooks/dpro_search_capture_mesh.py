@@ -126,8 +126,8 @@ class Mesh:
         return self._mesh["dp_replicate", "dp_shard"]
 
     def of_experts(self):
-        """That of `fully_shard` for the parameters of experts; None: each rank has its own."""
-        return self._same_experts if self._same_experts.size() > 1 else None
+        """That of `fully_shard` for the parameters of experts: the ranks that have the same; one where each has its own."""
+        return self._same_experts
 
     def summing(self, experts=False):
         """Ranks that sum gradients without `fully_shard`; one: none."""
@@ -245,19 +245,14 @@ def parallelized(model, mesh, plan, precision, units):
         policy = MixedPrecisionPolicy()
         if precision != "fp32":
             policy = MixedPrecisionPolicy(param_dtype=dtype_of(precision), reduce_dtype=torch.float32)
-        of_all, of_experts = mesh.of_parameters(), mesh.of_experts() if "ep" in mesh else None
-        alone = set()
-        if "ep" in mesh:
+        if "ep" in mesh:  # also where each rank has its own: their parameters are cast
             for _, group in experts_of(model):
-                if of_experts is None:
-                    alone.update(group.parameters())
-                else:
-                    fully_shard(group, mesh=of_experts, mp_policy=policy)
-        modules = dict(model.named_modules())
+                fully_shard(group, mesh=mesh.of_experts(), mp_policy=policy)
+        of_all, modules = mesh.of_parameters(), dict(model.named_modules())
         for name in units:
             if name in modules:
-                fully_shard(modules[name], mesh=of_all, mp_policy=policy, ignored_params=alone)
-        fully_shard(model, mesh=of_all, mp_policy=policy, ignored_params=alone)
+                fully_shard(modules[name], mesh=of_all, mp_policy=policy)
+        fully_shard(model, mesh=of_all, mp_policy=policy)
     return model
 
 

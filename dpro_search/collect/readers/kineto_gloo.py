@@ -3,6 +3,9 @@
 The profiler marks each collective on the thread that ran it (``gloo:all_reduce``) and the operator that enqueued it (``c10d::``).
 Gloo takes collectives in the order in which they were enqueued. Nothing records a wait: a thread that ran nothing when a collective
 ended, and went on right after it, waited for it. Gloo's thread wakes it before it notes the end, which may seem to be later then.
+
+Messages (stages of a pipeline send them) have no thread: a span lasts from the enqueue to the end of the wait, and those of one
+peer and direction follow each other. Who the peer is `dpro-search collect` notes; of two ranks it is the other one.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto_gloo_groups import GlooGroups
+from dpro_search.collect.readers.kineto_gloo_groups import GlooGroups, PeerMarks
 from dpro_search.collect.readers.kineto_rank import ITEM_BYTES, Collective, RankRecords
 from dpro_search.collect.recorded_names import collective_kind_of
-from dpro_search.collect.trace import CollectiveKind, Dependencies, DependencyKind, EventKind, Ints
+from dpro_search.collect.trace import CollectiveKind, Dependencies, DependencyKind, EventKind, Ints, Shapes
 
 _SPAN, _POST = "gloo:", "c10d::"
+_MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 _BLOCKED_US = 20.0  # a thread that ran nothing for less did not wait
 _AFTER_US = 1000.0  # between the noted end of a collective and the next span of the thread that waited for it, on a busy core
 
@@ -41,18 +45,29 @@ def find_gloo_collectives(r: RankRecords) -> None:
     if r.on_device.any():
         return
     spans = np.flatnonzero(_named(r, _SPAN))
-    posts = np.flatnonzero(_named(r, _POST) & (np.array([_kind_of(name) >= 0 for name in r.names])[r.name]))
-    pairs = list(_paired(r, posts.tolist(), spans.tolist()))
+    kinds = np.array([_kind_of(name) for name in r.names])[r.name]
+    posts = np.flatnonzero(_named(r, _POST) & (kinds >= 0))
+    pairs = []
+    for ways in (_MESSAGES[:1], _MESSAGES[1:], [kind for kind in CollectiveKind if kind not in _MESSAGES]):
+        pairs += _paired(r, posts[np.isin(kinds[posts], ways)].tolist(), spans[np.isin(kinds[spans], ways)].tolist())
     if not pairs:
         return
-    streams = {stream: number for number, stream in enumerate(np.unique(r.stream[spans]).tolist())}
+    pairs.sort()
+    marks = PeerMarks(r)
+    streams: dict[object, int] = {}
+    for span in spans.tolist():
+        if kinds[span] not in _MESSAGES:
+            streams.setdefault(int(r.stream[span]), len(streams))
     waits = _waits(r, pairs, int(r.stream[pairs[0][0]]))
     groups = GlooGroups(r)
     for post, span in pairs:
+        way = CollectiveKind(int(kinds[post]))
+        ends = marks.ends(post, way) if way in _MESSAGES else None
         r.kind[post], r.kind[span] = EventKind.RUNTIME, EventKind.COLLECTIVE
-        r.stream[span] = streams[int(r.stream[span])]
+        own = (way, ends) if way in _MESSAGES else int(r.stream[span])
+        r.stream[span] = streams.setdefault(own, len(streams))
         r.launch[span], r.step[span] = post, r.step[post]
-        r.collectives[span] = found = _collective(r, post, span, groups)
+        r.collectives[span] = found = _message(r, post, span, way, ends) if way in _MESSAGES else _collective(r, post, span, groups)
         r.size_bytes[span] = found.size_bytes
     if groups.assumed:
         r.warnings.append(groups.assumed)
@@ -93,7 +108,8 @@ def _named(r: RankRecords, prefix: str) -> npt.NDArray[np.bool_]:
 
 
 def _kind_of(name: str) -> CollectiveKind:
-    return collective_kind_of(name.removeprefix(_POST)) if name.startswith(_POST) else CollectiveKind.UNKNOWN
+    prefix = next((prefix for prefix in (_POST, _SPAN) if name.startswith(prefix)), None)
+    return CollectiveKind.UNKNOWN if prefix is None else collective_kind_of(name.removeprefix(prefix))
 
 
 def _paired(r: RankRecords, posts: list[int], spans: list[int]) -> Iterator[tuple[int, int]]:
@@ -110,9 +126,7 @@ def _paired(r: RankRecords, posts: list[int], spans: list[int]) -> Iterator[tupl
 
 def _collective(r: RankRecords, post: int, span: int, groups: GlooGroups) -> Collective:
     """Size: that of the largest tensor, which is the whole of what an all-gather or a reduce-scatter is about."""
-    dtype = r.dtypes[r.dtype[post]] if r.dtype[post] >= 0 else r.dtypes[r.dtype[span]] if r.dtype[span] >= 0 else "float32"
-    recorded = [r.shape_table[r.shapes[event]] if r.shapes[event] >= 0 else () for event in (post, span)]
-    elements = max((math.prod(shape) for shapes in recorded for shape in shapes if shape), default=0)
+    recorded, elements, dtype = _size(r, post, span)
     kind = _kind_of(r.names[r.name[post]])
     group = groups.of(kind, post, recorded[0])
     return Collective(
@@ -121,6 +135,28 @@ def _collective(r: RankRecords, post: int, span: int, groups: GlooGroups) -> Col
         group=None if group is None else group.name,
         process_group=group,
         group_ranks=None if group is None else group.ranks,
+        sequence=None,
+        size_bytes=elements * ITEM_BYTES.get(dtype, 4) if elements else -1,
+        dtype=dtype if elements else "",
+    )
+
+
+def _size(r: RankRecords, post: int, span: int) -> tuple[list[Shapes], int, str]:
+    """Shapes of both, elements of the largest tensor, and their type."""
+    dtype = r.dtypes[r.dtype[post]] if r.dtype[post] >= 0 else r.dtypes[r.dtype[span]] if r.dtype[span] >= 0 else "float32"
+    recorded = [r.shape_table[r.shapes[event]] if r.shapes[event] >= 0 else () for event in (post, span)]
+    return recorded, max((math.prod(shape) for shapes in recorded for shape in shapes if shape), default=0), dtype
+
+
+def _message(r: RankRecords, post: int, span: int, way: CollectiveKind, ends: tuple[int, int] | None) -> Collective:
+    """One end of a message; one whose peer is not known has no other end."""
+    _, elements, dtype = _size(r, post, span)
+    return Collective(
+        label="message" if ends else way.label,
+        kind=way,
+        group=None if ends else f"messages of rank {r.rank}",
+        process_group=None,
+        group_ranks=ends,
         sequence=None,
         size_bytes=elements * ITEM_BYTES.get(dtype, 4) if elements else -1,
         dtype=dtype if elements else "",

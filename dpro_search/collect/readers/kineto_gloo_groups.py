@@ -1,4 +1,6 @@
-"""Process groups of Gloo's collectives, which profiles do not name: ``GlooGroups(r).of(...)``.
+"""Process groups of Gloo's collectives, which profiles do not name: ``GlooGroups(r).of(...)``; peers of messages: `PeerMarks`.
+
+What `dpro-search collect` notes around an enqueue (``dpro_search.group 0,2``) says it. Else:
 
 The job lists the groups of each rank (``pg_config`` of its distributedInfo), and shapes tell of how many ranks a collective is: the
 result of an all-gather is as many times as large as its input, and so is the input of a reduce-scatter. What is left open is taken
@@ -16,7 +18,9 @@ import numpy as np
 from dpro_search.collect.readers.kineto_rank import RankRecords
 from dpro_search.collect.trace import CollectiveKind, ProcessGroup, Shapes
 
+GROUP_MARK = "dpro_search.group "  # and the group's ranks; of a message the sender and the receiver
 _SHARDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+_NESTED = 64  # notes that are looked at before an enqueue
 _REDUCTION = "FSDP::post_backward_reduce"
 _SHARED, _COPIED = "shard", "replicate"  # in the descriptions of groups of a mesh with named dimensions
 _SAID = (
@@ -31,6 +35,7 @@ class GlooGroups:
     def __init__(self, r: RankRecords) -> None:
         self._r = r
         self._listed = _listed(r)
+        self._marks = PeerMarks(r)
         reduces = np.array([name.startswith(_REDUCTION) for name in r.names] or [False])
         self._reductions = np.flatnonzero(reduces[r.name])
         self.assumed = ""  # what was taken for granted so far
@@ -43,6 +48,10 @@ class GlooGroups:
         shapes
             Of its inputs.
         """
+        noted = self._marks.around(post)
+        if noted is not None:
+            known = next((group for group in self._listed if group.ranks == noted), None)
+            return known or ProcessGroup(ranks=noted, size=len(noted))
         ranks = _ranks_of(kind, shapes)
         fit = [group for group in self._listed if ranks is None or group.size == ranks]
         if len(fit) < 2:
@@ -71,6 +80,37 @@ class GlooGroups:
     @property
     def _everyone(self) -> int:
         return max(group.size for group in self._listed)
+
+
+class PeerMarks:
+    """What `dpro-search collect` noted around enqueues: the ranks that each is about."""
+
+    def __init__(self, r: RankRecords) -> None:
+        self._r = r
+        self._ranks = {number: ranks for number, name in enumerate(r.names) if (ranks := _noted(name)) is not None}
+        self._rows = np.flatnonzero(np.isin(r.name, list(self._ranks)))
+
+    def around(self, post: int) -> tuple[int, ...] | None:
+        """Ranks of the innermost note around an event; None: there is none."""
+        r, rows = self._r, self._rows
+        before = rows[: np.searchsorted(rows, post)][-_NESTED:]
+        inside = before[(r.end_us[before] >= r.end_us[post]) & (r.stream[before] == r.stream[post])]
+        return self._ranks[int(r.name[inside[-1]])] if len(inside) else None
+
+    def ends(self, post: int, way: CollectiveKind) -> tuple[int, int] | None:
+        """Sender and receiver of the message that an event enqueues; None: they are not known."""
+        noted = self.around(post)
+        if noted is not None and len(noted) == 2:
+            return noted[0], noted[1]
+        rank = self._r.rank
+        if self._r.world_size != 2 or rank not in (0, 1):
+            return None
+        return (rank, 1 - rank) if way is CollectiveKind.SEND else (1 - rank, rank)
+
+
+def _noted(name: str) -> tuple[int, ...] | None:
+    parts = name.removeprefix(GROUP_MARK).split(",") if name.startswith(GROUP_MARK) else []
+    return tuple(map(int, parts)) if parts and all(part.isdigit() and len(part) < 8 for part in parts) else None
 
 
 def _listed(r: RankRecords) -> list[ProcessGroup]:

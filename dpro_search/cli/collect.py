@@ -34,7 +34,13 @@ def collect(
         ),
     ] = "tensorflow",
     comm: Annotated[
-        str, typer.Option("--comm", metavar="C", autocompletion=_comms, help="Communication: horovod, ddp, fsdp, kvstore, byteps.")
+        str,
+        typer.Option(
+            "--comm",
+            metavar="C",
+            autocompletion=_comms,
+            help="Communication: horovod, ddp, fsdp, mesh (PyTorch: any), kvstore, byteps.",
+        ),
     ] = "horovod",
     hosts: Annotated[int, typer.Option("--hosts", metavar="N", min=1, help="Hosts to start ranks on.")] = 2,
     ranks_per_host: Annotated[

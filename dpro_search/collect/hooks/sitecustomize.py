@@ -23,6 +23,8 @@ _run_shadowed()
 if os.environ.get("DPRO_SEARCH_HOOK_OUT"):
     if os.environ.get("DPRO_SEARCH_HOOK_FRAMEWORK") == "pytorch":
         import dpro_search_torch as recorder
+    elif os.environ.get("DPRO_SEARCH_HOOK_FRAMEWORK") == "pytorch-mesh":
+        import dpro_search_parallel as recorder
     elif os.environ.get("DPRO_SEARCH_HOOK_FRAMEWORK") == "mxnet":
         import dpro_search_mxnet as recorder
     else:

@@ -11,6 +11,7 @@ class ImportedKind(Kind):
 
     title = "an imported trace"
     job_name = "dpro_search.kinds.imported.job:Imported"
+    launcher_names = ("dpro_search.collect.launchers.torch_parallel:PYTORCH_MESH",)  # whose profiles any kind may recognise
 
     def recognises(self, trace: Trace) -> bool:
         return True

@@ -1,0 +1,186 @@
+"""Records a PyTorch job that is split by whatever means: tensor, pipeline or context parallel, FSDP, mixtures, the script's own.
+
+A training step lasts from the end of an optimizer's step to the end of the next one; of several optimizers, the last one's counts.
+Written: hook.json (step times, the axes of device meshes with the ranks of each), and profile.json.gz, the profiler's records with
+shapes and memory, in which an annotation around each collective and message says which ranks it is among.
+Standard library and the framework only; Python 3.8 and later.
+"""
+
+import os
+import sys
+import time
+
+from dpro_search_process import AfterImport, replaces
+from dpro_search_steps import StepRecorder, peak_rss_bytes
+
+GROUP_MARK = "dpro_search.group "  # and the group's ranks; of a message the sender and the receiver
+
+# Methods of a process group, by which PyTorch's functions enqueue.
+_COLLECTIVES = (
+    *("allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_into_tensor_coalesced", "reduce_scatter"),
+    *("_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base", "broadcast", "reduce", "gather"),
+    *("scatter", "barrier"),
+)
+# Functions of torch.distributed._functional_collectives, which enqueue without these methods.
+_FUNCTIONS = (
+    *("all_reduce", "all_gather_tensor", "all_gather_tensor_autograd", "all_gather_single", "reduce_scatter_tensor"),
+    *("reduce_scatter_tensor_autograd", "reduce_scatter_single", "all_to_all_single", "all_to_all_single_autograd"),
+    *("permute_tensor", "broadcast", "all_reduce_coalesced", "all_gather_into_tensor_coalesced"),
+    "reduce_scatter_tensor_coalesced",
+)
+
+_RECORDER = None
+
+
+def install():
+    """Arrange for the patches to be applied when the framework's modules have been imported."""
+    global _RECORDER
+    _RECORDER = _Recorder()
+    callbacks = {
+        "torch.optim.optimizer": lambda module: module.register_optimizer_step_post_hook(_RECORDER.optimizer_ended),
+        "torch.distributed.distributed_c10d": _patch_groups,
+        "torch.distributed._functional_collectives": _patch_functions,
+        "torch.distributed.device_mesh": _patch_meshes,
+    }
+    sys.meta_path.insert(0, AfterImport(callbacks))
+
+
+def _patch_groups(module):
+    @replaces(module, "_new_process_group_helper")
+    def new_process_group(original, *args, **kwargs):
+        return _RECORDER.cpu.communicates(lambda: original(*args, **kwargs))
+
+    group = module.ProcessGroup
+    for name in _COLLECTIVES:
+        if hasattr(group, name):
+            _noted(group, name, lambda own, *args, **kwargs: module.get_process_group_ranks(own))
+    for name, sends in (("send", True), ("recv", False)):
+        _noted(group, name, lambda own, tensors, peer, *rest, sends=sends: _ends(module, own, peer, sends))
+
+
+def _ends(module, group, peer, sends):
+    """Sender and receiver; the peer is numbered within the group."""
+    ends = [module.get_rank(), module.get_process_group_ranks(group)[peer]]
+    return ends if sends else ends[::-1]
+
+
+def _noted(owner, name, ranks_of):
+    """Put a note around each call while steps are profiled."""
+
+    @replaces(owner, name)
+    def call(original, *args, **kwargs):
+        if not _RECORDER.tracing:
+            return original(*args, **kwargs)
+        try:
+            note = GROUP_MARK + ",".join(map(str, ranks_of(*args, **kwargs)))
+        except Exception:  # the job must not fail
+            return original(*args, **kwargs)
+        from torch.profiler import record_function
+
+        with record_function(note):
+            return original(*args, **kwargs)
+
+
+def _patch_functions(module):
+    import inspect
+
+    for name in _FUNCTIONS:
+        function = getattr(module, name, None)
+        if function is None:
+            continue
+        signature = inspect.signature(function)
+        if "group" in signature.parameters:
+            _noted(module, name, lambda *args, own=signature, **kwargs: _ranks(own.bind(*args, **kwargs).arguments["group"]))
+
+
+def _ranks(group):
+    """Of a group as functional collectives take it."""
+    from torch.distributed import distributed_c10d as c10d
+
+    if isinstance(group, str):
+        group = c10d._resolve_process_group(group)
+    elif isinstance(group, (tuple, list)) and len(group) == 2 and hasattr(group[0], "get_group"):
+        group = group[0].get_group(group[1])
+    elif hasattr(group, "get_group"):
+        group = group.get_group()
+    return group if isinstance(group, (tuple, list)) else c10d.get_process_group_ranks(group)
+
+
+def _patch_meshes(module):
+    @replaces(module, "init_device_mesh")
+    def init_device_mesh(original, *args, **kwargs):
+        mesh = original(*args, **kwargs)
+        _RECORDER.meshes.append(mesh)
+        return mesh
+
+
+class _Recorder(StepRecorder):
+    def __init__(self):
+        super().__init__()
+        self.meshes = []
+        self._optimizers = []
+        self._profiler = self._span = None
+        self._peak_rss_bytes = 0
+
+    def optimizer_ended(self, optimizer, args, kwargs):
+        if id(optimizer) not in self._optimizers:
+            self._optimizers.append(id(optimizer))
+        if id(optimizer) != self._optimizers[-1]:
+            return
+        if self.steps:
+            self.steps[-1][1] = time.time_ns()
+        self._begin_step()
+
+    def _begin_step(self):
+        import torch
+
+        index = len(self.steps)
+        self._end_span()
+        if self.records and index == self.first_traced:
+            self._peak_rss_bytes = peak_rss_bytes()  # the profile's own memory is none of the job's
+            activity = torch.profiler.ProfilerActivity
+            kinds = [activity.CPU, activity.CUDA] if torch.cuda.is_available() else [activity.CPU]
+            self._profiler = torch.profiler.profile(activities=kinds, record_shapes=True, profile_memory=True)
+            self._profiler.start()
+            self.tracing = True
+        elif self.tracing and index == self.end_traced:
+            self._stop()
+        self.steps.append(self.begun_step())
+        if self.tracing:
+            self._span = torch.profiler.record_function("ProfilerStep#%d" % index)
+            self._span.__enter__()
+
+    def _end_span(self):
+        if self._span is not None:
+            self._span.__exit__(None, None, None)
+            self._span = None
+
+    def _stop(self):
+        self.tracing = False
+        self._end_span()
+        self._profiler.stop()
+
+    def write(self):
+        """Write hook.json and the profile; a process whose optimizers did not step is none of the job's ranks."""
+        if not self.steps:
+            return
+        if self.tracing:
+            self._stop()
+        if self._profiler is not None:
+            self._profiler.export_chrome_trace(os.path.join(self.out, "profile.json.gz"))
+        facts = {"axes": _axes(self.meshes), "peak_rss_bytes": self._peak_rss_bytes or peak_rss_bytes()}
+        self.write_hook(("torch", "numpy"), profiled=self._profiler is not None, **facts)
+
+
+def _axes(meshes):
+    """[name, ranks] of this rank's group along each named axis of a mesh, where that is of two ranks at least."""
+    found = []
+    for mesh in meshes:
+        for axis in mesh.mesh_dim_names or ():
+            try:
+                group = mesh[axis].mesh.flatten().tolist()
+            except Exception:  # the rank is in none
+                continue
+            if len(group) > 1 and [axis, group] not in found:
+                found.append([axis, group])
+    return found

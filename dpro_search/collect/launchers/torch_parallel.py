@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import JobFile, RankFile, completed, no_profiled_step, read_job, read_json, steps_of
+from dpro_search.collect.assembly import JobFile, RankFile, no_profiled_step, read_job, read_json, steps_of
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.launchers._base import Launcher, Run
-from dpro_search.collect.trace import ProcessGroup, Steps, Trace
+from dpro_search.collect.trace import CollectiveKind, ProcessGroup, Trace
 from dpro_search.errors import InputError
 
 FORMAT = "pytorch-mesh"
@@ -69,9 +69,10 @@ def assemble_parallel(raw: Path) -> Trace:
         command=tuple(job.command),
         versions=hooks[0].versions,
         cores=tuple(len(hook.cores) for hook in hooks),
+        overhead_pct=_overhead_pct(hooks),
     )
     axes = {ranks: name for hook in hooks for name, ranks in hook.axes}
-    return completed(replace(trace, meta=meta, groups=_with_axes(trace.groups, axes), steps=_all_steps(trace.steps, hooks)))
+    return _with_axes(replace(trace, meta=meta), axes)
 
 
 def _hook(folder: Path) -> ParallelHookFile:
@@ -83,31 +84,47 @@ def _hook(folder: Path) -> ParallelHookFile:
     return hook
 
 
-def _with_axes(groups: tuple[ProcessGroup, ...], axes: dict[tuple[int, ...], str]) -> tuple[ProcessGroup, ...]:
-    """Groups of ranks that are those of an axis are named so; PyTorch leaves that of a mesh of one axis without a name."""
-    return tuple(
+def _with_axes(trace: Trace, axes: dict[tuple[int, ...], str]) -> Trace:
+    """Groups of ranks that are those of an axis are named so, and messages have their two ranks and the axis between these.
+
+    PyTorch leaves the group of a mesh of one axis without a name.
+    """
+    groups = {group: number for number, group in enumerate(trace.groups)}
+    events = trace.events
+    column = events.group.copy()
+    messages = np.flatnonzero(
+        np.isin(events.collective_kind, (CollectiveKind.SEND, CollectiveKind.RECV)) & (events.collective >= 0)
+    )
+    ranks_of: dict[int, set[int]] = {}
+    for row in messages:
+        ranks_of.setdefault(int(events.collective[row]), set()).add(int(events.rank[row]))
+    for row in messages:
+        ends = tuple(sorted(ranks_of[int(events.collective[row])]))
+        axis = next((name for ranks, name in axes.items() if set(ends) <= set(ranks)), None)
+        pair = ProcessGroup(description="" if axis is None else f"mesh_{axis}", ranks=ends, size=len(ends))
+        column[row] = groups.setdefault(pair, len(groups))
+    named = tuple(
         msgspec.structs.replace(group, description=f"mesh_{axes[group.ranks]}")
         if group.ranks in axes and not group.description.startswith("mesh_")
         else group
         for group in groups
     )
+    return replace(trace, groups=named, events=replace(events, group=column))
 
 
-def _all_steps(profiled: Steps, hooks: list[ParallelHookFile]) -> Steps:
-    """The profiled steps, and those that were timed without the profiler, on the profile's clock."""
+def _overhead_pct(hooks: list[ParallelHookFile]) -> float | None:
+    """What profiling cost; None where fewer than three iterations were profiled, or were not."""
     timed = steps_of(hooks, hooks[0].steps[0][0])
-    parts = []
-    for rank in range(len(hooks)):
-        own, others = profiled.select(profiled.rank == rank), timed.select(timed.rank == rank)
-        both = np.intersect1d(own.index, others.index)
-        if not len(both):
-            return profiled
-        shift_us = float(np.median(own.start_us[np.isin(own.index, both)] - others.start_us[np.isin(others.index, both)]))
-        kept = others.select(~others.traced & ~np.isin(others.index, own.index))
-        parts += [replace(kept, start_us=kept.start_us + shift_us, end_us=kept.end_us + shift_us), own]
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(profiled)}
-    order = np.lexsort((columns["index"], columns["rank"]))
-    return Steps(**{name: column[order] for name, column in columns.items()})
+    found = []
+    for traced in (True, False):
+        lengths = []
+        for rank in range(len(hooks)):
+            own = timed.select((timed.rank == rank) & (timed.traced == traced))
+            lengths += np.diff(own.start_us)[np.diff(own.index) == 1].tolist()
+        if len(lengths) < 3:
+            return None
+        found.append(float(np.median(lengths)))
+    return (found[0] / found[1] - 1) * 100
 
 
 PYTORCH_MESH = ParallelLauncher(comm="mesh", format=FORMAT)

@@ -59,7 +59,7 @@ def find_gloo_collectives(r: RankRecords) -> None:
         if kinds[span] not in _MESSAGES:
             streams.setdefault(int(r.stream[span]), len(streams))
     waits = _waits(r, pairs, int(r.stream[pairs[0][0]]))
-    groups = GlooGroups(r)
+    groups, names = GlooGroups(r), dict[str, int]()
     for post, span in pairs:
         way = CollectiveKind(int(kinds[post]))
         ends = marks.ends(post, way) if way in _MESSAGES else None
@@ -67,8 +67,12 @@ def find_gloo_collectives(r: RankRecords) -> None:
         own = (way, ends) if way in _MESSAGES else int(r.stream[span])
         r.stream[span] = streams.setdefault(own, len(streams))
         r.launch[span], r.step[span] = post, r.step[post]
+        if ends is not None:
+            said = f"to rank {ends[1]}" if way is CollectiveKind.SEND else f"from rank {ends[0]}"
+            r.name[span] = names.setdefault(f"{r.names[r.name[span]]} {said}", len(r.names) + len(names))
         r.collectives[span] = found = _message(r, post, span, way, ends) if way in _MESSAGES else _collective(r, post, span, groups)
         r.size_bytes[span] = found.size_bytes
+    r.names = (*r.names, *names)
     if groups.assumed:
         r.warnings.append(groups.assumed)
     _add_waits(r, waits)

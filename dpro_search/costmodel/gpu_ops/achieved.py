@@ -22,6 +22,7 @@ class Achieved:
     fp32_joules: float  # Of an operation at the power limit, in 1e-12 J; 0: not known, the limit does not count.
     half_joules: float  # The same in 16 bits.
     fp32_units: float  # Peak in fp32 of the units that multiply matrices, over that of vector units.
+    convolution: float  # Of a matmul's speed, by the fastest convolutions in 16 bits.
     attention: float  # Of the peak at a precision, by fused attention, forward.
     flash_2: float  # Of `attention`, what flash-attention 2 reaches.
     memory: float  # Of the memory's rate.

@@ -74,6 +74,7 @@ class Kernels:
     norm: NormKernels = NormKernels.FUSED  # Of layer norms.
     instance_norm: NormKernels = NormKernels.FUSED  # Of norms of each image alone and of volumes, with the activation behind them.
     loss: LossKernels = LossKernels.FUSED
+    searched_convolutions: bool = False  # In 16 bits: of cuDNN's kernels the fastest for each, as in submissions to MLPerf.
     # Of training in 16 bits: parameters are in fp32 and are cast for each product, as its gradient is back; norms, residual sums,
     # softmaxes and tables stay in fp32, and what they give is cast for the next product (PyTorch's autocast, TensorFlow's
     # auto_mixed_precision_lists.h). False: all is in 16 bits beside a copy of the parameters in fp32 that only the optimizer sees.
@@ -91,7 +92,8 @@ class Kernels:
         table = _FUSED if self.fused else _EAGER
         found = table.get(op.role, _ANY)[backward]
         if self.fused and backward and op.role is Role.GATED_ACTIVATION and "capacity" in dims_of(op.output):
-            found = Passes(*(one + more for one, more in zip(found, _TOKEN_WEIGHTS, strict=True)))
+            more = _TOKEN_WEIGHTS
+            found = Passes(found.reads + more.reads, found.output + more.output, found.kernels + more.kernels)
         if op.role is Role.NORM and self.norm is NormKernels.TWICE and "hidden" in dims_of(op.output):
             found = _NORM_TWICE[backward]
         if op.role is Role.INSTANCE_NORM and self.instance_norm in _INSTANCE_NORM:

@@ -178,7 +178,7 @@ class OpCosts:
         # What the start of a tile costs is time: fewer columns of a reduction where the units are slower.
         matrix_peak = self.device.peak_flops_per_s("bf16") or self.device.peak_flops_per_s("fp16") or peak
         start = achieved.reduction * min(peak / matrix_peak, 1.0)
-        implicit = CONVOLUTION_SHARE if moved is not None and precision != "fp32" else 1.0
+        implicit = self._convolution_share(achieved) if moved is not None and precision != "fp32" else 1.0
         reached = achieved.fp32 if precision == "fp32" and achieved.fp32 and moved is None else achieved.matmul
         compute_us = math.inf
         narrow = batch * m * n < cores * WIDE_TILE
@@ -197,6 +197,9 @@ class OpCosts:
         memory_us = self.bytes_per_element * count / (rate * achieved.memory) * 1e6
         power = achieved.blend
         return float(achieved.floor_us + (compute_us**power + memory_us**power) ** (1 / power))
+
+    def _convolution_share(self, achieved: Achieved) -> float:
+        return achieved.convolution if self.kernels.searched_convolutions else CONVOLUTION_SHARE
 
     def _matmul_peak(self, precision: str) -> float:
         """Of the units that multiply matrices, at the clock that the power limit leaves them."""

@@ -138,7 +138,9 @@ _TENSORFLOW = Runtime(
 )
 # CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
 _GRAPHS = Runtime(
-    name="Megatron-Core, CUDA graphs", host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0)
+    name="Megatron-Core, CUDA graphs",
+    host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0),
+    kernels=Kernels(searched_convolutions=True),
 )
 
 # Megatron-Core: --pipeline-model-parallel-layout, --num-distributed-optimizer-instances, --cp-comm-type, --recompute-method block.

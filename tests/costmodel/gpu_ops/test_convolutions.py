@@ -3,7 +3,7 @@
 import pytest
 
 from dpro_search.cluster import bundled
-from dpro_search.costmodel.gpu_ops import OpCosts
+from dpro_search.costmodel.gpu_ops import Kernels, OpCosts
 from dpro_search.graph.model import NetworkBuilder, Tensor
 
 BATCH = 64
@@ -53,3 +53,14 @@ def test_what_is_frozen_has_no_backward_pass():
 def test_a_group_has_its_share_of_the_reduction():
     whole, parts = (costs("fp32").forward_us(*convolution(channels=1024, groups=groups)) for groups in (1, 4))
     assert parts < whole
+
+
+@pytest.mark.parametrize(("device", "faster"), [("a100-sxm-80gb", 0.95 / 0.6), ("h100-sxm", 1.0)])
+def test_searched_convolutions_are_as_fast_as_the_instructions_that_they_use(device, faster):
+    """Earlier GPUs have no faster ones than those of cuDNN's convolutions."""
+    op, sizes = convolution(channels=1024)
+    usual, searched = (
+        OpCosts(bundled.device(device), "bf16", kernels=Kernels(searched_convolutions=found)).forward_us(op, sizes)
+        for found in (False, True)
+    )
+    assert usual / searched == pytest.approx(faster, rel=0.05)

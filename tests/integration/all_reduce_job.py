@@ -47,6 +47,7 @@ def library(all_reduce):
             bits[algorithm] = all_reduce.sum(again, algorithm=algorithm).tobytes()
             again[:] = rows[rank]
             assert all_reduce.sum(again, algorithm=algorithm).tobytes() == bits[algorithm]
+    all_reduce.close()
     if rank == 0:
         print("%d different sums" % len(set(bits.values())))
 

@@ -42,7 +42,7 @@ class OpenMpiAlgorithms:
     names = tuple(OPEN_MPI)
 
     def __init__(self, communicator):
-        self._comm = communicator
+        self._comm, self._made = communicator, []
 
     def refusal(self):
         """Why an algorithm cannot be chosen; None: it can."""
@@ -52,11 +52,18 @@ class OpenMpiAlgorithms:
 
     def all_reduce(self, name):
         """`Allreduce` of mpi4py by this algorithm."""
+        if name == "default":
+            return self._comm.Allreduce
         variable = control_variable(OPEN_MPI_FILES, OPEN_MPI_VARIABLE)
         variable.set(OPEN_MPI[name])
-        made = self._comm.Dup()
+        self._made.append(self._comm.Dup())
         variable.set(OPEN_MPI["default"])
-        return made.Allreduce
+        return self._made[-1].Allreduce
+
+    def close(self):
+        """Free the communicators; all ranks together."""
+        for made in self._made:
+            made.Free()
 
 
 class MpichAlgorithms:
@@ -81,6 +88,9 @@ class MpichAlgorithms:
             self._comm.Allreduce(*arguments)
 
         return run
+
+    def close(self):
+        pass
 
 
 class ControlVariable:

@@ -60,6 +60,8 @@ class AllReduce:
             choice = Choice() if choice is None else Choice.load(choice)
         self._ranges = choice.ranges(self.ranks, max(map(len, self.hosts)))
         self._even = len(set(map(len, self.hosts))) == 1
+        self._vendor = MPI.get_vendor()[0]
+        self._library = _LIBRARIES[self._vendor](self._comm) if self._vendor in _LIBRARIES else None
         self._limit_s, self._check = time_limit_s, check
         self.registry = Registry(device_aware)
         self._plans, self._scratch, self._native = {}, {}, {}
@@ -121,8 +123,10 @@ class AllReduce:
         return name, segment
 
     def close(self):
-        """Free the communicator; all ranks together."""
+        """Free the communicators; all ranks together."""
         self.registry.forget()
+        if self._library is not None:
+            self._library.close()
         self._comm.Free()
 
     def _sum(self, memory, algorithm, segment_bytes, by_rank):
@@ -146,12 +150,10 @@ class AllReduce:
 
     def _native_by(self, name):
         """The MPI library's all-reduce by one of its algorithms; by its own choice, with a warning, where it cannot be told."""
-        library = MPI.get_vendor()[0]
-        own = _LIBRARIES[library](self._comm) if library in _LIBRARIES else None
-        wanted = name[len(OF_LIBRARY) :] or "default"
-        refusal = "%s is not known here" % library if own is None else own.refusal()
+        own, wanted = self._library, name[len(OF_LIBRARY) :] or "default"
+        refusal = "%s is not known here" % self._vendor if own is None else own.refusal()
         if refusal is None and wanted not in own.names:
-            refusal = "%s has no algorithm %r (it has %s)" % (library, wanted, ", ".join(own.names))
+            refusal = "%s has no algorithm %r (it has %s)" % (self._vendor, wanted, ", ".join(own.names))
         if refusal is not None and name != NATIVE and self.rank == 0:
             warnings.warn("all-reduces by %r are by the library's own choice: %s" % (name, refusal), stacklevel=4)
         self._native[name] = self._comm.Allreduce if refusal is not None else own.all_reduce(wanted)

@@ -183,14 +183,12 @@ class _RankPart:
 
     def profile(self, order: Ints) -> RankProfile:
         """Summary for the replay, with tensors in enqueue order."""
-        new_index = np.empty(len(order), dtype=np.int64)
-        new_index[order] = np.arange(len(order))
-        groups: dict[tuple[int, ...], Floats] = {}
-        for node in np.flatnonzero(self._waits.any(axis=1)):
-            work = self.work_us[:, node]
-            if work.any():
-                key = tuple(sorted(new_index[np.flatnonzero(self._waits[node])].tolist()))
-                groups[key] = groups.get(key, np.zeros(len(work))) + work
+        nodes = np.flatnonzero(self._waits.any(axis=1) & self.work_us.any(axis=0))
+        waits = self._waits[np.ix_(nodes, order)]
+        _, first, group = np.unique(np.packbits(waits, axis=1), axis=0, return_index=True, return_inverse=True)
+        work = np.zeros((len(first), len(self.work_us)))
+        np.add.at(work, group.reshape(-1), self.work_us[:, nodes].T)
+        groups = {tuple(np.flatnonzero(waits[row]).tolist()): each for row, each in zip(first, work, strict=True)}
         return RankProfile(
             post_us=self._enqueue_main[:, order],
             main_us=self._main,

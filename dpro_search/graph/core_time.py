@@ -79,14 +79,12 @@ def divide_step(
     main_end = float(end_us[is_main].max())
     overhead_main = np.zeros_like(available)
     first_op = _first_started_at(edges, start_us)
-    for gap in np.flatnonzero((active == 0) & (first_op[1:] >= 0)):
-        op = first_op[gap + 1]
-        since = edges[gap] if edges[gap + 1] <= main_end else max(edges[gap], ready_us[op])
-        waited = edges[gap + 1] - min(since, edges[gap + 1])
-        overhead = available[gap] * waited / (edges[gap + 1] - edges[gap])
-        work[op] += overhead
-        if is_main[op]:
-            overhead_main[gap] = overhead
+    gap = np.flatnonzero((active == 0) & (first_op[1:] >= 0))
+    op, begin, end = first_op[gap + 1], edges[gap], edges[gap + 1]
+    since = np.where(end <= main_end, begin, np.maximum(begin, ready_us[op]))
+    overhead = available[gap] * (end - np.minimum(since, end)) / (end - begin)
+    work[op] += overhead  # each op starts at one edge, after one gap
+    overhead_main[gap] = np.where(is_main[op], overhead, 0.0)
     main = np.concatenate(([0.0], np.cumsum(each * active_main + overhead_main)))
     busy_main = each * active_main
     threads = float((busy_main * active).sum() / busy_main.sum()) if busy_main.sum() > 0 else 1.0

@@ -20,9 +20,7 @@ def capture(
         str | None,
         typer.Option("--mesh", metavar="A=N,B=N", help="Ranks along dp (DDP), dp_shard (fully_shard; both: HSDP), tp, pp, cp, ep."),
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, help="Samples of one replica; of a pipeline, of a micro-batch.")
-    ] = 1,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Samples of one replica, or of a micro-batch.")] = 1,
     sequence: Annotated[int | None, typer.Option("--sequence", metavar="N", min=1, help="Tokens of a sample.")] = None,
     precision: Annotated[
         str, typer.Option("--precision", metavar="P", help="bf16 or fp16 (autocast; FSDP: mixed precision), or fp32.")
@@ -45,17 +43,15 @@ def capture(
     ] = None,
     schedule: Annotated[
         str,
-        typer.Option("--schedule", metavar="S", help="Of pp: gpipe, 1f1b, interleaved, zero-bubble, zero-bubble-v, dual-pipe-v."),
+        typer.Option("--schedule", metavar="S", help="Of pp, as in job.toml."),
     ] = "1f1b",
     virtual_stages: Annotated[
-        int, typer.Option("--virtual-stages", metavar="N", min=0, help="Stages on each rank of pp.", show_default="by schedule")
+        int, typer.Option("--virtual-stages", metavar="N", min=0, help="Stages on each rank.", show_default="by schedule")
     ] = 0,
     micro_batches: Annotated[
-        int, typer.Option("--micro-batches", metavar="N", min=0, help="Of a step of pp.", show_default="twice the ranks")
+        int, typer.Option("--micro-batches", metavar="N", min=0, help="Of a step.", show_default="twice the ranks of pp")
     ] = 0,
-    rotate: Annotated[
-        str, typer.Option("--rotate", metavar="R", help="How cp passes keys and values on: allgather, alltoall.")
-    ] = "allgather",
+    rotate: Annotated[str, typer.Option("--rotate", metavar="R", help="Of cp: allgather, alltoall.")] = "allgather",
     optimizer: Annotated[str, typer.Option("--optimizer", metavar="O", help="adam, adamw, sgd or none.")] = "adamw",
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="C", help="For job.toml.", show_default="as many h100 as the mesh has ranks")

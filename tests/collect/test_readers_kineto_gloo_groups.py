@@ -107,3 +107,56 @@ def test_without_a_list_of_groups_collectives_of_a_type_are_of_all_ranks(tmp_pat
     trace = read(paths)
     assert matched(trace, CollectiveKind.ALL_REDUCE) == {(0, 1)}
     assert not any("process groups" in text for text in trace.meta.warnings)
+
+
+def pipelined(folder: Path, *, noted: bool, ranks: int = 3) -> Trace:
+    """Ranks that pass a micro-batch on, and a gradient back, in each of three steps."""
+    paths = []
+    for rank in range(ranks):
+        profile = Profile(pid=100 + rank, device=rank)
+        for number in range(3):
+            now = START + 10_000 * number
+            profile.step(number, now, 9000)
+            messages = [("c10d::send", "gloo:send", (rank, rank + 1), 500 + 1000 * rank)] if rank < ranks - 1 else []
+            messages += [("c10d::recv_", "gloo:recv", (rank - 1, rank), 100)] if rank else []
+            messages += [("c10d::recv_", "gloo:recv", (rank + 1, rank), 600 + 1000 * rank)] if rank < ranks - 1 else []
+            messages += [("c10d::send", "gloo:send", (rank, rank - 1), 8000 - 1000 * rank)] if rank else []
+            for op, span, ends, at in messages:
+                if noted:
+                    profile.add("user_annotation", f"dpro_search.group {ends[0]},{ends[1]}", now + at - 5, 60, 100)
+                profile.op(op, now + at, 50, **{"Input Dims": [[[512]]], "Input type": ["TensorList"]})
+                profile.add("user_annotation", span, now + at + 50, 300, 100, {"Input Dims": [[512]], "Input type": ["float"]})
+            profile.op("aten::add_", now + 8500, 300)
+        header = distributed(rank, ranks) | {"host_name": "one"}
+        paths.append(profile.write(folder / f"rank{rank}.json", header=header))
+    return read(paths)
+
+
+def messages_of(trace: Trace) -> dict[int, list[tuple[str, int]]]:
+    """Ends of each message in the second step, as (name, rank)."""
+    events, found = trace.events, {}
+    for row in (events.kind == EventKind.COLLECTIVE).nonzero()[0]:
+        if events.step[row] == 1 and events.collective[row] >= 0:
+            ends = found.setdefault(int(events.collective[row]), [])
+            ends.append((trace.names[events.name[row]], int(events.rank[row])))
+    return found
+
+
+def test_messages_have_both_of_their_ends_where_peers_are_noted(tmp_path):
+    found = sorted(sorted(ends) for ends in messages_of(pipelined(tmp_path, noted=True)).values())
+    expected = [(0, 1), (1, 0), (1, 2), (2, 1)]
+    assert found == sorted([(f"gloo:recv from rank {a}", b), (f"gloo:send to rank {b}", a)] for a, b in expected)
+
+
+def test_messages_to_different_peers_are_on_streams_of_their_own(tmp_path):
+    events = (trace := pipelined(tmp_path, noted=True)).events
+    rows = [row for row in (events.kind == EventKind.COLLECTIVE).nonzero()[0] if events.rank[row] == 1]
+    assert len({(trace.names[events.name[row]], int(events.stream[row])) for row in rows}) == 4
+    assert len({int(events.stream[row]) for row in rows}) == 4
+
+
+def test_peers_of_two_ranks_need_no_note_and_those_of_three_do(tmp_path):
+    (tmp_path / "two").mkdir()
+    (tmp_path / "three").mkdir()
+    assert len(messages_of(pipelined(tmp_path / "two", noted=False, ranks=2))) == 2
+    assert messages_of(pipelined(tmp_path / "three", noted=False)) == {}

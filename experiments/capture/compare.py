@@ -15,7 +15,7 @@ import math
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,7 +143,8 @@ def _graph(case: Case, python: str, out: Path) -> CapturedGraph:
             precision=PRECISION,
             mesh=case.mesh,
             micro_batches=MICRO_BATCHES,
-            **({"schedule": case.how} if "pp" in case.mesh else {"rotate": case.how} if case.how else {}),
+            schedule=case.how if "pp" in case.mesh else "1f1b",
+            rotate=case.how if case.how and "pp" not in case.mesh else "allgather",
         )
         path.write_bytes(written_graph(capture(request)))
     return read_graph(path)
@@ -240,7 +241,7 @@ def _exchanged(found: Model, strategy: Strategy, graph: CapturedGraph, types: Se
             for each in steps:
                 for one in [each] if isinstance(each, Collective) else each.beside:
                     if not types or one.type.name.lower() in types:
-                        expected[one.type.name.lower(), phase] += one.elements * one.repeats * block.count
+                        expected[one.type.name.lower(), phase] += round(one.elements * one.repeats * block.count)
     return expected
 
 
@@ -315,7 +316,7 @@ def _llama(layers: int, hidden: int, heads: int, feed_forward: FeedForward | Exp
     return _layers(Architecture(name="llama", hidden=hidden, vocab=32000, layers=(layer,)))
 
 
-DESCRIBED = {
+DESCRIBED: dict[str, Callable[[], Model]] = {
     "gpt2": lambda: _layers(published("gpt2")),
     "bert": lambda: _layers(published("bert-base")),
     "resnet50": lambda: model("resnet50"),

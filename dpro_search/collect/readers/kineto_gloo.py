@@ -47,7 +47,7 @@ def find_gloo_collectives(r: RankRecords) -> None:
     spans = np.flatnonzero(_named(r, _SPAN))
     kinds = np.array([_kind_of(name) for name in r.names])[r.name]
     posts = np.flatnonzero(_named(r, _POST) & (kinds >= 0))
-    pairs = []
+    pairs: list[tuple[int, int]] = []
     for ways in (_MESSAGES[:1], _MESSAGES[1:], [kind for kind in CollectiveKind if kind not in _MESSAGES]):
         pairs += _paired(r, posts[np.isin(kinds[posts], ways)].tolist(), spans[np.isin(kinds[spans], ways)].tolist())
     if not pairs:

@@ -270,8 +270,9 @@ def main():
         answer["flops"] = flops.get_total_flops()
         issued = comms.get_comm_counts() if isinstance(comms, CommDebugMode) else {}
         answer["collectives"] = {str(kind).rpartition(".")[2].strip("_"): number for kind, number in issued.items()}
-        messages = {kind: count.found[f"c10d::{kind}"] for kind in ("send", "recv_") if count.found[f"c10d::{kind}"]}
-        answer["collectives"] |= {kind.strip("_"): number for kind, number in messages.items()}
+        if "pp" in sizes:
+            named = {name.partition("::")[2].strip("_"): number for name, number in count.found.items() if "c10d" in name}
+            answer["collectives"] = {name: number for name, number in named.items() if not name.startswith(("wait", "wrap"))}
         answer["ops"] = dict(count.found)
         local = [getattr(each, "_local_tensor", each) for each in parameters]
         own = {each.untyped_storage()._cdata for each in local}

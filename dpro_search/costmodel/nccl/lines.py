@@ -127,6 +127,17 @@ class _Costs:
             count *= 2
         return count * (ONE_RANK_TREE if self.local == 1 else 1.0)
 
+    def ring_us_per_byte(self, protocol: int, rounds: int) -> float:
+        """us of a byte in rings through all ranks."""
+        own = self.constants.own_part / self.n * self.inside(protocol)
+        return own + rounds * (self.n - 1) / self.n * max(self.inside(protocol), self.between(protocol))
+
+    def prefers_rings(self, tree_us_per_byte: float) -> bool:
+        """Whether NCCL takes rings for large all-reduces: it compares rates by the NICs' own, whatever the fabric carries of it."""
+        nic_us_per_byte = 1.0 / (NCCL_LINK * self.paths.nic_bytes_per_us)
+        trees = max(tree_us_per_byte, self.tree_bytes * nic_us_per_byte / self.constants.tree_ratio)
+        return 2 * (self.n - 1) / self.n * nic_us_per_byte <= trees
+
     def between(self, protocol: int) -> float:
         """us of a byte out of a domain."""
         return 1.0 / (self.nic_bytes_per_us * self.constants.net_ratio[protocol])
@@ -140,14 +151,12 @@ def _rings(costs: _Costs, rounds: int) -> tuple[Line, ...]:
     and trees whose steps overlap).
     """
     n, m = costs.n, costs.m
-    sent = rounds * (n - 1) / n
     found = []
     for number, protocol in costs.protocols:
         outer = m - 1 if costs.ordered else n - 1
         inner = rounds * (n - 1 - outer) * costs.hop_us(number)
         latency_us = costs.launch_us(number) + inner + rounds * outer * costs.net_hop_us(number)
-        own = costs.constants.own_part / n * costs.inside(number)
-        found.append(Line("ring", protocol, latency_us, own + sent * max(costs.inside(number), costs.between(number))))
+        found.append(Line("ring", protocol, latency_us, costs.ring_us_per_byte(number, rounds)))
     return tuple(found)
 
 
@@ -166,6 +175,8 @@ def _trees(costs: _Costs) -> tuple[Line, ...]:
         latency_us = costs.launch_us(number) + 2 * ((costs.local - 1) * costs.hop_us(number) + depth * costs.net_hop_us(number))
         slowest = max(2 * costs.inside(number), out * costs.between(number)) / costs.constants.tree_ratio
         us_per_byte = max(slowest, 1.0 / most)
+        if costs.prefers_rings(1.0 / most):
+            us_per_byte = max(us_per_byte, costs.ring_us_per_byte(number, 2))
         first = _first_chunks(costs, number, depth) if protocol == "Simple" else ()
         found += _bending("tree", protocol, latency_us, (*first, *_filling(protocol, us_per_byte)))
     return tuple(found)

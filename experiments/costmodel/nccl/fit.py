@@ -17,6 +17,7 @@ from experiments.costmodel.nccl.data import Measured, cluster_of
 
 SMALL_BYTES = 2**20
 LOSS_SCALE = 0.1  # errors beyond it count linearly: single systems with a fault of their own do not decide
+STEP = 1e-3  # of a constant's logarithm, for derivatives
 PRIOR = 0.2  # weight of a constant's start, NCCL's own: decides only what the measurements leave open
 
 START: dict[str, float] = {  # NCCL's src/graph/tuning.cc where it has them
@@ -33,8 +34,8 @@ START: dict[str, float] = {  # NCCL's src/graph/tuning.cc where it has them
 }  # fmt: skip
 BOUNDS = {"part.LL128": (0.3, 0.95), "net.LL": (0.01, 1.0)}
 FIXED = ("tree_ratio", "net.Simple")
-"""Not fitted, for few systems would pull them apart: NCCL's own. Rings: it counts 12 of 12.5 GB/s of a NIC (src/graph/topo.h), and its
-authors expect 48 to 49 of 50 GB/s (NVIDIA/nccl-tests, issue 267)."""
+"""Not fitted, for few systems would pull them apart: NCCL's own. Rings: it counts 12 of 12.5 GB/s of a NIC (src/graph/topo.h), and
+its authors expect 48 to 49 of 50 (NVIDIA/nccl-tests, issue 267)."""
 DEVICES = {
     "ampere": r"\bA(10|30|40|100|800)|RTX (3|A)",
     "hopper": r"\bG?H(20|100|200|800)",
@@ -115,10 +116,13 @@ class Calls:
         rows_of, cells_of = Counter(cells), Counter(cell[0] for cell in set(cells))
         self.weight = np.array([1.0 / rows_of[cell] / cells_of[cell[0]] for cell in cells])
 
-    def log_errors(self, of: NcclConstants, sharpness: float = math.inf) -> Any:
-        """log(predicted / measured) of each call, [calls]; the less sharp the minimum over lines, the more slower lines count."""
+    def log_errors(self, of: NcclConstants, sharpness: float = math.inf, among: Sequence[int] | None = None) -> Any:
+        """log(predicted / measured) of each call, [calls]; the less sharp the minimum over lines, the more slower lines count.
+
+        `among`: numbers of the groups that are of interest, None: all. Calls of others are as if they had taken 1 us.
+        """
         found = np.zeros(len(self.rows))
-        for collective, where, numbers in self.groups:
+        for collective, where, numbers in self.groups if among is None else [self.groups[number] for number in among]:
             ways = np.array([way[2:] for way in lines(collective, where, of)])
             logs = np.log(ways[:, :1] + ways[:, 1:] * self.bytes[numbers])
             least = logs.min(axis=0)
@@ -126,6 +130,18 @@ class Calls:
                 least = least - np.log(np.exp(-sharpness * (logs - least)).sum(axis=0)) / sharpness
             found[numbers] = least
         return found - self.log_us
+
+    def depending(self, of: NcclConstants, other: NcclConstants) -> list[int]:
+        """Numbers of the groups of which any way differs between two sets of constants."""
+        return [
+            number
+            for number, (collective, where, _) in enumerate(self.groups)
+            if lines(collective, where, of) != lines(collective, where, other)
+        ]
+
+    def calls_of(self, groups: Sequence[int]) -> Any:
+        """Numbers of the calls of groups, [calls]."""
+        return np.concatenate([self.groups[number][2] for number in groups] or [np.zeros(0, np.int64)])
 
 
 def for_fit(measured: Sequence[Measured]) -> list[Measured]:
@@ -148,13 +164,29 @@ def fitted(calls: Calls, start: dict[str, float] = START, fixed: Sequence[str] =
     bounds = [np.log(BOUNDS.get(name, (start[name] / 20, start[name] * 20))) for name in names]
     low, high = np.array(bounds).T
     root, at = np.sqrt(calls.weight), first
+
+    def of(at: Any) -> NcclConstants:
+        return constants({**start, **dict(zip(names, np.exp(at).tolist(), strict=True))})
+
+    steps = np.eye(len(names)) * STEP
+    groups = [calls.depending(of(first), of(first + step)) for step in steps]  # a constant concerns few of them
+    rows = [calls.calls_of(numbers) for numbers in groups]
     for sharpness in (6.0, math.inf):
 
-        def residuals(at: Any, sharpness: float = sharpness) -> Any:
-            values = {**start, **dict(zip(names, np.exp(at).tolist(), strict=True))}
-            scaled = calls.log_errors(constants(values), sharpness) / LOSS_SCALE
-            robust = np.sign(scaled) * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))  # soft L1 by row
-            return np.concatenate((root * robust, PRIOR * (at - first)))
+        def residual(errors: Any) -> Any:
+            scaled = errors / LOSS_SCALE
+            return root * np.sign(scaled) * np.sqrt(2 * (np.sqrt(1 + scaled**2) - 1))  # soft L1 by row
 
-        at = least_squares(residuals, at, method="trf", diff_step=1e-3, max_nfev=30, bounds=(low, high)).x
+        def residuals(at: Any, sharpness: float = sharpness) -> Any:
+            return np.concatenate((residual(calls.log_errors(of(at), sharpness)), PRIOR * (at - first)))
+
+        def jacobian(at: Any, sharpness: float = sharpness) -> Any:
+            found, here = np.zeros((len(calls.rows), len(names))), residual(calls.log_errors(of(at), sharpness))
+            for name, step in enumerate(steps):
+                step = step if at[name] + STEP <= high[name] else -step
+                moved = residual(calls.log_errors(of(at + step), sharpness, groups[name]))
+                found[rows[name], name] = (moved - here)[rows[name]] / step[name]
+            return np.concatenate((found, PRIOR * np.eye(len(names))))
+
+        at = least_squares(residuals, at, jacobian, method="trf", max_nfev=30, bounds=(low, high)).x
     return {**start, **dict(zip(names, np.exp(at).tolist(), strict=True))}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.costmodel.nccl import COLLECTIVES, Placement, bytes_in, collective_us, estimate, paths, placement_of, ways_of
+from dpro_search.costmodel.nccl.constants import nccl_constants
 from dpro_search.errors import InputError
 
 MIB = 2**20
@@ -62,7 +63,7 @@ def test_items_that_cross_to_a_host_once_take_as_much_less_of_the_network_as_hos
     """Of 8 ranks for each item, drawn on 2 hosts, all but 1 in 256 leave a copy on the other: 1 crosses where 4 would."""
 
     def large(copies: int, nodes: int) -> float:
-        cluster, placement = parse_cluster(f"{nodes}xhgx-h100"), Placement(ranks_per_node=8, nodes=nodes)
+        cluster, placement = parse_cluster(f"{nodes}xhgx-h100@200gbit"), Placement(ranks_per_node=8, nodes=nodes)
         return min(way.us_per_byte for way in ways_of("all_to_all", cluster, placement, copies=copies))
 
     assert large(8, 2) / large(0, 2) == pytest.approx((1 - 1 / 256) / 4)
@@ -77,7 +78,7 @@ def test_rings_over_networks_out_of_order_wait_for_the_network_at_every_step() -
         for name in ("hgx-h100", "p5.48xlarge")
     )
     steps = 16  # more of 4 hosts than of 2
-    assert unordered[1] - unordered[0] == pytest.approx(steps * 2.327 * 15, rel=0.05)
+    assert unordered[1] - unordered[0] == pytest.approx(steps * nccl_constants().net_hop[2] * 15, rel=0.05)
     assert ordered[1] - ordered[0] < (unordered[1] - unordered[0]) / 5
 
 

@@ -83,9 +83,10 @@ def runtime_of(row: Row) -> Runtime:
 def _checks_collectives(row: Row) -> bool:
     """Whether every collective was checked before it was called.
 
-    No source says so. Of the playbook's runs with pipelines over hosts, layers take 2.5 ms more for each tensor parallel rank
-    however much they compute and wherever the ranks are, and layers without tensor parallel ranks nothing; a few runs without
-    pipelines do as well, among them one that it published twice, 4.9 times apart.
+    nanotron's run_multinode.sh, by which scripts/scaling_benchmarks.py starts the playbook's runs, sets TORCH_DISTRIBUTED_DEBUG to
+    DETAIL in its later versions only, and rows do not say their version. Of the runs with pipelines over hosts, layers take 2.5 ms
+    more for each tensor parallel rank however much they compute and wherever the ranks are, and layers without tensor parallel
+    ranks nothing; a few runs without pipelines do as well, among them one that was published twice, 4.9 times apart.
     """
     return "playbook" in row.text("source") and row.whole("pp", 1) > 1 and devices_of(row) > row.whole("gpus_per_node", 8)
 

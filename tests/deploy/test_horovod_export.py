@@ -1,17 +1,14 @@
 """An exported plan is a folder that a stock Horovod job can follow."""
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.launch.ranks import HOOKS
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
-from dpro_search.deploy.parts.open_mpi import TUNED_ALGORITHMS
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.space.plan import Plan
@@ -62,11 +59,6 @@ def test_algorithms_are_rules_of_open_mpi(tmp_path: Path) -> None:
         "OMPI_MCA_coll_tuned_dynamic_rules_filename": str(rules.resolve()),
     }
     assert "PYTHONPATH" not in exported.usage
-
-
-def test_rules_have_the_numbers_with_which_algorithms_are_measured() -> None:
-    measured = runpy.run_path(str(HOOKS / "dpro_search_comm_groups.py"))["_MPI_NUMBERS"]
-    assert measured == {"default": 0} | TUNED_ALGORITHMS
 
 
 def test_algorithms_beside_groups_and_compression_are_written_too(tmp_path: Path) -> None:

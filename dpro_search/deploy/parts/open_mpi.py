@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dpro_search.collect.hooks.dpro_search_all_reduce.library import OPEN_MPI, OPEN_MPI_OBEYS
 from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
 from dpro_search.costmodel.collectives import HIERARCHY, MpiAlgorithm
 from dpro_search.deploy.parts.part import FOLDER, JobFacts, Part
@@ -13,17 +14,10 @@ Ranges = Sequence[tuple[int, MpiAlgorithm]]  # from how many bytes
 
 _RULES, _HIERARCHY_RULES = "allreduce.rules", "hierarchy.rules"
 _TUNED = {
-    "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+    OPEN_MPI_OBEYS: "1",
     "OMPI_MCA_coll_tuned_dynamic_rules_filename": f"{FOLDER}/{_RULES}",
 }
 _TUNED_ALLREDUCE = 2  # its number among Open MPI's collectives
-TUNED_ALGORITHMS: Mapping[MpiAlgorithm, int] = {
-    "nonoverlapping": 2,
-    "recursive-doubling": 3,
-    "ring": 4,
-    "segmented-ring": 5,
-    "rabenseifner": 6,
-}
 
 
 def algorithm_part(ranges: Ranges, facts: JobFacts) -> Part:
@@ -56,6 +50,6 @@ def _rules(by_ranks: Mapping[int, Ranges]) -> bytes:
         lines += [
             f"{ranks}  # or more",
             f"{len(ranges)}  # ranges: from how many bytes, algorithm, fan-out and segment of its choice",
-            *(f"{start} {TUNED_ALGORITHMS[algorithm]} 0 0" for start, algorithm in ranges),
+            *(f"{start} {OPEN_MPI[algorithm]} 0 0" for start, algorithm in ranges),
         ]
     return "".join(f"{line}\n" for line in lines).encode()

@@ -16,7 +16,7 @@ from dpro_search.kinds import launchers
 from dpro_search.space.plan import Plan
 from experiments.search.testbed_jobs import SCHEMES, SWITCHING
 
-pytestmark = [pytest.mark.integration, pytest.mark.one_core]
+pytestmark = pytest.mark.integration
 
 DDP_JOB = Path(__file__).with_name("planned_ddp_job.py")
 
@@ -59,7 +59,7 @@ def test_ddp_has_the_buckets_of_the_last_setting(torch_python, tmp_path):
 
 
 def test_horovod_fuses_up_to_the_threshold_of_the_setting(tensorflow_python, tmp_path):
-    steps, timeline = 3, tmp_path / "timeline.json"
+    steps, timeline = 5, tmp_path / "timeline.json"
     settings = [{"threshold_bytes": size, "cycle_time_ms": 2.0} for size in (0, 2**26, 0)]
     path = settings_file(tmp_path, steps, settings)
     knobs = {"HOROVOD_FUSION_THRESHOLD": str(2**20), "HOROVOD_CYCLE_TIME": "5"}

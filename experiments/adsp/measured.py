@@ -111,7 +111,7 @@ class Machine:
             if self._cpus:
                 self._quotas = held.enter_context(CpuQuotas(self._workers, self._cpus))
             held.callback(ray.shutdown)
-            ray.init(num_cpus=max(self._workers, 2), include_dashboard=False, log_to_driver=False)
+            ray.init("local", num_cpus=max(self._workers, 2), include_dashboard=False, log_to_driver=False)
             self._processes = [self._process() for _ in range(self._workers)]
             for worker in range(self._workers):
                 process_id = self.process_id(worker)

@@ -110,7 +110,7 @@ def ray_environment(synchronisation_python: str, tmp_path_factory: pytest.TempPa
     token = tmp_path_factory.mktemp("ray") / "token"
     token.write_text(secrets.token_hex(32))
     starts = (
-        "import ray, sys; head = ray.init(num_cpus=2, include_dashboard=False); "
+        "import ray, sys; head = ray.init('local', num_cpus=2, include_dashboard=False); "
         "print(head.address_info['address'], flush=True); sys.stdin.read()"
     )
     environment = _ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}

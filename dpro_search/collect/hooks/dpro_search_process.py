@@ -68,7 +68,7 @@ class ThreadClock:
         tids = threads() - self.ignored
         for tid in tids | set(self._files):
             group = 1 if tid in self.communication else 0
-            used = self._of(tid) if tid in tids else None
+            used = self.of(tid) if tid in tids else None
             if used is None:  # ended: what it had used stays counted
                 used = self._last.pop(tid, 0)
                 self._ended[group] += used
@@ -92,16 +92,17 @@ class ThreadClock:
         A thread that alternates between polling and sleeping, as MPI's do, is none; but while it waits for another rank it does not
         sleep either, and leaves little of the core to one that yields at each turn. So which was started last decides.
         """
-        before = {tid: (self._of(tid) or 0, _sleeps(tid)) for tid in tids}
+        before = {tid: (self.of(tid) or 0, _sleeps(tid)) for tid in tids}
         time.sleep(over_s)
         found = [
             tid
             for tid, (used, sleeps) in before.items()
-            if (self._of(tid) or 0) - used > over_s * 1e9 * _SPINS and sleeps is not None and _sleeps(tid) == sleeps
+            if (self.of(tid) or 0) - used > over_s * 1e9 * _SPINS and sleeps is not None and _sleeps(tid) == sleeps
         ]
         return set(sorted(found, key=int)[-1:])
 
-    def _of(self, tid):
+    def of(self, tid):
+        """CPU time of a thread so far in ns; None if it has ended."""
         try:
             if tid not in self._files:
                 self._files[tid] = os.open("/proc/self/task/%s/schedstat" % tid, os.O_RDONLY)

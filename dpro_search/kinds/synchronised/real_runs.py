@@ -39,7 +39,7 @@ _START_S = 300.0  # processes may take so long to start and to end
 # By framework, what its scripts import, and the environment of make_env.sh that has it.
 _NEEDS = {"pytorch": (("torch", "ray"), "synchronisation"), "mxnet": (("mxnet",), "mxnet")}
 _RAY = (
-    "import ray, sys; head = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False); "
+    "import ray, sys; head = ray.init('local', num_cpus=2, include_dashboard=False, log_to_driver=False); "
     "print('at', head.address_info['address'], flush=True); sys.stdin.read()"
 )
 _STORE = (

@@ -13,7 +13,8 @@ from dpro_search_process import rank, replaces, threads
 _START_S = 0.05  # a thread that Horovod starts takes up its work within this time
 _WATCHED_S = 0.3  # to distinguish the threads by what they do
 _IDLE_S = 0.5
-_QUIET_S, _MOST_S = 0.3, 20.0  # a timeline that has not grown while its writer ran for so long is whole; how long that is waited for
+_QUIET_S = 0.3  # a timeline that has not grown while its writer ran for so long is whole
+_MOST_S = 20.0
 
 
 def patch_init(basics, started):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from experiments.tensor_programs.table import Programs, distinct, noise_pct
-from experiments.tensor_programs.trees import Roofline, Rows, by_clusters, corrected, fit_predict
+from experiments.tensor_programs.trees import Roofline, Rows, Trees, by_clusters, corrected
 
 Places = npt.NDArray[np.int64]
 Result = dict[str, dict[str, float]]
@@ -65,8 +65,8 @@ def _target(rows: Rows, target: int, seed: int) -> Result:
         rest = np.setdiff1d(every, sampled)
         found[name] = errors(predict(sampled)[rest], rows.us[rest, target])
 
-    trees = fit_predict(rows, every, others, every, target, seed, loops=True, ratio=True)
-    plain = fit_predict(rows, every, others, every, target, seed, loops=False, ratio=False)
+    trees = Trees.fit(rows, every, others, seed, **OURS).us(rows, every, target)
+    plain = Trees.fit(rows, every, others, seed, **PLAIN).us(rows, every, target)
     same = np.exp(np.log(rows.us[:, others]).mean(axis=1))
     base = Roofline.fit(rows, every, others).us(rows, every)
     judge("trees, corrected", lambda sampled: corrected(rows, trees, sampled, target, seed))
@@ -90,10 +90,15 @@ def _model(programs: Programs, rows: Rows, model: str, seed: int) -> Result:
     fitted, wanted = np.flatnonzero(~of_model), np.flatnonzero(of_model)
     targets = list(range(rows.us.shape[1]))
     base = Roofline.fit(rows, fitted, targets)
+
+    def by_trees(settings: dict[str, bool]) -> Callable[[int], npt.NDArray[Any]]:
+        fit = Trees.fit(rows, fitted, targets, seed, **settings)
+        return lambda target: fit.us(rows, wanted, target)
+
     ways: dict[str, Callable[[int], npt.NDArray[Any]]] = {
-        "trees": lambda target: fit_predict(rows, fitted, targets, wanted, target, seed, **OURS),
-        "trees, log": lambda target: fit_predict(rows, fitted, targets, wanted, target, seed, **OURS | {"ratio": False}),
-        "XGBoost on leaves, log": lambda target: fit_predict(rows, fitted, targets, wanted, target, seed, **PLAIN),
+        "trees": by_trees(OURS),
+        "trees, log": by_trees(OURS | {"ratio": False}),
+        "XGBoost on leaves, log": by_trees(PLAIN),
         "roofline": lambda target: base.us(rows, wanted),
         "constant": lambda target: np.full(len(wanted), np.median(rows.us[fitted, target])),
     }
@@ -127,7 +132,7 @@ def _paper(programs: Programs, rows: Rows, seed: int) -> Result:
         predictor.fine_tune(samples(sampled, target), rows.us[sampled, target], samples(rest, target), epochs=30)
         found[name] = errors(predictor.predict(samples(rest, target)), rows.us[rest, target]) | {"fitted_samples_per_s": speed}
     start = time.perf_counter()
-    fit_predict(rows, every, others, every, target, seed, loops=True, ratio=True)
+    Trees.fit(rows, every, others, seed, **OURS).us(rows, every, target)
     found["trees (speed only)"] = {"fitted_samples_per_s": len(source) / (time.perf_counter() - start)}
     return found
 

@@ -68,25 +68,33 @@ class Roofline:
         return np.asarray(self.launch_us + busy)
 
 
-def fit_predict(
-    rows: Rows, places: Places, targets: list[int], wanted: Places, target: int, seed: int, *, loops: bool, ratio: bool
-) -> Floats:
-    """us of wanted programs on a target by trees fitted to `places` on `targets`.
+@dataclass(frozen=True, kw_only=True)
+class Trees:
+    """Boosted trees of some programs on some targets."""
 
-    loops: trees see `of_loops`, too. ratio: they learn log(us / roofline) instead of log(us).
-    """
-    base = Roofline.fit(rows, places, targets)
-    inputs = np.concatenate([rows.inputs(places, one, loops) for one in targets])
-    learned = np.log(np.concatenate([rows.us[places, one] for one in targets]))
-    if ratio:
-        learned = learned - np.log(np.tile(base.us(rows, places), len(targets)))
-    trees = XGBRegressor(
-        n_estimators=600, learning_rate=0.04, max_depth=8, subsample=0.7, colsample_bytree=0.3, min_child_weight=2,
-        random_state=seed, n_jobs=1,
-    )  # fmt: skip
-    trees.fit(inputs, learned)
-    found = np.asarray(trees.predict(rows.inputs(wanted, target, loops)), dtype=float)
-    return np.exp(found + (np.log(base.us(rows, wanted)) if ratio else 0.0))
+    model: XGBRegressor
+    base: Roofline
+    loops: bool
+    ratio: bool
+
+    @staticmethod
+    def fit(rows: Rows, places: Places, targets: list[int], seed: int, *, loops: bool, ratio: bool) -> Trees:
+        """loops: trees see `of_loops`, too. ratio: they learn log(us / roofline) instead of log(us)."""
+        base = Roofline.fit(rows, places, targets)
+        inputs = np.concatenate([rows.inputs(places, one, loops) for one in targets])
+        learned = np.log(np.concatenate([rows.us[places, one] for one in targets]))
+        if ratio:
+            learned = learned - np.log(np.tile(base.us(rows, places), len(targets)))
+        model = XGBRegressor(
+            n_estimators=600, learning_rate=0.04, max_depth=8, subsample=0.7, colsample_bytree=0.3, min_child_weight=2,
+            random_state=seed, n_jobs=1,
+        )  # fmt: skip
+        return Trees(model=model.fit(inputs, learned), base=base, loops=loops, ratio=ratio)
+
+    def us(self, rows: Rows, wanted: Places, target: int) -> Floats:
+        """Of wanted programs on a target, [wanted]."""
+        found = np.asarray(self.model.predict(rows.inputs(wanted, target, self.loops)), dtype=float)
+        return np.exp(found + (np.log(self.base.us(rows, wanted)) if self.ratio else 0.0))
 
 
 def corrected(rows: Rows, predicted_us: Floats, sampled: Places, target: int, seed: int) -> Floats:

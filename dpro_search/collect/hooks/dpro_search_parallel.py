@@ -11,6 +11,7 @@ import sys
 import time
 
 from dpro_search_process import AfterImport, replaces
+from dpro_search_profile import StepProfile, patch_process_groups
 from dpro_search_steps import StepRecorder, peak_rss_bytes
 
 GROUP_MARK = "dpro_search.group "  # and the group's ranks; of a message the sender and the receiver
@@ -46,10 +47,7 @@ def install():
 
 
 def _patch_groups(module):
-    @replaces(module, "_new_process_group_helper")
-    def new_process_group(original, *args, **kwargs):
-        return _RECORDER.cpu.communicates(lambda: original(*args, **kwargs))
-
+    patch_process_groups(module, _RECORDER.cpu)
     group = module.ProcessGroup
     for name in _COLLECTIVES:
         if hasattr(group, name):
@@ -119,8 +117,7 @@ class _Recorder(StepRecorder):
         super().__init__()
         self.meshes = []
         self._optimizers = []
-        self._profiler = self._span = None
-        self._peak_rss_bytes = 0
+        self._profile = None
 
     def optimizer_ended(self, optimizer, args, kwargs):
         if id(optimizer) not in self._optimizers:
@@ -132,33 +129,21 @@ class _Recorder(StepRecorder):
         self._begin_step()
 
     def _begin_step(self):
-        import torch
-
         index = len(self.steps)
-        self._end_span()
+        if self._profile is not None:
+            self._profile.end_step()
         if self.records and index == self.first_traced:
-            self._peak_rss_bytes = peak_rss_bytes()  # the profile's own memory is none of the job's
-            activity = torch.profiler.ProfilerActivity
-            kinds = [activity.CPU, activity.CUDA] if torch.cuda.is_available() else [activity.CPU]
-            self._profiler = torch.profiler.profile(activities=kinds, record_shapes=True, profile_memory=True)
-            self._profiler.start()
+            self._profile = StepProfile(record_shapes=True, profile_memory=True)
             self.tracing = True
         elif self.tracing and index == self.end_traced:
             self._stop()
         self.steps.append(self.begun_step())
         if self.tracing:
-            self._span = torch.profiler.record_function("ProfilerStep#%d" % index)
-            self._span.__enter__()
-
-    def _end_span(self):
-        if self._span is not None:
-            self._span.__exit__(None, None, None)
-            self._span = None
+            self._profile.begin_step(index)
 
     def _stop(self):
         self.tracing = False
-        self._end_span()
-        self._profiler.stop()
+        self._profile.stop()
 
     def write(self):
         """Write hook.json and the profile; a process whose optimizers did not step is none of the job's ranks."""
@@ -166,10 +151,11 @@ class _Recorder(StepRecorder):
             return
         if self.tracing:
             self._stop()
-        if self._profiler is not None:
-            self._profiler.export_chrome_trace(os.path.join(self.out, "profile.json.gz"))
-        facts = {"axes": _axes(self.meshes), "peak_rss_bytes": self._peak_rss_bytes or peak_rss_bytes()}
-        self.write_hook(("torch", "numpy"), profiled=self._profiler is not None, **facts)
+        if self._profile is not None:
+            self._profile.export(os.path.join(self.out, "profile.json.gz"))
+        peak = peak_rss_bytes() if self._profile is None else self._profile.peak_rss_bytes
+        facts = {"axes": _axes(self.meshes), "peak_rss_bytes": peak}
+        self.write_hook(("torch", "numpy"), profiled=self._profile is not None, **facts)
 
 
 def _axes(meshes):

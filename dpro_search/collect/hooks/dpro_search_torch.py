@@ -16,6 +16,7 @@ import time
 import dpro_search_fsdp
 import dpro_search_modules
 from dpro_search_process import AfterImport, replaces
+from dpro_search_profile import StepProfile, patch_process_groups
 from dpro_search_steps import StepRecorder, peak_rss_bytes
 
 STEP_MARK = "dpro_search.step"  # an annotation in the profile at the start of each profiled step
@@ -30,19 +31,11 @@ def install():
     global _RECORDER
     _RECORDER = _Recorder()
     callbacks = {
-        "torch.distributed.distributed_c10d": _patch_process_groups,
+        "torch.distributed.distributed_c10d": lambda module: patch_process_groups(module, _RECORDER.cpu),
         "torch.nn.parallel.distributed": _patch_forward,
         "torch.distributed.fsdp._fully_shard._fsdp_state": lambda module: dpro_search_fsdp.patch(module, _RECORDER),
     }
     sys.meta_path.insert(0, AfterImport(callbacks))
-
-
-def _patch_process_groups(module):
-    """Notice which threads a process group starts: their CPU time is the communication's."""
-
-    @replaces(module, "_new_process_group_helper")
-    def new_process_group(original, *args, **kwargs):
-        return _RECORDER.cpu.communicates(lambda: original(*args, **kwargs))
 
 
 def _patch_forward(module):
@@ -62,14 +55,11 @@ class _Recorder(StepRecorder):
         self._model = self._kind = self._facts_of = None  # the module whose forward begins the steps, and its facts
         self._other_models = set()
         self._optimizer_seen = self._optimizer_stepped = self._communicated = False
-        self._profiler = None
-        self._gpu = False  # whether the profile holds a GPU's kernels, and marks steps as PyTorch's own profiles do
-        self._step_span = None  # of the step that is being profiled, on a GPU
+        self._profile = None
         self._observer = None  # writes the execution trace
         self._module_marks = None  # of the profiled steps
         self._modules = None
         self._unregistered = False
-        self._peak_rss_bytes = 0
 
     def forward_begins(self, model, kind, facts_of, communicates):
         """Begin a step if this forward is the first of one.
@@ -115,11 +105,8 @@ class _Recorder(StepRecorder):
         if index in self._facts_at:
             self._facts = self._facts_of(self._model)
         if self.records and index == self.first_traced:
-            self._peak_rss_bytes = peak_rss_bytes()  # the profile's own memory is none of the job's
-            self._gpu = torch.cuda.is_available()
             # Of a job on CPUs shapes are in the execution trace; of one on GPUs FLOPs and sizes follow from those in the profile.
-            self._profiler = torch.profiler.profile(activities=_activities(torch), record_shapes=self._gpu)
-            self._profiler.start()
+            self._profile = StepProfile(record_shapes=torch.cuda.is_available())
             self.tracing = True
             if self._kind == "ddp":
                 self._modules = dpro_search_modules.facts(self._model.module)
@@ -134,28 +121,21 @@ class _Recorder(StepRecorder):
         if self.tracing:
             with torch.profiler.record_function(STEP_MARK):
                 pass
-            if self._gpu:
-                self._end_step_span()
-                self._step_span = torch.profiler.record_function("ProfilerStep#%d" % index)
-                self._step_span.__enter__()
+            if self._profile.gpu:
+                self._profile.begin_step(index)
             self._marks.append([step[0], time.time_ns()])
         if self.steps and not self._optimizer_seen:
             self.steps[-1][1] = step[0]
         self.steps.append(step)
 
-    def _end_step_span(self):
-        if self._step_span is not None:
-            self._step_span.__exit__(None, None, None)
-            self._step_span = None
-
     def _stop_tracing(self):
         self.tracing = False
-        self._end_step_span()
+        self._profile.end_step()
         if self._module_marks is not None:
             self._module_marks.remove()
         if self._observer is not None:
             self._observer.stop()
-        self._profiler.stop()
+        self._profile.stop()
 
     def _unregister(self):
         """Forget the observer a step after it stopped: a thread of Gloo may still have been ending what it saw begin."""
@@ -171,8 +151,8 @@ class _Recorder(StepRecorder):
             return
         if self.tracing:
             self._stop_tracing()
-        if self._profiler is not None:
-            self._profiler.export_chrome_trace(os.path.join(self.out, "kineto-gpu.json.gz" if self._gpu else "kineto.json.gz"))
+        if self._profile is not None:
+            self._profile.export(os.path.join(self.out, "kineto-gpu.json.gz" if self._profile.gpu else "kineto.json.gz"))
         if self._observer is not None:
             if not self._unregistered:
                 self._unregister()
@@ -180,17 +160,11 @@ class _Recorder(StepRecorder):
         self.write_hook(
             ("torch", "numpy"),
             marks=self._marks,
-            peak_rss_bytes=self._peak_rss_bytes or peak_rss_bytes(),
+            peak_rss_bytes=peak_rss_bytes() if self._profile is None else self._profile.peak_rss_bytes,
             modules=self._modules,
             other_models=len(self._other_models),
             **{"ddp": None, "fsdp": None, self._kind: self._facts},
         )
-
-
-def _activities(torch):
-    """What the profiler records: kernels and NCCL's collectives as well, on a rank that has a GPU."""
-    activity = torch.profiler.ProfilerActivity
-    return [activity.CPU, activity.CUDA] if torch.cuda.is_available() else [activity.CPU]
 
 
 def _observed(path):

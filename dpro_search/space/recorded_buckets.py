@@ -220,8 +220,10 @@ def _rewired(
         if changed:
             copies = _first_copies(edit, each)
             until_us = each.found.ready[last[bucket_of[gradient]]].end_us
+            if np.isfinite(posted_us := edit.decided_us(new)):
+                until_us = max(until_us, posted_us)
             for user in edit.forget_users(part):
-                # What was decided before the bucket was full waited for the recorded one only by chance.
+                # What was decided before the bucket was posted waited for the recorded one only by chance.
                 if user not in copies and edit.decided_us(user) > until_us:
                     edit.need(new, user)
             for user in edit.carried_users(part):

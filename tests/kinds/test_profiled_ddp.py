@@ -24,6 +24,7 @@ from dpro_search.space.recorded_buckets import BucketPlan, with_buckets
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, START, Profile, distributed
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
+GLOO_STEP = Path(__file__).parents[1] / "data" / "gloo_ddp_bert"  # of a recording on two cores, links without a limit
 KIB, MIB = 2**10, 2**20
 SIZES = (MIB, 2 * MIB, MIB, 4 * MIB)  # of the gradients, in the order in which they become ready
 RATE_BYTES_PER_US = 2_000.0
@@ -132,6 +133,14 @@ def test_the_recorded_buckets_of_a_real_job_give_its_recorded_replay() -> None:
     assert job.predictor.under(again).predict().steps_us == pytest.approx(job.predictor.predict().steps_us, rel=1e-9)
     assert job.predict(Plan.of(gradient_as_bucket_view=True)).iteration_us < job.predict(Plan()).iteration_us
     assert any("job has 2 ranks, of which 1 is here" in text for text in job.assumed())
+
+
+@pytest.mark.parametrize("first_mib", [1, 8, 32])
+@pytest.mark.parametrize("cap_mib", [1, 8, 64])
+def test_what_posts_a_bucket_does_not_need_it(first_mib: int, cap_mib: int) -> None:
+    """A step of BERT on Gloo, buckets of 4 MiB: rank 0 waits for the first before it posts the second, which 8 MiB join."""
+    found = job_of(Trace.load(GLOO_STEP)).predict(Plan.of(first_bucket_bytes=first_mib * MIB, bucket_cap_bytes=cap_mib * MIB))
+    assert 350e3 < found.iteration_us < 500e3
 
 
 @given(cuts=st.lists(st.booleans(), min_size=3, max_size=3))

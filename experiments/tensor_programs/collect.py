@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import random
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ ISAS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 PER_CHUNK = 4
 REPEATED = 12
 TRIES = 2  # Of a chunk that ends the process.
+LONGEST_S = 240  # A compiler that takes longer never ends: the process does, and the next one goes on.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,7 @@ def collect(out: Path, programs: int, pause_while: Path | None, share: tuple[int
         while pause_while is not None and pause_while.exists():
             time.sleep(5)
         tries.write_text("\n".join([*tried, "the process ended while it ran this chunk"]))  # Stays where a program crashes it.
+        signal.alarm(LONGEST_S)
         try:
             rows = measured(chunk)
         except KeyboardInterrupt:
@@ -86,6 +89,8 @@ def collect(out: Path, programs: int, pause_while: Path | None, share: tuple[int
             tries.write_text("\n".join([*tried, repr(error).replace("\n", " ")]))
             yield f"{chunk.name}: failed: {error!r}"
             continue
+        finally:
+            signal.alarm(0)
         unfinished = out / f".{chunk.name}.unfinished.npz"
         np.savez_compressed(unfinished, **rows, machine=json.dumps(machine | {"load": os.getloadavg()[0], "time": time.time()}))
         unfinished.rename(path)

@@ -115,9 +115,9 @@ def operations(programs: Programs) -> Floats:
 
 
 def moved_bytes(programs: Programs) -> Floats:
-    """Distinct bytes that the leaves of each program touch."""
-    places = [57 + 18 * buffer + 4 for buffer in range(5)]
-    return np.array([np.sum(2.0 ** one[:, places].astype(float) - 1) for one in programs.leaves])
+    """Distinct bytes that the leaves of each program touch; of a lookup by index, whose distinct ones are not known, all."""
+    touched, distinct = ([57 + 18 * buffer + place for buffer in range(5)] for place in (3, 4))
+    return np.array([np.sum(2.0 ** np.minimum(one[:, touched], one[:, distinct]).astype(float) - 1) for one in programs.leaves])
 
 
 def width_check(leaves: npt.NDArray[Any]) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dpro_search.errors import DproSearchError
-from experiments.tensor_programs.features import _traffic
-from experiments.tensor_programs.table import BUNDLED, Programs, check, load, ops_of
+from experiments.tensor_programs.features import _traffic, moved_bytes
+from experiments.tensor_programs.table import BUNDLED, Programs, check, distinct, load, ops_of
+from experiments.tensor_programs.trees import Rows, Trees
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +43,19 @@ def test_an_out_of_memory_sentinel_is_refused(programs: Programs) -> None:
 def test_a_nest_that_fits_a_cache_moves_its_lines_once() -> None:
     copied = _traffic([64, 64], [[64, 1], [64, 1]], 1024 * 1024)
     assert copied == 2 * 64 * 64 * np.dtype(np.float32).itemsize
+
+
+def test_a_lookup_moves_no_more_than_it_reads(programs: Programs) -> None:
+    lookups = [i for i, one in enumerate(programs.task) if programs.tasks[one].op == "lookup"]
+    rows, width, _ = programs.tasks[programs.task[lookups[0]]].dims
+    read_and_written = 2 * rows * width * np.dtype(np.float32).itemsize
+    assert read_and_written <= moved_bytes(programs)[lookups[0]] <= 2 * read_and_written
+
+
+def test_times_on_a_target_that_was_left_out_change_nothing(programs: Programs) -> None:
+    rows = Rows.of(distinct(programs)[np.arange(60)])
+    other = dataclasses.replace(rows, us=rows.us * [1.0, 1.0, 7.0])
+    every = np.arange(60)
+    one, same = (Trees.fit(each, every, [0, 1], 0, loops=True, ratio=True).us(each, every, 2) for each in (rows, other))
+    assert one == pytest.approx(same)
+    assert np.median(np.abs(np.log(one / rows.us[:, 2]))) < np.log(2)

@@ -75,4 +75,9 @@ def sizes_of(case: Case) -> list[int]:
 
 def calls(sizes_bytes: Sequence[int]) -> list[int]:
     """How often an exchange of each size is timed."""
-    return [1 if size > _LONGEST_CALLS_BYTES else 3 if size > 1 << 20 else 20 for size in sizes_bytes]
+    return [1 if not is_warm(size) else 3 if size > 1 << 20 else 20 for size in sizes_bytes]
+
+
+def is_warm(size_bytes: float) -> bool:
+    """Whether an exchange of a size is timed after one that is not: the first one also builds its graph and finds its memory."""
+    return size_bytes <= _LONGEST_CALLS_BYTES

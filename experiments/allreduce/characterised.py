@@ -13,7 +13,7 @@ import numpy as np
 
 from dpro_search.quantities import size_text
 from experiments.allreduce.cases import BATCH, SIZES_BYTES, VARIED_WORKERS, Case, cases
-from experiments.allreduce.characterise import Journal, paced_step
+from experiments.allreduce.characterise import Journal, is_outdated, measured_step
 from experiments.allreduce.predicted import exchange_of, loss, predicted_us
 from experiments.allreduce.schemes import SCHEMES
 
@@ -44,6 +44,11 @@ def lines(folder: Path) -> Iterator[str]:
     journal = Journal(folder)
     found = [one for name in SCHEMES for case in cases(name) if (one := _found(journal, case)) is not None]
     yield from _accuracy(found)
+    slow = [one for one in found if is_outdated(journal.rows[one.case.key])]
+    if slow:
+        names = ", ".join(dict.fromkeys(one.case.scheme for one in slow))
+        yield f"Computed for twice as long as others, by an older job ('characterise' runs them again): {len(slow)} trainings of {names}."
+        yield ""
     yield from _by(found, "workers", lambda case: (case.network, case.batch) == ("resnet-50", BATCH))
     yield from _by(found, "batch", lambda case: (case.network, case.workers) == ("resnet-50", VARIED_WORKERS))
     yield from _by(found, "network", lambda case: (case.batch, case.workers) == (BATCH, VARIED_WORKERS))
@@ -55,7 +60,7 @@ def _found(journal: Journal, case: Case) -> Found | None:
     row = journal.rows.get(case.key)
     if row is None or not case.network:
         return None
-    step = paced_step(journal, case)
+    step = measured_step(journal, case)
     taken: list[float | None] = []
     for of_others in (False, True):
         exchange = exchange_of(journal, case.scheme, case.workers, of_others=of_others) if case.workers > 1 else None
@@ -132,7 +137,7 @@ def _losses(journal: Journal, found: Sequence[Found]) -> Iterator[str]:
         exchange = exchange_of(journal, case.scheme, case.workers, of_others=False) if case.workers > 1 else None
         if case.batch != BATCH or exchange is None:
             continue
-        parts = loss(case.scheme, paced_step(journal, case), exchange)
+        parts = loss(case.scheme, measured_step(journal, case), exchange)
         each = (parts.copies_us, parts.latency_us, parts.server_us, parts.waiting_us, parts.bandwidth_us)
         shown = " | ".join(f"{100 * us / one.compute_us:.0f}" for us in (*each, sum(each), one.step_us - one.compute_us))
         yield f"| {SCHEMES[case.scheme].title} | {case.workers} | {case.network} | {shown} |"

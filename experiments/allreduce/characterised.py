@@ -47,7 +47,7 @@ def lines(folder: Path) -> Iterator[str]:
     slow = [one for one in found if is_outdated(journal.rows[one.case.key])]
     if slow:
         names = ", ".join(dict.fromkeys(one.case.scheme for one in slow))
-        yield f"Computed for twice as long as others, by an older job ('characterise' runs them again): {len(slow)} trainings of {names}."
+        yield f"{len(slow)} trainings of {names} computed for twice as long as they should; 'characterise' runs them again."
         yield ""
     yield from _by(found, "workers", lambda case: (case.network, case.batch) == ("resnet-50", BATCH))
     yield from _by(found, "batch", lambda case: (case.network, case.workers) == ("resnet-50", VARIED_WORKERS))

@@ -2,12 +2,14 @@
 
 A scheme takes gradients in units: DDP's buckets, what Horovod fuses, single tensors of parameter servers, all at once in
 MultiWorkerMirroredStrategy. A worker computes; units are exchanged one after the other, in the order in which they are there, and
-each takes what was measured for its size. `loss` says what the difference to a step without exchanges is made of.
+each takes what was measured for its size: alone, or as the largest unit of a burst. Through servers a tensor goes two ways, each of
+which takes what the busiest server's link takes; MXNet's stores use both at once, TensorFlow's servers are read before they are
+written to. `loss` says what the difference to a step without exchanges is made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -16,17 +18,19 @@ import numpy as np
 from scipy.optimize import nnls
 
 from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.launch.link import burst_bytes
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.engine import Engine
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
-from experiments.allreduce.cases import RATE_BPS, WORKERS, Case
-from experiments.allreduce.characterise import Journal, paced_step
+from experiments.allreduce.cases import RATE_BPS, WORKERS, Case, is_warm
+from experiments.allreduce.characterise import Journal, measured_step
 from experiments.allreduce.networks import Step, ready
 from experiments.allreduce.schemes import SCHEMES
 
 MIB = 1 << 20
 _FIRST_BUCKET, _BUCKET = MIB, 25 * MIB  # of DDP
 _FUSED, _CYCLE_US = 128 * MIB, 5e3  # of Horovod 0.28; the cycle is set
+_PARTITION = 1_024_000  # elements of BytePS' parts
 _CORES = 2
 _BYTES_PER_US = RATE_BPS / 8e6
 STORES = tuple(name for name, scheme in SCHEMES.items() if scheme.has_servers)
@@ -37,7 +41,8 @@ _ITERATIONS = 3
 class Exchange:
     """What an exchange takes, us: ``latency_us + message_us + us_per_byte * bytes`` of a unit, the first part once for a burst.
 
-    `link_us_per_byte` is what of the last the worker's own link takes; `copied_us_per_byte` is computed beside it for each byte.
+    Through servers this is one of a tensor's two ways, if bytes are spread evenly. `link_us_per_byte` is what of the last the
+    worker's own link takes; `copied_us_per_byte` is computed beside it for each byte.
     """
 
     latency_us: float
@@ -50,9 +55,11 @@ class Exchange:
     sizes_us: tuple[float, ...] = ()  # and their times; empty: the formula counts.
 
     def unit_us(self, size_bytes: float) -> float:
-        """Of one unit in a row of them."""
+        """Of one unit in a row of them; through servers, of one of its ways."""
         if not self.sizes_bytes:
             return self.message_us + self.us_per_byte * size_bytes
+        if size_bytes > self.sizes_bytes[-1]:
+            return self.sizes_us[-1] * size_bytes / self.sizes_bytes[-1]
         return float(np.exp(np.interp(np.log(size_bytes), np.log(self.sizes_bytes), np.log(self.sizes_us))))
 
 
@@ -79,17 +86,21 @@ def exchange_of(journal: Journal, scheme: str, workers: int, *, of_others: bool)
 
 def predicted_us(scheme: str, step: Step, exchange: Exchange) -> float:
     """The distance of steps, us."""
-    if exchange.servers > 1:  # bursts were of equal tensors: the busiest server has more of a network's
-        exchange = replace(exchange, us_per_byte=exchange.us_per_byte * busiest_share(scheme, step, exchange.servers), servers=0)
+    if exchange.servers > 1:
+        sizes = [elements for some in step.moments for elements in some]
+        exchange = replace(exchange, us_per_byte=exchange.us_per_byte * busiest_share(scheme, sizes, exchange.servers), servers=0)
     if scheme == "tf-ps":
         return _pulled_and_pushed(step, exchange)
-    return _replayed(step, _units(scheme, step, exchange), exchange)
+    copies = [4.0 * sum(some) * exchange.copied_us_per_byte for some in step.moments]
+    step = replace(step, waits_us=(step.waits_us[0], *(us + more for us, more in zip(step.waits_us[1:], copies, strict=True))))
+    return _replayed(step, _units(scheme, step, exchange), exchange, returned=scheme in STORES)
 
 
-def busiest_share(scheme: str, step: Step, servers: int) -> float:
-    """Bytes of the busiest server over those of the mean: variables of TensorFlow in turn, keys of KVStore by their number."""
-    sizes = [elements for some in step.moments for elements in some]
+def busiest_share(scheme: str, sizes: Sequence[int], servers: int) -> float:
+    """Elements of the busiest server over those of the mean: keys of KVStore by their number, others in turn."""
     load = [0] * servers
+    if scheme == "mxnet-byteps":
+        sizes = [min(_PARTITION, elements - at) for elements in sizes for at in range(0, elements, _PARTITION)]
     if scheme == "mxnet-kvstore":
         for parts in Slicing.of_knobs({}, servers).parts(range(len(sizes)), sizes):
             for server, part in parts:
@@ -119,26 +130,62 @@ def _without_latency(exchange: Exchange) -> Exchange:
 
 
 def _fitted(scheme: str, workers: int, row: dict[str, Any]) -> Exchange:
-    """Constants by least squares of relative errors over single tensors and bursts."""
-    sizes, times = np.array(row["sizes_bytes"], np.float64), np.array(row["us"])
-    lines = [(1.0, 1.0, size, us) for size, us in zip(sizes, times, strict=True)]
-    if scheme in STORES:  # one tensor is on one server, where many are on all
-        lines = [line for line in lines if line[2] <= MIB]
-        lines += [(1.0, len(some), 4.0 * sum(some), us) for some, us in zip(row["bursts"], row["bursts_us"], strict=True)]
-    matrix = np.array(lines)
-    weights = 1.0 / matrix[:, 3]
-    found, _ = nnls(matrix[:, :3] * weights[:, None], np.ones(len(matrix)))
-    link = _link_us_per_byte(scheme, workers)
-    latency_us, message_us = (float(found[0]), float(found[1])) if scheme in STORES else (0.0, float(found[0] + found[1]))
+    found = _through_servers(scheme, workers, row) if scheme in STORES else _among_workers(scheme, row)
+    return replace(found, link_us_per_byte=min(_link_us_per_byte(scheme, workers), found.us_per_byte))
+
+
+def _through_servers(scheme: str, workers: int, row: dict[str, Any]) -> Exchange:
+    """What the busiest server's link is given, way by way; one that has rested lets the first bytes of each way pass at once."""
+    servers = SCHEMES[scheme].servers(workers)
+    rested_bytes = burst_bytes(RATE_BPS) * servers / workers
+    singles = [((size // 4,), us) for size, us in zip(row["sizes_bytes"], row["us"], strict=True) if is_warm(size)]
+    lines = []
+    for sizes, us in [*singles, *zip(row["bursts"], row["bursts_us"], strict=True)]:
+        # A tensor's second way goes beside the next one's first, but for the last one's, and for variables that are read first.
+        ways = 2.0 if scheme == "tf-ps" else 1 + 1 / len(sizes)
+        busiest_bytes = 4.0 * sum(sizes) * busiest_share(scheme, sizes, servers)
+        lines.append((1.0, ways * len(sizes), ways * max(busiest_bytes - rested_bytes, 0.0), us))
+    latency_us, message_us, us_per_byte = _least_squares(lines)
+    return Exchange(latency_us=latency_us, message_us=message_us, us_per_byte=us_per_byte, link_us_per_byte=0.0, servers=servers)
+
+
+def _among_workers(scheme: str, row: dict[str, Any]) -> Exchange:
+    """Times of units by size; of large ones from bursts, as their share of the bytes, or from an exchange that was the first.
+
+    A first exchange can only take longer than others, and a byte of a larger unit no longer than that of a smaller one.
+    """
+    singles = dict(zip(map(float, row["sizes_bytes"]), row["us"], strict=True))
+    known = {size: us for size, us in singles.items() if is_warm(size)}
+    for sizes, us in zip(row["bursts"], row["bursts_us"], strict=True):
+        at_once = Step(waits_us=(0.0, 0.0), moments=(tuple(sizes),))
+        largest = max(size for _, size in _units(scheme, at_once, _by_size(known)))
+        if not is_warm(largest):
+            known[largest] = us * largest / (4 * sum(sizes))
+    for size, us in singles.items():
+        if not is_warm(size):
+            known[size] = min(us, _by_size(known).unit_us(size))
+    return _by_size(known)
+
+
+def _by_size(known: Mapping[float, float]) -> Exchange:
+    lines = [(1.0, size, us) for size, us in sorted(known.items())]
+    message_us, us_per_byte = _least_squares(lines)
+    _, sizes_bytes, sizes_us = zip(*lines, strict=True)
     return Exchange(
-        latency_us=latency_us,
+        latency_us=0.0,
         message_us=message_us,
-        us_per_byte=float(found[2]),
-        link_us_per_byte=min(link, float(found[2])),
-        servers=SCHEMES[scheme].servers(workers),
-        sizes_bytes=() if scheme in STORES else tuple(sizes.tolist()),
-        sizes_us=() if scheme in STORES else tuple(times.tolist()),
+        us_per_byte=us_per_byte,
+        link_us_per_byte=0.0,
+        sizes_bytes=sizes_bytes,
+        sizes_us=sizes_us,
     )
+
+
+def _least_squares(lines: Sequence[tuple[float, ...]]) -> list[float]:
+    """Factors of all columns but the last, which they add up to; of relative errors."""
+    matrix = np.array(lines)
+    found, _ = nnls(matrix[:, :-1] / matrix[:, -1:], np.ones(len(matrix)))
+    return [float(each) for each in found]
 
 
 def _link_us_per_byte(scheme: str, workers: int) -> float:
@@ -171,7 +218,7 @@ def _copied_us_per_byte(journal: Journal, scheme: str, workers: int) -> float:
     row = journal.rows.get(Case(scheme=scheme, workers=1, network="resnet-50", batch=4).key)
     if scheme in STORES or row is None:
         return 0.0
-    step = paced_step(journal, Case(scheme=scheme, workers=1, network="resnet-50", batch=4))
+    step = measured_step(journal, Case(scheme=scheme, workers=1, network="resnet-50", batch=4))
     over_us = float(np.median(row["steps_us"])) - float(row["compute_us"])
     return max(over_us, 0.0) / step.size_bytes * max(workers / _CORES, 1.0)
 
@@ -215,29 +262,30 @@ def _fused(made: Sequence[tuple[float, float]], exchange: Exchange) -> list[tupl
     return found
 
 
-def _replayed(step: Step, units: Sequence[tuple[float, float]], exchange: Exchange) -> float:
-    """Computation on one device, units on another; the next step needs both."""
+def _replayed(step: Step, units: Sequence[tuple[float, float]], exchange: Exchange, *, returned: bool) -> float:
+    """Computation on one device, units on another, their way back (of stores) on a third; the next step needs all."""
     ends = np.cumsum(step.waits_us)
-    pieces = len(step.waits_us)
-    copies = [4.0 * sum(some) * exchange.copied_us_per_byte for some in step.moments]
-    computed = np.array([step.waits_us[0], *(us + more for us, more in zip(step.waits_us[1:], copies, strict=True))])
+    pieces, ways = len(step.waits_us), 2 if returned else 1
     # A unit that can go between two pieces' ends waits for the rest of that time.
     after = [min(int(np.searchsorted(ends, at - 1e-6, side="left")), pieces - 1) for at, _ in units]
     taken = [exchange.unit_us(size) for _, size in units]
-    durations = np.array([*computed, *taken, exchange.latency_us if units else 0.0])
-    count = pieces + len(units)
+    durations = np.array([*step.waits_us, *taken * ways, exchange.latency_us if units else 0.0])
+    count = pieces + ways * len(units)
     needs = [(piece - 1, piece) for piece in range(1, pieces)]
     needs += [(piece, pieces + number) for number, piece in enumerate(after)]
-    needs += [(pieces + number, count) for number in range(len(units))] + [(pieces - 1, count)]
+    needs += [(op - len(units), op) for op in range(pieces + len(units), count)]
+    needs += [(op, count) for op in range(count - len(units), count)] + [(pieces - 1, count)]
     before, op = np.array(needs, np.int32).T
     pred_ptr, pred_idx = csr(op, before, count + 1)
+    device = [0] * pieces + [1 + way for way in range(ways) for _ in units] + [ways + 1]
+    policies = [OrderPolicy.PROGRAM, *[OrderPolicy.FIFO] * ways, OrderPolicy.PROGRAM]
     graph = ReplayGraph(
         duration_us=durations,
-        device=np.array([0] * pieces + [1] * len(units) + [2], np.int32),
+        device=np.array(device, np.int32),
         pred_ptr=pred_ptr,
         pred_idx=pred_idx,
-        policy=np.array([OrderPolicy.PROGRAM, OrderPolicy.FIFO, OrderPolicy.PROGRAM], np.int8),
-        rank_of_device=np.zeros(3, np.int32),
+        policy=np.array(policies, np.int8),
+        rank_of_device=np.zeros(len(policies), np.int32),
         carry_src=np.array([count], np.int32),
         carry_dst=np.array([0], np.int32),
     )
@@ -245,11 +293,11 @@ def _replayed(step: Step, units: Sequence[tuple[float, float]], exchange: Exchan
 
 
 def _pulled_and_pushed(step: Step, exchange: Exchange) -> float:
-    """Variables are read in the order of the forward pass, gradients are sent in that of the backward pass: half of a unit each."""
+    """Variables are read in the order of the forward pass, gradients are sent in that of the backward pass: a way each."""
     pieces = len(step.moments)
     forward = [step.waits_us[0] * us / sum(step.waits_us[1:]) for us in step.waits_us[1:]][::-1]
-    halves = [sum(exchange.unit_us(4.0 * one) for one in some) / 2 for some in step.moments]
-    pulls, pushes = halves[::-1], halves
+    pushes = [sum(exchange.unit_us(4.0 * one) for one in some) for some in step.moments]
+    pulls = pushes[::-1]
     durations = np.array([*pulls, *forward, *step.waits_us[1:], *pushes, exchange.latency_us])
     pull, front, back, push = (range(i * pieces, (i + 1) * pieces) for i in range(4))
     last = 4 * pieces

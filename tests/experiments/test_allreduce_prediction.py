@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.allreduce.networks import Network, networks, ready, step_of
-from experiments.allreduce.predicted import MIB, Exchange, busiest_share, loss, predicted_us
+from experiments.allreduce.predicted import MIB, STORES, Exchange, busiest_share, loss, predicted_us
 
 NETWORK = Network(name="three layers", pixels=8, tensors=((MIB, 100.0), (MIB // 4, 200.0), (4 * MIB, 300.0)))
 STEP = step_of(NETWORK, 900e3)
@@ -54,13 +54,32 @@ def test_horovod_sums_together_what_came_while_it_was_busy():
 def test_variables_of_servers_are_read_while_the_forward_pass_goes_on_and_half_of_the_time_is_hidden():
     whole = 0.01 * STEP.size_bytes
     taken = predicted_us("tf-ps", STEP, EXCHANGE)
-    assert 900e3 < taken < 900e3 + whole
+    assert 900e3 < taken < 900e3 + 2 * whole
+
+
+def test_a_store_sends_sums_back_beside_what_it_is_sent():
+    first, rest = 16 * MIB, 5 * MIB
+    slow = replace(EXCHANGE, us_per_byte=0.1, link_us_per_byte=0.1)
+    assert predicted_us("mxnet-kvstore", STEP, slow) == pytest.approx(600e3 + 0.1 * (first + first + rest))
+
+
+def test_a_unit_larger_than_any_that_was_measured_takes_as_long_for_a_byte():
+    measured = replace(EXCHANGE, sizes_bytes=(4.0, 1000.0), sizes_us=(10.0, 50.0))
+    assert measured.unit_us(3000) == pytest.approx(150.0)
+
+
+def test_horovod_takes_what_is_there_when_copies_have_delayed_it():
+    whole = 0.02 * STEP.size_bytes  # the first of two sums is still busy when the last gradient comes, however late
+    slow = replace(EXCHANGE, us_per_byte=0.02, copied_us_per_byte=0.002)
+    first_us = 600e3 + 0.002 * 16 * MIB
+    assert predicted_us("horovod-mpi", STEP, slow) == pytest.approx(first_us + whole, abs=2 * 5e3)
 
 
 def test_the_busiest_server_has_whole_variables_of_tensorflow_and_parts_of_kvstores_large_tensors():
-    # From the last layer on: 4 Mi, 256 Ki and 1 Mi elements.
-    assert busiest_share("tf-ps", STEP, 2) == pytest.approx(5 / 5.25 * 2)
-    assert busiest_share("mxnet-kvstore", STEP, 2) == pytest.approx((2.5 + 0.25) / 5.25 * 2)
+    sizes = [4 * MIB, MIB // 4, MIB]
+    assert busiest_share("tf-ps", sizes, 2) == pytest.approx(5 / 5.25 * 2)
+    assert busiest_share("mxnet-kvstore", sizes, 2) == pytest.approx((2.5 + 0.25) / 5.25 * 2)
+    assert busiest_share("mxnet-byteps", [2_048_000], 2) == pytest.approx(1.0)
     unequal = replace(EXCHANGE, servers=2)
     assert predicted_us("tf-ps", STEP, unequal) > predicted_us("mxnet-kvstore", STEP, unequal) > 900e3
 
@@ -73,4 +92,4 @@ def test_the_parts_of_a_loss_are_the_loss(scheme):
     assert min(each) >= 0
     assert sum(each) == pytest.approx(predicted_us(scheme, STEP, exchange) - STEP.compute_us)
     assert parts.server_us > 0
-    assert (parts.waiting_us > 0) == (scheme == "tf-ring")
+    assert (parts.waiting_us > 0) == (scheme in ("tf-ring", *STORES)), "for all gradients, or for what servers send back"

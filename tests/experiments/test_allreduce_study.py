@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from dpro_search.collect.launch.link import burst_bytes
 from experiments.allreduce import characterised
-from experiments.allreduce.cases import BURSTS, WORKERS, Case, cases, sizes_of
-from experiments.allreduce.characterise import Journal, paced_step, single_key
-from experiments.allreduce.predicted import exchange_of, predicted_us
+from experiments.allreduce.cases import BURSTS, RATE_BPS, WORKERS, Case, cases, sizes_of
+from experiments.allreduce.characterise import Journal, measured_step, paced_step, single_key
+from experiments.allreduce.predicted import MIB, busiest_share, exchange_of, predicted_us
 from experiments.allreduce.schemes import SCHEMES
 
 COMPUTE_S = 2.0
@@ -23,8 +24,11 @@ def ring_us(workers: int, size_bytes: float) -> float:
 
 
 def server_us(workers: int, sizes: list[float]) -> float:
-    """Of tensors of so many bytes on four servers, each of which sends and receives what all workers share."""
-    return 200.0 + 50.0 * len(sizes) + sum(sizes) * 2 * workers / min(workers, 4) / 62.5
+    """Of tensors of so many bytes on up to four servers: the busiest one's link, which had rested, and the last one's way back."""
+    servers = min(workers, 4)
+    share = busiest_share("mxnet-kvstore", [int(size / 4) for size in sizes], servers)
+    busy_us = max(sum(sizes) * share * workers / servers - burst_bytes(RATE_BPS), 0.0) / 62.5
+    return 200.0 + (1 + 1 / len(sizes)) * (50.0 * len(sizes) + busy_us)
 
 
 def filled(folder: Path) -> Journal:
@@ -79,12 +83,38 @@ def test_a_journal_that_was_cut_off_goes_on(tmp_path):
     assert list(Journal(tmp_path).rows) == [case.key, "another"]
 
 
+def test_trainings_whose_waits_took_twice_their_time_are_read_as_such_and_run_again(tmp_path):
+    journal = filled(tmp_path)
+    case = Case(scheme="tf-ring", workers=1, **TRAINING)
+    journal.add(case.key, scheme="tf-ring", compute_us=COMPUTE_S * 1e6, steps_us=[2.01 * COMPUTE_S * 1e6])
+    old = Journal(tmp_path)
+    assert old.lacks(case)
+    assert measured_step(old, case).compute_us == pytest.approx(2 * COMPUTE_S * 1e6)
+    assert paced_step(old, case).compute_us == pytest.approx(COMPUTE_S * 1e6), "what it is to be run with"
+    assert "1 trainings of tf-ring computed for twice as long" in "\n".join(characterised.lines(tmp_path))
+    journal.add(case.key, scheme="tf-ring", job=2, compute_us=COMPUTE_S * 1e6, steps_us=[1.01 * COMPUTE_S * 1e6])
+    again = Journal(tmp_path)
+    assert not again.lacks(case)
+    assert measured_step(again, case).compute_us == pytest.approx(COMPUTE_S * 1e6)
+
+
+def test_large_units_are_known_from_bursts_and_a_first_exchange_is_not_believed_if_it_took_longer(tmp_path):
+    journal = filled(tmp_path)
+    row = journal.rows[Case(scheme="ddp-gloo", workers=2).key]
+    bucket = 28 * MIB  # of the burst of 8 tensors of 4 MiB, after the first of them
+    row["bursts_us"][-1] = 4e6  # as long for a byte as nothing smaller
+    row["us"] = [1e9 if size > 16 * MIB else us for size, us in zip(row["sizes_bytes"], row["us"], strict=True)]
+    exchange = exchange_of(journal, "ddp-gloo", 2, of_others=False)
+    assert exchange.unit_us(bucket) == pytest.approx(4e6 * 28 / 32)
+    assert exchange.unit_us(64 * MIB) == pytest.approx(4e6 * 64 / 32)
+
+
 @pytest.mark.parametrize("workers", [2, 4, 8, 16])
 def test_exchanges_among_other_numbers_of_workers_give_the_constants(tmp_path, workers):
     journal = filled(tmp_path)
     step = paced_step(journal, Case(scheme="mxnet-kvstore", workers=workers, **TRAINING))
     own, other = (exchange_of(journal, "mxnet-kvstore", workers, of_others=of_others) for of_others in (False, True))
-    assert own.us_per_byte == pytest.approx(2 * workers / min(workers, 4) / 62.5, rel=0.02)
+    assert own.us_per_byte == pytest.approx(workers / min(workers, 4) / 62.5, rel=0.02)
     assert own.message_us == pytest.approx(50.0, rel=0.1)
     if workers == 8:  # inside, where servers are as many
         assert predicted_us("mxnet-kvstore", step, other) == pytest.approx(predicted_us("mxnet-kvstore", step, own), rel=0.25)

@@ -90,10 +90,10 @@ def _in_order(found: Sequence[Found], field: str) -> tuple[int, int]:
     right = pairs = 0
     for some in settings.values():
         for a, b in combinations(some, 2):
-            measured = a.compute_us / a.step_us - b.compute_us / b.step_us
+            measured, predicted = (a.compute_us / getattr(a, us) - b.compute_us / getattr(b, us) for us in ("step_us", field))
             if abs(measured) > _AS_LARGE:
                 pairs += 1
-                right += (getattr(b, field) - getattr(a, field)) * measured > 0
+                right += predicted * measured > 0
     return right, pairs
 
 

@@ -12,7 +12,7 @@ from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.space.mesh import CHECKED_RANK_US, Host, Recompute, Runtime, Schedule, Strategy, Workload
 from experiments.truth.machines import cluster_of, devices_of, gpu_of, machine_of
 from experiments.truth.memory import rules_of, stores_scores
-from experiments.truth.models import is_network, model_of, sequence_of
+from experiments.truth.models import has_latent_experts, is_network, model_of, predicts_two_tokens, sequence_of
 from experiments.truth.rows import Row
 
 PRECISIONS = (
@@ -146,7 +146,15 @@ def _usual_virtual_stages(row: Row, pp: int) -> int:
 
 
 def _stage_layers(row: Row, pp: int) -> tuple[int, ...]:
-    """Of the test of uneven stages (--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers); (): as many each."""
+    """Of tests of uneven stages (--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers); (): as many each.
+
+    Those with latent experts have three layers on the first stage, two on the next six and the others on the last one
+    (--pipeline-model-parallel-layout), or two on each; a layer for a second token is on the last one.
+    """
+    if has_latent_experts(row):
+        left = row.whole("layers", 1) + predicts_two_tokens(row)
+        first = (2,) * 7 if row.number("vpp") else (3, *(2,) * 6)
+        return (*first, left - sum(first))
     if "uneven_pipeline" not in row.text("model"):
         return ()
     each = (row.whole("layers", 1) - 2 * UNEVEN_ENDS) // (pp - 2)
@@ -160,7 +168,8 @@ def _strategy(row: Row) -> Strategy:
     stage = 3 if fsdp else int(found.group()) if found else _default_stage(row)
     recompute = {"full": Recompute.FULL, "selective": Recompute.SELECTIVE}.get(row.text("recompute"), Recompute.NONE)
     tp, pp, cp = row.whole("tp", 1), row.whole("pp", 1), row.whole("cp", 1)
-    stages = row.whole("vpp", _usual_virtual_stages(row, pp))
+    uneven = _stage_layers(row, pp)
+    stages = row.whole("vpp", max(_usual_virtual_stages(row, pp), len(uneven) // pp))
     given = row.number("sequence_parallel")
     sequence_parallel = tp > 1 and (bool(given) if given is not None else "deepspeed" not in row.text("framework"))
     dp = row.whole("dp", max(devices_of(row) // (tp * pp * cp), 1))
@@ -182,7 +191,7 @@ def _strategy(row: Row) -> Strategy:
     return Strategy(
         dp=dp,
         dp_replicate=OPTIMIZERS if "multi_dist_optimizer_instances" in row.text("model") else 1,
-        stage_layers=_stage_layers(row, pp),
+        stage_layers=uneven,
         etp=_expert_width(row, tp),
         tp=tp,
         pp=pp,

@@ -11,7 +11,7 @@ from dpro_search.space.mesh import MemoryRules, PeakMemory
 from experiments.truth.rows import Row
 
 DEFERRED = 2  # Micro-batches, of --wgrad-deferral-limit in the model_config.yaml of the test that defers.
-DETERMINISTIC = 32.0 * 2**20  # Of CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron-LM's functional tests set.
+DETERMINISTIC = 32.0 * 2**20  # Of CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron-LM's deterministic tests set.
 
 
 def rules_of(row: Row, usual: MemoryRules) -> MemoryRules:
@@ -19,13 +19,36 @@ def rules_of(row: Row, usual: MemoryRules) -> MemoryRules:
     golden = row.text("source") == "megatron-golden-values"
     if not golden:
         return usual
+    engine = uses_transformer_engine(row)
     return replace(
         usual,
-        matmul_workspace_bytes=DETERMINISTIC,
-        transformer_engine="te" in words_of(row) or "mcore" not in words_of(row),
+        matmul_workspace_bytes=DETERMINISTIC if "deterministic-mode" in row.text("overlap") else None,
+        transformer_engine=engine,
+        shared_scores=not engine,
+        grouped_workspaces=usual.grouped_workspaces if groups_experts(row) else 0,
         deferred_logits=DEFERRED if "defer_embedding_wgrad_compute" in row.text("model") else 0,
         logits_bytes=10.0 if "cross_entropy_loss_fusion" in row.text("model") else usual.logits_bytes,
     )
+
+
+def uses_transformer_engine(row: Row) -> bool:
+    """Whether the layers of a test of Megatron-LM are Transformer Engine's.
+
+    Those of GPT and T5 that have it say "te", those of BERT that do not "local_spec" (pretrain_bert.py).
+    """
+    words = words_of(row)
+    if "bert" in words:
+        return "local" not in words
+    return "te" in words or "mcore" not in words
+
+
+def groups_experts(row: Row) -> bool:
+    """Whether a test of Megatron-LM multiplies all experts of a rank in one call (--moe-grouped-gemm in its model_config.yaml).
+
+    Those with "2parallel" experts that say nothing of it in their names multiply them one after the other.
+    """
+    kind = row.text("model")
+    return "2parallel" not in kind or bool(re.search("groupedgemm|average_in_collective|top2router", kind))
 
 
 def words_of(row: Row) -> frozenset[str]:

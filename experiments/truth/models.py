@@ -66,6 +66,9 @@ DROPOUT = 0.1  # Default of Megatron-LM, and of GPT-2, OPT and BERT in Hugging F
 T5_LAYERS, T5_WIDE, T5_WIDE_LAYERS, T5_HEAD = 12, 4096, 24, 64
 # Multi-head latent attention of Megatron-LM's test (model_config.yaml): of a head's 24 dims 8 are rotated.
 LATENT = Attention(heads=1, kv_heads=1, head_dim=16 + 8, value_dim=16, query_rank=192, kv_rank=64, rotary_dim=8)
+# Multi-head latent attention and experts of its tests that stand for DeepSeek-V3 (model_config.yaml).
+LATENT_EXPERTS = Attention(heads=1, kv_heads=1, head_dim=128 + 64, value_dim=128, query_rank=1536, kv_rank=512, rotary_dim=64)
+EXPERT_WIDTH = 1024  # Of its tests "gpt3_moe" (--moe-ffn-hidden-size), and of those with latent attention.
 T5_VOCABULARY = 28996 + 100  # BERT's with case, and the ids that mark spans
 # Vocabularies of tokenizers, for rows that do not give them.
 GPT2_VOCABULARY, BERT_VOCABULARY, LLAMA_VOCABULARY = 50257, 30522, 32000
@@ -112,10 +115,15 @@ def _described(row: Row) -> Architecture:
     if golden and kind.endswith(("_mla", "_mla_1node")):
         attention = replace(LATENT, heads=heads, kv_heads=heads)
     width = row.whole("ffn_hidden", 4 * hidden)
+    if golden and "swiglu" in kind:
+        width = gated_width(hidden)
     count = row.whole("experts", 0)
     feed_forward: FeedForward | Experts = FeedForward(hidden=width, gated=gated, bias=bias)
     if count:
-        feed_forward = Experts(count=count, top_k=row.whole("top_k", 1), hidden=width, gated=gated, bias=bias)
+        expert = EXPERT_WIDTH if golden and "gpt3_moe" in kind else width
+        feed_forward = Experts(count=count, top_k=row.whole("top_k", 1), hidden=expert, gated=gated, bias=bias and not golden)
+    if has_latent_experts(row):
+        return _latent_experts(row, replace(LATENT_EXPERTS, heads=heads, kv_heads=heads))
     tied = row.number("tied_embeddings")
     rotary = not old or bool(re.search(r"rope|rotary", kind))
     return Architecture(
@@ -125,10 +133,60 @@ def _described(row: Row) -> Architecture:
         layers=(Layer(count=row.whole("layers", 1), attention=attention, feed_forward=feed_forward),),
         positions=Positions.ALIBI if "mpt" in kind else Positions.ROTARY if rotary else Positions.LEARNED,
         max_positions=row.whole("seq_len", 0),
-        tied=(old and "untie" not in kind) if tied is None else bool(tied),
+        tied=(old and not re.search("untie|memory_speed", kind)) if tied is None else bool(tied),
         norm_bias=old,
         token_types=2 if bert else 0,
-        dropout=DROPOUT if old and (golden or re.search("megatron-deepspeed|transformers", row.text("framework"))) else 0.0,
+        pooler=bert and "release" not in kind,  # Its release tests say --bert-no-binary-head.
+        head_transform=bert,
+        head_bias=bert,
+        dropout=DROPOUT if old and _drops_out(row) else 0.0,
+    )
+
+
+def _drops_out(row: Row) -> bool:
+    """Whether a GPT or BERT is trained with dropout; Megatron-LM's tests are, but those that split sequences and need no determinism."""
+    if "golden" in row.text("source"):
+        return row.whole("cp", 1) == 1 or "deterministic-mode" in row.text("overlap")
+    return bool(re.search("megatron-deepspeed|transformers", row.text("framework")))
+
+
+def gated_width(hidden: int) -> int:
+    """Of a gated feed-forward of a test of Megatron-LM: two thirds of four times the hidden size, in multiples of 64.
+
+    Source: megatron/training/arguments.py, where --ffn-hidden-size is not given.
+    """
+    return int(4 * hidden * 2 / 3 / 64) * 64
+
+
+def has_latent_experts(row: Row) -> bool:
+    """Whether a row is one of Megatron-LM's tests that stand for DeepSeek-V3: they have the dims of their model_config.yaml."""
+    return "golden" in row.text("source") and row.text("notes").endswith("mla") and "ep4_etp1" in row.text("model")
+
+
+def predicts_two_tokens(row: Row) -> bool:
+    """Whether such a test has a layer to predict a second token (--mtp-num-layers)."""
+    return not re.search("no_mtp|cudagraph", row.text("model"))
+
+
+def _latent_experts(row: Row, attention: Attention) -> Architecture:
+    """The first layer is dense, or three where a layout of the pipeline is given (rows without a number of virtual stages)."""
+    hidden, layers = row.whole("hidden", 0), row.whole("layers", 1) + predicts_two_tokens(row)
+    dense = 1 if row.number("vpp") else 3
+    experts = Experts(
+        count=row.whole("experts", 1),
+        top_k=row.whole("top_k", 1),
+        hidden=EXPERT_WIDTH,
+        shared_hidden=EXPERT_WIDTH,
+    )
+    feed_forward = FeedForward(hidden=row.whole("ffn_hidden", 4 * hidden), gated=True)
+    return Architecture(
+        name=row.values["model"],
+        hidden=hidden,
+        vocab=_vocabulary(row, GPT2_VOCABULARY),
+        layers=(
+            Layer(count=dense, attention=attention, feed_forward=feed_forward),
+            Layer(count=layers - dense, attention=attention, feed_forward=experts),
+        ),
     )
 
 

@@ -25,6 +25,7 @@ class Kept:
 
     activations_bytes: float
     scores_bytes: float  # Of attention that is not fused.
+    shared_bytes: float  # Of a buffer that all layers write their scores to.
     input_bytes: float
     logits_bytes: float  # Of the logits, when most of them are held.
     transient_bytes: float  # Gradients of the largest op's inputs and output.
@@ -38,16 +39,18 @@ def kept_of(
 ) -> Kept:
     """What one micro-batch leaves in a block; `dropout`: the scores have some; `adapters`: only those of attention are trained."""
     local = [step for step in program.forward if isinstance(step, LocalOp)]
-    needed = {name for step in local if not adapters or _has_gradients(step.op) for name in step.op.saves}
+    needed = {name for step in local if not adapters or _has_gradients(step.op) for name in _needs(step.op, rules)}
     outputs = {name for step in local if step.op.type is OpType.LOSS for name in step.op.saves}
     saved = sum(size for name, size in program.saved.items() if name in needed - outputs) * element_bytes
     copies = sum(_copies_bytes(step, rules, element_bytes) for step in local)
-    scores = sum(_scores(step) for step in local) * (rules.score_bytes + (DROPOUT_SCORE_BYTES if dropout else 0.0))
+    scores = [_scores(step) for step in local]
+    each = rules.score_bytes + (DROPOUT_SCORE_BYTES if dropout else 0.0)
     logits = sum(size for name, size in program.saved.items() if name in outputs)
     sizes = [elements(step.op.output, step.sizes) * element_bytes for step in local if step.op.name not in outputs]
     return Kept(
         activations_bytes=saved + program.saved_bytes + copies,
-        scores_bytes=scores if stores_scores else 0.0,
+        scores_bytes=sum(scores) * each if stores_scores else 0.0,
+        shared_bytes=max(scores, default=0.0) * element_bytes if rules.shared_scores else 0.0,
         input_bytes=program.input_elements * element_bytes,
         logits_bytes=logits * rules.logits_bytes,
         transient_bytes=max((_moved(step.op, step) for step in local if step.op.type is not OpType.LOSS), default=0.0)
@@ -56,6 +59,11 @@ def kept_of(
         backward_sent_bytes=sum(_reduced(program.backward)) * element_bytes,
         largest_bytes=max((*sizes, logits * max(rules.logits_bytes - element_bytes, 0.0))),
     )
+
+
+def _needs(op: Op, rules: MemoryRules) -> tuple[str, ...]:
+    """Tensors that the backward pass of an op needs."""
+    return op.inputs[1:] if op.type is OpType.COMBINE and rules.weighted_activations else op.saves
 
 
 def _has_gradients(op: Op) -> bool:
@@ -74,6 +82,8 @@ def _copies_bytes(step: LocalOp, rules: MemoryRules, element_bytes: float) -> fl
         return sum(part * copies for part, copies in zip(parts, rules.rotation_copies, strict=True)) * element_bytes
     if op.role is Role.GATED_ACTIVATION:
         return elements(op.output, sizes) * rules.gate_copies * element_bytes
+    if op.role is Role.ACTIVATION and "experts" in op.dims and rules.weighted_activations:
+        return elements(op.output, sizes) * element_bytes  # What is activated, and what it is times the weights.
     if op.type is OpType.ATTENTION:
         return sizes["batch"] * sizes["sequence"] * sizes["heads"] * STATISTIC_BYTES
     return 0.0

@@ -148,6 +148,7 @@ class _Ledger:
         states = self._states(blocks)
         gathered = self._gathered_bytes(blocks)
         activations += self._deferred_bytes(blocks)
+        states = replace(states, workspace_bytes=self._workspace_bytes(blocks))
         found = replace(states, activations_bytes=activations, logits_bytes=logits, gathered_bytes=gathered)
         step = self._step_bytes(states)
         passing = states.weights_bytes / self._workload.element_bytes * self._rules.pass_gradient_bytes
@@ -193,9 +194,13 @@ class _Ledger:
             logits_bytes=0.0,
             gathered_bytes=0.0,
             buckets_bytes=flat + (whole * rules.bucket_bytes if plan.dp * plan.cp > 1 and not plan.zero_stage else 0.0),
-            workspace_bytes=rules.workspace_bytes(self._workload.cluster.groups[0].host.device),
             context_bytes=CONTEXT_BYTES + communicators * CHANNELS * CHANNEL_BYTES,
         )
+
+    def _workspace_bytes(self, blocks: tuple[Block, ...]) -> float:
+        """Of matmul libraries, and the buffer that layers share for their scores."""
+        own = self._rules.workspace_bytes(self._workload.cluster.groups[0].host.device, experts=any(block.top_k for block in blocks))
+        return own + max((self._of(block).shared_bytes for block in blocks), default=0.0)
 
     def _held_elements(self, block: Block) -> dict[tuple[bool, bool], float]:
         """Parameters of a block, by whether they are experts', and whether they have gradients and optimizer state."""

@@ -34,6 +34,9 @@ class MemoryRules:
     # of one part keeps the projection's whole output), the activated half of a gated activation.
     rotation_copies: tuple[float, float, float] = (1.0, 1.0, 0.0)
     gate_copies: float = 0.0
+    # Tokens' weights multiply the experts' activations, so that what experts give is not kept (Megatron-Core since 0.12: experts.py).
+    # Only gated activations have a kernel that computes both in one (fusions/fused_bias_swiglu.py).
+    weighted_activations: bool = True
     norm_bytes: float = 0.0  # Of an element of a norm's input: copies in fp32, what is normalised but not yet scaled.
     score_bytes: float = 2.0  # Of an element of the scores, where they are stored: the softmax.
     # Micro-batches whose gradients of the logits wait for the head's weight to get its gradients from them (Megatron-LM's
@@ -46,13 +49,18 @@ class MemoryRules:
     matmul_workspace_bytes: float | None = None
     matmul_threads: int = 2
     transformer_engine: bool = True  # It has a workspace of its own.
+    # It multiplies the experts of a rank on so many streams, each with a workspace (module/base.py, `get_multi_stream_cublas_workspace`).
+    grouped_workspaces: int = 4
+    # One buffer of the scores in 16 bits that all layers write theirs to, before the softmax (Megatron-Core's own attention:
+    # dot_product_attention.py, `get_global_memory_buffer`).
+    shared_scores: bool = False
 
     # Collectives hold their buffers until the device has run them (`record_stream`): the host is ahead by as many launches as CUDA
     # queues (1,024), which are so many layers.
     layers_ahead: float = 0.0
     layer_host_us: float = 0.0  # Of the host, for the forward pass of a layer; where the device is faster, the host is not ahead.
 
-    def workspace_bytes(self, device: Device) -> float:
+    def workspace_bytes(self, device: Device, *, experts: bool = False) -> float:
         """Of matmul libraries on a device: 32 MiB from Hopper on, before that 8.125 MiB (PyTorch) and 4 MiB (Transformer Engine).
 
         Sources: aten/src/ATen/cuda/CublasHandlePool.cpp, transformer_engine/pytorch/module/base.py.
@@ -61,7 +69,8 @@ class MemoryRules:
         own = self.matmul_workspace_bytes
         if own is None:
             own = 32.0 * MIB if recent else 8.125 * MIB
-        return self.matmul_threads * own + (32.0 * MIB if recent else 4.0 * MIB) * self.transformer_engine
+        engines = (1 + self.grouped_workspaces * experts) * self.transformer_engine
+        return self.matmul_threads * own + (32.0 * MIB if recent else 4.0 * MIB) * engines
 
 
 _HOPPER_ON = re.compile(r"\bG?[HB][1-9]00\b")

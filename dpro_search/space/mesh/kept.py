@@ -35,14 +35,33 @@ class Kept:
 
 
 def kept_of(
-    program: BlockProgram, rules: MemoryRules, element_bytes: float, *, stores_scores: bool, dropout: bool, adapters: bool = False
+    program: BlockProgram,
+    rules: MemoryRules,
+    element_bytes: float,
+    *,
+    stores_scores: bool,
+    dropout: bool,
+    copies_output: bool = False,
+    adapters: bool = False,
 ) -> Kept:
-    """What one micro-batch leaves in a block; `dropout`: the scores have some; `adapters`: only those of attention are trained."""
+    """What one micro-batch leaves in a block.
+
+    Parameters
+    ----------
+    stores_scores, dropout
+        Whether attention is not fused; whether its scores have dropout.
+    copies_output
+        Whether fused attention keeps its output twice.
+    adapters
+        Only those of attention are trained.
+    """
     local = [step for step in program.forward if isinstance(step, LocalOp)]
     needed = {name for step in local if not adapters or _has_gradients(step.op) for name in _needs(step.op, rules)}
     outputs = {name for step in local if step.op.type is OpType.LOSS for name in step.op.saves}
     saved = sum(size for name, size in program.saved.items() if name in needed - outputs) * element_bytes
     copies = sum(_copies_bytes(step, rules, element_bytes) for step in local)
+    if copies_output and not stores_scores:
+        copies += sum(elements(step.op.output, step.sizes) for step in local if step.op.type is OpType.ATTENTION) * element_bytes
     scores = [_scores(step) for step in local]
     each = rules.score_bytes + (DROPOUT_SCORE_BYTES if dropout else 0.0)
     logits = sum(size for name, size in program.saved.items() if name in outputs)

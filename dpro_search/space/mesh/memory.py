@@ -139,6 +139,7 @@ class _Ledger:
             self._rules,
             workload.element_bytes,
             stores_scores=not workload.runtime.flash_attention,
+            copies_output=self._rules.copies_output(workload.cluster.groups[0].host.device),
             dropout=workload.model.dropout > 0,
             adapters=workload.frozen,
         )

@@ -39,6 +39,9 @@ class MemoryRules:
     weighted_activations: bool = True
     norm_bytes: float = 0.0  # Of an element of a norm's input: copies in fp32, what is normalised but not yet scaled.
     score_bytes: float = 2.0  # Of an element of the scores, where they are stored: the softmax.
+    # Whether fused attention is flash-attention, whose output has the batch first, so that the projection behind it reads (and keeps)
+    # a copy with the sequence first. None: as Transformer Engine chooses, cuDNN's from Hopper on (dot_product_attention/utils.py).
+    flash_copy: bool | None = None
     # Micro-batches whose gradients of the logits wait for the head's weight to get its gradients from them (Megatron-LM's
     # --defer-embedding-wgrad-compute with its --wgrad-deferral-limit); 0: none waits.
     deferred_logits: int = 0
@@ -59,6 +62,10 @@ class MemoryRules:
     # queues (1,024), which are so many layers.
     layers_ahead: float = 0.0
     layer_host_us: float = 0.0  # Of the host, for the forward pass of a layer; where the device is faster, the host is not ahead.
+
+    def copies_output(self, device: Device) -> bool:
+        """Whether fused attention leaves a copy of its output."""
+        return _HOPPER_ON.search(device.name.upper()) is None if self.flash_copy is None else self.flash_copy
 
     def workspace_bytes(self, device: Device, *, experts: bool = False) -> float:
         """Of matmul libraries on a device: 32 MiB from Hopper on, before that 8.125 MiB (PyTorch) and 4 MiB (Transformer Engine).

@@ -167,6 +167,9 @@ def _strategy(row: Row) -> Strategy:
     found = re.match(r"[0-3]$", zero)
     stage = 3 if fsdp else int(found.group()) if found else _default_stage(row)
     recompute = {"full": Recompute.FULL, "selective": Recompute.SELECTIVE}.get(row.text("recompute"), Recompute.NONE)
+    if has_latent_experts(row) and recompute is Recompute.SELECTIVE:
+        # All but the scores (--recompute-modules); what --fine-grained-activation-offloading sends to the host is kept by no rank.
+        recompute = Recompute.FULL if "offloading" in row.text("model") else Recompute.NONE
     tp, pp, cp = row.whole("tp", 1), row.whole("pp", 1), row.whole("cp", 1)
     uneven = _stage_layers(row, pp)
     stages = row.whole("vpp", max(_usual_virtual_stages(row, pp), len(uneven) // pp))

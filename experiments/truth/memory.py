@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from dpro_search.space.mesh import MemoryRules, PeakMemory
-from experiments.truth.models import has_latent_experts
+from experiments.truth.models import has_latent_experts, predicts_two_tokens
 from experiments.truth.rows import Row
 
 DEFERRED = 2  # Micro-batches, of --wgrad-deferral-limit in the model_config.yaml of the test that defers.
 DETERMINISTIC = 32.0 * 2**20  # Of CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron-LM's deterministic tests set.
+FUSED_LOSS_BYTES = 10.0  # Of a logit: of --cross-entropy-loss-fusion, whose compiled steps return what they need in fp32.
+SECOND_TOKEN_BYTES = 4.0
 
 
 def rules_of(row: Row, usual: MemoryRules) -> MemoryRules:
@@ -29,19 +31,32 @@ def rules_of(row: Row, usual: MemoryRules) -> MemoryRules:
         flash_copy=True if row.whole("cp", 1) > 1 or "gb200" in row.text("gpu") and deterministic else None,
         grouped_workspaces=usual.grouped_workspaces if groups_experts(row) else 0,
         deferred_logits=DEFERRED if "defer_embedding_wgrad_compute" in row.text("model") else 0,
-        logits_bytes=10.0 if "cross_entropy_loss_fusion" in row.text("model") else usual.logits_bytes,
+        logits_bytes=_logits_bytes(row, usual),
     )
 
 
 def uses_transformer_engine(row: Row) -> bool:
     """Whether the layers of a test of Megatron-LM are Transformer Engine's.
 
-    Those of GPT and T5 that have it say "te", those of BERT that do not "local_spec" (pretrain_bert.py).
+    Those of GPT and T5 that have it say "te", those of BERT that do not "local_spec" (pretrain_bert.py); only it has 8 bits.
     """
     words = words_of(row)
     if "bert" in words:
         return "local" not in words
+    if _computes_in_8_bits(row) or "11b" in words:
+        return True
     return "te" in words or "mcore" not in words
+
+
+def _computes_in_8_bits(row: Row) -> bool:
+    return "fp8" in row.text("precision")
+
+
+def _logits_bytes(row: Row, usual: MemoryRules) -> float:
+    """Of a logit; those of a second token are kept in fp32 until the backward pass starts with them."""
+    latent = has_latent_experts(row)
+    fused = "cross_entropy_loss_fusion" in row.text("model") or latent and "no_mtp" not in row.text("model")
+    return (FUSED_LOSS_BYTES if fused else usual.logits_bytes) + SECOND_TOKEN_BYTES * (latent and predicts_two_tokens(row))
 
 
 def groups_experts(row: Row) -> bool:
@@ -64,16 +79,16 @@ def stores_scores(row: Row) -> bool:
     Without Transformer Engine ("te" in a test's name) there is no other. Those with it say ``--attention-backend: unfused`` in
     their model_config.yaml, but for the ones that resume from a checkpoint, that fuse the loss ("cross_entropy_loss_fusion"), or
     that split the sequence (only fused attention can).
-    Those of T5 all say it, and those with latent experts.
+    Those of T5 all say it but for the largest, and those with latent experts; those in 8 bits do not.
     """
     words = words_of(row)
     if row.text("source") != "megatron-golden-values":
         return False
     if "t5" in words or has_latent_experts(row):
-        return True
-    if "mcore" not in words or row.whole("cp", 1) > 1:
+        return "11b" not in words
+    if "mcore" not in words or row.whole("cp", 1) > 1 or _computes_in_8_bits(row):
         return False
-    return "te" not in words or not words & {"resume", "nondeterministic", "entropy"} or _fuses_none_that_is_deterministic(row)
+    return not uses_transformer_engine(row) or not words & {"resume", "nondeterministic", "entropy"} or _fuses_none_that_is_deterministic(row)
 
 
 def _fuses_none_that_is_deterministic(row: Row) -> bool:

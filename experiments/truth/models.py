@@ -69,6 +69,7 @@ LATENT = Attention(heads=1, kv_heads=1, head_dim=16 + 8, value_dim=16, query_ran
 # Multi-head latent attention and experts of its tests that stand for DeepSeek-V3 (model_config.yaml).
 LATENT_EXPERTS = Attention(heads=1, kv_heads=1, head_dim=128 + 64, value_dim=128, query_rank=1536, kv_rank=512, rotary_dim=64)
 EXPERT_WIDTH = 1024  # Of its tests "gpt3_moe" (--moe-ffn-hidden-size), and of those with latent attention.
+SHARED_WIDTH = 512  # Of the former where experts have tensor parallel ranks (--moe-shared-expert-intermediate-size).
 T5_VOCABULARY = 28996 + 100  # BERT's with case, and the ids that mark spans
 # Vocabularies of tokenizers, for rows that do not give them.
 GPT2_VOCABULARY, BERT_VOCABULARY, LLAMA_VOCABULARY = 50257, 30522, 32000
@@ -121,7 +122,10 @@ def _described(row: Row) -> Architecture:
     feed_forward: FeedForward | Experts = FeedForward(hidden=width, gated=gated, bias=bias)
     if count:
         expert = EXPERT_WIDTH if golden and "gpt3_moe" in kind else width
-        feed_forward = Experts(count=count, top_k=row.whole("top_k", 1), hidden=expert, gated=gated, bias=bias and not golden)
+        shared = SHARED_WIDTH if expert == EXPERT_WIDTH and "etp" in kind else 0
+        feed_forward = Experts(
+            count=count, top_k=row.whole("top_k", 1), hidden=expert, shared_hidden=shared, gated=gated, bias=bias and not golden
+        )
     if has_latent_experts(row):
         return _latent_experts(row, replace(LATENT_EXPERTS, heads=heads, kv_heads=heads))
     tied = row.number("tied_embeddings")

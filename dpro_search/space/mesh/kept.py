@@ -104,8 +104,17 @@ def _copies_bytes(step: LocalOp, rules: MemoryRules, element_bytes: float) -> fl
     if op.role is Role.ACTIVATION and "experts" in op.dims and rules.weighted_activations:
         return elements(op.output, sizes) * element_bytes  # What is activated, and what it is times the weights.
     if op.type is OpType.ATTENTION:
-        return sizes["batch"] * sizes["sequence"] * sizes["heads"] * STATISTIC_BYTES
+        return sizes["batch"] * sizes["sequence"] * sizes["heads"] * STATISTIC_BYTES + _of_source(step) * element_bytes
     return 0.0
+
+
+def _of_source(step: LocalOp) -> float:
+    """Elements of the keys and values of an encoder's tokens that are more than the decoder's (its op has as many as queries)."""
+    sizes = step.sizes
+    if not step.op.name.startswith("cross_"):
+        return 0.0
+    more = max(sizes["source"] - sizes["sequence"], 0.0)
+    return sizes["batch"] * more * sizes["kv_heads"] * (sizes["head_dim"] + sizes["value_dim"])
 
 
 def _scores(step: LocalOp) -> float:

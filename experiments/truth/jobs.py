@@ -11,8 +11,9 @@ from dpro_search.graph.model import Network
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.space.mesh import CHECKED_RANK_US, Host, Recompute, Runtime, Schedule, Strategy, Workload
 from experiments.truth.machines import cluster_of, devices_of, gpu_of, machine_of
-from experiments.truth.memory import rules_of, stores_scores
-from experiments.truth.models import has_latent_experts, is_network, model_of, predicts_two_tokens, sequence_of
+from experiments.truth.megatron_tests import has_latent_experts, is_test, predicts_two_tokens, stores_scores
+from experiments.truth.memory import rules_of
+from experiments.truth.models import is_network, model_of, sequence_of
 from experiments.truth.rows import Row
 
 PRECISIONS = (
@@ -122,7 +123,7 @@ def _precision(row: Row) -> str:
 
 def _expert_width(row: Row, tp: int) -> int:
     """Tensor parallel degree of experts: in Megatron-LM that of the model, unless it is named; recipes of NeMo name 1."""
-    if "golden" not in row.text("source") or not row.number("experts"):
+    if not is_test(row) or not row.number("experts"):
         return 1
     named = re.search(r"etp(\d+)", row.text("model"))
     return int(named.group(1)) if named else tp
@@ -130,7 +131,7 @@ def _expert_width(row: Row, tp: int) -> int:
 
 def _default_stage(row: Row) -> int:
     """NeMo's recipes split the optimizer state; Megatron-LM's tests say where they do."""
-    if "golden" in row.text("source"):
+    if is_test(row):
         return 1 if "distributed-optimizer" in row.text("zero_stage") else 0
     if row.text("source").startswith("mlperf"):
         # distributed_fused_adam of its language models; DistributedFusedLAMB of its BERT splits in hosts, then sums over them.
@@ -167,9 +168,8 @@ def _strategy(row: Row) -> Strategy:
     found = re.match(r"[0-3]$", zero)
     stage = 3 if fsdp else int(found.group()) if found else _default_stage(row)
     recompute = {"full": Recompute.FULL, "selective": Recompute.SELECTIVE}.get(row.text("recompute"), Recompute.NONE)
-    if has_latent_experts(row) and recompute is Recompute.SELECTIVE:
-        # All but the scores (--recompute-modules); what --fine-grained-activation-offloading sends to the host is kept by no rank.
-        recompute = Recompute.FULL if "offloading" in row.text("model") else Recompute.NONE
+    if has_latent_experts(row) and "offloading" not in row.text("model"):
+        recompute = Recompute.NONE  # What they do compute again is not the scores (--recompute-modules).
     tp, pp, cp = row.whole("tp", 1), row.whole("pp", 1), row.whole("cp", 1)
     uneven = _stage_layers(row, pp)
     stages = row.whole("vpp", max(_usual_virtual_stages(row, pp), len(uneven) // pp))

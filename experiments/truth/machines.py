@@ -7,6 +7,7 @@ from typing import Literal
 
 from dpro_search.cluster import Cluster, Device, bundled, parse_cluster, pcie_hosts, with_device
 from dpro_search.errors import InputError
+from experiments.truth.megatron_tests import is_test
 from experiments.truth.rows import Row
 
 # Cards and devices for which no machine is bundled: name of a GPU in a row -> bundled device, generation of PCIe.
@@ -71,7 +72,7 @@ def devices_of(row: Row) -> int:
     """Megatron-LM's tests run on one host of 8 where they do not say it, of 4 where their name says so."""
     named = re.search(r"1n(\d)g", row.text("model"))
     host = int(named.group(1)) if named else 4 if "1node" in row.text("model") and "gb200" in row.text("gpu") else 8
-    return row.whole("n_gpus", host if "golden" in row.text("source") else 1)
+    return row.whole("n_gpus", host if is_test(row) else 1)
 
 
 def cluster_of(row: Row) -> Cluster:

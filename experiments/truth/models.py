@@ -17,6 +17,7 @@ from dpro_search.graph.model import (
     model,
     published,
 )
+from experiments.truth.megatron_tests import drops_out, has_latent_experts, is_test, predicts_two_tokens
 from experiments.truth.rows import Row
 
 MODELS = (  # name in a row -> bundled architecture
@@ -95,6 +96,8 @@ def model_of(row: Row) -> Model:
         if name.startswith("dlrm") and "model size small" in row.text("notes"):
             name += "-small"
         return model(name)
+    if has_latent_experts(row):
+        return _latent_experts(row)
     if row.number("layers") and row.number("hidden"):
         return _described(row)
     if row.text("model").startswith("t5/") and row.number("hidden"):
@@ -108,27 +111,26 @@ def model_of(row: Row) -> Model:
 def _described(row: Row) -> Architecture:
     """A transformer whose dims a row gives; words of its name say what its dims do not."""
     hidden, heads, kind = row.whole("hidden", 0), row.whole("heads", 1), row.text("model")
-    bert, golden = "bert" in kind, "golden" in row.text("source")
+    bert, tested = "bert" in kind, is_test(row)
     old = bool(re.search(r"gpt|opt|bert", kind))
     gated = bool(re.search(r"llama|mi[sx]tral|qwen|nemotron-h|swiglu", kind))
     bias = old and not re.search(r"disable_bias|swiglu", kind)
     attention = Attention(heads=heads, kv_heads=row.whole("kv_heads", heads), head_dim=hidden // heads, bias=bias, causal=not bert)
-    if golden and kind.endswith(("_mla", "_mla_1node")):
+    if tested and kind.endswith(("_mla", "_mla_1node")):
         attention = replace(LATENT, heads=heads, kv_heads=heads)
     width = row.whole("ffn_hidden", 4 * hidden)
-    if golden and "swiglu" in kind:
+    if tested and "swiglu" in kind:
         width = gated_width(hidden)
     count = row.whole("experts", 0)
     feed_forward: FeedForward | Experts = FeedForward(hidden=width, gated=gated, bias=bias)
     if count:
-        expert = EXPERT_WIDTH if golden and "gpt3_moe" in kind else width
+        expert = EXPERT_WIDTH if tested and "gpt3_moe" in kind else width
         shared = SHARED_WIDTH if expert == EXPERT_WIDTH and "etp" in kind else 0
         feed_forward = Experts(
-            count=count, top_k=row.whole("top_k", 1), hidden=expert, shared_hidden=shared, gated=gated, bias=bias and not golden
+            count=count, top_k=row.whole("top_k", 1), hidden=expert, shared_hidden=shared, gated=gated, bias=bias and not tested
         )
-    if has_latent_experts(row):
-        return _latent_experts(row, replace(LATENT_EXPERTS, heads=heads, kv_heads=heads))
     tied = row.number("tied_embeddings")
+    dropout = drops_out(row) if tested else bool(re.search("megatron-deepspeed|transformers", row.text("framework")))
     rotary = not old or bool(re.search(r"rope|rotary", kind))
     return Architecture(
         name=row.values["model"],
@@ -140,18 +142,11 @@ def _described(row: Row) -> Architecture:
         tied=(old and not re.search("untie|memory_speed", kind)) if tied is None else bool(tied),
         norm_bias=old,
         token_types=2 if bert else 0,
-        pooler=bert and "release" not in kind,  # Its release tests say --bert-no-binary-head.
-        head_transform=bert,
-        head_bias=bert,
-        dropout=DROPOUT if old and _drops_out(row) else 0.0,
+        pooler=bert and tested and "release" not in kind,  # Release tests set --bert-no-binary-head.
+        head_transform=bert and tested,
+        head_bias=bert and tested,
+        dropout=DROPOUT if old and dropout else 0.0,
     )
-
-
-def _drops_out(row: Row) -> bool:
-    """Whether a GPT or BERT is trained with dropout; Megatron-LM's tests are, but those that split sequences and need no determinism."""
-    if "golden" in row.text("source"):
-        return row.whole("cp", 1) == 1 or "deterministic-mode" in row.text("overlap")
-    return bool(re.search("megatron-deepspeed|transformers", row.text("framework")))
 
 
 def gated_width(hidden: int) -> int:
@@ -162,19 +157,13 @@ def gated_width(hidden: int) -> int:
     return int(4 * hidden * 2 / 3 / 64) * 64
 
 
-def has_latent_experts(row: Row) -> bool:
-    """Whether a row is one of Megatron-LM's tests that stand for DeepSeek-V3: they have the dims of their model_config.yaml."""
-    return "golden" in row.text("source") and row.text("notes").endswith("mla") and "ep4_etp1" in row.text("model")
+def _latent_experts(row: Row) -> Architecture:
+    """Of Megatron-LM's tests: the first layer is dense, or three where the pipeline's layout has them on one stage.
 
-
-def predicts_two_tokens(row: Row) -> bool:
-    """Whether such a test has a layer to predict a second token (--mtp-num-layers)."""
-    return not re.search("no_mtp|cudagraph", row.text("model"))
-
-
-def _latent_experts(row: Row, attention: Attention) -> Architecture:
-    """The first layer is dense, or three where a layout of the pipeline is given (rows without a number of virtual stages)."""
-    hidden, layers = row.whole("hidden", 0), row.whole("layers", 1) + predicts_two_tokens(row)
+    The latter are those without a number of virtual stages.
+    """
+    hidden, layers, heads = row.whole("hidden", 0), row.whole("layers", 1) + predicts_two_tokens(row), row.whole("heads", 1)
+    attention = replace(LATENT_EXPERTS, heads=heads, kv_heads=heads)
     dense = 1 if row.number("vpp") else 3
     experts = Experts(
         count=row.whole("experts", 1),

@@ -38,7 +38,7 @@ _FSDP = Runtime(
     gradient_bytes=2.0,
     accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
     # Composer's: gradients in 16 bits, flat parameters; flash-attention's loss writes gradients over the logits.
-    memory=MemoryRules(logits_bytes=4.0, weighted_activations=False, flash_copy=False, transformer_engine=False),
+    memory=MemoryRules(logits_bytes=4.0, weighted_activations=False, transformer_engine=False),
 )
 # Fused softmax, bias and GELU, layer norm; gradients of each micro-batch are added in 16 bits, reduced and gathered at the end.
 _MEGATRON_DEEPSPEED = Runtime(
@@ -49,7 +49,7 @@ _MEGATRON_DEEPSPEED = Runtime(
     overlap_gathers=False,
     overlap_sends=False,
     overlap_tensor=False,
-    memory=MemoryRules(flat_elements=5e8, weighted_activations=False, flash_copy=False, transformer_engine=False),
+    memory=MemoryRules(flat_elements=5e8, weighted_activations=False, transformer_engine=False),
 )
 # nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32,
 # gradients added to fp32 copies by a hook, parameters gathered after the update.
@@ -77,7 +77,6 @@ _NANOTRON = Runtime(
         rotation_copies=(0.0, 1.0, 1.0),
         gate_copies=1.0,
         weighted_activations=False,
-        flash_copy=False,
         logits_bytes=8.0,
         transformer_engine=False,
         layers_ahead=_LAUNCHES_QUEUED / _NANOTRON_LAUNCHES,
@@ -102,7 +101,6 @@ _PYTORCH = Runtime(
         gate_copies=1.0,
         rotation_copies=(0.0, 0.0, 0.0),
         weighted_activations=False,
-        flash_copy=False,
         logits_bytes=14.0,
         transformer_engine=False,
     ),
@@ -117,7 +115,7 @@ _PYTORCH_2 = Runtime(
     clip_gradients=False,
     overlap_tensor=False,
     bucket_bytes=25 * 2.0**20,
-    memory=MemoryRules(logits_bytes=14.0, weighted_activations=False, flash_copy=False, transformer_engine=False),
+    memory=MemoryRules(logits_bytes=14.0, weighted_activations=False, transformer_engine=False),
 )
 # PyTorch on CPU cores: `fully_shard` waits for each collective there, and gives each layer one of its own; a script that follows a
 # plan takes the mean of the losses of all ranks before an update, in place of a norm (deploy/parallel_plan.py).
@@ -143,6 +141,7 @@ _TENSORFLOW = Runtime(
         loss=LossKernels.LOG_SOFTMAX,
         autocast=True,
     ),
+    memory=MemoryRules(weighted_activations=False, transformer_engine=False),
 )
 # CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
 _GRAPHS = Runtime(

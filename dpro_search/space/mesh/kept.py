@@ -32,6 +32,7 @@ class Kept:
     forward_sent_bytes: float  # Buffers that collectives of the forward pass reduce.
     backward_sent_bytes: float
     largest_bytes: float  # The largest tensor.
+    weight_shapes: frozenset[tuple[float, float]]  # Of the weights of matmuls.
 
 
 def kept_of(
@@ -77,6 +78,11 @@ def kept_of(
         forward_sent_bytes=sum(_reduced(program.forward)) * element_bytes,
         backward_sent_bytes=sum(_reduced(program.backward)) * element_bytes,
         largest_bytes=max((*sizes, logits * max(rules.logits_bytes - element_bytes, 0.0))),
+        weight_shapes=frozenset(
+            (elements(step.op.reduction, step.sizes), elements(step.op.columns, step.sizes))
+            for step in local
+            if step.op.type is OpType.MATMUL
+        ),
     )
 
 

@@ -199,9 +199,15 @@ class _Ledger:
         )
 
     def _workspace_bytes(self, blocks: tuple[Block, ...]) -> float:
-        """Of matmul libraries, and the buffer that layers share for their scores."""
-        own = self._rules.workspace_bytes(self._workload.cluster.groups[0].host.device, experts=any(block.top_k for block in blocks))
-        return own + max((self._of(block).shared_bytes for block in blocks), default=0.0)
+        """Of matmul libraries, and buffers that layers share: of scores, and in place of gradients of weights."""
+        rules, kept = self._rules, [self._of(block) for block in {block.name: block for block in blocks}.values()]
+        experts = any(block.top_k for block in blocks)
+        shapes = frozenset[tuple[float, float]]().union(*(each.weight_shapes for each in kept))
+        has_dummies = rules.transformer_engine and rules.dummy_gradients and not self._workload.frozen
+        dummies = sum(rows * columns for rows, columns in shapes) if has_dummies else 0.0
+        shared = max((each.shared_bytes for each in kept), default=0.0)
+        own = rules.workspace_bytes(self._workload.cluster.groups[0].host.device, experts=experts)
+        return own + shared + dummies * self._workload.element_bytes
 
     def _held_elements(self, block: Block) -> dict[tuple[bool, bool], float]:
         """Parameters of a block, by whether they are experts', and whether they have gradients and optimizer state."""

@@ -34,13 +34,14 @@ class MemoryRules:
     # of one part keeps the projection's whole output), the activated half of a gated activation.
     rotation_copies: tuple[float, float, float] = (1.0, 1.0, 0.0)
     gate_copies: float = 0.0
-    # Tokens' weights multiply the experts' activations, so that what experts give is not kept (Megatron-Core since 0.12: experts.py).
-    # Only gated activations have a kernel that computes both in one (fusions/fused_bias_swiglu.py).
+    # Tokens' weights multiply the activations of experts, so that what experts give is not kept (Megatron-Core since 0.12:
+    # experts.py). Only gated activations have a kernel that computes both in one (fusions/fused_bias_swiglu.py).
     weighted_activations: bool = True
     norm_bytes: float = 0.0  # Of an element of a norm's input: copies in fp32, what is normalised but not yet scaled.
     score_bytes: float = 2.0  # Of an element of the scores, where they are stored: the softmax.
-    # Whether fused attention is flash-attention, whose output has the batch first, so that the projection behind it reads (and keeps)
-    # a copy with the sequence first. None: as Transformer Engine chooses, cuDNN's from Hopper on (dot_product_attention/utils.py).
+    # Whether fused attention leaves a copy of its output: flash-attention's has the batch first, and the projection behind it reads
+    # one with the sequence first. None: as Transformer Engine chooses, which has cuDNN's from Hopper on
+    # (dot_product_attention/utils.py); without it, no.
     flash_copy: bool | None = None
     # Micro-batches whose gradients of the logits wait for the head's weight to get its gradients from them (Megatron-LM's
     # --defer-embedding-wgrad-compute with its --wgrad-deferral-limit); 0: none waits.
@@ -52,8 +53,12 @@ class MemoryRules:
     matmul_workspace_bytes: float | None = None
     matmul_threads: int = 2
     transformer_engine: bool = True  # It has a workspace of its own.
-    # It multiplies the experts of a rank on so many streams, each with a workspace (module/base.py, `get_multi_stream_cublas_workspace`).
+    # It multiplies the experts of a rank on so many streams, each with a workspace (module/base.py,
+    # `get_multi_stream_cublas_workspace`).
     grouped_workspaces: int = 4
+    # Its matmuls, which add gradients of weights to those before, give autograd a tensor of the weight's shape in their place, one
+    # for each shape (module/base.py, `get_dummy_wgrad`).
+    dummy_gradients: bool = True
     # One buffer of the scores in 16 bits that all layers write theirs to, before the softmax (Megatron-Core's own attention:
     # dot_product_attention.py, `get_global_memory_buffer`).
     shared_scores: bool = False
@@ -64,8 +69,10 @@ class MemoryRules:
     layer_host_us: float = 0.0  # Of the host, for the forward pass of a layer; where the device is faster, the host is not ahead.
 
     def copies_output(self, device: Device) -> bool:
-        """Whether fused attention leaves a copy of its output."""
-        return _HOPPER_ON.search(device.name.upper()) is None if self.flash_copy is None else self.flash_copy
+        """Whether fused attention leaves a copy of its output on a device."""
+        if self.flash_copy is not None:
+            return self.flash_copy
+        return self.transformer_engine and _HOPPER_ON.search(device.name.upper()) is None
 
     def workspace_bytes(self, device: Device, *, experts: bool = False) -> float:
         """Of matmul libraries on a device: 32 MiB from Hopper on, before that 8.125 MiB (PyTorch) and 4 MiB (Transformer Engine).

@@ -1,0 +1,103 @@
+"""What Megatron-LM's functional tests set in their model_config.yaml, as far as rows and the names of tests tell it."""
+
+from __future__ import annotations
+
+import re
+
+from experiments.truth.rows import Row
+
+SOURCE = "megatron-golden-values"
+
+
+def is_test(row: Row) -> bool:
+    """Whether a row is one of Megatron-LM's functional tests."""
+    return row.text("source") == SOURCE
+
+
+def words_of(row: Row) -> frozenset[str]:
+    """Of a test's name; without Transformer Engine where a test takes it out ("uninstall_te")."""
+    return frozenset(re.split(r"[_/]", row.text("model").replace("uninstall_te", "")))
+
+
+def is_deterministic(row: Row) -> bool:
+    """Whether a test sets --deterministic-mode, and with it CUBLAS_WORKSPACE_CONFIG and NVTE_ALLOW_NONDETERMINISTIC_ALGO=0."""
+    return "deterministic-mode" in row.text("overlap")
+
+
+def computes_in_8_bits(row: Row) -> bool:
+    """Whether a test sets --fp8-format."""
+    return "fp8" in row.text("precision")
+
+
+def uses_transformer_engine(row: Row) -> bool:
+    """Whether the layers of a test are Transformer Engine's (--transformer-impl, --spec).
+
+    Those of GPT and T5 that have it say "te", those of BERT that have it not "local_spec"; only it computes in 8 bits.
+    """
+    words = words_of(row)
+    if "bert" in words:
+        return "local" not in words
+    return bool(words & {"te", "11b"}) or "mcore" not in words or computes_in_8_bits(row)
+
+
+def stores_scores(row: Row) -> bool:
+    """Whether a test computes attention unfused.
+
+    Without Transformer Engine there is no other. Those with it set ``--attention-backend: unfused``, but for the ones that resume
+    from a checkpoint, that fuse the loss ("cross_entropy_loss_fusion"), that split the sequence (only fused attention can) or that
+    compute in 8 bits. Those of BERT all set it, those of T5 but the largest, and those with latent experts.
+    """
+    words = words_of(row)
+    if not is_test(row):
+        return False
+    if words & {"t5", "bert"} or has_latent_experts(row):
+        return "11b" not in words
+    if "mcore" not in words or row.whole("cp", 1) > 1 or computes_in_8_bits(row):
+        return False
+    fused = words & {"resume", "nondeterministic", "entropy"} and not _fuses_no_deterministic_attention(row)
+    return not uses_transformer_engine(row) or not fused
+
+
+def _fuses_no_deterministic_attention(row: Row) -> bool:
+    """Whether a deterministic test ran in a container for long-term support whose fused attention is not deterministic.
+
+    This is concluded from the values: records with a cluster in the name of their file, or of every fifth step only, hold the
+    scores if they are deterministic; later ones of the same tests do not.
+    """
+    old = re.search(r"lts_dgx[ah]100_|median of [12]\d logged", f"{row.text('source_path')} {row.text('notes')}")
+    return "lts" in row.text("framework") and is_deterministic(row) and bool(old)
+
+
+def drops_out(row: Row) -> bool:
+    """Whether a test has dropout; those that split sequences and are not deterministic set --hidden-dropout 0."""
+    return row.whole("cp", 1) == 1 or is_deterministic(row)
+
+
+def groups_experts(row: Row) -> bool:
+    """Whether a test multiplies all experts of a rank in one call (--moe-grouped-gemm).
+
+    Those with "2parallel" experts that say nothing of it in their names multiply them one after the other.
+    """
+    return "2parallel" not in row.text("model") or bool(
+        re.search("groupedgemm|average_in_collective|top2router", row.text("model"))
+    )
+
+
+def adds_gradients_in_matmuls(row: Row) -> bool:
+    """Whether matmuls add gradients of weights to those before; most tests set --no-gradient-accumulation-fusion."""
+    return "t5" in words_of(row) or has_latent_experts(row)
+
+
+def fuses_loss(row: Row) -> bool:
+    """Whether a test sets --cross-entropy-loss-fusion."""
+    return "cross_entropy_loss_fusion" in row.text("model") or (has_latent_experts(row) and "no_mtp" not in row.text("model"))
+
+
+def has_latent_experts(row: Row) -> bool:
+    """Whether a test stands for DeepSeek-V3, with latent attention and experts."""
+    return is_test(row) and row.text("notes").endswith("mla") and "ep4_etp1" in row.text("model")
+
+
+def predicts_two_tokens(row: Row) -> bool:
+    """Whether such a test has a layer to predict a second token (--mtp-num-layers)."""
+    return has_latent_experts(row) and not re.search("no_mtp|cudagraph", row.text("model"))

@@ -85,7 +85,7 @@ def groups_experts(row: Row) -> bool:
 
 def adds_gradients_in_matmuls(row: Row) -> bool:
     """Whether matmuls add gradients of weights to those before; most tests set --no-gradient-accumulation-fusion."""
-    return "t5" in words_of(row) or has_latent_experts(row)
+    return bool(words_of(row) & {"t5", "release"}) or has_latent_experts(row)
 
 
 def fuses_loss(row: Row) -> bool:

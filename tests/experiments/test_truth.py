@@ -178,6 +178,78 @@ def test_a_test_of_megatron_has_the_options_that_its_name_gives() -> None:
     assert stored == {"pp1": True, "pp1_resume": False, "cross_entropy_loss_fusion": False}
     latent = workload("tp2_pp2_mla", tp=2, pp=2).model.layers[0].attention
     assert latent.latent
+    assert workload("tp1_pp4_swiglu", pp=4).model.layers[0].feed_forward.hidden == 1344  # 2 / 3 of 4 x 512, in multiples of 64
+
+
+TEST = {
+    "source": "megatron-golden-values",
+    "framework": "Megatron-Core dev",
+    "gpu": "H100",
+    "layers": 12,
+    "hidden": 512,
+    "heads": 8,
+    "seq_len": 1024,
+    "micro_batch": 4,
+    "global_batch": 32,
+    "n_gpus": 8,
+}
+
+
+def test_deterministic_tests_of_megatron_have_larger_workspaces() -> None:
+    found = {
+        overlap: workload_of(row(**TEST, model="gpt/gpt3_mcore_te_tp1_pp1", overlap=overlap)).runtime.memory.matmul_workspace_bytes
+        for overlap in ("deterministic-mode", "")
+    }
+    assert found == {"deterministic-mode": 32 * 2**20, "": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "engine"),
+    [
+        ("bert/bert_mcore_tp2_pp2", "bf16", True),
+        ("bert/bert_mcore_tp2_pp2_resume_torch_dist_local_spec", "bf16", False),
+        ("gpt/gpt3_mcore_te_tp1_pp1", "bf16", True),
+        ("gpt/gpt3_mcore_tp1_pp4", "bf16", False),
+        ("gpt/gpt3_mcore_te_tp2_pp2_uninstall_te", "bf16", False),
+        ("gpt/gpt3_weekly_mcore_tp2_pp2", "bf16 + fp8 hybrid", True),
+    ],
+)
+def test_tests_of_megatron_say_in_their_names_whose_layers_they_have(name, precision, engine) -> None:
+    rules = workload_of(row(**TEST, model=name, precision=precision)).runtime.memory
+    assert (rules.transformer_engine, rules.shared_scores) == (engine, not engine)
+
+
+@pytest.mark.parametrize(
+    ("path", "overlap", "fused"),
+    [
+        ("golden_values_lts_dgxa100_dracooci.json", "deterministic-mode", False),
+        ("golden_values_lts_dgxa100_dracooci.json", "", True),
+        ("golden_values_lts_dgx_a100.json", "deterministic-mode", True),
+        ("golden_values_dev_dgx_a100.json", "deterministic-mode", True),
+    ],
+)
+def test_old_containers_for_long_term_support_fuse_no_deterministic_attention(path, overlap, fused) -> None:
+    container = "Megatron-Core lts" if "lts" in path else "Megatron-Core dev"
+    values = {**TEST, "framework": container, "overlap": overlap, "source_path": path}
+    assert workload_of(row(**values, model="gpt/gpt3_mcore_te_tp1_pp1_resume_torch_dist")).runtime.flash_attention == fused
+
+
+def test_tests_of_bert_have_its_heads_and_tests_of_experts_no_biases() -> None:
+    bert = workload_of(row(**TEST, model="bert/bert_mcore_tp1_pp2")).model
+    assert bert.pooler
+    assert bert.head_transform
+    experts = (
+        workload_of(row(**TEST, model="moe/gpt3_moe_mcore_te_ep8_resume", experts=8, top_k=2, ep=8)).model.layers[0].feed_forward
+    )
+    assert (experts.hidden, experts.bias) == (1024, False)
+
+
+def test_tests_that_stand_for_deepseek_v3_have_dense_layers_and_a_layer_for_a_second_token() -> None:
+    options = {**TEST, "layers": 15, "hidden": 1024, "heads": 32, "ffn_hidden": 4096, "experts": 32, "top_k": 4, "notes": "; MLA"}
+    options |= {"tp": 2, "pp": 2, "dp": 2, "ep": 4, "model": "moe/gpt3_moe_mcore_te_tp2_pp2_ep4_etp1_fine_grained_offloading"}
+    found = workload_of(row(**options))
+    assert [layer.count for layer in found.model.layers] == [3, 13]
+    assert found.strategy.stage_layers == (3, 2, 2, 2, 2, 2, 2, 1)
 
 
 def row(**values: object) -> Row:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels
-from dpro_search.graph.model import Architecture, Attention, FeedForward, Layer, Positions, model, published
+from dpro_search.graph.model import Architecture, Attention, Experts, FeedForward, Layer, Positions, model, published
 from dpro_search.space.mesh import MemoryRules, Recompute, Runtime, Strategy, Workload, peak_memory, rank_memories
 
 HIDDEN, HEADS, SEQUENCE, VOCAB = 512, 8, 1024, 50304
@@ -29,6 +29,12 @@ def gpt(layers=12, gated=False, dropout=0.1):
         norm_bias=True,
         dropout=dropout,
     )
+
+
+def mixture(layers=12, gated=False):
+    dense = gpt(layers)
+    experts = Experts(count=8, top_k=2, hidden=4 * HIDDEN, gated=gated)
+    return replace(dense, layers=(replace(dense.layers[0], feed_forward=experts),))
 
 
 def workload(model=None, cluster="8xhgx-h100", flash=True, rules=None, **degrees):
@@ -76,10 +82,60 @@ def test_logits_are_held_in_16_bits_and_in_fp32():
     ],
 )
 def test_states_and_workspaces_are_those_that_megatron_logs(degrees, gpu, measured):
-    deterministic = MemoryRules(matmul_workspace_bytes=32 * 2**20)
+    deterministic = MemoryRules(matmul_workspace_bytes=32 * 2**20, dummy_gradients=False)  # --no-gradient-accumulation-fusion
     found = peak_memory(workload(cluster=gpu, rules=deterministic, **degrees))
     states = found.weights_bytes + found.gradients_bytes + found.optimizer_bytes + found.workspace_bytes
     assert states == pytest.approx(measured, rel=0.01)
+
+
+def test_fused_gradients_leave_a_tensor_for_each_shape_of_a_weight():
+    def workspaces(**rules):
+        return peak_memory(workload(rules=MemoryRules(**rules), dp=8)).workspace_bytes
+
+    of_layer = HIDDEN * (3 * HIDDEN + HIDDEN + 4 * HIDDEN + 4 * HIDDEN)
+    assert workspaces() - workspaces(dummy_gradients=False) == 2 * (of_layer + HIDDEN * VOCAB)
+    assert workspaces(transformer_engine=False) == workspaces(transformer_engine=False, dummy_gradients=False)
+
+
+@pytest.mark.parametrize(("gpu", "workspace"), [("dgx-a100-80", 4), ("hgx-h100", 32)])
+def test_grouped_experts_have_a_workspace_for_each_of_four_streams(gpu, workspace):
+    def workspaces(**rules):
+        rules = MemoryRules(dummy_gradients=False, **rules)
+        return peak_memory(workload(mixture(gated=True), cluster=gpu, rules=rules, dp=8, ep=8)).workspace_bytes
+
+    assert workspaces() - workspaces(grouped_workspaces=0) == 4 * workspace * 2**20
+
+
+@pytest.mark.parametrize(("gated", "kept"), [(True, -HIDDEN), (False, 4 * HIDDEN - HIDDEN)])
+def test_weights_of_tokens_are_kept_with_activations_in_place_of_what_experts_give(gated, kept):
+    """One kernel does both where activations are gated; otherwise what is activated is kept beside the product."""
+
+    def layer(weighted):
+        rules = MemoryRules(weighted_activations=weighted)
+        few, many = (peak_memory(workload(mixture(layers, gated), rules=rules, dp=8, ep=8)) for layers in (4, 12))
+        return (many.activations_bytes - few.activations_bytes) / 8
+
+    assert layer(True) - layer(False) == 2 * SEQUENCE * 2 * kept  # each token visits two experts
+
+
+def test_layers_without_transformer_engine_share_a_buffer_of_their_scores():
+    def workspaces(shared):
+        rules = MemoryRules(transformer_engine=False, shared_scores=shared)
+        return peak_memory(workload(rules=rules, flash=False, dp=4, tp=2, micro_batch=4)).workspace_bytes
+
+    assert workspaces(True) - workspaces(False) == 2 * 4 * HEADS / 2 * SEQUENCE**2
+
+
+def test_flash_attention_keeps_a_copy_of_its_output_before_hopper():
+    def layer(gpu, **rules):
+        rules = MemoryRules(**rules)
+        few, many = (peak_memory(workload(gpt(layers), cluster=gpu, rules=rules, dp=8)) for layers in (4, 12))
+        return (many.activations_bytes - few.activations_bytes) / 8
+
+    of_output = 2 * SEQUENCE * HIDDEN
+    assert layer("8xdgx-a100-80") - layer("8xhgx-h100") == of_output
+    assert layer("8xhgx-h100", flash_copy=True) - layer("8xhgx-h100") == of_output
+    assert layer("8xdgx-a100-80", transformer_engine=False) == layer("8xhgx-h100")
 
 
 def test_full_recomputation_keeps_the_inputs_of_layers_and_one_layer():
@@ -186,6 +242,19 @@ def test_a_decoder_of_short_targets_keeps_its_share():
         return peak_memory(replace(workload(dp=8), model=model)).activations_bytes
 
     assert held(0.25) < 0.7 * held(1.0)
+
+
+def test_a_decoder_keeps_the_keys_and_values_of_all_of_its_encoders_tokens():
+    whole = replace(published("t5-base"), target_share=1 / SEQUENCE)  # one token
+    encoder, decoder = whole.layers
+
+    def held(layers):
+        model = replace(whole, layers=(encoder, replace(decoder, count=layers)))
+        return peak_memory(replace(workload(dp=8), model=model)).activations_bytes
+
+    attention = decoder.cross_attention
+    keys_values = 2 * 2 * attention.kv_heads * attention.head_dim * SEQUENCE
+    assert (held(12) - held(4)) / 8 == pytest.approx(keys_values, rel=0.02)
 
 
 def test_frozen_stages_of_a_detector_keep_nothing():

@@ -11,7 +11,14 @@ from dpro_search.graph.model import Network
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.space.mesh import CHECKED_RANK_US, Host, Recompute, Runtime, Schedule, Strategy, Workload
 from experiments.truth.machines import cluster_of, devices_of, gpu_of, machine_of
-from experiments.truth.megatron_tests import has_latent_experts, is_test, predicts_two_tokens, stores_scores
+from experiments.truth.megatron_tests import (
+    dense_layers,
+    has_latent_experts,
+    is_test,
+    predicts_two_tokens,
+    splits_parameters,
+    stores_scores,
+)
 from experiments.truth.memory import rules_of
 from experiments.truth.models import is_network, model_of, sequence_of
 from experiments.truth.rows import Row
@@ -132,7 +139,7 @@ def _expert_width(row: Row, tp: int) -> int:
 def _default_stage(row: Row) -> int:
     """NeMo's recipes split the optimizer state; Megatron-LM's tests say where they do."""
     if is_test(row):
-        return 1 if "distributed-optimizer" in row.text("zero_stage") else 0
+        return 3 if splits_parameters(row) else 1 if "distributed-optimizer" in row.text("zero_stage") else 0
     if row.text("source").startswith("mlperf"):
         # distributed_fused_adam of its language models; DistributedFusedLAMB of its BERT splits in hosts, then sums over them.
         return 0 if is_network(row) or "bert" in row.text("model") else 1
@@ -152,9 +159,9 @@ def _stage_layers(row: Row, pp: int) -> tuple[int, ...]:
     Those with latent experts have three layers on the first stage, two on the next six and the others on the last one
     (--pipeline-model-parallel-layout), or two on each; a layer for a second token is on the last one.
     """
-    if has_latent_experts(row):
+    if has_latent_experts(row) and pp > 1:
         left = row.whole("layers", 1) + predicts_two_tokens(row)
-        first = (2,) * 7 if row.number("vpp") else (3, *(2,) * 6)
+        first = (2,) * 7 if row.number("vpp") else (dense_layers(row), *(2,) * 6)
         return (*first, left - sum(first))
     if "uneven_pipeline" not in row.text("model"):
         return ()

@@ -7,6 +7,7 @@ import re
 from experiments.truth.rows import Row
 
 SOURCE = "megatron-golden-values"
+DENSE_LAYERS = 3
 
 
 def is_test(row: Row) -> bool:
@@ -85,19 +86,30 @@ def groups_experts(row: Row) -> bool:
 
 def adds_gradients_in_matmuls(row: Row) -> bool:
     """Whether matmuls add gradients of weights to those before; most tests set --no-gradient-accumulation-fusion."""
-    return bool(words_of(row) & {"t5", "release"}) or has_latent_experts(row)
+    return bool(words_of(row) & {"t5", "release"}) or (has_latent_experts(row) and not splits_parameters(row))
+
+
+def splits_parameters(row: Row) -> bool:
+    """Whether a test splits parameters over replicas (--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params)."""
+    return "optim_grads_params" in row.text("zero_stage")
 
 
 def fuses_loss(row: Row) -> bool:
     """Whether a test sets --cross-entropy-loss-fusion."""
-    return "cross_entropy_loss_fusion" in row.text("model") or (has_latent_experts(row) and "no_mtp" not in row.text("model"))
+    latent = has_latent_experts(row) and not re.search("no_mtp|proxy", row.text("model"))
+    return latent or "cross_entropy_loss_fusion" in row.text("model")
 
 
 def has_latent_experts(row: Row) -> bool:
-    """Whether a test stands for DeepSeek-V3, with latent attention and experts."""
-    return is_test(row) and row.text("notes").endswith("mla") and "ep4_etp1" in row.text("model")
+    """Whether a test stands for DeepSeek-V3, with latent attention and experts: those on several hosts have DeepSeek's own dims."""
+    return is_test(row) and row.text("notes").endswith("mla") and row.text("model").startswith("moe/")
+
+
+def dense_layers(row: Row) -> int:
+    """Of such a test, before the layers with experts (--moe-layer-freq): three unless it gives a number of virtual stages."""
+    return 1 if row.number("vpp") or row.whole("layers", 1) <= DENSE_LAYERS else DENSE_LAYERS
 
 
 def predicts_two_tokens(row: Row) -> bool:
     """Whether such a test has a layer to predict a second token (--mtp-num-layers)."""
-    return has_latent_experts(row) and not re.search("no_mtp|cudagraph", row.text("model"))
+    return has_latent_experts(row) and not re.search("no_mtp|cudagraph|proxy", row.text("model"))

@@ -17,7 +17,14 @@ from dpro_search.graph.model import (
     model,
     published,
 )
-from experiments.truth.megatron_tests import drops_out, has_latent_experts, is_test, predicts_two_tokens
+from experiments.truth.megatron_tests import (
+    dense_layers,
+    drops_out,
+    has_latent_experts,
+    is_test,
+    predicts_two_tokens,
+    splits_parameters,
+)
 from experiments.truth.rows import Row
 
 MODELS = (  # name in a row -> bundled architecture
@@ -158,13 +165,12 @@ def gated_width(hidden: int) -> int:
 
 
 def _latent_experts(row: Row) -> Architecture:
-    """Of Megatron-LM's tests: the first layer is dense, or three where the pipeline's layout has them on one stage.
-
-    The latter are those without a number of virtual stages.
-    """
+    """Of Megatron-LM's tests, with the dims of their model_config.yaml; those that split parameters have smaller ranks."""
     hidden, layers, heads = row.whole("hidden", 0), row.whole("layers", 1) + predicts_two_tokens(row), row.whole("heads", 1)
     attention = replace(LATENT_EXPERTS, heads=heads, kv_heads=heads)
-    dense = 1 if row.number("vpp") else 3
+    if splits_parameters(row):
+        attention = replace(attention, query_rank=256, kv_rank=128)
+    dense = dense_layers(row)
     experts = Experts(
         count=row.whole("experts", 1),
         top_k=row.whole("top_k", 1),

@@ -210,7 +210,7 @@ def test_deterministic_tests_of_megatron_have_larger_workspaces() -> None:
         ("bert/bert_mcore_tp2_pp2_resume_torch_dist_local_spec", "bf16", False),
         ("gpt/gpt3_mcore_te_tp1_pp1", "bf16", True),
         ("gpt/gpt3_mcore_tp1_pp4", "bf16", False),
-        ("gpt/gpt3_mcore_te_tp2_pp2_uninstall_te", "bf16", False),
+        ("gpt/gpt3_mcore_tp2_pp2_uninstall_te", "bf16", False),
         ("gpt/gpt3_weekly_mcore_tp2_pp2", "bf16 + fp8 hybrid", True),
     ],
 )

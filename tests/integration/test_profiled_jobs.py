@@ -79,7 +79,8 @@ def exported(plan, trace, python, how, folder):
         ("ddp", {"bucket_cap_bytes": 2**24}, "c10d::allreduce_", 1),
         ("ddp", {"gradient_as_bucket_view": True}, "torch.distributed.ddp.reducer::copy_bucket_to_grad", 0),
         ("ddp", {"compression": "fp16", "bucket_cap_bytes": 2**24}, "c10d::allreduce_", 1),
-        # The profiler sees what is posted by the backward pass; the two that follow are posted by callbacks on Gloo's threads.
+        # The profiler sees what the backward pass posts. The two that follow are posted by callbacks: on Gloo's threads, where it
+        # does not see them, or on this one, if the all-reduce has already ended.
         ("ddp", {"compression": "powersgd-1", "bucket_cap_bytes": 2**24}, "c10d::allreduce_", 1),
         ("fsdp", {"reshard_after_forward": False}, "c10d::_allgather_base_", 5),
         ("fsdp", {"kept_last_units": 1}, "c10d::_allgather_base_", 8),
@@ -99,8 +100,10 @@ def test_the_job_follows_the_plan_and_the_plan_is_what_was_predicted(how, settin
     predicted = [name for name in job.timeline(plan).graph.names if name.endswith("@0")]
     exported(plan, trace, torch_python, how, tmp_path / "plan")
     found = made(torch_python, how, tmp_path, tmp_path / "plan")
-    assert found[op] == times
-    if str(settings.get("compression")).startswith("powersgd"):
+    if not str(settings.get("compression")).startswith("powersgd"):
+        assert found[op] == times
+    else:
+        assert times <= found[op] <= 3 * times
         assert sum(name.startswith(("vectors of", "P of", "Q of")) for name in predicted) == 3 * times
     if op.startswith("c10d") and how == "fsdp" and "allgather" in op:
         assert sum(name.startswith("gloo:all_gather") for name in predicted) == times

@@ -55,18 +55,7 @@ def stores_scores(row: Row) -> bool:
         return "11b" not in words
     if "mcore" not in words or row.whole("cp", 1) > 1 or computes_in_8_bits(row):
         return False
-    fused = words & {"resume", "nondeterministic", "entropy"} and not _fuses_no_deterministic_attention(row)
-    return not uses_transformer_engine(row) or not fused
-
-
-def _fuses_no_deterministic_attention(row: Row) -> bool:
-    """Whether a deterministic test ran in a container for long-term support whose fused attention is not deterministic.
-
-    This is concluded from the values: records with a cluster in the name of their file, or of every fifth step only, hold the
-    scores if they are deterministic; later ones of the same tests do not.
-    """
-    old = re.search(r"lts_dgx[ah]100_|median of [12]\d logged", f"{row.text('source_path')} {row.text('notes')}")
-    return "lts" in row.text("framework") and is_deterministic(row) and bool(old)
+    return not uses_transformer_engine(row) or not words & {"resume", "nondeterministic", "entropy"}
 
 
 def drops_out(row: Row) -> bool:

@@ -219,21 +219,6 @@ def test_tests_of_megatron_say_in_their_names_whose_layers_they_have(name, preci
     assert (rules.transformer_engine, rules.shared_scores) == (engine, not engine)
 
 
-@pytest.mark.parametrize(
-    ("path", "overlap", "fused"),
-    [
-        ("golden_values_lts_dgxa100_dracooci.json", "deterministic-mode", False),
-        ("golden_values_lts_dgxa100_dracooci.json", "", True),
-        ("golden_values_lts_dgx_a100.json", "deterministic-mode", True),
-        ("golden_values_dev_dgx_a100.json", "deterministic-mode", True),
-    ],
-)
-def test_old_containers_for_long_term_support_fuse_no_deterministic_attention(path, overlap, fused) -> None:
-    container = "Megatron-Core lts" if "lts" in path else "Megatron-Core dev"
-    values = {**TEST, "framework": container, "overlap": overlap, "source_path": path}
-    assert workload_of(row(**values, model="gpt/gpt3_mcore_te_tp1_pp1_resume_torch_dist")).runtime.flash_attention == fused
-
-
 def test_tests_of_bert_have_its_heads_and_tests_of_experts_no_biases() -> None:
     bert = workload_of(row(**TEST, model="bert/bert_mcore_tp1_pp2")).model
     assert bert.pooler

@@ -14,7 +14,7 @@ _START_S = 0.05  # a thread that Horovod starts takes up its work within this ti
 _WATCHED_S = 0.3  # to distinguish the threads by what they do
 _IDLE_S = 0.5
 _QUIET_S = 0.3  # a timeline that has not grown while its writer ran for so long is whole
-_MOST_S = 20.0
+_MOST_S = 20.0  # how long that is waited for at most
 
 
 def patch_init(basics, started):

@@ -45,6 +45,11 @@ def main() -> None:
     table = actions.add_parser("table")
     table.add_argument("tables", type=Path, nargs="+")
     actions.add_parser("additions")
+    on_device = actions.add_parser("on-device", help="a GPU that ranks share; with --show: tables of these files")
+    on_device.add_argument("out", type=Path, nargs="+")
+    on_device.add_argument("--ranks", default="2,4")
+    on_device.add_argument("--seconds", type=float, default=180.0, help="that all may take")
+    on_device.add_argument("--show", action="store_true")
     characterise = actions.add_parser("characterise")
     characterise.add_argument("folder", type=Path)
     characterise.add_argument("--schemes", default=",".join(name for name in SCHEMES if name != "mxnet-byteps"))
@@ -55,6 +60,8 @@ def main() -> None:
         _measure(options)
     elif options.action == "table":
         print("\n".join(lines(options.tables)))
+    elif options.action == "on-device":
+        _on_device(options)
     elif options.action == "characterise":
         _characterise(options)
     elif options.action == "characterised":
@@ -85,6 +92,16 @@ def _measure(options: argparse.Namespace) -> None:
     print(f"\n{options.table}: {progress.rows} all-reduces; {'complete' if progress.complete else 'not complete: run it again'}")
     for job, reason in progress.failed.items():
         print(f"{job}: {reason}", file=sys.stderr)
+
+
+def _on_device(options: argparse.Namespace) -> None:
+    from experiments.allreduce import on_device
+
+    if not options.show:
+        ranks = list(map(int, options.ranks.split(",")))
+        on_device.measure(options.out[0], ranks, options.seconds)
+        options.out = [options.out[0].with_name(f"{options.out[0].name}-{count}.json") for count in ranks]
+    print("\n".join(on_device.lines([file for file in options.out if file.exists()])))
 
 
 def _characterise(options: argparse.Namespace) -> None:

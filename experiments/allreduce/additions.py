@@ -24,6 +24,7 @@ def lines() -> list[str]:
     kernels = {"NumPy": _numpy, **_compiled(), **_mpi(), **_torch()}
     found = ["float32 added in place, GB of the result a second:", "", *_table(kernels, np.float32)]
     found += ["", "float16, two arrays summed in 32 bits and rounded once:", "", *_table(_halves(), np.float16)]
+    found += _device()
     return [*found, "", *_registry(), "", f"One thread; median of {_ROUNDS} rounds in turn."]
 
 
@@ -106,12 +107,62 @@ def _halves() -> dict[str, Kernel]:
     return kernels | {"torch": summed(lambda array: TorchMemory(torch.from_numpy(array)))}
 
 
+def _device() -> list[str]:
+    """Sums on the GPU beside what staging adds: the way to the host and back. Nothing where there is no GPU."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    if not torch.cuda.is_available():
+        return []
+
+    def waited(run: Callable[[], object]) -> Callable[[], object]:
+        def call() -> None:
+            run()
+            torch.cuda.synchronize()
+
+        return call
+
+    names = "torch", "16 bits, rounded once", "CuPy", "to the host and back", "the same, pinned"
+    found = ["", f"On {torch.cuda.get_device_name()}, GB of the result a second, with the wait for its end:", ""]
+    found += [f"| bytes | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    for size_bytes in _SIZES_BYTES:
+        a, b = (torch.randn(size_bytes // 4, device="cuda") for _ in range(2))
+        calls = [waited(lambda a=a, b=b: a.add_(b)), waited(_halves_on_device(size_bytes)), waited(_cupy(a, b))]
+        for pinned in (False, True):
+            host = torch.empty(size_bytes // 4, pin_memory=pinned)
+            calls.append(waited(lambda a=a, host=host: (host.copy_(a), a.copy_(host))))
+        taken = _in_turn(dict(zip(names, calls, strict=True)), max(int(2e8 / size_bytes), _CALLS) if size_bytes > 1 << 20 else 300)
+        found.append(f"| {size_bytes} | {' | '.join(f'{size_bytes / taken[name] / 1e9:.2f}' for name in names)} |")
+    return found
+
+
+def _halves_on_device(size_bytes: int) -> Callable[[], object]:
+    import torch
+
+    from dpro_search.collect.hooks.dpro_search_all_reduce.memory import DeviceMemory
+
+    mine, other = (DeviceMemory(torch.randn(size_bytes // 2, device="cuda", dtype=torch.float16)) for _ in range(2))
+    return lambda: mine.put_sum(0, mine.count, [(mine, 0), (other, 0)])
+
+
+def _cupy(a: Any, b: Any) -> Callable[[], object]:
+    try:
+        import cupy
+    except ImportError:
+        return lambda: None
+    x, y = cupy.from_dlpack(a), cupy.from_dlpack(b)
+    return lambda: (cupy.add(x, y, out=x), cupy.cuda.get_current_stream().synchronize())
+
+
 def _registry() -> list[str]:
     buffers: dict[str, Any] = {"NumPy array": np.zeros(1024, np.float32)}
     try:
         import torch
 
         buffers["torch tensor"] = torch.zeros(1024)
+        if torch.cuda.is_available():
+            buffers["torch tensor on the GPU, staged"] = torch.zeros(1024, device="cuda")
     except ImportError:
         pass
     found = ["| buffer | known to the registry, us | asked at each call, us |", "|---|---:|---:|"]

@@ -7,7 +7,7 @@ def hook(all_reduce):
     """A communication hook, for ``model.register_comm_hook(None, hook(all_reduce))``.
 
     Buckets are averaged one after the other on a thread of their own, while the backward pass goes on: MPI must have been
-    initialised for several threads, as mpi4py does.
+    initialised for several threads, as mpi4py does. That thread waits for the kernels that fill a bucket on a device.
 
     Parameters
     ----------
@@ -19,11 +19,15 @@ def hook(all_reduce):
     thread = ThreadPoolExecutor(1, "all-reduce")
 
     def average(_, bucket):
-        future = torch.futures.Future()
         tensor = bucket.buffer()
+        device = None if tensor.device.type == "cpu" else torch.get_device_module(tensor.device)
+        future = torch.futures.Future() if device is None else torch.futures.Future(devices=[tensor.device])
+        filled = None if device is None else device.current_stream(tensor.device).record_event()
 
         def run():
             try:
+                if device is not None:
+                    filled.synchronize()
                 all_reduce.sum(tensor, average=True)
             except BaseException as error:  # the backward pass raises it
                 future.set_exception(error)

@@ -1,8 +1,8 @@
-"""Where a tensor lies, and the additions there: `HostMemory` (NumPy) and `TorchMemory`; `Registry` remembers who has which.
+"""Where a tensor lies, and the additions there: `HostMemory` (NumPy), `TorchMemory`, `DeviceMemory`; `Registry` remembers which.
 
 Additions are apart from the transport: a memory gives its parts as buffers that MPI can send and receive, scratch memory of its
 own kind, and adds one to the other. On a device the additions are kernels of the device, and nothing passes through the host if the
-MPI library is device-aware.
+MPI library is device-aware. MPI knows nothing of a device's streams: before it reads or writes memory, `ready` waits for kernels.
 """
 
 import collections
@@ -47,6 +47,9 @@ class HostMemory:
         """Memory of the same kind for so many elements."""
         return HostMemory(np.empty(count, self._row.dtype))
 
+    def ready(self):
+        """Wait until additions that were begun have been made, so that MPI may read and write this memory and its scratch."""
+
     def add(self, start, stop, other, at):
         """Add elements of another memory from `at` on to those from `start` to `stop`."""
         mine = self._row[start:stop]
@@ -76,11 +79,7 @@ class HostMemory:
 
 
 class TorchMemory:
-    """A contiguous torch tensor, on any device; attributes and methods are those of `HostMemory`.
-
-    On the host, messages are NumPy views of it. On a device they are handed to MPI as DLPack objects, which a device-aware library
-    takes; for others, `staged` memory passes them through the host.
-    """
+    """A contiguous torch tensor on the host, whose messages are NumPy views; attributes and methods are those of `HostMemory`."""
 
     def __init__(self, tensor):
         self.native = {}
@@ -95,7 +94,10 @@ class TorchMemory:
         return self._bytes[start * self.itemsize : stop * self.itemsize]
 
     def scratch(self, count):
-        return TorchMemory(_torch().empty(count, dtype=self._row.dtype, device=self._row.device))
+        return type(self)(_torch().empty(count, dtype=self._row.dtype, device=self._row.device))
+
+    def ready(self):
+        pass
 
     def add(self, start, stop, other, at):
         self._row[start:stop].add_(other._row[at : at + stop - start])
@@ -115,17 +117,44 @@ class TorchMemory:
             self._row.div_(number, rounding_mode="floor")
 
 
+class DeviceMemory(TorchMemory):
+    """A contiguous torch tensor on a device, for a device-aware MPI library, which takes its messages as DLPack objects."""
+
+    def __init__(self, tensor):
+        super().__init__(tensor)
+        self._device = _torch().get_device_module(self._row.device)
+        self._pending = True
+
+    def begin(self):
+        """Count on kernels that still compute what is to be summed."""
+        self._pending = True
+
+    def ready(self):
+        if self._pending:
+            self._device.current_stream(self._row.device).synchronize()
+            self._pending = False
+
+    def add(self, start, stop, other, at):
+        super().add(start, stop, other, at)
+        self._pending = True
+
+    def put_sum(self, start, stop, others):
+        super().put_sum(start, stop, others)
+        self._pending = True
+
+
 class StagedMemory:
     """A tensor on a device whose messages pass through the host, for an MPI library that knows no devices.
 
-    The tensor is copied to the host, summed there, and copied back by `finish`.
+    The tensor is copied to the host, into memory that the device can write to at full speed (pinned), summed there, and copied back
+    by `finish`.
     """
 
     def __init__(self, tensor):
         self.native = {}
         self._tensor = tensor.detach()
-        self._host = TorchMemory(self._tensor.cpu())
-        for name in ("count", "dtype", "itemsize", "narrow", "buffer", "scratch", "add", "put_sum", "divide"):
+        self._host = TorchMemory(_torch().empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda))
+        for name in ("count", "dtype", "itemsize", "narrow", "buffer", "scratch", "ready", "add", "put_sum", "divide"):
             setattr(self, name, getattr(self._host, name))
 
     def begin(self):
@@ -206,9 +235,9 @@ class Registry:
             return HostMemory(buffer)
         if str(buffer.dtype) == "torch.bool" or buffer.is_sparse:
             raise TypeError("an all-reduce takes dense numbers, not %s" % (buffer.layout if buffer.is_sparse else buffer.dtype))
-        if buffer.device.type == "cpu" or self._device_aware:
+        if buffer.device.type == "cpu":
             return TorchMemory(buffer)
-        return StagedMemory(buffer)
+        return DeviceMemory(buffer) if self._device_aware else StagedMemory(buffer)
 
 
 def _contiguous(buffer):

@@ -140,6 +140,7 @@ class AllReduce:
             kind = MPI.Datatype.fromcode(np.dtype(memory.dtype).char)
             message = [memory.buffer(0, memory.count), memory.count, kind]
             all_reduce = self._native.get(name) or self._native_by(name)
+            memory.ready()
             all_reduce(_IN_PLACE, message, _SUM)
             if not hasattr(memory, "begin"):
                 memory.native[algorithm] = all_reduce, message  # the next call is no more than the library's
@@ -198,6 +199,7 @@ class AllReduce:
 
     def _receive(self, call, stage, scratch, sent):
         """Post the receives of a stage: (start, stop, request, peer, place in the scratch memory) of each segment."""
+        call.memory.ready()
         found, place = [], 0
         for message in stage.receives:
             for start, stop in _segments(message, call.segment, stage.combine):
@@ -212,6 +214,7 @@ class AllReduce:
         return found
 
     def _send(self, call, message, combine, sent):
+        call.memory.ready()
         for start, stop in _segments(message, call.segment, combine):
             request = self._comm.Isend([call.memory.buffer(start, stop), MPI.BYTE], message.peer, call.tag)
             sent.append(_Sent(start, stop, request, message.peer))

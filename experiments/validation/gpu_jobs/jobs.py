@@ -82,6 +82,8 @@ class Training:
         What makes the model parallel.
     fused, capturable
         Options of the optimizer; without them it is PyTorch's default, one kernel for lists of parameters (foreach).
+    updates
+        Whether the optimizer steps.
     autocast
         Whether a job in bf16 autocasts; else the wrapped model casts itself.
     autocast_cache
@@ -96,6 +98,7 @@ class Training:
         wrap: Callable[[nn.Module], nn.Module] | None = None,
         fused: bool = False,
         capturable: bool = False,
+        updates: bool = True,
         autocast: bool = True,
         autocast_cache: bool = True,
     ) -> None:
@@ -105,7 +108,7 @@ class Training:
         if wrap is not None:
             self.model = wrap(self.model)
         self.inputs, self.labels = random_batch(job, device)
-        self._device, self._autocast, self._autocast_cache = device, job.bf16 and autocast, autocast_cache
+        self._updates, self._device, self._autocast, self._autocast_cache = updates, device, job.bf16 and autocast, autocast_cache
         options = {"fused": True} if fused else {}
         if job.has_images:
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9, **options)
@@ -124,7 +127,8 @@ class Training:
             given = self.model(inputs)
             loss = F.cross_entropy(given.flatten(0, -2), labels)
         loss.backward()
-        self.optimizer.step()
+        if self._updates:
+            self.optimizer.step()
         self.loss = loss.detach()
 
 

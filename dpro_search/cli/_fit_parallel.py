@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dpro_search.cli._output import print_json, say, stderr_console, stdout_console
 from dpro_search.errors import InputError
 
@@ -29,10 +31,16 @@ def measure_parallel(sources: Sequence[Path], out: Path | None, command: str | N
         "collectives": len(times.collectives),
         "flops_per_s": times.flops_per_s,
         "memory_bytes_per_s": times.memory_bytes_per_s,
+        "device": times.device or None,
+        "steps": [msgspec.to_builtins(step) for step in times.steps],
     }
     if as_json:
         print_json(facts)
         return
+    for step in times.steps:
+        settings = ", ".join(f"{name}={value}" for name, value in step.settings.items())
+        took = f"step {(step.step_us + step.update_us) / 1e3:.1f} ms without exchanges, {step.peak_bytes / 2**30:.2f} GiB"
+        stdout_console().print(f"{settings}, {step.micro_batches} micro-batches: {took}", soft_wrap=True, highlight=False)
     stdout_console().print(
         f'{out}: {len(times.blocks)} blocks, {len(times.collectives)} exchanges; name it in the job\'s file: times = "{out.name}"',
         soft_wrap=True,

@@ -66,6 +66,12 @@ def device(name: str) -> Device:
     return load_device(find("device", name), find)
 
 
+def is_called(one: Device, drivers_name: str) -> bool:
+    """Whether a device's driver calls it so, as far as bundled devices and the device's own name tell."""
+    known = aliases("device").get(plain(drivers_name))
+    return plain(drivers_name) == plain(one.name) or (known is not None and device(known).name == one.name)
+
+
 def usual_machine(name: str) -> str | None:
     """The machine that a device usually is part of, None if there is none."""
     found: str | None = tomllib.loads(find("device", name).read_text("utf-8")).get("machine")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -52,6 +52,32 @@ class UpdateTime(msgspec.Struct, frozen=True, kw_only=True):
     us: float
 
 
+class RankStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's step on a GPU under a plan, with no other rank: exchanges take no time.
+
+    Attributes
+    ----------
+    settings
+        Of the plan as it was timed, as ``--set`` takes them: without a pipeline.
+    micro_batches
+        Of the step.
+    step_us, update_us
+        From the first forward pass to the last backward pass; and from there to the next step.
+    peak_bytes
+        Most that tensors held (`torch.cuda.max_memory_allocated`).
+    blocks
+        As they were timed: with recomputation where the plan has it.
+    """
+
+    settings: dict[str, Any]
+    micro_batches: int
+    step_us: float
+    update_us: float
+    peak_bytes: int
+    blocks: tuple[BlockTime, ...] = ()
+    finite: bool = True  # Whether all losses were: of numbers that are not, products take less time.
+
+
 class CollectiveTime(msgspec.Struct, frozen=True, kw_only=True):
     """An exchange, from when the last rank has begun it; groups like it exchange at the same time.
 
@@ -81,10 +107,11 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = VERSION
     machine: str = ""
+    device: str = ""  # The GPU, as its driver calls it; empty: cores.
     torch: str = ""
     precision: str = "fp32"
     cores: int = 1  # Of the machine; each core timed its own process at the same time as the others.
-    # What a core reaches in a large product, and in a copy that no cache holds; 0: not measured.
+    # What a core or GPU reaches in a large product, and in a copy that no cache holds; 0: not measured.
     flops_per_s: float = 0.0
     memory_bytes_per_s: float = 0.0
     # What the framework adds to a product whose weight tensor parallel ranks share, in each pass; 0: not measured.
@@ -93,6 +120,7 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[BlockTime, ...] = ()
     updates: tuple[UpdateTime, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
+    steps: tuple[RankStep, ...] = ()  # On GPUs.
 
     @staticmethod
     def load(path: Path) -> ParallelTimes:
@@ -120,13 +148,17 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
         blocks: Iterable[BlockTime] = (),
         updates: Iterable[UpdateTime] = (),
         collectives: Iterable[CollectiveTime] = (),
+        steps: Iterable[RankStep] = (),
     ) -> ParallelTimes:
         """The same with further rows; one that was measured before of the same thing is replaced."""
+        steps = tuple(steps)
+        again = [(step.settings, step.micro_batches) for step in steps]
         return msgspec.structs.replace(
             self,
             blocks=_merged(self.blocks, blocks, ("forward_us", "backward_us", "reduce_us", "spread")),
             updates=_merged(self.updates, updates, ("us",)),
             collectives=_merged(self.collectives, collectives, ("us",)),
+            steps=(*(step for step in self.steps if (step.settings, step.micro_batches) not in again), *steps),
         )
 
 

@@ -10,7 +10,7 @@ from dpro_search.deploy.parallel.targets import parallel_targets
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._kind import DescribedKind, Wanted
-from dpro_search.kinds.mesh.description import MeshDescription, described
+from dpro_search.kinds.mesh.description import MeshDescription, described, other_device
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import MeshSettings
 
@@ -67,10 +67,17 @@ class MeshKind(DescribedKind[MeshDescription]):
         on_start: Callable[[str], None] = lambda what: None,
     ) -> ParallelTimes:
         from dpro_search.kinds.mesh.job import MeshJob
+        from dpro_search.kinds.mesh.one_gpu import gpu_of, on_one_gpu
         from dpro_search.kinds.mesh.real import startable
         from dpro_search.kinds.mesh.recording import record_times
 
         assert isinstance(job, MeshJob)
+        if source.device.kind == "gpu":
+            alone = on_one_gpu(self.facts(source), self.targets, command, gpu_of)
+            warning = other_device(source.device, gpu_of(alone.spec.interpreter) or "")
+            if warning is not None:
+                on_start(f"on another device: {warning}")
+            return record_times(job, alone, plans, out, exchanges=False, on_start=on_start)
         return record_times(job, startable(job, self.facts(source), self.targets, command), plans, out, on_start=on_start)
 
 

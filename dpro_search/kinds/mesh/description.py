@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from dpro_search.cluster import Cluster, parse_cluster
+from dpro_search.cluster import Cluster, Device, bundled, parse_cluster
 from dpro_search.cluster.names import names_file
 from dpro_search.cluster.table import File
 from dpro_search.cluster.this_machine import core_of_this_machine
@@ -168,6 +168,11 @@ class MeshDescription(Description):
         )
 
     @property
+    def device(self) -> Device:
+        """What a rank computes on."""
+        return self.cluster.groups[0].host.device
+
+    @property
     def _recorded(self) -> RecordedTimes | None:
         if self.times is None:
             return None
@@ -210,6 +215,8 @@ def described(path: Path) -> MeshDescription | None:
     model, warnings = _model(file, found, files)
     cluster = _cluster(file, found.cluster, files)
     times = _times(file, found, files)
+    if times is not None and times.device:
+        warnings = (*warnings, *filter(None, [other_device(cluster.groups[0].host.device, times.device)]))
     if found.framework == CPU_FRAMEWORK:
         cluster = _with_peaks(cluster, times)
         if times is None:
@@ -274,6 +281,11 @@ def _times(file: File, found: JobFile, files: dict[str, Path]) -> ParallelTimes 
         file.fail("times", f"{found.times} was recorded in {times.precision}, and the job runs in {found.precision}")
     files["times"] = path
     return times
+
+
+def other_device(device: Device, found: str) -> str | None:
+    """A warning where a GPU, as its driver calls it, is not the device of a job; None: it is."""
+    return None if bundled.is_called(device, found) else f"times are those of {found}, and the job's cluster has {device.name}"
 
 
 def _with_peaks(cluster: Cluster, times: ParallelTimes | None) -> Cluster:

@@ -1,8 +1,9 @@
 """`record_times`: times the blocks of a described job, and its exchanges, on this machine; `paced_times`: as paced ranks read them.
 
-Blocks are timed by the user's own script under an exported plan, one process on each core that the job would use, on a fake process
-group: shapes, layouts and the framework's own work are those of a rank, and nothing is waited for. The script takes as many
-sequences as the plan says (``planned.sequences``).
+Blocks are timed by the user's own script under an exported plan, one process on each core that the job would use, or one on a GPU,
+on a fake process group: shapes, layouts and the framework's own work are those of a rank, and nothing is waited for. The script
+takes as many sequences as the plan says (``planned.sequences``). On a GPU plans are timed as they are, with recomputation and with
+all stages of ZeRO, for their memory; those with a pipeline have all layers on one rank.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import numpy as np
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.ranks import require_framework, run_ranks
 from dpro_search.collect.parallel_exchanges import timed_exchanges
-from dpro_search.collect.parallel_times import BlockTime, ParallelTimes, UpdateTime
+from dpro_search.collect.parallel_times import BlockTime, ParallelTimes, RankStep, UpdateTime
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import RecordedJob, with_exported, with_observer
-from dpro_search.errors import JobError
+from dpro_search.errors import InputError, JobError
 from dpro_search.graph.model import blocks_of
 from dpro_search.kinds.mesh.description import MeshDescription
 from dpro_search.kinds.mesh.job import MeshJob
-from dpro_search.kinds.mesh.settings import MeshSettings, resolved
-from dpro_search.space.mesh import Strategy
+from dpro_search.kinds.mesh.settings import MeshSettings, resolved, settings_of
+from dpro_search.space.mesh import Recompute, Strategy
 from dpro_search.space.plan import Plan
 
 _STEPS = 11  # that are needed: those of in_job/dpro_search_timed.py, and the begin of one more
@@ -54,6 +55,8 @@ def record_times(
         The job as it runs here.
     on_start
         Called with what is timed next.
+    exchanges
+        Whether to time them; False: cost models say what they take.
 
     Raises
     ------
@@ -68,13 +71,23 @@ def record_times(
     facts = {"machine": platform.node(), "precision": description.precision, "cores": cores}
     found = msgspec.structs.replace(found, **facts)
     known = {_key(row) for row in found.blocks}
+    on_gpu = description.device.kind == "gpu"
     for plan in plans:
-        strategy = job.workload(plan).strategy
-        if _wanted(strategy, description.fixed.sequence) in known:
+        alone = alone_job(description, job.workload(plan).strategy, on_gpu=on_gpu)
+        strategy = alone.description.strategy
+        timed = _settings(strategy) in [step.settings for step in found.steps] if on_gpu else _wanted(alone) in known
+        if timed:
             continue
         on_start(f"blocks of {_text(strategy)}")
-        content = _timed(description, strategy, real, cores)
-        found = found.with_rows(blocks=_blocks(description, strategy, content), updates=_updates(content))
+        content = _timed(alone, real, cores)
+        rows = tuple(_blocks(alone.description, content))
+        found = found.with_rows(updates=_updates(content))
+        if on_gpu:
+            found = _on(found, content[0]).with_rows(steps=[_step(strategy, content, rows)])
+        if strategy.recompute is not Recompute.FULL:
+            found = found.with_rows(blocks=rows)
+        elif _wanted(alone) not in known:
+            found = found.with_rows(blocks=[_without_recomputation(row, alone) for row in rows])
         found = msgspec.structs.replace(
             found, **{name: max(float(np.median([run[name] for run in content])), 0.0) for name in _OF_A_CORE}
         )
@@ -97,18 +110,26 @@ def paced_times(job: MeshJob, plan: Plan) -> bytes:
     return json.dumps({"embedding": embedding, "layers": layers, "head": head, "update_us": times.update}).encode()
 
 
-def _timed(description: MeshDescription, strategy: Strategy, real: RecordedJob, cores: int) -> list[dict[str, Any]]:
-    """What each process wrote."""
-    runs = MeshSettings(
-        tp=strategy.tp,
-        dp=strategy.dp,
-        sequence_parallel=strategy.sequence_parallel,
-        micro_batch=strategy.micro_batch,
-        zero_stage=strategy.zero_stage if strategy.zero_stage in (0, 3) else 0,  # type: ignore[arg-type]
-    )
+def alone_job(description: MeshDescription, strategy: Strategy, *, on_gpu: bool) -> MeshJob:
+    """The job under the strategy without a pipeline, with few micro-batches; on cores as plain as its work allows."""
+    if on_gpu:
+        runs = msgspec.structs.replace(settings_of(strategy), pp=1, virtual_stages=1, stage_layers=(), schedule="1f1b")
+    else:
+        runs = MeshSettings(
+            tp=strategy.tp,
+            dp=strategy.dp,
+            sequence_parallel=strategy.sequence_parallel,
+            micro_batch=strategy.micro_batch,
+            zero_stage=strategy.zero_stage if strategy.zero_stage in (0, 3) else 0,  # type: ignore[arg-type]
+        )
     count = min(strategy.micro_batches, _MICRO_BATCHES)
     fixed = replace(description.fixed, devices=strategy.tp * strategy.dp, global_batch=strategy.dp * strategy.micro_batch * count)
-    alone = MeshJob(replace(description, fixed=fixed, runs=runs, strategy=resolved(runs, fixed), chosen=False))
+    return MeshJob(replace(description, fixed=fixed, runs=runs, strategy=resolved(runs, fixed), chosen=False))
+
+
+def _timed(alone: MeshJob, real: RecordedJob, cores: int) -> list[dict[str, Any]]:
+    """What each process wrote."""
+    devices = alone.description.fixed.devices
     require_framework(real.spec.interpreter, ("torch",), "torch")
     with scratch_folder("blocks") as work:
         exported = export_plan(Plan(), work / "plan", real.targets, replace(real.facts, workload=alone.workload))
@@ -116,8 +137,8 @@ def _timed(description: MeshDescription, strategy: Strategy, real: RecordedJob, 
         report.mkdir()
         spec = with_observer(with_exported(real.spec, exported, report), "timed", work / "blocks.json")
         spec = replace(spec, ranks=cores, ranks_per_host=1, cores=real.spec.cores[:cores], timeout_s=_SECONDS)
-        threads = {"OMP_NUM_THREADS": "1"}
-        rank = {"RANK": "0", "WORLD_SIZE": str(fixed.devices), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(fixed.devices)}
+        threads = {"OMP_NUM_THREADS": "1"} if spec.cores else {}
+        rank = {"RANK": "0", "WORLD_SIZE": str(devices), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(devices)}
         run_ranks(spec, work / "out", [{**threads, **rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} for _ in range(cores)])
         files = sorted(work.glob("blocks.*.json"))
         if not files:
@@ -125,8 +146,9 @@ def _timed(description: MeshDescription, strategy: Strategy, real: RecordedJob, 
         return [json.loads(file.read_text()) for file in files]
 
 
-def _blocks(description: MeshDescription, strategy: Strategy, content: Sequence[dict[str, Any]]) -> Iterator[BlockTime]:
+def _blocks(description: MeshDescription, content: Sequence[dict[str, Any]]) -> Iterator[BlockTime]:
     """Means over processes and steps; of a block that comes several times, of all of these."""
+    strategy = description.strategy
     passes: dict[tuple[int, bool], list[list[float]]] = {}  # of each block, by micro-batch, then by step and process
     for run in content:
         for step in run["steps"]:
@@ -181,14 +203,53 @@ def _updates(content: Sequence[dict[str, Any]]) -> Iterator[UpdateTime]:
     yield UpdateTime(elements=float(content[0]["elements"]), us=float(np.mean(np.sort(us)[: max(len(us) - 1, 1)])))
 
 
+def _without_recomputation(row: BlockTime, alone: MeshJob) -> BlockTime:
+    """A block whose backward pass was timed with another forward pass in it, of some layers or all."""
+    if not row.block.startswith("layer"):
+        return row
+    layers = alone.description.fixed.layer_count or 1
+    share = min(alone.description.strategy.recompute_layers or layers, layers) / layers
+    return msgspec.structs.replace(row, backward_us=max(row.backward_us - share * row.forward_us, 0.0))
+
+
+def _step(strategy: Strategy, content: Sequence[dict[str, Any]], rows: tuple[BlockTime, ...]) -> RankStep:
+    """Of one process, which a GPU has."""
+    (run,) = content
+    return RankStep(
+        settings=_settings(strategy),
+        micro_batches=strategy.micro_batches,
+        step_us=float(np.median([step["step_us"] for step in run["steps"]])),
+        update_us=float(np.median([step["rest_us"] for step in run["steps"]])),
+        peak_bytes=run["peak_bytes"],
+        blocks=rows,
+        finite=all(step["finite"] for step in run["steps"]),
+    )
+
+
+def _settings(strategy: Strategy) -> dict[str, Any]:
+    """Those that are not usual."""
+    usual = settings_of(Strategy(global_batch=strategy.global_batch)).settings
+    kept = ("tp", "dp", "micro_batch", "zero_stage")
+    return {name: value for name, value in settings_of(strategy).settings.items() if name in kept or value != usual[name]}
+
+
+def _on(found: ParallelTimes, run: dict[str, Any]) -> ParallelTimes:
+    """With the GPU that a process ran on; raises `InputError` where other times are another one's."""
+    if found.device not in ("", run["device"]):
+        raise InputError(f"--out: its times are those of {found.device}, and this machine has {run['device']}: name another file")
+    return msgspec.structs.replace(found, device=run["device"], torch=run["torch"])
+
+
 def _key(row: BlockTime) -> tuple[Any, ...]:
     return row.tp, row.sequence_parallel, row.micro_batch, row.sequence, row.sharded
 
 
-def _wanted(strategy: Strategy, sequence: int) -> tuple[Any, ...]:
+def _wanted(alone: MeshJob) -> tuple[Any, ...]:
+    strategy, sequence = alone.description.strategy, alone.description.fixed.sequence
     return strategy.tp, strategy.sequence_parallel, strategy.micro_batch, sequence, strategy.zero_stage == 3
 
 
 def _text(strategy: Strategy) -> str:
-    zero = ", ZeRO-3" if strategy.zero_stage == 3 else ""
-    return f"tp {strategy.tp}, micro-batch {strategy.micro_batch}{zero}"
+    zero = f", ZeRO-{strategy.zero_stage}" if strategy.zero_stage else ""
+    again = ", recomputation" if strategy.recompute is Recompute.FULL else ""
+    return f"tp {strategy.tp}, micro-batch {strategy.micro_batch}{zero}{again}"

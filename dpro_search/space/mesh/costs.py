@@ -188,7 +188,10 @@ class Pricer:
         return Own(found.forward_us * factor, found.backward_us * factor, found.reduce_us * factor, found.spread)
 
     def _modelled(self, block: Block, cut: Cut) -> Own:
-        """What cost models say of a rank's own work, with the copies of gathered parameters and exchanged gradients."""
+        """What cost models say of a rank's own work, with the copies of gathered parameters and exchanged gradients.
+
+        A GPU computes while the host starts what follows, so that the longer of both counts; a core does both.
+        """
         split = Strategy(
             tp=cut.tp, sequence_parallel=cut.sequence_parallel, micro_batch=cut.micro_batch, global_batch=cut.micro_batch
         )
@@ -206,6 +209,13 @@ class Pricer:
             ops = [step.op for step in program.forward if isinstance(step, LocalOp)]
             shared = sum(op.type in _SPLIT and op.name in named for op in ops)
             added_us = [shared * times.split_forward_us, shared * times.split_backward_us]
+        if self._workload.cluster.groups[0].host.device.kind == "gpu":
+            host_us = (self._host_us(program.forward, backward=False), self._host_us(program.backward, backward=True))
+            forward_us, backward_us = (
+                max(device_us + copied_us, started_us + more_us)
+                for device_us, started_us, more_us in zip(passes, host_us, added_us, strict=True)
+            )
+            return Own(forward_us, backward_us, self._moved_us(2 * held))
         return Own(passes[0] + copied_us + added_us[0], passes[1] + copied_us + added_us[1], self._moved_us(2 * held))
 
     def _waits_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:

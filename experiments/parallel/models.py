@@ -46,7 +46,7 @@ class Gpt(nn.Module):
 
     def forward(self, x):
         if self.tokens is not None:
-            x = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+            x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         for layer in self.layers:
             x = layer(x)
         return x if self.head is None else self.head(self.norm(x))
@@ -61,20 +61,22 @@ class LlamaAttention(nn.Module):
 
     def forward(self, x):
         q, k, v = (w(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for w in (self.q_proj, self.k_proj, self.v_proj))
-        cosines, sines = _angles(x.shape[1], self.head)
+        cosines, sines = _angles(q.shape[2], self.head, q.device, q.dtype)
         q, k = (part * cosines + _turned(part) * sines for part in (q, k))
-        return self.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        shared = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+        return self.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True, **shared).transpose(1, 2).flatten(2))
 
 
 _KNOWN = {}
 
 
-def _angles(length, head):
-    if (length, head) not in _KNOWN:
-        turns = 10000.0 ** (-torch.arange(0, head, 2) / head)
-        angles = torch.outer(torch.arange(length), turns).repeat(1, 2)
-        _KNOWN[length, head] = angles.cos(), angles.sin()
-    return _KNOWN[length, head]
+def _angles(length, head, device, dtype):
+    key = length, head, device, dtype
+    if key not in _KNOWN:
+        turns = 10000.0 ** (-torch.arange(0, head, 2, device=device) / head)
+        angles = torch.outer(torch.arange(length, device=device), turns).repeat(1, 2)
+        _KNOWN[key] = angles.cos().to(dtype), angles.sin().to(dtype)
+    return _KNOWN[key]
 
 
 def _turned(part):

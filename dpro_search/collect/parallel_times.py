@@ -135,7 +135,8 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
         if found.version != VERSION:
             raise InputError(f"{path}: version {found.version}, and this reads version {VERSION}: measure it again")
         values = [*(t for row in found.blocks for t in (row.forward_us, row.backward_us)), *(row.us for row in found.collectives)]
-        if not all(0 <= value < float("inf") for value in (*values, *(row.us for row in found.updates))):
+        values += [*(row.us for row in found.updates), *(us for row in found.steps for us in (row.step_us, row.update_us))]
+        if not all(0 <= value < float("inf") for value in values):
             raise InputError(f"{path}: a time is negative or not finite: measure it again")
         return found
 

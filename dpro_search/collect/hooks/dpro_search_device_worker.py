@@ -20,6 +20,7 @@ import torch
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
+DRAWS = torch.Generator(DEVICE)  # of inputs: the default one draws no more once a capture of a CUDA graph has failed
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64}
 # A round is at least so long, s, of at least one call and at most MOST.
 ROUNDS, ROUND_S, MOST = 7, 0.01 if CUDA else 0.02, 200
@@ -47,7 +48,7 @@ def convolution(size, dtype, backward):
     made = torch.nn.functional.conv2d(x, w, None, stride, padding)
     if not backward:
         return [lambda: torch.nn.functional.conv2d(x, w, None, stride, padding)]
-    g = torch.randn_like(made)
+    g = _random(made.shape, dtype)
     call = torch.ops.aten.convolution_backward
     return [lambda: call(g, x, w, None, stride, padding, [1, 1], False, [0, 0], 1, [True, True, False])]
 
@@ -67,14 +68,14 @@ def attention(size, dtype, backward):
     if not backward:
         return [forward]
     made = forward()
-    g = torch.randn_like(made)
+    g = _random(made.shape, dtype)
     return [lambda: torch.autograd.grad(made, (q, k, v), g, retain_graph=True)]
 
 
 def streamed(name, size, dtype, backward):
     """An op that memory bounds, on rows of a length."""
-    x = _random((size["rows"], size["length"]), dtype)
-    y, out = torch.randn_like(x), torch.empty_like(x)
+    x, y = (_random((size["rows"], size["length"]), dtype) for _ in range(2))
+    out = torch.empty_like(x)
     weight, bias = (_random((size["length"],), dtype) for _ in range(2))
     aten, shape = torch.ops.aten, (size["length"],)
     if name == "layer_norm":
@@ -89,7 +90,7 @@ def streamed(name, size, dtype, backward):
         return [lambda: aten._softmax_backward_data(y, made, -1, dtype)]
     if name == "embedding":
         table = _random((min(size["rows"], 32768), size["length"]), dtype)
-        places = torch.randint(0, table.shape[0], (size["rows"],), device=DEVICE)
+        places = torch.randint(0, table.shape[0], (size["rows"],), device=DEVICE, generator=DRAWS)
         if not backward:
             return [lambda: torch.nn.functional.embedding(places, table)]
         return [lambda: aten.embedding_dense_backward(y, places, table.shape[0], -1, False)]
@@ -121,7 +122,7 @@ def streamed(name, size, dtype, backward):
 
 
 def _random(shape, dtype):
-    return torch.randn(shape, device=DEVICE, dtype=torch.float32).to(dtype)
+    return torch.randn(shape, device=DEVICE, dtype=torch.float32, generator=DRAWS).to(dtype)
 
 
 def measure(spec):

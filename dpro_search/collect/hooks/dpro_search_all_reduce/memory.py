@@ -154,6 +154,7 @@ class StagedMemory:
         self.native = {}
         self._tensor = tensor.detach()
         self._host = TorchMemory(_torch().empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda))
+        self._row = self._host._row  # which sums of several memories read
         for name in ("count", "dtype", "itemsize", "narrow", "buffer", "scratch", "ready", "add", "put_sum", "divide"):
             setattr(self, name, getattr(self._host, name))
 

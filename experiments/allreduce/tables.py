@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dpro_search.collect.communication.backends import LIBRARIES
@@ -34,8 +35,17 @@ def lines(paths: Sequence[Path]) -> list[str]:
         f"|---|---:|---:|---|{'---:|' * 12}",
     ]
     detail: list[str] = []
+    by_rounds = [
+        "",
+        "Chosen by all sizes in every second round, judged in the rounds between; and the other way round, the mean of both:",
+        "",
+        "| MPI library | ranks | on a host | link | sizes | against its default: median | worst | best"
+        " | against its best fixed algorithm, chosen likewise: median | worst | more than 5 % slower |",
+        f"|---|---:|---:|---|{'---:|' * 7}",
+    ]
     for path in paths:
         table = read_comm_table(path)
+        by_rounds += _by_rounds(table)
         models = _models(table, path.name)
         for place, cells in _places(table).items():
             some = models[None], models[place[1]]
@@ -43,7 +53,7 @@ def lines(paths: Sequence[Path]) -> list[str]:
             if found:
                 summary.append(_summary(place, found))
                 detail += _detail(place, found)
-    return [*summary, *detail]
+    return [*summary, *by_rounds, *detail]
 
 
 def _models(table: CommTable, name: str) -> dict[int | None, CommunicationModel | None]:
@@ -74,6 +84,35 @@ class Row:
         self.by_model = by_model[0] or ""
         best_us = min(own.values())
         self.regrets_pct = [np.nan if name is None else (own[name] / best_us - 1) * 100 for name in by_model]
+
+
+def _by_rounds(table: CommTable) -> list[str]:
+    """Each size as a user has it whose table holds that size: choices and the best fixed algorithm come from other calls."""
+    found: dict[Place, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    repeated = [row for row in table.rows if row.backend in LIBRARIES and len(row.rounds_us) > 2]
+    halves = [CommTable(header=table.header, rows=tuple(_half(row, first) for row in repeated), dropped={}) for first in (0, 1)]
+    for seen, judged in (halves, reversed(halves)):
+        known, made = _places(seen), choices(seen)
+        for place, cells in _places(judged).items():
+            for size, cell in cells.items():
+                library = [name for name in cell if name.startswith(LIBRARIES[place[0]]) and name != _default(place)]
+                chosen = _name(made[place[3]], place, size, cell)
+                if library and {_default(place), chosen} <= cell.keys():
+                    fixed = min(library, key=lambda name: known[place][size][name].duration_us)
+                    us, default_us, fixed_us = (cell[name].duration_us for name in (chosen, _default(place), fixed))
+                    found[place][size].append((us / default_us - 1, us / fixed_us - 1))
+    lines = []
+    for (backend, ranks, ranks_per_host, rate_bps), by_size in found.items():
+        default, fixed = np.array([np.mean(values, axis=0) * 100 for values in by_size.values()]).T
+        numbers = (np.median(default), default.max(), default.min(), np.median(fixed), fixed.max())
+        cells = " | ".join(f"{value:+.1f} %" for value in numbers)
+        where = f"{_TITLES[backend]} | {ranks} | {ranks_per_host} | {_link(rate_bps)} | {len(by_size)}"
+        lines.append(f"| {where} | {cells} | {int((fixed > 5).sum())} |")
+    return lines
+
+
+def _half(row: AllReduceRow, first: int) -> AllReduceRow:
+    return msgspec.structs.replace(row, rounds_us=row.rounds_us[first::2])
 
 
 def _places(table: CommTable) -> dict[Place, dict[int, dict[str, AllReduceRow]]]:

@@ -43,7 +43,7 @@ def replicated(*, averages: bool = False, **options: Any) -> Wrap:
     return wrap
 
 
-def _averaged(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _averaged(_, bucket):  # without annotations: PyTorch refuses those that are texts
     operation = dist.ReduceOp.AVG if torch.cuda.is_available() else dist.ReduceOp.SUM  # Gloo has no average
     return dist.all_reduce(bucket.buffer(), op=operation, async_op=True).get_future().then(lambda done: done.value()[0])
 

@@ -50,6 +50,7 @@ class Recorder:
     def __init__(self, folder: Path, seconds: float, device: str, *, small: bool) -> None:
         self.results, self.device, self.small = Results(folder, seconds), device, small
         self._jobs = {job.name: smaller(job) if small else job for job in JOBS}
+        self._steps = 2 if small else None  # of a round
         self._work = Path(tempfile.mkdtemp())
 
     def run(self) -> None:
@@ -129,7 +130,7 @@ class Recorder:
             for variant, running in list(built.items()):
                 with self.results.case(f"{name}, {variant}, round {number}", needs_s=3.0) as there_is_time:
                     if there_is_time:
-                        times = step_times(running.step)
+                        times = step_times(running.step, self._steps)
                         loss = float(running.training.loss)
                         self.results.add_round(name, variant, times, loss=loss, peak_bytes=peaks[variant])
         built.clear()
@@ -156,7 +157,7 @@ class Recorder:
         peak = torch.cuda.max_memory_allocated() if self.device == "cuda" else 0
         self.results.add_profile(path, job=name, peak_bytes=peak, **options)
         self.results.write()
-        self.results.add_round(name, "eager after profiling", step_times(running.step))
+        self.results.add_round(name, "eager after profiling", step_times(running.step, self._steps))
 
     def _profile_graph(self, job: GpuJob) -> None:
         self._profile(job, {}, name=f"{job.name}-graph", build=self._graphed(job))

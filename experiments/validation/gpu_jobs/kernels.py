@@ -59,7 +59,8 @@ def kernel_rows(traces: Sequence[Trace], gpu: str) -> Iterator[Sequence[str]]:
     for spec, one in times.items():
         classes[f"{spec.name} {spec.precision}{', backward' if spec.backward else ''}"].append(one)
     for title, ones in sorted(classes.items()):
-        predicted = latency_on(device).predict(ops_of([_as_run(one.spec, device) for one in ones], _stack(ones[0].spec))).us
+        run = ops_of([_as_run(one.spec, device) for one in ones], Stack.SERVING)  # kernels alone, without their launches
+        predicted = latency_on(device).predict(run).us
         yield _row(title, ones, predicted)
         if ones[0].spec.name == "gemm":
             yield _row(f"{title}, by gpu_ops", ones, np.array([_by_formula(one.spec, device) for one in ones]))
@@ -87,10 +88,6 @@ def _as_run(spec: OpSpec, device: Device) -> OpSpec:
     if spec.name == "convolution" and spec.precision == "fp32" and device.peak.tf32 is not None:
         return OpSpec(name=spec.name, precision="tf32", backward=spec.backward, sizes=spec.sizes)
     return spec
-
-
-def _stack(spec: OpSpec) -> Stack:
-    return Stack.SERVING if spec.precision in ("bf16", "fp16") else Stack.PYTORCH
 
 
 def _by_formula(spec: OpSpec, device: Device) -> float:

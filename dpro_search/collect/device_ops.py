@@ -80,9 +80,10 @@ class OpTimer:
         assert self._worker is not None
         self._worker.send(msgspec.json.encode(spec).decode())
         answer = self._worker.receive(_OP_S)
-        if "ended" in answer:
+        if "ended" in answer or answer.get("ends"):
             self._stack.close()
             self._worker = None
+        if "ended" in answer:
             return TimedOp(failed=str(answer["ended"]))
         try:
             return msgspec.convert(answer, TimedOp)

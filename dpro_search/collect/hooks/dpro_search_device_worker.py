@@ -160,6 +160,7 @@ def _cpu_rounds(calls):
 def _cuda_rounds(calls):
     """Time on the device of a call, us, in each round."""
     stream = torch.cuda.Stream()
+    torch.cuda.synchronize()  # inputs are drawn on another stream
     with torch.cuda.stream(stream):
         _run(calls, 3)
         once_s = max(_events_us(lambda: _run(calls, 3)) / 3e6, 1e-7)
@@ -237,9 +238,22 @@ def main():
             lines = str(error).strip().splitlines()
             short = lines[0][:200] if lines else ""
             memory = isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
-            say(failed="out of memory" if memory else "%s: %s" % (type(error).__name__, short))
+            ends = not _lives()
+            say(failed="out of memory" if memory else "%s: %s" % (type(error).__name__, short), ends=ends)
+            if ends:
+                return
         if CUDA:
             torch.cuda.empty_cache()
+
+
+def _lives():
+    """Whether the GPU takes further work of this process: not after a kernel that failed."""
+    try:
+        if CUDA:
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

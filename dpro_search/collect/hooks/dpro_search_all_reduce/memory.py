@@ -28,9 +28,13 @@ class HostMemory:
         Elements, and the name of their type.
     narrow
         Whether elements are 16-bit floats, which are summed in 32 bits.
+    on_device
+        Whether MPI reads and writes memory of a device.
     native
         The MPI library's all-reduce and what it sums in place, by the algorithm asked for, where it has summed all of this.
     """
+
+    on_device = False
 
     def __init__(self, array):
         self.native = {}
@@ -81,6 +85,8 @@ class HostMemory:
 class TorchMemory:
     """A contiguous torch tensor on the host, whose messages are NumPy views; attributes and methods are those of `HostMemory`."""
 
+    on_device = False
+
     def __init__(self, tensor):
         self.native = {}
         self._row = tensor.detach().reshape(-1)
@@ -120,6 +126,8 @@ class TorchMemory:
 class DeviceMemory(TorchMemory):
     """A contiguous torch tensor on a device, for a device-aware MPI library, which takes its messages as DLPack objects."""
 
+    on_device = True
+
     def __init__(self, tensor):
         super().__init__(tensor)
         self._device = _torch().get_device_module(self._row.device)
@@ -149,6 +157,8 @@ class StagedMemory:
     The tensor is copied to the host, into memory that the device can write to at full speed (pinned), summed there, and copied back
     by `finish`.
     """
+
+    on_device = False
 
     def __init__(self, tensor):
         self.native = {}

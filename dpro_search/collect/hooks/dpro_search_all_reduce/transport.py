@@ -113,9 +113,14 @@ class AllReduce:
             finish()
         return buffer
 
-    def algorithm(self, size_bytes, narrow=False, by_rank=False):
-        """(algorithm, bytes of a segment; 0: whole messages) of a buffer of so many bytes."""
+    def algorithm(self, size_bytes, narrow=False, by_rank=False, on_device=False):
+        """(algorithm, bytes of a segment; 0: whole messages) of a buffer of so many bytes.
+
+        What is on a device is added up there: libraries that send a device's memory may add on the host only, or not at all.
+        """
         name, segment = of_size(self._ranges, size_bytes)
+        if on_device and name.startswith(NATIVE):
+            name, segment = "recursive-doubling", 0
         if name == "hierarchy" and not self._even:
             name = "ring"
         if (narrow or by_rank) and name not in IN_RANK_ORDER:
@@ -131,7 +136,7 @@ class AllReduce:
 
     def _sum(self, memory, algorithm, segment_bytes, by_rank):
         size_bytes = memory.count * memory.itemsize
-        by_size_name, by_size = self.algorithm(size_bytes, memory.narrow, by_rank)
+        by_size_name, by_size = self.algorithm(size_bytes, memory.narrow, by_rank, memory.on_device)
         name = by_size_name if algorithm is None else algorithm
         segment_bytes = by_size if segment_bytes is None else segment_bytes
         if name.startswith(NATIVE):

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 from dpro_search_all_reduce import ALGORITHMS, AllReduce
+from dpro_search_all_reduce.memory import StagedMemory
 
 
 def sums(all_reduce):
@@ -30,6 +31,8 @@ def sums(all_reduce):
     for row in rows[1:]:
         expected = expected + row
     assert (all_reduce.sum(rows[rank].copy(), by_rank=True) == expected).all()
+    assert all_reduce.algorithm(16)[0].startswith("native")
+    assert all_reduce.algorithm(16, on_device=True)[0] == "recursive-doubling"
     halves = all_reduce.sum(np.full(4, 2048 if rank == 0 else 1, "float16"))
     assert (halves == np.float16(2048 + ranks - 1)).all(), halves
 
@@ -104,6 +107,10 @@ def ddp(all_reduce):
     assert 0 < all_reduce.registry.asked < 8, "buckets are asked again in every step"
     narrow = torch.tensor([256.0 if all_reduce.rank == 0 else 1.0]).bfloat16()  # 256 + 1 is 256 in bfloat16
     assert all_reduce.sum(narrow).item() == 258, narrow
+    staged, held = AllReduce(), torch.full((5,), 256.0 if all_reduce.rank == 0 else 1.0).bfloat16()
+    staged.registry.memory = lambda tensor: StagedMemory(tensor)  # as of a device whose memory MPI does not know
+    assert (staged.sum(held, by_rank=True) == 258).all(), held
+    assert (staged.sum(torch.ones(3), algorithm="ring") == staged.ranks).all()
     dist.destroy_process_group()
 
 

@@ -19,6 +19,7 @@ from .rounds import ADD, COPY, IN_RANK_ORDER, SUM_BY_RANK, receives_from, stages
 
 _LOOKS_AROUND_S = 1.0  # a message that is late for so long may be of another tensor
 _SPINS = 200  # tests of a request before the core is offered to others, where each rank has one
+_DEVICE_SEGMENT_BYTES = 1 << 22  # each costs a kernel and the wait for it
 _GATHERED_BYTES = 1 << 15  # of all ranks together: up to that, what matters is the number of messages
 
 _IN_PLACE, _SUM = MPI.IN_PLACE, MPI.SUM
@@ -119,8 +120,9 @@ class AllReduce:
         What is on a device is added up there: libraries that send a device's memory may add on the host only, or not at all.
         """
         name, segment = of_size(self._ranges, size_bytes)
-        if on_device and name.startswith(NATIVE):
-            name, segment = "recursive-doubling", 0
+        if on_device:
+            name = "recursive-doubling" if name.startswith(NATIVE) else name
+            segment = max(segment, _DEVICE_SEGMENT_BYTES)
         if name == "hierarchy" and not self._even:
             name = "ring"
         if (narrow or by_rank) and name not in IN_RANK_ORDER:

@@ -123,7 +123,8 @@ def test_a_gpu_is_known_by_its_drivers_name_and_another_is_warned_of(tmp_path):
     assert any("NVIDIA L40S" in warning for warning in job_of(load_source(tmp_path / "job.toml")).description.warnings)
 
 
-def test_what_the_host_starts_bounds_another_cut_of_a_gpus_block(timed):
-    """A layer split by eight is not an eighth of the whole where kernels wait for the host."""
-    _, job = timed(written(1000.0), Plan(), sequence=128)
-    assert job.own(Plan.of(tp=8))["layer"].forward_us > 1000.0 / 4
+def test_a_block_that_waits_for_the_host_is_not_shorter_where_it_is_split(timed):
+    """128 tokens: kernels of a layer take less than it takes to start them."""
+    content = [{**run, "split_forward_us": 0.0} for run in written(1000.0)]
+    _, job = timed(content, Plan(), sequence=128)
+    assert job.own(Plan.of(tp=8))["layer"].forward_us >= 1000.0

@@ -46,7 +46,10 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateTime(msgspec.Struct, frozen=True, kw_only=True):
-    """From the end of a step's backward passes to the next step: the optimizer, and what the script does beside."""
+    """From the end of a step's backward passes to the next step: the optimizer, and what the script does beside.
+
+    On a GPU also what the first and the last micro-batch of a step take beside a usual one.
+    """
 
     elements: float  # Parameters that the rank has.
     us: float

@@ -32,7 +32,7 @@ from dpro_search.graph.model import blocks_of
 from dpro_search.kinds import job_of, load_source, timed_job
 from dpro_search.kinds.mesh.breakdown import BETWEEN_PASSES, IN_PASSES
 from dpro_search.kinds.mesh.job import MeshJob
-from dpro_search.kinds.mesh.recording import alone_job
+from dpro_search.kinds.mesh.recording import alone_job, beside_passes
 from dpro_search.replay.parallel_step import ParallelSteps
 from dpro_search.space.mesh import Scales
 from dpro_search.space.mesh.recorded import RecordedTimes
@@ -176,7 +176,7 @@ def write_job(folder: Path, model: str, cluster: str) -> Path:
 
 
 def score(measured: dict[str, Any]) -> dict[str, Any]:
-    """Each measured case beside predictions: cold, from the first recording of its model, and from its own."""
+    """Each measured case beside predictions: cold, and from the first recording of its model."""
     times = {
         (case["model"], case["settings"]): msgspec.convert(case["times"], ParallelTimes)
         for case in measured["cases"]
@@ -193,22 +193,24 @@ def _scored(model: str, recorded: dict[str, ParallelTimes]) -> Iterator[dict[str
     base = next(settings for name, settings in CASES if name == model)
     for settings, times in recorded.items():
         (step,) = times.steps
-        sources = {"cold": None, "own": times}
+        sources = {"cold": None}
         if base in recorded and settings != base:
             sources["first"] = recorded[base]
         found = {name: predicted(model, settings, times.device, source) for name, source in sources.items()}
-        numbers = {
-            name: {source: getattr(one, name) for source, one in found.items()}
-            for name in ("update_us", "step_us", "allocated_bytes")
-        }
+        updates = {"cold": found["cold"].update_us}
+        if "first" in sources:  # in proportion to the rank's parameters
+            first = recorded[base]
+            updates["first"] = first.steps[0].update_us * times.updates[0].elements / first.updates[0].elements
+        beside_us = beside_passes(_alone(model, settings, times.device), step, times.updates[0].elements).us - step.update_us
         yield {
             "model": model,
             "settings": settings,
             "finite": step.finite,
             "blocks": [_block(row, found) for row in step.blocks],
-            "update_us": {"measured": step.update_us, **numbers["update_us"]},
-            "step_us": {"measured": step.step_us + step.update_us, **numbers["step_us"]},
-            "peak_bytes": {"measured": step.peak_bytes, "cold": numbers["allocated_bytes"]["cold"]},
+            "update_us": {"measured": step.update_us, **updates},
+            "step_us": {"measured": step.step_us + step.update_us, **{name: one.step_us for name, one in found.items()}},
+            "beside_us": beside_us,
+            "peak_bytes": {"measured": step.peak_bytes, "cold": found["cold"].allocated_bytes},
         }
 
 
@@ -222,18 +224,16 @@ def _block(row: BlockTime, found: dict[str, Prediction]) -> dict[str, Any]:
 
 def predicted(model: str, settings: str, gpu: str, times: ParallelTimes | None) -> Prediction:
     """A rank's own work under a plan on one GPU, which waits for no slower one; exchanges take no time."""
-    known = bundled.aliases("device").get(bundled.plain(gpu), "h100-sxm")
-    with tempfile.TemporaryDirectory() as folder:
-        job = job_of(load_source(write_job(Path(folder), model, bundled.usual_machine(known) or "hgx-h100")))
-    assert isinstance(job, MeshJob)
-    plan = Scenario().changed([settings], known=job.askable, job=job.title).plan
-    alone = alone_job(job.description, job.workload(plan).strategy, on_gpu=True).description
+    job = _alone(model, settings, gpu)
+    alone = job.description
     strategy = alone.strategy
     free = frozenset[str]().union(*BETWEEN_PASSES.values(), *IN_PASSES.values())
     alike = 1 / slowest(strategy.devices)
     workload = replace(alone.workload(strategy), scales=Scales(free=free, matmul=alike, attention=alike))
     if times is not None:
-        even = msgspec.structs.replace(times, blocks=tuple(msgspec.structs.replace(row, spread=0.0) for row in times.blocks))
+        update = beside_passes(job, times.steps[0], times.updates[0].elements)
+        blocks = tuple(msgspec.structs.replace(row, spread=0.0, reduce_us=0.0) for row in times.blocks)
+        even = msgspec.structs.replace(times, blocks=blocks, updates=(update,))
         workload = replace(workload, times=RecordedTimes(even, None, strategy.devices))
     steps = ParallelSteps(workload)
     passes = steps.passes(strategy)
@@ -243,6 +243,15 @@ def predicted(model: str, settings: str, gpu: str, times: ParallelTimes | None) 
         step_us=steps.step_us(strategy),
         allocated_bytes=steps.memory(strategy).allocated_bytes,
     )
+
+
+def _alone(model: str, settings: str, gpu: str) -> MeshJob:
+    known = bundled.aliases("device").get(bundled.plain(gpu), "h100-sxm")
+    with tempfile.TemporaryDirectory() as folder:
+        job = job_of(load_source(write_job(Path(folder), model, bundled.usual_machine(known) or "hgx-h100")))
+    assert isinstance(job, MeshJob)
+    plan = Scenario().changed([settings], known=job.askable, job=job.title).plan
+    return alone_job(job.description, job.workload(plan).strategy, on_gpu=True)
 
 
 # Tables.
@@ -257,11 +266,13 @@ def _tables(found: dict[str, Any]) -> Iterator[str]:
         for block in row["blocks"]:
             passes = " | ".join(_cells(block[name], 1e3) for name in ("forward_us", "backward_us"))
             yield f"| {row['model']} {row['settings']} | {block['block']} | {passes} |"
-    yield "\n| case | update, ms | cold | from first | step, ms | cold | from first | from own | peak, GiB | cold |"
+    yield "\n| case | update, ms | cold | from first | step, ms | beside passes | cold | from first | peak, GiB | cold |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in found["rows"]:
         step, peak = row["step_us"], row["peak_bytes"]
-        numbers = f"{_cells(row['update_us'], 1e3)} | {_cells(step, 1e3)} | {_error(step, 'own')}"
+        errors = " | ".join(_error(step, source) for source in ("cold", "first"))
+        beside = f"{row['beside_us'] / step['measured'] * 100:.1f} %"
+        numbers = f"{_cells(row['update_us'], 1e3)} | {step['measured'] / 1e3:.2f} | {beside} | {errors}"
         losses = "" if row["finite"] else " (losses not finite)"
         gibibytes = f"{peak['measured'] / 2**30:.2f} | {_error(peak, 'cold')}"
         yield f"| {row['model']} {row['settings']}{losses} | {numbers} | {gibibytes} |"

@@ -81,9 +81,12 @@ def record_times(
         on_start(f"blocks of {_text(strategy)}")
         content = _timed(alone, real, cores)
         rows = tuple(_blocks(alone.description, content))
-        found = found.with_rows(updates=_updates(content))
         if on_gpu:
-            found = _on(found, content[0]).with_rows(steps=[_step(strategy, content, rows)])
+            step = _step(strategy, content, rows)
+            found = _on(found, content[0]).with_rows(steps=[step], updates=[beside_passes(alone, step, content[0]["elements"])])
+            rows = tuple(msgspec.structs.replace(row, reduce_us=0.0) for row in rows)
+        else:
+            found = found.with_rows(updates=_updates(content))
         if strategy.recompute is not Recompute.FULL:
             found = found.with_rows(blocks=rows)
         elif _wanted(alone) not in known:
@@ -224,6 +227,16 @@ def _step(strategy: Strategy, content: Sequence[dict[str, Any]], rows: tuple[Blo
         blocks=rows,
         finite=all(step["finite"] for step in run["steps"]),
     )
+
+
+def beside_passes(alone: MeshJob, step: RankStep, elements: float) -> UpdateTime:
+    """What a GPU's step takes beside the passes of usual micro-batches.
+
+    The update; what the first micro-batch has to gather and to cast, and what the last one hands over to be exchanged.
+    """
+    counts = {block.name: block.count for block in blocks_of(alone.description.fixed.model)}
+    passes_us = sum(counts[row.block] * (row.forward_us + row.backward_us) for row in step.blocks)
+    return UpdateTime(elements=elements, us=step.update_us + max(step.step_us - step.micro_batches * passes_us, 0.0))
 
 
 def _settings(strategy: Strategy) -> dict[str, Any]:

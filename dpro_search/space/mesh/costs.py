@@ -12,7 +12,7 @@ from dpro_search.space.mesh.block_times import nearest
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
 from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.space.mesh.groups import UNSCALED, Groups
-from dpro_search.space.mesh.recorded import Cut, Own
+from dpro_search.space.mesh.recorded import Cut, ModelledOwn, Own, Work
 from dpro_search.space.mesh.schedule import Schedule
 from dpro_search.space.mesh.step_graph import LayerCosts, StepCosts
 from dpro_search.space.mesh.strategy import Recompute, Strategy, layout_of
@@ -134,7 +134,7 @@ class Pricer:
             costs = replace(costs, waits_forward_us=waits[0], waits_backward_us=waits[1])
         weights_us = backward * self._weights_us(program)
         if own is not None:  # their share of the pass is as modelled
-            modelled_us = self._modelled(block, self._cut).backward_us
+            modelled_us = self._modelled(block, self._cut).backward.us
             weights_us *= own.backward_us / modelled_us if modelled_us > 0 else 0.0
         return replace(costs, weights_us=weights_us)
 
@@ -187,11 +187,8 @@ class Pricer:
         factor = workload.scales.compute
         return Own(found.forward_us * factor, found.backward_us * factor, found.reduce_us * factor, found.spread)
 
-    def _modelled(self, block: Block, cut: Cut) -> Own:
-        """What cost models say of a rank's own work, with the copies of gathered parameters and exchanged gradients.
-
-        A GPU computes while the host starts what follows, so that the longer of both counts; a core does both.
-        """
+    def _modelled(self, block: Block, cut: Cut) -> ModelledOwn:
+        """What cost models say of a rank's own work, with the copies of gathered parameters and exchanged gradients."""
         split = Strategy(
             tp=cut.tp, sequence_parallel=cut.sequence_parallel, micro_batch=cut.micro_batch, global_batch=cut.micro_batch
         )
@@ -203,20 +200,28 @@ class Pricer:
         ]
         held = sum(weight.elements for weight in program.weights if not weight.sparse) * self._workload.element_bytes
         copied_us = self._moved_us(2 * held) if cut.sharded else 0.0
-        added_us = [0.0, 0.0]
-        if cut.tp > 1 and self._workload.times is not None:
-            times, named = self._workload.times.times, {weight.op for weight in program.weights}
-            ops = [step.op for step in program.forward if isinstance(step, LocalOp)]
-            shared = sum(op.type in _SPLIT and op.name in named for op in ops)
-            added_us = [shared * times.split_forward_us, shared * times.split_backward_us]
+        reduce_us, forward_us, backward_us = self._moved_us(2 * held), passes[0] + copied_us, passes[1] + copied_us
         if self._workload.cluster.groups[0].host.device.kind == "gpu":
-            host_us = (self._host_us(program.forward, backward=False), self._host_us(program.backward, backward=True))
-            forward_us, backward_us = (
-                max(device_us + copied_us, started_us + more_us)
-                for device_us, started_us, more_us in zip(passes, host_us, added_us, strict=True)
+            added_us = self._split_us(program, cut, side_by_side=True)
+            return ModelledOwn(
+                Work(forward_us, self._host_us(program.forward, backward=False) + added_us[0]),
+                Work(backward_us + self._accumulated_us(program), self._host_us(program.backward, backward=True) + added_us[1]),
+                reduce_us,
             )
-            return Own(forward_us, backward_us, self._moved_us(2 * held))
-        return Own(passes[0] + copied_us + added_us[0], passes[1] + copied_us + added_us[1], self._moved_us(2 * held))
+        added_us = self._split_us(program, cut, side_by_side=False)
+        return ModelledOwn(Work(forward_us + added_us[0]), Work(backward_us + added_us[1]), reduce_us)
+
+    def _split_us(self, program: BlockProgram, cut: Cut, *, side_by_side: bool) -> tuple[float, float]:
+        """What the framework adds to both passes where tensor parallel ranks share weights.
+
+        `side_by_side`: to each of the weights of an op, as queries, keys and values are layers of their own in a script.
+        """
+        if cut.tp == 1 or self._workload.times is None:
+            return 0.0, 0.0
+        times, named = self._workload.times.times, {weight.op for weight in program.weights}
+        ops = [step.op for step in program.forward if isinstance(step, LocalOp)]
+        shared = sum(max(len(op.columns), 1) if side_by_side else 1 for op in ops if op.type in _SPLIT and op.name in named)
+        return shared * times.split_forward_us, shared * times.split_backward_us
 
     def _waits_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
         """Of a pass, collectives beside which nothing is computed."""

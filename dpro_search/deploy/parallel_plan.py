@@ -23,6 +23,7 @@ Needs PyTorch 2.13, nothing else; another version is warned of, and tried.
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import json
 import os
@@ -122,6 +123,7 @@ def apply(
         if plan["recompute"]:
             _recompute(_module(part, path), plan["recompute_layers"])
         _shard(part, path, mesh, plan, bool(tied))
+    gc.collect()  # cycles hold parameters as they were before they were split: of an embedding whole gigabytes
     planned = Planned(parts, loss_function, mesh, plan, device)
     _observed(planned, path)
     return planned

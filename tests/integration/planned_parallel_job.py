@@ -1,13 +1,16 @@
 """Losses of a small GPT: `python planned_parallel_job.py CASES.json OUT RANK RANKS`, once for each rank.
 
 Each case is a folder with ``parallel_plan.py``, which is followed, or null: the whole model on every rank, on the whole batch.
-Rank 0 writes OUT: of each case its losses, norms of gradients, and the collectives of its last step.
+Rank 0 writes OUT: of each case its losses, norms of gradients, the collectives of its last step, and the whole matrices that are
+still in memory when they have been split.
 """
 
+import gc
 import importlib.util
 import json
 import os
 import sys
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -112,16 +115,20 @@ def batches():
 def trained(folder, number):
     torch.manual_seed(0)
     model = Gpt()
+    whole = {name: weakref.ref(each) for name, each in model.named_parameters() if each.ndim == 2}
     if folder is None:
         parameters, own = list(model.parameters()), slice(None)
     else:
         spec = importlib.util.spec_from_file_location(f"plan_{number}", Path(folder) / "parallel_plan.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        gc.disable()  # else it depends on luck what cycles hold
         planned = module.apply(model, loss_function)
+        gc.enable()
         parameters = list(planned.parameters())
         size = BATCH // planned.data_ranks
         own = slice(planned.data_rank * size, (planned.data_rank + 1) * size)
+    held = [name for name, each in whole.items() if each() is not None]
     optimizer = torch.optim.SGD(parameters, lr=0.5)
     losses, norms = [], []
     for inputs, targets in batches():
@@ -136,7 +143,7 @@ def trained(folder, number):
         norms.append(float(norm))
         optimizer.step()
         optimizer.zero_grad()
-    return {"losses": losses, "norms": norms, "collectives": dict(recorder.found)}
+    return {"losses": losses, "norms": norms, "collectives": dict(recorder.found), "whole": held}
 
 
 def main():

@@ -118,6 +118,11 @@ def test_collectives_are_those_of_the_plan(found, case):
     assert found[case]["collectives"] == EXPECTED[case]
 
 
+@pytest.mark.parametrize("case", ["tp", "tp, sp", "fsdp x tp, sp"])
+def test_no_whole_matrix_stays_in_memory_when_it_is_split(found, case):
+    assert found[case]["whole"] == []
+
+
 def test_zero_1_reduces_once_and_zero_2_each_micro_batch(found):
     one, two = (found[f"zero {stage}"]["collectives"] for stage in (1, 2))
     assert (one["reduce_scatter_base 2"], two["reduce_scatter_base 2"]) == (UNITS, 2 * UNITS)

@@ -1,7 +1,7 @@
 """Jobs on a GPU, measured and profiled, and predictions beside that.
 
     python -m experiments.validation.gpu_jobs record OUT [--seconds 170]       # on the machine with the GPU; needs PyTorch alone
-    python -m experiments.validation.gpu_jobs score OUT                        # anywhere; prints tables
+    python -m experiments.validation.gpu_jobs score OUT [--captured DIR]       # anywhere; prints tables
 
 With --device cpu --small `record` runs at tiny sizes without a GPU, to try the program.
 """
@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=170.0)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--captured", type=Path, metavar="DIR", help="what dpro-search capture made of each job, DIR/JOB/job.toml")
     parser.add_argument("--rank", type=int, default=0)
     options = parser.parse_args()
     if options.verb == "record":
@@ -32,7 +33,7 @@ def main() -> None:
     else:
         from experiments.validation.gpu_jobs.score import main as score
 
-        score(options.folder)
+        score(options.folder, options.captured)
 
 
 if __name__ == "__main__":

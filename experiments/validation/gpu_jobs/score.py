@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+import dpro_search
+from dpro_search.cluster import bundled
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError
@@ -59,8 +61,14 @@ class Profile:
         return self.profiled_again_us if found is None else found
 
 
-def main(folder: Path) -> None:
-    """Print all tables."""
+def main(folder: Path, captured: Path | None = None) -> None:
+    """Print all tables.
+
+    Parameters
+    ----------
+    captured
+        A folder with what `dpro-search capture` made of each job, by the job's name.
+    """
     results = json.loads((folder / RESULTS).read_text())
     print(", ".join(f"{name} {value}" for name, value in results["machine"].items()), end="\n\n")
     _print_times(results["times"])
@@ -70,9 +78,11 @@ def main(folder: Path) -> None:
     _print("What-ifs", _ASKED, [row for profile in profiles for row in _what_if_rows(profile, results["times"])])
     _print("Plans", _ASKED, [row for profile in profiles for row in _plan_rows(profile)])
     _print("Peak memory", ("profile", "predicted, MiB", "measured, MiB", "error, %"), [*_memory_rows(profiles)])
-    kernels = ("ops of PyTorch", "shapes", "ms a step", "median error, %", "90 % of errors below, %", "all together, %")
     gpu = str(results["machine"].get("gpu", ""))
-    _print(f"Predicted latencies on {gpu}, cold", kernels, kernel_rows([profile.trace for profile in profiles], gpu))
+    kernels = ("ops of PyTorch", "shapes", "ms a step", "median error, %", "90 % of errors below, %", "all together, %")
+    _print(f"Predicted latencies on {gpu}, cold", kernels, [*kernel_rows([profile.trace for profile in profiles], gpu)])
+    if captured is not None:
+        _print("Captured, never run", _CAPTURED, [*_captured_rows(captured, results["times"], f"1x{_device_name(gpu)}")])
     for name, text in results["errors"].items():
         print(f"* {name}: {text.strip().splitlines()[-1]}")
     print("* no time for:", ", ".join(results["skipped"]) or "nothing")
@@ -214,6 +224,41 @@ def _asked(profile: Profile, text: str, true_us: float, predict: Any) -> Row:
         f"{(1 - found.iteration_us / as_recorded.iteration_us) * 100:+.1f}",
         measured_gain,
     )
+
+
+_CAPTURED = (
+    "job",
+    "predicted, ms",
+    "interval, ms",
+    "measured, ms",
+    "error, %",
+    "as a CUDA graph, ms",
+    "peak predicted, MiB",
+    "measured, MiB",
+)
+
+
+def _captured_rows(folder: Path, times: Mapping[str, Mapping[str, Any]], cluster: str) -> Iterator[Row]:
+    for path in sorted(folder.glob("*/job.toml")):
+        variants = times.get(path.parent.name, {})
+        if "eager" not in variants:
+            continue
+        found = dpro_search.load(path).replay(cluster=cluster)
+        true_us, peak = step_us(variants["eager"]), found.facts.get("peak_memory_bytes")
+        yield (
+            path.parent.name,
+            f"{found.iteration_us / 1e3:.2f}",
+            " to ".join(f"{us / 1e3:.2f}" for us in found.interval_us),
+            f"{true_us / 1e3:.2f}",
+            f"{(found.iteration_us / true_us - 1) * 100:+.1f}",
+            f"{step_us(variants['graph']) / 1e3:.2f}" if "graph" in variants else "",
+            "" if peak is None else f"{peak / 2**20:.0f}",
+            f"{variants['eager']['peak_bytes'] / 2**20:.0f}",
+        )
+
+
+def _device_name(gpu: str) -> str:
+    return bundled.aliases("device").get(bundled.plain(gpu), gpu)
 
 
 def _memory_rows(profiles: Sequence[Profile]) -> Iterator[Row]:

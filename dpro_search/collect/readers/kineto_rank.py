@@ -441,7 +441,7 @@ def _collective(kernel: str, notes: list[Note]) -> Collective:
     sized = next((note for note in notes if note.elements is not None and (note.dtype or "").lower() in ITEM_BYTES), None)
     group, ranks, sequence, named = first("group"), first("group_ranks"), first("sequence"), first("collective")
     short = kernel.split("(")[0]
-    match = _LABEL.search(short)
+    match = _LABEL.search(short) if _COLLECTIVE.search(short) else None
     label = str(match[0] if match else named or short)
     return Collective(
         label=label.lower().replace("_", ""),

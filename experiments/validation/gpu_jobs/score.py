@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,16 @@ PLANS: Mapping[str, Plan] = {
     "prefetch": Plan.of(prefetch=True),
 }
 RECOMPUTED = "half recomputed"
+TWO_RANKS = "2-ranks"  # of one GPU, in turn: their kernels' durations hold each other's
 Row = Sequence[str]
+_FACTOR_STEP = 0.002
 
 
-@dataclass(frozen=True, kw_only=True)
+def _with_host(job: Job, factor: float) -> Job:
+    return job.scaled(Scale.parse(f"host={factor:.4f}"))
+
+
+@dataclass(kw_only=True)
 class Profile:
     """A profile that came back, with what was measured of its job."""
 
@@ -53,6 +60,24 @@ class Profile:
     facts: Mapping[str, Any]
     measured: Mapping[str, float]  # Median step in us, by variant.
     profiled_again_us: float | None  # Of the same training, measured behind the profile.
+
+    @cached_property
+    def host_factor(self) -> float:
+        """By what the host's recorded work is multiplied for the replay to take as long as the step without a profiler."""
+        base_us = self.base_us
+        if base_us is None or self.job.predict(Plan()).iteration_us <= base_us:
+            return 1.0
+        low, high = 0.0, 1.0
+        while high - low > _FACTOR_STEP:
+            middle = (low + high) / 2
+            slower = _with_host(self.job, middle).predict(Plan()).iteration_us > base_us
+            low, high = (low, middle) if slower else (middle, high)
+        return high
+
+    @cached_property
+    def as_measured(self) -> Job:
+        """The job with the host's work so scaled: one measured number, and no variant, is used."""
+        return _with_host(self.job, self.host_factor) if self.host_factor < 1.0 else self.job
 
     @property
     def base_us(self) -> float | None:
@@ -79,8 +104,9 @@ def main(folder: Path, captured: Path | None = None) -> None:
     _print("Plans", _ASKED, [row for profile in profiles for row in _plan_rows(profile)])
     _print("Peak memory", ("profile", "predicted, MiB", "measured, MiB", "error, %"), [*_memory_rows(profiles)])
     gpu = str(results["machine"].get("gpu", ""))
+    alone = [profile.trace for profile in profiles if TWO_RANKS not in profile.name]
     kernels = ("ops of PyTorch", "shapes", "ms a step", "median error, %", "90 % of errors below, %", "all together, %")
-    _print(f"Predicted latencies on {gpu}, cold", kernels, [*kernel_rows([profile.trace for profile in profiles], gpu)])
+    _print(f"Predicted latencies on {gpu}, cold", kernels, [*kernel_rows(alone, gpu)])
     if captured is not None:
         _print("Captured, never run", _CAPTURED, [*_captured_rows(captured, results["times"], f"1x{_device_name(gpu)}")])
     for name, text in results["errors"].items():
@@ -173,6 +199,7 @@ def _replayed_row(profile: Profile) -> Row:
 
 _ASKED = (
     "profile", "asked", "predicted, ms", "interval, ms", "measured, ms", "error, %", "predicted gain, %", "measured gain, %",
+    "host=", "predicted with that, ms", "error, %", "predicted gain, %",
 )  # fmt: skip
 
 
@@ -182,20 +209,15 @@ def _what_if_rows(profile: Profile, times: Mapping[str, Mapping[str, Any]]) -> I
     if "compiled" in compiled:
         measured["compiled"] = step_us(compiled["compiled"])
     for variant, texts in WHAT_IFS.items():
-        if variant in measured:
-            for text in texts:
-                yield _asked(profile, text, measured[variant], lambda text=text: _what_if(profile.job, text))
-
-
-def _what_if(job: Job, text: str) -> Prediction:
-    return job.scaled(Scale.parse(text)).predict(Plan())
+        for text in texts if variant in measured else ():
+            yield _asked(profile, text, measured[variant], lambda job, text=text: job.scaled(Scale.parse(text)).predict(Plan()))
 
 
 def _plan_rows(profile: Profile) -> Iterator[Row]:
     for variant, true_us in profile.measured.items():
         plan = _recomputed(profile.job) if variant == RECOMPUTED else PLANS.get(variant)
         if plan is not None:
-            yield _asked(profile, variant, true_us, lambda plan=plan: profile.job.predict(plan))
+            yield _asked(profile, variant, true_us, lambda job, plan=plan: job.predict(plan))
 
 
 def _recomputed(job: Job) -> Plan | None:
@@ -205,25 +227,25 @@ def _recomputed(job: Job) -> Plan | None:
     return Plan.of(**points[(len(points) - 1) // 2]) if points else None
 
 
-def _asked(profile: Profile, text: str, true_us: float, predict: Any) -> Row:
+def _asked(profile: Profile, text: str, true_us: float, predict: Callable[[Job], Prediction]) -> Row:
     base_us = profile.base_us
     assert base_us is not None
-    measured_gain = f"{(1 - true_us / base_us) * 100:+.1f}"
+    measured = (f"{true_us / 1e3:.2f}", f"{(1 - true_us / base_us) * 100:+.1f}")
     try:
-        found, as_recorded = predict(), profile.job.predict(Plan())
+        found, scaled = predict(profile.job), predict(profile.as_measured)
     except DproSearchError as error:
-        return profile.name, text, str(error), "", f"{true_us / 1e3:.2f}", "", "", measured_gain
-    low, high = found.interval_us
-    return (
-        profile.name,
-        text,
-        f"{found.iteration_us / 1e3:.2f}",
-        f"{low / 1e3:.2f} to {high / 1e3:.2f}",
-        f"{true_us / 1e3:.2f}",
-        f"{(found.iteration_us / true_us - 1) * 100:+.1f}",
-        f"{(1 - found.iteration_us / as_recorded.iteration_us) * 100:+.1f}",
-        measured_gain,
+        return profile.name, text, str(error), "", measured[0], "", "", measured[1], "", "", "", ""
+    shown, again = (
+        (
+            f"{each.iteration_us / 1e3:.2f}",
+            f"{(each.iteration_us / true_us - 1) * 100:+.1f}",
+            f"{(1 - each.iteration_us / job.predict(Plan()).iteration_us) * 100:+.1f}",
+        )
+        for job, each in ((profile.job, found), (profile.as_measured, scaled))
     )
+    interval = " to ".join(f"{us / 1e3:.2f}" for us in found.interval_us)
+    factor = f"{profile.host_factor:.2f}"
+    return profile.name, text, shown[0], interval, measured[0], shown[1], shown[2], measured[1], factor, *again
 
 
 _CAPTURED = (

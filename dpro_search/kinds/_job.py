@@ -164,6 +164,8 @@ class Job(ABC):
             plan = plan.changed(tensor_groups=contiguous_groups(self.tensors, scenario.groups))
         if scenario.global_batch is not None:
             job = job.with_batch(scenario.global_batch)
+        if scenario.measured_us is not None:
+            job = job.measured_as(scenario.measured_us)
         if scenario.cluster != ClusterChange():
             job = job.moved(scenario.cluster)
         for scale in scenario.scales:
@@ -230,6 +232,10 @@ class Job(ABC):
     def scaled(self, scale: Scale) -> Self:
         """The same job with a part that takes another time."""
         raise self.cannot("scaled", "be predicted with other speeds")
+
+    def measured_as(self, step_us: float) -> Job:
+        """The same job as it runs without the profiler that recorded it, where a step takes so long."""
+        raise self.cannot("measured_as", "be told what a step takes without the profiler")
 
     def trained_to(self, loss: float) -> Job:
         """The same job with another target loss."""

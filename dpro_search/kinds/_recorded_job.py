@@ -17,6 +17,7 @@ from dpro_search.kinds._job import Comparison, Job, Table
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_cluster import Elsewhere, elsewhere
 from dpro_search.machine import Calibration, machine_constants
+from dpro_search.quantities import time_text
 from dpro_search.replay.timeline import Timeline
 from dpro_search.report.groups import TensorGroups, recorded_groups
 from dpro_search.space.cluster import ClusterSpec, spec_on
@@ -30,7 +31,7 @@ class RecordedSteps(Job):
     """Predictions of the recorded steps with other speeds. The empty plan is its only one: other plans need a model of the job."""
 
     trace: Trace
-    settings: ClassVar[tuple[str, ...]] = ("ranks", "rate", "recorded_on", *SCALES, *OP_SCALES)
+    settings: ClassVar[tuple[str, ...]] = ("ranks", "rate", "recorded_on", "measured", *SCALES, *OP_SCALES)
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -39,10 +40,16 @@ class RecordedSteps(Job):
         self.space = PlanSpace(JobFacts(name=self.title, tensors=trace.tensors), [])
         self._scales: tuple[Scale, ...] = ()
         self._elsewhere: Elsewhere | None = None
+        self._unprofiled: tuple[float, float] | None = None  # What a step takes without the profiler, and the host's factor.
 
     def _predictor(self, *, without: Sequence[int] = ()) -> RecordedPredictor:
         """Of all steps but some."""
         return RecordedPredictor(self.trace, without=without)
+
+    @property
+    def _in_profile(self) -> RecordedPredictor:
+        """Of the steps as they were recorded, under the profiler."""
+        return self.predictor if self._unprofiled is None and self._elsewhere is None else self._predictor()
 
     def moved(self, change: ClusterChange) -> Job:
         """Kinds that know more of a job than its recorded steps override `at_scale`, which all other machines go through."""
@@ -56,7 +63,8 @@ class RecordedSteps(Job):
     def _moved(self, change: ClusterChange) -> Self:
         """The recorded steps on other GPUs and links (`space.recorded_cluster`)."""
         changed = copy.copy(self)
-        changed._elsewhere = elsewhere(self.trace, self._predictor(), change)
+        here = self._in_profile if self._unprofiled is None else self.predictor
+        changed._elsewhere = elsewhere(self.trace, here, change)
         changed.predictor = changed._elsewhere.predictor
         return changed
 
@@ -72,12 +80,27 @@ class RecordedSteps(Job):
 
     def assumed(self) -> Iterator[str]:
         """What predictions take for granted of the recorded job, a sentence each."""
+        if self._unprofiled is not None:
+            step_us, factor = self._unprofiled
+            yield (
+                f"a step takes {time_text(step_us)} without the profiler, as given: host threads take {factor:.2f} times what they "
+                "take in the profile"
+            )
         ranks, world = self.trace.meta.ranks, self.trace.meta.world_size or round(self.trace.meta.number_knob(WORLD_SIZE, 0))
         if world > ranks:
             yield (
                 f"the job has {world} ranks, of which {ranks} {'is' if ranks == 1 else 'are'} here: the others compute as "
                 f"{'it does' if ranks == 1 else 'these do'}, and what was waited for them stays"
             )
+
+    def measured_as(self, step_us: float) -> Self:
+        """With the work of host threads as fast as it is without the profiler (`kinds._unprofiled`)."""
+        from dpro_search.kinds._unprofiled import without_profiler
+
+        changed = copy.copy(self)
+        changed.predictor, factor = without_profiler(self.predictor, step_us)
+        changed._unprofiled = step_us, factor
+        return changed
 
     def scaled(self, scale: Scale) -> Self:
         changed = copy.copy(self)
@@ -116,7 +139,9 @@ class RecordedSteps(Job):
 
     @property
     def measured_iteration_us(self) -> float | None:
-        return self.predictor.measured_iteration_us if self._elsewhere is None else None
+        if self._elsewhere is not None:
+            return None
+        return self.predictor.measured_iteration_us if self._unprofiled is None else self._unprofiled[0]
 
     def measured_iterations_us(self) -> Floats:
         return np.array(list(self.predictor.iterations_us.values()))
@@ -152,7 +177,7 @@ class RecordedSteps(Job):
 
     def held_out(self, step: int) -> Comparison:
         started = time.perf_counter()
-        held = self.predictor.held_out(step)
+        held = self._in_profile.held_out(step)
         return Comparison(
             measured_us=held.measured_us,
             prediction=as_prediction(held.prediction, "recorded", self._peak_memory_bytes(Plan())),
@@ -163,7 +188,7 @@ class RecordedSteps(Job):
         )
 
     def own_durations(self) -> Comparison:
-        pairs = self.predictor.own_durations()
+        pairs = self._in_profile.own_durations()
         steps = [
             {"step": step, "measured_us": true, "replayed_us": replayed, "error_pct": (replayed / true - 1) * 100}
             for step, (true, replayed) in pairs.items()

@@ -10,6 +10,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
     launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0  compile=1  where kernels and their launches were recorded
     module.Net_0.Block_1=0.5                                                    where modules were recorded
+    measured=17.8ms                                                             a step of a profile, measured without profiler
     rank3=usual  ranks0+1+2.communication=0.5                                   one of several ranks; collectives of a group
 """
 
@@ -146,6 +147,8 @@ class Scenario:
     cluster: ClusterChange = field(default_factory=ClusterChange)  # Changes of the cluster.
     scales: tuple[Scale, ...] = ()  # Changes of speed, in the order in which they apply.
     target_loss: float | None = None  # Of a job that is trained to a loss; None: as recorded.
+    # Of a profiled job: what a step takes without the profiler, which makes host threads slower; None: as in the profile.
+    measured_us: float | None = None
 
     def on(self, cluster: str | Cluster | None) -> Scenario:
         """The scenario on a cluster, or one named like "16xhgx-h100" or a TOML file (`cluster.parse_cluster`); None: as it is."""
@@ -205,6 +208,8 @@ class Scenario:
                 return replace(self, cluster=replace(self.cluster, delay_us=parse_us(value)))
             if setting == "target_loss":
                 return replace(self, target_loss=parse_number(value))
+            if setting == "measured":
+                return replace(self, measured_us=parse_us(value))
             if setting == "recorded_on":
                 return replace(self, cluster=replace(self.cluster, recorded_on=parse_cluster(value)))
             if setting == "cores":

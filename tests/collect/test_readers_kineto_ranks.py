@@ -6,12 +6,12 @@ import tracemalloc
 import numpy as np
 import pytest
 from importer_kit import check_trace, plain, shared_traces
-from kineto_files import COLLECTIVES, MAIN, START, Profile, collective_job, distributed, small_job
+from kineto_files import COLLECTIVES, MAIN, START, Profile, collective_job, distributed, one, small_job
 
 from dpro_search.collect.readers import kineto
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto import read
-from dpro_search.collect.trace import EventKind, Trace
+from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 from dpro_search.errors import InputError
 
 
@@ -207,3 +207,16 @@ def test_collectives_are_told_from_their_kernels_names(tmp_path, kernel, label):
     profile.kernel(kernel, START + 20, 30, launched=START + 10, stream=COLLECTIVES)
     trace = read([profile.write(tmp_path / "trace.json")])
     assert [tensor.name for tensor in trace.tensors] == [f"{label}#0"]
+
+
+def test_what_nccl_runs_for_a_group_of_one_rank_is_a_collective(tmp_path):
+    """Its name is not that of NCCL's other kernels; the profiler notes what it is part of."""
+    profile = small_job()
+    name = "__nv_static_32__b4148644_10_onerank_cu_fdf47990__ZN43_GLOBAL__N__oneRankReduceI13FuncPreMulSumIfEEEvPvS3_mmb"
+    note = {"Collective name": "allreduce", "In msg nelems": 250, "dtype": "Float", "Group size": 1, "Process Group Ranks": "[0]"}
+    profile.kernel(name, START + 170, 5, launched=START + 165, stream=COLLECTIVES, **note)
+    trace = read([profile.write(tmp_path / "rank0.json", header=distributed(0, 1))])
+    event = one(trace, name)
+    assert trace.events.kind[event] == EventKind.COLLECTIVE
+    assert trace.events.collective_kind[event] == CollectiveKind.ALL_REDUCE
+    assert trace.events.size_bytes[event] == 1000

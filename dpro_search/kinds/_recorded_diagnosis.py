@@ -26,8 +26,11 @@ _PARTS = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "idl
 _SHOWN_PCT = 0.1  # of an iteration
 
 
-def diagnosis(trace: Trace, predictor: RecordedPredictor) -> dict[str, Any]:
-    """The facts of `Job.diagnose`; also ``links``, the speed of each process group."""
+def diagnosis(trace: Trace, predictor: RecordedPredictor, *, profiled: bool = True) -> dict[str, Any]:
+    """The facts of `Job.diagnose`; also ``links``, the speed of each process group.
+
+    `profiled`: whether host threads are as slow as the profiler made them.
+    """
 
     base, timeline = predictor.predict(), predictor.timeline()
     late, speeds = lateness(trace), group_speeds(trace)
@@ -53,7 +56,9 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor) -> dict[str, Any]:
             timeline, numbers=numbers, origins=origins(trace, predictor.ops.about[rows]) if len(rows) else ()
         ),
         "links": [msgspec.to_builtins(speed) for speed in speeds],
-        "findings": list(findings(times, found, base.iteration_us, speeds, next(iter(predictor.sorts.collectives), ""))),
+        "findings": list(
+            findings(times, found, base.iteration_us, speeds, next(iter(predictor.sorts.collectives), ""), profiled=profiled)
+        ),
         "warnings": list(trace.meta.warnings),
     }
 

@@ -14,7 +14,7 @@ from dpro_search.replay.sentences import WORTH_PCT
 _PARTS = ("compute", "exposed_communication", "waiting_for_ranks", "host_bound", "transfer")
 _SENTENCES = {
     "launch": "Host-bound: devices are idle for {host_bound:.0f} % of an iteration because nothing was launched; use CUDA graphs, "
-    "torch.compile or larger batches.",
+    "torch.compile or larger batches{unmeasured}.",
     "loading": "The training thread loads its input, or waits for it; use more num_workers of the DataLoader, pin_memory and "
     "prefetching.",
     "communication": "Communication that nothing hides takes {exposed_communication:.0f} % of an iteration ({hidden:.0f} % of "
@@ -27,6 +27,7 @@ _SENTENCES = {
     "link": "Slow link: {collective} among ranks {ranks} reaches {reached:.1f} Gbit/s a link, the other groups {usual:.1f}. Look "
     "at these ranks' links and NCCL_IB_HCA or NCCL_SOCKET_IFNAME, or place them closer together.",
 }
+_UNMEASURED = " (the profiler slows the host: give a step without it, --set measured=TIME)"
 _SHARDED = "try prefetching more units, keeping parameters after the forward pass (FSDP's reshard_after_forward), larger units"
 _PASSED_ON = "try more micro-batches or another pipeline schedule"
 _ADVICE = {
@@ -47,6 +48,8 @@ def findings(
     iteration_us: float,
     speeds: Sequence[GroupSpeed] = (),
     collective: str = "",
+    *,
+    profiled: bool = True,
 ) -> tuple[str, ...]:
     """Sentences on what would gain at least 3 % of an iteration, the largest gain first; each names the what-if that repeats it.
 
@@ -62,8 +65,11 @@ def findings(
         Of every group of ranks.
     collective
         The type of collective that takes longest; advice is about the type that would gain most, where several were asked about.
+    profiled
+        Whether host threads are as slow as the profiler made them.
     """
     shares = _shares(times, iteration_us) | {"advice": _ADVICE.get(_decisive(answers) or collective, _ANY_ADVICE)}
+    shares["unmeasured"] = _UNMEASURED if profiled else ""
     found: dict[str, Answer] = {}
     for answer in sorted(answers, key=lambda answer: -answer.gain_us):
         if answer.topic in _SENTENCES and answer.gain_pct >= WORTH_PCT:

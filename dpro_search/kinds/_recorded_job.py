@@ -102,6 +102,11 @@ class RecordedSteps(Job):
         changed._unprofiled = step_us, factor
         return changed
 
+    @property
+    def host_factor(self) -> float:
+        """What the work of host threads takes, in terms of what it takes in the profile (`measured_as`)."""
+        return 1.0 if self._unprofiled is None else self._unprofiled[1]
+
     def scaled(self, scale: Scale) -> Self:
         changed = copy.copy(self)
         changed._scales = (*self._scales, scale)
@@ -207,7 +212,8 @@ class RecordedSteps(Job):
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds._recorded_diagnosis import diagnosis
 
-        return diagnosis(self.trace, self.predictor) | {"measured_iteration_us": self.measured_iteration_us}
+        facts = diagnosis(self.trace, self.predictor, profiled=self._unprofiled is None)
+        return facts | {"measured_iteration_us": self.measured_iteration_us}
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
         from dpro_search.kinds._recorded_diagnosis import diagnosis_tables

@@ -53,9 +53,12 @@ def test_a_step_that_the_device_bounds_is_left_as_it_is(tmp_path):
 
 def test_it_is_said_what_the_host_was_scaled_by(tmp_path):
     job, _ = job_of(host_bound(tmp_path, 100.0), PlanOptions()).under(Scenario(measured_us=300.0))
+    as_profiled = job_of(job.trace, PlanOptions())
+    assert "the profiler slows the host" in as_profiled.diagnose()["findings"][0]
     assert any("host threads take 0.60 times" in line for line in job.left_out(Scenario().cluster))
     assert job.measured_iteration_us == 300.0
     assert job.diagnose()["iteration_us"] == pytest.approx(300.0, rel=0.01)
+    assert "slows the host" not in " ".join(job.diagnose()["findings"])
     assert job.own_durations().error_pct == pytest.approx(0.0, abs=0.1)  # of the profile, as recorded
 
 

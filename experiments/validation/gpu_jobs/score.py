@@ -6,6 +6,7 @@ import json
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ import dpro_search
 from dpro_search.cluster import bundled
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
-from dpro_search.errors import DproSearchError
+from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Job, PlanOptions, job_of
 from dpro_search.kinds._recorded_job import RecordedSteps
 from dpro_search.space.plan import Plan, Prediction
@@ -43,11 +44,6 @@ PLANS: Mapping[str, Plan] = {
 RECOMPUTED = "half recomputed"
 TWO_RANKS = "2-ranks"  # of one GPU, in turn: their kernels' durations hold each other's
 Row = Sequence[str]
-_FACTOR_STEP = 0.002
-
-
-def _with_host(job: Job, factor: float) -> Job:
-    return job.scaled(Scale.parse(f"host={factor:.4f}"))
 
 
 @dataclass(kw_only=True)
@@ -62,22 +58,14 @@ class Profile:
     profiled_again_us: float | None  # Of the same training, measured behind the profile.
 
     @cached_property
-    def host_factor(self) -> float:
-        """By what the host's recorded work is multiplied for the replay to take as long as the step without a profiler."""
-        base_us = self.base_us
-        if base_us is None or self.job.predict(Plan()).iteration_us <= base_us:
-            return 1.0
-        low, high = 0.0, 1.0
-        while high - low > _FACTOR_STEP:
-            middle = (low + high) / 2
-            slower = _with_host(self.job, middle).predict(Plan()).iteration_us > base_us
-            low, high = (low, middle) if slower else (middle, high)
-        return high
-
-    @cached_property
-    def as_measured(self) -> Job:
-        """The job with the host's work so scaled: one measured number, and no variant, is used."""
-        return _with_host(self.job, self.host_factor) if self.host_factor < 1.0 else self.job
+    def as_measured(self) -> RecordedSteps:
+        """The job told what a step takes without the profiler: one measured number, and that of no variant."""
+        assert isinstance(self.job, RecordedSteps)
+        if self.base_us is None or TWO_RANKS in self.name:
+            return self.job
+        with suppress(InputError):  # the replay is shorter
+            return self.job.measured_as(self.base_us)
+        return self.job
 
     @property
     def base_us(self) -> float | None:
@@ -244,7 +232,7 @@ def _asked(profile: Profile, text: str, true_us: float, predict: Callable[[Job],
         for job, each in ((profile.job, found), (profile.as_measured, scaled))
     )
     interval = " to ".join(f"{us / 1e3:.2f}" for us in found.interval_us)
-    factor = f"{profile.host_factor:.2f}"
+    factor = f"{profile.as_measured.host_factor:.2f}"
     return profile.name, text, shown[0], interval, measured[0], shown[1], shown[2], measured[1], factor, *again
 
 

@@ -27,7 +27,7 @@ class DeviceOps:
     by_end, ends_us
         All ops by their ends, and these.
     launches_us
-        All launches in order.
+        All launches in order; -inf for ops that were launched before the profiler's window.
     explained_us
         By when launch and stream alone had let each op start, [events]; inf for others.
     """
@@ -40,7 +40,8 @@ class DeviceOps:
         self.launches = {stream: np.maximum.accumulate(self.launch_us[mine]) for stream, mine in self.streams.items()}
         self.by_end = ops[np.argsort(r.end_us[ops], kind="stable")]
         self.ends_us = r.end_us[self.by_end]
-        self.launches_us = np.sort(self.launch_us[ops])
+        queued = np.concatenate([_launched_before(r, mine) for mine in self.streams.values()] or [ops[:0]])
+        self.launches_us = np.sort(np.concatenate((np.full(len(queued), -np.inf), self.launch_us[np.setdiff1d(ops, queued)])))
         self.explained_us = np.full(len(r), np.inf)
         for mine in self.streams.values():
             free_us = np.concatenate(([-np.inf], np.maximum.accumulate(r.end_us[mine])[:-1]))
@@ -72,6 +73,12 @@ class DeviceOps:
         found = [self.last_launched(stream, float(r.start_us[call])) for stream in self.streams]
         mine = [op for op in found if op >= 0 and r.launch[op] >= 0 and r.stream[r.launch[op]] == r.stream[call]]
         return max(mine, key=lambda op: self.launch_us[op], default=-1)
+
+
+def _launched_before(r: RankRecords, stream: Ints) -> Ints:
+    """Ops of a stream that were queued when the recording began: without a launch in it, before the first that has one."""
+    launched = r.launch[stream] >= 0
+    return stream[: int(np.argmax(launched))] if launched.any() else stream[:0]
 
 
 def calls_named(r: RankRecords, *endings: str) -> Ints:

@@ -177,6 +177,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
             style="yellow",
         )
     if validation.paced:
+        _print_splits(console, validation)
         console.print("Paced: schedules and exchanges were real, computation was its recorded time; losses mean nothing.")
     if validation.kept_rounds:
         console.print(f"{validation.kept_rounds} of {validation.rounds} rounds are of an interrupted call.")
@@ -195,6 +196,23 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     for sentence in dict.fromkeys(_loss_sentence(plan) for plan in validation.plans if not validation.paced):
         console.print(sentence)
     console.print(f"dpro-search run --calibrate {run}: {calibration.summary}", soft_wrap=True)
+
+
+def _print_splits(console: Console, validation: Validation) -> None:
+    """Where the time of paced steps went."""
+    from dpro_search.cli._output import print_table
+    from dpro_search.deploy.step_split import PARTS
+    from dpro_search.space.describe import describe
+
+    named = [("as recorded", validation.baseline_split), *((describe(plan.plan), plan.split) for plan in validation.plans)]
+    rows = [
+        (name, *(f"{getattr(split.predicted, part):.1%} {getattr(split.measured, part):.1%}" for part in ("compute", *PARTS)))
+        for name, split in named
+        if split is not None
+    ]
+    if rows:
+        columns = ("plan", "compute", "bubble", "exposed communication", "of it contention")
+        print_table(console, "shares of the step, predicted and measured", columns, rows)
 
 
 def _print_trained(console: Console, validation: Validation) -> None:

@@ -20,6 +20,7 @@ from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.losses import Losses, read_losses
 from dpro_search.deploy.parts.part import JobFacts, Target
+from dpro_search.deploy.step_split import ComparedSplit
 from dpro_search.deploy.targets import targets_for
 from dpro_search.deploy.trained_run import TrainedRun
 from dpro_search.errors import InputError, JobError
@@ -45,10 +46,11 @@ _USES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of a job: its steps, and the first losses that it printed."""
+    """One run of a job: its steps, the first losses that it printed, and where the time of its steps went if it was paced."""
 
     times: StepTimes
     losses: Losses
+    split: ComparedSplit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ class Paced:
 
     # Times of a rank's own work under a plan, as the job's observer reads them (`in_job/dpro_search_paced.py`).
     times: Callable[[Plan], bytes]
+    # Where the time of a plan's steps went behind a warm-up, by what ranks wrote into a folder (`in_job/dpro_search_spans.py`).
+    split: Callable[[Plan, Path, int], ComparedSplit | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +164,9 @@ class RecordedJob:
                 watch=self.watch,
             )
             _require_followed(exported, report)
-            return Run(times=steps, losses=() if self.paced is not None else read_losses(report))
+            if self.paced is not None:
+                return Run(times=steps, losses=(), split=self.paced.split(plan, work, warmup))
+            return Run(times=steps, losses=read_losses(report))
 
 
 def with_observer(spec: JobSpec, name: Literal["paced", "timed"], file: Path) -> JobSpec:

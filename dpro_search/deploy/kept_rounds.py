@@ -18,6 +18,7 @@ from dpro_search.collect._files import write_file
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.deploy.jobs import RecordedJob, Run
 from dpro_search.deploy.losses import Loss
+from dpro_search.deploy.step_split import ComparedSplit
 from dpro_search.space.plan import Plan
 
 _VERSION = 1
@@ -33,6 +34,7 @@ class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
     comm_cpu_us: tuple[float, ...]
     peak_rss_bytes: int = 0
     losses: tuple[Loss, ...] = ()
+    split: ComparedSplit | None = None
 
     @staticmethod
     def of(number: int, run: Run) -> KeptRun:
@@ -45,6 +47,7 @@ class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
             comm_cpu_us=columns[2],
             peak_rss_bytes=times.peak_rss_bytes,
             losses=run.losses,
+            split=run.split,
         )
 
     def run(self) -> Run:
@@ -55,7 +58,7 @@ class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
             comm_cpu_us=np.array(self.comm_cpu_us),
             peak_rss_bytes=self.peak_rss_bytes,
         )
-        return Run(times=times, losses=self.losses)
+        return Run(times=times, losses=self.losses, split=self.split)
 
 
 class FinishedRound(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from dpro_search.collect.trace import Floats
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.kept_rounds import FinishedRound, KeptRun
 from dpro_search.deploy.losses import Equivalence, compare, tolerance_of, trained_to
+from dpro_search.deploy.step_split import ComparedSplit
 from dpro_search.deploy.trained_run import TrainedRun
 from dpro_search.errors import InputError, JobError
 from dpro_search.space.plan import Plan, Prediction
@@ -59,6 +60,8 @@ class MeasuredPlan(msgspec.Struct, frozen=True, kw_only=True):
         The gain (or loss) is larger than the noise floor, and the interval does not touch 1.00.
     losses
         Comparison of the losses with the recorded setting's.
+    split
+        Where the time of a paced step went, measured beside predicted (`step_split.py`); None: ranks computed.
     """
 
     plan: Plan
@@ -74,6 +77,7 @@ class MeasuredPlan(msgspec.Struct, frozen=True, kw_only=True):
     speedup_interval: tuple[float, float]
     beyond_noise: bool
     losses: Equivalence | None = None
+    split: ComparedSplit | None = None
 
 
 class RefusedPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +107,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     baseline_predicted_us: float
     baseline_error_pct: float
     baseline_breakdown_us: dict[str, float] = {}  # Of the prediction of the recorded setting.
+    baseline_split: ComparedSplit | None = None  # As that of a plan.
     # Iteration time of the recording, if known. If it is far from `baseline_us`, the machine or its links have changed.
     recorded_us: float | None = None
     noise_pct: float  # Half the range of the recorded setting's own runs.
@@ -311,12 +316,14 @@ def _compared(
         if losses.verdict == "different":
             refused.append(RefusedPlan(plan=plan, predicted_us=expected_us, measured_us=typical_us(found), losses=losses))
         else:
-            measured.append(measured_plan(plan, prediction, baseline, found, base, noise_pct, losses))
+            row = measured_plan(plan, prediction, baseline, found, base, noise_pct, losses)
+            measured.append(msgspec.structs.replace(row, split=ComparedSplit.mean([run.split for run in runs[number]])))
     return Validation(
         baseline_us=base_us,
         baseline_predicted_us=baseline.iteration_us,
         baseline_error_pct=(baseline.iteration_us / base_us - 1) * 100,
         baseline_breakdown_us=baseline.breakdown_us,
+        baseline_split=ComparedSplit.mean([run.split for run in runs[_RECORDED]]),
         noise_pct=noise_pct,
         rounds=rounds,
         stable=rounds_run.stable(),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
+from dpro_search.deploy.step_split import PARTS
 from experiments.parallel.cases import CONFIGS, RATES, cases
 from experiments.parallel.grid import job_case, measure_grid, score_grid
 from experiments.parallel.measure import measure, tell
@@ -40,8 +42,22 @@ def main() -> None:
             f"{row['job']:28} {row['strategy']:16} measured {row['measured_us'] / 1e3:8.1f} ms +- {row['noise_pct']:.1f} % "
             f"predicted {row['predicted_us'] / 1e3:8.1f} ms  {row['error_pct']:+.1f} %"
         )
-    for name in ("as_recorded", "from_another", "calibrated", "order", "losses", "failed"):
+    _print_splits(found["rows"])
+    for name in ("as_recorded", "from_another", "calibrated", "order", "splits", "losses", "failed"):
         print(name, found[name])
+
+
+def _print_splits(rows: list[dict[str, Any]]) -> None:
+    """Of paced runs: measured and predicted shares of the step, in percent, and predicted less measured."""
+    names = ("compute", *PARTS)
+    found = [row for row in rows if row["split"] is not None]
+    if found:
+        print(f"{'shares of the step, %':45}" + "".join(f"{name.replace('_', ' '):>28}" for name in names))
+    for row in found:
+        split = row["split"]
+        shares = [(split["measured"][name] * 100, split["predicted"][name] * 100) for name in names]
+        cells = "".join(f"{f'{mine:.1f} predicted {theirs:.1f} ({theirs - mine:+.1f})':>28}" for mine, theirs in shares)
+        print(f"{row['job']:28} {row['strategy']:16}{cells}")
 
 
 def _grid(given: argparse.Namespace) -> None:

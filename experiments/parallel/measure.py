@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 
 from dpro_search.collect.parallel_times import ParallelTimes
 from dpro_search.deploy.jobs import Run
+from dpro_search.deploy.step_split import StepSplit
 from dpro_search.errors import DproSearchError
 from dpro_search.kinds import described_job, job_of, load_source, timed_job
 from dpro_search.kinds._kind import Description
@@ -32,6 +34,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     iteration_us: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
+    split: StepSplit | None = None  # Of paced runs: where the time of a step went.
     failed: str = ""
 
 
@@ -96,13 +99,14 @@ def slower(times: ParallelTimes, factor: float) -> ParallelTimes:
 
 def predicted(case: Case, out: Path, times: Any = None) -> Any:
     """The prediction of a case; `times` in place of all that its job's file has."""
-    from dataclasses import replace
-
-    source: Any = load_source(out / case.job / "job.toml")
-    if times is not None:
-        source = replace(source, times=times)
-    job = job_of(source)
+    job = job_with(case, out, times)
     return job.replayed(plan_of(case, job))
+
+
+def job_with(case: Case, out: Path, times: Any = None) -> Any:
+    """The job of a case, with some recorded times in place of all that its file has."""
+    source: Any = load_source(out / case.job / "job.toml")
+    return job_of(source if times is None else replace(source, times=times))
 
 
 def plan_of(case: Case, job: Any) -> Plan:
@@ -134,6 +138,7 @@ def run_case(case: Case, path: Path, command: Sequence[str], number: int, *, nam
         round=number,
         iteration_us=tuple(run.times.iteration_us.tolist()),
         losses=losses,
+        split=None if run.split is None else run.split.measured,
     )
 
 

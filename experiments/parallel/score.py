@@ -11,13 +11,16 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.parallel_times import ParallelTimes
+from dpro_search.deploy.step_split import PARTS, ComparedSplit, StepSplit, mean_split
 from dpro_search.deploy.validate import noise_pct_of, typical_us
 from dpro_search.kinds import job_of, load_source
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.space.plan import Plan
 from experiments.parallel.cases import Case
-from experiments.parallel.measure import plan_of, predicted, rows_of
+from experiments.parallel.measure import job_with, plan_of, predicted, rows_of
+
+ASKED_POINTS = 5.0  # of a step: what bubble, exposed communication and contention may each be wrong by
 
 
 class Measured(NamedTuple):
@@ -27,6 +30,7 @@ class Measured(NamedTuple):
     us: float
     noise_pct: float  # Half the range of its rounds.
     losses: tuple[float, ...]
+    split: StepSplit | None  # Mean over its paced rounds.
 
 
 def score(out: Path, chosen: Sequence[Case]) -> dict[str, Any]:
@@ -35,12 +39,12 @@ def score(out: Path, chosen: Sequence[Case]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     for one in found:
-        prediction = predicted(one.case, out, _of_cut(one.case, out))
+        times = _of_cut(one.case, out)
+        prediction = predicted(one.case, out, times)
         error_pct = (prediction.iteration_us / one.us - 1) * 100
         row = {"job": one.case.job, "strategy": one.case.strategy, "measured_us": one.us, "noise_pct": one.noise_pct}
-        rows.append(
-            row | {"predicted_us": prediction.iteration_us, "error_pct": error_pct, "breakdown_us": prediction.breakdown_us}
-        )
+        row |= {"predicted_us": prediction.iteration_us, "error_pct": error_pct, "breakdown_us": prediction.breakdown_us}
+        rows.append(row | {"split": _compared(one, out, times)})
         for other in found:
             if other.case.job == one.case.job and other.case.strategy != one.case.strategy:
                 us = predicted(one.case, out, _of_cut(other.case, out)).iteration_us
@@ -51,11 +55,29 @@ def score(out: Path, chosen: Sequence[Case]) -> dict[str, Any]:
         "calibrated": _calibrated(found, out),
         "from_another": _summary([row["error_pct"] for row in others]),
         "order": _order(rows),
+        "splits": _splits([row["split"] for row in rows if row["split"] is not None]),
         "losses": _losses(found),
         "failed": failed,
         "rows": rows,
         "pairs": others,
     }
+
+
+def _compared(one: Measured, out: Path, times: ParallelTimes) -> dict[str, Any] | None:
+    """Where the time of a paced step went, beside the prediction."""
+    if one.split is None:
+        return None
+    job = job_with(one.case, out, times)
+    found: dict[str, Any] = msgspec.to_builtins(ComparedSplit.of(one.split, job.split(plan_of(one.case, job))))
+    return found
+
+
+def _splits(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Predicted less measured shares of the step, in points; how many cases are within `ASKED_POINTS` in all of them."""
+    points = {name: np.abs([split["points"][name] for split in found]) for name in PARTS} if found else {}
+    rows = {name: {"median": float(np.median(each)), "worst": float(each.max())} for name, each in points.items()}
+    within = sum(all(abs(value) <= ASKED_POINTS for value in split["points"].values()) for split in found)
+    return {"rows": len(found), "within": within, **rows}
 
 
 def _calibrated(found: Sequence[Measured], out: Path) -> dict[str, Any]:
@@ -93,7 +115,9 @@ def _measured(out: Path, chosen: Sequence[Case]) -> tuple[list[Measured], list[d
         runs = [row for row in rows if (row.job, row.strategy) == (case.job, case.strategy) and row.iteration_us]
         if runs:
             times = [np.array(row.iteration_us) for row in runs]
-            found.append(Measured(case, typical_us(times), noise_pct_of(times), runs[0].losses))
+            splits = [row.split for row in runs if row.split is not None]
+            split = mean_split(splits) if splits else None
+            found.append(Measured(case, typical_us(times), noise_pct_of(times), runs[0].losses, split))
     names = {(case.job, case.strategy) for case in chosen}
     bad = [
         {"job": row.job, "strategy": row.strategy, "why": row.failed}

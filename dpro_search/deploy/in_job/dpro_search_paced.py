@@ -2,7 +2,7 @@
 
 Ops on tensors of floating-point numbers give memory of the right shape with any content; views, exchanges and small ops are carried
 out. At the end of each pass of a block the rank waits until the block's recorded time is over, without what the rank spent on
-exchanges meanwhile. Losses mean nothing.
+exchanges meanwhile. Losses mean nothing. What each rank waited for is written beside the file (`dpro_search_spans`).
 
 The file: ``{"layers": [[forward_us, backward_us, reduce_us, spread], ...], "embedding": [...], "head": [...], "update_us": [fixed,
 of an element]}``; ``reduce_us`` is what a rank does to exchange a block's gradients, ``spread`` the deviation of passes over their
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dpro_search_blocks import Blocks
+from dpro_search_spans import Spans
 
 _SMALL = 64  # elements, below which an op is carried out
 _LEAST = 0.5  # of a pass's mean time, however it is drawn
@@ -27,29 +28,18 @@ _PRECISE_S = 2e-4  # before the end of a wait, from which on the clock is watche
 
 def observe(planned: Any, layers_path: str, file: str) -> None:
     """Pace a planned model from now on."""
-    import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    times = json.loads(Path(file).read_text())
-    pacer = _Pacer(planned, times)
+    spans = Spans(planned, Path(file).parent)
+    pacer = _Pacer(planned, json.loads(Path(file).read_text()), spans)
     Blocks(planned, layers_path, pacer)
-    pretending = _pretending(pacer)
+    pretending = _pretending(spans)
     pretending.__enter__()  # until the process ends
-    wait = torch.distributed.Work.wait
-
-    def waited(work: Any, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return wait(work, *args, **kwargs)
-        finally:
-            pacer.exchanged_s += time.perf_counter() - began
-
-    torch.distributed.Work.wait = waited
     register_optimizer_step_post_hook(lambda *_: pacer.updates())
 
 
 class _Pacer:
-    def __init__(self, planned: Any, times: dict[str, Any]) -> None:
+    def __init__(self, planned: Any, times: dict[str, Any], spans: Spans) -> None:
         plan = planned._plan
         counts = plan["stage_layers"]
         pipeline = len(plan["stages"]) > 1
@@ -67,14 +57,14 @@ class _Pacer:
         fixed_us, each_us = times["update_us"]
         elements = sum(_own(parameter) for parameter in planned.parameters())
         self._update_us = fixed_us + each_us * elements
-        self.exchanged_s = 0.0
+        self._spans = spans
         self._draws = random.Random(int(os.environ["RANK"]))
         self._began: dict[tuple[int, int, bool], tuple[float, float]] = {}
         self._original = planned.step
         planned.step = self._step
 
     def begins(self, part: int, block: int, forward: bool) -> None:
-        self._began[part, block, forward] = time.perf_counter(), self.exchanged_s
+        self._began[part, block, forward] = time.perf_counter(), self._spans.exchanged_s
         if block == 0 and not forward:  # nothing tells its end
             self.ends(part, block, forward)
 
@@ -86,19 +76,23 @@ class _Pacer:
         us = (forward_us if forward else backward_us) * max(self._draws.gauss(1.0, spread), _LEAST)
         us += reduce_us if self._zero_3 and not forward else 0.0
         start_s, exchanged_s = began
-        _wait_until(lambda: start_s + self.exchanged_s - exchanged_s + us / 1e6)
+        self._spans.paced(us)
+        _wait_until(lambda: start_s + self._spans.exchanged_s - exchanged_s + us / 1e6)
 
     def updates(self) -> None:
-        end_s = time.perf_counter() + self._update_us / 1e6
-        _wait_until(lambda: end_s)
+        self._waits(self._update_us)
 
     def _step(self, inputs: Any, targets: Any) -> Any:
+        self._spans.begins_step()
         loss = self._original(inputs, targets)
         if not self._zero_3:
-            us = sum(block[2] for part in self._us for block in part)
-            end_s = time.perf_counter() + us / 1e6
-            _wait_until(lambda: end_s)
+            self._waits(sum(block[2] for part in self._us for block in part))
         return loss
+
+    def _waits(self, us: float) -> None:
+        end_s = time.perf_counter() + us / 1e6
+        self._spans.paced(us)
+        _wait_until(lambda: end_s)
 
 
 def _own(parameter: Any) -> int:
@@ -115,7 +109,7 @@ def _wait_until(end_s: Any) -> None:
         time.sleep(max(left_s - _PRECISE_S, 0.0) or left_s)
 
 
-def _pretending(pacer: _Pacer) -> Any:
+def _pretending(spans: Spans) -> Any:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -136,11 +130,7 @@ def _pretending(pacer: _Pacer) -> Any:
             if any(issubclass(kind, FakeTensor) for kind in types):
                 return func(*args, **kwargs)
             if "c10d" in func.namespace:
-                began = time.perf_counter()
-                try:
-                    return func(*args, **kwargs)
-                finally:
-                    pacer.exchanged_s += time.perf_counter() - began
+                return spans.called(func, args, kwargs)
             tensors = list(_tensors(args)) + list(_tensors(kwargs.values()))
             large = any(each.is_floating_point() and each.numel() > _SMALL for each in tensors)
             if not large or any(each.is_meta for each in tensors):

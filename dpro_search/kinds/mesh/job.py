@@ -11,6 +11,7 @@ import msgspec
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import TensorInfo
+from dpro_search.deploy.step_split import AloneUs, StepSplit
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Model, blocks_of
 from dpro_search.kinds._facts import critical_ops
@@ -30,6 +31,7 @@ from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.ranking import ranked
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved, settings_of, under
 from dpro_search.kinds.mesh.space import MeshSpace
+from dpro_search.kinds.mesh.split import alone_us, predicted_split
 from dpro_search.kinds.mesh.usual import usual_strategy
 from dpro_search.machine import Calibration
 from dpro_search.replay.parallel_step import ParallelSteps
@@ -160,6 +162,14 @@ class MeshJob(Job):
         found = self.predict(plan)
         parts = breakdown_us(self._steps, self._mesh.strategy(plan), found.iteration_us)
         return msgspec.structs.replace(found, breakdown_us=parts)
+
+    def split(self, plan: Plan) -> StepSplit:
+        """Where the time of a step goes, as it is measured of paced ranks."""
+        return predicted_split(self._steps, self._mesh.strategy(plan))
+
+    def alone_us(self, plan: Plan) -> AloneUs:
+        """Times of a plan's exchanges on links that nothing else uses."""
+        return alone_us(replace(self.workload(plan), scales=self._scales))
 
     def more_facts(self, plan: Plan) -> dict[str, Any]:
         """The strategy, memory by category, and, where it does not fit, why and what would."""

@@ -17,6 +17,7 @@ from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.errors import InputError
 from dpro_search.kinds.mesh.job import MeshJob
 from dpro_search.kinds.mesh.recording import paced_times
+from dpro_search.kinds.mesh.split import paced_split
 from dpro_search.space.cluster import spec_on
 
 MOST_ON_A_CORE = 2
@@ -53,7 +54,10 @@ def real_job(
         raise InputError("--paced: ranks wait in place of computing, and share no cores: leave 'cores' out of the job's file")
     if description.times is None:
         raise InputError("--paced needs recorded times: 'times' in the job's file, written by 'dpro-search fit --collect parallel'")
-    return replace(found, spec=replace(found.spec, cores=()), paced=Paced(times=lambda plan: paced_times(job, plan)))
+    paced_ranks = Paced(
+        times=lambda plan: paced_times(job, plan), split=lambda plan, folder, warmup: paced_split(job, plan, folder, warmup)
+    )
+    return replace(found, spec=replace(found.spec, cores=()), paced=paced_ranks)
 
 
 def startable(job: MeshJob, facts: JobFacts, targets: Sequence[Target], command: Sequence[str]) -> RecordedJob:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from dpro_search.cluster import Cluster
@@ -40,7 +41,8 @@ class Groups:
     shared
         Whether other groups like each of these, of the other ranks, exchange at the same time; False: each is alone.
     recorded
-        What exchanges took that were timed.
+        What exchanges took that were timed, all groups of a kind at a time. Where groups are alone, they take less by what the cost
+        model says that makes.
 
     Raises
     ------
@@ -97,7 +99,7 @@ class Groups:
         }
 
     def _placement(self, stride: int, size: int) -> Placement:
-        per_host = min(self._cluster.ranks_per_host or self._cluster.ranks, self._strategy.devices)
+        per_host = self._per_host
         if stride >= per_host:
             concurrent = per_host if self._shared else 1
             return Placement(ranks_per_node=1, nodes=size, node_stride=max(stride // per_host, 1), concurrent=concurrent)
@@ -143,9 +145,24 @@ class Groups:
         if self._recorded is not None:
             recorded_us = self._recorded.collective_us(collective, placement, size_bytes)
             if recorded_us is not None:
-                return self._scales.communication * recorded_us
+                return self._scales.communication * recorded_us * self._alone(collective, size_bytes, placement)
+        return self._scales.communication * self._modelled_us(collective, size_bytes, placement, copies)
+
+    def _alone(self, collective: str, size_bytes: float, placement: Placement) -> float:
+        """What is left of the time of a group that others exchange beside, where they do not: 1 for groups that share links."""
+        together = replace(placement, concurrent=max(self._per_host // placement.ranks_per_node, 1))
+        if self._shared or together == placement:
+            return 1.0
+        alone_us, together_us = (self._modelled_us(collective, size_bytes, place) for place in (placement, together))
+        return min(alone_us / together_us, 1.0) if together_us > 0 else 1.0
+
+    def _modelled_us(self, collective: str, size_bytes: float, placement: Placement, copies: int = 0) -> float:
         key = collective, placement, self._scales.bandwidth, copies
         ways = self._known.get(key)
         if ways is None:
             ways = self._known[key] = ways_of(collective, self._cluster, placement, faster=self._scales.bandwidth, copies=copies)
-        return self._scales.communication * min(way.latency_us + way.us_per_byte * size_bytes for way in ways)
+        return min(way.latency_us + way.us_per_byte * size_bytes for way in ways)
+
+    @property
+    def _per_host(self) -> int:
+        return min(self._cluster.ranks_per_host or self._cluster.ranks, self._strategy.devices)

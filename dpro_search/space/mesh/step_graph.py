@@ -69,6 +69,22 @@ class StepCosts:
     cores: tuple[tuple[int, int], ...] = ()
 
 
+_AXES = {  # of exchanges by how their names begin, the longest that fits
+    "receives": "pp",
+    "send": "pp",
+    "gather": "dp",
+    "reduce": "dp",
+    "reduce shared gradients": "tp",
+    "reduce gradients of the tied embedding": "pp",
+    "sum norms": "world",
+}
+
+
+def axis_of(name: str) -> str:
+    """The mesh axis of an exchange of a step's graph, by its name: pp, dp, tp, or world for all ranks."""
+    return _AXES[max((begin for begin in _AXES if name.startswith(begin)), key=len)]
+
+
 def step_graph(costs: StepCosts, orders: Sequence[Sequence[Pass]]) -> ReplayGraph:
     """The graph of one step; passes of each rank in the given order (`pipeline_orders`)."""
     return _Step(costs, orders).graph()

@@ -42,12 +42,12 @@ def main() -> None:
             f"{row['job']:28} {row['strategy']:16} measured {row['measured_us'] / 1e3:8.1f} ms +- {row['noise_pct']:.1f} % "
             f"predicted {row['predicted_us'] / 1e3:8.1f} ms  {row['error_pct']:+.1f} %"
         )
-    _print_splits(found["rows"])
+    print_splits(found["rows"])
     for name in ("as_recorded", "from_another", "calibrated", "order", "splits", "losses", "failed"):
         print(name, found[name])
 
 
-def _print_splits(rows: list[dict[str, Any]]) -> None:
+def print_splits(rows: list[dict[str, Any]]) -> None:
     """Of paced runs: measured and predicted shares of the step, in percent, and predicted less measured."""
     names = ("compute", *PARTS)
     found = [row for row in rows if row["split"] is not None]

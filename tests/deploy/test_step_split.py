@@ -81,10 +81,7 @@ def test_waiting_of_all_ranks_is_bubble_where_they_are_of_several_stages(stages,
 
 def test_exchanges_are_matched_by_their_number_in_the_group():
     """Rank 1 is late by as much in each."""
-    rows = (
-        [(0, REDUCE, -1, at, at, at + 200) for at in (100, 400)],
-        [(0, REDUCE, -1, at + 50, at + 50, at + 200) for at in (100, 400)],
-    )
+    rows = [[(0, REDUCE, -1, at + late, at + late, at + 200) for at in (100, 400)] for late in (0, 50)]
     assert split(pair("tp", *rows)).by_exchange["tp waiting"] == pytest.approx(0.05)
 
 
@@ -108,9 +105,10 @@ def test_the_warm_up_counts_nowhere_and_too_few_steps_have_no_split():
 
 
 def test_runs_of_one_plan_have_the_mean_of_their_shares():
-    parts = {"bubble": 0.0, "contention": 0.0, "step_us": 1.0}
+    shares = ((0.2, "tp"), (0.4, "dp"))
     one, other = (
-        StepSplit(compute=1 - x, exposed_communication=x, by_axis={axis: x}, **parts) for x, axis in ((0.2, "tp"), (0.4, "dp"))
+        StepSplit(step_us=1.0, compute=1 - share, bubble=0.0, exposed_communication=share, contention=0.0, by_axis={axis: share})
+        for share, axis in shares
     )
     assert mean_split([one, other]).by_axis == pytest.approx({"tp": 0.1, "dp": 0.2})
     found = ComparedSplit.mean([None, ComparedSplit.of(one, one), ComparedSplit.of(other, one)])

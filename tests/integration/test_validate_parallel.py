@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpro_search.collect.parallel_times import ParallelTimes
+from dpro_search.kinds import described_job, job_of, load_source
+from dpro_search.space.plan import Plan
 
 pytestmark = [
     pytest.mark.integration,
@@ -101,6 +103,34 @@ def test_paced_runs_say_so_wait_for_recorded_times_and_compare_no_losses(run, ti
     layer = next(block for block in times.blocks if (block.block, block.tp) == ("layer", 1))
     micro_batches = 8 // RANKS // 2
     assert found["baseline_us"] > micro_batches * CONFIG["n_layer"] * (layer.forward_us + layer.backward_us)
+
+    split = found["baseline_split"]
+    assert split["measured"]["step_us"] > 0
+    assert split["points"]["bubble"] == pytest.approx((split["predicted"]["bubble"] - split["measured"]["bubble"]) * 100)
+    assert row["split"].keys() == split.keys()
+
+
+@pytest.mark.parametrize(
+    ("settings", "exchanged"),
+    [
+        ({"pp": 2}, {"pp send", "pp recv", "world all_reduce"}),
+        ({"tp": 2, "sequence_parallel": False}, {"tp all_reduce"}),
+        ({"zero_stage": 3}, {"dp all_gather", "dp reduce_scatter"}),
+    ],
+)
+def test_the_time_of_a_paced_step_is_split_into_parts_that_add_up_to_it(folder, times, command, settings, exchanged):
+    source = load_source(folder / "job.toml")
+    ran = described_job(source, job_of(source), folder, command, paced=True).run(Plan.of(**settings), warmup=3, timeout_s=300)
+    measured, predicted = ran.split.measured, ran.split.predicted
+    for found in (measured, predicted):
+        assert found.compute + found.bubble + found.exposed_communication == pytest.approx(1.0)
+        assert sum(found.by_axis.values()) == pytest.approx(found.exposed_communication)
+    assert measured.step_us == pytest.approx(ran.times.iteration_us.mean(), rel=0.03)
+    assert (measured.bubble > 0) == (predicted.bubble > 1e-6) == ("pp" in settings)
+    assert exchanged <= measured.by_exchange.keys()
+    assert "other" not in measured.by_axis
+    recorded_us = (measured.compute - measured.beyond_recorded) * measured.step_us
+    assert recorded_us == pytest.approx(predicted.compute * predicted.step_us, rel=0.15)  # drawn pass by pass
 
 
 def test_a_script_that_trains_nothing_is_told_so(run, torch_python, tmp_path):

@@ -261,7 +261,7 @@ def _keys(rank: RankSpans) -> _Int64s:
     found[:, 1] = np.array([*(ranks[0] for _, ranks in rank.groups), rank.rank])[group]
     for name, own, other in (("send", 1, 2), ("recv", 2, 1)):
         rows = (peer >= 0) & (kind == list(rank.kinds).index(name))
-        found[rows, own], found[rows, other] = rank.rank, peer[rows]
+        found[rows, 0], found[rows, own], found[rows, other] = _AXES.index("pp"), rank.rank, peer[rows]
     label = np.unique(found[:, :3], axis=0, return_inverse=True)[1].reshape(-1)
     order = np.argsort(label, kind="stable")
     first = np.searchsorted(label[order], label[order])

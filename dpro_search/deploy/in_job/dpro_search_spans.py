@@ -105,14 +105,17 @@ class Spans:
         return self._post(group, kind, _UNKNOWN, ranks * _bytes_of(args[0]), posted)
 
     def _describe(self, mesh: Any) -> None:
-        """Groups by name; a mesh's axis over all ranks is the default group."""
+        """Groups by name. An axis over all ranks has the default group: what is called over both is taken to be the axis's.
+
+        But a pipeline has messages only, which its readers tell by their peer.
+        """
         import torch.distributed as dist
 
         world = dist.group.WORLD
         named = {world.group_name: ("world", list(range(dist.get_world_size())))}
         for axis in mesh.mesh_dim_names:
-            if mesh[axis].size() > 1:
-                group = mesh.get_group(axis)
+            group = mesh.get_group(axis)
+            if mesh[axis].size() > 1 and (axis != "pp" or group.group_name != world.group_name):
                 named[group.group_name] = (axis, list(dist.get_process_group_ranks(group)))
         for number, (name, found) in enumerate(named.items()):
             self._number[name] = number

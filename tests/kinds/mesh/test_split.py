@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dpro_search.collect.parallel_times import BlockTime, CollectiveTime, ParallelTimes
+from dpro_search.collect.parallel_times import BlockTime, CollectiveTime, ParallelTimes, UpdateTime
 from dpro_search.kinds import job_of, load_source
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale
@@ -57,7 +57,8 @@ def job(tmp_path):
         (tmp_path / "config.json").write_bytes(msgspec.json.encode(CONFIG))
         (tmp_path / "cluster.toml").write_text(HOSTS)
         found = {"blocks": blocks(), "collectives": tuple(exchanges()), **times}
-        ParallelTimes(memory_bytes_per_s=1e10, flops_per_s=5e10, **found).save(tmp_path / "times.json")
+        updates = (UpdateTime(elements=1.0, us=0.0),)
+        ParallelTimes(memory_bytes_per_s=1e10, flops_per_s=5e10, updates=updates, **found).save(tmp_path / "times.json")
         lines = ['model = "config.json"', 'cluster = "cluster.toml"', "global_batch = 8", "sequence = 16", 'precision = "fp32"']
         lines += ['framework = "pytorch-gloo"', 'times = "times.json"', "[runs]", "micro_batch = 1", runs]
         (tmp_path / "job.toml").write_text("\n".join(lines))
@@ -89,7 +90,7 @@ def test_the_parts_add_up_to_the_predicted_step(job, plan):
 
 
 def test_the_bubble_of_free_exchanges_is_that_of_the_schedule(job):
-    """One rank of (m + p - 1) passes is filled by m = 4, p = 2 (Huang et al. 2019)."""
+    """It is (p - 1) / m of the time of m micro-batches, here of 4, on p ranks (Huang et al. 2019)."""
     free = job().scaled(Scale.parse("communication=0"))
     for schedule in ("gpipe", "1f1b"):
         found = free.split(Plan.of(pp=2, schedule=schedule))

@@ -168,7 +168,7 @@ def _gpt2(config: Config, name: str) -> Architecture:
         layers=(Layer(count=config.whole("n_layer", default=12), attention=attention, feed_forward=feed_forward),),
         positions=Positions.LEARNED,
         max_positions=config.whole("n_positions", "n_ctx", default=1024),
-        tied=True,
+        tied=config.yes("tie_word_embeddings", default=True),
         norm_bias=True,
         dropout=config.share("resid_pdrop", default=0.1),
     )

@@ -83,6 +83,13 @@ def test_a_configuration_has_the_parameters_of_the_model_that_it_builds(family):
     assert parameters_of(from_config({"model_type": family, **values})) == parameters
 
 
+def test_a_gpt2_whose_configuration_unties_its_embeddings_has_two():
+    small = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 16, "vocab_size": 1000}
+    tied, untied = (from_config({**small, "tie_word_embeddings": yes}) for yes in (True, False))
+    assert from_config(small) == tied
+    assert parameters_of(untied) - parameters_of(tied) == 64 * 1000
+
+
 @pytest.mark.parametrize("name", names())
 def test_ops_read_what_ops_before_them_wrote(name):
     for block in blocks_of(published(name)):

@@ -9,6 +9,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale
 
 CONFIG = {"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 16, "vocab_size": 64}
+CONFIG["tie_word_embeddings"] = False  # a pipeline of PyTorch has no copies
 HOSTS = """\
 name = "2 hosts"
 hosts = 2

@@ -9,6 +9,7 @@ import dpro_search
 from dpro_search.cli import main
 from dpro_search.cli.validate import validate
 from dpro_search.collect.step_times import StepTimes
+from dpro_search.deploy.step_split import ComparedSplit, StepSplit
 from dpro_search.deploy.validate import FailedPlan, Validation
 from dpro_search.errors import JobError
 from dpro_search.search.calibration import Calibration
@@ -49,6 +50,19 @@ def test_a_machine_reads_it_under_failed(validated, capsys):
     validate(validated, as_json=True)
     (failed,) = json.loads(capsys.readouterr().out)["failed"]
     assert (failed["reason"], failed["runs"], failed["measured_us"]) == (REASON, 1, 1.1e5)
+
+
+def test_shares_of_paced_steps_are_printed_beside_the_predicted_ones(validated, monkeypatch, capsys):
+    measured, predicted = (
+        StepSplit(step_us=2e5, compute=0.9 - bubble, bubble=bubble, exposed_communication=0.1, contention=0.02) for bubble in (0.4, 0.3)
+    )
+    us = {"baseline_us": 2e5, "baseline_predicted_us": 2e5, "baseline_error_pct": 0, "noise_pct": 1}
+    found = Validation(**us, rounds=2, plans=(), paced=True, baseline_split=ComparedSplit.of(measured, predicted))
+    monkeypatch.setattr("dpro_search.kinds._real_runs.validate_run", lambda *_, **__: (found, Calibration()))
+    validate(validated)
+    assert "30.0% 40.0%" in capsys.readouterr().out
+    validate(validated, as_json=True)
+    assert json.loads(capsys.readouterr().out)["baseline_split"]["points"]["bubble"] == pytest.approx(-10.0)
 
 
 def test_an_interrupted_validation_says_in_which_run_and_what_is_kept(validated, monkeypatch, capsys):

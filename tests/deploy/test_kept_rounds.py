@@ -1,11 +1,14 @@
 """Rounds of an interrupted validation: kept, used by the next call of the same, ignored by any other."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.deploy.kept_rounds import RoundsFile
+from dpro_search.deploy.kept_rounds import KeptRun, RoundsFile
+from dpro_search.deploy.step_split import ComparedSplit, StepSplit
 from dpro_search.deploy.validate import validate
 from dpro_search.space.plan import Plan
 from tests.deploy.fake_job import FAST, SLOW, FakeJob, prediction, validated
@@ -50,6 +53,13 @@ def test_a_finished_round_is_read_back_as_it_was_measured(interrupted):
         run = by_number[kept.number].pop(0)
         assert kept.run().times.iteration_us.tolist() == run.times.iteration_us.tolist()
         assert kept.run().losses == run.losses
+
+
+def test_a_kept_run_knows_where_the_time_of_its_steps_went():
+    split = StepSplit(step_us=1.0, compute=0.5, bubble=0.3, exposed_communication=0.2, contention=0.1, by_axis={"pp": 0.2})
+    run = replace(FakeJob(MEDIANS_US).run(FAST, warmup=5, timeout_s=None), split=ComparedSplit.of(split, split))
+    kept = msgspec.json.decode(msgspec.json.encode(KeptRun.of(0, run)), type=KeptRun)
+    assert kept.run().split == run.split
 
 
 def test_the_next_validation_runs_only_the_rounds_that_are_left(interrupted):

@@ -135,7 +135,10 @@ def _own_us(steps: ParallelSteps, strategy: Strategy, rank: int) -> tuple[float,
 
 
 def _intervals(timeline: Timeline, rank: int) -> tuple[list[Interval], dict[str, list[Interval]]]:
-    """When a rank computes, and when an exchange runs that one of its ops needs, by axis."""
+    """When a rank computes, and when an exchange runs that one of its ops needs, by axis.
+
+    What both ends of a pipeline exchange of a tied embedding counts on the first one only: pipelines of PyTorch have none.
+    """
     graph, times = timeline.graph, timeline.times
     exchange = graph.op_kind == int(OpKind.COMM)
     computing = np.flatnonzero(~exchange & (graph.rank_of_op == rank))

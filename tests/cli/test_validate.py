@@ -54,7 +54,8 @@ def test_a_machine_reads_it_under_failed(validated, capsys):
 
 def test_shares_of_paced_steps_are_printed_beside_the_predicted_ones(validated, monkeypatch, capsys):
     measured, predicted = (
-        StepSplit(step_us=2e5, compute=0.9 - bubble, bubble=bubble, exposed_communication=0.1, contention=0.02) for bubble in (0.4, 0.3)
+        StepSplit(step_us=2e5, compute=0.9 - bubble, bubble=bubble, exposed_communication=0.1, contention=0.02)
+        for bubble in (0.4, 0.3)
     )
     us = {"baseline_us": 2e5, "baseline_predicted_us": 2e5, "baseline_error_pct": 0, "noise_pct": 1}
     found = Validation(**us, rounds=2, plans=(), paced=True, baseline_split=ComparedSplit.of(measured, predicted))

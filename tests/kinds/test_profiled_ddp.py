@@ -309,27 +309,29 @@ def test_ranks_of_two_jobs_are_refused(tmp_path: Path) -> None:
         import_trace(files)
 
 
+@pytest.fixture(scope="module")
+def of_an_h200():
+    """Of the profile of an H200."""
+    return job_of(import_trace([Path(__file__).parents[1] / "data" / "ddp_resnet50_h200.json.gz"]), PlanOptions())
+
+
 class TestProfileOfAnH200:
     """ResNet-50, batch 32, DistributedDataParallel of one rank on NCCL: steps 7 to 9 of `experiments/validation/gpu_jobs.md`."""
 
-    @pytest.fixture(scope="class")
-    def job(self):
-        return job_of(import_trace([Path(__file__).parents[1] / "data" / "ddp_resnet50_h200.json.gz"]), PlanOptions())
+    def test_its_gradients_and_buckets_are_known(self, of_an_h200):
+        assert of_an_h200.title == profiled_ddp.KIND.title
+        assert (len(of_an_h200.gradients.tensors), of_an_h200.gradients.buckets) == (161, 5)
+        assert sum(tensor.size_bytes for tensor in of_an_h200.tensors) == 4 * 25_557_032
 
-    def test_its_gradients_and_buckets_are_known(self, job):
-        assert job.title == profiled_ddp.KIND.title
-        assert (len(job.gradients.tensors), job.gradients.buckets) == (161, 5)
-        assert sum(tensor.size_bytes for tensor in job.tensors) == 4 * 25_557_032
+    def test_its_steps_are_replayed_as_they_were(self, of_an_h200):
+        assert of_an_h200.own_durations().error_pct < 0.1
 
-    def test_its_steps_are_replayed_as_they_were(self, job):
-        assert job.own_durations().error_pct < 0.1
-
-    def test_its_own_buckets_give_the_recorded_step(self, job):
+    def test_its_own_buckets_give_the_recorded_step(self, of_an_h200):
         own = Plan.of(first_bucket_bytes=MIB, bucket_cap_bytes=25 * MIB)
-        assert job.predict(own).iteration_us == pytest.approx(job.predict(Plan()).iteration_us, rel=0.01)
+        assert of_an_h200.predict(own).iteration_us == pytest.approx(of_an_h200.predict(Plan()).iteration_us, rel=0.01)
 
-    def test_the_gain_of_a_plan_is_near_the_measured_one(self, job):
+    def test_the_gain_of_a_plan_is_near_the_measured_one(self, of_an_h200):
         """44.6 ms without the profiler, 42.3 ms with gradients in buckets: 5 % measured."""
-        plain = job.measured_as(44_610.0)
+        plain = of_an_h200.measured_as(44_610.0)
         gain = 1 - plain.predict(Plan.of(gradient_as_bucket_view=True)).iteration_us / plain.predict(Plan()).iteration_us
         assert gain == pytest.approx(0.05, abs=0.03)

@@ -40,8 +40,10 @@ class DeviceOps:
         self.launches = {stream: np.maximum.accumulate(self.launch_us[mine]) for stream, mine in self.streams.items()}
         self.by_end = ops[np.argsort(r.end_us[ops], kind="stable")]
         self.ends_us = r.end_us[self.by_end]
-        queued = np.concatenate([_launched_before(r, mine) for mine in self.streams.values()] or [ops[:0]])
-        self.launches_us = np.sort(np.concatenate((np.full(len(queued), -np.inf), self.launch_us[np.setdiff1d(ops, queued)])))
+        self._queued_us = self.launch_us.copy()  # When each event had been launched, at the latest.
+        for mine in self.streams.values():
+            self._queued_us[_launched_before(r, mine)] = -np.inf
+        self.launches_us = np.sort(self._queued_us[ops])
         self.explained_us = np.full(len(r), np.inf)
         for mine in self.streams.values():
             free_us = np.concatenate(([-np.inf], np.maximum.accumulate(r.end_us[mine])[:-1]))
@@ -65,7 +67,7 @@ class DeviceOps:
     def last_ended(self, since_us: float, until_us: float, launched_before_us: float) -> int:
         """The op that ended last in an interval, of those that had been launched; -1: none."""
         ended = self.ended_between(since_us, until_us)
-        return next((op for op in ended.tolist() if self.launch_us[op] <= launched_before_us), -1)
+        return next((op for op in ended.tolist() if self._queued_us[op] <= launched_before_us), -1)
 
     def last_of_thread(self, call: int) -> int:
         """The op that a call's thread launched last before it; -1: none."""

@@ -317,7 +317,7 @@ class _Builder:
         streams, first = np.unique(events.stream[ops], return_index=True)
         before_us = np.concatenate([_before_us(self._complete_us[mine]) for mine in np.split(ops, first[1:])])
         call = self._launches(rank, ops)
-        usual_us = self._usual_latency(ops, call, before_us)
+        usual_us = self._usual_latency(ops, call, np.maximum(before_us, self._queued_until_us(rank, ops)))
         launching = self._device(rank, OrderPolicy.UNBOUNDED, "launches") if (call >= 0).any() else -1
         kinds = compute_kinds(self._trace, ops, call)
         places = [f"stream {stream}" if stream >= 0 else f"thread {-stream}" for stream in streams.tolist()]
@@ -385,6 +385,22 @@ class _Builder:
         known = mine[(needs.kind[mine] == DependencyKind.LAUNCH) & (self._out[needs.source[mine]] >= 0)][::-1]
         self._call[needs.target[known]] = needs.source[known]  # of several, the first
         return self._call[ops]
+
+    def _queued_until_us(self, rank: int, ops: Ints) -> Floats:
+        """When what is of no step and began before each op of a rank had ended on its stream, [ops]; -inf: there is none.
+
+        The profiler's window begins with what was launched before it, of which the queue may be full.
+        """
+        events = self._events
+        outside = np.flatnonzero((events.rank == rank) & ~self._in_step & np.isin(events.kind, DEVICE_KINDS))
+        found = np.full(len(ops), -np.inf)
+        for stream in np.unique(events.stream[outside]).tolist():
+            early = outside[events.stream[outside] == stream]
+            early = early[np.argsort(events.start_us[early], kind="stable")]
+            mine = np.flatnonzero(events.stream[ops] == stream)
+            count = np.searchsorted(events.start_us[early], events.start_us[ops[mine]])
+            found[mine] = np.append(-np.inf, np.maximum.accumulate(events.end_us[early]))[count]
+        return found
 
     def _usual_latency(self, ops: Ints, call: Ints, before_us: Floats) -> float:
         """Median time from the call to the start, of ops whose stream was idle at the call."""

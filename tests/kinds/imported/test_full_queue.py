@@ -42,6 +42,6 @@ def test_shorter_kernels_make_it_shorter(job):
 
 def test_a_launch_does_not_take_the_time_in_the_queue(job):
     ops = job.predictor.ops
-    launches = ops.policy[ops.device] == OrderPolicy.UNBOUNDED
-    assert launches.sum() == 4 * KERNELS
+    launches = (ops.policy[ops.device] == OrderPolicy.UNBOUNDED) & (ops.step > 0)
+    assert launches.sum() == 3 * KERNELS
     assert ops.duration_us[launches].max() <= machine_constants().gpu.launch_us

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 _MOST_WORK = 8  # times the bytes of a file
 _LENGTH_DELIMITED = 2
+_LENGTH_BYTES = 3  # of a message of up to 2 MiB
 _WIDTHS = {1: 8, 5: 4}  # bytes of the fixed wire types
 
 Frame = tuple[int, int]  # where a message's bytes begin and end
@@ -43,6 +44,8 @@ class Frames:
         Decodes a message.
     first
         The bytes with which a message may begin.
+    beginning
+        What every message begins with: one that holds others has a wrong length.
 
     Attributes
     ----------
@@ -54,8 +57,9 @@ class Frames:
         Whether the last message is not whole.
     """
 
-    def __init__(self, data: bytes, decode: Decode, first: bytes) -> None:
-        self._data, self._decode, self._first = data, decode, first
+    def __init__(self, data: bytes, decode: Decode, first: bytes, beginning: re.Pattern[bytes] | None = None) -> None:
+        self._data, self._decode, self._first, self._beginning = data, decode, first, beginning
+        self._firsts = {bytes([byte]) for byte in first}
         self._begins = re.compile(rb"[\x80-\xff]{0,4}[\x00-\x7f](?=[" + re.escape(first) + rb"])")
         self._work = _MOST_WORK * len(data)
         self.lost = self.lost_bytes = 0
@@ -65,6 +69,8 @@ class Frames:
         place = 0
         while place < len(self._data):
             frame = self._frame(place)
+            if frame and self._holds_others(self._data[slice(*frame)]):
+                frame = None
             message = self._decode(self._data[slice(*frame)]) if frame else None
             if frame and message is not None:
                 yield message
@@ -81,6 +87,19 @@ class Frames:
         if length is None or not 0 < length[0] <= len(self._data) - length[1] or self._data[length[1]] not in self._first:
             return None
         return length[1], length[1] + length[0]
+
+    def _holds_others(self, message: bytes) -> bool:
+        """Whether a whole message behind its length is in it, and behind that the next or the end."""
+        for found in self._beginning.finditer(message, 1) if self._beginning else ():
+            for width in range(1, min(found.start(), _LENGTH_BYTES) + 1):
+                length = varint(message, found.start() - width)
+                if length is None or length[1] != found.start() or sum(length) > len(message):
+                    continue
+                after = varint(message, sum(length))
+                follows = sum(length) == len(message) or (after is not None and message[after[1] : after[1] + 1] in self._firsts)
+                if follows and self._decode(message[length[1] : sum(length)]) is not None:
+                    return True
+        return False
 
     def _overruns(self, place: int) -> bool:
         length = varint(self._data, place)

@@ -45,6 +45,7 @@ _COMM_TYPES = {  # by `comm_type` (et_def.proto, CollectiveCommType)
     9: CollectiveKind.BARRIER,
 }
 _RANK = re.compile(r"\.(\d{1,6})\.et(?:\.gz)?$")
+_IDENTITY = re.compile(rb"\x08[\x80-\xff]{0,9}[\x00-\x7f]\x12")  # the number, and the beginning of the name
 _FIRST = b"\x08\x12"  # bytes with which a node begins: the field of its number or of its name
 _LONGEST_US = 1e15
 _VALUES = ("double_val", "int32_val", "int64_val", "uint32_val", "uint64_val", "bool_val", "string_val")
@@ -184,7 +185,7 @@ def _ranks(paths: Sequence[Path]) -> list[Path]:
 def _nodes(path: Path, dropped: Counter[str]) -> list[_Node]:
     data, damage = read_available(path)
     head = varint(data, 0)
-    frames = Frames(data[sum(head) if head else 0 :], _decoded, _FIRST)
+    frames = Frames(data[sum(head) if head else 0 :], _decoded, _FIRST, _IDENTITY)
     found: dict[int, _Node] = {}
     for node in frames:
         if node.id in found:

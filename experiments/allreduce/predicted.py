@@ -35,6 +35,7 @@ _CORES = 2
 _BYTES_PER_US = RATE_BPS / 8e6
 STORES = tuple(name for name, scheme in SCHEMES.items() if scheme.has_servers)
 _ITERATIONS = 3
+_STEADY_BURSTS = 32  # of a link, beyond which it counts little how long it has rested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,15 +136,20 @@ def _fitted(scheme: str, workers: int, row: dict[str, Any]) -> Exchange:
 
 
 def _through_servers(scheme: str, workers: int, row: dict[str, Any]) -> Exchange:
-    """What the busiest server's link is given, way by way; one that has rested lets the first bytes of each way pass at once."""
+    """What the busiest server's link is given, way by way; one that has rested lets the first bytes of each way pass at once.
+
+    What takes longer than that, but not much, is left out: its time says how long the links had rested.
+    """
     servers = SCHEMES[scheme].servers(workers)
-    rested_bytes = burst_bytes(RATE_BPS) * servers / workers
+    rested_bytes, steady_bytes = burst_bytes(RATE_BPS) * servers / workers, burst_bytes(RATE_BPS) * _STEADY_BURSTS
     singles = [((size // 4,), us) for size, us in zip(row["sizes_bytes"], row["us"], strict=True) if is_warm(size)]
     lines = []
     for sizes, us in [*singles, *zip(row["bursts"], row["bursts_us"], strict=True)]:
         # A tensor's second way goes beside the next one's first, but for the last one's, and for variables that are read first.
         ways = 2.0 if scheme == "tf-ps" else 1 + 1 / len(sizes)
         busiest_bytes = 4.0 * sum(sizes) * busiest_share(scheme, sizes, servers)
+        if rested_bytes < busiest_bytes < steady_bytes:
+            continue
         lines.append((1.0, ways * len(sizes), ways * max(busiest_bytes - rested_bytes, 0.0), us))
     latency_us, message_us, us_per_byte = _least_squares(lines)
     return Exchange(latency_us=latency_us, message_us=message_us, us_per_byte=us_per_byte, link_us_per_byte=0.0, servers=servers)

@@ -199,6 +199,12 @@ def _link_us_per_byte(scheme: str, workers: int) -> float:
     return (1.0 if scheme in STORES else 2 * (workers - 1) / workers) / _BYTES_PER_US
 
 
+def _busiest_us_per_byte(scheme: str, workers: int) -> float:
+    """What the busiest link takes: a server's, if bytes are spread evenly, or a worker's own."""
+    per_server = workers / SCHEMES[scheme].servers(workers) if scheme in STORES else 1.0
+    return per_server * _link_us_per_byte(scheme, workers)
+
+
 def _between(scheme: str, workers: int, counts: Sequence[int], rest: Sequence[Exchange], copied: float) -> Exchange:
     """Constants for a number of workers from those of others: linear in workers, latency in their logarithm."""
     x = np.array(counts, np.float64)
@@ -207,8 +213,8 @@ def _between(scheme: str, workers: int, counts: Sequence[int], rest: Sequence[Ex
         where, to = (np.log2(x), np.log2(workers)) if log else (x, float(workers))
         return max(float(np.polyval(np.polyfit(where, values, 1), to)), 0.0)
 
-    parts = {n: 1.0 if scheme in STORES else (n - 1) / n for n in (*counts, workers)}  # of the tensor that go each way
-    us_per_byte = at([one.us_per_byte / parts[n] for n, one in zip(counts, rest, strict=True)], False) * parts[workers]
+    beyond_link = at([one.us_per_byte / _busiest_us_per_byte(scheme, n) for n, one in zip(counts, rest, strict=True)], False)
+    us_per_byte = beyond_link * _busiest_us_per_byte(scheme, workers)
     return Exchange(
         latency_us=at([one.latency_us for one in rest], True),
         message_us=at([one.message_us for one in rest], False),

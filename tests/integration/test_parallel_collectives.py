@@ -121,7 +121,7 @@ def gathers(strategy, block, model):
     stage = tuple(
         one if each.name == block.name else replace(one, gather_us=0) for each in blocks_of(model) for _ in range(each.count)
     )
-    costs = StepCosts(stages=(stage,), every_pass=strategy.zero_stage == 3, regather=strategy.reshard_after_forward)
+    costs = StepCosts(stages=(stage,), gathers_every_pass=strategy.zero_stage == 3, regather=strategy.reshard_after_forward)
     names = step_graph(costs, pipeline_orders(strategy.schedule, 1, 1, 1)).names
     found = [name for name in names if name.startswith("gather for ")]
     return Counter("forward" if "for F" in name else "backward" for name in found)

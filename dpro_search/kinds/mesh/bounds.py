@@ -73,8 +73,8 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
 
     A pipeline rank runs its passes one after the other. Before the first one a micro-batch goes through the stages before it; after
     the last one its gradient goes back through them (gradients of weights can wait where the schedule splits backward passes).
-    Gradients of the last micro-batch are reduced one after the other behind the backward pass of their layers; with ZeRO-3 those of
-    all micro-batches are, and all parameters are gathered for them. What comes once in a step follows the last.
+    Gradients of the last micro-batch are reduced one after the other behind the backward pass of their layers; with ZeRO-2 and 3
+    those of all micro-batches are, and with ZeRO-3 all parameters are gathered for them. What comes once in a step follows the last.
     """
     ranks, stages = strategy.pp, [_Stage.of(costs, number) for number in range(len(costs.stages))]
     send_us = costs.send_us if ranks > 1 else 0.0
@@ -83,7 +83,7 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
     there_us = back_us = 0.0  # until the first pass of a rank, and after its last one until the gradient is at the first rank
     ends: list[float] = []
     after: list[float] = []
-    beside = costs.every_pass or (costs.overlap and costs.overlap_gathers)
+    beside = costs.gathers_every_pass or (costs.overlap and costs.overlap_gathers)
     for rank in range(ranks):
         numbers = stages_on(strategy.schedule, rank, ranks, strategy.virtual_stages)
         own = [stages[number] for number in numbers]
@@ -94,7 +94,7 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
             ends.append(max(end_us, until_us) + min(stage.last_reduce_us for stage in own))
         else:
             ends.append(max(end_us + own[0].exposed_us, end_us + back_us - (own_us > 0) * send_us))
-        if costs.every_pass:
+        if costs.reduces_every_pass:
             ends[-1] = max(ends[-1], strategy.micro_batches * sum(stage.exchanged_us for stage in own))
         elif beside and not split:
             ends[-1] = max(ends[-1], _exchanged_us(own, strategy, there_us))
@@ -146,7 +146,7 @@ class _Stage(NamedTuple):
     last_reduce_us: float  # Of the layer whose gradients are reduced last.
     gather_us: float
     reduce_us: float
-    exchanged_us: float  # Of a micro-batch, if every pass gathers and reduces.
+    exchanged_us: float  # Of every micro-batch.
 
     @staticmethod
     def of(costs: StepCosts, number: int) -> _Stage:
@@ -157,16 +157,17 @@ class _Stage(NamedTuple):
         gather_us, reduce_us = sum(layer.gather_us for layer in layers), sum(layer.reduce_us for layer in layers)
         weights_us = sum(layer.weights_us for layer in layers)
         kept_us = layers[-1].gather_us if number == len(costs.stages) - 1 else 0.0  # the head, used last and first
-        again_us = gather_us - kept_us if costs.every_pass and costs.regather else 0.0
-        beside_us = gather_us if costs.every_pass or (costs.overlap and costs.overlap_gathers) else 0.0
-        hidden_us = reduce_us if costs.every_pass or costs.overlap else 0.0
+        gathers, reduces = costs.gathers_every_pass, costs.reduces_every_pass
+        again_us = gather_us - kept_us if gathers and costs.regather else 0.0
+        beside_us = gather_us if gathers or (costs.overlap and costs.overlap_gathers) else 0.0
+        hidden_us = reduce_us if reduces or costs.overlap else 0.0
         first_us = forward_us + costs.slowed * beside_us
         last_us = backward_us + costs.slowed * (hidden_us + again_us)
         chain_us = hidden_us + layers[-1].backward_us - last_us
         last_reduce_us = layers[0].reduce_us if hidden_us else 0.0
         return _Stage(
-            pass_us=first_us + last_us if costs.every_pass else forward_us + backward_us,
-            once_us=0.0 if costs.every_pass else costs.slowed * (beside_us + hidden_us),
+            pass_us=(first_us if gathers else forward_us) + (last_us if reduces else backward_us),
+            once_us=costs.slowed * ((not gathers) * beside_us + (not reduces) * hidden_us),
             forward_us=forward_us,
             inputs_us=forward_us + backward_us - weights_us,
             weights_us=weights_us,
@@ -176,7 +177,7 @@ class _Stage(NamedTuple):
             last_reduce_us=last_reduce_us,
             gather_us=gather_us,
             reduce_us=reduce_us,
-            exchanged_us=gather_us + again_us + reduce_us,
+            exchanged_us=gathers * (gather_us + again_us) + reduces * reduce_us,
         )
 
     def passes_us(self, micro_batches: int) -> float:

@@ -130,7 +130,7 @@ def _own_us(steps: ParallelSteps, strategy: Strategy, rank: int) -> tuple[float,
     own, stages = steps.own(strategy), steps.stages(strategy)
     found = [own[block.name] for stage in steps.stages_on(strategy, rank) for block in stages[stage]]
     passes = strategy.micro_batches * sum(each.forward_us + each.backward_us for each in found)
-    reductions = strategy.micro_batches if steps.costs(strategy).every_pass else 1
+    reductions = strategy.micro_batches if steps.costs(strategy).reduces_every_pass else 1
     return passes, reductions * sum(each.reduce_us for each in found)
 
 

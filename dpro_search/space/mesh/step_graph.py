@@ -46,7 +46,7 @@ class StepCosts:
     """What the parts of a step take.
 
     A stage's collectives of parameters overlap with its first forward pass, or with every pass where parameters are freed between
-    passes; those of gradients overlap with its last backward pass, or with every one where each micro-batch reduces them.
+    passes; those of gradients overlap with its last backward pass, or with every one where no rank holds a sum of whole gradients.
     """
 
     stages: tuple[tuple[LayerCosts, ...], ...]  # Layers of each stage.
@@ -55,9 +55,9 @@ class StepCosts:
     tied_us: float = 0.0  # All-reduce of the gradients of an embedding of which the first and the last stage have a copy.
     shared_us: float = 0.0  # On every rank after its last pass: all-reduce of gradients of which tensor parallel ranks have parts.
     norm_us: float = 0.0  # All-reduce of the gradients' norm over all ranks; no rank updates before it.
-    # Whether layers gather their parameters for every pass and reduce their gradients after every one (ZeRO-3).
-    every_pass: bool = False
-    regather: bool = True  # Of `every_pass`: gather again for the backward pass.
+    gathers_every_pass: bool = False  # Whether layers gather their parameters for every pass (ZeRO-3), or once.
+    regather: bool = True  # Of `gathers_every_pass`: gather again for the backward pass.
+    reduces_every_pass: bool = False  # Whether layers reduce their gradients after every backward pass (ZeRO-2 and 3), or the last.
     prefetch: int = 1  # Layers whose parameters are gathered ahead.
     overlap: bool = True  # False: gradients are reduced after the last pass, and parameters gathered after the update.
     overlap_gathers: bool = True  # False: parameters are gathered after the update, though gradients are reduced beside passes.
@@ -146,7 +146,11 @@ class _Step:
 
     @property
     def _gathers_beside(self) -> bool:
-        return self._costs.every_pass or (self._costs.overlap and self._costs.overlap_gathers)
+        return self._costs.gathers_every_pass or (self._costs.overlap and self._costs.overlap_gathers)
+
+    @property
+    def _reduces_beside(self) -> bool:
+        return self._costs.reduces_every_pass or self._costs.overlap
 
     def _by_rank(self) -> Iterator[tuple[Sequence[Pass], list[int]]]:
         return zip(self._orders, self._on_rank, strict=True)
@@ -181,16 +185,17 @@ class _Step:
                 after = [self._received(rank, needed, [op for op in after if op is not None])]
             else:
                 after.append(self._arrivals.get(needed, self._ends[needed]))
-        overlap = self._costs.overlap or self._costs.every_pass
+        costs = self._costs
         gathers = (
             self._gathers_beside
             and self._gathering[done.stage]
             and (
-                (first and not self._costs.every_pass)
-                or (self._costs.every_pass and (done.direction == "F" or (done.direction != "W" and self._costs.regather)))
+                (first and not costs.gathers_every_pass)
+                or (costs.gathers_every_pass and (done.direction == "F" or (done.direction != "W" and costs.regather)))
             )
         )
-        reduces = overlap and done.direction in "BW" and self._reducing[done.stage] and (last or self._costs.every_pass)
+        reduces = self._reduces_beside and done.direction in "BW" and self._reducing[done.stage]
+        reduces = reduces and (last or costs.reduces_every_pass)
         inputs = [op for op in after if op is not None]
         end = self._layers(rank, done, inputs) if gathers or reduces else self._whole(rank, done, inputs)
         self._ends[_made(done)] = self._last[rank] = end
@@ -229,8 +234,8 @@ class _Step:
         """A pass layer by layer, with the collectives of each layer's parameters and gradients beside it."""
         costs, builder = self._costs, self._builder
         forward = done.direction == "F"
-        again = costs.every_pass and costs.regather and done.direction != "W"
-        gathers = (forward or again) and (costs.every_pass or done.micro_batch == 0)
+        again = costs.gathers_every_pass and costs.regather and done.direction != "W"
+        gathers = (forward or again) and (costs.gathers_every_pass or done.micro_batch == 0)
         gathers = gathers and self._gathers_beside
         layers = list(enumerate(costs.stages[done.stage]))
         for number, layer in layers if forward else reversed(layers):
@@ -242,7 +247,7 @@ class _Step:
             if gathers and layer.gather_us and not kept:
                 mine = self._gathered[rank]
                 ahead = costs.prefetch + 1
-                start = mine[-ahead : -ahead + 1 or None] if costs.every_pass and len(mine) >= ahead else []
+                start = mine[-ahead : -ahead + 1 or None] if costs.gathers_every_pass and len(mine) >= ahead else []
                 gather = builder.add_op(
                     (self._waiting if costs.blocking else self._exchange)[rank],
                     layer.gather_us,
@@ -282,7 +287,7 @@ class _Step:
 
     def _updates(self) -> None:
         after = [[*self._reduces[rank], *([] if last is None else [last])] for rank, last in enumerate(self._last)]
-        if not (self._costs.overlap or self._costs.every_pass):
+        if not self._reduces_beside:
             for rank, stages in enumerate(self._on_rank):
                 reduce_us = sum(layer.reduce_us for stage in stages for layer in self._costs.stages[stage])
                 after[rank] = [self._alone(rank, "reduce gradients", reduce_us, after[rank])]

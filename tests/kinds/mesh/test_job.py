@@ -12,6 +12,7 @@ import pytest
 from dpro_search.errors import InputError
 from dpro_search.graph.model import parameters_of, published
 from dpro_search.kinds.mesh.accuracy import accuracy
+from dpro_search.kinds.mesh.bounds import least_us
 from dpro_search.kinds.mesh.cuts import balanced_cut, balanced_layers
 from dpro_search.kinds.mesh.explain import doubt
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
@@ -135,6 +136,23 @@ def test_no_step_is_shorter_than_its_bounds(tmp_path, framework):
     assert {strategy.schedule for strategy, _ in order} == {*FRAMEWORKS[framework].schedules, Schedule.ONE_F_ONE_B}
     for strategy, bound_us in order[:: max(len(order) // 30, 1)]:
         assert steps.replayed_us(strategy) >= bound_us * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "pytorch-gloo"])
+def test_zero_2_exchanges_the_gradients_of_every_micro_batch(tmp_path, framework):
+    settings = {"model": "gpt2-medium", "cluster": "2xhgx-h100", "sequence": 1024, "global_batch": 64}
+    found = job(tmp_path, "zero_stage = 2\ntp = 1", framework=framework, **settings)
+    steps = found._steps
+    for micro_batch in (1, 2, 4):
+        once, every = (replace(found.space.today, micro_batch=micro_batch, zero_stage=stage) for stage in (1, 2))
+        assert steps.replayed_us(every) >= least_us(steps.costs(every), every) * (1 - 1e-9)
+        one_micro_batch = every.micro_batches == 1
+        reduce_us = sum(layer.reduce_us for layer in steps.costs(every).stages[0])
+        more_us = steps.replayed_us(every) - steps.replayed_us(once)
+        if framework == "pytorch-gloo":  # nothing hides there
+            assert more_us == pytest.approx((every.micro_batches - 1) * reduce_us, abs=1e-6)
+        else:
+            assert abs(more_us) < 1e-6 if one_micro_batch else more_us > 0
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt2-medium", "mixtral-8x7b"])

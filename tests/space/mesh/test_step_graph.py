@@ -122,8 +122,18 @@ def test_gradients_are_reduced_beside_the_last_backward_pass():
 def test_zero_3_gathers_for_every_pass():
     """Collectives that take longer than the passes they hide behind decide the step: 4 gathers forward, 4 reductions, and 3 gathers
     back, for the last layer is needed again at once."""
-    assert step_us(Schedule.ONE_F_ONE_B, 1, 1, 1, layers=4, gather_us=9.0, reduce_us=9.0, every_pass=True) >= 11 * 9
-    assert step_us(Schedule.ONE_F_ONE_B, 1, 1, 1, layers=4, gather_us=9.0, reduce_us=9.0, every_pass=True, regather=False) < 11 * 9
+    costs = {"gather_us": 9.0, "reduce_us": 9.0, "gathers_every_pass": True, "reduces_every_pass": True}
+    assert step_us(Schedule.ONE_F_ONE_B, 1, 1, 1, layers=4, **costs) >= 11 * 9
+    assert step_us(Schedule.ONE_F_ONE_B, 1, 1, 1, layers=4, regather=False, **costs) < 11 * 9
+
+
+def test_zero_2_reduces_after_every_backward_pass_and_gathers_once():
+    """No rank holds a sum of whole gradients, so that every micro-batch's are exchanged; parameters are whole."""
+    costs = {"layers": 4, "gather_us": 9.0, "reduce_us": 9.0, "overlap": False, "blocking": True}
+    zero_1 = step_us(Schedule.ONE_F_ONE_B, 1, 1, 3, **costs)
+    zero_2 = step_us(Schedule.ONE_F_ONE_B, 1, 1, 3, reduces_every_pass=True, **costs)
+    assert zero_1 == pytest.approx(3 * 4 * 3 + 4 * 9 + 4 * 9)
+    assert zero_2 == pytest.approx(3 * (4 * 3 + 4 * 9) + 4 * 9)
 
 
 def test_sends_delay_the_next_stage():
@@ -170,7 +180,7 @@ def test_schedules_that_do_not_exist_are_refused(schedule, numbers, said):
 
 
 def test_a_rank_that_blocks_computes_nothing_beside_its_collectives():
-    costs = {"gather_us": 5.0, "reduce_us": 7.0, "every_pass": True}
+    costs = {"gather_us": 5.0, "reduce_us": 7.0, "gathers_every_pass": True, "reduces_every_pass": True}
     beside, blocking = (step_us(Schedule.ONE_F_ONE_B, 1, 1, 1, layers=3, blocking=waits, **costs) for waits in (False, True))
     one_after_the_other = 3 * (1.0 + 2.0 + 7.0) + 5.0 * (3 + 2)  # the last layer keeps its parameters for the backward pass
     assert blocking == pytest.approx(one_after_the_other)

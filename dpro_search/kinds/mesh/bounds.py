@@ -74,7 +74,8 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
     A pipeline rank runs its passes one after the other. Before the first one a micro-batch goes through the stages before it; after
     the last one its gradient goes back through them (gradients of weights can wait where the schedule splits backward passes).
     Gradients of the last micro-batch are reduced one after the other behind the backward pass of their layers; with ZeRO-2 and 3
-    those of all micro-batches are, and with ZeRO-3 all parameters are gathered for them. What comes once in a step follows the last.
+    those of all micro-batches are, and with ZeRO-3 all parameters are gathered for them. What comes once in a step follows the
+    last.
     """
     ranks, stages = strategy.pp, [_Stage.of(costs, number) for number in range(len(costs.stages))]
     send_us = costs.send_us if ranks > 1 else 0.0

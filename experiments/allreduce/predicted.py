@@ -213,8 +213,8 @@ def _between(scheme: str, workers: int, counts: Sequence[int], rest: Sequence[Ex
         where, to = (np.log2(x), np.log2(workers)) if log else (x, float(workers))
         return max(float(np.polyval(np.polyfit(where, values, 1), to)), 0.0)
 
-    beyond_link = at([one.us_per_byte / _busiest_us_per_byte(scheme, n) for n, one in zip(counts, rest, strict=True)], False)
-    us_per_byte = beyond_link * _busiest_us_per_byte(scheme, workers)
+    of_link = at([one.us_per_byte / _busiest_us_per_byte(scheme, n) for n, one in zip(counts, rest, strict=True)], False)
+    us_per_byte = max(of_link, 1.0) * _busiest_us_per_byte(scheme, workers)  # no byte is faster than the link
     return Exchange(
         latency_us=at([one.latency_us for one in rest], True),
         message_us=at([one.message_us for one in rest], False),

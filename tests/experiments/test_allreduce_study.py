@@ -133,6 +133,15 @@ def test_exchanges_among_other_numbers_of_workers_give_the_constants(tmp_path, w
     assert ring.unit_us(25 * 2**20) == pytest.approx(ring_us(workers, 25 * 2**20), rel=0.02)
 
 
+def test_a_line_through_fewer_workers_is_not_continued_below_what_links_take(tmp_path):
+    """Two ranks that exchange badly, as with a table that chooses badly for two, say nothing good of sixteen."""
+    journal = filled(tmp_path)
+    row = journal.rows[Case(scheme="ddp-gloo", workers=2).key]
+    row["us"], row["bursts_us"] = ([us * 3 for us in row[name]] for name in ("us", "bursts_us"))
+    elsewhere = exchange_of(journal, "ddp-gloo", 16, of_others=True)
+    assert elsewhere.us_per_byte >= 2 * 15 / 16 / 62.5
+
+
 def test_the_tables_show_images_a_second_efficiency_and_what_was_predicted(tmp_path):
     journal = filled(tmp_path)
     text = "\n".join(characterised.lines(tmp_path))

@@ -15,11 +15,11 @@ def set_threads():
 
 
 def wait(us, after):
-    """A tensor that is there so long after others."""
+    """A tensor that is there so long after others; takes 0.3 ms of a core."""
     with tf.control_dependencies(after):
         options = tf.data.Options()
         options.autotune.enabled = False
         options.experimental_optimization.apply_default_optimizations = False
         # It sleeps whenever an element is asked for, also where there is none left: `take` asks once.
         data = tf.data.Dataset.range(1).apply(sleep(max(int(us), 1))).take(1).with_options(options)
-        return data.reduce(tf.constant(0, tf.int64), lambda total, one: total + one)
+        return data.get_single_element()

@@ -15,6 +15,7 @@ import numpy as np
 
 from dpro_search.collect.communication.backends import BACKENDS, LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
+from dpro_search.collect.hooks.dpro_search_all_reduce.choice import parted
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives import Points
 from dpro_search.costmodel.communication_model import CommunicationModel
@@ -22,7 +23,6 @@ from dpro_search.costmodel.communication_points import series_name
 from dpro_search.errors import InputError
 
 OF_LIBRARIES = tuple(LIBRARIES.values())  # how the algorithms of an MPI library itself begin
-SEGMENT_BYTES = 1 << 18  # of "ring in segments", as it is measured
 _STEPS = 8  # into which the way from a size to the next is divided
 _VERSION = 1
 
@@ -141,5 +141,5 @@ def _as_table(origin: str, by_layout: Mapping[tuple[int, int], Sequence[tuple[in
 
 
 def _range(start: int, name: str) -> dict[str, Any]:
-    algorithm, _, segments = name.partition(" in ")
-    return {"from_bytes": start, "algorithm": algorithm, "segment_bytes": SEGMENT_BYTES if segments else 0}
+    algorithm, segment_bytes = parted(name)
+    return {"from_bytes": start, "algorithm": algorithm, "segment_bytes": segment_bytes}

@@ -38,6 +38,7 @@ _ALGORITHMS: dict[tuple[str, str], tuple[Algorithm, ...]] = {
     ("mpi4py", "halving-doubling"): (Algorithm.HALVING_DOUBLING,),
     ("mpi4py", "ring"): (Algorithm.RING,),
     ("mpi4py", "ring in segments"): (Algorithm.RING,),
+    ("mpi4py", "ring in small segments"): (Algorithm.RING,),
     ("mpi4py", HIERARCHY): (Algorithm.HIERARCHY,),
     ("gloo", "ring"): (Algorithm.RING,),
     ("gloo", "default"): (Algorithm.RING,),

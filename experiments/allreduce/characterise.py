@@ -1,8 +1,7 @@
 """Runs the cases of the characterisation, one job for each scheme and number of workers, into a journal.
 
 ``DIR/characterised.jsonl``: a line of JSON for each case, and for each recorded computation of a worker; a campaign goes on where
-it was interrupted. Trainings of TensorFlow's first paced job computed for twice as long as the file says; they are read as what
-they were, and run again.
+it was interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ _MEASURED_S, _FEWEST, _MOST = 8.0, 2, 10  # of steps of a case
 _SINGLE_STEPS = 3
 _BURST_CALLS = 3
 _TIMEOUT_S = 1800.0
-_JOB = 2  # of the paced jobs: rows of the first have no such number
 _KERAS = Path(__file__).with_name("in_job") / "keras_networks.py"
 Show = Callable[[str], None]
 
@@ -48,8 +46,6 @@ class Journal:
                 row = json.loads(line)
             except ValueError:
                 continue  # cut off when the campaign was interrupted
-            if is_outdated(row):
-                row["compute_us"] *= 2
             self.rows[row["key"]] = row
 
     def add(self, key: str, **facts: Any) -> None:
@@ -61,21 +57,10 @@ class Journal:
             file.write("\n" * self._unfinished + json.dumps(row) + "\n")
         self._unfinished = False
 
-    def lacks(self, case: Case) -> bool:
-        """Whether a case is still to be run."""
-        row = self.rows.get(case.key)
-        return row is None or is_outdated(row)
-
     def compute_us(self, network: str, batch: int) -> float:
         """What one worker was recorded to compute for."""
         seconds = sorted(self.rows[single_key(network, batch)]["seconds"])
         return float(seconds[len(seconds) // 2]) * 1e6
-
-
-def is_outdated(row: dict[str, Any]) -> bool:
-    """Whether a row is a training of TensorFlow by the first paced job, whose waits took twice what they should."""
-    scheme = SCHEMES.get(row.get("scheme", ""))
-    return scheme is not None and scheme.environment == "tensorflow" and "steps_us" in row and "job" not in row
 
 
 def single_key(network: str, batch: int) -> str:
@@ -90,7 +75,7 @@ def characterise(folder: Path, names: Sequence[str], workers: Sequence[int], sho
         if single_key(network, batch) not in journal.rows:
             show(f"one worker, {network}, batch {batch}")
             journal.add(single_key(network, batch), **_single(network, batch))
-    todo = [case for name in names for case in cases(name) if case.workers in workers and journal.lacks(case)]
+    todo = [case for name in names for case in cases(name) if case.workers in workers and case.key not in journal.rows]
     # By workers first: an early end leaves a comparison of all schemes.
     todo.sort(key=lambda case: case.workers)
     for (count, name), some in groupby(todo, key=lambda case: (case.workers, case.scheme)):
@@ -157,7 +142,7 @@ def _facts(order: dict[str, Any], path: Path) -> dict[str, Any]:
         sizes = {"sizes_bytes": order["sizes_bytes"], "us": found["us"]}
         return {"version": found["version"], **sizes, "bursts": order["bursts"], "bursts_us": found["bursts_us"]}
     steps_us = [(end - begin) * 1e6 for begin, end in pairwise(found["ends_s"])]
-    return {"version": found["version"], "job": _JOB, "compute_us": sum(order["waits_us"]), "steps_us": steps_us}
+    return {"version": found["version"], "compute_us": sum(order["waits_us"]), "steps_us": steps_us}
 
 
 def show_on_stderr(text: str) -> None:

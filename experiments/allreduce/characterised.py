@@ -13,7 +13,7 @@ import numpy as np
 
 from dpro_search.quantities import size_text
 from experiments.allreduce.cases import BATCH, SIZES_BYTES, VARIED_WORKERS, Case, cases
-from experiments.allreduce.characterise import Journal, is_outdated, measured_step
+from experiments.allreduce.characterise import Journal, measured_step
 from experiments.allreduce.predicted import exchange_of, loss, predicted_us
 from experiments.allreduce.schemes import SCHEMES
 
@@ -44,11 +44,6 @@ def lines(folder: Path) -> Iterator[str]:
     journal = Journal(folder)
     found = [one for name in SCHEMES for case in cases(name) if (one := _found(journal, case)) is not None]
     yield from _accuracy(found)
-    slow = [one for one in found if is_outdated(journal.rows[one.case.key])]
-    if slow:
-        names = ", ".join(dict.fromkeys(one.case.scheme for one in slow))
-        yield f"{len(slow)} trainings of {names} computed for twice as long as they should; 'characterise' runs them again."
-        yield ""
     yield from _by(found, "workers", lambda case: (case.network, case.batch) == ("resnet-50", BATCH))
     yield from _by(found, "batch", lambda case: (case.network, case.workers) == ("resnet-50", VARIED_WORKERS))
     yield from _by(found, "network", lambda case: (case.batch, case.workers) == (BATCH, VARIED_WORKERS))

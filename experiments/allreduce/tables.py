@@ -13,8 +13,8 @@ import numpy as np
 from dpro_search.collect.communication.backends import LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable, read_comm_table
 from dpro_search.collect.hooks.dpro_search_all_reduce import Choice
-from dpro_search.collect.hooks.dpro_search_all_reduce.choice import of_size
-from dpro_search.costmodel.all_reduce_table import OF_LIBRARIES, SEGMENT_BYTES, choices, predicted_choice
+from dpro_search.collect.hooks.dpro_search_all_reduce.choice import joined, of_size
+from dpro_search.costmodel.all_reduce_table import OF_LIBRARIES, choices, predicted_choice
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import table_series
 from dpro_search.quantities import size_text
@@ -141,8 +141,7 @@ def _row(table: CommTable, models: Sequence[CommunicationModel | None], place: P
 
 
 def _name(table: Mapping[str, Any], place: Place, size_bytes: int, cell: Cell) -> str:
-    algorithm, segment_bytes = of_size(Choice(table).ranges(*place[1:3]), size_bytes)
-    name = f"{algorithm} in segments" if segment_bytes == SEGMENT_BYTES else algorithm
+    name = joined(*of_size(Choice(table).ranges(*place[1:3]), size_bytes))
     return name if name in cell else "native"
 
 

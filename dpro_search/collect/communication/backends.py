@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dpro_search._text import listed
-from dpro_search.collect.hooks.dpro_search_all_reduce.choice import OF_LIBRARY
+from dpro_search.collect.hooks.dpro_search_all_reduce.choice import OF_LIBRARY, SEGMENTS
 from dpro_search.collect.hooks.dpro_search_all_reduce.library import MPICH, OPEN_MPI
 from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
@@ -118,7 +118,8 @@ _FORCED = {
 }
 _HIERARCHY = "hierarchy"  # of hosts with several ranks
 _MPI = (*OPEN_MPI, _HIERARCHY)
-_OWN = ("native", "gather", "direct", "recursive-doubling", "halving-doubling", "ring", "ring in segments", _HIERARCHY)
+_RINGS = tuple(f"ring{segments}" for segments in SEGMENTS)
+_OWN = ("native", "gather", "direct", "recursive-doubling", "halving-doubling", *_RINGS, _HIERARCHY)
 
 
 def _over_mpi4py(library: str, names: Collection[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ need no Python package: the library is called as it is.
 import ctypes
 import os
 
+from dpro_search_all_reduce.choice import parted
 from dpro_search_all_reduce.library import (
     OPEN_MPI,
     OPEN_MPI_FILES,
@@ -125,7 +126,6 @@ class Mpi:
 class Mpi4py:
     """All-reduces of `dpro_search_all_reduce`, over mpi4py; "open-mpi ..." are those of `Mpi`, in the same processes."""
 
-    _SEGMENT_BYTES = 1 << 18
     _LIBRARY = "open-mpi "
 
     def __init__(self):
@@ -148,8 +148,7 @@ class Mpi4py:
         if algorithm.startswith(self._LIBRARY):
             return self._own(algorithm[len(self._LIBRARY) :], size_bytes)
         buffer = self._numpy.zeros(size_bytes // 4, "float32")
-        name, _, segments = algorithm.partition(" in ")
-        segment_bytes = self._SEGMENT_BYTES if segments else 0
+        name, segment_bytes = parted(algorithm)
         return lambda: self._all_reduce.sum(buffer, algorithm=name, segment_bytes=segment_bytes)
 
     def meet(self):

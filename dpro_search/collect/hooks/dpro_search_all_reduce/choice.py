@@ -18,9 +18,12 @@ from .rounds import ALGORITHMS
 NATIVE = "native"  # the MPI library's own all-reduce, by the algorithm of its choice
 OF_LIBRARY = NATIVE + " "  # before the name of one of its algorithms
 KNOWN = (NATIVE, *ALGORITHMS, *sorted(OF_LIBRARY + name for name in {*OPEN_MPI, *MPICH} - {"default"}))
-# Without a table: small ones as the library does them, whose C is quicker than Python; large ones around a ring.
+# Bytes of the segments of a message, by what is said of them after the algorithm's name; small ones are what Open MPI sends at
+# once over TCP (btl_tcp_eager_limit, 64 KiB with a header): larger messages wait for an answer, behind what comes the other way.
+SEGMENTS = {"": 0, " in segments": 1 << 18, " in small segments": 60 << 10}
 DEFAULT = {"version": 1, "origin": "nothing measured", "tables": []}
-_RANGES = ({"from_bytes": 0, "algorithm": NATIVE}, {"from_bytes": 1 << 20, "algorithm": "ring", "segment_bytes": 1 << 18})
+_LARGE_BYTES = 1 << 20
+_LARGE = {"Open MPI": "ring in small segments"}
 
 
 class Choice:
@@ -54,10 +57,13 @@ class Choice:
                 raise ValueError("%s: no JSON: %s" % (path, error)) from None
         return cls(table, str(path))
 
-    def ranges(self, ranks, ranks_per_host):
-        """(from bytes, algorithm, bytes of a segment), ascending from 0, for a job."""
+    def ranges(self, ranks, ranks_per_host, library=None):
+        """(from bytes, algorithm, bytes of a segment), ascending from 0, for a job over an MPI library of that name.
+
+        Without a table: small buffers as the library sums them, whose C is quicker than Python, large ones around a ring.
+        """
         if not self._tables:
-            return _checked(_RANGES)
+            return [(0, NATIVE, 0), (_LARGE_BYTES, *parted(_LARGE.get(library, "ring in segments")))]
 
         def distance(one):
             return abs(math.log(one[1] / ranks_per_host)), abs(math.log(one[0] / ranks))
@@ -66,6 +72,17 @@ class Choice:
         if ranks_per_host == 1:  # then a hierarchy is what it does among hosts
             found = [(start, "halving-doubling" if name == "hierarchy" else name, segment) for start, name, segment in found]
         return found
+
+
+def parted(name):
+    """(algorithm, bytes of a segment) of a name like "ring in segments"."""
+    algorithm, said, kind = name.partition(" in ")
+    return algorithm, SEGMENTS[said + kind]
+
+
+def joined(algorithm, segment_bytes):
+    """The name of an algorithm with segments of so many bytes, if such ones have a name; else the algorithm's."""
+    return algorithm + next((said for said, size in SEGMENTS.items() if size == segment_bytes), "")
 
 
 def of_size(ranges, size_bytes):

@@ -59,9 +59,9 @@ class AllReduce:
         self.hosts = _hosts(self._comm)
         if not isinstance(choice, Choice):
             choice = Choice() if choice is None else Choice.load(choice)
-        self._ranges = choice.ranges(self.ranks, max(map(len, self.hosts)))
-        self._even = len(set(map(len, self.hosts))) == 1
         self._vendor = MPI.get_vendor()[0]
+        self._ranges = choice.ranges(self.ranks, max(map(len, self.hosts)), self._vendor)
+        self._even = len(set(map(len, self.hosts))) == 1
         self._library = _LIBRARIES[self._vendor](self._comm) if self._vendor in _LIBRARIES else None
         self._limit_s, self._check = time_limit_s, check
         self.registry = Registry(device_aware)

@@ -5,7 +5,7 @@ import sys
 
 from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable
 from dpro_search.collect.hooks.dpro_search_all_reduce import Choice
-from dpro_search.collect.hooks.dpro_search_all_reduce.choice import of_size
+from dpro_search.collect.hooks.dpro_search_all_reduce.choice import SEGMENTS, joined, of_size, parted
 from dpro_search.costmodel.all_reduce_table import choices
 from dpro_search.costmodel.collectives import Algorithm
 from dpro_search.costmodel.communication_points import algorithms_of
@@ -45,6 +45,24 @@ def test_the_fastest_own_algorithm_is_chosen_for_each_measured_size():
         ("ring", 0),
         ("ring", 1 << 18),
     ]
+
+
+def test_segments_of_a_chosen_ring_are_those_that_were_measured():
+    table = measured(row("ring", 1 << 20, 30), row("ring in segments", 1 << 20, 29), row("ring in small segments", 1 << 20, 20))
+    ((_, found),) = choices(table).items()
+    assert of_size(Choice(found).ranges(4, 1), 1 << 20) == ("ring", 60 << 10)
+
+
+def test_every_length_of_segments_has_a_name():
+    assert [parted(joined("ring", length)) for length in SEGMENTS.values()] == [("ring", length) for length in SEGMENTS.values()]
+    assert joined("ring", 12_345) == "ring"
+
+
+def test_without_a_table_large_sums_go_around_a_ring_in_segments_that_the_library_sends_at_once():
+    open_mpi, mpich = (Choice().ranges(4, 1, library) for library in ("Open MPI", "MPICH"))
+    assert of_size(open_mpi, 1 << 24) == ("ring", 60 << 10)
+    assert of_size(mpich, 1 << 24) == ("ring", 1 << 18)
+    assert of_size(open_mpi, 1000) == of_size(mpich, 1000) == ("native", 0)
 
 
 def test_between_measured_sizes_the_choice_changes_where_interpolated_times_cross():

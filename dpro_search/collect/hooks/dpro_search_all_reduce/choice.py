@@ -11,6 +11,7 @@ A job of other numbers of ranks uses the table that is nearest to it: ranks per 
 import bisect
 import json
 import math
+from typing import Tuple
 
 from .library import MPICH, OPEN_MPI
 from .rounds import ALGORITHMS
@@ -74,13 +75,13 @@ class Choice:
         return found
 
 
-def parted(name):
+def parted(name: str) -> Tuple[str, int]:
     """(algorithm, bytes of a segment) of a name like "ring in segments"."""
     algorithm, said, kind = name.partition(" in ")
     return algorithm, SEGMENTS[said + kind]
 
 
-def joined(algorithm, segment_bytes):
+def joined(algorithm: str, segment_bytes: int) -> str:
     """The name of an algorithm with segments of so many bytes, if such ones have a name; else the algorithm's."""
     return algorithm + next((said for said, size in SEGMENTS.items() if size == segment_bytes), "")
 

@@ -72,7 +72,15 @@ def test_recorded_synchronisation_is_taken_as_it_is(tmp_path):
     assert needs(trace, DependencyKind.EVENT) == {("producer", "consumer")}
 
 
-@pytest.mark.parametrize("call", ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "hipStreamSynchronize"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "hipStreamSynchronize", "cuCtxSynchronize"),
+        *("cudaStreamSynchronize_ptsz", "musaDeviceSynchronize", "muEventSynchronize", "cnrtQueueSync", "cnrtSyncDevice"),
+        *("aclrtSynchronizeStreamWithTimeout", "AscendCL@aclrtSynchronizeDevice", "aclrtSynchronizeEvent", "cnrtWaitNotifier"),
+        *("urQueueFinish", "urEventWait", "piEventsWait", "zeCommandListHostSynchronize", "zeFenceHostSynchronize"),
+    ],
+)
 def test_a_synchronising_call_needs_the_op_that_it_waited_for(tmp_path, call):
     profile = Profile()
     profile.step(0, START, 900)
@@ -80,6 +88,38 @@ def test_a_synchronising_call_needs_the_op_that_it_waited_for(tmp_path, call):
     profile.call(call, START + 30, 293)
     trace = read([profile.write(tmp_path / "trace.json")])
     assert needs(trace, DependencyKind.SYNC) == {("gemm", call)}
+
+
+@pytest.mark.parametrize("call", ["urEnqueueEventsWait", "cnrtQueueWaitNotifier", "aclrtStreamWaitEvent", "cudaStreamQuery"])
+def test_a_call_that_lets_a_stream_wait_or_only_asks_does_not_block_the_host(tmp_path, call):
+    profile = Profile()
+    profile.step(0, START, 900)
+    profile.kernel("gemm", START + 20, 300, launched=START + 10)
+    profile.call(call, START + 30, 293)
+    assert not needs(read([profile.write(tmp_path / "trace.json")]), DependencyKind.SYNC)
+
+
+@pytest.mark.parametrize("vendor", ["xpu", "privateuse1", "mtia", "mlu"])
+def test_calls_and_copies_in_the_categories_of_any_vendor_are_read(tmp_path, vendor):
+    profile = Profile()
+    profile.step(0, START, 900)
+    profile.kernel("copy", START + 20, 300, launched=START + 10, cat="gpu_memcpy")
+    profile.call("anyStreamSynchronize", START + 30, 293)
+    for record in profile.records:
+        record["cat"] = {"cuda_runtime": f"{vendor}_runtime", "gpu_memcpy": f"{vendor}_memcpy"}.get(record["cat"], record["cat"])
+    trace = read([profile.write(tmp_path / "trace.json")])
+    assert needs(trace, DependencyKind.LAUNCH) == {("cudaLaunchKernel", "copy")}
+    assert needs(trace, DependencyKind.SYNC) == {("copy", "anyStreamSynchronize")}
+
+
+@pytest.mark.parametrize("call", ["urEnqueueEventsWait", "cnrtQueueWaitNotifier", "aclrtStreamWaitEvent", "cudaStreamWaitEvent"])
+def test_streams_wait_for_each_other_whatever_the_vendor_calls_it(tmp_path, call):
+    profile = Profile()
+    profile.step(0, START, 900)
+    profile.kernel("compute", START + 20, 300, launched=START + 10)
+    profile.call(call, START + 20, 1)
+    profile.kernel("copy", START + 322, 50, launched=START + 30, stream=9)
+    assert needs(read([profile.write(tmp_path / "trace.json")]), DependencyKind.EVENT) == {("compute", "copy")}
 
 
 def test_a_copy_from_pageable_memory_blocks_its_call_a_pinned_one_does_not(tmp_path):

@@ -54,7 +54,7 @@ from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.errors import InputError, TraceFormatError
 
 _CATEGORIES = re.compile(
-    rb'"cat"\s*:\s*"(?:[Kk]ernel|cpu_op|Operator|cuda_runtime|cuda_driver|Runtime|gpu_mem(?:cpy|set)|Mem(?:cpy|set)|user_annotation|ac2g)"'
+    rb'"cat"\s*:\s*"(?:[Kk]ernel|cpu_op|Operator|(?:\w+_)?(?:[Rr]untime|driver|[Mm]emcpy|[Mm]emset)|user_annotation|ac2g)"'
 )
 _HEADER = re.compile(rb'^\s*\{\s*(?:"[\w ]+"\s*:\s*[^,\[{]*,\s*)*"(?:schemaVersion|deviceProperties|distributedInfo)"\s*:')
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|node)[-_. ]?(\d+)", re.IGNORECASE)

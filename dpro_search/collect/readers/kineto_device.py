@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from dpro_search.collect.readers.kineto_rank import RankRecords
@@ -83,9 +85,9 @@ def _launched_before(r: RankRecords, stream: Ints) -> Ints:
     return stream[: int(np.argmax(launched))] if launched.any() else stream[:0]
 
 
-def calls_named(r: RankRecords, *endings: str) -> Ints:
-    """Calls of the runtime whose names end so."""
-    named = np.array([name.endswith(endings) for name in r.names] or [False])
+def calls_named(r: RankRecords, *patterns: re.Pattern[str]) -> Ints:
+    """Calls of the runtime whose names match a pattern (`kineto_calls`)."""
+    named = np.array([any(pattern.search(name) for pattern in patterns) for name in r.names] or [False])
     return np.flatnonzero(named[r.name] & np.isin(r.kind, (EventKind.RUNTIME, EventKind.SYNC)))
 
 

@@ -37,19 +37,21 @@ class Category(enum.IntEnum):
 
 _CATEGORY = {
     "kernel": Category.KERNEL,
-    "gpu_memcpy": Category.COPY,
     "memcpy": Category.COPY,
-    "gpu_memset": Category.COPY,
     "memset": Category.COPY,
     "cpu_op": Category.HOST_OP,
     "operator": Category.HOST_OP,
     "cpu": Category.HOST_OP,
-    "cuda_runtime": Category.RUNTIME,
-    "cuda_driver": Category.RUNTIME,
     "runtime": Category.RUNTIME,
-    "xpu_runtime": Category.RUNTIME,
     "user_annotation": Category.ANNOTATION,
     "cuda_sync": Category.DEVICE_SYNC,
+}
+# Kineto names the categories of each vendor alike: cuda_runtime, xpu_runtime, mtia_runtime, privateuse1_driver, mlu_memcpy.
+_CATEGORY_OF_VENDOR = {
+    "_runtime": Category.RUNTIME,
+    "_driver": Category.RUNTIME,
+    "_memcpy": Category.COPY,
+    "_memset": Category.COPY,
 }
 _DROPPED_CATEGORY = {
     "gpu_user_annotation": "device copies of annotations",
@@ -197,7 +199,7 @@ class _Columns:
         for r in spans:
             code = categories.get(r.cat)
             if code is None:
-                code = categories[r.cat] = _CATEGORY.get(r.cat.lower(), -1)
+                code = categories[r.cat] = _category(r.cat.lower())
             if code < 0:
                 if r.cat == _FRAMES and _is_possible(r) and self._tells_where(r.name):
                     frames.append(r)
@@ -337,6 +339,12 @@ class _Columns:
 
     def _joined(self, column: str, dtype: Any) -> npt.NDArray[Any]:
         return np.concatenate([np.zeros(0, dtype), *self.parts.pop(column, [])])
+
+
+def _category(name: str) -> int:
+    """The `Category` that a profile's own name of a category, in lower case, stands for; -1: none."""
+    of_vendor = (category for ending, category in _CATEGORY_OF_VENDOR.items() if name.endswith(ending))
+    return _CATEGORY.get(name, next(of_vendor, -1))
 
 
 def _is_possible(r: SpanRecord) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search.collect.readers.kineto_calls import host_waits
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile
 from dpro_search.collect.readers.kineto_notes import Note
 from dpro_search.collect.recorded_names import collective_kind_of
@@ -24,9 +25,6 @@ _COLLECTIVE = re.compile(r"nccl\w*Kernel|msccl\w*Kernel|onecclKernel|^(?:nccl|gl
 _LABEL = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|barrier|reduce|gather|scatter|send|recv",
     re.IGNORECASE,
-)
-_SYNCHRONISING = re.compile(
-    r"^(?:cuda|hip)(?:Stream|Event|Device)Synchronize$|^cu(?:Stream|Event|Ctx)Synchronize$|^(?:cuda|hip)Memcpy$|^(?:cuda|hip)Free$"
 )
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 _OTHER_MARKS = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)")  # where steps are not marked, first found
@@ -307,7 +305,7 @@ def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> tupl
     names = file.names
     of_name = np.zeros((2, max(len(names), 1)), np.bool_)
     of_name[0, : len(names)] = [bool(_COLLECTIVE.search(name)) for name in names]
-    of_name[1, : len(names)] = [bool(_SYNCHRONISING.match(name)) for name in names]
+    of_name[1, : len(names)] = [host_waits(name) for name in names]
     collective, waits = of_name[:, file.name[rows]]
     kind = np.full(len(rows), int(EventKind.OP), np.int64)
     kind[category == Category.RUNTIME] = EventKind.RUNTIME

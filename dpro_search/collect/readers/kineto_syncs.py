@@ -8,10 +8,12 @@ equal, that which explains the thread's other calls best, and then that of the t
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 import numpy as np
 
+from dpro_search.collect.readers.kineto_calls import DEVICE_WAITS, EVENT_WAITS, MEMORY_WAITS, STREAM_WAITS
 from dpro_search.collect.readers.kineto_device import DeviceOps, Pairs, calls_named
 from dpro_search.collect.readers.kineto_evidence import Evidence
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords
@@ -65,16 +67,17 @@ def _recorded(r: RankRecords, device: DeviceOps) -> Pairs:
     return pairs
 
 
-def _unrecorded(r: RankRecords, *endings: str) -> list[int]:
+def _unrecorded(r: RankRecords, *patterns: re.Pattern[str]) -> list[int]:
+    """Calls in which the host waits, by their names, of which the profile does not record for what."""
     recorded = {correlation for _, _, correlation, _, _ in r.syncs}
-    calls = calls_named(r, *endings)
+    calls = calls_named(r, *patterns)
     calls = calls[r.kind[calls] == EventKind.SYNC]
     return [call for call in calls.tolist() if int(r.correlation[call]) not in recorded]
 
 
 def _of_whole_devices(r: RankRecords, device: DeviceOps) -> Pairs:
     pairs = []
-    for call in _unrecorded(r, "DeviceSynchronize", "CtxSynchronize"):
+    for call in _unrecorded(r, DEVICE_WAITS):
         sources = [device.last_launched(stream, float(r.start_us[call])) for stream in device.streams]
         pairs += [(s, call) for s in sources if s >= 0 and r.end_us[s] <= r.end_us[call] + CLOCK_SLACK_US]
     return pairs
@@ -82,7 +85,7 @@ def _of_whole_devices(r: RankRecords, device: DeviceOps) -> Pairs:
 
 def _of_streams(r: RankRecords, device: DeviceOps, evidence: Evidence) -> Pairs:
     sites: dict[int, list[list[int]]] = defaultdict(list)  # by thread
-    for site in evidence.sites(_unrecorded(r, "StreamSynchronize")):
+    for site in evidence.sites(_unrecorded(r, STREAM_WAITS)):
         sites[int(r.stream[site[0]])].append(site)
     streams = list(device.streams)
     pairs = []
@@ -127,7 +130,7 @@ def _stream_of(r: RankRecords, device: DeviceOps, call: int, streams: list[int],
 def _of_others(r: RankRecords, device: DeviceOps, evidence: Evidence) -> Pairs:
     """Of calls that wait for an event, copy or free: the op that ended last while they were blocked, if they were."""
     candidates = {}
-    for call in _unrecorded(r, "EventSynchronize", "Memcpy", "Free"):
+    for call in _unrecorded(r, EVENT_WAITS, MEMORY_WAITS):
         start_us, end_us = float(r.start_us[call]), float(r.end_us[call])
         if end_us - start_us > _BLOCKED_US:
             source = device.last_ended(start_us, end_us + CLOCK_SLACK_US, start_us)

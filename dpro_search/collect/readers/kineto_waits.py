@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpro_search.collect.readers.kineto_calls import EVENT_RECORDS, STREAM_ORDERS
 from dpro_search.collect.readers.kineto_device import DeviceOps, Pairs, calls_named
 from dpro_search.collect.readers.kineto_evidence import Evidence
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords
@@ -64,10 +65,10 @@ def _recorded_waits(r: RankRecords, device: DeviceOps) -> Pairs:
 
 def _candidates(r: RankRecords, device: DeviceOps) -> dict[int, list[int]]:
     """What each op may have waited for that began later than launch and stream explain, the latest end first."""
-    waits_us = r.start_us[calls_named(r, "StreamWaitEvent")]
+    waits_us = r.start_us[calls_named(r, STREAM_ORDERS)]
     if not len(waits_us) or len(device.streams) < 2:
         return {}
-    records_us = r.start_us[calls_named(r, "EventRecord")]
+    records_us = r.start_us[calls_named(r, EVENT_RECORDS)]
     found = {}
     for stream, ops in device.streams.items():
         before_us = np.concatenate(([-np.inf], device.launches[stream][:-1]))

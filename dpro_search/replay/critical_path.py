@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.executed import carried_csr, executed
@@ -122,7 +122,7 @@ def _last_posted(timeline: Timeline) -> Int32s:
     return last
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _walk(op, start, moved, end, previous, pred_ptr, pred_idx, carry_ptr, carry_idx, last_posted):  # type: ignore[no-untyped-def]
     """Steps from an op back to the start, returned in order of time."""
     count = len(pred_ptr) - 1
@@ -143,7 +143,7 @@ def _walk(op, start, moved, end, previous, pred_ptr, pred_idx, carry_ptr, carry_
     return ops[:steps][::-1], reasons[:steps][::-1], begins[:steps][::-1], ends[:steps][::-1]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _cause(op, count, start, end, previous, pred_ptr, pred_idx, carry_ptr, carry_idx):  # type: ignore[no-untyped-def]
     """The code of the reason why an op started no earlier, and the op that ended just then, -1 if none did."""
     iteration, own = op // count, op % count

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.replay.engine import Engine
@@ -49,13 +49,13 @@ def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: i
         return np.fromiter(pool.map(one, seeds), np.float64, samples)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _draw(samples_us: npt.NDArray[np.float32], rows: Ints, iteration_of: Int32s, op_of: Int32s, duration_us: Floats) -> None:
     for label in range(len(duration_us)):
         duration_us[label] = samples_us[rows[iteration_of[label]], op_of[label]]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _latest(end_us: Floats, iteration_of: Int32s, ends: Floats) -> None:
     for label in range(len(end_us)):
         ends[iteration_of[label]] = max(ends[iteration_of[label]], end_us[label])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.executed import carried_csr, executed
 from dpro_search.replay.timeline import Timeline
@@ -25,7 +24,7 @@ def slack_us(timeline: Timeline) -> Floats:
     return slack
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _backward(order, unit, previous, pred_ptr, pred_idx, carry_ptr, carry_idx, moved, end, slack):  # type: ignore[no-untyped-def]
     """Units (ops, or all parts of a collective) from the last to the first: each limits what it waited for.
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.space.replay_graph import Int32s
 
@@ -40,7 +40,7 @@ class Filled(NamedTuple):
     order: Int32s
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def device_order(device: Int32s, order: Int32s, unbounded: npt.NDArray[np.bool_]) -> tuple[Int32s, Int32s]:
     """The op that each op's device served just before it, -1 where there is none, [n], and the last op of each device, [devices].
 

@@ -6,8 +6,8 @@ What NumPy does as fast (making arrays, a stable sort) is left to it: compiling 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 
 
@@ -38,7 +38,7 @@ def enqueues_of_units(post_us: Floats, unit_of: Ints, units: int) -> tuple[Float
     return ascending, order, number
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _last_enqueues(post_us: Floats, unit_of: Ints, last_us: Floats, total_us: Floats) -> None:
     """When the last tensor of each unit is enqueued, and the sum over samples and classes; both 0 before."""
     samples, classes, tensors = post_us.shape
@@ -52,7 +52,7 @@ def _last_enqueues(post_us: Floats, unit_of: Ints, last_us: Floats, total_us: Fl
                 total_us[unit] += last_us[s, c, unit]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _order_enqueues(last_us: Floats, listing: Ints, ascending: Floats, order: Ints) -> None:
     """Sort the enqueues of each sample and class; taken in the order of their means they are nearly in order already."""
     samples, classes, units = last_us.shape
@@ -91,7 +91,7 @@ def releases_of_units(
     return new_owner[:found], merged_us, new_ptr[: found + 1], new_unit[: new_ptr[found]]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _merge(
     owner: Ints,
     ptr: Ints,
@@ -128,7 +128,7 @@ def _merge(
     return found
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _add_work(work_us: Floats, becomes: Ints, merged_us: Floats) -> None:
     for s in range(len(work_us)):
         for i in range(len(becomes)):

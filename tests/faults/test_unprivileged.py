@@ -31,10 +31,14 @@ def folder(tmp_path):
     shutil.rmtree(place)
 
 
-def as_nobody(folder, *args, program=("-m", "dpro_search.cli")):
+READS_ALL = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")  # an interpreter that lies in root's home, too
+
+
+def as_nobody(folder, *args, program=("-m", "dpro_search.cli"), **env):
     user = pwd.getpwnam("nobody")
-    become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--no-new-privs"]
+    become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--no-new-privs", *READS_ALL]
     known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(folder), "NUMBA_CACHE_DIR": str(folder / "numba")}
+    known |= env
     command = [*become, sys.executable, *program, *map(str, args)]
     return subprocess.run(command, cwd=folder, env=known, capture_output=True, text=True, check=False, timeout=300)
 
@@ -71,3 +75,21 @@ def test_a_folder_that_may_not_be_written_is_one_line(folder, args):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("dpro-search: error: /root-only-dpro-search")
     assert "Permission denied" in done.stderr.splitlines()[-1]
+
+
+def test_neither_home_nor_the_package_can_be_written(folder):
+    """As in a container that runs as a user of its own: numba's cache goes into a private folder."""
+    package = folder.with_name(f"{folder.name}-package")
+    shutil.copytree(ROOT / "dpro_search", package / "dpro_search", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "tmp").mkdir()
+    (folder / "tmp").chmod(0o1777)
+    places = {"PYTHONPATH": str(package), "HOME": "/nonexistent", "NUMBA_CACHE_DIR": "", "TMPDIR": str(folder / "tmp")}
+    try:
+        for args in (("replay",), ("run", "--trials", 5, "--out", "run"), ("report", "run"), ("samples",)):
+            done = as_nobody(folder, *args, **places)
+            assert done.returncode == 0, done.stderr
+        kept = folder / "tmp" / f"dpro-search-numba-{pwd.getpwnam('nobody').pw_uid}"
+        assert kept.stat().st_mode & 0o777 == 0o700
+        assert list(kept.rglob("*.nbc"))
+    finally:
+        shutil.rmtree(package)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.costmodel.devices.ops import Floats, Singles
 
 
@@ -64,7 +64,7 @@ class Forest:
         return Forest(feature=feature, threshold=threshold, leaf=leaf, base=base)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _sums(rows: Singles, feature: npt.NDArray[np.uint8], threshold: Singles, leaf: Singles) -> Floats:
     trees, nodes = feature.shape
     levels = 0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import xgboost
-from numba import njit
 from scipy.optimize import nnls
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 
 _HUBER = 0.3  # errors of the logarithm beyond this count linearly
@@ -149,7 +149,7 @@ def _base_us(base: Floats, parts: Parts) -> Floats:
     return np.asarray(np.maximum(_weighed(parts.columns, parts.classes, coefficients), _LEAST_US))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _weighed(columns: Floats, classes: Ints, coefficients: Floats) -> Floats:
     """Sum of each row times the coefficients of its class, [rows]."""
     found = np.zeros(len(columns))

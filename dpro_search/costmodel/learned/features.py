@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.clusters.table import Cluster
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.learned.flat import FlatClusters
@@ -88,7 +88,7 @@ def timed_features(clusters: TimedOps) -> ClusterFeatures:
     return ClusterFeatures(whole=timed_whole(clusters), parts=parts, of=of)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _add_sizes(flat: FlatClusters, leads: Ints, classes_at: int, heavy_at: int, sized: Floats) -> None:
     """The values of `_SIZED`, [n, features]; columns of classes begin at `classes_at`, those of heavy ones at `heavy_at`."""
     for cluster in range(len(sized)):

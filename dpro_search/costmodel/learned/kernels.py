@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.learned.flat import FlatClusters, Records
 from dpro_search.costmodel.learned.lowering import COUNTED, STEP, UPDATE, VALUE, lower
@@ -95,7 +95,7 @@ def _by_cluster(counts: Ints, op_ptr: Ints) -> Ints:
     return np.asarray(np.diff(total[op_ptr]))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _parts(
     flat: FlatClusters, leads: Ints, values: Records, steps: Records, read: Ints, given: Ints, parts: Records, of: Ints
 ) -> int:
@@ -160,7 +160,7 @@ def _parts(
     return part
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _decide(count: int, values: Records, steps: Records, read: Ints, in_memory: Bools) -> None:
     """Whether each step's result lies in memory: others' loops take the rest along."""
     for k in range(count):
@@ -193,7 +193,7 @@ def _decide(count: int, values: Records, steps: Records, read: Ints, in_memory: 
             has_costly[k] = costly
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _gather(
     k: int,
     values: Records,
@@ -232,7 +232,7 @@ def _gather(
     return found, source_count
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _call(cluster: int, flat: FlatClusters, values: Records, parts: Records, part: int) -> None:
     """What is known of a call without its kernels."""
     first = flat.tensor_ptr[cluster]
@@ -250,7 +250,7 @@ def _call(cluster: int, flat: FlatClusters, values: Records, parts: Records, par
             parts[part].written_bytes += size
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _add_step(steps: Records, k: int, parts: Records, part: int) -> None:
     """What a step adds to its kernel."""
     elements = steps[k].elements
@@ -266,7 +266,7 @@ def _add_step(steps: Records, k: int, parts: Records, part: int) -> None:
     parts[part].far_misses += steps[k].far_misses
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _add_root(flat: FlatClusters, steps: Records, k: int, parts: Records, part: int) -> None:
     """What is read off the step that a kernel is named after."""
     parts[part]["class"] = steps[k].kernel

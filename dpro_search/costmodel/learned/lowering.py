@@ -12,8 +12,8 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Ints
 from dpro_search.costmodel.learned.flat import FlatClusters, Records
 from dpro_search.costmodel.learned.op_classes import HEAVY, OTHER
@@ -70,7 +70,7 @@ class Strided(NamedTuple):
 ALONG = Strided()
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _missed(elements: float, rows: float, stride_bytes: int, ways: int, sets: int) -> float:
     lines = rows * min(stride_bytes, _LINE_BYTES) / _LINE_BYTES
     period = sets * _LINE_BYTES
@@ -78,7 +78,7 @@ def _missed(elements: float, rows: float, stride_bytes: int, ways: int, sets: in
     return elements if lines >= ways * period / apart else 0.0
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def lower(cluster: int, flat: FlatClusters, values: Records, steps: Records, read: Ints, given: Ints, counts: Ints) -> None:
     """Fill in the steps of a cluster in the order of its ops, the tensors that they read, and all values.
 
@@ -144,7 +144,7 @@ def lower(cluster: int, flat: FlatClusters, values: Records, steps: Records, rea
             values[_root(values, number)].kept = 1
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _begin(cluster: int, flat: FlatClusters, values: Records, counts: Ints) -> None:
     """The values that the cluster's own tensors are."""
     first, last = flat.tensor_ptr[cluster], flat.tensor_ptr[cluster + 1]
@@ -156,7 +156,7 @@ def _begin(cluster: int, flat: FlatClusters, values: Records, counts: Ints) -> N
         values[number].kept = int(flat.role[at] == _OUT)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _new(values: Records, start: int, end: int, lengths: Ints, counts: Ints) -> int:
     """A value of float32 that has the lengths from start to end as its shape."""
     number = counts[_VALUES]
@@ -171,20 +171,20 @@ def _new(values: Records, start: int, end: int, lengths: Ints, counts: Ints) -> 
     return int(number)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _root(values: Records, number: int) -> int:
     while values[number].same >= 0:
         number = values[number].same
     return int(number)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _alias(values: Records, number: int, other: int) -> None:
     if number != other:
         values[number].same = other
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _add(
     op: int,
     kernel: int,
@@ -225,7 +225,7 @@ def _add(
     return int(k)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _change(
     op: int,
     way: int,
@@ -273,7 +273,7 @@ def _change(
                 values[updated].kept = 1
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _compose(
     op: int, way: int, outputs: Ints, given: Ints, values: Records, lengths: Ints, steps: Records, read: Ints, counts: Ints
 ) -> None:
@@ -319,14 +319,14 @@ def _compose(
             _alias(values, output, second)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _stride(steps: Records, k: int, elements: float, rows: float, stride_bytes: int) -> None:
     steps[k].strided = elements
     steps[k].near_misses = _missed(elements, rows, stride_bytes, NEAR[0], NEAR[1])
     steps[k].far_misses = _missed(elements, rows, stride_bytes, FAR[0], FAR[1])
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _down(steps: Records, k: int, values: Records, number: int, lengths: Ints) -> None:
     """Of a reduction: sums of columns are made one after the other."""
     start, end = values[number].start, values[number].end
@@ -334,7 +334,7 @@ def _down(steps: Records, k: int, values: Records, number: int, lengths: Ints) -
         _stride(steps, k, steps[k].elements, steps[k].elements / lengths[end - 1], 4 * lengths[end - 1])
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _turn(steps: Records, k: int, values: Records, number: int, made: int, lengths: Ints) -> None:
     """Of a transposition that does not keep the innermost axis."""
     start, end, made_end = values[number].start, values[number].end, values[made].end
@@ -346,7 +346,7 @@ def _turn(steps: Records, k: int, values: Records, number: int, made: int, lengt
     _stride(steps, k, elements, float(lengths[made_end - 1]), 4 * lengths[end - 1])
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _longest_reduced(values: Records, number: int, made: int, lengths: Ints, by_columns: bool) -> int:
     """The longest axis that a reduction does away with."""
     before = lengths[values[number].start : values[number].end]

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.learned.additive import Parts
 from dpro_search.costmodel.learned.kernels import PART_FEATURES
@@ -114,7 +114,7 @@ def _places(sees: str) -> tuple[Ints, int, Ints]:
     return term_of, columns.index("us"), np.array([columns.index(name) for name in _RATIOS[sees]])
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _tree_features(
     columns: Floats, classes: Ints, names: int, class_count: int, us_at: int, ratios_at: Ints
 ) -> npt.NDArray[np.float32]:

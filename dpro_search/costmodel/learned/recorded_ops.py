@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, GraphTensors, Ints, NodeGraph
 from dpro_search.costmodel.learned.flat import FlatClusters, Records, pointers
 from dpro_search.costmodel.learned.flatten import op_records, type_records
@@ -202,7 +202,7 @@ def shaped_clusters(ptr: Ints, members: Ints, us: Floats, tensors: Tensors) -> F
     )
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _extent(ptr: Ints, members: Ints, us: Floats, wiring: Wiring) -> Ints:
     """Depth, width, inputs and outputs of each cluster, as `TimedOps` has them, [n, 4]."""
     found = np.zeros((len(ptr) - 1, 4), np.int64)
@@ -237,7 +237,7 @@ def _extent(ptr: Ints, members: Ints, us: Floats, wiring: Wiring) -> Ints:
     return found
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _collect(ptr: Ints, members: Ints, tensors: Tensors, inputs: Ints, outputs: Ints, tensor: Ints, role: Ints) -> Ints:
     """Fill in what clusters read, make and hold; gives where the tensors of each begin, [n + 1]."""
     tensor_ptr = np.zeros(len(ptr), np.int64)

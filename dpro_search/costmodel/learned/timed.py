@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.clusters.table import ROLES
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.learned.flat import FlatClusters, pointers
@@ -102,7 +102,7 @@ def _keys(clusters: TimedOps) -> tuple[Ints, Ints]:
     return of, of * len(KINDS) + clusters.kinds
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def leaders(flat: FlatClusters) -> Ints:
     """For each op, the one that it ran with as one kernel: itself, but for what follows a product that was fused with it.
 
@@ -141,7 +141,7 @@ def leaders(flat: FlatClusters) -> Ints:
     return leads
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _extent(flat: FlatClusters) -> Ints:
     """Depth and width of each cluster, as `TimedOps` has them, [n, 2]."""
     found = np.zeros((len(flat.op_ptr) - 1, 2), np.int64)
@@ -165,7 +165,7 @@ def _extent(flat: FlatClusters) -> Ints:
     return found
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def depth_and_width(at_level: Ints) -> tuple[int, int]:
     """Of a cluster, from how many of its ops that ran are at each level: the deepest that has any, and the most at one."""
     depth = width = 0

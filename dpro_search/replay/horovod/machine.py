@@ -17,8 +17,8 @@ function runs uncompiled as `simulate.py_func`.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 
 SLEEP, NEGOTIATE, COPY_IN, LATENCY, TRANSFER, COPY_OUT = range(6)
@@ -44,7 +44,7 @@ _NONE_LEFT = -np.inf  # core time that is never left: there is no unit to post
 MOST_EVENTS = 20_000_000
 
 
-@njit(cache=True)
+@njit()
 def fuse(unit_bytes: Floats, threshold: float, exact: bool, group: Ints) -> int:
     """Number the fused collective of each agreed unit in `group`, all -1 before; returns how many there are.
 
@@ -73,17 +73,17 @@ def fuse(unit_bytes: Floats, threshold: float, exact: bool, group: Ints) -> int:
     return count
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _write(row: Floats, kind: int, rank: int, unit: int, collective: int, iteration: int, start: float, end: float) -> None:
     row[0], row[1], row[2], row[3], row[4], row[5], row[6] = kind, rank, unit, collective, iteration, start, end
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _drawn(samples: Floats, draws: Floats, number: int) -> float:
     return float(samples[int(draws[number % len(draws)] * len(samples))])
 
 
-@njit(cache=True)
+@njit()
 def _least(values: Ints) -> int:
     least = values[0]
     for value in values:
@@ -91,7 +91,7 @@ def _least(values: Ints) -> int:
     return int(least)
 
 
-@njit(cache=True)
+@njit()
 def _rows_by(value: Ints, owner: Ints, rows: int) -> tuple[Ints, Ints]:
     """Pairs (owner, value) as CSR rows, each row in the order of the pairs."""
     ptr = np.zeros(rows + 1, np.int64)
@@ -107,7 +107,7 @@ def _rows_by(value: Ints, owner: Ints, rows: int) -> tuple[Ints, Ints]:
     return ptr, idx
 
 
-@njit(cache=True, inline="always")
+@njit(inline="always")
 def _agree(waiting: Ints, count: int, posted: Ints, ranks: int, agreed: Ints) -> int:
     """Units that all ranks have posted, in listing order, into `agreed`; returns how many."""
     found = 0
@@ -124,7 +124,7 @@ def _agree(waiting: Ints, count: int, posted: Ints, ranks: int, agreed: Ints) ->
     return found
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def simulate(
     core: Ints,
     alike: Ints,

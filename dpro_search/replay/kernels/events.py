@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 
 Codes = npt.NDArray[np.int32]
@@ -13,7 +13,7 @@ Codes = npt.NDArray[np.int32]
 SHORT = 64  # longest queue that is kept sorted
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def push(due_us: Floats, due: Codes, count: int, time_us: float, code: int, short: bool) -> None:
     """Put an entry into a queue of `count`; a short queue is sorted with the earliest last."""
     at = count
@@ -34,13 +34,13 @@ def push(due_us: Floats, due: Codes, count: int, time_us: float, code: int, shor
     due[at] = code
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def earliest(due_us: Floats, count: int, short: bool) -> float:
     """Time of the first entry."""
     return float(due_us[count - 1] if short else due_us[0])
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def pop(due_us: Floats, due: Codes, count: int, short: bool) -> int:
     """Take the first entry of a queue of `count`; returns its code."""
     if short:

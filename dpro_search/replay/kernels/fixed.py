@@ -8,8 +8,8 @@ or close to it, for ops become ready in order of time.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.kernels.events import SHORT, earliest, pop, push
 from dpro_search.replay.kernels.rules import collective_work, goes_first
@@ -20,7 +20,7 @@ from dpro_search.space.replay_graph import Int32s, OrderPolicy
 _PROGRAM, _FIFO, _PRIORITY, _UNBOUNDED = (int(policy) for policy in OrderPolicy)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def enqueue(op: int, now: float, ready_us: Floats, key: Int32s, slot: Int32s, first: int, end: int) -> None:
     """Put a ready op into its device's waiting ops ``slot[first:end]``, which grow by one: first in, first out."""
     at = end
@@ -30,14 +30,14 @@ def enqueue(op: int, now: float, ready_us: Floats, key: Int32s, slot: Int32s, fi
     slot[at] = op
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _goes_first(a: int, b: int, ready_us: Floats, key: Int32s, priority: Int32s) -> bool:
     if priority[a] != priority[b]:
         return bool(priority[a] < priority[b])
     return goes_first(a, ready_us[a], b, ready_us[b], key)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def enqueue_by_priority(
     op: int, ready_us: Floats, key: Int32s, priority: Int32s, slot: Int32s, base: int, first: int, end: int
 ) -> int:
@@ -71,7 +71,7 @@ def enqueue_by_priority(
     return first
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def simulate(layout: Layout, duration_us: Floats, filled: Filled) -> int:
     """Replay n ops; op n stands for the start of the iteration: all ops without predecessors are its successors.
 

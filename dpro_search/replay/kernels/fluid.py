@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.kernels.fixed import enqueue, enqueue_by_priority
 from dpro_search.replay.kernels.links import share_links
@@ -70,7 +70,7 @@ class Fluid(NamedTuple):
     latency_factors: Floats
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def simulate_fluid(layout: Layout, fluid: Fluid, duration_us: Floats, filled: Filled) -> int:
     """Replay n ops; the other arguments, the result and the meaning of op n are those of `fixed.simulate`."""
     device, key, priority, policy, slot_ptr = layout.device, layout.key, layout.priority, layout.policy, layout.slot_ptr
@@ -333,7 +333,7 @@ def simulate_fluid(layout: Layout, fluid: Fluid, duration_us: Floats, filled: Fi
         runs = kept
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _taken_by_links(
     running: Int32s,
     moves_bytes: Bools,

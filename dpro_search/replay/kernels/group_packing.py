@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.space.group_work import GroupWork
 from dpro_search.space.replay_graph import Int32s
@@ -39,7 +39,7 @@ def packed(work: GroupWork) -> Packed:
     )
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def unpacked(table: Ints, ints: Int32s, floats: Floats) -> GroupWork:
     """The work, as views of the arrays."""
     at, f = table, floats

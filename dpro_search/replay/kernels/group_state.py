@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.space.group_work import GroupWork
 from dpro_search.space.replay_graph import Int32s
@@ -70,7 +70,7 @@ class Snapshots(NamedTuple):
     ready_us: Floats
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def places(work: GroupWork) -> tuple[int, int, int, int, int, int, int, int]:
     """Where in `ints` what follows the waits begins, and E."""
     cells, tensors, devices = len(work.makers), len(work.tensor_bytes), len(work.in_program)
@@ -90,7 +90,7 @@ def state_sizes(work: GroupWork) -> tuple[int, int, int, int]:
     return ints, floats, len(work.makers) * work.steps, int(work.slot_ptr[-1])
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def fill_slots(group_of: Ints, tensor_bytes: Floats, iterations: int, grouping: Grouping) -> None:
     """Fill in a grouping, group of each tensor of one iteration, for all iterations."""
     tensors = len(group_of)
@@ -110,7 +110,7 @@ def fill_slots(group_of: Ints, tensor_bytes: Floats, iterations: int, grouping: 
             grouping.size_bytes[base + last[group_of[tensor]]] += tensor_bytes[tensor]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def begin(work: GroupWork, state: State, tensor_us: Floats) -> None:
     """The state before anything has happened; `tensor_us` is filled by `advance`."""
     missing, received, posted, head, tail, current, _, _ = places(work)
@@ -133,7 +133,7 @@ def begin(work: GroupWork, state: State, tensor_us: Floats) -> None:
     tensor_us[:] = 0.0
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def save(work: GroupWork, state: State, snapshots: Snapshots, row: int) -> None:
     """Save a state in a row of the room; of the lines only what waits."""
     _, _, _, head, tail, _, _, _ = places(work)
@@ -150,7 +150,7 @@ def save(work: GroupWork, state: State, snapshots: Snapshots, row: int) -> None:
                 snapshots.ready_us[row, at] = state.ready_us[at]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def restore(work: GroupWork, state: State, snapshots: Snapshots, row: int) -> None:
     """Bring a saved state back."""
     _, _, _, head, tail, _, _, _ = places(work)
@@ -167,7 +167,7 @@ def restore(work: GroupWork, state: State, snapshots: Snapshots, row: int) -> No
                 state.ready_us[at] = snapshots.ready_us[row, at]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def starts_afresh(work: GroupWork, state: State, makespan_us: float) -> bool:
     """Whether the next iteration begins everywhere when the last op of this one ends: then all iterations are equal."""
     _, _, _, _, _, _, _, most_due = places(work)
@@ -184,7 +184,7 @@ def starts_afresh(work: GroupWork, state: State, makespan_us: float) -> bool:
     return len(work.restart_ptr) > 1
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def nearest(work: GroupWork, slot_of: Int32s, base_slots: Int32s, base_tensor_us: Floats, snapshot_us: Floats) -> tuple[int, int]:
     """Which of some replayed groupings, and which of its snapshots, another grouping can go on from with the least to do.
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.replay.kernels.events import SHORT, earliest, pop, push
 from dpro_search.replay.kernels.group_packing import unpacked
@@ -38,7 +38,7 @@ from dpro_search.space.replay_graph import Int32s
 _whole: Any = np.int64
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _enqueue(
     d: int, code: int, now: float, key: Int32s, ints: Int32s, head: int, tail: int, codes: Int32s, ready_us: Floats
 ) -> None:
@@ -52,7 +52,7 @@ def _enqueue(
     ints[tail + d] += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def advance(
     work: GroupWork,
     grouping: Grouping,
@@ -335,7 +335,7 @@ def advance(
     return taken if ended == count + groups * rows else -1
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def find(
     table: Ints,
     work_ints: Int32s,
@@ -356,7 +356,7 @@ def find(
     return nearest(work, slot_of, base_slots, base_tensor_us, snapshot_us)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def run(
     table: Ints,
     work_ints: Int32s,

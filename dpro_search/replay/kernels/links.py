@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.space.replay_graph import Int32s
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def share_links(
     running: Int32s,
     moves_bytes: npt.NDArray[np.bool_],

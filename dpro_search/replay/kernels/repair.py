@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.replay.kernels.rules import collective_work, goes_first
 from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy
@@ -26,7 +26,7 @@ GAVE_UP = -1
 BLOCK = 512
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def repair(
     changed: Int32s,
     rewired: Int32s,
@@ -202,7 +202,7 @@ def repair(
             block = _take_out(front, device, before, behind, last, dirty, blocks, block)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _post(
     c: int,
     old_us: float,
@@ -231,7 +231,7 @@ def _post(
         moved_us[c], latest[c] = _latest_start(c, part_ptr, part, start_us)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _latest_start(c: int, part_ptr: Int32s, part: Int32s, start_us: Floats) -> tuple[float, int]:
     """When the last part of a collective starts, and how many start then."""
     moved, latest = -1.0, 0
@@ -244,7 +244,7 @@ def _latest_start(c: int, part_ptr: Int32s, part: Int32s, start_us: Floats) -> t
     return moved, latest
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def collective_state(
     duration_us: Floats, part_ptr: Int32s, part: Int32s, start_us: Floats, work_us: Floats, latest: Int32s
 ) -> None:
@@ -254,7 +254,7 @@ def collective_state(
         _, latest[c] = _latest_start(c, part_ptr, part, start_us)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def latest_end(end_us: Floats, last: Int32s, sinks: Ints) -> float:
     """The makespan: the latest end of the devices' last ops, [devices], -1 for none, and of some others, [any]."""
     latest = 0.0
@@ -266,7 +266,7 @@ def latest_end(end_us: Floats, last: Int32s, sinks: Ints) -> float:
     return latest
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _sweep(
     front: int,
     duration_us: Floats,
@@ -330,7 +330,7 @@ def _sweep(
     return len(duration_us)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _insert(
     op: int,
     ready: float,
@@ -371,7 +371,7 @@ def _insert(
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _mark(op: int, dirty: npt.NDArray[np.uint8], blocks: npt.NDArray[np.uint8], block: int) -> int:
     """Make an op dirty; returns the first block that may hold a mark."""
     dirty[op] = 1
@@ -380,7 +380,7 @@ def _mark(op: int, dirty: npt.NDArray[np.uint8], blocks: npt.NDArray[np.uint8], 
     return min(block, own)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _mark_after(
     op: int,
     front: int,
@@ -402,7 +402,7 @@ def _mark_after(
     return block
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _take_out(
     front: int,
     device: Int32s,

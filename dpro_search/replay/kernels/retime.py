@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.kernels.rules import collective_work
 from dpro_search.replay.layout import Layout
@@ -12,7 +12,7 @@ from dpro_search.replay.times import Filled
 from dpro_search.space.replay_graph import Int32s
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def retime(duration_us: Floats, layout: Layout, pred_ptr: Int32s, pred_idx: Int32s, filled: Filled) -> None:
     """Fill in start and end of each op, [n], and when each collective began to move data.
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.search.samplers._guide import Part, SyncTime
 from dpro_search.space.moves import Grouping
@@ -86,7 +86,7 @@ def _from(start_us: float, parts: Sequence[Part], ready_us: Sequence[float], syn
     return Cut(now_us, tuple(groups))
 
 
-@njit(cache=True)
+@njit()
 def _earliest(
     ready_us: Floats, upto_bytes: Floats, alpha_us: float, beta_us: float, end_us: Floats, first: npt.NDArray[np.int64]
 ) -> None:

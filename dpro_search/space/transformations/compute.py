@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, topological_order
 from dpro_search.space.plan import Plan
@@ -245,7 +245,7 @@ def _sets(plan: Plan, transformation: Transformation) -> bool:
     return any(plan.get(name) is not None for name in transformation.fields)
 
 
-@njit(cache=True)
+@njit()
 def _settle(due, order, pred_ptr, pred_idx, rank, main, hands_on, cluster, first):  # type: ignore[no-untyped-def]
     """Hand the first post on from ops to what they need, until the ops of each cluster agree; `order` is against dependencies."""
     agreed = False
@@ -267,7 +267,7 @@ def _settle(due, order, pred_ptr, pred_idx, rank, main, hands_on, cluster, first
                 agreed = False
 
 
-@njit(cache=True)
+@njit()
 def _ordered_nodes(pred_ptr, pred_idx, node, count):  # type: ignore[no-untyped-def]
     """How many nodes, each some ops, can follow what they need; all of them where there is no cycle."""
     waiting, ptr = np.zeros(count, np.int64), np.zeros(count + 1, np.int64)

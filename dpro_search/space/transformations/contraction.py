@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from dpro_search._compiled import njit
 from dpro_search.collect.trace import Ints
 from dpro_search.graph.dataflow import DataflowGraph
 
@@ -56,7 +56,7 @@ class Contraction:
         return True
 
 
-@njit(cache=True)
+@njit()
 def _fused(ops, user_ptr, user_idx, node, after, place, at):  # type: ignore[no-untyped-def]
     """Fuse the nodes of some ops unless another node would come both before and after them; says whether."""
     low, high = len(place), -1
@@ -102,7 +102,7 @@ def _fused(ops, user_ptr, user_idx, node, after, place, at):  # type: ignore[no-
     return True
 
 
-@njit(cache=True)
+@njit()
 def _reorder(low, high, kept, inside, reached, place, at):  # type: ignore[no-untyped-def]
     """What follows a new node goes behind it, all else between its parts before it."""
     late, count = np.empty(high - low + 1, np.int64), 0

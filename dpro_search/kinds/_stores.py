@@ -148,6 +148,14 @@ class StoreJob(Job, Generic[_Job]):
         cores, rate_bps = self.recorded_job.worker_core, self.trace.meta.rate_bps
         return ClusterSpec(cores=cores, rate_bps=rate_bps, ranks_per_host=self.recorded_job.workers_per_host)
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Name of the host of each worker, then of each server: as recorded, or numbered on another cluster."""
+        names, numbers = self.trace.meta.hosts, self.recorded_job.host.tolist()
+        if len(names) == len(numbers) and not self._on_gpus:
+            return tuple(names)
+        return tuple(f"host {number}" for number in numbers)
+
     def on(self, cluster: ClusterSpec) -> Self:
         """The same job with other workers, on links of another rate; the servers are as many as recorded.
 

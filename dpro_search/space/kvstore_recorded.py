@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpro_search.collect.kvstore_slices import Slicing
-from dpro_search.collect.trace import EventKind, Events, Floats, Role, Trace
+from dpro_search.collect.trace import EventKind, Events, Floats, Role, TensorInfo, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
@@ -39,7 +39,8 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
     workers = worker_count(trace)
     servers = trace.meta.ranks - workers
     sizes = np.array([tensor.size_bytes for tensor in trace.tensors], dtype=np.float64)
-    if not len(sizes) or not sizes.all() or not all(tensor.node.startswith("key") for tensor in trace.tensors):
+    keys = [_key(tensor) for tensor in trace.tensors]
+    if not len(sizes) or not sizes.all() or None in keys:
         raise GraphError("the trace's gradients have no known key and size: record a HybridBlock with 'dpro-search collect'")
     if servers < 1:
         raise GraphError("the trace holds no server: its profile is missing")
@@ -54,7 +55,7 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
         workers=segments,
         tensor_bytes=sizes,
         element_bytes=np.array([np.dtype(tensor.dtype).itemsize for tensor in trace.tensors], dtype=np.float64),
-        key=np.array([int(tensor.node.removeprefix("key")) for tensor in trace.tensors]),
+        key=np.array(keys, np.int64),
         worker_core=cores[:workers],
         server_core=cores[workers:],
         slicing=slicing,
@@ -79,6 +80,12 @@ def recorded_kvstore_job(trace: Trace) -> KvstoreJob:
     slice_us = min(served_us, usual.slice_us)
     call_us = served_us - slice_us
     return replace(job, slice_us=slice_us, update_call_us=call_us, worker_call_us=usual.worker_call_share * call_us)
+
+
+def _key(tensor: TensorInfo) -> int | None:
+    """The number under which KVStore holds a tensor; None if the tensor's node names none."""
+    number = tensor.node.removeprefix("key")
+    return int(number) if number != tensor.node and number.isascii() and number.isdigit() else None
 
 
 def _served_slice_us(trace: Trace, job: KvstoreJob) -> float:
@@ -136,7 +143,7 @@ def _worker_updates(trace: Trace) -> tuple[tuple[tuple[int, ...], ...], list[flo
         count = max(count, len(mine) // steps)
         # An update may run when the next step has begun, so that steps do not divide them; but each step has as many.
         found.append(float(duration[: count * steps].reshape(steps, count).min(axis=0).sum()) if count else 0.0)
-    order = sorted(range(len(trace.tensors)), key=lambda tensor: int(trace.tensors[tensor].node.removeprefix("key")))
+    order = sorted(range(len(trace.tensors)), key=lambda tensor: _key(trace.tensors[tensor]) or 0)
     at_once = -(-len(order) // count) if count else _AT_ONCE
     return tuple(tuple(order[i : i + at_once]) for i in range(0, len(order), at_once)), found
 

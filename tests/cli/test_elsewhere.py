@@ -132,3 +132,11 @@ def test_a_memory_limit_that_nothing_tells_about_there_is_refused(trace: Path, t
 def test_a_memory_limit_holds_on_other_links(trace: Path, tmp_path: Path) -> None:
     found = verb("run", trace, "--set", "rate=1gbit", "--memory-limit", 1, *SEARCH, "--out", tmp_path / "run")
     assert not found["feasible"]
+
+
+@pytest.mark.parametrize(("where", "worker_hosts"), [(("--set", "ranks=4"), (0, 1, 2, 3)), (("--cluster", "4xh100"), (0, 0, 0, 0))])
+def test_parameter_servers_elsewhere_name_the_hosts_of_all_processes(where: tuple[str, str], worker_hosts: tuple[int, ...]) -> None:
+    facts = verb("diagnose", "--sample", "bert_kvstore_500mbit", *where)
+    assert [row["role"] for row in facts["ranks"]] == ["worker"] * 4 + ["server"] * 2
+    assert [row["host"] for row in facts["ranks"]] == [f"host {number}" for number in (*worker_hosts, 4, 5)]
+    assert [row["rank"] for row in facts["servers"]] == [4, 5]

@@ -11,6 +11,8 @@ from kineto_machine import Launch, Synchronize, run
 
 from tests.in_process import dpro
 
+DATA = Path(__file__).parents[1] / "data"
+
 
 def as_json(*args: object) -> dict:
     done = dpro(*args, "--json")
@@ -182,3 +184,11 @@ def test_what_diagnose_says_can_be_repeated(eight_ranks):
         assert again["predicted_iteration_us"] == pytest.approx(gain["predicted_iteration_us"])
     for sentence in found["findings"]:
         assert any(f"(--what-if {gain['what_if']})" in sentence and gain["gain_pct"] >= 3 for gain in found["gains"])
+
+
+def test_ddp_buckets_of_unknown_sizes_are_predicted_as_recorded_and_listed_nowhere(tmp_path: Path) -> None:
+    profiles = [DATA / "ddp_mlp" / f"rank{rank}" / "kineto.json.gz" for rank in (0, 1)]
+    as_json("import", *profiles, "--out", tmp_path / "T")
+    facts = as_json("replay", tmp_path / "T")
+    assert facts["predicted_iteration_us"] == pytest.approx(facts["measured_iteration_us"], rel=0.01)
+    assert as_json("diagnose", tmp_path / "T")["buckets"] == []

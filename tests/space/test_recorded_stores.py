@@ -1,12 +1,17 @@
 """What the steps of a job with servers say of its workers."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
 from dpro_search.collect.trace import SETTLING_STEPS, Steps
+from dpro_search.errors import GraphError
+from dpro_search.space.kvstore_recorded import recorded_kvstore_job
 from dpro_search.space.recorded_stores import server_hosts, slowest_worker, untraced_us
+from tests.recordings import trace_of
 
 
 def steps(*ranks, traced=0):
@@ -73,3 +78,11 @@ def test_a_server_is_where_the_worker_of_its_host_s_name_is(names, rate_bps, hos
 def test_the_name_of_a_single_worker_tells_only_where_hosts_have_links():
     shaped, machine = (SimpleNamespace(meta=SimpleNamespace(hosts=("h0", "h0"), ranks=2, rate_bps=rate)) for rate in (1e9, None))
     assert (server_hosts(shaped, 1), server_hosts(machine, 1)) == ((0,), (1,))
+
+
+@pytest.mark.parametrize("node", ["dense0", "key", "keyring", "key-1"])
+def test_a_gradient_whose_node_names_no_key_is_refused_in_one_line(node):
+    trace = trace_of("kvstore_mlp")
+    renamed = tuple(msgspec.structs.replace(tensor, node=node) for tensor in trace.tensors)
+    with pytest.raises(GraphError, match="no known key"):
+        recorded_kvstore_job(replace(trace, tensors=renamed))

@@ -20,12 +20,12 @@ _VARIABLES = {"servers": "DMLC_NUM_SERVER", "partition_bytes": "BYTEPS_PARTITION
 
 def diagnosis(plans: StoreJob[BytepsJob]) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``servers``."""
-    job, hosts = plans.recorded_job, plans.trace.meta.hosts
+    job = plans.recorded_job
     servers = _server_facts(job)
 
     def own(timeline: Timeline, knobs: Rows) -> dict[str, Any]:
         return {
-            "ranks": [{"rank": rank, "host": host} for rank, host in enumerate(hosts)],
+            "ranks": [{"rank": rank, "host": host} for rank, host in enumerate(plans.hosts)],
             "servers": servers,
             "findings": _findings(job, servers, knobs),
         }

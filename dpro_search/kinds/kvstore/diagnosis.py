@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpro_search.collect.kvstore_slices import Slicing
-from dpro_search.collect.trace import Trace
 from dpro_search.kinds import _store_diagnosis
 from dpro_search.kinds._job import Table
 from dpro_search.kinds._store_diagnosis import Rows, knob_finding, spread_finding
@@ -22,7 +21,7 @@ def diagnosis(plans: StoreJob[KvstoreJob]) -> dict[str, Any]:
     job = plans.recorded_job
 
     def own(timeline: Timeline, knobs: Rows) -> dict[str, Any]:
-        ranks, servers = _rank_facts(job, plans.trace, timeline.iteration_us), _server_facts(job)
+        ranks, servers = _rank_facts(job, plans.hosts, timeline.iteration_us), _server_facts(job)
         for row, fact in zip(servers, ranks[len(job.workers) :], strict=True):
             row |= {key: fact[key] for key in ("rank", "core_us", "link_pct")}
         return {"ranks": ranks, "servers": servers, "findings": _findings(ranks, servers, knobs, timeline.iteration_us)}
@@ -46,7 +45,7 @@ def server_table(facts: Mapping[str, Any]) -> Table:
     return Table(title="what the servers have", columns=("server", "keys", "slices", "holds", "core", "link busy"), rows=rows)
 
 
-def _rank_facts(job: KvstoreJob, trace: Trace, iteration_us: float) -> Rows:
+def _rank_facts(job: KvstoreJob, hosts: Sequence[str], iteration_us: float) -> Rows:
     """What an iteration requires of each process and its link."""
     return [
         {
@@ -58,7 +57,7 @@ def _rank_facts(job: KvstoreJob, trace: Trace, iteration_us: float) -> Rows:
             "received_bytes": load.received_bytes,
             "link_pct": None if load.link_us is None else load.link_us / iteration_us * 100,
         }
-        for rank, (host, load) in enumerate(zip(trace.meta.hosts, process_loads(job), strict=True))
+        for rank, (host, load) in enumerate(zip(hosts, process_loads(job), strict=True))
     ]
 
 

@@ -146,7 +146,10 @@ class ProfiledDdp(PlannedSteps):
     def _part_bytes(self) -> dict[int, int]:
         gradients = self.gradients
         sizes = np.bincount(gradients.bucket_of, weights=[tensor.size_bytes for tensor in gradients.tensors]) * gradients.share
-        return {part: int(size) for step in gradients.steps.values() for part, size in zip(step.parts, sizes.tolist(), strict=True)}
+        # Buckets whose gradients have no known size have no entry: all of them, or those posted after the last gradient.
+        return {
+            part: int(size) for step in gradients.steps.values() for part, size in zip(step.parts, sizes.tolist(), strict=False)
+        }
 
     def assumed(self) -> Iterator[str]:
         yield f"gradients: {self.gradients.why}"
@@ -181,10 +184,11 @@ class ProfiledDdp(PlannedSteps):
             )
             for row in facts["buckets"]
         ]
-        return [
-            *super().tables(facts),
-            Table(title="buckets", columns=("bucket", "gradients", "moved", "transfer, with waits"), rows=rows),
-        ]
+        tables = super().tables(facts)
+        if rows:
+            columns = ("bucket", "gradients", "moved", "transfer, with waits")
+            tables.append(Table(title="buckets", columns=columns, rows=rows))
+        return tables
 
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
         numbers = {"as recorded": self.gradients.bucket_of}

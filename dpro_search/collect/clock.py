@@ -15,6 +15,10 @@ taken to be no larger than completions usually scatter: the residual that is rep
 collectives) plus half the range that holds 80 % of the completions' differences (short collectives counting for more), which does
 not shrink with the number of collectives. It is never wider than what causality leaves.
 
+Fewer than 8 collectives are too few for a regression. The offset is then the median difference of their completions, and the
+residual the 95 % prediction interval (Student's t) of another such difference: a few collectives that complete within a microsecond
+of each other fix the clocks, a few that do not leave them open. A single collective shows no spread, so that only causality bounds it.
+
 More than 64 hosts are fitted one by one, in time and memory linear in the ranks (`_fit_many`).
 """
 
@@ -24,17 +28,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from dpro_search.collect.trace import ClockReport, Floats, Ints
 from dpro_search.errors import InputError
 
-_MIN_COLLECTIVES = 8  # fewer: only causality speaks
+_MIN_COLLECTIVES = 8  # fewer: no regression
 _MOST_COLLECTIVES = 2000  # the regression takes at most so many, evenly spread: more add cost, not accuracy
 _VIOLATIONS = 0.005  # share of collectives that may contradict causality (mismatched or torn records)
 _HUBER = 1.345  # 95 % efficiency on normal noise (Huber 1964)
 _MOST_HOSTS = 64  # more are fitted one by one
 _MOST_ENTRIES = 1 << 22  # collectives x ranks x hosts, likewise
 _ROUNDS = 10
+_FEW = "completions of {count} collectives within causal bounds"
 _RESAMPLES = 200
 
 
@@ -72,7 +78,7 @@ def align_clocks(spans: CommSpans, hosts: tuple[str, ...]) -> ClockReport:
     Returns
     -------
     ClockReport
-        `residual_us` is the half-width of a 95 % interval of the offset; with fewer than 8 collectives, what causality leaves.
+        `residual_us` is the half-width of a 95 % interval of the offset; with one collective only, what causality leaves.
 
     Raises
     ------
@@ -137,8 +143,10 @@ def _fit(enqueue: Floats, end: Floats, family: Ints, host: Ints, highest: Floats
     """Offset and residual of each host, [H], and the method's name."""
     low, high = -highest[0, :], highest[:, 0]
     if len(enqueue) < _MIN_COLLECTIVES:
-        theta = _made_causal((low + high) / 2, highest)
-        return theta, np.maximum(high - theta, theta - low), "causality only"
+        completion = np.stack([end[:, host == h].mean(axis=1) for h in range(len(highest))], axis=1)
+        theta, residual = _few(completion - completion[:, :1])
+        theta = _made_causal(theta, highest)
+        return theta, np.minimum(residual, np.maximum(high - theta, theta - low)), _FEW.format(count=len(enqueue))
     some = np.linspace(0, len(enqueue) - 1, min(len(enqueue), _MOST_COLLECTIVES)).astype(np.int64)
     theta, sampling, blur = _regression(enqueue[some], end[some], family[some], host)
     theta = _made_causal(theta, highest)
@@ -146,6 +154,15 @@ def _fit(enqueue: Floats, end: Floats, family: Ints, host: Ints, highest: Floats
     spread = np.array([_half_range(on_host[:, h] - on_host[:, 0], blur**-2) for h in range(len(theta))])
     residual = np.minimum(1.96 * sampling + spread, np.maximum(high - theta, theta - low))
     return theta, residual, "completion and clipped duration, Huber regression within causal bounds"
+
+
+def _few(distance: Floats) -> tuple[Floats, Floats]:
+    """Offset and residual of each host, [H] each, from differences of completions to those on host 0, [m, H]."""
+    count = len(distance)
+    if count == 1:
+        return distance[0], np.where(np.arange(distance.shape[1]) > 0, np.inf, 0.0)
+    width = float(stdtrit(count - 1, 0.975)) * np.sqrt(1 + 1 / count)
+    return np.median(distance, axis=0), width * distance.std(axis=0, ddof=1)
 
 
 def _fit_many(enqueue: Floats, end: Floats, host: Ints, names: list[str]) -> tuple[Floats, Floats, str]:
@@ -180,7 +197,7 @@ def _fit_many(enqueue: Floats, end: Floats, host: Ints, names: list[str]) -> tup
         spread = np.array([_half_range(column, blur**-2) for column in distance.T])
         half = np.minimum(1.96 * sampling + spread, np.maximum(high - theta, theta - low))
     else:
-        half = np.maximum(high - theta, theta - low)
+        half = np.minimum(_few(distance)[1], np.maximum(high - theta, theta - low))
     for _ in range(_ROUNDS):
         latest, first = (last_enqueue - theta).max(axis=1), (first_end - theta).min(axis=1)
         upper = np.partition(first_end - latest[:, None], allowed, axis=0)[allowed]

@@ -22,11 +22,17 @@ from dpro_search.cli import main
 def dpro(*args: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command, with variables on top of this process's; any other exception than an exit is the caller's to see.
 
+    So are warnings of libraries: DPRO_SEARCH_DEBUG is set, which shows them as well.
+
     `doctor` looks into no framework's environment, where it would import the framework.
     """
     words, out, err = [*map(str, args)], io.StringIO(), io.StringIO()
     where = contextlib.chdir(cwd) if cwd else contextlib.nullcontext()
-    with where, mock.patch.dict(os.environ, {"DPRO_SEARCH_ENVS": "/nonexistent", **env}), _printed(out, err):
+    with (
+        where,
+        mock.patch.dict(os.environ, {"DPRO_SEARCH_ENVS": "/nonexistent", "DPRO_SEARCH_DEBUG": "1", **env}),
+        _printed(out, err),
+    ):
         try:
             main(words)
         except SystemExit as ended:

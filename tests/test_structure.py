@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "dpro_search"
-NEEDED_EVERYWHERE = ("errors", "_compiled", "_repr", "_text", "_version", "quantities")  # on every layer
+NEEDED_EVERYWHERE = ("errors", "_compiled", "_regular_files", "_repr", "_text", "_version", "quantities")  # on every layer
 GROUND = {f"{PACKAGE}.{name}" for name in NEEDED_EVERYWHERE}
 BESIDE_API = {f"{PACKAGE}._api_{name}" for name in ("errors", "plots", "run", "tables", "values")}  # parts of the highest layer
 

@@ -14,13 +14,15 @@ import inspect
 import io
 import os
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from dpro_search._text import visible
+from dpro_search._text import shortened, visible
 from dpro_search._version import __version__
 from dpro_search.errors import DproSearchError
 
@@ -51,6 +53,8 @@ VERBS = {
     "doctor": Verb("dpro_search.cli.doctor", "Show what this machine and a trace support, and how to install what is missing."),
 }
 _PROGRAM = "dpro-search"
+_DEBUG, _DEBUG_FLAG = "DPRO_SEARCH_DEBUG", "--debug"
+_MOST_ERROR = 1600  # characters of an error: 20 lines of 80, which a terminal shows at once
 _COMPLETE = "_DPRO_SEARCH_COMPLETE"  # set by a shell for completion; the words typed so far are in the other two variables
 _TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
@@ -67,7 +71,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
     Exit codes: 0 success; 1 the job failed, this machine lacks something, or Ctrl-C; 2 wrong usage or bad input.
     """
-    args = list(sys.argv[1:] if args is None else args) or ["--help"]
+    _open_standard_streams()
+    args, debug = _without_debug(sys.argv[1:] if args is None else args)
+    if not debug:  # warnings of numpy are for developers; verbs refuse results that are not finite
+        warnings.simplefilter("ignore", RuntimeWarning)
     verb = _verb_of(_typed(os.environ) if _COMPLETE in os.environ else args)
     try:
         code = _command_of(verb)(args, prog_name=_PROGRAM, standalone_mode=False)
@@ -84,7 +91,40 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         _fail(_os_error(error), 1)
     except MemoryError:
         _fail("not enough memory; free some, or give a smaller input", 1)
+    except Exception as error:
+        if debug:
+            raise
+        _fail(_internal_error(error), 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_standard_streams() -> None:
+    """Open the null device for streams that the caller has closed: else files that verbs open would take their numbers."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
+
+
+def _without_debug(args: Sequence[str]) -> tuple[list[str], bool]:
+    """The words without ``--debug``, which may stand anywhere before ``--``, and whether tracebacks are shown."""
+    words = list(args)
+    end = words.index("--") if "--" in words else len(words)
+    debug = _DEBUG_FLAG in words[:end]
+    words = [word for word in words[:end] if word != _DEBUG_FLAG] + words[end:]
+    return words or ["--help"], debug or os.environ.get(_DEBUG, "0") not in ("", "0")
+
+
+def _internal_error(error: Exception) -> str:
+    """The line for an error of this program itself: what it is, and the line of the program that raised it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "dpro_search" in frame.filename]
+    _, _, place = frames[-1].filename.rpartition("dpro_search") if frames else ("", "", "")
+    where = f" in dpro_search{place}, line {frames[-1].lineno}" if frames else ""
+    text = shortened(f"{type(error).__name__}: {error}", 300)
+    return f"internal error{where} ({text}); please report it with the command and its input; {_DEBUG_FLAG} shows the traceback"
 
 
 def _command_of(verb: str) -> Any:
@@ -146,6 +186,9 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option(_DEBUG_FLAG, help=f"Show the traceback of an internal error, as with {_DEBUG}=1; for every verb.")
+    ] = False,
 ) -> None:
     pass
 
@@ -168,7 +211,7 @@ def _os_error(error: OSError) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"{_PROGRAM}: error: {visible(' '.join(message.split()))}", file=sys.stderr)
+    print(f"{_PROGRAM}: error: {shortened(visible(' '.join(message.split())), _MOST_ERROR)}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:
@@ -178,5 +221,6 @@ def _fail(message: str, code: int) -> NoReturn:
 
 def _close_quietly() -> NoReturn:
     """The reader of our output has ended or its disk is full: buffered output must not raise again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(io.UnsupportedOperation):  # a stream of the caller that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)

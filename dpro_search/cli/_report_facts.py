@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from dpro_search._regular_files import read_regular
 from dpro_search._text import numbers_text
 from dpro_search._version import __version__
 from dpro_search.cli._sample import validation_of
@@ -42,7 +44,7 @@ OnPart = Callable[[str], None]
 
 def facts_of_source(path: Path, on_part: OnPart = lambda part: None) -> Facts:
     """The content of a report of a recording or a description; `on_part` is called with what is about to be done, in words."""
-    return _Gathered(path, on_part).facts(path.resolve().name)
+    return _Gathered(path, on_part).facts(Path(os.path.realpath(path)).name)
 
 
 def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: None) -> Facts:
@@ -86,7 +88,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
     for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
         _refuse_impossible(run / name, found)
     return gathered.facts(
-        run.resolve().name,
+        Path(os.path.realpath(run)).name,
         best=best,
         search=search,
         trials=trials,
@@ -194,7 +196,7 @@ def trials_of_run(path: Path, count: int, notes: list[str]) -> list[Mapping[str,
     from dpro_search.search.run_folder import Trial
 
     try:
-        lines = path.read_bytes().splitlines()[:count]
+        lines = read_regular(path).splitlines()[:count]
     except OSError as error:
         notes.append(f"the progress of the search is not shown ({path}: {error.strerror})")
         return []
@@ -258,7 +260,7 @@ def _corrected_pct(run: Path) -> tuple[float, float] | None:
 
 
 def _described(path: Path, description: Description) -> list[tuple[str, str]]:
-    return [("description", str(path.resolve())), ("framework", description.framework), *description.provenance]
+    return [("description", os.path.realpath(path)), ("framework", description.framework), *description.provenance]
 
 
 def _ranks(meta: TraceMeta) -> str:
@@ -273,7 +275,7 @@ def _ranks(meta: TraceMeta) -> str:
 def _provenance(folder: Path, trace: Trace) -> list[tuple[str, str]]:
     meta = trace.meta
     rows = [
-        ("trace", str(folder.resolve())),
+        ("trace", os.path.realpath(folder)),
         ("recorded", meta.recorded_at),
         ("format", meta.format),
         ("framework", f"{meta.framework}, communication by {meta.comm}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +47,7 @@ def with_base(
 def found_file(file: File, name: str, kind: Kind, find: Find) -> Path:
     """The file that a base names: beside this file, or bundled."""
     if name.lower().endswith(".toml"):
-        return (file.path.parent / name).resolve()
+        return Path(os.path.realpath(file.path.parent / name))  # `Path.resolve` refuses loops
     return find(kind, name)
 
 

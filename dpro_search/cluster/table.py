@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from dpro_search._regular_files import open_regular, without_byte_order_mark
 from dpro_search._text import visible
 from dpro_search.errors import InputError
 
@@ -29,8 +30,8 @@ class File:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as stream:
-                raw = stream.read(_MOST_BYTES + 1)
+            with open_regular(path) as stream:
+                raw = without_byte_order_mark(stream.read(_MOST_BYTES + 1))
             self.text = raw.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.collect.described import described
 from dpro_search.collect.trace import DESCRIPTIONS, ClockReport, EventKind, Events, Floats, Ints, Steps, Trace
@@ -74,7 +75,7 @@ def read_json(path: Path, kind: type[_File], hint: str) -> _File:
     if not path.is_file():
         raise InputError(f"{path}: missing: {hint}")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_regular(path), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceFormatError(f"{path}: {error}; record the job again") from error
 

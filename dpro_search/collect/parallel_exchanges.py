@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.netns import shaped_hosts
 from dpro_search.collect.launch.ranks import HOOKS, JobSpec, require_framework
@@ -50,7 +51,7 @@ def timed_exchanges(
         files = [Path(f"{out}-{rank}.json") for rank in range(spec.ranks)]
         if not all(file.is_file() for file in files):
             raise JobError("timing exchanges: a rank wrote nothing")
-        rows = [msgspec.json.decode(file.read_bytes(), type=list[_Point]) for file in files]
+        rows = [msgspec.json.decode(read_regular(file), type=list[_Point]) for file in files]
     per_host = spec.ranks_per_host if shaped else spec.ranks
     return list(_times(rows, spec.ranks, per_host, rate_bps))
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
 
@@ -129,7 +130,7 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
     def load(path: Path) -> ParallelTimes:
         """Raises `InputError` for a file that is missing, damaged or of another version."""
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=ParallelTimes)
+            found = msgspec.json.decode(read_regular(path), type=ParallelTimes)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise InputError(

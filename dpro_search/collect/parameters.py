@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.recorded_names import dtype_of
 from dpro_search.collect.trace import TensorInfo, Trace
@@ -43,7 +44,7 @@ def with_parameters(trace: Trace, path: Path) -> Trace:
     if not path.is_file():
         raise InputError(f"--parameters {path}: no such file; {_HOW}")
     try:
-        rows = msgspec.json.decode(path.read_bytes(), type=list[tuple[str, tuple[_Side, ...], str]])
+        rows = msgspec.json.decode(read_regular(path), type=list[tuple[str, tuple[_Side, ...], str]])
     except DAMAGED as error:
         raise InputError(f"--parameters {path}: not a list of [name, shape, dtype] ({error}); {_HOW}") from error
     unknown = next((f"{name}: {dtype}" for name, _, dtype in rows if dtype_of(dtype) not in _BYTES), None)

@@ -11,6 +11,7 @@ A sample is a folder of ``dpro_search/samples``, and its name is the folder's:
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ def samples() -> tuple[Sample, ...]:
 
 def sample_of(folder: Path) -> Sample | None:
     """The sample that a trace folder is; None: it is none."""
-    return next((sample for sample in samples() if sample.folder == folder.resolve()), None)
+    return next((sample for sample in samples() if sample.folder == Path(os.path.realpath(folder))), None)
 
 
 def sample_trace_path(name: str | None = None) -> Path:

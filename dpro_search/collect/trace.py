@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import DAMAGED, what_is, written_folder
 from dpro_search.collect.modules import ModuleCalls, ModuleInfo
 from dpro_search.collect.trace_check import check, narrowed, packed, read_columns, widened
@@ -137,7 +138,7 @@ class Trace(RecordedJob):
                 what = what_is(folder)
                 missing = f"{name} is missing" if what in ("a trace", "another folder") else f"but {what}"
                 raise InputError(f"{folder}: not a trace folder, {missing}; make one with 'dpro-search collect' or 'import'")
-        raw = (folder / "meta.json").read_bytes()
+        raw = read_regular(folder / "meta.json")
         try:
             version = msgspec.json.decode(raw, type=_Version).version
             if not _OLDEST_VERSION <= version <= TRACE_VERSION:

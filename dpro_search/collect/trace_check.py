@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search._regular_files import open_regular
 from dpro_search.collect._memory import available_bytes
 from dpro_search.collect.trace_columns import Codes, CollectiveKind, DependencyKind, EventKind, NodeGraph, ProcessGroup, Role
 from dpro_search.collect.trace_values import RecordedJob
@@ -29,13 +30,13 @@ def read_columns(path: Path, wanted: re.Pattern[str]) -> dict[str, npt.NDArray[A
     cannot be read.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
         names = [name for name in sizes if wanted.fullmatch(name)]
         total, allowed = sum(sizes[name] for name in names), min(MOST_BYTES, int(available_bytes() * _MEMORY_SHARE))
         if total > allowed:
             raise ValueError(f"{size_text(total)} when unpacked, more than the {size_text(allowed)} that can be read here")
-        with np.load(path, allow_pickle=False) as data:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as data:
             return {name: data[name] for name in names}
     except OSError:
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpro_search._regular_files import open_regular
 from dpro_search.collect.communication.backends import LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
 from dpro_search.collect.hooks.dpro_search_all_reduce.choice import OF_LIBRARY
@@ -190,7 +192,7 @@ def nccl_series(folder: Path) -> list[Series]:
         match = _NCCL_FILE.fullmatch(path.name)
         if match is None:
             continue
-        with path.open(newline="") as file:
+        with io.TextIOWrapper(open_regular(path), "utf-8-sig", "replace", newline="") as file:
             for number, row in enumerate(csv.reader(file), start=1):
                 if number == 1:
                     continue

@@ -72,6 +72,7 @@ class PlansOfRun:
     """
 
     def __init__(self, source: Path) -> None:
+        self.info = read_run(source) if (source / "run.json").is_file() else None  # which refuses links
         paths = sorted((source / "plans").glob("plan-*.json"), key=_number)
         if not paths:
             raise InputError(_no_plans(source))
@@ -80,7 +81,6 @@ class PlansOfRun:
         searched = (source / "result.json").is_file()  # else a folder of plans alone
         self._result = SearchResult.load(source) if searched else None
         self._verdicts = _verdicts(Validation.load(source))
-        self.info = read_run(source) if (source / "run.json").is_file() else None
 
     def chosen(self, number: int) -> ChosenPlan:
         """Plan `number`; raises `InputError` if there is none."""

@@ -71,10 +71,10 @@ def export_plan(
     MissingCapabilityError
         The disk cannot take it.
     """
-    if not str(out.resolve()).isprintable():
+    if not os.path.realpath(out).isprintable():
         raise InputError(f"--out {out}: a name with a line break or another control character; choose another")
     parts = {target: _in_folder(part, out) for target, part in parts_of(plan, targets, facts, known).items()}
-    if os.pathsep in str(out.resolve()) and any(part.changes_script or part.on_path for part in parts.values()):
+    if os.pathsep in os.path.realpath(out) and any(part.changes_script or part.on_path for part in parts.values()):
         raise InputError(f"--out {out}: PYTHONPATH cannot name a folder with '{os.pathsep}'; choose another")
     contents = {f"{target}.env": _lines(part.env) for target, part in parts.items() if part.env or target.always_env}
     step: dict[str, object] = {}
@@ -94,7 +94,7 @@ def export_plan(
 
 def _in_folder(part: Part, folder: Path) -> Part:
     """A part with the path of the folder in its variables."""
-    return replace(part, env={key: value.replace(FOLDER, str(folder.resolve())) for key, value in part.env.items()})
+    return replace(part, env={key: value.replace(FOLDER, os.path.realpath(folder)) for key, value in part.env.items()})
 
 
 def _lines(env: Mapping[str, str]) -> bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import write_file
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.deploy.jobs import RecordedJob, Run
@@ -113,7 +114,7 @@ class RoundsFile:
         try:
             if self.path.stat().st_size > _LARGEST_BYTES:
                 return ()
-            head, *lines = self.path.read_bytes().splitlines() or [b""]
+            head, *lines = read_regular(self.path).splitlines() or [b""]
             if msgspec.json.decode(head, type=_Head) != self._head:
                 return ()
             for line in lines:

@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Floats
@@ -128,7 +129,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         if not path.is_file():
             return None
         try:
-            return decoded(path.read_bytes(), Validation)
+            return decoded(read_regular(path), Validation)
         except (OSError, *DAMAGED, InputError) as error:
             raise InputError(f"{path}: not a validation ({error}); make it again with 'dpro-search validate'") from error
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from dpro_search._regular_files import open_regular, without_byte_order_mark
 from dpro_search._text import visible
 from dpro_search.errors import InputError
 from dpro_search.machine.constants import MACHINE_VERSION, SECTIONS, Device, MachineConstants, Origin
@@ -109,8 +110,8 @@ def _number(value: Any) -> str:
 
 def _values(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(_MOST_BYTES + 1)
+        with open_regular(path) as stream:
+            raw = without_byte_order_mark(stream.read(_MOST_BYTES + 1))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     if len(raw) > _MOST_BYTES:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import CommSettings, Floats, TensorInfo
 from dpro_search.errors import InputError
@@ -70,7 +71,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """What `validate` left in a run folder; raises `InputError` if there is none, or it is damaged."""
         path = run / _FILE
         try:
-            raw = path.read_bytes()
+            raw = read_regular(path)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search validate'") from error
         try:

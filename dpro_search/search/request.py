@@ -10,10 +10,12 @@ The command line and the Python API both use it, so that each can continue the o
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpro_search._regular_files import open_regular, read_regular
 from dpro_search.errors import InputError
 from dpro_search.search.calibration import CalibratedObjective, Calibration, calibration_named
 from dpro_search.search.objective import Objective
@@ -58,7 +60,7 @@ class SearchRequest:
             named["calibration"], note = calibration.named, calibration.summary
         return SearchRequest(
             objective=objective,
-            trace=str(folder.resolve()),
+            trace=os.path.realpath(folder),
             trace_digest=digest_of(folder),
             options=named,
             note=note,
@@ -67,7 +69,7 @@ class SearchRequest:
 
 def usual_run(trace: Path, sampler: str, seed: int) -> Path:
     """The default run folder of a search."""
-    path = trace.resolve()
+    path = Path(os.path.realpath(trace))
     return Path("runs") / f"{path.stem if path.is_file() else path.name}-{sampler}-seed{seed}"
 
 
@@ -75,9 +77,9 @@ def digest_of(trace: Path) -> str:
     """SHA-256 of the content of a trace's folder or of a description, wherever it lies."""
     digest = hashlib.sha256()
     if trace.is_file():
-        return hashlib.sha256(trace.read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular(trace)).hexdigest()
     for name in ("meta.json", "trace.npz"):
-        with (trace / name).open("rb") as file:
+        with open_regular(trace / name) as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
@@ -97,5 +99,5 @@ def _digest_of_files(path: Path) -> str:
         raise InputError(f"{path}: no such file or folder")
     digest = hashlib.sha256()
     for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
-        digest.update(file.read_bytes())
+        digest.update(read_regular(file))
     return digest.hexdigest()[:16]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from dpro_search._regular_files import read_regular
 from dpro_search._repr import short_repr
 from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import Floats
@@ -137,7 +138,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         """Read the result of a run folder; raises `InputError` if it has none."""
         path = run / "result.json"
         try:
-            return decoded(path.read_bytes(), SearchResult)
+            return decoded(read_regular(path), SearchResult)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); make it with 'dpro-search run'") from error
         except DAMAGED as error:

@@ -24,6 +24,7 @@ from typing import IO, Annotated, Any
 
 import msgspec
 
+from dpro_search._regular_files import open_regular, read_regular
 from dpro_search.cluster import Cluster
 from dpro_search.collect._files import DAMAGED, what_is, write_file
 from dpro_search.collect.trace import CommSettings
@@ -175,7 +176,7 @@ class Journal:
 def locked_run(folder: Path) -> Iterator[None]:
     """Lock a run folder whose trials are in a storage; raises `InputError` if another search has locked it."""
     path = folder / "run.json"
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         _lock(file, path)
         yield
 
@@ -210,7 +211,8 @@ def read_run(folder: Path) -> RunInfo:
     """Read ``run.json``; raises `InputError` if the folder is not a run folder."""
     path = folder / "run.json"
     try:
-        raw = path.read_bytes()
+        require_no_links(folder)
+        raw = read_regular(path)
         version = msgspec.json.decode(raw, type=_Version).version
         if version not in (1, RUN_VERSION):
             raise InputError(f"{path}: version {version} of run folders, this program reads 1 to {RUN_VERSION}; update dpro-search")
@@ -225,6 +227,15 @@ def read_run(folder: Path) -> RunInfo:
 
 class _Version(msgspec.Struct):
     version: int
+
+
+def require_no_links(folder: Path) -> None:
+    """Raise `InputError` if a run folder, or its folder of plans, holds a link: it may lead to a file of somebody else."""
+    plans = folder / "plans"
+    for place in (folder, *([plans] if plans.is_dir() and not plans.is_symlink() else [])):
+        for entry in place.iterdir():
+            if entry.is_symlink():
+                raise InputError(f"{entry}: a link, and links in a run folder are not followed; put the file itself there")
 
 
 def open_run(folder: Path, info: RunInfo) -> RunInfo:
@@ -249,10 +260,8 @@ def open_run(folder: Path, info: RunInfo) -> RunInfo:
                 raise InputError(f"{folder}: exists and is not a run folder (no run.json); choose another --out")
             _write_info(path, info)
             return info
-        link = next((entry for entry in folder.iterdir() if entry.is_symlink()), None)
-        if link is not None:
-            raise InputError(f"{link}: a link in a run folder is not followed; choose another --out")
-        written = msgspec.json.decode(path.read_bytes(), type=RunInfo)
+        require_no_links(folder)
+        written = msgspec.json.decode(read_regular(path), type=RunInfo)
     except DAMAGED as error:
         raise InputError(f"{path}: damaged ({error}); choose another --out") from error
     except OSError as error:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dpro_search._regular_files import read_regular
 from dpro_search._repr import short_call
 from dpro_search.collect._files import DAMAGED
 from dpro_search.errors import InputError
@@ -147,7 +148,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         """Read a plan file."""
         if not path.is_file():
             raise InputError(f"{path}: no such plan file")
-        return Plan.from_json(path.read_bytes(), str(path))
+        return Plan.from_json(read_regular(path), str(path))
 
 
 def upgraded(fields: Mapping[str, Any]) -> dict[str, Any]:

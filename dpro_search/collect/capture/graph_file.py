@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import DAMAGED
 from dpro_search.errors import InputError
 
@@ -183,7 +184,7 @@ def dtype_bytes(name: str) -> int:
 def read_graph(path: Path) -> CapturedGraph:
     """A file that `dpro-search capture` wrote; raises `InputError` with its path for anything else."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
         version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("version")
         if version is not None and bytes(version) != str(VERSION).encode():
             raise InputError(f"{path}: version {bytes(version).decode()[:20]}, this reads {VERSION}: capture the model again")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import write_file
 from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES
 from dpro_search.errors import InputError, MissingCapabilityError, TraceFormatError, TraceVersionError
@@ -213,7 +214,7 @@ def read_table(path: Path) -> ClusterTable:
         It was written by another version.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     dropped: Counter[str] = Counter()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
+from dpro_search._regular_files import open_regular, without_byte_order_mark
 from dpro_search.collect._memory import available_bytes
 from dpro_search.errors import InputError, TraceFormatError
 from dpro_search.quantities import size_text
@@ -54,9 +55,11 @@ class Unpacked:
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 found = 0
                 for piece in self._pieces(file):
+                    if not found:
+                        piece = without_byte_order_mark(piece)
                     found += len(piece)
                     self._check(found, file.tell())
                     yield piece

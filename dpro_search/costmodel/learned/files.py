@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 import xgboost
 
+from dpro_search._regular_files import read_regular
 from dpro_search.costmodel.learned.tree_file import rewritten
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
@@ -72,6 +73,6 @@ def _read(path: Path) -> bytes:
         if found.st_size > MOST_BYTES:
             most = f"{MOST_BYTES >> 20} MiB"
             raise TraceFormatError(f"{path}: more than {most}, as no model has; train it again with 'dpro-search fit'")
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); name a folder made by 'dpro-search fit'") from error

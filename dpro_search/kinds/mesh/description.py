@@ -22,6 +22,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from dpro_search._regular_files import read_regular
 from dpro_search.cluster import Cluster, Device, bundled, parse_cluster
 from dpro_search.cluster.names import names_file
 from dpro_search.cluster.table import File
@@ -311,7 +312,7 @@ def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:
         return built_in(name), None
     path = folder / name
     try:
-        values = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        values = msgspec.json.decode(read_regular(path), type=dict[str, Any])
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{path}: not a config.json of a model: {reason}") from error

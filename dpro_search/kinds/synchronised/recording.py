@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from dpro_search._regular_files import open_regular, read_regular
 from dpro_search.collect.trace import Floats
 from dpro_search.deploy.synchronisation.recording import FORMAT, VERSION
 from dpro_search.errors import InputError
@@ -133,13 +134,13 @@ def recorded_runs(path: Path) -> ShortRuns | None:
     InputError
         A line is damaged, a run has no losses, too few steps or one worker only.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if _MARK not in file.readline(4096):
             return None
     if path.stat().st_size > _LARGEST_BYTES:
         raise InputError(f"{path}: larger than 1 GiB; record shorter runs")
     lines: dict[str, list[_Line]] = {}
-    for number, raw in enumerate(path.read_bytes().splitlines(), 1):
+    for number, raw in enumerate(read_regular(path).splitlines(), 1):
         if raw.strip():
             line = _decoded(raw, f"{path}, line {number}")
             lines.setdefault(line.run, []).append(line)

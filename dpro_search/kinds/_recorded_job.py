@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpro_search.cluster import Cluster
-from dpro_search.collect.trace import Floats, Trace
+from dpro_search.collect.trace import DependencyKind, Floats, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.kinds._job import Comparison, Job, Table
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
@@ -91,6 +91,13 @@ class RecordedSteps(Job):
             yield (
                 f"the job has {world} ranks, of which {ranks} {'is' if ranks == 1 else 'are'} here: the others compute as "
                 f"{'it does' if ranks == 1 else 'these do'}, and what was waited for them stays"
+            )
+
+        needs = self.trace.dependencies
+        if inferred := int((needs.kind == DependencyKind.INFERRED).sum()):
+            yield (
+                f"no call in the profile shows {inferred} of {len(needs)} dependencies: they are inferred, because in nearly every "
+                "step the one follows the end of the other by the same time, and nothing else explains it"
             )
 
     def measured_as(self, step_us: float) -> Self:

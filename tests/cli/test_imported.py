@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from importer_kit import shared_traces
 from kineto_files import distributed, small_job
-from kineto_machine import Launch, Synchronize, run
+from kineto_machine import Launch, Synchronize, run, run_graph
 
 from tests.in_process import dpro
 
@@ -61,6 +61,14 @@ def test_replay_compares_with_the_measurement(trace):
     result = as_json("replay", trace)
     assert abs(result["error_pct"]) < 0.5
     assert set(result["breakdown_us"]) == {"compute", "exposed_communication", "waiting_for_ranks", "idle"}
+
+
+def test_replay_says_which_order_it_inferred(tmp_path):
+    program = [Launch("gemm", 0, 400), Launch("copy", 0, 300, stream=9, waits_for=7), Launch("update", 0, 60, waits_for=9)]
+    profile, _ = run_graph(program, 5)
+    profile.write(tmp_path / "graph.json")
+    assert dpro("import", tmp_path / "graph.json", "--out", tmp_path / "trace").returncode == 0
+    assert "assumed: no call in the profile shows 10 of 35 dependencies" in dpro("replay", tmp_path / "trace").stdout
 
 
 def test_replay_of_a_question_has_no_measurement(trace):

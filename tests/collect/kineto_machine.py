@@ -2,8 +2,13 @@
 
 It is written without the replay in mind: plain loops over the program, one host thread, streams in order, launches that take effect
 after a latency. Tests compare a replay of a changed profile with the profile of the changed program.
+
+Its kernels may vary (`jitter_us`), and what it writes may be less than what it did: launches as a CUDA graph show no order between
+streams, and a host that polls makes no call that waits.
 """
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kineto_files import START, Profile
@@ -41,6 +46,28 @@ def scaled(program: Program, *, kernels: float = 1.0, host: float = 1.0) -> Prog
         else replace(item, host_us=item.host_us * host)
         for item in program
     ]
+
+
+def run_graph(program: Sequence[Launch], steps: int, *, jitter_us: float = 0.0, seed: int = 0) -> tuple[Profile, list[float]]:
+    """The same for launches that were captured in a CUDA graph: one call launches them all, and no call lets a stream wait.
+
+    A call that waits for the device ends a step.
+    """
+    profile, draw, now, ends = Profile(), random.Random(seed), float(START), []
+    for number in range(steps):
+        begin, launched = now, now + 10
+        free: dict[int, float] = {}
+        correlation = profile.call("cudaGraphLaunch", launched, 20)
+        for item in program:
+            ready = max(launched + 50, *(free.get(stream, 0.0) + 2 for stream in (item.stream, item.waits_for or item.stream)))
+            ends_at = ready + item.kernel_us + draw.uniform(0, jitter_us)
+            profile.kernel(item.name, ready, ends_at - ready, stream=item.stream, correlation=correlation)
+            free[item.stream] = ends_at
+        now = max(free.values()) + 5
+        profile.call("cudaDeviceSynchronize", launched + 30, now - launched - 30)
+        profile.step(number, begin, now - begin - 0.5)
+        ends.append(max(free.values()))
+    return profile, ends
 
 
 def run(program: Program, steps: int) -> tuple[Profile, list[float]]:

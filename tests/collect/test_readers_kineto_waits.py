@@ -272,3 +272,46 @@ def test_a_call_that_was_not_blocked_waited_for_no_event(tmp_path):
     profile.kernel("gemm", START + 20, 30, launched=START + 10)
     profile.call("cudaEventSynchronize", START + 49, 3)
     assert synchronised(profile, tmp_path) == set()
+
+
+def late_copies(tmp_path, ends_us: list[float], begins_us: list[float]) -> int:
+    """Inferred waits of steps in which a copy on another stream begins late, without a call that lets its stream wait."""
+    profile = Profile()
+    for number, (end_us, begin_us) in enumerate(zip(ends_us, begins_us, strict=True)):
+        begin = START + 1000 * number
+        profile.step(number, begin, 900)
+        profile.kernel("compute", begin + 20, end_us - 20, launched=begin + 10)
+        profile.kernel("copy", begin + begin_us, 50, launched=begin + 30, stream=9)
+    trace = read([profile.write(tmp_path / "trace.json")])
+    return int((trace.dependencies.kind == DependencyKind.INFERRED).sum())
+
+
+@pytest.mark.parametrize(
+    ("ends_us", "begins_us", "waits"),
+    [
+        ([300, 310, 290, 305, 320], [302, 313, 291, 306, 324], 5),
+        ([300, 310, 290, 305, 40], [302, 313, 291, 306, 45], 5),  # one step has nothing to wait for
+        ([300, 310, 290, 305, 320], [302, 313, 291, 306, 400], 5),  # one step waits for something else too
+        ([300, 310, 290, 305, 320], [302, 313, 291, 500, 400], 0),  # a coincidence in three of five steps
+        ([300, 310, 290, 305, 320], [302, 313, 291, 306, 200], 0),  # one step contradicts
+        ([300, 310], [302, 313], 0),  # too few steps to tell
+        ([44, 54, 34, 44, 49], [45, 57, 36, 46, 52], 0),  # begins soon after its launch
+    ],
+)
+def test_a_wait_that_no_call_shows_is_inferred_from_what_repeats(tmp_path, ends_us, begins_us, waits):
+    assert late_copies(tmp_path, ends_us, begins_us) == waits
+
+
+def test_an_op_that_begins_at_the_same_time_after_its_launch_waits_for_nothing(tmp_path):
+    """Its launch explains it better than the end of the other op, which varies more."""
+    assert late_copies(tmp_path, [300, 312, 307, 302, 311], [313, 313, 313, 314, 313]) == 0
+
+
+def test_the_same_order_in_every_layer_is_evidence_too(tmp_path):
+    profile = Profile()
+    profile.step(0, START, 10_000)
+    for layer in range(8):
+        begin, takes_us = START + 1000 * layer, 100 + 7 * layer
+        profile.kernel("gemm", begin + 20, takes_us, launched=begin + 10)
+        profile.kernel("norm", begin + 22 + takes_us, 50, launched=begin + 30, stream=9)
+    assert needs(read([profile.write(tmp_path / "trace.json")]), DependencyKind.INFERRED) == {("gemm", "norm")}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from kineto_files import AUTOGRAD, COLLECTIVES, START, STREAM, Profile, distributed
-from kineto_machine import Launch, Program, Synchronize, run, scaled
+from kineto_machine import Launch, Program, Synchronize, run, run_graph, scaled
 
 from dpro_search.collect.readers.kineto import read
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US
@@ -85,6 +85,57 @@ def test_a_faster_host_changes_the_replay_as_it_changes_the_job(tmp_path, progra
 def test_host_bound_kernels_gain_nothing(tmp_path):
     graph = recorded_graph(trace_of(HOST_BOUND, tmp_path))
     assert replay(with_factor(graph, kernels_of(graph), 0.1)).iteration_us == pytest.approx(replay(graph).iteration_us)
+
+
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
+GRAPHS: dict[str, Program] = {
+    "an all-reduce before the update": [
+        Launch("gemm", 0, 400),
+        Launch(ALL_REDUCE, 0, 300, stream=COLLECTIVES, waits_for=STREAM),
+        Launch("gemm", 0, 200),
+        Launch("update", 0, 60, waits_for=COLLECTIVES),
+    ],
+    "two all-reduces, of which one is hidden": [
+        Launch("gemm", 0, 400),
+        Launch(ALL_REDUCE, 0, 100, stream=COLLECTIVES, waits_for=STREAM),
+        Launch("relu", 0, 250),
+        Launch(ALL_REDUCE, 0, 300, stream=COLLECTIVES, waits_for=STREAM),
+        Launch("gemm", 0, 120),
+        Launch("update", 0, 60, waits_for=COLLECTIVES),
+    ],
+    "three streams": [
+        Launch("gemm", 0, 300),
+        Launch("copy", 0, 250, stream=9, waits_for=STREAM),
+        Launch(ALL_REDUCE, 0, 500, stream=COLLECTIVES, waits_for=9),
+        Launch("relu", 0, 100),
+        Launch("norm", 0, 90, waits_for=9),
+        Launch("update", 0, 60, waits_for=COLLECTIVES),
+    ],
+    "independent streams": [Launch("gemm", 0, 400), Launch("copy", 0, 700, stream=9), Launch("relu", 0, 100)],
+}
+
+
+@pytest.mark.parametrize("jitter_us", [0.0, 8.0])
+@pytest.mark.parametrize("changed", ["gemm", "copy", "relu", ALL_REDUCE])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_order_between_the_streams_of_a_cuda_graph_is_inferred_from_what_repeats(tmp_path, name, changed, jitter_us):
+    program = GRAPHS[name]
+    profile, _ = run_graph(program, 6, jitter_us=jitter_us)
+    graph = recorded_graph(read([profile.write(tmp_path / "trace.json")]))
+    predicted = replay(with_factor(graph, np.array([text.startswith(f"{changed}@") for text in graph.names]), 0.1)).iteration_us
+    faster = [dataclasses.replace(item, kernel_us=item.kernel_us * (0.1 if item.name == changed else 1)) for item in program]
+    _, ends = run_graph(faster, 6, jitter_us=jitter_us)
+    assert predicted == pytest.approx(ends[-1] - ends[-2], abs=2.0 + 2 * jitter_us)  # latencies change with their op
+
+
+@pytest.mark.parametrize("program", [TWO_STREAMS, [Launch("gemm", 10, 100, stream=9), *TWO_STREAMS]])
+@pytest.mark.parametrize("factor", [0.25, 2.0])
+def test_order_between_streams_is_inferred_where_the_profile_lacks_the_calls(tmp_path, program, factor):
+    profile, _ = run(program, 6)
+    profile.records = [record for record in profile.records if record["name"] != "cudaStreamWaitEvent"]
+    graph = recorded_graph(read([profile.write(tmp_path / "trace.json")]))
+    changed = replay(with_factor(graph, kernels_of(graph), factor)).iteration_us
+    assert changed == pytest.approx(iteration_us(scaled(program, kernels=factor)), rel=0.01, abs=2.0)
 
 
 launches = st.builds(

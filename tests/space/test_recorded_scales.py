@@ -74,7 +74,7 @@ def group_job(tmp_path) -> Trace:
             profile.step(number, begin, 990)
             profile.kernel("volta_sgemm", begin + 20, compute, launched=begin + 10)
             group = {"Process Group Ranks": "[0, 1, 2]"}
-            profile.kernel(ALLREDUCE, begin + 30 + compute, 600 - compute, launched=begin + 15, stream=COLLECTIVES, **group)
+            profile.kernel(ALLREDUCE, begin + 20 + compute, 610 - compute, launched=begin + 15, stream=COLLECTIVES, **group)
             profile.call("cudaDeviceSynchronize", begin + 40, 600)
         paths.append(profile.write(tmp_path / f"rank{rank}.json", header=distributed(rank, 3)))
     return read(paths)

@@ -5,6 +5,9 @@ for what; there it is inferred from the times. A device op that began just when 
 and its stream explain, may have waited for it, if a stream was made to wait between the two launches, and if an event was recorded
 while that op was the last on its stream. It is believed if the occurrences in all steps agree (`kineto_evidence`). A collective
 also needs what its thread launched before it on the stream of its inputs.
+
+No call shows the order between the streams of a CUDA graph, or between any streams if the profiler left such calls out. An op that
+begins late in every step, at once after the same op of another stream has ended, is inferred to wait for it (`INFERRED`).
 """
 
 from __future__ import annotations
@@ -28,9 +31,12 @@ def find_dependencies(r: RankRecords) -> Dependencies:
     launched = ops[r.launch[ops] >= 0]
     device = DeviceOps(r)
     evidence = Evidence(r, device)
+    waits = _recorded_waits(r, device) or evidence.waits(_candidates(r, device))
+    inferred = _inferred_waits(r, device, evidence, waits)
     found = {
         DependencyKind.LAUNCH: np.stack((r.launch[launched], launched), axis=1),
-        DependencyKind.EVENT: _as_array(_recorded_waits(r, device) or evidence.waits(_candidates(r, device))),
+        DependencyKind.EVENT: _as_array(waits),
+        DependencyKind.INFERRED: _as_array(inferred),
         DependencyKind.SYNC: _as_array([*syncs(r, device, evidence), *r.host_waits]),
         DependencyKind.HOST: _as_array(handed_over(r)),
     }
@@ -79,7 +85,11 @@ def _candidates(r: RankRecords, device: DeviceOps) -> dict[int, list[int]]:
             sources = []
             late = bool(r.start_us[op] > device.explained_us[op])
             if late:
-                sources = _ended_just_before(r, device, op, wait_us, records_us)
+                sources = [
+                    source
+                    for source in _ended_just_before(r, device, op)
+                    if device.launch_us[source] <= wait_us and _has_event(r, device, source, wait_us, records_us)
+                ]
             if not sources and r.kind[op] == EventKind.COLLECTIVE:
                 sources = _input_of(r, device, op, wait_us)
             if late or sources:
@@ -87,16 +97,34 @@ def _candidates(r: RankRecords, device: DeviceOps) -> dict[int, list[int]]:
     return found
 
 
-def _ended_just_before(r: RankRecords, device: DeviceOps, op: int, wait_us: float, records_us: Floats) -> list[int]:
-    """Ops on other streams with whose end an op's start coincides, and which events had been recorded for before the wait."""
-    start_us = float(r.start_us[op])
-    return [
-        source
-        for source in device.ended_between(start_us - _AT_ONCE_US, start_us + 1.0).tolist()
-        if r.stream[source] != r.stream[op]
-        and device.launch_us[source] <= wait_us
-        and _has_event(r, device, source, wait_us, records_us)
-    ]
+def _inferred_waits(r: RankRecords, device: DeviceOps, evidence: Evidence, known: Pairs) -> Pairs:
+    """Waits that no call shows: of ops that begin late wherever they occur, right after the same op of another stream."""
+    free_us = device.explained_us.copy()
+    for source, target in known:
+        free_us[target] = max(free_us[target], float(r.end_us[source]) + _AT_ONCE_US)
+    candidates = {}
+    for ops in device.streams.values() if len(device.streams) > 1 else ():
+        for op in ops[r.start_us[ops] > free_us[ops]].tolist():
+            candidates[op] = _ended_just_before(r, device, op)
+            if not candidates[op] and r.kind[op] == EventKind.COLLECTIVE:
+                candidates[op] = _made_before(r, device, op)
+                free_us[op] = max([free_us[op], *(r.end_us[source] for source in candidates[op])])
+    return evidence.repeated(candidates, free_us)
+
+
+def _ended_just_before(r: RankRecords, device: DeviceOps, op: int) -> list[int]:
+    """Ops on other streams with whose end an op's start coincides, launched before it; the last to end first."""
+    start_us, launch_us = float(r.start_us[op]), device.launch_us
+    ended = device.ended_between(start_us - _AT_ONCE_US, start_us + 1.0).tolist()
+    return [source for source in ended if r.stream[source] != r.stream[op] and launch_us[source] <= launch_us[op]]
+
+
+def _made_before(r: RankRecords, device: DeviceOps, op: int) -> list[int]:
+    """The op whose result a collective of a CUDA graph may send: the last to end before it, of those launched together with it."""
+    launch = r.launch[op]
+    together = np.flatnonzero(r.on_device & (r.launch == launch) & (r.kind != EventKind.COLLECTIVE)) if launch >= 0 else []
+    ended = [source for source in together if r.end_us[source] <= r.start_us[op] and r.stream[source] != r.stream[op]]
+    return [int(max(ended, key=lambda source: r.end_us[source]))] if ended else []
 
 
 def _has_event(r: RankRecords, device: DeviceOps, op: int, wait_us: float, records_us: Floats) -> bool:

@@ -122,9 +122,9 @@ def _ended_just_before(r: RankRecords, device: DeviceOps, op: int) -> list[int]:
 def _made_before(r: RankRecords, device: DeviceOps, op: int) -> list[int]:
     """The op whose result a collective of a CUDA graph may send: the last to end before it, of those launched together with it."""
     launch = r.launch[op]
-    together = np.flatnonzero(r.on_device & (r.launch == launch) & (r.kind != EventKind.COLLECTIVE)) if launch >= 0 else []
-    ended = [source for source in together if r.end_us[source] <= r.start_us[op] and r.stream[source] != r.stream[op]]
-    return [int(max(ended, key=lambda source: r.end_us[source]))] if ended else []
+    computed = r.on_device & (r.launch == launch) & (r.kind != EventKind.COLLECTIVE) & (r.stream != r.stream[op])
+    ended = np.flatnonzero(computed & (r.end_us <= r.start_us[op])) if launch >= 0 else np.zeros(0, np.int64)
+    return [int(ended[np.argmax(r.end_us[ended])])] if len(ended) else []
 
 
 def _has_event(r: RankRecords, device: DeviceOps, op: int, wait_us: float, records_us: Floats) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 _DISGUISES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, direction, surrogate, unassigned, line separators
+
+_NEAR = 0.8  # Share of equal characters from which a name is perhaps a slip: "llama4" is none of "llama3-8b".
 
 
 def visible(text: str) -> str:
@@ -21,6 +24,13 @@ def shortened(text: str, most: int) -> str:
         return text
     head = (most - 3) // 2
     return f"{text[:head]}...{text[len(text) - (most - 3 - head) :]}"
+
+
+def near_names(name: str, options: Iterable[str], most: int = 3) -> list[str]:
+    """Names that were perhaps meant: those that begin with what was typed, and those that differ in a character or two."""
+    known = list(options)
+    begin = [option for option in known if name and option.startswith(name)]
+    return list(dict.fromkeys([*get_close_matches(name, known, n=most, cutoff=_NEAR), *begin]))[:most]
 
 
 def listed(words: Sequence[str]) -> str:

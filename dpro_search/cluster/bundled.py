@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from dpro_search._text import near_names
 from dpro_search.cluster import user_devices
 from dpro_search.cluster.base import Kind
 from dpro_search.cluster.cluster import Cluster
@@ -45,7 +45,7 @@ def find(kind: Kind, name: str) -> Path:
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str]) -> str:
     """What was perhaps meant, for people; if nothing is near, all that is listed."""
-    near = difflib.get_close_matches(name, list(options), n=3, cutoff=0.5)
+    near = near_names(name, options)
     return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(listed)}"
 
 

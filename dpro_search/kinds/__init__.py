@@ -48,6 +48,7 @@ __all__ = [
     "assemble_raw",
     "captured_text",
     "deployed",
+    "describable_names",
     "described_in",
     "described_job",
     "description_text",
@@ -83,7 +84,16 @@ def load_source(path: Path) -> Source:
     InputError
         It is neither, or is damaged.
     """
-    return described_in(path) or Trace.load(path)
+    found = described_in(path)
+    if found is None and path.is_file() and path.suffix.lower() == ".toml":
+        raise InputError(f"{path}: {_why_no_description(path)}; 'dpro-search describe MODEL --cluster C > {path.name}' writes one")
+    return found or Trace.load(path)
+
+
+def _why_no_description(path: Path) -> str:
+    if not path.stat().st_size:
+        return "the file is empty, so that it describes no job (a command that failed leaves such a file)"
+    return "describes no job: it has none of the keys model, global_batch and sequence"
 
 
 def described_in(path: Path) -> Description | None:
@@ -98,6 +108,12 @@ def description_text(wanted: Wanted) -> str:
     """A commented file that describes a job; raises `InputError` for what cannot be described."""
     found = (kind.text(wanted) for kind in kinds() if isinstance(kind, DescribedKind))
     return next(text for text in found if text is not None)
+
+
+def describable_names() -> dict[str, list[str]]:
+    """What `description_text` knows by name: "models", "clusters" (machines, then devices), "frameworks"."""
+    kinds_of_names = [kind.names() for kind in kinds() if isinstance(kind, DescribedKind)]
+    return {title: list(names) for found in kinds_of_names for title, names in found.items()}
 
 
 def captured_text(graph: CapturedGraph, name: str, cluster: str | None) -> str:

@@ -138,6 +138,10 @@ class DescribedKind(AnyKind[_Described]):
         """A commented file that `read` takes; None: this kind writes none. Raises `InputError` for what cannot be described."""
         return None
 
+    def names(self) -> Mapping[str, Sequence[str]]:
+        """Names that a file can give, by what they are of: "models", "clusters", "frameworks"."""
+        return {}
+
     def captured_text(self, graph: CapturedGraph, name: str, cluster: str | None) -> str | None:
         """A file that `read` takes, of a captured model whose graph is in a file of that name beside it; None: none."""
         return None

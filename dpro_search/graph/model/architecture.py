@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dpro_search.errors import InputError
@@ -123,6 +123,7 @@ class Architecture:
     target_share: float = 1.0  # Tokens of a decoder that reads an encoder, as a share of the encoder's.
     classes: int = 0  # Of an image classifier in place of a head over the vocabulary (ViT).
     patch_inputs: int = 0  # Numbers in an image patch, which a linear layer embeds (ViT); 0: tokens.
+    assumed: tuple[str, ...] = field(default=(), compare=False)  # Sentences on sizes that its configuration leaves out.
 
     def __post_init__(self) -> None:
         _positive(self, "hidden")

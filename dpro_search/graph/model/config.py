@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpro_search.errors import InputError
@@ -14,13 +14,29 @@ MOST_OF_A_SIZE = 2**31  # of a width, a vocabulary, a number of positions: no te
 
 @dataclass(frozen=True)
 class Config:
-    """A ``config.json``, with errors that name it and the key."""
+    """A ``config.json``, with errors that name it and the key.
+
+    Attributes
+    ----------
+    defaults
+        Sizes that the library takes where the file leaves them out.
+    assumed
+        Those of `defaults` that were read.
+    """
 
     values: Mapping[str, Any]
     where: str
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    assumed: dict[str, int] = field(default_factory=dict, compare=False)
 
     def whole(self, *names: str, default: int | None = None) -> int:
-        """The first of some keys that is there, a whole number; raises `InputError` if none is and there is no default."""
+        """The first of some keys that is there, a whole number, else the library's default, else `default`.
+
+        Raises
+        ------
+        InputError
+            The key is missing and has no default, or its value is impossible.
+        """
         for name in names:
             value = self.values.get(name)
             if value is None:
@@ -30,6 +46,10 @@ class Config:
             if value > MOST_OF_A_SIZE:
                 raise InputError(f"{self.where}: {name} must be at most {MOST_OF_A_SIZE}, not {value}")
             return value
+        known = next((name for name in names if name in self.defaults), None)
+        if known is not None:
+            self.assumed[known] = self.defaults[known]
+            return self.defaults[known]
         if default is None:
             raise InputError(f"{self.where}: {' or '.join(names)} is missing")
         return default

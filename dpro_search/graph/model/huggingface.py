@@ -1,11 +1,16 @@
 """`from_config`: the `Architecture` of a Hugging Face ``config.json``.
 
-Each family is a function of its `Config`. Its keys and defaults are those of the configuration classes of `transformers` 4.57.
+Each family is a function of its `Config`. Its keys and defaults are those of the configuration classes of `transformers` 4.57;
+sizes that a file leaves out are in ``config_defaults.toml``.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
 from dpro_search.errors import InputError
@@ -34,7 +39,21 @@ def from_config(values: Mapping[str, Any], where: str = "config.json", name: str
     nested = values.get("text_config")
     if isinstance(nested, Mapping) and "hidden_size" not in values:  # of a model of text and images
         values = {**nested, "tie_word_embeddings": values.get("tie_word_embeddings", nested.get("tie_word_embeddings"))}
-    config = Config({key: value for key, value in values.items() if value is not None}, where)
+    kind = values.get("model_type")
+    defaults = _defaults().get(kind, {}) if isinstance(kind, str) else {}
+    sizes = {key: value for key, value in defaults.items() if key != "class" and key not in values}
+    config = Config({key: value for key, value in values.items() if value is not None}, where, sizes)
+    found = _architecture(config, where, name)
+    said = (f"{where}: {key} is not given; {value} is the default of {defaults['class']}" for key, value in config.assumed.items())
+    return replace(found, assumed=tuple(said))
+
+
+@lru_cache(maxsize=1)
+def _defaults() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((files("dpro_search.graph.model") / "config_defaults.toml").read_text())
+
+
+def _architecture(config: Config, where: str, name: str) -> Architecture:
     kind = config.word("model_type", default="")
     if kind not in FAMILIES and {"hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"} <= config.values.keys():
         return any_decoder(config, name or config.word("_name_or_path", default="") or kind)

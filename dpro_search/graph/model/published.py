@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from dpro_search._text import near_names
 from dpro_search.errors import InputError
 from dpro_search.graph.model.architecture import Architecture
 from dpro_search.graph.model.huggingface import from_config
@@ -37,7 +37,7 @@ def published(name: str) -> Architecture:
     config = _configs().get(name.lower())
     if config is None:
         every = (*names(), *NETWORKS)
-        near = get_close_matches(name.lower(), every, n=3)
+        near = near_names(name.lower(), every)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(every)}"
         raise InputError(f"model '{name}' is not known: {hint}")
     return from_config({key: value for key, value in config.items() if key not in NOT_KEYS}, name=name.lower())

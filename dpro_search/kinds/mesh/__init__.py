@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpro_search.cluster.names import known_names
 from dpro_search.deploy.parallel.targets import parallel_targets
 from dpro_search.deploy.parts.part import JobFacts, Target
+from dpro_search.graph.model import NETWORKS, names
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._kind import DescribedKind, Wanted
 from dpro_search.kinds.mesh.description import MeshDescription, described, other_device
@@ -36,6 +38,9 @@ class MeshKind(DescribedKind[MeshDescription]):
         from dpro_search.kinds.mesh.template import job_toml
 
         return job_toml(wanted)
+
+    def names(self) -> Mapping[str, Sequence[str]]:
+        return {"models": (*names(), *NETWORKS), "clusters": known_names(), "frameworks": tuple(FRAMEWORKS)}
 
     def usual_target(self, framework: str) -> Target | None:
         return next((target for target in self.targets if target.name == FRAMEWORKS[framework].target), None)

@@ -218,15 +218,13 @@ def described(path: Path) -> MeshDescription | None:
     times = _times(file, found, files)
     if times is not None and times.device:
         warnings = (*warnings, *filter(None, [other_device(cluster.groups[0].host.device, times.device)]))
-    if found.framework == CPU_FRAMEWORK:
-        cluster = _with_peaks(cluster, times)
-        if times is None:
-            warnings = (*warnings, "no times were recorded, and nobody measured such a job: only their order may be trusted")
+    if found.framework == CPU_FRAMEWORK and times is None:
+        warnings = (*warnings, "no times were recorded, and nobody measured such a job: only their order may be trusted")
     framework = FRAMEWORKS.get(found.framework)
     if framework is None:
         file.fail("framework", _unknown(found.framework, tuple(FRAMEWORKS)))
     try:
-        OpCosts(cluster.groups[0].host.device, found.precision)
+        cluster = with_known_devices(cluster, found.precision, found.framework, times)
     except InputError as error:
         file.fail("precision" if "its peak" in str(error) else "cluster", str(error))
     has_tokens = model.sequence is not None if isinstance(model, CapturedModel) else isinstance(model, Architecture)
@@ -289,6 +287,23 @@ def other_device(device: Device, found: str) -> str | None:
     return None if bundled.is_called(device, found) else f"times are those of {found}, and the job's cluster has {device.name}"
 
 
+def with_known_devices(cluster: Cluster, precision: str, framework: str, times: ParallelTimes | None = None) -> Cluster:
+    """The cluster with everything about its devices that predictions need.
+
+    Raises
+    ------
+    InputError
+        Hosts have devices of several kinds, or nobody says how fast the device is.
+    """
+    kinds = {group.host.device.name for group in cluster.groups}
+    if len(kinds) > 1:
+        raise InputError(f"devices of one kind are needed, not {' and '.join(sorted(kinds))}")
+    if framework == CPU_FRAMEWORK:
+        cluster = _with_peaks(cluster, times)
+    OpCosts(cluster.groups[0].host.device, precision)
+    return cluster
+
+
 def _with_peaks(cluster: Cluster, times: ParallelTimes | None) -> Cluster:
     """The cluster with what the recording, or else Linux, says of a core without a data sheet: by it other shapes are scaled."""
     (group, *others) = cluster.groups
@@ -341,7 +356,7 @@ def _model(file: File, found: JobFile, files: dict[str, Path]) -> tuple[Model, t
         if not isinstance(model, Architecture):
             file.fail("tied_embeddings", f"{model.name} has no embedding that a head could use: leave it out")
         model = replace(model, tied=found.tied_embeddings)
-    return model, ()
+    return model, model.assumed if isinstance(model, Architecture) else ()
 
 
 def _measured(file: File, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, ...]:
@@ -393,9 +408,6 @@ def _cluster(file: File, name: str, files: dict[str, Path]) -> Cluster:
         file.fail("cluster", str(error))
     if path.is_file():
         files["cluster_file"] = path
-    kinds = {group.host.device.name for group in cluster.groups}
-    if len(kinds) > 1:
-        file.fail("cluster", f"devices of one kind are needed, not {' and '.join(sorted(kinds))}")
     return cluster
 
 

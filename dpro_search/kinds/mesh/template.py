@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from dpro_search.cluster import parse_cluster
+from dpro_search.cluster import Device, parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Architecture, parameters_of
 from dpro_search.kinds._kind import Wanted
-from dpro_search.kinds.mesh.description import PRECISIONS, model_of
+from dpro_search.kinds.mesh.description import CPU_FRAMEWORK, PRECISIONS, model_of, with_known_devices
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import Fixed, resolved, settings_of
 from dpro_search.kinds.mesh.usual import usual_strategy
@@ -55,13 +55,18 @@ def job_toml(wanted: Wanted) -> str:
         The model or the cluster is not known, or no strategy is legal.
     """
     model, cluster = wanted.model, wanted.cluster
-    precision, framework = wanted.precision or "bf16", wanted.framework or "megatron-core"
+    architecture, _ = model_of(model, Path())
+    machines = parse_cluster(cluster)
+    device = machines.groups[0].host.device
+    precision, framework = wanted.precision or _usual_precision(device), wanted.framework or _usual_framework(device)
     if precision not in PRECISIONS:
         raise InputError(f"--precision {precision}: use {', '.join(PRECISIONS)}")
     if framework not in FRAMEWORKS:
         raise InputError(f"--framework {framework}: use {', '.join(FRAMEWORKS)}")
-    architecture, _ = model_of(model, Path())
-    machines = parse_cluster(cluster)
+    try:
+        machines = with_known_devices(machines, precision, framework)
+    except InputError as error:
+        raise InputError(f"--cluster {cluster}: {error}") from error
     transformer = isinstance(architecture, Architecture)
     longest = (architecture.max_positions or USUAL_SEQUENCE) if isinstance(architecture, Architecture) else 1
     fixed = Fixed(
@@ -106,6 +111,16 @@ def job_toml(wanted: Wanted) -> str:
         "[runs]",
     ]
     return "\n".join([*head, *_runs(settings_of(strategy).settings, has_experts=strategy.ep * strategy.etp > 1)]) + "\n"
+
+
+def _usual_precision(device: Device) -> str:
+    """The 16 bits that a GPU computes in; fp32 for cores and for GPUs that have no units for them."""
+    halves = ("bf16", "fp16") if device.kind == "gpu" else ()
+    return next((precision for precision in halves if device.peak_flops_per_s(precision)), "fp32")
+
+
+def _usual_framework(device: Device) -> str:
+    return "megatron-core" if device.kind == "gpu" else CPU_FRAMEWORK
 
 
 def _tied(model: Architecture) -> str:

@@ -140,7 +140,7 @@ LLAMA = {
             },
             "multiple of kv_heads",
         ),
-        ({"model_type": "mixtral", "hidden_size": 4096}, "mine.json: num_local_experts is missing"),
+        ({"model_type": "deepseek_v2", "hidden_size": 4096}, "mine.json: num_experts_per_tok is missing"),
     ],
 )
 def test_an_impossible_configuration_is_one_line(values, said):
@@ -167,3 +167,18 @@ def test_a_family_that_is_not_known_is_read_by_the_usual_keys():
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(InputError, match="llama3-8b"):
         published("llama-3-8b")
+
+
+def test_sizes_that_a_file_leaves_out_are_the_defaults_of_its_configuration_class():
+    """Gemma 3's files leave out what `Gemma3TextConfig` has already; what was assumed is said, and null is no omission."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    found = from_config({"model_type": "gemma3", "text_config": text})
+    assert (found.vocab, found.layers[0].attention.heads, found.layers[0].attention.kv_heads) == (262208, 8, 4)
+    assert "config.json: vocab_size is not given; 262208 is the default of Gemma3TextConfig" in found.assumed
+    alone = from_config({"model_type": "mistral", "num_key_value_heads": None})
+    assert alone.layers[0].attention.kv_heads == 32
+    assert not any("num_key_value_heads" in sentence for sentence in alone.assumed)
+
+
+def test_built_in_models_assume_nothing():
+    assert not [name for name in names() if published(name).assumed]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.kinds import job_of, load_source
+from dpro_search.cluster.names import known_names
+from dpro_search.graph.model import NETWORKS, names
+from dpro_search.kinds import Wanted, description_text, job_of, load_source
 from dpro_search.space.mesh import step_costs
 from dpro_search.space.plan import Plan
 from tests.kinds.mesh.jobs import job, text
@@ -173,7 +175,13 @@ def test_an_error_is_one_line_with_its_place_and_the_nearest_legal_value(tmp_pat
 def test_another_toml_file_is_no_description(tmp_path):
     path = tmp_path / "other.toml"
     path.write_text("nothing = 1\n")
-    assert "not a trace folder" in refusal("replay", path)
+    assert "describes no job: it has none of the keys model" in refusal("replay", path)
+
+
+def test_the_empty_file_that_a_failed_command_leaves_is_called_empty(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text("")
+    assert "the file is empty, so that it describes no job" in refusal("replay", path)
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama3-8b", "mixtral-8x7b", "bert-large"])
@@ -182,6 +190,41 @@ def test_describe_writes_a_file_that_every_verb_takes(tmp_path, model):
     path.write_text(printed("describe", model, "--cluster", "4xhgx-h100", "--global-batch", 256, "--seq-len", 512))
     assert job_of(load_source(path)).predict(Plan()).infeasible is None
     assert verb("replay", path)["predicted_iteration_us"] > 0
+
+
+@pytest.mark.parametrize("model", [*names(), *NETWORKS])
+def test_every_verb_reads_what_describe_writes_of_a_model(tmp_path, model):
+    (tmp_path / "job.toml").write_text(description_text(Wanted(model=model, cluster="2xhgx-h100")))
+    assert job_of(load_source(tmp_path / "job.toml")).predict(Plan()).iteration_us > 0
+
+
+@pytest.mark.parametrize("cluster", known_names())
+def test_every_verb_reads_what_describe_writes_of_a_cluster(tmp_path, cluster):
+    written = description_text(Wanted(model="gpt2", cluster=cluster))
+    (tmp_path / "job.toml").write_text(written)
+    assert job_of(load_source(tmp_path / "job.toml")).predict(Plan()).iteration_us > 0
+
+
+def test_describe_refuses_hosts_of_several_kinds_as_every_verb_does(tmp_path):
+    hosts = '[[host]]\ncount = 1\nbase = "hgx-h100"\n[[host]]\ncount = 1\nbase = "dgx-a100-80"\n'
+    (tmp_path / "mixed.toml").write_text(f'name = "mixed"\n{hosts}')
+    (tmp_path / "job.toml").write_text(text(cluster="mixed.toml"))
+    said = "devices of one kind are needed, not NVIDIA A100 SXM4 80GB and NVIDIA H100 SXM5 80GB"
+    assert said in refusal("describe", "llama3-8b", "--cluster", tmp_path / "mixed.toml")
+    assert said in refusal("replay", tmp_path / "job.toml")
+
+
+def test_describe_lists_what_it_knows_by_name():
+    listed = json.loads(printed("describe", "--list", "--json"))
+    assert set(listed) == {"models", "clusters", "frameworks"}
+    assert {"llama3-8b", "resnet50"} <= {*listed["models"]}
+    assert {"hgx-h100", "h100-sxm"} <= {*listed["clusters"]}
+    assert "  llama3-8b\n" in printed("describe", "--list")
+    assert "MODEL is missing; 'dpro-search describe --list'" in refusal("describe")
+
+
+def test_only_near_names_are_suggested():
+    assert "is not known: known: gpt2, " in refusal("describe", "llama4", "--cluster", "hgx-h100")
 
 
 def test_describe_refuses_what_does_not_exist():

@@ -12,9 +12,10 @@ from dpro_search.kinds._job import Table
 from dpro_search.kinds._stores import StoreJob, breakdown_us
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.replayer import replay
-from dpro_search.replay.sensitivity import gains
+from dpro_search.replay.sensitivity import Change, OpScaled, gains, questions
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan
+from dpro_search.space.replay_graph import ReplayGraph
 
 Rows = list[dict[str, Any]]
 _WORTH_PCT = 1.0  # of an iteration; smaller gains are not reported
@@ -44,6 +45,8 @@ def diagnosis(
     asked = partial(replay, iterations=iterations)
     graph = plans.graph(Plan())
     timeline = asked(graph)
+    folded = plans.folded_ranks
+    changes = [change for change in questions(graph, replay=asked) if not folded.intersection(_ranks_of(change, graph))]
     knobs = [
         _gain(text, timeline.iteration_us, asked(plans.graph(plan)).iteration_us)
         for text, plan in {**plan_of, **_other_placement(plans)}.items()
@@ -54,7 +57,7 @@ def diagnosis(
         "measured_iteration_us": measured_iteration_us(plans.trace),
         "breakdown_us": breakdown_us(timeline),
         "critical_path": path_facts(timeline),
-        "gains": sorted([*gain_rows(gains(graph, replay=asked)), *knobs], key=lambda row: -float(row["gain_us"])),
+        "gains": sorted([*gain_rows(gains(graph, changes, replay=asked)), *knobs], key=lambda row: -float(row["gain_us"])),
         "critical_ops": critical_ops(timeline),
         **own(timeline, knobs),
         "warnings": list(plans.trace.meta.warnings),
@@ -94,6 +97,14 @@ def spread_finding(servers: Sequence[Mapping[str, Any]], does: str, remedy: str)
         f"Server {heaviest['server']} {does} {heaviest['share_pct']:.0f} % of the bytes, {fair_pct:.0f} % would be even: "
         f"{remedy} spread them."
     ]
+
+
+def _ranks_of(change: Change, graph: ReplayGraph) -> tuple[int, ...]:
+    """The single rank that a change is about; empty for a change of all ranks."""
+    if isinstance(change, OpScaled):
+        return (int(graph.rank_of_op[change.op]),)
+    rank = getattr(change, "rank", None)
+    return () if rank is None else (rank,)
 
 
 def _other_placement(plans: StoreJob[Any]) -> dict[str, Plan]:

@@ -11,7 +11,7 @@ ring                a class is what the ring looks like from a rank on: one stra
 halving-doubling    likewise for the hypercube
 flows over links    only where two flows can never meet on a link, or the shares would depend on the multiplicity:
                     a ring with a host for each rank, halving-doubling if all ranks are alike; else all stay apart
-parameter server    the servers' queues hold the pushes of all ranks: all ranks stay apart
+parameter server    the servers' queues hold the pushes of all ranks: all ranks stay apart (KVStore: `kvstore_job.folded`)
 ==================  ==============================================================================================
 """
 

@@ -9,13 +9,18 @@ between processes of one host cross none.
 Servers wait for all workers' gradients: a step takes what its slowest worker needs, whichever that is, and core time is of such a
 step. With mean durations a CPU-bound job would show 100 % utilisation of its cores; real ones are 87 to 101 % busy.
 
+Of many workers, those that behave alike are folded (`folded`): one stands for its class. Its messages carry the bytes of all of
+the class over links as wide as those of all its hosts, and cost a server the core time of all of them. Not exact: a server serves
+the workers of a class at once, not one after the other, so that the last one's message comes no earlier than all of them.
+
 With priority slices, servers only add, and each worker updates a few tensors at once when all of them are back. The priority itself
 has no place here: ps-lite orders messages by it while its sending thread is behind, which hands them to ZeroMQ's queues at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -27,11 +32,12 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
+from dpro_search.space.alike import host_groups
 from dpro_search.space.cost_spread import CostFactors
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.op_pattern import OpPattern
 from dpro_search.space.replay_graph import Int32s, ReplayGraph
-from dpro_search.space.store_job import Processes, StoreJob, goodput_bytes_per_us
+from dpro_search.space.store_job import Processes, StoreJob, WorkerClasses, goodput_bytes_per_us
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +88,50 @@ class KvstoreJob(StoreJob):
     def _of_workers(self, turn: Ints) -> dict[str, Any]:
         return {"beside_us_per_byte": tuple(self.beside_us_per_byte[worker] for worker in turn.tolist())}
 
+    def folded(self, most_classes: int, apart: Collection[int] = ()) -> Self:
+        """See `StoreJob.folded`.
+
+        Workers behave alike if they compute alike on hosts whose workers compute alike. A worker that shares its core, or its host
+        with a server, is a class of its own.
+        """
+        workers = len(self.workers)
+        if workers <= 2 * most_classes or self.classes is not None:
+            return self
+        numbers: dict[tuple[int, float], int] = {}
+        profile = np.array(
+            [numbers.setdefault((id(row), us), len(numbers)) for row, us in zip(self.workers, self.beside_us_per_byte, strict=True)]
+        )
+        on_core = Counter((*self.worker_core, *self.server_core))
+        with_server = np.isin(self.host[:workers], self.host[workers:])
+        alone = with_server | np.array([on_core[core] > 1 for core in self.worker_core]) | np.isin(np.arange(workers), list(apart))
+        profile[alone] = len(numbers) + np.flatnonzero(alone)
+        groups = host_groups(profile, self.host[:workers], most_classes)
+        first = groups.first_rank.tolist()
+        host_of_group = dict(zip(self.host[groups.first_rank].tolist(), groups.host.tolist(), strict=True))
+        own_hosts = sorted(set(self.host[workers:].tolist()) - set(host_of_group))
+        host_of_group |= {host: len(groups.hosts) + number for number, host in enumerate(own_hosts)}
+        several = groups.ranks > 1
+        replayed_as = np.where(several, groups.ranks[several].mean(), 1.0)
+        hosts = groups.hosts * np.bincount(groups.host, replayed_as) / np.bincount(groups.host, groups.ranks)
+        cores = {core: number for number, core in enumerate(dict.fromkeys((*self.worker_core, *self.server_core)))}
+        worker_core = tuple(self.worker_core[worker] for worker in first)
+        return replace(
+            self,
+            workers=tuple(self.workers[worker] for worker in first),
+            worker_core=worker_core,
+            server_host=tuple(host_of_group[host] for host in self.host[workers:].tolist()),
+            classes=WorkerClasses(
+                class_of_worker=groups.class_of_rank,
+                members=tuple(groups.ranks.tolist()),
+                workers=tuple(replayed_as.tolist()),
+                number=tuple(first),
+                host=tuple(groups.host.tolist()),
+                hosts=(*hosts.tolist(), *(1.0,) * len(own_hosts)),
+                rank=tuple(cores[core] for core in (*worker_core, *self.server_core)),
+            ),
+            **self._of_workers(groups.first_rank),
+        )
+
     def at_costs(self, factors: CostFactors) -> Self:
         """The job with the costs that another recording might have given."""
         compute = factors.compute.tolist()
@@ -117,10 +167,11 @@ class KvstoreJob(StoreJob):
     @property
     def summing_us_per_byte(self) -> float:
         """A server's work on a byte until all workers' parts are in the sum."""
-        added_us = (len(self.workers) - 1) * self.sum_us_per_byte
+        workers = float(self.copies[: len(self.workers)].sum())
+        added_us = (workers - 1) * self.sum_us_per_byte
         if self.compression is None:
             return self.copy_us_per_byte + added_us
-        return len(self.workers) * self.compression.dequantize_us_per_byte + added_us
+        return workers * self.compression.dequantize_us_per_byte + added_us
 
     @property
     def server_bytes(self) -> Floats:
@@ -228,17 +279,22 @@ class _KvstoreGraph:
         found = []
         for worker, made in enumerate(ready):
             cost_us = job.tensor_bytes * job.beside_us_per_byte[worker] / 2
-            place = self._work(pattern, worker, cost_us, f"posted@{worker}", since=made)
+            place = self._work(pattern, worker, cost_us, f"posted@{job.worker_number[worker]}", since=made)
             if job.compression is not None:
                 cost_us = job.tensor_bytes * job.compression.quantize_us_per_byte
-                place = self._work(pattern, worker, cost_us, f"quantized@{worker}", after=[place])
+                place = self._work(pattern, worker, cost_us, f"quantized@{job.worker_number[worker]}", after=[place])
             found.append(place)
         return pattern.into(self._builder)[:, found]
 
     def _beside(self, worker: int, name: str) -> Int32s:
         """What a worker does for each gradient once it is back, [tensors]."""
         pattern = OpPattern(self._tensors)
-        self._work(pattern, worker, self._job.tensor_bytes * self._job.beside_us_per_byte[worker] / 2, f"{name}@{worker}")
+        self._work(
+            pattern,
+            worker,
+            self._job.tensor_bytes * self._job.beside_us_per_byte[worker] / 2,
+            f"{name}@{self._job.worker_number[worker]}",
+        )
         return pattern.into(self._builder)[:, 0]
 
     def _exchanged(self, names: Sequence[str], server: Ints, size: Floats, sent: Int32s) -> Int32s:
@@ -257,15 +313,18 @@ class _KvstoreGraph:
             Its arrival on each worker, [slices, workers].
         """
         job, pattern = self._job, OpPattern(names)
-        mean_us = job.summing_us_per_byte / len(job.workers)
+        copies = job.copies[: len(job.workers)]
+        part_us = job.summing_us_per_byte / copies.sum() * copies
         summed = []
         for worker in range(len(job.workers)):
-            pushed = self._message(pattern, f"push@{worker}", worker, server, size * job.pushed_share, since=sent[:, worker])
-            summed.append(self._work(pattern, server, size * mean_us, f"sum@{worker}", OpKind.SERVER, [pushed]))
+            number = job.worker_number[worker]
+            pushed = self._message(pattern, f"push@{number}", worker, server, size * job.pushed_share, since=sent[:, worker])
+            summed.append(self._work(pattern, server, size * part_us[worker], f"sum@{number}", OpKind.SERVER, [pushed]))
         last_us = job.copy_us_per_byte if job.slicing.priority else job.update_us_per_byte
         served = self._work(pattern, server, job.served_slice_us + size * last_us, "update", OpKind.SERVER, summed)
         pulled = [
-            self._message(pattern, f"pull@{worker}", server, worker, size, after=[served]) for worker in range(len(job.workers))
+            self._message(pattern, f"pull@{number}", server, worker, size, after=[served])
+            for worker, number in enumerate(job.worker_number)
         ]
         return pattern.into(self._builder)[:, pulled]
 
@@ -283,15 +342,23 @@ class _KvstoreGraph:
         """From a process to another: core time on both sides, and between them the way over their hosts' links, if these differ."""
         job = self._job
         cpu_us = size * job.comm_us_per_byte
-        sent = self._work(pattern, sender, cpu_us, f"{name}.send", after=after, since=since)
+        messages = np.maximum(job.copies[sender], job.copies[receiver])  # all workers of a class send or receive one each
+        sender_us, receiver_us = (cpu_us * messages / job.copies[process] for process in (sender, receiver))
+        sent = self._work(pattern, sender, sender_us, f"{name}.send", after=after, since=since)
         crosses = job.host[sender] != job.host[receiver]
         arrived = np.full(len(size), sent)
         if job.bytes_per_us is not None and crosses.any():
             links = (self._processes.out[sender], self._processes.into[receiver])
             arrived[crosses] = pattern.add(
-                self._processes.send[sender, receiver], 0.0, name, flow_bytes=size, links=links, after=[sent], where=crosses
+                self._processes.send[sender, receiver],
+                0.0,
+                name,
+                flow_bytes=size * messages,
+                links=links,
+                after=[sent],
+                where=crosses,
             )
-        return self._work(pattern, receiver, cpu_us, f"{name}.receive", after=[arrived])
+        return self._work(pattern, receiver, receiver_us, f"{name}.receive", after=[arrived])
 
     def _work(
         self,
@@ -320,7 +387,7 @@ class _KvstoreGraph:
             np.full(len(count), self._processes.core[worker]),
             work_us * job.slowest,
             kind=OpKind.UPDATE,
-            name=f"update{{0}}@{worker}",
+            name=f"update{{0}}@{job.worker_number[worker]}",
             axes=(range(len(count)),),
         )
         self._builder.add_edges(back[members], ops[group])
@@ -341,7 +408,7 @@ class _KvstoreGraph:
                 np.full(len(number), self._processes.core[worker]),
                 (work_us / pieces * job.slowest)[number],
                 kind=np.array([segment.kind for segment in segments])[number],
-                name=f"segment{{0}}@{worker}",
+                name=f"segment{{0}}@{job.worker_number[worker]}",
                 axes=(_Pieces(number, np.arange(len(number)) - (ends - pieces)[number]),),
             )
             self._builder.add_edges(ops[:-1], ops[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -32,6 +33,31 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerClasses:
+    """Classes of workers that behave alike, in a job whose workers each stand for all workers of a class (`space.alike`)."""
+
+    class_of_worker: Ints  # Class of each worker of the whole job, [workers of the whole job].
+    members: tuple[int, ...]  # Number of workers in each class, [classes].
+    # Number of workers that each class is replayed as, [classes]: the mean of all classes with several members, so that links are
+    # shared evenly between them, as between single workers.
+    workers: tuple[float, ...]
+    number: tuple[int, ...]  # Number of the class's first worker in the whole job, [classes].
+    host: tuple[int, ...]  # Host of each class, [classes]; hosts of servers follow.
+    hosts: tuple[float, ...]  # Number of hosts that each of these is replayed as; a host with a server is one.
+    rank: tuple[int, ...]  # Number of the core of each class, then of each server, among the cores of the whole job.
+
+    def slowest(self, factors: Floats) -> Floats:
+        """The largest factor of each class's workers: [..., workers of the whole job] -> [..., classes].
+
+        Servers wait for the last worker of a class.
+        """
+        by_class = np.argsort(self.class_of_worker, kind="stable")
+        first_of_class = np.concatenate(([0], np.cumsum(self.members)[:-1]))
+        found: Floats = np.maximum.reduceat(factors[..., by_class], first_of_class, axis=-1)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoreJob:
     """Workers, servers and where they run."""
 
@@ -43,6 +69,7 @@ class StoreJob:
     bytes_per_us: float | None  # What a host's link carries in each direction; with None the processors are the limit.
     server_host: tuple[int, ...] = ()  # Host of each server, [servers], see `placement.py`; empty: each has one of its own.
     workers_per_host: int = 1  # Workers that share a host and its link.
+    classes: WorkerClasses | None = None  # The workers that each worker stands for; None: itself.
 
     def __post_init__(self) -> None:
         self.host  # noqa: B018  which raises what is wrong with the hosts
@@ -50,7 +77,20 @@ class StoreJob:
     @cached_property
     def host(self) -> Ints:
         """Host of each worker, then of each server."""
+        if self.classes is not None:
+            return np.array([*self.classes.host, *self.server_host])
         return process_hosts(len(self.workers), len(self.server_core), self.server_host, self.workers_per_host)
+
+    @cached_property
+    def worker_number(self) -> tuple[int, ...]:
+        """Number of each worker in the whole job."""
+        return tuple(range(len(self.workers))) if self.classes is None else self.classes.number
+
+    @cached_property
+    def copies(self) -> Floats:
+        """Number of processes that each worker, then each server is replayed as, [processes]."""
+        workers: tuple[float, ...] = (1.0,) * len(self.workers) if self.classes is None else self.classes.workers
+        return np.array([*workers, *(1.0,) * len(self.server_core)])
 
     @property
     def worker_hosts(self) -> int:
@@ -87,6 +127,18 @@ class StoreJob:
         """What other fields hold for each worker, of the workers with some numbers, [workers]."""
         return {}
 
+    def folded(self, most_classes: int, apart: Collection[int] = ()) -> Self:
+        """The job with one worker for each class of workers that behave alike; the job itself where none are folded.
+
+        Parameters
+        ----------
+        most_classes
+            Classes are split until there are about so many. A job of up to twice as many workers is left as it is.
+        apart
+            Workers that are not folded.
+        """
+        return self
+
     def longer_workers(self, compute: Floats) -> tuple[tuple[Segment, ...], ...]:
         """The workers' segments with core times multiplied by a factor for each worker, [workers]."""
         return tuple(
@@ -112,17 +164,20 @@ class Processes:
     def __init__(self, builder: GraphBuilder, job: StoreJob) -> None:
         process_core = (*job.worker_core, *job.server_core)
         cores = list(dict.fromkeys(process_core))
-        devices = builder.add_devices(np.arange(len(cores)), OrderPolicy.FIFO, "core{0}", (cores,))
-        self.rank: Ints = np.array([cores.index(core) for core in process_core])
-        self.core: Int32s = devices[self.rank]
+        core_of_process = np.array([cores.index(core) for core in process_core])
+        self.rank: Ints = core_of_process if job.classes is None else np.array(job.classes.rank)
+        rank_of_core = np.zeros(len(cores), np.int64)
+        rank_of_core[core_of_process] = self.rank
+        devices = builder.add_devices(rank_of_core, OrderPolicy.FIFO, "core{0}", (cores,))
+        self.core: Int32s = devices[core_of_process]
         count = len(process_core)
         self.send: Int32s = builder.add_devices(
             np.broadcast_to(self.rank[:, None], (count, count)), OrderPolicy.FIFO, "{0} to {1}", (range(count), range(count))
         )
         self.out = self.into = np.zeros(0, np.int32)
         if job.bytes_per_us is not None:
-            hosts = int(job.host.max()) + 1
-            self.out, self.into = (builder.add_links(np.full(hosts, job.bytes_per_us))[job.host] for _ in range(2))
+            hosts = np.ones(int(job.host.max()) + 1) if job.classes is None else np.array(job.classes.hosts)
+            self.out, self.into = (builder.add_links(hosts * job.bytes_per_us)[job.host] for _ in range(2))
 
 
 def goodput_bytes_per_us(rate_bps: float | None) -> float | None:

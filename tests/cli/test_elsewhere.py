@@ -140,3 +140,8 @@ def test_parameter_servers_elsewhere_name_the_hosts_of_all_processes(where: tupl
     assert [row["role"] for row in facts["ranks"]] == ["worker"] * 4 + ["server"] * 2
     assert [row["host"] for row in facts["ranks"]] == [f"host {number}" for number in (*worker_hosts, 4, 5)]
     assert [row["rank"] for row in facts["servers"]] == [4, 5]
+
+
+def test_parameter_servers_of_thousands_of_workers_are_replayed_as_few() -> None:
+    facts = verb("replay", "--sample", "bert_kvstore_500mbit", "--cluster", "2048xhgx-h100")
+    assert facts["ops"] < 10_000

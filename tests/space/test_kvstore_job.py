@@ -19,7 +19,7 @@ from dpro_search.space.kvstore_job import (
     store_bytes_per_us,
 )
 from dpro_search.space.store_job import goodput_bytes_per_us
-from tests.store_jobs import MIB, kvstore_job
+from tests.store_jobs import MIB, kvstore_job, layers_of
 
 
 def job(sizes, *, servers=1, bound=10**9, slice_threshold=None, **fields) -> KvstoreJob:
@@ -263,3 +263,49 @@ def test_goodput_is_below_the_rate_and_no_limit_stays_none():
 def test_jobs_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InputError, match=r"a job .*needs"):
         job([MIB], **wrong)
+
+
+def unlike_workers(workers: int, **fields) -> KvstoreJob:
+    """Workers of two speeds in turn, several tensors, and servers whose work on a message costs core time."""
+    sizes = [3 * MIB, MIB, 5 * MIB, MIB, 2 * MIB, 4 * MIB]
+    slow, fast = (layers_of([us] * 6, [us * 2] * 6) for us in (3_000, 2_500))
+    costs = {"comm_us_per_byte": 1e-4, "copy_us_per_byte": 1e-4, "sum_us_per_byte": 2e-4, "update_us_per_byte": 2e-4}
+    recorded = job(sizes, servers=2, bound=MIB // 2, **costs, **fields)
+    return replace(recorded, workers=(slow, fast)).with_workers(workers)
+
+
+@pytest.mark.parametrize("workers", [18, 20, 33, 40])
+@pytest.mark.parametrize("bytes_per_us", [60.0, 1_000.0, None])
+@pytest.mark.parametrize("server_host", [(), (1, 0)], ids=["own hosts", "workers' hosts"])
+def test_folded_workers_take_what_all_workers_take(workers, bytes_per_us, server_host):
+    whole = unlike_workers(workers, bytes_per_us=bytes_per_us, server_host=server_host)
+    folded = whole.folded(8)
+    assert len(folded.workers) <= 8 + 2
+    assert iteration_us(folded) == pytest.approx(iteration_us(whole), rel=0.04)
+
+
+def test_folded_workers_that_share_hosts_take_what_all_workers_take():
+    whole = unlike_workers(2, bytes_per_us=250.0).with_workers(32, 8)
+    assert iteration_us(whole.folded(8)) == pytest.approx(iteration_us(whole), rel=0.04)
+
+
+def test_a_job_of_thousands_of_hosts_is_replayed_as_few_workers():
+    folded = unlike_workers(2, bytes_per_us=1_000.0).with_workers(16_384, 8).folded(8)
+    assert len(folded.workers) == 8
+    assert sum(folded.classes.members) == 16_384
+    assert folded.copies[:8].sum() == pytest.approx(16_384)
+
+
+def test_few_workers_and_those_that_a_question_is_about_are_not_folded():
+    assert unlike_workers(16).folded(8).classes is None
+    apart = unlike_workers(32).folded(8, apart=(5,)).classes
+    assert dict(zip(apart.number, apart.members, strict=True))[5] == 1
+
+
+def test_the_slowest_worker_of_a_class_counts():
+    classes = unlike_workers(32).folded(8).classes
+    factors = np.ones((3, 32))
+    factors[1, 4] = 2.0
+    slowest = classes.slowest(factors)
+    assert slowest[1, classes.class_of_worker[4]] == 2.0
+    assert slowest.sum() == slowest.size + 1

@@ -120,7 +120,7 @@ def few(differences_us):
     """All-reduces of 100 us that rank 1 enqueues 600 us after rank 0; completions on rank 1 are noted so much later."""
     begin = EPOCH_US + 1500.0 * np.arange(len(differences_us))[:, None]
     end = begin + 1000 + np.array([[0.0, late] for late in differences_us])
-    return CommSpans(enqueue_us=begin + [300.0, 900.0], end_us=end, family=np.zeros(len(differences_us), np.int64))
+    return CommSpans(enqueue_us=begin + np.array([300.0, 900.0]), end_us=end, family=np.zeros(len(differences_us), np.int64))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7])

@@ -30,7 +30,7 @@ def diagnose(
     """
     import shlex
 
-    from dpro_search.cli._output import print_json
+    from dpro_search.cli._output import print_json, warn
     from dpro_search.cli._sample import folder_of
     from dpro_search.kinds import job_of, load_source
     from dpro_search.kinds._efficiency import efficiency_facts, split_options
@@ -42,6 +42,8 @@ def diagnose(
     given, changed = split_options(changes or ())
     job, _, place = elsewhere(recorded, cluster, changed, verb="diagnose")
     facts = job.diagnose() | ({} if place is None else {"cluster": place.facts})
+    facts["recording_doubt"] = recorded.recording_doubt
+    warn(facts["recording_doubt"])
     facts |= efficiency_facts(recorded, Scenario().on(cluster), given, facts["iteration_us"])
     asked = next((row["what_if"] for row in facts["gains"] if repeated(job, row["what_if"])), None)
     facts["command"] = None if asked is None else shlex.join([
@@ -61,11 +63,15 @@ def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table]) -> None:
     from dpro_search.cli._output import print_table, say, stdout_console
     from dpro_search.kinds._efficiency import sentences
     from dpro_search.quantities import time_text
+    from dpro_search.replay.sentences import differs_from_median
 
     console = stdout_console()
     measured = facts["measured_iteration_us"]
     beside = "" if measured is None else f", measured {time_text(measured)}"
     console.print(f"An iteration takes {time_text(facts['iteration_us'])} (replayed{beside}).")
+    mean_us = facts.get("predicted_mean_us")
+    if mean_us is not None and differs_from_median(mean_us, facts["iteration_us"]):
+        console.print(f"The mean is {time_text(mean_us)}, because some steps stall; this is the median.")
     if "cluster" in facts:
         say(console, f"On {facts['cluster']['name']}, {facts['cluster']['ranks']} ranks. Interval: {facts['cluster']['interval']}.")
         for sentence in facts["cluster"]["assumed"]:

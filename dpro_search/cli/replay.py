@@ -106,6 +106,7 @@ def replay(
 def _print(result: dict[str, Any], as_json: bool) -> None:
     from dpro_search.cli._output import microseconds, percent, print_json, say, stdout_console
     from dpro_search.kinds._efficiency import sentences
+    from dpro_search.replay.sentences import differs_from_median
 
     if as_json:
         print_json(result)
@@ -119,6 +120,10 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
     if result["measured_iteration_us"] is not None:
         error = "" if own else f"  error {percent(result['error_pct'])}"
         print(f"measured iteration   {microseconds(result['measured_iteration_us'])}{error}")
+    for what in ("predicted", "measured"):
+        mean_us, median_us = result.get(f"{what}_mean_us"), result[f"{what}_iteration_us"]
+        if mean_us is not None and median_us is not None and differs_from_median(mean_us, median_us):
+            print(f"{what + ' mean':20} {microseconds(mean_us)}  (some steps stall: the iteration is the median of the steps)")
     for row in own:
         what = f"step {row['step']}" if result["measured_iteration_us"] is not None else "the recorded window"
         times = (microseconds(row["measured_us"]), microseconds(row["replayed_us"]), percent(row["error_pct"]))

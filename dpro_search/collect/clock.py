@@ -16,9 +16,9 @@ collectives) plus half the range that holds 80 % of the completions' differences
 not shrink with the number of collectives. It is never wider than what causality leaves.
 
 Fewer than 8 collectives are too few for a regression. The offset is then the median difference of their completions, and the
-residual the 95 % prediction interval (Student's t) of another such difference: a few collectives that complete within a
-microsecond of each other fix the clocks, a few that do not leave them open. A single collective shows no spread, so that only
-causality bounds it.
+residual is the 95 % prediction interval (Student's t) of another such difference: a few collectives that complete within a
+microsecond of each other fix the clocks, and a few that do not leave them open. A single collective shows no spread: its residual
+is what causality leaves.
 
 More than 64 hosts are fitted one by one, in time and memory linear in the ranks (`_fit_many`).
 """

@@ -9,6 +9,7 @@ from dpro_search.errors import GraphError, InputError
 from dpro_search.quantities import time_text
 
 _MOST_REPLAY_ERROR_PCT = 10.0  # good recordings had at most 8.8 % (README.md, recorded setting), busy machines 20 to 50 %
+_CLOCKS_EXPLAIN = 0.5  # share of the error, from which on uncertain clocks are named as its cause
 
 
 def measured_iteration_us(trace: Trace) -> float | None:
@@ -17,17 +18,37 @@ def measured_iteration_us(trace: Trace) -> float | None:
     return float(np.median(untraced)) if len(untraced) >= 3 else None
 
 
-def recording_doubt(predicted_us: float, measured_us: float | None) -> str | None:
-    """Why no prediction from a recording is to be trusted: the replay of its own setting is far from what was measured; or None."""
-    if measured_us is None:
+def replay_error(predicted_us: float, measured_us: float | None) -> float:
+    """Relative error of the replay of the recorded setting; 0 where it is as small as that of good recordings, or not known.
+
+    The intervals of predictions were calibrated on good recordings, so that such small errors are part of them already.
+    """
+    if measured_us is None or measured_us <= 0:
+        return 0.0
+    error = predicted_us / measured_us - 1
+    return error if abs(error) * 100 > _MOST_REPLAY_ERROR_PCT else 0.0
+
+
+def recording_doubt(predicted_us: float, measured_us: float | None, clock_residual_us: float = 0.0) -> str | None:
+    """A sentence that says why predictions from a recording are not to be trusted; None if they are.
+
+    They are not where the replay of the recorded setting is far from what was measured. `clock_residual_us` is how far apart the
+    ranks' clocks may be: if that explains the error, the clocks are named as its cause.
+    """
+    error = replay_error(predicted_us, measured_us)
+    if not error or measured_us is None:
         return None
-    error_pct = (predicted_us / measured_us - 1) * 100
-    if abs(error_pct) <= _MOST_REPLAY_ERROR_PCT:
-        return None
+    if clock_residual_us >= _CLOCKS_EXPLAIN * abs(predicted_us - measured_us):
+        cause = (
+            f"The cause may be the clocks of the ranks, which are known to within {time_text(clock_residual_us)} only: record more "
+            "steps, for each collective helps to align them."
+        )
+    else:
+        cause = "The machine was busy, or the step waits for what was not recorded, like input data: record the job again."
     return (
-        f"the recording cannot be trusted: its own setting is replayed with {time_text(predicted_us)} and was measured with "
-        f"{time_text(measured_us)} ({error_pct:+.1f} %), and predictions from it are no better; the machine was busy, or the "
-        "step waits for what is not recorded, like input data: record the job again"
+        f"the recording cannot be trusted: the replay of the recorded setting takes {time_text(predicted_us)}, but "
+        f"{time_text(measured_us)} was measured ({error * 100:+.1f} %). Predictions from it are no better, and their intervals "
+        f"include this error. {cause}"
     )
 
 

@@ -169,7 +169,7 @@ def gain_table(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Table
         (
             shortened(name, _NAME_LENGTH),
             time_text(row["predicted_iteration_us"]),
-            f"{time_text(row['gain_us'])} ({percent_text(row['gain_us'] / iteration_us * 100)})",
+            f"{time_text(row['gain_us'])} ({percent_text(row.get('gain_pct', row['gain_us'] / iteration_us * 100))})",
         )
         for name, row in zip(short_names([row["what_if"] for row in gains[:_TOP_GAINS]]), gains, strict=False)
     ]

@@ -19,7 +19,7 @@ from dpro_search._text import listed
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.errors import InputError
-from dpro_search.graph.measured import measured_iteration_us, recording_doubt
+from dpro_search.graph.measured import measured_iteration_us, recording_doubt, replay_error
 from dpro_search.kinds._names import registered
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
@@ -72,6 +72,7 @@ class Job(ABC):
     settings: ClassVar[tuple[str, ...]] = ()
     unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
     memory_limit_bytes: int | None = None
+    _replay_error: float | None = None  # See `replay_error`; None: not computed yet.
 
     @classmethod
     def of(cls, source: Any, options: PlanOptions) -> Self:
@@ -96,7 +97,7 @@ class Job(ABC):
     def predict(self, plan: Plan) -> Prediction:
         """What one iteration would cost under a plan; raises `InputError` for a plan that the job cannot follow."""
         self.space.check(plan)
-        found, limit = self._predict(plan), self.memory_limit_bytes
+        found, limit = self.with_replay_error(self._predict(plan)), self.memory_limit_bytes
         peak = found.peak_memory_bytes
         if limit is None or (peak is not None and peak <= limit):
             return found
@@ -107,6 +108,28 @@ class Job(ABC):
     @abstractmethod
     def _predict(self, plan: Plan) -> Prediction:
         """The prediction of a legal plan, whatever memory it needs."""
+
+    @property
+    def replay_error(self) -> float:
+        """Relative error of the replay of the recorded setting, where it is too large to be part of the intervals already; else 0.
+
+        A job on another cluster or with other speeds has that of the recorded job (`under`).
+        """
+        if self._replay_error is None:
+            measured_us = self.measured_iteration_us
+            self._replay_error = 0.0 if measured_us is None else replay_error(self._predict(Plan()).iteration_us, measured_us)
+        return self._replay_error
+
+    def with_replay_error(self, prediction: Prediction) -> Prediction:
+        """A prediction whose interval includes `replay_error` in both directions, but begins no lower than its floor."""
+        (low_us, high_us), middle_us = prediction.interval_us, prediction.iteration_us
+        if error := self.replay_error:
+            ratio = max(1 + error, 1 / (1 + error)) if error > -1 else math.inf
+            low_us = middle_us - math.hypot(middle_us - low_us, middle_us * (1 - 1 / ratio))
+            high_us = middle_us + math.hypot(high_us - middle_us, middle_us * (ratio - 1))
+        # If the replay is too slow, what it takes for the busy time may be, too.
+        floor_us = min(prediction.floor_us, middle_us / max(1 + self.replay_error, 1.0))
+        return msgspec.structs.replace(prediction, interval_us=(max(low_us, floor_us), high_us))
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
         """Iteration times of replays with durations drawn anew, [samples]; the same draws for every plan.
@@ -148,11 +171,22 @@ class Job(ABC):
     @property
     def recording_doubt(self) -> str | None:
         """Why predictions from the recording are not to be trusted, where its own replay is far from what was measured; or None."""
-        return recording_doubt(self.predict(Plan()).iteration_us, self.measured_iteration_us)
+        return self.doubt_of(self.predict(Plan()).iteration_us, self.measured_iteration_us)
+
+    def doubt_of(self, predicted_us: float, measured_us: float | None) -> str | None:
+        """The same for a prediction of the recorded setting that was made already."""
+        residual_us = 0.0 if self.trace is None else max(self.trace.meta.clock.residual_us, default=0.0)
+        return recording_doubt(predicted_us, measured_us, residual_us)
 
     def measured_iterations_us(self) -> Floats:
         """The measured iterations whose median `measured_iteration_us` is, [n]."""
         return np.zeros(0) if self.trace is None else self.trace.iterations_us()
+
+    @property
+    def measured_mean_us(self) -> float | None:
+        """Mean of the measured iterations, which steps that stall make longer than the median; None: not measured."""
+        measured_us = self.measured_iterations_us()
+        return None if self.measured_iteration_us is None or not len(measured_us) else float(measured_us.mean())
 
     def under(self, scenario: Scenario) -> tuple[Job, Plan]:
         """The job on the scenario's cluster with its speeds, and the scenario's plan; raises `InputError` for what it cannot be."""
@@ -172,6 +206,8 @@ class Job(ABC):
             job = job.scaled(scale)
         if scenario.target_loss is not None:
             job = job.trained_to(scenario.target_loss)
+        if job is not self:
+            job._replay_error = self.replay_error
         return job, plan
 
     @property

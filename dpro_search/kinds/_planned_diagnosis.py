@@ -21,6 +21,7 @@ def with_plans(job: Job, facts: Mapping[str, Any], questions: Mapping[str, Plan]
     """
     base_us = float(facts["iteration_us"])
     rows = list(facts["gains"])
+    error_us = abs(job.replay_error) * base_us
     for text, plan in questions.items():
         if job.space.refusal(plan) is not None or job.space.simplest(plan) == Plan():
             continue
@@ -35,6 +36,7 @@ def with_plans(job: Job, facts: Mapping[str, Any], questions: Mapping[str, Plan]
                 "predicted_iteration_us": after_us,
                 "gain_us": gain_us,
                 "gain_pct": 100 * gain_us / base_us if base_us > 0 else 0.0,
+                "certain": gain_us > error_us,
             }
         )
     return {**facts, "gains": sorted(rows, key=lambda row: -float(row["gain_us"]))}

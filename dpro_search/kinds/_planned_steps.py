@@ -7,6 +7,7 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Self
 
@@ -63,10 +64,14 @@ class PlannedPredictor(RecordedPredictor):
         changed._plan, changed._asked = plan, {}
         changed._replays = self._replays if plan == Plan() else {}
         changed.__dict__.pop("graph", None)
+        changed.__dict__.pop("_clock_ends", None)
         return changed
 
     def with_ops(self, ops: RecordedOps) -> PlannedPredictor:
         return self._with(ops, self._prepare, self._rewrite)
+
+    def _at_durations(self, duration_us: Floats) -> PlannedPredictor:
+        return self.with_ops(replace(self.ops, duration_us=duration_us)).under(self._plan)
 
     def of_job(self, job: PlannedSteps) -> PlannedPredictor:
         """The same steps, prepared and rewritten with the prices of another job."""
@@ -212,6 +217,7 @@ class PlannedSteps(RecordedSteps):
             below, above = (end / found.iteration_us - 1 for end in interval_us)
             low, high = -math.hypot(low, below), math.hypot(high, above)
             interval_us = max(found.iteration_us * (1 + low), 0.0), found.iteration_us * (1 + high)
+            found = replace(found, busy_us=min(found.busy_us, unchanged.floor_us))
         return msgspec.structs.replace(as_prediction(found, "extrapolated", self._peak_memory_bytes(plan)), interval_us=interval_us)
 
     def _compute_error_us(self, plan: Plan) -> float:

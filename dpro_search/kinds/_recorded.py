@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +14,29 @@ from dpro_search.collect.trace import Floats, Ints, Trace
 from dpro_search.costmodel.step_spread import interval_us
 from dpro_search.errors import InputError
 from dpro_search.kinds._facts import graph_change
-from dpro_search.replay.device_time import RankTime, mean_breakdown_us, mean_times, rank_times
+from dpro_search.replay.device_time import RankTime, busiest_us, mean_breakdown_us, mean_times, rank_times
 from dpro_search.replay.replayer import replay
+from dpro_search.replay.sentences import differs_from_median
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us
 from dpro_search.space.recorded_events import CLOSES
-from dpro_search.space.recorded_ops import RecordedOps, recorded_ops
+from dpro_search.space.recorded_ops import RecordedOps, recorded_ops, transfer_limits_us
 from dpro_search.space.recorded_scales import OpSorts, scaled
 from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.scenario import Scale
+
+_STALLS = 1.5
+"""A step that takes more than so many times the median stalls: steps of steady jobs differ far less, by 3 % (`step_spread` of the
+constants)."""
+
+
+SMALL = 0.01  # share of an iteration: errors of the clocks below it are as small as the replay's own (`replay_error`)
+
+
+class _Replay(NamedTuple):
+    iteration_us: float  # Settled iteration of a step's graph.
+    settled: bool  # Whether the replay settled.
+    busy_us: float  # How long the busiest device computes in it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +49,15 @@ class RecordedPrediction:
     interval_us: tuple[float, float]  # Where another step should lie (see `costmodel.step_spread`).
     ranks: tuple[RankTime, ...]  # What each rank's devices do in such an iteration: parts that add up to it.
     settled: bool  # Whether all replays settled.
+    busy_us: float  # The least time that the busiest device computes in one of these steps.
+    mean_us: (
+        float  # Mean over the recorded steps, which steps that stall make longer than the median (`RecordedPredictor.mean_us`).
+    )
+
+    @property
+    def stalls(self) -> bool:
+        """Whether steps that stall make the mean noticeably longer than the median."""
+        return differs_from_median(self.mean_us, self.iteration_us)
 
     @property
     def breakdown_us(self) -> dict[str, float]:
@@ -80,8 +104,8 @@ class RecordedPredictor:
     def __init__(self, trace: Trace, *, without: Sequence[int] = ()) -> None:
         self._trace = trace
         self._without = tuple(without)
-        self._asked: dict[tuple[int, tuple[Scale, ...]], tuple[float, bool]] = {}  # likewise, of the last changes
-        self._replays: dict[int, tuple[float, bool]] = {}  # by step: its settled iteration and whether the replay settled
+        self._asked: dict[tuple[int, tuple[Scale, ...]], _Replay] = {}  # by step, of the last changes
+        self._replays: dict[int, _Replay] = {}  # by step, without changes
 
     @cached_property
     def ops(self) -> RecordedOps:
@@ -140,15 +164,80 @@ class RecordedPredictor:
         """
         used = self._measured_steps() if steps is None else steps
         replays = [self._replayed(step, scales) for step in used]
-        found = [us for us, _ in replays]
+        found = [one.iteration_us for one in replays]
         iteration_us = float(np.median(found))
         return RecordedPrediction(
             iteration_us=iteration_us,
             steps_us=tuple(found),
-            interval_us=interval_us(found, iteration_us),
+            interval_us=self._with_clock_error(interval_us(found, iteration_us), iteration_us, used, scales),
             ranks=mean_times([rank_times(self._timeline(step, scales)) for step in self._middle(scales, used)]),
-            settled=all(settled for _, settled in replays),
+            settled=all(one.settled for one in replays),
+            busy_us=min(one.busy_us for one in replays),
+            mean_us=self.mean_us(found),
         )
+
+    def _with_clock_error(
+        self, spread_us: tuple[float, float], iteration_us: float, steps: Sequence[int], scales: Sequence[Scale]
+    ) -> tuple[float, float]:
+        """The interval with what the error of the ranks' clocks makes of the transfers."""
+        ends = [float(np.median([end._replayed(step, scales).iteration_us for step in steps])) for end in self._clock_ends]
+        below_us, above_us = (
+            max([iteration_us - us for us in ends], default=0.0),
+            max([us - iteration_us for us in ends], default=0.0),
+        )
+        low_us = iteration_us - float(np.hypot(iteration_us - spread_us[0], max(below_us, 0.0)))
+        return max(low_us, 0.0), iteration_us + float(np.hypot(spread_us[1] - iteration_us, max(above_us, 0.0)))
+
+    @cached_property
+    def _clock_ends(self) -> tuple[RecordedPredictor, ...]:
+        """The same job with transfers as short and as long as the clocks allow; nothing if that is a small part of an iteration."""
+        residual_us, measured_us = self.clock_residual_us, self.measured_iteration_us
+        if not residual_us or (measured_us is not None and residual_us <= SMALL * measured_us):
+            return ()
+        shortest_us, longest_us = transfer_limits_us(self._trace, self.ops, residual_us)
+        return self._at_durations(shortest_us), self._at_durations(longest_us)
+
+    @property
+    def clock_residual_us(self) -> float:
+        """How far apart the clocks of the ranks may be."""
+        return max(self._trace.meta.clock.residual_us, default=0.0)
+
+    def _at_durations(self, duration_us: Floats) -> RecordedPredictor:
+        return self.with_ops(replace(self.ops, duration_us=duration_us))
+
+    def mean_us(self, steps_us: Sequence[float]) -> float:
+        """Mean of the measured steps, or of replays of them.
+
+        The first recorded step has no measured iteration, because the end of the step before it was not recorded. If it did not
+        stall, it counts like the median, so that the mean of stalls that come every few steps is not too high.
+        """
+        values = [*steps_us, float(np.median(steps_us))] if self._first_is_ordinary else [*steps_us]
+        return float(np.mean(values))
+
+    @property
+    def measured_mean_us(self) -> float | None:
+        """Mean of the measured iterations (`mean_us`); None where only one step was recorded."""
+        measured = list(self.iterations_us.values())
+        return self.mean_us(measured) if measured else None
+
+    @property
+    def stalled(self) -> tuple[int, int]:
+        """How many measured steps stall, that is, take more than 1.5 times the median; and of how many."""
+        measured = np.array(list(self.iterations_us.values()))
+        stalled = int((measured > _STALLS * np.median(measured)).sum()) if len(measured) else 0
+        return stalled, len(measured) + self._first_is_ordinary
+
+    @cached_property
+    def _first_is_ordinary(self) -> bool:
+        """Whether the first recorded step is in use, was not measured, and took no longer than one that does not stall."""
+        measured_us, steps = self.measured_iteration_us, self._trace.steps
+        if measured_us is None or not len(steps.index):
+            return False
+        first = int(steps.index[np.argmin(steps.end_us)])
+        if first in self.iterations_us or first in self._without:
+            return False
+        own = steps.index == first
+        return float(steps.end_us[own].max() - steps.start_us[own].min()) <= _STALLS * measured_us
 
     def timeline(self, scales: Sequence[Scale] = ()) -> Timeline:
         """The replay of the step whose iteration is the median, or next above it."""
@@ -156,7 +245,11 @@ class RecordedPredictor:
 
     def rows(self, scales: Sequence[Scale] = ()) -> Ints:
         """Which of `ops` each op of `timeline` is, [n]; empty where its ops are no single events."""
-        return np.flatnonzero(self.ops.step == self.timeline_step(scales))
+        return self.rows_of_step(self.timeline_step(scales))
+
+    def rows_of_step(self, step: int) -> Ints:
+        """Which of `ops` each op of a step is, [n]; empty where its ops are no single events."""
+        return np.flatnonzero(self.ops.step == step)
 
     def timeline_step(self, scales: Sequence[Scale] = ()) -> int:
         """The step that `timeline` replays."""
@@ -216,11 +309,11 @@ class RecordedPredictor:
     def _middle(self, scales: Sequence[Scale], steps: Sequence[int] | None = None) -> list[int]:
         """The step with the median replay; of an even number the two around it."""
         used = self._measured_steps() if steps is None else steps
-        order = sorted(used, key=lambda step: self._replayed(step, scales)[0])
+        order = sorted(used, key=lambda step: self._replayed(step, scales).iteration_us)
         return order[(len(order) - 1) // 2 : len(order) // 2 + 1]
 
-    def _replayed(self, step: int, scales: Sequence[Scale]) -> tuple[float, bool]:
-        """The settled iteration of a step's graph, and whether it settled.
+    def _replayed(self, step: int, scales: Sequence[Scale]) -> _Replay:
+        """The replay of a step's graph.
 
         Without changes it is kept, where it is the same whichever steps are left out: with the step's own durations only. With
         changes, those of the last question are kept.
@@ -233,10 +326,18 @@ class RecordedPredictor:
             timeline = self._timeline(step, scales)
             if next(iter(self._asked), key)[1] != key[1]:
                 self._asked.clear()
-            self._asked[key] = timeline.iteration_us, timeline.settled
+            self._asked[key] = _Replay(timeline.iteration_us, timeline.settled, self._busy_us(step, timeline.graph))
         if own:
             self._replays[step] = self._asked[key]
         return self._asked[key]
+
+    def _busy_us(self, step: int, graph: ReplayGraph) -> float:
+        """How long the busiest device computes in a step, without idle time that is part of ops because nothing explains it."""
+        if not self.ops.on_device.any():
+            return 0.0  # a thread that waits for a core is no busy device
+        rows = self.rows_of_step(step)
+        idle_us = self.ops.unexplained_us[rows] if len(rows) == len(graph) else np.zeros(len(graph))
+        return busiest_us(graph, idle_us)
 
     def _has_own_durations(self, step: int) -> bool:
         """Whether the durations of all ops of a step are known from that step alone."""

@@ -7,6 +7,7 @@ measured in the recorded steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,9 +19,10 @@ from dpro_search.graph.origins import origins
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, path_facts
 from dpro_search.kinds._job import Table
 from dpro_search.kinds._recorded import RecordedPredictor
-from dpro_search.kinds._recorded_findings import findings
+from dpro_search.kinds._recorded_findings import findings, stall_findings
 from dpro_search.kinds._recorded_questions import answers
 from dpro_search.quantities import percent_text, time_text
+from dpro_search.replay.sentences import differs_from_median
 
 _PARTS = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "idle_us", "host_bound_us")
 _SHOWN_PCT = 0.1  # of an iteration
@@ -39,10 +41,13 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor, *, profiled: bool = Tr
     numbers, rows = trace.meta.numbers, predictor.rows()
     path = [row | {"rank": numbers[row["rank"]] if row["rank"] >= 0 else -1} for row in path_facts(timeline)]
     times = [msgspec.structs.replace(row, rank=numbers[row.rank]) for row in base.ranks]
+    collective = next(iter(predictor.sorts.collectives), "")
     hosts = dict(zip(numbers, trace.meta.hosts, strict=True))
     return {
         "iteration_us": base.iteration_us,
         "measured_iteration_us": predictor.measured_iteration_us,
+        "predicted_mean_us": base.mean_us,
+        "measured_mean_us": predictor.measured_mean_us,
         "breakdown_us": base.breakdown_us,
         "critical_path": path,
         "ranks": [
@@ -56,9 +61,10 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor, *, profiled: bool = Tr
             timeline, numbers=numbers, origins=origins(trace, predictor.ops.about[rows]) if len(rows) else ()
         ),
         "links": [msgspec.to_builtins(speed) for speed in speeds],
-        "findings": list(
-            findings(times, found, base.iteration_us, speeds, next(iter(predictor.sorts.collectives), ""), profiled=profiled)
-        ),
+        "findings": [
+            *stall_findings(predictor, base, found),
+            *findings(times, found, base.iteration_us, speeds, collective, profiled=profiled, stalls=base.stalls),
+        ],
         "warnings": list(trace.meta.warnings),
     }
 
@@ -74,9 +80,13 @@ def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:
         for row in facts["ranks"]
     ]
     worth = [row for row in facts["gains"] if row["gain_pct"] >= _SHOWN_PCT] or facts["gains"][:1]
+    gains = gain_table(worth, facts["iteration_us"])
+    if differs_from_median(facts["predicted_mean_us"], facts["iteration_us"]):
+        means = [row | {"predicted_iteration_us": row.get("predicted_mean_us", row["predicted_iteration_us"])} for row in worth]
+        gains = replace(gain_table(means, facts["predicted_mean_us"]), title="what would it gain on average")
     columns = ("rank", "compute", "exposed comm.", "waits", "idle", "host-bound", "came last")
     return [
         Table(title="ranks, per iteration", columns=columns, rows=ranks),
-        gain_table(worth, facts["iteration_us"]),
+        gains,
         critical_table(facts["critical_ops"]),
     ]

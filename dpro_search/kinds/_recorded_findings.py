@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
+from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_questions import Answer
 from dpro_search.quantities import time_text
 from dpro_search.replay.device_time import RankTime
@@ -27,6 +28,8 @@ _SENTENCES = {
     "link": "Slow link: {collective} among ranks {ranks} reaches {reached:.1f} Gbit/s a link, the other groups {usual:.1f}. Look "
     "at these ranks' links and NCCL_IB_HCA or NCCL_SOCKET_IFNAME, or place them closer together.",
 }
+_NOT_CERTAIN = " The gain is not certain: the replay of the recorded setting is off by more than that."
+_MOST = 0.5  # share of what steps that stall cost, from which on one cause explains them
 _UNMEASURED = " (the profiler slows the host: give a step without it, --set measured=TIME)"
 _SHARDED = "try prefetching more units, keeping parameters after the forward pass (FSDP's reshard_after_forward), larger units"
 _PASSED_ON = "try more micro-batches or another pipeline schedule"
@@ -50,6 +53,7 @@ def findings(
     collective: str = "",
     *,
     profiled: bool = True,
+    stalls: bool = False,
 ) -> tuple[str, ...]:
     """Sentences on what would gain at least 3 % of an iteration, the largest gain first; each names the what-if that repeats it.
 
@@ -67,19 +71,61 @@ def findings(
         The type of collective that takes longest; advice is about the type that would gain most, where several were asked about.
     profiled
         Whether host threads are as slow as the profiler made them.
+    stalls
+        Whether some steps stall, so that gains are those of the mean iteration.
     """
     shares = _shares(times, iteration_us) | {"advice": _ADVICE.get(_decisive(answers) or collective, _ANY_ADVICE)}
     shares["unmeasured"] = _UNMEASURED if profiled else ""
     found: dict[str, Answer] = {}
     for answer in sorted(answers, key=lambda answer: -answer.gain_us):
+        if answer.topic == "loading" and stalls:
+            continue  # it is part of the finding about these steps (`stall_findings`)
         if answer.topic in _SENTENCES and answer.gain_pct >= WORTH_PCT:
             found.setdefault(answer.topic, answer)
     return tuple(
         f"{_SENTENCES[topic].format(**shares, **_about(answer, speeds))} With {answer.meaning}: "
-        f"{time_text(answer.predicted_iteration_us)} an iteration, {time_text(answer.gain_us)} ({answer.gain_pct:.1f} %) less "
-        f"(--what-if {answer.what_if})."
+        f"{_iteration(answer, average=stalls)}, {time_text(answer.gain_us)} ({answer.gain_pct:.1f} %) less "
+        f"(--what-if {answer.what_if}).{'' if answer.certain else _NOT_CERTAIN}"
         for topic, answer in found.items()
     )
+
+
+def _iteration(answer: Answer, *, average: bool) -> str:
+    return (
+        f"{time_text(answer.predicted_mean_us if average else answer.predicted_iteration_us)} an iteration{' on average' * average}"
+    )
+
+
+def stall_findings(predictor: RecordedPredictor, base: RecordedPrediction, answers: Sequence[Answer]) -> Iterator[str]:
+    """A sentence on steps that stall now and then, which the median does not show; nothing if there are none.
+
+    Parameters
+    ----------
+    base
+        The job as recorded.
+    answers
+        Of the questions about the job: if most of the difference goes away with input loading, that is what the steps wait for.
+    """
+    stalled, steps = predictor.stalled
+    if not stalled or not base.stalls:
+        return
+    loading = next((answer for answer in answers if answer.topic == "loading"), None)
+    lost_us = base.mean_us - base.iteration_us
+    begin = (
+        f"{stalled} of {steps} steps stall: the median step takes {time_text(base.iteration_us)}, but the mean step "
+        f"{time_text(base.mean_us)}."
+    )
+    if loading is not None and loading.gain_us >= _MOST * lost_us:
+        yield (
+            f"{begin} In steps that stall the training thread waits for its input; use more num_workers of the DataLoader, "
+            f"prefetching or a faster storage. With {loading.meaning}: {_iteration(loading, average=True)}, "
+            f"{time_text(loading.gain_us)} ({loading.gain_pct:.1f} %) less (--what-if {loading.what_if})."
+        )
+    else:
+        yield (
+            f"{begin} Look at what runs only in those steps (checkpoints, evaluation, input, garbage collection). If no step "
+            f"stalled: {time_text(base.iteration_us)} an iteration, {time_text(lost_us)} ({lost_us / base.mean_us:.1%}) less."
+        )
 
 
 def _decisive(answers: Sequence[Answer]) -> str:

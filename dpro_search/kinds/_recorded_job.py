@@ -14,7 +14,7 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import DependencyKind, Floats, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.kinds._job import Comparison, Job, Table
-from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
+from dpro_search.kinds._recorded import SMALL, RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_cluster import Elsewhere, elsewhere
 from dpro_search.machine import Calibration, machine_constants
 from dpro_search.quantities import time_text
@@ -86,6 +86,12 @@ class RecordedSteps(Job):
                 f"a step takes {time_text(step_us)} without the profiler, as given: host threads take {factor:.2f} times what they "
                 "take in the profile"
             )
+        residual_us, measured_us = self.predictor.clock_residual_us, self.predictor.measured_iteration_us
+        if measured_us is not None and residual_us > SMALL * measured_us:
+            yield (
+                f"the clocks of the ranks are known to within {time_text(residual_us)} only, which the interval includes: record "
+                "more steps, for each collective helps to align them"
+            )
         ranks, world = self.trace.meta.ranks, self.trace.meta.world_size or round(self.trace.meta.number_knob(WORLD_SIZE, 0))
         if world > ranks:
             yield (
@@ -123,7 +129,8 @@ class RecordedSteps(Job):
         if self._elsewhere is None:
             return _prediction(self.predictor, self._scales, self._peak_memory_bytes(plan))
         found = self.predictor.predict(self._scales)
-        found = replace(found, interval_us=self._elsewhere.interval_us(found, self._scales))
+        busy_us = min(found.busy_us, self._elsewhere.low.predict(self._scales).busy_us)
+        found = replace(found, interval_us=self._elsewhere.interval_us(found, self._scales), busy_us=busy_us)
         return as_prediction(found, "extrapolated", self._peak_memory_bytes(plan))
 
     def _peak_memory_bytes(self, plan: Plan) -> int | None:
@@ -157,6 +164,12 @@ class RecordedSteps(Job):
 
     def measured_iterations_us(self) -> Floats:
         return np.array(list(self.predictor.iterations_us.values()))
+
+    @property
+    def measured_mean_us(self) -> float | None:
+        if self._elsewhere is not None or self._unprofiled is not None or self.predictor.measured_iteration_us is None:
+            return None
+        return self.predictor.measured_mean_us
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
         return self.predictor.sampled(self._scales, samples=samples)
@@ -245,4 +258,6 @@ def as_prediction(found: RecordedPrediction, source: str, peak_memory_bytes: int
         peak_memory_bytes=peak_memory_bytes,
         source=source,
         settled=found.settled,
+        floor_us=found.busy_us,
+        mean_us=found.mean_us,
     )

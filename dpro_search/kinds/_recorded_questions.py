@@ -13,6 +13,7 @@ import msgspec
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
+from dpro_search.graph.measured import replay_error
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.space.recorded_scales import Bools
 from dpro_search.space.scenario import Scale
@@ -37,7 +38,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     meaning
         In words.
     gain_us, gain_pct
-        How much shorter an iteration gets; below 0, longer.
+        How much shorter an iteration gets; below 0, longer. Where steps stall, so that the mean of the steps is noticeably longer
+        than their median, the mean of the iterations.
+    certain
+        Whether the gain is larger than the error of the replay of the recorded setting.
+    predicted_iteration_us, predicted_mean_us
+        Median and mean of the steps.
     """
 
     what_if: str
@@ -45,8 +51,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     meaning: str
     predicted_iteration_us: float
+    predicted_mean_us: float
     gain_us: float
     gain_pct: float
+    certain: bool = True
 
 
 class _Question(NamedTuple):
@@ -68,23 +76,33 @@ def answers(trace: Trace, predictor: RecordedPredictor, base: RecordedPrediction
     """
     asked = list(_questions(trace, predictor, speeds))
     steps = predictor.fewer_steps(len(asked), _MOST_REPLAYED_OPS)
-    before_us = base.iteration_us if steps is None else predictor.predict(steps=steps).iteration_us
+    before = base if steps is None else predictor.predict(steps=steps)
+    whole_us = base.mean_us if base.stalls else base.iteration_us
+    error_us = abs(replay_error(base.iteration_us, predictor.measured_iteration_us)) * base.iteration_us
     found = []
     for question in asked:
         try:
-            after_us = predictor.predict([Scale.parse(question.what_if)], steps=steps).iteration_us
+            after = predictor.predict([Scale.parse(question.what_if)], steps=steps)
         except InputError:
             continue  # nothing in the trace is of this sort, or a rank has nothing in common with the others
-        share = 1 - after_us / before_us if before_us > 0 else 0.0
+        iteration_us = base.iteration_us * _ratio(after.iteration_us, before.iteration_us)
+        mean_us = base.mean_us * _ratio(after.mean_us, before.mean_us)
+        gain_us = base.mean_us - mean_us if base.stalls else base.iteration_us - iteration_us
         found.append(
             Answer(
                 **question._asdict(),
-                predicted_iteration_us=base.iteration_us * (1 - share),
-                gain_us=base.iteration_us * share,
-                gain_pct=100 * share,
+                predicted_iteration_us=iteration_us,
+                predicted_mean_us=mean_us,
+                gain_us=gain_us,
+                gain_pct=100 * gain_us / whole_us if whole_us > 0 else 0.0,
+                certain=gain_us > error_us,
             )
         )
     return sorted(found, key=lambda answer: -answer.gain_us)
+
+
+def _ratio(after_us: float, before_us: float) -> float:
+    return after_us / before_us if before_us > 0 else 1.0
 
 
 def _questions(trace: Trace, predictor: RecordedPredictor, speeds: Sequence[GroupSpeed]) -> Iterator[_Question]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
-from dpro_search.graph.measured import recording_doubt
 from dpro_search.kinds import Comparison, Job, PlanOptions, Source, job_of
 from dpro_search.kinds._efficiency import efficiency_facts, split_options
 from dpro_search.kinds._facts import quantiles_us
@@ -74,7 +73,9 @@ def facts_of_job(job: Job, request: ReplayRequest) -> dict[str, Any]:
     recorded = job
     scenario = scenario_of(recorded, request)
     job, plan = recorded.under(scenario)
+    known_error = job.replay_error
     job = job.allowing(plan, request.options)
+    job._replay_error = known_error
     if request.compares:
         found = job.own_durations() if request.holdout_step is None else job.held_out(request.holdout_step)
         facts = _compared(job, found)
@@ -84,7 +85,7 @@ def facts_of_job(job: Job, request: ReplayRequest) -> dict[str, Any]:
     if request.changed or request.compares:
         facts["recording_doubt"] = recorded.recording_doubt
     else:
-        facts["recording_doubt"] = recording_doubt(facts["predicted_iteration_us"], facts["measured_iteration_us"])
+        facts["recording_doubt"] = job.doubt_of(facts["predicted_iteration_us"], facts["measured_iteration_us"])
     assumed = list(job.left_out(scenario.cluster))
     if scenario.cluster.machines is not None:
         facts["cluster"] = {"name": scenario.cluster.machines.describe(), "left_out": assumed}
@@ -113,7 +114,9 @@ def predicted_facts(job: Job, plan: Plan, changed: bool) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     measured = None if changed else job.measured_iteration_us
     error = None if measured is None else (prediction.iteration_us / measured - 1) * 100
-    return _facts(job, prediction, measured, error, job.op_count(plan), seconds) | job.more_facts(plan)
+    found = _facts(job, prediction, measured, error, job.op_count(plan), seconds)
+    found |= {"measured_mean_us": None if changed else job.measured_mean_us, "predicted_mean_us": prediction.mean_us}
+    return found | job.more_facts(plan)
 
 
 def _compared(job: Job, found: Comparison) -> dict[str, Any]:

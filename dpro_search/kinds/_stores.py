@@ -291,7 +291,8 @@ class StoreJob(Job, Generic[_Job]):
         centre = float(times_us.mean())
         model_error = self.calibration.model_error[0 if found.source == "recorded" else 1]
         half = float(np.hypot(model_error * centre, _Z_90 * times_us.std()))
-        return msgspec.structs.replace(found, iteration_us=centre, interval_us=(centre - half, centre + half))
+        resampled = msgspec.structs.replace(found, iteration_us=centre, interval_us=(centre - half, centre + half))
+        return self.with_replay_error(resampled)
 
     def _asked_graph(self, job: _Job) -> ReplayGraph:
         graph = self._built(job)

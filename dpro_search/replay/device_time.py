@@ -85,6 +85,17 @@ def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
     return tuple(found)
 
 
+def busiest_us(graph: ReplayGraph, idle_us: Floats) -> float:
+    """The most that a device which runs one op at a time computes in an iteration of a graph: no iteration can be shorter.
+
+    `idle_us` is the part of each op's duration in which its device is idle, [n].
+    """
+    one_by_one = graph.policy[graph.device] == OrderPolicy.PROGRAM
+    chosen = one_by_one & np.isin(graph.op_kind, _COMPUTE)
+    busy_us = np.maximum(graph.duration_us - idle_us, 0.0)[chosen]
+    return float(np.bincount(graph.device[chosen], busy_us).max(initial=0.0))
+
+
 def mean_times(times: Sequence[Sequence[RankTime]]) -> tuple[RankTime, ...]:
     """Every rank's mean over those of several replays in which it does something."""
     columns = [name for name in RankTime.__struct_fields__ if name != "rank"]

@@ -276,6 +276,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         "recorded" for the configuration of the trace, "extrapolated" for any other.
     infeasible
         Why the job could not run like this (it would need more memory than it may have); None: it could.
+    floor_us
+        The least that an iteration can take: the busy time of the busiest device, or the FLOPs at the peak of the device. The
+        interval never begins below it. 0: not known.
+    mean_us
+        Mean of the recorded steps under the plan, which steps that stall make longer than the median; None: not known.
     """
 
     iteration_us: float
@@ -285,3 +290,5 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     settled: bool = True
     infeasible: str | None = None
+    floor_us: float = 0.0
+    mean_us: float | None = None

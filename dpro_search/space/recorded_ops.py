@@ -116,6 +116,23 @@ def recorded_ops(trace: Trace) -> RecordedOps:
     return builder.finish()
 
 
+def transfer_limits_us(trace: Trace, ops: RecordedOps, residual_us: float) -> tuple[Floats, Floats]:
+    """Durations of all ops, [n] each, with transfers as short and as long as they can be if clocks differ by up to `residual_us`.
+
+    A transfer that several ranks take part in begins when the last of them has enqueued it, which is known only as well as the
+    clocks are. It is never longer than the collective took on any of the ranks, by that rank's own clock.
+    """
+    events = trace.events
+    parts = np.flatnonzero((ops.collective >= 0) & (ops.role == RUNS) & (ops.event >= 0))
+    _, group = np.unique(ops.collective[parts], return_inverse=True)
+    least_us = np.full(int(group.max(initial=-1)) + 1, np.inf)
+    np.minimum.at(least_us, group, events.end_us[ops.event[parts]] - events.start_us[ops.event[parts]])
+    shortest_us, longest_us = ops.duration_us.copy(), ops.duration_us.copy()
+    shortest_us[parts] = np.maximum(shortest_us[parts] - residual_us, 0.0)
+    longest_us[parts] = np.maximum(np.minimum(longest_us[parts] + residual_us, least_us[group]), longest_us[parts])
+    return shortest_us, longest_us
+
+
 class _Builder:
     """Makes ops rank by rank, a thread or a stream at a time; dependencies between them are resolved at the end."""
 

@@ -12,6 +12,7 @@ from dpro_search.collect.readers.straggler_analysis import FORMAT
 from dpro_search.collect.trace import Ints, Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds._recorded import HeldOut, RecordedPredictor
+from dpro_search.replay.device_time import busiest_us
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import StragglerGone
 from dpro_search.space.pipeline_parallel import pipeline_graph
@@ -48,8 +49,11 @@ class PipelinePredictor(RecordedPredictor):
     def has_launches(self) -> bool:
         return False
 
-    def rows(self, scales: Sequence[Scale] = ()) -> Ints:
+    def rows_of_step(self, step: int) -> Ints:
         return np.zeros(0, np.int64)
+
+    def _busy_us(self, step: int, graph: ReplayGraph) -> float:
+        return busiest_us(graph, np.zeros(len(graph)))
 
     def _graph_of(self, step: int) -> ReplayGraph:
         return pipeline_graph(self._trace, [step])

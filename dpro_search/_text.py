@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -50,3 +51,36 @@ def numbers_text(numbers: Iterable[int], most: int = 8) -> str:
         text for first, last in runs for text in ((f"{first} to {last}",) if last > first + 1 else map(str, range(first, last + 1)))
     ]
     return ", ".join(texts[:most]) + (" ..." if len(texts) > most else "")
+
+
+_SECRET = r"[\w.\-]*(?:key|token|secret|password|passwd|credentials?)"  # names whose values nobody should read
+_MASK = "***"
+_SECRET_OPTION = re.compile(rf"--?{_SECRET}", re.IGNORECASE)
+_SECRETS = (
+    re.compile(rf"""((?<![\w.\-]){_SECRET}["']?\s*=\s*)("[^"]*"|'[^']*'|[^\s,;&"']+)""", re.IGNORECASE),  # NAME=value, --name=value
+    re.compile(rf"""(["']{_SECRET}["']\s*:\s*)("[^"]*"|'[^']*'|[^\s,}}"']+)""", re.IGNORECASE),  # of JSON
+    re.compile(rf"""((?<![\w.\-])--{_SECRET}\s+)("[^"]*"|'[^']*'|(?!--)[^\s"']+)""", re.IGNORECASE),  # --name value
+    re.compile(r"(://[^/\s:@]*:)([^/\s@]+)(?=@)"),  # of an address: user:password@host
+)
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """The words of a command in which values of options and variables that end in key, token, secret or password are masked."""
+    masked: list[str] = []
+    hidden = False  # whether the word is the value of the option before it
+    for word in words:
+        masked.append(_MASK if hidden and not word.startswith("--") else text_without_secrets(word))
+        hidden = _SECRET_OPTION.fullmatch(word) is not None
+    return masked
+
+
+def holds_secrets(words: Sequence[str]) -> bool:
+    """Whether a command has values that `without_secrets` masks; a file that needs them must be private."""
+    return without_secrets(words) != list(words)
+
+
+def text_without_secrets(text: str) -> str:
+    """A text, such as a command or output of a job, with the same values masked."""
+    for pattern in _SECRETS:
+        text = pattern.sub(rf"\1{_MASK}", text)
+    return text

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from dpro_search._regular_files import read_regular
-from dpro_search._text import numbers_text
+from dpro_search._text import numbers_text, without_secrets
 from dpro_search._version import __version__
 from dpro_search.cli._sample import validation_of
 from dpro_search.cli._search_result import servers_note
@@ -146,7 +146,10 @@ class _Gathered:
         work = efficiency_facts(self.job, Scenario(), {}, replay["predicted_iteration_us"])
         diagnosis = self.job.diagnose() | {"efficiency": table_rows(work)}
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        made = [("report made", f"{now} by dpro-search {__version__}"), ("with", shlex.join(["dpro-search", *sys.argv[1:]]))]
+        made = [
+            ("report made", f"{now} by dpro-search {__version__}"),
+            ("with", shlex.join(["dpro-search", *without_secrets(sys.argv[1:])])),
+        ]
         return Facts(
             name=name,
             replay=replay,
@@ -287,7 +290,7 @@ def _provenance(folder: Path, trace: Trace) -> list[tuple[str, str]]:
         ("machine", meta.machine),
         ("versions", ", ".join(f"{name} {version}" for name, version in meta.versions.items())),
         ("knobs", ", ".join(f"{name}={value}" for name, value in meta.knobs.items())),
-        ("command of the job", shlex.join(meta.command)),
+        ("command of the job", shlex.join(without_secrets(meta.command))),
         ("clocks", f"{meta.clock.method}; known to {max(meta.clock.residual_us, default=0.0):.1f} µs"),
         ("overhead of recording", "" if meta.overhead_pct is None else f"{meta.overhead_pct:.1f} %"),
         ("events", f"{len(trace.events)} in {len(set(trace.steps.index.tolist()))} steps"),

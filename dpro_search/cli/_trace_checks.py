@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpro_search._text import without_secrets
 from dpro_search.cli._checks import Check, missing_for_shaped_hosts
 from dpro_search.collect.machine_load import load_warning
 from dpro_search.errors import DproSearchError
@@ -105,7 +106,7 @@ def _real_runs(source: Source) -> Iterator[Check]:
     lacking = sorted(set(job.spec.cores) - os.sched_getaffinity(0))
     if lacking:
         problems.append(f"it ran on core {', '.join(map(str, lacking))}, which this process may not use")
-    command = shlex.join(job.spec.command)
+    command = shlex.join(without_secrets(job.spec.command))
     command = command if len(command) <= _LONGEST else f"{command[: _LONGEST - 3]}..."
     would = f"would start {job.spec.ranks} ranks with {interpreter}, which must have {job.facts.framework}: {command}"
     would += " (give the command after '--', or --run-recorded-command)"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dpro_search._text import without_secrets
 from dpro_search.cli._shared_options import HostChangeOption, HostCpusOption, JsonOption
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def validate(
     runs = real_runs(run, trace, command or (), paced=paced, limits=limits, watch=progress.show)
     warn(runs.doubt)
     if runs.job.command_from_trace and run_recorded_command:
-        say(console, f"running the command of the trace: {shlex.join(runs.job.spec.command)}")
+        say(console, f"running the command of the trace: {shlex.join(without_secrets(runs.job.spec.command))}")
     try:
         with progress:
             validation, calibration = runs.validate(

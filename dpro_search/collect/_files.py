@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedWriter
 from pathlib import Path
 
 import msgspec
@@ -94,8 +95,13 @@ def _is_free(owner: Path) -> bool:
     return True
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a whole file, replacing an older one in a single step.
+def open_private(path: Path) -> BufferedWriter:
+    """Open a new file that only this user can read: output of a job, or its command, may hold secrets."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+
+
+def write_file(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a whole file, which only this user can read if it is private, replacing an older one in a single step.
 
     Raises `InputError` where the path is that of a folder, `MissingCapabilityError` if the disk cannot take the file; an older one
     is then untouched.
@@ -105,7 +111,8 @@ def write_file(path: Path, data: bytes) -> None:
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        tmp.write_bytes(data)
+        with open_private(tmp) if private else tmp.open("wb") as file:
+            file.write(data)
         tmp.replace(path)
     except OSError as error:
         with suppress(OSError):  # on a read-only disk there is nothing, and the first error is the one to report

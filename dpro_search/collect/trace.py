@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search._regular_files import read_regular
-from dpro_search.collect._files import DAMAGED, what_is, written_folder
+from dpro_search._text import holds_secrets
+from dpro_search.collect._files import DAMAGED, what_is, write_file, written_folder
 from dpro_search.collect.modules import ModuleCalls, ModuleInfo
 from dpro_search.collect.trace_check import check, narrowed, packed, read_columns, widened
 from dpro_search.collect.trace_columns import (
@@ -118,7 +119,8 @@ class Trace(RecordedJob):
             )
             columns["strings"] = np.frombuffer(msgspec.json.encode(strings), dtype=np.uint8)
             _write_columns(tmp / "trace.npz", columns)
-            (tmp / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(self.meta), indent=1) + b"\n")
+            data = msgspec.json.format(msgspec.json.encode(self.meta), indent=1) + b"\n"
+            write_file(tmp / "meta.json", data, private=holds_secrets(self.meta.command))  # needed to run the job again
 
     @staticmethod
     def load(folder: Path) -> Trace:

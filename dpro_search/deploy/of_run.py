@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from dpro_search._text import without_secrets
 from dpro_search.collect._files import write_file
 from dpro_search.collect.step_times import StepTimes
 from dpro_search.collect.trace import Floats
@@ -218,8 +219,9 @@ def validate_run(
         The recorded setting or every plan failed, or the script follows none of the plans.
     """
     if job.command_from_trace and not run_recorded_command:
+        command = shlex.join(without_secrets(job.spec.command))
         raise InputError(
-            f"the command comes from the trace, and would run with your permissions: {shlex.join(job.spec.command)}; "
+            f"the command comes from the trace, and would run with your permissions: {command}; "
             "if you trust it, add --run-recorded-command; if not, give your own after '--'"
         )
     result = SearchResult.load(run)

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dpro_search.collect._files import scratch_folder
+from dpro_search.collect._files import open_private, scratch_folder
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, end_process, hook_env, log_tail, require_tools, wait_for
 from dpro_search.errors import JobError, MissingCapabilityError
@@ -33,6 +33,7 @@ _RANK_SCRIPT = r"""
 rank=$OMPI_COMM_WORLD_RANK out=$0 cores=$1; shift
 export DPRO_SEARCH_HOOK_RANK="$rank"
 if [ "$cores" != - ]; then set -- taskset -c "$(echo "$cores" | cut -d, -f$((rank + 1)))" "$@"; fi
+(umask 077; : >"$out/rank$rank/log")
 exec setpriv --pdeathsig KILL "$@" >"$out/rank$rank/log" 2>&1
 """
 
@@ -80,7 +81,7 @@ def run_launcher(
 
     `failure` makes the error of a job that ended with a code other than 0, from `out` and that code.
     """
-    with (out / "mpirun.log").open("wb") as log:
+    with open_private(out / "mpirun.log") as log:
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )

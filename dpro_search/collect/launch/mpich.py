@@ -29,6 +29,7 @@ _RANK_SCRIPT = r"""
 rank=$PMI_RANK out=$0 cores=$1; shift
 export DPRO_SEARCH_HOOK_RANK="$rank"
 if [ "$cores" != - ]; then set -- taskset -c "$(echo "$cores" | cut -d, -f$((rank + 1)))" "$@"; fi
+(umask 077; : >"$out/rank$rank/log")
 setpriv --pdeathsig KILL "$@" >"$out/rank$rank/log" 2>&1
 code=$?
 if [ $code != 0 ]; then echo "dpro-search: rank $rank ended with $code"; fi

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from dpro_search._text import text_without_secrets
+from dpro_search.collect._files import open_private
 from dpro_search.collect.launch.host_limits import NO_LIMITS, HostLimits
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 
@@ -199,7 +201,7 @@ def start_process(
         hosts, number = on
         words = hosts.command(number, words)
     words = ["setpriv", "--pdeathsig", "KILL", *words]
-    with (folder / "log").open("wb") as log:
+    with open_private(folder / "log") as log:
         return subprocess.Popen(words, env=env, cwd=cwd, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
@@ -244,8 +246,8 @@ def wait_for(
 
 
 def log_tail(log: Path) -> str:
-    """The last lines of a log, as one."""
-    text = log.read_text(errors="replace") if log.is_file() else ""
+    """The last lines of a log, as one, without the values of keys, tokens and passwords."""
+    text = text_without_secrets(log.read_text(errors="replace")) if log.is_file() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-_TAIL_LINES:])[-400:] or "no output"
 

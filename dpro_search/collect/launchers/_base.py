@@ -26,6 +26,7 @@ from typing import Literal
 
 import msgspec
 
+from dpro_search._text import holds_secrets
 from dpro_search.collect._files import require_new, scratch_folder, write_file
 from dpro_search.collect.assembly import JobFile, RankFile, read_json
 from dpro_search.collect.launch.netns import ShapedHosts, shaped_hosts
@@ -117,7 +118,7 @@ class Launcher(ABC):
         job = self.job_file(job, spec, shaped)
         self.require(spec)
         with raw_folder(keep_raw) as raw:
-            write_file(raw / "job.json", msgspec.json.encode(job))
+            write_file(raw / "job.json", msgspec.json.encode(job), private=holds_secrets(job.command))
             meter = LoadMeter()
             with watched(raw, watch):
                 self._run(spec, raw, schedule or Schedule(), "record", rate_bps, shaped)

@@ -26,6 +26,7 @@ from dpro_search.kinds._efficiency import efficiency_facts, table_rows
 from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._replay_facts import predicted_facts
 from dpro_search.report import Facts
+from dpro_search.report.parallel import ParallelSetting
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline, kinds_by_name, measured_lanes, predicted_lanes, typical_step
 from dpro_search.report.units import count
@@ -90,6 +91,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
     return gathered.facts(
         Path(os.path.realpath(run)).name,
         best=best,
+        best_name="" if best is None else named[best],
         search=search,
         trials=trials,
         validation=validation,
@@ -135,13 +137,14 @@ class _Gathered:
         if (doubt := recorded.recording_doubt) is not None:
             self.notes.append(doubt)
 
-    def facts(self, name: str, best: Plan | None = None, **searched: Any) -> Facts:
+    def facts(self, name: str, best: Plan | None = None, best_name: str = "", **searched: Any) -> Facts:
         """All content; `searched` are the fields of a search."""
         self.on_part("replaying the recording")
         replay = predicted_facts(self.job, Plan(), changed=self.trace is None)
+        settings = self._settings(best, best_name)
         step = None if self.trace is None else typical_step(self.trace)
         self.on_part("making the timeline of a step")
-        timeline = step_timeline(self.job, self.trace, step, self.notes)
+        timeline = StepTimeline(lanes=(), step=None) if settings else step_timeline(self.job, self.trace, step, self.notes)
         self.on_part("asking what would gain")
         work = efficiency_facts(self.job, Scenario(), {}, replay["predicted_iteration_us"])
         diagnosis = self.job.diagnose() | {"efficiency": table_rows(work)}
@@ -155,6 +158,7 @@ class _Gathered:
             replay=replay,
             diagnosis=diagnosis,
             timeline=timeline,
+            settings=settings,
             groups=self.job.tensor_groups(step, best),
             held_out=self._held_out(),
             terms=self.job.terms(),
@@ -163,6 +167,12 @@ class _Gathered:
             described=isinstance(self.source, Description),
             **searched,
         )
+
+    def _settings(self, best: Plan | None, best_name: str) -> tuple[ParallelSetting, ...]:
+        """The described setting of a parallel job and the best plan; empty for other jobs."""
+        described = self.job.parallel_setting(Plan(), f"as {self.job.origin}")
+        planned = None if best is None else self.job.parallel_setting(best, best_name)
+        return tuple(setting for setting in (described, planned) if setting is not None)
 
     def _held_out(self) -> list[HeldOutStep]:
         """Some profiled steps, each predicted from the others, if the kind of job supports that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,7 +46,12 @@ def rank_facts(trace: Trace, rank_breakdown_us: Sequence[Mapping[str, float]]) -
 
 
 def critical_ops(
-    timeline: Timeline, most: int = 10, *, numbers: Sequence[int] = (), origins: Sequence[Mapping[str, str]] = ()
+    timeline: Timeline,
+    most: int = 10,
+    *,
+    numbers: Sequence[int] = (),
+    origins: Sequence[Mapping[str, str]] = (),
+    row_name: Callable[[str], str] = str,
 ) -> list[dict[str, Any]]:
     """The ops with the largest part of the critical path, and the commonest reason why they started no earlier.
 
@@ -59,12 +64,14 @@ def critical_ops(
         Of the graph's ranks in the job; empty: 0, 1, 2...
     origins
         Of the graph's ops (`graph.origins`): a row has that of the op with the largest part, and ``origins``, how many there are.
+    row_name
+        The name of the row to which an op of some name belongs.
     """
     graph, path = timeline.graph, path_columns(timeline)
     shares = path_shares(timeline).by_op
     of_name: dict[str, list[int]] = {}
     for op in shares:
-        of_name.setdefault(graph.name(op), []).append(op)
+        of_name.setdefault(row_name(graph.name(op)), []).append(op)
     spent_us = {name: sum(shares[op] for op in ops) for name, ops in of_name.items()}
     total_us = sum(shares.values()) or 1.0
     op_of_step = path.op % len(graph)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dpro_search.replay.outputs import MeasuredOps
     from dpro_search.replay.timeline import Timeline
     from dpro_search.report.groups import TensorGroups
+    from dpro_search.report.parallel import ParallelSetting
     from dpro_search.report.quality import Term
     from dpro_search.space.mesh import Workload
 
@@ -355,6 +356,10 @@ class Job(ABC):
         best
             None: no search, or no plan beside the recorded setting.
         """
+        return None
+
+    def parallel_setting(self, plan: Plan, name: str) -> ParallelSetting | None:
+        """A plan of a parallel job as the report shows it under a name; None for other kinds of jobs."""
         return None
 
     def cannot(self, method: str, what: str) -> InputError:

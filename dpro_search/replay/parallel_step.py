@@ -22,7 +22,7 @@ from dpro_search.space.mesh import (
     step_costs,
     step_graph,
 )
-from dpro_search.space.mesh.costs import Pricer
+from dpro_search.space.mesh.costs import OpTime, Pricer
 from dpro_search.space.mesh.recorded import Own
 from dpro_search.space.mesh.scales import Scales
 from dpro_search.space.mesh.schedule import V_SHAPED, stages_on
@@ -93,6 +93,12 @@ class ParallelSteps:
         pricer = Pricer(self.under(strategy), self._known)
         distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
         return {name: pricer.own(block) for name, block in distinct.items()}
+
+    def op_times(self, strategy: Strategy) -> dict[str, tuple[OpTime, ...]]:
+        """Modelled times of the ops of each kind of block, by its name, without communication."""
+        pricer = Pricer(self.under(strategy), self._known)
+        distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
+        return {name: pricer.op_times(block) for name, block in distinct.items()}
 
     def stages_on(self, strategy: Strategy, rank: int) -> tuple[int, ...]:
         """Stages of a pipeline rank."""

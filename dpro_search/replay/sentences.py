@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dpro_search.quantities import time_text
+
 WORTH_PCT = 3.0  # of an iteration; less is not reported
 
 
@@ -12,4 +14,4 @@ def differs_from_median(mean_us: float, median_us: float) -> bool:
 
 def share(value_us: float, iteration_us: float) -> str:
     """A time, and its part of an iteration."""
-    return f"{value_us / 1e3:.1f} ms ({value_us / iteration_us * 100:.0f} % of an iteration)"
+    return f"{time_text(value_us)} ({value_us / iteration_us * 100:.0f} % of an iteration)"

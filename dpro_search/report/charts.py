@@ -6,12 +6,14 @@ The functions here find the positions; the macros of ``templates/charts.html.j2`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from dpro_search.report.html import Element, element
+from dpro_search.report.units import time_scale
 
+_ACROSS = 10_000  # units of a pipeline's width
 _EDGED_PCT = 0.5  # narrower parts would vanish behind their edges
 _LEAST_SPAN = 1e-9  # of an axis, in its units
 
@@ -48,6 +50,15 @@ class Dot:
     tip: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of a pipeline: when it does what, as spans of (start, end) by the class of their colour."""
+
+    name: str
+    value: str
+    spans: Mapping[str, Sequence[tuple[float, float]]]
+
+
 def stacked(label: str, rows: Sequence[tuple[str, str, Sequence[Part]]]) -> Element:
     """Bars of parts on one scale: (name, value in words, parts) each."""
     longest = max((sum(part.length for part in parts) for _, _, parts in rows), default=0.0) or 1.0
@@ -59,6 +70,29 @@ def stacked(label: str, rows: Sequence[tuple[str, str, Sequence[Part]]]) -> Elem
             (name, value, [(p, _pct(x), _pct(w), w <= _EDGED_PCT) for p, x, w in zip(parts, starts, widths, strict=False)])
         )
     return element("stacked", label, drawn, of="charts")
+
+
+def pipeline(label: str, rows: Sequence[Row], length: float) -> Element:
+    """Spans of time in rows from 0 to `length`; one path for each colour, so that thousands of spans stay small."""
+    scale = _ACROSS / (length or 1.0)
+    drawn = []
+    for row in rows:
+        end = max((end for spans in row.spans.values() for _, end in spans), default=0.0)
+        drawn.append(
+            (row.name, row.value, round(end * scale), [(kind, _joined(spans, scale)) for kind, spans in row.spans.items()])
+        )
+    return element("pipeline", label, drawn, _ACROSS, of="charts")
+
+
+def _joined(spans: Sequence[tuple[float, float]], scale: float) -> list[tuple[int, int]]:
+    """Start and length of spans in whole units; spans that touch are one."""
+    joined: list[list[int]] = []
+    for start, end in sorted((round(start * scale), round(end * scale)) for start, end in spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    return [(start, max(end - start, 1)) for start, end in joined]
 
 
 def bars(label: str, rows: Sequence[tuple[str, str, float, str]], kind: str, below: str | None = None) -> Element:
@@ -73,14 +107,12 @@ def bars(label: str, rows: Sequence[tuple[str, str, float, str]], kind: str, bel
     return element("bars", label, drawn, _pct((0.0 - low) * scale), of="charts")
 
 
-def whiskers(label: str, marks: Sequence[Mark], axis: str, unit: float) -> Element:
-    """Intervals on a common scale: a line from low to high, a disc in its middle, a diamond for what was measured.
-
-    `axis` is the scale's title, `unit` what one of its units is in the values given.
-    """
+def whiskers(label: str, marks: Sequence[Mark], axis: str) -> Element:
+    """Intervals of time on a common scale: a line from low to high, a disc in its middle, a diamond for what was measured."""
     values = [value for mark in marks for value in (mark.low, mark.high, mark.measured) if value is not None]
     low, high = min(values, default=0.0), max(values, default=1.0)
     low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
+    name, unit = time_scale(values)
 
     def at(value: float) -> str:
         return _pct((value - low) / ((high - low) or 1.0) * 100)
@@ -90,7 +122,7 @@ def whiskers(label: str, marks: Sequence[Mark], axis: str, unit: float) -> Eleme
     ]
     margin = 0.03 * (high - low)
     shown = [tick for tick in ticks(low / unit, high / unit) if low + margin <= tick * unit <= high - margin]
-    return element("whiskers", label, drawn, [(_number(tick), at(tick * unit)) for tick in shown], axis, of="charts")
+    return element("whiskers", label, drawn, [(_number(tick), at(tick * unit)) for tick in shown], f"{axis}, {name}", of="charts")
 
 
 def plot(
@@ -149,7 +181,7 @@ def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.6g}".replace("-", "\N{MINUS SIGN}").replace(",", " ")
+    return f"{value:,.6g}".replace("-", "\N{MINUS SIGN}")
 
 
 def _pct(value: float) -> str:

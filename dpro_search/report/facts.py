@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpro_search.report.groups import TensorGroups
+from dpro_search.report.parallel import ParallelSetting
 from dpro_search.report.quality import HeldOutStep, Term
 from dpro_search.report.timeline import StepTimeline
 
@@ -25,6 +26,8 @@ class Facts:
         What the verbs `replay` and `diagnose` print with ``--json``.
     described
         Whether the job was described, so that nothing was measured of it.
+    settings
+        The described setting of a parallel job, and the best plan where one was found; empty for other kinds of jobs.
     search
         What `run` prints with ``--json``; each of its plans also has a ``name`` for people. None: a report of a trace.
     cluster
@@ -54,6 +57,7 @@ class Facts:
     diagnosis: Json
     timeline: StepTimeline
     described: bool = False
+    settings: Sequence[ParallelSetting] = ()
     search: Json | None = None
     cluster: Json | None = None
     trials: Sequence[Json] = ()

@@ -74,7 +74,7 @@ class _Setting:
             middle=self.predicted_us,
             high=self.interval_us[1],
             measured=self.measured_us,
-            tip=f"predicted {units.duration(self.predicted_us)} ({_interval(self.interval_us)}){ran}",
+            tip=f"predicted {units.duration(self.predicted_us)} ({units.interval(self.interval_us)}){ran}",
             value=f"{units.duration(self.predicted_us)} · {self.gain}",
         )
 
@@ -82,7 +82,7 @@ class _Setting:
     def row(self) -> tuple[Element | str, ...]:
         """Its row of the table."""
         measured = _NONE if self.measured_us is None else units.duration(self.measured_us)
-        predicted = (units.duration(self.predicted_us), _interval(self.interval_us))
+        predicted = (units.duration(self.predicted_us), units.interval(self.interval_us))
         gain = f"{self.gain} ({self.certain})" if self.certain else self.gain
         return (name_of(self.name), *predicted, gain, self.memory or _NONE, measured, self.measured_gain or _NONE)
 
@@ -103,7 +103,7 @@ def plans_section(facts: Facts) -> Section | None:
     if any(setting.measured_us is not None for setting in settings):
         key.append(("measured", "measured" if validation is not None else "measured in the recording"))
     caption = f"Iteration time. If the interval of a plan overlaps that of the {facts.origin} setting, its gain is not certain."
-    chart = whiskers("Iteration time of the best plans", [setting.mark for setting in settings], "iteration, ms", 1e3)
+    chart = whiskers("Iteration time of the best plans", [setting.mark for setting in settings], "iteration")
     rows = table("Best plans", columns, [setting.row for setting in settings])
     return Section("plans", "Best plans", [figure(chart, caption, rows, key)])
 
@@ -153,7 +153,7 @@ def _of_trace(facts: Facts) -> Verdict:
     replay = facts.replay
     measured = replay["measured_iteration_us"]
     predicted = units.duration(replay["predicted_iteration_us"])
-    tiles = [("Replayed", predicted, _interval(replay["interval_us"]))]
+    tiles = [("Replayed", predicted, units.interval(replay["interval_us"]))]
     if facts.described:
         sentence = "The job was described, not recorded: nothing was measured of it."
     elif measured is None:
@@ -185,7 +185,7 @@ def _measured(validation: Mapping[str, Any]) -> Verdict:
     noise = units.percent(validation["noise_pct"])
     inside = best["interval_us"][0] <= best["measured_us"] <= best["interval_us"][1]
     more = _notes(best, validation)
-    predicted = f"{_interval(best['interval_us'])}, {units.ratio(best['speedup_predicted'])}"
+    predicted = f"{units.interval(best['interval_us'])}, {units.ratio(best['speedup_predicted'])}"
     error = f"prediction error {units.signed_percent(best['error_pct'])}, {'inside' if inside else 'outside'} the interval"
     tiles = (
         ("Recorded setting", units.duration(validation["baseline_us"]), "measured"),
@@ -254,8 +254,12 @@ def _predicted(search: Mapping[str, Any], recorded_us: float | None, elsewhere: 
     (base_low, base_high), (low, high) = search["baseline_interval_us"], best["interval_us"]
     known = "" if recorded_us is None else f"; measured {units.duration(recorded_us)}"
     tiles = (
-        (unchanged.capitalize(), units.duration(search["baseline_us"]), f"predicted, {_interval((base_low, base_high))}{known}"),
-        ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {_interval((low, high))}"),
+        (
+            unchanged.capitalize(),
+            units.duration(search["baseline_us"]),
+            f"predicted, {units.interval((base_low, base_high))}{known}",
+        ),
+        ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {units.interval((low, high))}"),
         ("Speed-up", speedup, f"predicted, {_over(base_low, high):.2f} to {_over(base_high, low):.2f}"),
         ("Best plan, measured", "not yet", "dpro-search validate RUN" if elsewhere is None else f"only possible on {elsewhere}"),
         ("Plans tried", f"{search['trials']:,}".replace(",", " "), f"in {search['seconds']:.1f} s"),
@@ -280,10 +284,3 @@ def _predicted(search: Mapping[str, Any], recorded_us: float | None, elsewhere: 
 
 def _over(one: float, other: float) -> float:
     return one / other if other else float("inf")
-
-
-def _interval(interval_us: Sequence[float]) -> str:
-    low, high = (units.duration(value) for value in interval_us)
-    if low == high:
-        return f"{low}, no spread observed"
-    return f"{low.removesuffix(high[high.index(' ') :])} to {high}"

@@ -15,12 +15,13 @@ from dpro_search.report.facts import Facts
 from dpro_search.report.groups import groups_section
 from dpro_search.report.headline import plans_section, verdict
 from dpro_search.report.html import Section, element, paragraph, table, template, unescaped
+from dpro_search.report.parallel import comparison_section, memory_section, parts_section, pipeline_section
 from dpro_search.report.progress import search_section
 from dpro_search.report.quality import quality_section
-from dpro_search.report.sections import breakdown_section, cluster_section, path_section, provenance_section
+from dpro_search.report.sections import breakdown_section, cluster_section, gains_section, path_section, provenance_section
 from dpro_search.report.timeline import StepTimeline
 
-_OF_WHAT = ("framework", "ranks", "link rate")  # of the provenance, below the title
+_BELOW_TITLE = ("batch", "framework", "ranks", "link rate")  # rows of the provenance that stand below the title
 _KINDS = {
     "compute": "compute, forward",
     "backward": "backward",
@@ -41,18 +42,17 @@ def render(facts: Facts) -> str:
     parts = [
         plans_section(facts),
         cluster_section(facts.cluster),
-        breakdown_section(facts.diagnosis, facts.timeline, facts.origin),
-        _timeline_section(facts.timeline),
-        path_section(facts.diagnosis),
+        *(_of_settings(facts) if facts.settings else _of_ranks(facts)),
         groups_section(facts.groups),
         search_section(facts.trials, facts.origin),
         quality_section(facts.held_out, facts.terms, facts.validation, facts.corrected_pct, described=facts.described),
         provenance_section(facts.provenance, facts.notes),
     ]
+    title = _title(facts)
     style, script = _asset("report.css"), _asset("report.js")
     return template("page").render(
-        name=facts.name,
-        job=[value for title, value in facts.provenance if title in _OF_WHAT],
+        name=title,
+        job=([facts.name] if title != facts.name else []) + [value for name, value in facts.provenance if name in _BELOW_TITLE],
         verdict=verdict(facts),
         sections=[part for part in parts if part is not None],
         policy=f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'; form-action 'none'",
@@ -60,6 +60,35 @@ def render(facts: Facts) -> str:
         script=unescaped(script),
         data=unescaped(embedded(facts.timeline.compact())),
     )
+
+
+def _title(facts: Facts) -> str:
+    """The model and the cluster of a described job; else the name of what was read."""
+    rows = dict(facts.provenance)
+    if not {"model", "cluster"} <= rows.keys():
+        return facts.name
+    moved = facts.cluster is not None and facts.cluster["name"] != f"the {facts.origin} cluster"
+    return f"{rows['model']} on {facts.cluster['name'] if moved and facts.cluster else rows['cluster']}"
+
+
+def _of_ranks(facts: Facts) -> list[Section]:
+    """What the ranks of a job do in an iteration."""
+    return [
+        breakdown_section(facts.diagnosis, facts.timeline, facts.origin),
+        _timeline_section(facts.timeline),
+        path_section(facts.diagnosis),
+    ]
+
+
+def _of_settings(facts: Facts) -> list[Section | None]:
+    """What a step of a parallel job consists of, in each of its settings."""
+    return [
+        comparison_section(facts.settings),
+        parts_section(facts.settings, facts.diagnosis["findings"]),
+        pipeline_section(facts.settings),
+        memory_section(facts.settings),
+        gains_section(facts.diagnosis),
+    ]
 
 
 def embedded(value: Any) -> str:

@@ -50,12 +50,13 @@ def _progress(trials: Sequence[_TRIAL], origin: str) -> Element:
     dots = [_dot(trial, "number", found) for found, some in ((False, shown), (True, best)) for trial in some]
     unchanged_us = trials[0]["iteration_us"]
     result = f"the best is {units.duration(best[-1]['iteration_us'])}" if best else "none stays within the memory limit"
+    unit, unit_us = units.time_scale([trial["iteration_us"] for trial in trials])
     chart = plot(
         f"Predicted iteration time of {len(trials)} trials; {result}",
         dots,
         steps,
-        ("trial", "iteration, ms"),
-        (1.0, 1e3),
+        ("trial", f"iteration, {unit}"),
+        (1.0, unit_us),
         (unchanged_us, f"as {origin}"),
     )
     numbers = table(
@@ -80,12 +81,15 @@ def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> Element:
     known = [trial for trial in spread if trial["peak_memory_bytes"] is not None]
     dots = [_dot(trial, "peak_memory_bytes", found) for found, some in ((False, known), (True, front)) for trial in some]
     steps = [(trial["peak_memory_bytes"], trial["iteration_us"]) for trial in front]
+    shown = [*known, *front]
+    unit, unit_us = units.time_scale([trial["iteration_us"] for trial in shown])
+    size, size_bytes = units.size_scale([trial["peak_memory_bytes"] for trial in shown])
     chart = plot(
         f"Iteration time against peak memory; {units.count(len(front), 'plan')} on the front",
         dots,
         steps,
-        ("peak memory, MiB", "iteration, ms"),
-        (2.0**20, 1e3),
+        (f"peak memory, {size}", f"iteration, {unit}"),
+        (size_bytes, unit_us),
     )
     numbers = table(
         "Plans on the front",

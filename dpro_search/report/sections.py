@@ -107,7 +107,7 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
         Part(
             length=row["duration_us"],
             kind=f"part {_path_kind(row)}",
-            tip=f"{_path_name(row)}: {_share(row['duration_us'], total_us)}",
+            tip=f"{_path_name(row)}: {units.share(row['duration_us'], total_us)}",
         )
         for row in path
     ]
@@ -129,6 +129,12 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
     chart = figure(stacked("Critical path", [("critical path", units.duration(total_us), pieces)]), caption, numbers, key)
     gains = _gains(diagnosis["gains"], diagnosis["iteration_us"])
     return Section("path", "Critical path", [chart, _critical_ops(diagnosis.get("critical_ops", ())), gains])
+
+
+def gains_section(diagnosis: Mapping[str, Any]) -> Section | None:
+    """What single changes would gain; None where nothing would."""
+    gains = _gains(diagnosis["gains"], diagnosis["iteration_us"])
+    return None if gains is None else Section("gains", "What would make it faster", [gains])
 
 
 def provenance_section(rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> Section:
@@ -202,7 +208,8 @@ def _warnings(diagnosis: Mapping[str, Any]) -> list[Element]:
 def _bar(name: str, parts: Mapping[str, float]) -> tuple[str, str, list[Part]]:
     total_us = sum(parts.values())
     pieces = [
-        Part(length=us, kind=f"part {_PARTS[key][0]}", tip=f"{_PARTS[key][1]}: {_share(us, total_us)}") for key, us in parts.items()
+        Part(length=us, kind=f"part {_PARTS[key][0]}", tip=f"{_PARTS[key][1]}: {units.share(us, total_us)}")
+        for key, us in parts.items()
     ]
     return name, units.duration(total_us), pieces
 
@@ -275,10 +282,6 @@ def _path_name(row: Mapping[str, Any]) -> str:
 def _words(kind: str) -> str:
     kind = kind.lower()
     return _TERMS.get(kind, kind.replace("_", " "))
-
-
-def _share(us: float, total_us: float) -> str:
-    return f"{units.duration(us)} ({units.percent(us / total_us * 100)})"
 
 
 def _time_share(us: float, total_us: float) -> tuple[str, str]:

@@ -1,17 +1,22 @@
 """`breakdown_us`: where a parallel step goes: computation, communication by axis that nothing hides, bubble, optimizer, host.
 
-Of the pipeline rank that has most to do. What communication within passes costs is what its passes would be shorter by if it took
-no time, one axis after the other in the order of `IN_PASSES`; so is what the host costs, where kernels end before it has launched
-the next. What is between passes is what the step would be shorter by, in the order of `BETWEEN_PASSES`. Parts add up to the step.
+The breakdown describes the pipeline rank that has most to do. Communication within passes costs what the passes would be shorter by
+if it took no time, one axis after the other in the order of `IN_PASSES`. The host costs what they would be shorter by if it took no
+time to launch kernels. Communication between passes costs what the step would be shorter by, in the order of `BETWEEN_PASSES`. The
+parts add up to the step.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dpro_search.graph.model import Block, Op, OpType
+from dpro_search.graph.model.op import Role
 from dpro_search.replay.parallel_step import ParallelSteps
-from dpro_search.space.mesh import Scales, Strategy
+from dpro_search.space.mesh import Recompute, Scales, Strategy
+from dpro_search.space.mesh.workload import recomputed
 
 BETWEEN_PASSES: Mapping[str, frozenset[str]] = {
     "exposed_data_parallel": frozenset(
@@ -50,6 +55,43 @@ def breakdown_us(steps: ParallelSteps, strategy: Strategy, step_us: float) -> di
     update_us = step_us - busy_us - sum(found.values())
     found = {"compute": busy_us, "optimizer": update_us, **found}
     return {name: value_us for name, value_us in found.items() if value_us > _LEAST * step_us or name == "compute"}
+
+
+def computation_us(steps: ParallelSteps, strategy: Strategy, compute_us: float) -> dict[str, float]:
+    """The part "compute" of a step's breakdown by part of the model, the longest first; the parts add up to `compute_us`.
+
+    The shares are those of the modelled times of the ops on the rank that `breakdown_us` is about. Activations that are computed
+    again are a part of their own.
+    """
+    rank, _, _ = busiest(steps, strategy)
+    times, stages, spent_us = steps.op_times(strategy), steps.stages(strategy), defaultdict[str, float](float)
+    for blocks in (stages[stage] for stage in steps.stages_on(strategy, rank)):
+        for block, again in zip(blocks, recomputed(strategy, blocks), strict=True):
+            for time in times[block.name]:
+                spent_us[model_part(block, time.op)] += time.forward_us + time.backward_us
+                if again and (strategy.recompute is Recompute.FULL or _again_selectively(steps, time.op)):
+                    spent_us["recomputation"] += time.forward_us
+    total_us = sum(spent_us.values())
+    longest = sorted(spent_us.items(), key=lambda item: -item[1])
+    return {part: us / total_us * compute_us for part, us in longest if us > _LEAST * total_us}
+
+
+def model_part(block: Block, op: Op) -> str:
+    """The part of a model that an op belongs to; ops of models that are no transformers are told apart by how they compute."""
+    if op.role in (Role.NORM, Role.INSTANCE_NORM, Role.RESIDUAL):
+        return "norms"
+    if block.name in ("embedding", "head"):
+        return block.name
+    if op.name.startswith(("attention.", "cross_attention.")):
+        return "attention"
+    if op.name.startswith(("feed_forward.", "experts", "shared_expert.")) or op.name in ("router", "dispatch", "combine"):
+        return "mlp"
+    return op.type.value
+
+
+def _again_selectively(steps: ParallelSteps, op: Op) -> bool:
+    """Whether selective recomputation repeats an op: the attention's scores, which a fused attention never stores."""
+    return op.type is OpType.ATTENTION and not steps.workload.runtime.flash_attention
 
 
 def busiest(steps: ParallelSteps, strategy: Strategy) -> tuple[int, float, float]:

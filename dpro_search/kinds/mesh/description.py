@@ -470,6 +470,7 @@ def _provenance(found: JobFile, fixed: Fixed, cluster: Cluster, strategy: Strate
     return (
         ("model", fixed.model.name),
         ("batch", f"{fixed.global_batch} {what}, {found.precision}, {found.optimizer}"),
+        ("cluster", cluster.name),
         ("devices", f"{fixed.devices} of {cluster.describe()}"),
         ("strategy", degrees or "one device"),
     )

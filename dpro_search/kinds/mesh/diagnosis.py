@@ -1,7 +1,8 @@
-"""What `diagnose` says of a parallel job: stages, gains of changes, findings."""
+"""Facts and tables of `diagnose` for a parallel job: stages, gains of changes, findings."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,14 @@ from dpro_search.space.mesh import Strategy
 from dpro_search.space.scenario import SCALES
 
 _MOST_ROWS = 16
+_SPANS = {int(OpKind.FORWARD): "forward", int(OpKind.BACKWARD): "backward", int(OpKind.UPDATE): "update"}
+_PASS = re.compile(r"(?P<direction>[FBIW])\d+ of (layer \d+ of )?stage (?P<stage>\d+)$")
+_PASSES = {
+    "F": "forward passes",
+    "B": "backward passes",
+    "I": "backward passes for inputs",
+    "W": "backward passes for weights",
+}
 
 
 def stage_facts(timeline: Timeline, strategy: Strategy) -> list[dict[str, Any]]:
@@ -42,6 +51,25 @@ def stage_facts(timeline: Timeline, strategy: Strategy) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def stage_spans(timeline: Timeline, stages: int) -> list[dict[str, list[tuple[float, float]]]]:
+    """For each pipeline stage, when it is in which kind of pass, and when it only communicates, in us."""
+    graph, times = timeline.graph, timeline.times
+    rows: list[dict[str, list[tuple[float, float]]]] = [{key: [] for key in ("comm", *_SPANS.values())} for _ in range(stages)]
+    for op in range(len(graph)):
+        start_us, end_us = float(times.start_us[op]), float(times.end_us[op])
+        if (stage := int(graph.rank_of_op[op])) >= 0 and end_us > start_us:
+            rows[stage][_SPANS.get(int(graph.op_kind[op]), "comm")].append((start_us, end_us))
+    return rows
+
+
+def pass_name(op: str) -> str:
+    """The passes of a stage to which an op of a step's graph belongs, or the op's own name."""
+    match = _PASS.match(op)
+    if match is None:
+        return op
+    return f"{_PASSES[match['direction']]} of stage {match['stage']}"
 
 
 def findings(breakdown_us: Mapping[str, float], gains: Sequence[Mapping[str, Any]]) -> list[str]:

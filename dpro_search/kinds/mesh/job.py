@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -14,18 +14,19 @@ from dpro_search.collect.trace import TensorInfo
 from dpro_search.deploy.step_split import AloneUs, StepSplit
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Model, blocks_of
+from dpro_search.kinds._efficiency import efficiency
 from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
 from dpro_search.kinds.mesh.accuracy import accuracy
-from dpro_search.kinds.mesh.breakdown import breakdown_us
+from dpro_search.kinds.mesh.breakdown import breakdown_us, computation_us
 from dpro_search.kinds.mesh.candidates import Candidates, choices_of
 from dpro_search.kinds.mesh.changes import change_text, remedies, single_changes
 from dpro_search.kinds.mesh.cuts import balanced_cut
 from dpro_search.kinds.mesh.description import MOST as MOST_BATCH
 from dpro_search.kinds.mesh.description import MeshDescription
-from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, stage_facts, tables
+from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, pass_name, stage_facts, stage_spans, tables
 from dpro_search.kinds.mesh.explain import comparison, doubt
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.ranking import ranked
@@ -46,6 +47,9 @@ from dpro_search.space.mesh.groups import UNSCALED
 from dpro_search.space.mesh.recorded import Own
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import SCALES, ClusterChange, Scale
+
+if TYPE_CHECKING:
+    from dpro_search.report.parallel import ParallelSetting
 
 _MOST_COMPARED = 2  # plans behind the best that a search explains
 
@@ -178,6 +182,7 @@ class MeshJob(Job):
         possible = [] if found.infeasible is None else remedies(self, plan, strategy)
         return {
             "strategy": settings_of(strategy).settings,
+            "computation_us": computation_us(self._steps, strategy, self.replayed(plan).breakdown_us["compute"]),
             "memory_bytes": memory,
             "infeasible": found.infeasible,
             "remedies": possible,
@@ -248,6 +253,22 @@ class MeshJob(Job):
         """One rank of each pipeline stage: the others of a stage do the same."""
         return replay(self._steps.graph(self._mesh.strategy(plan)))
 
+    def parallel_setting(self, plan: Plan, name: str) -> ParallelSetting:
+        from dpro_search.report.parallel import ParallelSetting
+
+        strategy, prediction, facts = self._mesh.strategy(plan), self.replayed(plan), self.more_facts(plan)
+        return ParallelSetting(
+            name=name,
+            step_us=prediction.iteration_us,
+            interval_us=prediction.interval_us,
+            parts_us={**prediction.breakdown_us, "compute": 0.0, **facts["computation_us"]},
+            memory_bytes=facts["memory_bytes"],
+            limit_bytes=self._limit_bytes,
+            strategy=facts["strategy"],
+            stages=stage_spans(self.timeline(plan), strategy.pp),
+            efficiency=efficiency(self.work, prediction.iteration_us),
+        )
+
     def diagnose(self) -> dict[str, Any]:
         """The facts of `Job.diagnose`; of ranks that behave alike one, with how many they are (``alike``)."""
         plan, strategy = Plan(), self._mesh.today
@@ -260,7 +281,7 @@ class MeshJob(Job):
             "peak_memory_bytes": found.peak_memory_bytes,
             **more,
             "critical_path": msgspec.to_builtins(path_totals(timeline)),
-            "critical_ops": critical_ops(timeline),
+            "critical_ops": critical_ops(timeline, row_name=pass_name),
             "ranks": stage_facts(timeline, strategy),
             "gains": gained,
             "findings": [*more["notes"], *findings(found.breakdown_us, gained)],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.gpu_ops import OpCosts, slowest
-from dpro_search.graph.model import Block, OpType
+from dpro_search.graph.model import Block, Op, OpType
 from dpro_search.space.mesh.block_times import nearest
 from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
 from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
@@ -29,6 +30,14 @@ SLOWED = CONTENTION / (1 + CONTENTION)
 
 _SPLIT = (OpType.MATMUL, OpType.GATHER)  # ops whose weights tensor parallel ranks share
 _AXES_OF_PASSES = ("tp", "cp", "ep", "etp")
+
+
+class OpTime(NamedTuple):
+    """Time of an op on a rank, for one micro-batch."""
+
+    op: Op
+    forward_us: float
+    backward_us: float
 
 
 class Pricer:
@@ -150,6 +159,20 @@ class Pricer:
             alone = Pricer(there, waits_for=self._devices).passes(block)
             self._known.factors[key] = found.forward_us / alone.forward_us, found.backward_us / alone.backward_us
         return self._known.factors[key]
+
+    def op_times(self, block: Block) -> tuple[OpTime, ...]:
+        """Modelled times of a block's ops on a rank, without communication."""
+        program = self.program(block)
+        forward_us, backward_us = (
+            {
+                step.op.name: self._step_us(step._replace(beside=()), backward=steps is program.backward)
+                for step in steps
+                if isinstance(step, LocalOp)
+            }
+            for steps in (program.forward, program.backward)
+        )
+        ops = [step.op for step in program.forward if isinstance(step, LocalOp)]
+        return tuple(OpTime(op, forward_us[op.name], backward_us.get(op.name, 0.0)) for op in ops)
 
     def own(self, block: Block) -> Own:
         """What a rank does itself in a block."""

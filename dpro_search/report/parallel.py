@@ -1,0 +1,288 @@
+"""Sections of a parallel job: the described setting and the best plan side by side, the parts of a step, the pipeline, the memory.
+
+All of them show one breakdown of the step: that of the pipeline rank that has most to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpro_search.report import units
+from dpro_search.report.charts import Part, Row, pipeline, stacked
+from dpro_search.report.html import Element, Section, bullets, figure, paragraph, table
+
+PARTS: Mapping[str, str] = {  # of a step, in the order in which they are drawn, and what people call them
+    "attention": "attention",
+    "mlp": "MLP",
+    "norms": "norms and residuals",
+    "embedding": "embedding",
+    "head": "head and loss",
+    "convolution": "convolutions",
+    "matmul": "matrix products",
+    "pointwise": "elementwise ops",
+    "gather": "table look-ups",
+    "recomputation": "recomputation of activations",
+    "compute": "other computation",
+    "optimizer": "optimizer",
+    "exposed_tensor_parallel": "tensor parallel communication (tp)",
+    "exposed_context_parallel": "context parallel communication (cp)",
+    "exposed_expert_parallel": "expert parallel communication (ep)",
+    "exposed_pipeline_sends": "pipeline communication (pp)",
+    "exposed_data_parallel": "data parallel communication (dp)",
+    "host": "waiting for the host",
+    "bubble": "pipeline bubble",
+    "unknown": "unknown",
+}
+_COMPUTED = ("embedding", "convolution", "matmul", "pointwise", "gather", "compute")  # parts that share a colour
+_PASSES = {"forward": "forward", "backward": "backward", "update": "optimizer", "comm": "communication", "idle": "bubble"}
+_MEMORY: Mapping[str, tuple[str, str]] = {  # categories of memory: class of the colour, and name
+    "weights": ("attention", "parameters"),
+    "gradients": ("mlp", "gradients"),
+    "optimizer": ("update", "optimizer state"),
+    "activations": ("comm", "activations"),
+    "logits": ("head", "logits"),
+    "gathered": ("norms", "gathered parameters"),
+    "buckets": ("dp", "gradient buckets"),
+    "workspace": ("server", "workspace"),
+    "fragments": ("host", "fragmentation"),
+    "cached": ("unknown", "cached blocks"),
+    "context": ("computed", "driver and NCCL"),
+}
+_SETTINGS = {  # of a strategy: names for people
+    "tp": "tensor parallel (tp)",
+    "pp": "pipeline stages (pp)",
+    "dp": "data parallel (dp)",
+    "cp": "context parallel (cp)",
+    "ep": "expert parallel (ep)",
+    "etp": "tensor parallel of experts",
+    "zero_stage": "ZeRO stage",
+    "stage_layers": "layers of each stage",
+    "dp_replicate": "HSDP replicas",
+}
+_NEUTRAL: Mapping[str, Any] = {  # values with which a setting has no effect
+    **dict.fromkeys(("cp", "ep", "etp", "dp_replicate", "virtual_stages"), 1),
+    **{"recompute_layers": 0, "expert_load": 1.0},
+}
+_NEEDS = {  # settings that have an effect only where another one is at least so large
+    "cp_ring": ("cp", 2),
+    "cp_balanced": ("cp", 2),
+    "sequence_parallel": ("tp", 2),
+    "schedule": ("pp", 2),
+    "reshard": ("zero_stage", 3),
+    "prefetch_layers": ("zero_stage", 3),
+}
+_MOST_STAGES = 16  # of which passes are drawn; more are evenly left out
+_MOST_LAYERS = 12  # of stages whose numbers of layers are listed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSetting:
+    """One way to run a parallel job.
+
+    Attributes
+    ----------
+    name
+        "as described", or the plan's name.
+    parts_us
+        The step by the keys of `PARTS`; the values add up to the step.
+    memory_bytes
+        Memory of the rank that needs most, by category.
+    strategy
+        Every setting of the strategy.
+    efficiency
+        Tokens a second, MFU and price, as `replay` gives them with ``--json``.
+    stages
+        For each pipeline stage, when it does what: spans of (start, end) in us by the keys "forward", "backward", "update", "comm".
+    """
+
+    name: str
+    step_us: float
+    interval_us: tuple[float, float]
+    parts_us: Mapping[str, float]
+    memory_bytes: Mapping[str, float]
+    limit_bytes: int | None
+    strategy: Mapping[str, Any]
+    stages: Sequence[Mapping[str, Sequence[tuple[float, float]]]]
+    efficiency: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Memory of the rank that needs most."""
+        return sum(self.memory_bytes.values())
+
+
+def comparison_section(settings: Sequence[ParallelSetting]) -> Section:
+    """Times, throughput, memory, price and the whole strategy, a column for each setting; what differs comes first."""
+    rows = [(title, *values) for title, values in _facts(settings) if any(value != _UNKNOWN for value in values)]
+    names = dict.fromkeys(name for setting in settings for name in setting.strategy)
+    chosen = [
+        (_SETTINGS.get(name, name.replace("_", " ")), *(_value(setting.strategy, name) for setting in settings)) for name in names
+    ]
+    chosen = [row for row in chosen if any(value != _NONE for value in row[1:])]
+    if len(settings) > 1:
+        chosen.sort(key=lambda row: len(set(row[1:])) == 1)
+    title = "The described setting and the best plan" if len(settings) > 1 else "The described setting"
+    columns = ("", *(f"{setting.name}#" for setting in settings))
+    return Section(
+        "settings",
+        title,
+        [table("Predictions", columns, rows), table("Strategy", columns, chosen)],
+    )
+
+
+def parts_section(settings: Sequence[ParallelSetting], sentences: Sequence[str]) -> Section:
+    """Where a step goes, on one time scale."""
+    rows = [
+        (
+            setting.name,
+            units.duration(setting.step_us),
+            [
+                Part(length=us, kind=f"part {colour(key)}", tip=f"{PARTS[key]}: {units.share(us, setting.step_us)}")
+                for key in PARTS
+                if (us := setting.parts_us.get(key, 0.0)) > 0
+            ],
+        )
+        for setting in settings
+    ]
+    present = [key for key in PARTS if any(setting.parts_us.get(key) for setting in settings)]
+    numbers = table(
+        "Parts of a step",
+        ("part", *(f"{setting.name}#" for setting in settings)),
+        ((PARTS[key], *(_part(setting, key) for setting in settings)) for key in present),
+    )
+    caption = (
+        "One step of the pipeline rank that has most to do. Communication counts only as far as nothing hides it: as the time that "
+        "the step would be shorter by without it."
+    )
+    chart = figure(stacked("Parts of a step", rows), caption, None, _legend({colour(key): PARTS[key] for key in present}, present))
+    return Section("breakdown", "Where a step goes", [bullets(sentences) if sentences else None, chart, numbers])
+
+
+def pipeline_section(settings: Sequence[ParallelSetting]) -> Section:
+    """Stages by time: forward and backward passes, the update, communication between passes, and the bubble."""
+    longest_us = max(setting.step_us for setting in settings)
+    charts: list[Element] = []
+    for setting in settings:
+        every = -(-len(setting.stages) // _MOST_STAGES)
+        rows = [
+            Row(name=f"stage {number}", value=_busy(stage, setting.step_us), spans=stage)
+            for number, stage in enumerate(setting.stages)
+            if number % every == 0
+        ]
+        left_out = f" Every {every}th stage is drawn." if every > 1 else ""
+        bubble = f"bubble {units.share(setting.parts_us.get('bubble', 0.0), setting.step_us)}"
+        stages = units.count(len(setting.stages), "stage")
+        caption = f"{setting.name}: {stages}, {units.duration(setting.step_us)}, {bubble}.{left_out}"
+        charts.append(
+            figure(
+                pipeline(f"Pipeline, {setting.name}", rows, longest_us),
+                caption,
+                None,
+                [(f"part {k}", v) for k, v in _PASSES.items()],
+            )
+        )
+    note = paragraph(
+        "Each row is one rank of a stage; the other ranks of the stage do the same at the same time. A pass includes its tensor, "
+        "context and expert parallel communication. 'dpro-search replay JOB --perfetto FILE' writes a timeline to zoom into.",
+        "quiet",
+    )
+    return Section("pipeline", "The pipeline", [*charts, note])
+
+
+def memory_section(settings: Sequence[ParallelSetting]) -> Section:
+    """The memory ledger of the rank that needs most, up to what a device has."""
+    rows = []
+    for setting in settings:
+        parts = [
+            Part(length=size, kind=f"part {_MEMORY[key][0]}", tip=f"{_MEMORY[key][1]}: {units.size(size)}")
+            for key in _MEMORY
+            if (size := setting.memory_bytes.get(key, 0.0)) > 0
+        ]
+        if (free := (setting.limit_bytes or 0.0) - setting.peak_bytes) > 0:
+            parts.append(Part(length=free, kind="part idle", tip=f"free: {units.size(free)}"))
+        rows.append((setting.name, _peak(setting), parts))
+    present = [key for key in _MEMORY if any(setting.memory_bytes.get(key) for setting in settings)]
+    columns = ("for", *(f"{setting.name}#" for setting in settings))
+    numbers = table(
+        "Memory by purpose",
+        columns,
+        ((_MEMORY[key][1], *(units.size(setting.memory_bytes.get(key, 0.0)) for setting in settings)) for key in present),
+    )
+    key = [(f"part {_MEMORY[name][0]}", _MEMORY[name][1]) for name in present] + [("part idle", "free")]
+    caption = "Predicted peak memory of the rank that needs most, and what is left of the device's memory."
+    return Section("memory", "Memory", [figure(stacked("Memory", rows), caption, numbers, key)])
+
+
+def colour(part: str) -> str:
+    """The class of a part's colour."""
+    if part in _COMPUTED:
+        return "computed"
+    return _CLASSES.get(part, part)
+
+
+_CLASSES = {  # of parts whose colour has another name
+    "optimizer": "update",
+    "exposed_tensor_parallel": "comm",
+    "exposed_context_parallel": "cp",
+    "exposed_expert_parallel": "ep",
+    "exposed_pipeline_sends": "pp",
+    "exposed_data_parallel": "dp",
+    "bubble": "idle",
+}
+_UNKNOWN, _NONE = "unknown", "\N{EN DASH}"
+
+
+def _facts(settings: Sequence[ParallelSetting]) -> list[tuple[str, list[str]]]:
+    return [
+        ("time of a step", [units.duration(setting.step_us) for setting in settings]),
+        ("interval", [units.interval(setting.interval_us) for setting in settings]),
+        ("tokens a second", [_amount(setting, "tokens_per_second", ",.0f") for setting in settings]),
+        ("tokens a second and device", [_amount(setting, "tokens_per_second_per_device", ",.0f") for setting in settings]),
+        ("MFU", [_amount(setting, "mfu_pct", ".1f", " %") for setting in settings]),
+        ("price of a million tokens", [_amount(setting, "cost_per_million_tokens", ".3g", before="$") for setting in settings]),
+        ("peak memory", [_peak(setting) for setting in settings]),
+    ]
+
+
+def _amount(setting: ParallelSetting, key: str, form: str, unit: str = "", before: str = "") -> str:
+    value = setting.efficiency.get(key)
+    return _UNKNOWN if value is None else f"{before}{value:{form}}{unit}"
+
+
+def _peak(setting: ParallelSetting) -> str:
+    if setting.limit_bytes is None:
+        return units.size(setting.peak_bytes)
+    free = setting.limit_bytes - setting.peak_bytes
+    margin = f"{units.size(free)} free" if free >= 0 else f"{units.size(-free)} too much"
+    return f"{units.size(setting.peak_bytes)} of {units.size(setting.limit_bytes)}, {margin}"
+
+
+def _value(strategy: Mapping[str, Any], name: str) -> str:
+    """A setting of a strategy for people; a dash where it has no effect."""
+    value = strategy.get(name)
+    needs, least = _NEEDS.get(name, ("", 0))
+    if value in (None, (), []) or value == _NEUTRAL.get(name) or (needs and (strategy.get(needs) or 0) < least):
+        return _NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        listed = ", ".join(map(str, value[:_MOST_LAYERS]))
+        return listed + (f" … ({len(value)} stages)" if len(value) > _MOST_LAYERS else "")
+    return str(value)
+
+
+def _part(setting: ParallelSetting, key: str) -> str:
+    us = setting.parts_us.get(key, 0.0)
+    return units.share(us, setting.step_us) if us else _NONE
+
+
+def _busy(stage: Mapping[str, Sequence[tuple[float, float]]], step_us: float) -> str:
+    busy_us = sum(end - start for key in ("forward", "backward", "update") for start, end in stage.get(key, ()))
+    return f"busy {units.percent(busy_us / step_us * 100)}"
+
+
+def _legend(names: Mapping[str, str], present: Sequence[str]) -> list[tuple[str, str]]:
+    """Colours with their names; parts that share a colour are named together."""
+    return [(f"part {kind}", ", ".join(PARTS[key] for key in present if colour(key) == kind)) for kind in names]

@@ -111,10 +111,10 @@ class Recording(Tabular):
         Examples
         --------
         >>> job = load()
-        >>> job.replay(Plan(servers=1)).measured_us is None  # another setting has no measurement
+        >>> job.replay(Plan.of(bucket_cap_bytes=2**20)).measured_us is None  # another setting has no measurement
         True
         >>> sorted(job.replay().breakdown_us)
-        ['compute', 'exposed_communication', 'server']
+        ['compute', 'contention', 'exposed_communication']
         """
         if plan is not None and not isinstance(plan, Plan):
             raise TypeError(f"plan must be a Plan, not {type(plan).__name__}; changes takes a dict")
@@ -378,7 +378,7 @@ def load(folder: str | Path | None = None, *, sample: str | None = None) -> Reco
     Examples
     --------
     >>> load().trace.meta.framework
-    'mxnet'
+    'pytorch'
     >>> load("nowhere")
     Traceback (most recent call last):
     dpro_search.errors.InputError: nowhere: not a trace folder, but no such file or folder; make one with 'dpro-search collect'...

@@ -10,8 +10,9 @@ import dpro_search
 # %% [markdown]
 # ## What was recorded
 #
-# `load()` opens the bundled sample: two workers that train BERT with MXNet's KVStore over 500 Mbit/s. `load("trace")` opens a
-# folder that `dpro-search collect` wrote; `import_trace(["rank0.json", "rank1.json"], "trace")` reads profiles of other tools.
+# `load()` opens the bundled sample: two ranks that train a GPT-2 with PyTorch's DistributedDataParallel over links of
+# 1 Gbit/s. `load("trace")` opens a folder that `dpro-search collect` wrote; `import_trace(["rank0.json", "rank1.json"],
+# "trace")` reads profiles of other tools.
 
 # %%
 job = dpro_search.load()

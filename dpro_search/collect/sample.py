@@ -1,4 +1,4 @@
-"""The bundled recordings. `DEFAULT_SAMPLE` is used where no trace is given.
+"""The bundled recordings. `DEFAULT_SAMPLE` is used where a command names no trace.
 
 A sample is a folder of ``dpro_search/samples``, and its name is the folder's:
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from dpro_search.errors import InputError, MissingCapabilityError
 
 _SAMPLES = Path(__file__).parent.parent / "samples"
-DEFAULT_SAMPLE = "bert_kvstore_500mbit"
+DEFAULT_SAMPLE = "gpt_ddp_1gbit"
 
 
 @dataclass(frozen=True, kw_only=True)

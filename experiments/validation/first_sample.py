@@ -16,15 +16,15 @@ from pathlib import Path
 from dpro_search.collect.sample import DEFAULT_SAMPLE, sample_trace_path
 
 _ROOT = Path(__file__).parents[2]
-_TRAINING = ("python", "experiments/workloads/mxnet_train.py", "--comm", "kvstore", "--model", "bert", "--steps")
-_RECORDED_STEPS, _STEPS = "40", "25"
+_TRAINING = ("python", "experiments/workloads/torch_train.py", "--model", "gpt", "--batch", "8", "--steps")
+_RECORDED_STEPS, _STEPS = "45", "25"
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what the options ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the trace and the search; must not exist")
-    parser.add_argument("--python", type=Path, required=True, help="Python of the environment: scripts/make_env.sh mxnet")
+    parser.add_argument("--python", type=Path, required=True, help="Python of the environment: scripts/make_env.sh torch")
     parser.add_argument("--record", action="store_true", help="record the trace anew")
     parser.add_argument("--install", action="store_true", help="copy the results to dpro_search/samples")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of real runs (default: %(default)s)")
@@ -41,8 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     if options.record:
         trace = out / DEFAULT_SAMPLE
-        links = ("--hosts", 2, "--rate", "500mbit")
-        dpro("collect", "--framework", "mxnet", "--comm", "kvstore", *links, "--out", trace, "--", *_TRAINING, _RECORDED_STEPS)
+        links = ("--hosts", 2, "--rate", "1gbit")
+        dpro("collect", "--framework", "pytorch", "--comm", "ddp", *links, "--out", trace, "--", *_TRAINING, _RECORDED_STEPS)
     dpro("run", trace, "--trials", 500, "--out", out / "run")
     dpro("validate", out / "run", "--top", options.top, "--rounds", options.rounds, "--", *_TRAINING, _STEPS)
     if options.install:

@@ -99,8 +99,8 @@ def test_of_the_sample_it_says_what_each_verb_can_do() -> None:
     checks = checks_of(doctor("--json"))
     assert checks["replay, diagnose"]["ok"]
     assert "error" in str(checks["replay, diagnose"]["detail"])
-    assert "slice_threshold" in str(checks["run"]["detail"])
-    assert "mxnet" in str(checks["export"]["detail"])
+    assert "bucket_cap_bytes" in str(checks["run"]["detail"])
+    assert "ddp" in str(checks["export"]["detail"])
     assert "validate" in checks
 
 

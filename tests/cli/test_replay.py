@@ -108,7 +108,7 @@ def test_a_named_cluster_is_the_same_as_its_ranks_and_rate():
         (("/nowhere",), "and /nowhere: leave out one of them"),
         (
             ("--sample", "none"),
-            "--sample none: no such sample (known: bert_kvstore_500mbit, resnet50_2ranks_2gbit, ",
+            "--sample none: no such sample (known: gpt_ddp_1gbit, bert_kvstore_500mbit, ",
         ),
         (("--plan", "/nowhere.json"), "no such plan file"),
     ],

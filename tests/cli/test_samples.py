@@ -40,8 +40,10 @@ def test_it_says_what_real_runs_gave(first: tuple[Path, str]) -> None:
     assert validation is not None
     (ran, *_) = validation.plans
     assert ran.plan != Plan()
-    assert ran.speedup_measured >= 1.3
+    assert ran.speedup_measured >= 1.2
     assert ran.beyond_noise
+    assert abs(validation.baseline_error_pct) < 5
+    assert abs(ran.error_pct) < 5
     assert ran.losses is not None
     assert ran.losses.verdict == "same"
     text = " ".join(first[1].split())
@@ -62,7 +64,7 @@ def test_the_page_of_the_search_shows_the_real_runs_that_came_with_the_sample(fi
 
 
 def test_the_page_of_plans_that_never_ran_says_so(tmp_path: Path) -> None:
-    succeeds("run", "--trials", 8, "--out", "run", cwd=tmp_path)
+    succeeds("run", "--sample", "bert_kvstore_500mbit", "--trials", 8, "--out", "run", cwd=tmp_path)
     succeeds("report", "run", "--out", "page.html", cwd=tmp_path)
     page = (tmp_path / "page.html").read_text()
     assert "Predicted, not yet measured" in page
@@ -89,7 +91,7 @@ def test_every_sample_tells_what_it_is_and_is_small() -> None:
 def test_samples_are_listed_and_chosen_by_name(tmp_path: Path) -> None:
     rows = json.loads(succeeds("samples", "--json"))["samples"]
     assert [row["name"] for row in rows] == [sample.name for sample in samples()]
-    assert rows[0]["measured_speedup"] >= 1.3
+    assert rows[0]["measured_speedup"] >= 1.2
     assert all(row["name"] in succeeds("samples") for row in rows)
     found = json.loads(succeeds("run", "--sample", rows[1]["name"], "--trials", 2, "--json", cwd=tmp_path))
     assert Path(found["run"]).name.startswith(rows[1]["name"])

@@ -21,6 +21,11 @@ RESULTS = sorted((ROOT / "experiments" / "results").glob("validation-*.json"))
 
 _SIZE, _LEFT, _TOP, _ROW = 480, 64, 16, 20  # of the square, its margins, a line of the legend; in pixels
 
+_STYLE = (
+    "text{fill:#222}.page{fill:#fff}.band{fill:#e4e4e4}.grid{stroke:#ccc}.equal{stroke:#666}@media(prefers-color-scheme:dark)"
+    "{text{fill:#e6e4dc}.page{fill:#161616}.band{fill:#333}.grid{stroke:#444}.equal{stroke:#999}}"
+)
+
 Point = tuple[str, float, float]  # Group, measured and predicted step in seconds.
 
 
@@ -59,7 +64,7 @@ PUBLISHED = Chart(
         "V100": ("V100", "#7a5c00"),
         "A100": ("A100", "#0072b2"),
         "H": ("H100, H200", "#d55e00"),
-        "B": ("Blackwell (B200 to GB300)", "#009e73"),
+        "B": ("Blackwell GPUs", "#009e73"),
         "other": ("other GPUs", "#cc79a7"),
     },
     ticks={0.01: "10 ms", 0.1: "100 ms", 1: "1 s", 10: "10 s", 100: "100 s"},
@@ -109,19 +114,20 @@ def drawn(chart: Chart, points: Sequence[Point]) -> str:
     )
     svg.set("font-size", "13")
     _add(svg, "title").text = chart.title
-    _add(svg, "rect", width="100%", height="100%", fill="#ffffff")
+    _add(svg, "style").text = _STYLE
+    _add(svg, "rect", width="100%", height="100%", **{"class": "page"})
     low, high = chart.range_s
     corners = [(low, low), (low, low * chart.band), (high / chart.band, high)]
     corners += [(predicted, measured) for measured, predicted in reversed(corners)]
     outline = " ".join(f"{_x(chart, measured):.1f},{_y(chart, predicted):.1f}" for measured, predicted in corners)
-    _add(svg, "polygon", points=outline, fill="#e4e4e4")
+    _add(svg, "polygon", points=outline, **{"class": "band"})
     for tick_s, label in chart.ticks.items():
         x, y = _x(chart, tick_s), _y(chart, tick_s)
-        _add(svg, "line", x1=x, x2=x, y1=_TOP, y2=_TOP + _SIZE, stroke="#cccccc")
-        _add(svg, "line", x1=_LEFT, x2=_LEFT + _SIZE, y1=y, y2=y, stroke="#cccccc")
+        _add(svg, "line", x1=x, x2=x, y1=_TOP, y2=_TOP + _SIZE, **{"class": "grid"})
+        _add(svg, "line", x1=_LEFT, x2=_LEFT + _SIZE, y1=y, y2=y, **{"class": "grid"})
         _text(svg, x, _TOP + _SIZE + 18, label, "middle")
         _text(svg, _LEFT - 6, y + 4, label, "end")
-    _add(svg, "line", x1=_x(chart, low), y1=_y(chart, low), x2=_x(chart, high), y2=_y(chart, high), stroke="#666666")
+    _add(svg, "line", x1=_x(chart, low), y1=_y(chart, low), x2=_x(chart, high), y2=_y(chart, high), **{"class": "equal"})
     for group, (_, colour) in chart.groups.items():
         places = sorted({(_x(chart, measured), _y(chart, predicted)) for name, measured, predicted in points if name == group})
         dots = "".join(f"M{x:g} {y:g}h0" for x, y in places)
@@ -160,7 +166,7 @@ def _add(parent: ElementTree.Element, name: str, **attributes: str | float) -> E
 
 
 def _text(parent: ElementTree.Element, x: float, y: float, text: str, anchor: str) -> ElementTree.Element:
-    element = _add(parent, "text", x=x, y=y, fill="#222222", **{"text-anchor": anchor})
+    element = _add(parent, "text", x=x, y=y, **{"text-anchor": anchor})
     element.text = text
     return element
 

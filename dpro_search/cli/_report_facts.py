@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,6 +35,9 @@ from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.plan_json import by_setting, decoded
 from dpro_search.space.scenario import Scenario
+
+if TYPE_CHECKING:
+    from dpro_search.deploy.validate import Validation
 
 _HELD_OUT = 6  # steps, spread over the recording
 _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
@@ -137,6 +140,12 @@ class _Gathered:
         if (doubt := recorded.recording_doubt) is not None:
             self.notes.append(doubt)
 
+    @property
+    def sample_validation(self) -> Validation | None:
+        """Real runs that came with a bundled recording; None: it is none, or was never validated."""
+        sample = None if self.trace is None else sample_of(self.path)
+        return None if sample is None else validation_of(sample)
+
     def facts(self, name: str, best: Plan | None = None, best_name: str = "", **searched: Any) -> Facts:
         """All content; `searched` are the fields of a search."""
         self.on_part("replaying the recording")
@@ -148,6 +157,7 @@ class _Gathered:
         self.on_part("asking what would gain")
         work = efficiency_facts(self.job, Scenario(), {}, replay["predicted_iteration_us"])
         diagnosis = self.job.diagnose() | {"efficiency": table_rows(work)}
+        with_sample = None if searched.get("validation") else self.sample_validation
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         made = [
             ("report made", f"{now} by dpro-search {__version__}"),
@@ -165,6 +175,7 @@ class _Gathered:
             provenance=[*self.provenance, *made],
             notes=tuple(self.notes),
             described=isinstance(self.source, Description),
+            sample_runs=None if with_sample is None else _validation_facts(with_sample, {}),
             **searched,
         )
 
@@ -234,23 +245,29 @@ def trials_of_run(path: Path, count: int, notes: list[str]) -> list[Mapping[str,
 
 
 def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
-    """What `validate` left in a run folder, else what came with the sample; raises `InputError` if the file is damaged.
+    """What `validate` left in a run folder, else what came with the sample of plans that the search lists; None: no plan ran.
 
-    None: no plan ran for real, or the sample's real runs are of other plans than the search found.
+    Raises `InputError` if the file is damaged.
     """
-    from dpro_search.deploy.validate import Validation, is_beyond_noise
+    from dpro_search.deploy.validate import Validation
 
     validation = Validation.load(run)
     if validation is not None:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((run / "validation.json").stat().st_mtime))
     else:
-        sample = None if gathered.trace is None else sample_of(gathered.path)
-        validation = None if sample is None else validation_of(sample)
+        validation = gathered.sample_validation
         if validation is None or not any(ran.plan in names for ran in validation.plans):
             return None
         when = "with the sample"
         gathered.notes.append("The real runs came with the sample; on this machine: dpro-search validate RUN.")
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
+    return _validation_facts(validation, names)
+
+
+def _validation_facts(validation: Validation, names: Mapping[Plan, str]) -> dict[str, Any]:
+    """A validation as `validate` prints it with ``--json``, with names of its plans."""
+    from dpro_search.deploy.validate import is_beyond_noise
+
     found: dict[str, Any] = by_setting(validation)
     for row in found["plans"]:  # of an older version, the interval could touch 1.00
         row["beyond_noise"] = is_beyond_noise(row["speedup_measured"], row["speedup_interval"], validation.noise_pct)

@@ -36,6 +36,8 @@ class Facts:
         Of a search, in order: ``number``, ``origin``, ``iteration_us``, ``peak_memory_bytes``, ``infeasible``, ``name``.
     validation
         What `validate` prints with ``--json``; its plans, also those refused or failed, have names as well. None: not validated.
+    sample_runs
+        The same of real runs that came with a bundled recording, where none of them is of a plan that was searched.
     corrected_pct
         Mean error of the predictions of what was validated: as they were, and corrected by the other measurements; None: not known.
     timeline
@@ -62,6 +64,7 @@ class Facts:
     cluster: Json | None = None
     trials: Sequence[Json] = ()
     validation: Json | None = None
+    sample_runs: Json | None = None
     corrected_pct: tuple[float, float] | None = None
     groups: TensorGroups | None = None
     held_out: Sequence[HeldOutStep] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from dpro_search.report.html import Element, Section, figure, name_of, table
 NOT_CERTAIN, NOT_MEASURED = "Not a certain gain", "Predicted, not yet measured"
 _VALIDATE = "Run 'dpro-search validate' to measure"
 _NONE = "\N{EN DASH}"
+_CLAUSE_END = re.compile(r"; |\. |, |: | because | so that ")
+_SHORTEST_TITLE = 15  # characters, so that "Host-bound: " is no clause of its own
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,14 @@ class Verdict:
 def verdict(facts: Facts) -> Verdict:
     """The result; a gain is stated only as far as it is certain."""
     if facts.search is None:
-        return _of_trace(facts)
+        return _of_description(facts) if facts.described else _of_recording(facts)
     if facts.validation is not None and facts.validation["plans"]:
         return _measured(facts.validation)
     if facts.validation is not None and facts.validation["refused"]:
         return _refused(facts.validation)
     if facts.validation is not None and facts.validation["failed"]:
         return _failed(facts.validation)
-    elsewhere = None if facts.cluster is None else str(facts.cluster["name"])
-    return _predicted(facts.search, facts.replay["measured_iteration_us"], elsewhere, facts.origin)
+    return _predicted(facts, facts.search)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,29 +151,53 @@ def _measured_gain(ran: Mapping[str, Any]) -> str:
     return units.ratio(ran["speedup_measured"]) + ("" if ran["beyond_noise"] else " (within noise)")
 
 
-def _of_trace(facts: Facts) -> Verdict:
-    replay = facts.replay
-    measured = replay["measured_iteration_us"]
-    predicted = units.duration(replay["predicted_iteration_us"])
-    tiles = [("Replayed", predicted, units.interval(replay["interval_us"]))]
-    if facts.described:
-        sentence = "The job was described, not recorded: nothing was measured of it."
-    elif measured is None:
-        sentence = "No two steps in a row were recorded, so there is no measured iteration time to compare with."
-    else:
-        error = units.signed_percent(replay["error_pct"])
-        tiles += [
-            ("Measured", units.duration(measured), "median of the recording"),
-            ("Error", error, "of the replayed iteration time"),
-        ]
-        sentence = f"The replay predicts the recorded setting with an error of {error}."
+def _of_recording(facts: Facts) -> Verdict:
+    """The most important finding, and what it would gain."""
+    replay, measured_us = facts.replay, facts.replay["measured_iteration_us"]
+    taken_us = replay["predicted_iteration_us"] if measured_us is None else measured_us
+    findings = facts.diagnosis.get("findings", ())
     best = max(facts.diagnosis.get("gains", ()), key=lambda gain: gain["gain_us"], default=None)
+    title, sentence = f"A step takes {units.duration(taken_us)}; nothing that stands out slows it", ""
+    if findings:
+        title, sentence = _first_clause(findings[0]), findings[0]
+        if best is not None and best["gain_us"] > 0 and best["what_if"] in findings[0]:
+            faster = _over(facts.diagnosis["iteration_us"], best["predicted_iteration_us"])
+            title += f"; up to {faster:.2g}\N{MULTIPLICATION SIGN} faster"
+    if measured_us is None:
+        tiles = [("Step", units.duration(taken_us), "replayed; no two steps in a row were recorded")]
+    else:
+        replayed = f"{units.duration(replay['predicted_iteration_us'])}, {units.signed_percent(replay['error_pct'])}"
+        tiles = [("Step", units.duration(taken_us), "median of the recording"), ("Replayed step", replayed, _within(replay))]
     if best is not None and best["gain_us"] > 0:
-        gain_pct = best["gain_us"] / replay["predicted_iteration_us"] * 100
-        tiles.append(("Largest gain", units.percent(gain_pct), f"what if: {best['what_if']}"))
-    title = f"An iteration takes {predicted if measured is None else units.duration(measured)}"
-    badge = f"{'Description' if facts.described else 'Recording'}, without a search"
-    return Verdict("plain", badge, title, sentence, tuple(tiles))
+        tiles.append(("Largest gain", units.percent(best["gain_us"] / facts.diagnosis["iteration_us"] * 100), best["what_if"]))
+    if facts.sample_runs is not None and facts.sample_runs["plans"]:
+        fastest = max(facts.sample_runs["plans"], key=lambda row: row["speedup_measured"])
+        tiles.append(("Best plan on real runs", units.ratio(fastest["speedup_measured"]), f"with the sample: {fastest['name']}"))
+    return Verdict("plain", "Recording", title, sentence, tuple(tiles))
+
+
+def _of_description(facts: Facts) -> Verdict:
+    """The predicted step, with what it yields and costs."""
+    predicted_us = facts.replay["predicted_iteration_us"]
+    title = f"A step is predicted to take {units.duration(predicted_us)}"
+    tiles = [("Step", units.duration(predicted_us), f"predicted, {units.interval(facts.replay['interval_us'])}")]
+    sentence = "Nothing was measured: the job was described, not recorded."
+    if facts.settings:
+        setting = facts.settings[0]
+        tiles += setting.tiles
+        if (setting.limit_bytes or setting.peak_bytes) < setting.peak_bytes:
+            title = f"The job needs {units.size(setting.peak_bytes)} of memory, more than a device has"
+    return Verdict("plain", "Description", title, sentence, tuple(tiles))
+
+
+def _first_clause(finding: str) -> str:
+    """The beginning of a finding, short enough for a title."""
+    end = _CLAUSE_END.search(finding, _SHORTEST_TITLE)
+    return finding.rstrip(".") if end is None else finding[: end.start()]
+
+
+def _within(replay: Mapping[str, Any]) -> str:
+    return f"interval {units.interval(replay['interval_us'])}"
 
 
 def _measured(validation: Mapping[str, Any]) -> Verdict:
@@ -243,43 +269,60 @@ def _notes(row: Mapping[str, Any], validation: Mapping[str, Any]) -> str:
     return "".join(f" {sentence}" for sentence in found)
 
 
-def _predicted(search: Mapping[str, Any], recorded_us: float | None, elsewhere: str | None, origin: str) -> Verdict:
-    """Of predictions alone; `elsewhere`: the cluster that they are for, if not the recorded one."""
-    unchanged = f"{origin} setting"
+def _predicted(facts: Facts, search: Mapping[str, Any]) -> Verdict:
+    """The best plan by predictions alone, and how sure it is."""
+    elsewhere = None if facts.cluster is None else str(facts.cluster["name"])
     to_measure = _VALIDATE if elsewhere is None else f"Run both on {elsewhere} to measure"
     plans = [plan for plan in search["plans"] if plan["plan"]]
     certain = [plan for plan in plans if plan["gain_certain"]]
     best = (certain or plans or list(search["plans"]))[0]
-    name, speedup = best["name"], units.ratio(best["speedup"])
-    (base_low, base_high), (low, high) = search["baseline_interval_us"], best["interval_us"]
-    known = "" if recorded_us is None else f"; measured {units.duration(recorded_us)}"
-    tiles = (
-        (
-            unchanged.capitalize(),
-            units.duration(search["baseline_us"]),
-            f"predicted, {units.interval((base_low, base_high))}{known}",
-        ),
-        ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {units.interval((low, high))}"),
-        ("Speed-up", speedup, f"predicted, {_over(base_low, high):.2f} to {_over(base_high, low):.2f}"),
-        ("Best plan, measured", "not yet", "dpro-search validate RUN" if elsewhere is None else f"only possible on {elsewhere}"),
-        ("Plans tried", f"{search['trials']:,}".replace(",", " "), f"in {search['seconds']:.1f} s"),
-    )
+    name, speedup, unchanged = best["name"], units.ratio(best["speedup"]), f"{facts.origin} setting"
+    than = _compared_with(facts, search)
+    tiles = _predicted_tiles(facts, search, best)
     if not search["feasible"]:
-        sentence = f"The closest, '{name}', {best['infeasible']} MiB."
-        return Verdict("open", "Nothing fits", "No plan stays within the memory limit", sentence, tiles)
+        return Verdict("open", "Nothing fits", "No plan stays within the memory limit", f"{name} {best['infeasible']}.", tiles)
     if search["baseline_infeasible"] is not None:
-        title = f"A plan that fits, at {speedup} the {origin} speed"
-        sentence = f"The {unchanged} {search['baseline_infeasible']} MiB. The best plan that fits is '{name}'."
+        title = f"A plan that fits: {units.duration(best['predicted_iteration_us'])} a step"
+        sentence = f"The {unchanged} {search['baseline_infeasible']}. The best plan that fits is {name}."
         return Verdict("likely", NOT_MEASURED, title, sentence, tiles)
     if certain:
-        title = f"{speedup} faster than {origin}, if the prediction holds"
-        return Verdict("likely", NOT_MEASURED, title, f"The best plan is '{name}'. {to_measure} it.", tiles)
+        sentence = f"The best plan is {name}. Its prediction interval and that of {than} do not overlap. {to_measure} the gain."
+        return Verdict("likely", NOT_MEASURED, f"{speedup} faster than {than} is predicted", sentence, tiles)
     if search["worth_measuring"]:
-        title = f"{speedup} is predicted, which only real runs can confirm"
-        sentence = f"The intervals of '{name}' and of the {unchanged} overlap. {to_measure} the difference."
-        return Verdict("open", NOT_CERTAIN, title, sentence, tiles)
-    sentence = f"No plan is faster than the {unchanged} by more than the prediction intervals."
+        sentence = (
+            f"The best plan is {name}. Its prediction interval and that of {than} overlap: {_lower_first(to_measure)} the gain."
+        )
+        return Verdict("open", NOT_CERTAIN, f"{speedup} faster than {than} is predicted, but not certain", sentence, tiles)
+    sentence = f"No plan is faster than {than} by more than the prediction intervals. The best is {name}."
     return Verdict("open", NOT_CERTAIN, "No certain gain was found", sentence, tiles)
+
+
+def _compared_with(facts: Facts, search: Mapping[str, Any]) -> str:
+    """The setting that speed-ups refer to."""
+    usual = search.get("baseline", {}).get("usual_plan")
+    return f"the {facts.origin} setting" if usual is None else "the usual plan"
+
+
+def _predicted_tiles(facts: Facts, search: Mapping[str, Any], best: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    (base_low, base_high), (low, high) = search["baseline_interval_us"], best["interval_us"]
+    recorded_us = facts.replay["measured_iteration_us"]
+    known = "" if recorded_us is None else f"; measured {units.duration(recorded_us)}"
+    base = f"predicted, {units.interval((base_low, base_high))}{known}"
+    compared = _compared_with(facts, search).removeprefix("the ").capitalize()
+    tiles = [
+        ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {units.interval((low, high))}"),
+        (compared, units.duration(search["baseline_us"]), base),
+        ("Speed-up", units.ratio(best["speedup"]), f"predicted, {_over(base_low, high):.2f} to {_over(base_high, low):.2f}"),
+    ]
+    if len(facts.settings) > 1:
+        return (*tiles, *facts.settings[1].tiles)
+    if facts.cluster is None:
+        tiles.append(("Best plan, measured", "not yet", "dpro-search validate RUN"))
+    return (*tiles, ("Plans tried", f"{search['trials']:,}", f"in {search['seconds']:.1f} s"))
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def _over(one: float, other: float) -> float:

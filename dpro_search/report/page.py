@@ -45,7 +45,9 @@ def render(facts: Facts) -> str:
         *(_of_settings(facts) if facts.settings else _of_ranks(facts)),
         groups_section(facts.groups),
         search_section(facts.trials, facts.origin),
-        quality_section(facts.held_out, facts.terms, facts.validation, facts.corrected_pct, described=facts.described),
+        quality_section(
+            facts.held_out, facts.terms, facts.validation or facts.sample_runs, facts.corrected_pct, described=facts.described
+        ),
         provenance_section(facts.provenance, facts.notes),
     ]
     title = _title(facts)
@@ -73,8 +75,9 @@ def _title(facts: Facts) -> str:
 
 def _of_ranks(facts: Facts) -> list[Section]:
     """What the ranks of a job do in an iteration."""
+    findings = facts.diagnosis.get("findings", ())[0 if facts.search is not None else 1 :]  # the headline has the first
     return [
-        breakdown_section(facts.diagnosis, facts.timeline, facts.origin),
+        breakdown_section({**facts.diagnosis, "findings": findings}, facts.timeline, facts.origin),
         _timeline_section(facts.timeline),
         path_section(facts.diagnosis),
     ]

@@ -5,7 +5,7 @@ All of them show one breakdown of the step: that of the pipeline rank that has m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,12 @@ PARTS: Mapping[str, str] = {  # of a step, in the order in which they are drawn,
     "host": "waiting for the host",
     "bubble": "pipeline bubble",
     "unknown": "unknown",
+}
+EFFICIENCY: Mapping[str, tuple[str, Callable[[float], str]]] = {  # keys of `replay`: names for people, and how values are written
+    "tokens_per_second": ("tokens a second", "{:,.0f}".format),
+    "tokens_per_second_per_device": ("tokens a second and device", "{:,.0f}".format),
+    "mfu_pct": ("MFU", units.percent),
+    "cost_per_million_tokens": ("price of a million tokens", "${:.3g}".format),
 }
 _COMPUTED = ("embedding", "convolution", "matmul", "pointwise", "gather", "compute")  # parts that share a colour
 _PASSES = {"forward": "forward", "backward": "backward", "update": "optimizer", "comm": "communication", "idle": "bubble"}
@@ -111,6 +117,18 @@ class ParallelSetting:
     def peak_bytes(self) -> float:
         """Memory of the rank that needs most."""
         return sum(self.memory_bytes.values())
+
+    @property
+    def tiles(self) -> list[tuple[str, str, str]]:
+        """What the setting yields, needs and costs, for the headline: titles, values, and what stands below them."""
+        mfu, price = _amount(self, "mfu_pct"), _amount(self, "cost_per_million_tokens")
+        found = [
+            ("Tokens a second", _amount(self, "tokens_per_second"), f"{_amount(self, 'tokens_per_second_per_device')} a device"),
+            ("MFU", mfu, "of the device's peak"),
+            ("Price", price, "a million tokens"),
+            ("Memory", units.size(self.peak_bytes), _margin(self)),
+        ]
+        return [tile for tile in found if tile[1] != _UNKNOWN]
 
 
 def comparison_section(settings: Sequence[ParallelSetting]) -> Section:
@@ -202,7 +220,7 @@ def memory_section(settings: Sequence[ParallelSetting]) -> Section:
         ]
         if (free := (setting.limit_bytes or 0.0) - setting.peak_bytes) > 0:
             parts.append(Part(length=free, kind="part idle", tip=f"free: {units.size(free)}"))
-        rows.append((setting.name, _peak(setting), parts))
+        rows.append((setting.name, f"{units.size(setting.peak_bytes)}, {_margin(setting)}", parts))
     present = [key for key in _MEMORY if any(setting.memory_bytes.get(key) for setting in settings)]
     columns = ("for", *(f"{setting.name}#" for setting in settings))
     numbers = table(
@@ -238,25 +256,22 @@ def _facts(settings: Sequence[ParallelSetting]) -> list[tuple[str, list[str]]]:
     return [
         ("time of a step", [units.duration(setting.step_us) for setting in settings]),
         ("interval", [units.interval(setting.interval_us) for setting in settings]),
-        ("tokens a second", [_amount(setting, "tokens_per_second", ",.0f") for setting in settings]),
-        ("tokens a second and device", [_amount(setting, "tokens_per_second_per_device", ",.0f") for setting in settings]),
-        ("MFU", [_amount(setting, "mfu_pct", ".1f", " %") for setting in settings]),
-        ("price of a million tokens", [_amount(setting, "cost_per_million_tokens", ".3g", before="$") for setting in settings]),
-        ("peak memory", [_peak(setting) for setting in settings]),
+        *((title, [_amount(setting, key) for setting in settings]) for key, (title, _) in EFFICIENCY.items()),
+        ("peak memory", [units.size(setting.peak_bytes) for setting in settings]),
+        ("free memory", [_margin(setting) for setting in settings]),
     ]
 
 
-def _amount(setting: ParallelSetting, key: str, form: str, unit: str = "", before: str = "") -> str:
+def _amount(setting: ParallelSetting, key: str) -> str:
     value = setting.efficiency.get(key)
-    return _UNKNOWN if value is None else f"{before}{value:{form}}{unit}"
+    return _UNKNOWN if value is None else EFFICIENCY[key][1](value)
 
 
-def _peak(setting: ParallelSetting) -> str:
+def _margin(setting: ParallelSetting) -> str:
     if setting.limit_bytes is None:
-        return units.size(setting.peak_bytes)
+        return _UNKNOWN
     free = setting.limit_bytes - setting.peak_bytes
-    margin = f"{units.size(free)} free" if free >= 0 else f"{units.size(-free)} too much"
-    return f"{units.size(setting.peak_bytes)} of {units.size(setting.limit_bytes)}, {margin}"
+    return f"{units.size(abs(free))} of {units.size(setting.limit_bytes)} {'free' if free >= 0 else 'too much'}"
 
 
 def _value(strategy: Mapping[str, Any], name: str) -> str:

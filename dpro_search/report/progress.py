@@ -105,7 +105,7 @@ def _dot(trial: _TRIAL, across: str, found: bool) -> Dot:
     """A trial by its iteration time over another of its fields."""
     refused, memory = trial["infeasible"], across == "peak_memory_bytes"
     tip = f"trial {trial['number']}: {trial['name']}, {units.duration(trial['iteration_us'])}"
-    tip += ("" if refused is None else f", {refused} MiB") + (f", {units.size(trial[across])}" if memory else "")
+    tip += ("" if refused is None else f", {refused}") + (f", {units.size(trial[across])}" if memory else "")
     return Dot(
         x=trial[across],
         y=trial["iteration_us"],

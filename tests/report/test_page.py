@@ -93,7 +93,7 @@ def test_predicted_intervals_that_overlap_are_not_a_certain_gain():
 def test_a_large_gain_that_is_not_certain_is_to_be_measured():
     search = made.search(made.plan(0, 80e3, certain=False)) | {"worth_measuring": True}
     text = Outline(render(replace(made.facts(), search=search, trials=made.trials()))).text
-    assert "is predicted, which only real runs can confirm" in text
+    assert "faster than the recorded setting is predicted, but not certain" in text
     assert "Not a certain gain" in text
 
 
@@ -269,3 +269,39 @@ def test_any_numbers_make_a_page(numbers):
     lane.add("gemm", "compute", start, iteration)
     facts = replace(made.facts(), search=made.search(row), trials=trials, timeline=StepTimeline(lanes=(lane,), step=0))
     assert render(facts).endswith("</html>\n")
+
+
+def test_the_headline_of_a_recording_is_its_finding_and_what_it_would_gain():
+    finding = (
+        "Host-bound: devices are idle for 75 % of an iteration because nothing was launched; use CUDA graphs (--what-if launch=0)."
+    )
+    gain = {"what_if": "launch=0", "predicted_iteration_us": 20e3, "gain_us": 80e3}
+    diagnosis = {**made.facts().diagnosis, "findings": [finding, "Look at the input."], "gains": [gain]}
+    outline = Outline(render(replace(made.facts(), diagnosis=diagnosis)))
+    assert "Host-bound: devices are idle for 75 % of an iteration; up to 5\u00d7 faster" in outline.texts
+    assert outline.text.count(finding) == 1, "the breakdown lists the other findings"
+    assert "Look at the input." in outline.text
+    assert "with an error of" not in outline.text
+
+
+def test_a_gain_of_another_question_is_not_put_behind_a_finding():
+    gain = {"what_if": "communication=0", "predicted_iteration_us": 20e3, "gain_us": 80e3}
+    diagnosis = {**made.facts().diagnosis, "findings": ["Server 1 has 91 % of the bytes, 50 % would be even."], "gains": [gain]}
+    headline = Outline(render(replace(made.facts(), diagnosis=diagnosis))).text.split("Where an iteration goes")[1]
+    assert "Server 1 has 91 % of the bytes " in headline
+    assert "up to" not in headline
+
+
+def test_a_recording_without_a_finding_has_its_time_as_headline():
+    diagnosis = {**made.facts().diagnosis, "findings": []}
+    assert (
+        "A step takes 98.0 ms; nothing that stands out slows it" in Outline(render(replace(made.facts(), diagnosis=diagnosis))).text
+    )
+
+
+def test_a_sample_shows_real_runs_of_plans_that_the_search_did_not_list():
+    facts = replace(made.facts(), sample_runs=made.validation(1.3, beyond_noise=True))
+    text = Outline(render(facts)).text
+    assert "Best plan on real runs" in text
+    assert "1.30\u00d7" in text
+    assert "Confirmed by real runs" not in text

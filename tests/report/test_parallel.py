@@ -81,7 +81,7 @@ def test_memory_is_listed_by_purpose_with_what_is_free(page, job):
     assert setting.peak_bytes == pytest.approx(job_of(load_source(job)).predict(Plan()).peak_memory_bytes, rel=1e-6)
     for purpose in ("parameters", "gradients", "optimizer state", "activations"):
         assert purpose in page.text
-    assert re.search(r"\d+\.\d GiB of 79\.6 GiB, \d+\.\d GiB free", page.text)
+    assert re.search(r"\d+\.\d GiB, \d+\.\d GiB of 79\.6 GiB free", page.text)
 
 
 def test_a_search_shows_the_described_setting_beside_the_best_plan(job, tmp_path):

@@ -103,3 +103,7 @@ def test_another_trace_than_the_searched_one_is_refused(run, tmp_path):
     done = dpro("report", run, "--trace", other, "--out", tmp_path / "page.html")
     assert done.returncode == 2
     assert "not the trace of this search" in done.stderr
+
+
+def test_a_report_of_the_sample_knows_its_real_runs(tmp_path):
+    assert "Best plan on real runs" in page_of(out=tmp_path / "page.html")

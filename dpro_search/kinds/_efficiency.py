@@ -21,7 +21,7 @@ from dpro_search.graph.kernel_class import kernel_class
 from dpro_search.graph.op_flops import step_flops
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._work import Work
-from dpro_search.quantities import parse_amount
+from dpro_search.quantities import parse_amount, time_text
 from dpro_search.space.scenario import Scenario, changes_in
 
 _FIELDS = {
@@ -63,13 +63,13 @@ def efficiency_facts(job: Job, scenario: Scenario, given: Mapping[str, float], i
     """`efficiency` of a job in a scenario; nothing for a job without accelerators of which nothing was `given`."""
     own = None if job.work is None else job.under(scenario)[0].work
     if own is not None:
-        return efficiency(with_options(own, given), iteration_us)
+        return efficiency(with_options(own, given), iteration_us, what_ifs=bool(scenario.scales))
     trace = job.trace
     if not given and (trace is None or not (trace.events.kind == EventKind.KERNEL).any()):
         return {}
     change = scenario.cluster
     devices = change.ranks or (None if change.machines is None else len(change.machines.devices))
-    return efficiency(work_of(trace, change.machines, given, devices), iteration_us)
+    return efficiency(work_of(trace, change.machines, given, devices), iteration_us, what_ifs=bool(scenario.scales))
 
 
 def work_of(trace: Trace | None, cluster: Cluster | None, given: Mapping[str, float], devices: int | None = None) -> Work:
@@ -110,11 +110,16 @@ def with_options(work: Work, given: Mapping[str, float]) -> Work:
     """With options in place of what is known."""
     for name, value in given.items():
         work = replace(work, **{_FIELDS[name]: value})  # type: ignore[arg-type]
+    work = replace(work, given=work.given | given.keys())
     return replace(work, flops_note="") if "flops" in given else work
 
 
-def efficiency(work: Work, iteration_us: float) -> dict[str, Any]:
-    """`KEYS` with their values, None where one is not known; ``not_known``: why, by key."""
+def efficiency(work: Work, iteration_us: float, *, what_ifs: bool = False) -> dict[str, Any]:
+    """`KEYS` with their values, None where one is not known; ``not_known``: why, by key.
+
+    ``mfu_doubt`` says which input must be wrong where the MFU is above 100 %, else it is None. `what_ifs`: whether the iteration is
+    one with other speeds, which may ask for more than a device can do.
+    """
     seconds = iteration_us / 1e6
     found: dict[str, float | None] = dict.fromkeys(KEYS)
     if work.tokens is not None:
@@ -129,7 +134,12 @@ def efficiency(work: Work, iteration_us: float) -> dict[str, Any]:
             found["cost_per_million_tokens"] = cost / work.tokens * 1e6
     if work.power_per_device_w is not None:
         found["energy_per_iteration_j"] = work.power_per_device_w * work.devices * seconds
-    return {**found, "flops_per_device": work.flops, "not_known": _not_known(work, found)}
+    return {
+        **found,
+        "flops_per_device": work.flops,
+        "mfu_doubt": _mfu_doubt(work, iteration_us, what_ifs=what_ifs),
+        "not_known": _not_known(work, found),
+    }
 
 
 def table_rows(facts: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
@@ -141,6 +151,8 @@ def table_rows(facts: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[st
         found.append(("tokens a second", f"{tokens:,.0f} ({facts['tokens_per_second_per_device']:,.0f} a device)"))
     if (mfu_pct := facts["mfu_pct"]) is not None:
         found.append(("MFU", f"{mfu_pct:.3g} % ({facts['flops_per_device'] / 1e12:.3g} TFLOP an iteration and device)"))
+    if (doubt := facts.get("mfu_doubt")) is not None:
+        found.append(("doubt about the MFU", doubt))
     if (price := facts["cost_per_million_tokens"]) is not None:
         found.append(("price", f"${price:.4g} a million tokens"))
     if (price := facts["cost_per_iteration_usd"]) is not None:
@@ -154,6 +166,24 @@ def sentences(facts: Mapping[str, Any]) -> list[str]:
     """The same as lines of text."""
     known, unknown = table_rows(facts)
     return [*(f"{name:20} {value}" for name, value in known), *(f"not known: {reason}" for reason in unknown)]
+
+
+def _mfu_doubt(work: Work, iteration_us: float, *, what_ifs: bool) -> str | None:
+    """A sentence that says which input must be wrong if the FLOPs take longer at the peak than an iteration; else None."""
+    if work.flops is None or work.peak_flops_per_s is None or work.flops <= work.peak_flops_per_s * iteration_us / 1e6:
+        return None
+    given = [f"{name}= (as given)" for name in ("flops", "peak") if name in work.given]
+    wrong = " or ".join(given)
+    if not given and what_ifs:
+        wrong = "the what-if, which asks for more than the device can compute"
+    elif not given:
+        wrong = "the recorded shapes, the precision, the name of the device or the time stamps"
+    least_us = work.flops / work.peak_flops_per_s * 1e6
+    at = f" at {work.precision}" if work.precision else ""
+    return (
+        f"more than 100 % is not possible: {work.device or 'the device'} needs at least {time_text(least_us)} for these FLOPs at "
+        f"its peak{at}, but an iteration takes {time_text(iteration_us)}. Wrong is {wrong}"
+    )
 
 
 def _not_known(work: Work, found: Mapping[str, float | None]) -> dict[str, str]:

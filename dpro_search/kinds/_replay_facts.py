@@ -82,6 +82,9 @@ def facts_of_job(job: Job, request: ReplayRequest) -> dict[str, Any]:
     else:
         facts = predicted_facts(job, plan, request.changed)
     facts |= efficiency_facts(recorded, scenario, given, facts["predicted_iteration_us"])
+    if facts.get("mfu_pct") is not None and facts["mfu_doubt"] is None and not scenario.scales:
+        low_us, high_us = facts["interval_us"]  # FLOPs at the peak of the device take at least so long
+        facts["interval_us"] = (max(low_us, facts["predicted_iteration_us"] * facts["mfu_pct"] / 100), high_us)
     if request.changed or request.compares:
         facts["recording_doubt"] = recorded.recording_doubt
     else:

@@ -9,7 +9,7 @@ from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.op_flops import step_flops
-from dpro_search.kinds._efficiency import KEYS, efficiency, sentences, split_options, work_of
+from dpro_search.kinds._efficiency import KEYS, efficiency, sentences, split_options, with_options, work_of
 from dpro_search.kinds._work import Work
 from tests.cli.facts import replayed
 
@@ -92,3 +92,26 @@ def test_the_precision_of_given_flops_is_that_of_the_kernels():
     facts = replayed(Trace.load(sample_trace_path("resnet50_ddp_a100")), changes=("flops=8e11",))
     seconds = facts["predicted_iteration_us"] / 1e6
     assert facts["mfu_pct"] == pytest.approx(8e11 / seconds / 156e12 * 100, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "what_ifs", "wrong"),
+    [
+        ({"flops": 1e15}, False, "Wrong is flops= (as given)"),
+        ({"peak": 1e12, "flops": 2e12}, False, "Wrong is flops= (as given) or peak= (as given)"),
+        ({}, False, "the precision, the name of the device"),
+        ({}, True, "Wrong is the what-if"),
+    ],
+)
+def test_an_mfu_above_100_is_doubted_and_says_which_input_must_be_wrong(given, what_ifs, wrong):
+    work = with_options(Work(device="NVIDIA X", flops=1e15, precision="bf16", peak_flops_per_s=3e14), given)
+    facts = efficiency(work, 1e6, what_ifs=what_ifs)
+    assert facts["mfu_pct"] > 100
+    assert wrong in facts["mfu_doubt"]
+    assert any(line.startswith("doubt about the MFU") for line in sentences(facts))
+
+
+def test_a_possible_mfu_is_not_doubted():
+    facts = efficiency(Work(flops=1e14, peak_flops_per_s=3e14), 1e6)
+    assert facts["mfu_doubt"] is None
+    assert not any("doubt" in line for line in sentences(facts))

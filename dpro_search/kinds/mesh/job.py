@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -159,8 +160,18 @@ class MeshJob(Job):
             breakdown_us={},
             peak_memory_bytes=peak,
             source="extrapolated",
+            floor_us=min(self._least_us, step_us),
             infeasible=None if fits or has is None else f"needs {peak / 2**20:.0f} MiB, and may have {has / 2**20:.0f}",
         )
+
+    @cached_property
+    def _least_us(self) -> float:
+        """What the model's FLOPs take at the peak of a device, with what-ifs of faster computation; 0: not known."""
+        work, scales = self.work, self._scales
+        if work.flops is None or not work.peak_flops_per_s:
+            return 0.0
+        faster = min(scales.compute, 1.0) * min(scales.matmul, scales.attention, 1.0)
+        return work.flops / work.peak_flops_per_s * 1e6 * faster
 
     def replayed(self, plan: Plan) -> Prediction:
         found = self.predict(plan)

@@ -64,6 +64,17 @@ def test_parts_that_a_strategy_does_not_have_are_not_there(small):
     assert not {"bubble", "exposed_tensor_parallel", "exposed_context_parallel", "exposed_pipeline_sends"} & parts.keys()
 
 
+@pytest.mark.parametrize("runs", ["tp = 1", "tp = 2\npp = 4", "tp = 4\npp = 2\nvirtual_stages = 4", "zero_stage = 3"])
+def test_no_interval_means_more_than_the_peak_of_the_device(tmp_path, runs):
+    planned = job(tmp_path, runs, model="llama3-8b", cluster="8xdgx-a100-80", global_batch=256, sequence=4096)
+    work = planned.work
+    least_us = work.flops / work.peak_flops_per_s * 1e6
+    prediction = planned.predict(Plan())
+    assert least_us <= prediction.interval_us[0] <= prediction.iteration_us
+    faster = planned.under(Scenario().changed(["compute=0.5"], known=planned.settings, job=planned.title))[0]
+    assert least_us / 2 <= faster.predict(Plan()).interval_us[0] <= least_us * 1.5
+
+
 def test_the_prediction_lies_in_its_interval(split):
     found = split.predict(Plan())
     low, high = found.interval_us

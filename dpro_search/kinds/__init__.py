@@ -5,6 +5,7 @@ A new kind is a module with a constant ``KIND`` (see `kinds._kind`) and one line
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -177,10 +178,15 @@ def searchable_job_of(source: Source, options: PlanOptions | None = None) -> Job
 
 
 def searchable(job: Job) -> Job:
-    """The job; raises `InputError` with the reason if it has no plans."""
+    """The job, with its questions as the first plans of a search; raises `InputError` with the reason if it has no plans."""
     if not job.space.fields:
         raise InputError(job.nothing_to_search)
-    return job
+    plans = [job.space.simplest(plan) for plan in job.questions.values() if job.space.refusal(plan) is None]
+    if not plans:
+        return job
+    searched = copy.copy(job)
+    searched.space = job.space.asking_first(plans)
+    return searched
 
 
 def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:

@@ -205,6 +205,10 @@ class AtScale(Job):
         """One rank of each class of ranks that behave alike."""
         return replay(self._folded(plan).graph)
 
+    @property
+    def questions(self) -> Mapping[str, Plan]:
+        return self._questions
+
     def diagnose(self) -> dict[str, Any]:
         """The facts of `Job.diagnose`; of ranks that behave alike one, with how many they are (``alike``)."""
         folded = self._folded(Plan())

@@ -154,6 +154,14 @@ class Job(ABC):
     # What else can be asked of it.
 
     @property
+    def questions(self) -> Mapping[str, Plan]:
+        """Plans worth a look, by how ``--set`` takes them: `diagnose` shows their gains, and a search tries them first.
+
+        Plans that the job cannot follow may be among them; both pass these over.
+        """
+        return {}
+
+    @property
     def work(self) -> Work | None:
         """What an iteration does, of a job that knows it without a recording."""
         return None

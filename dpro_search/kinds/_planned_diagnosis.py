@@ -1,4 +1,4 @@
-"""``with_plans(job, facts, questions)``: what plans would gain, beside the what-ifs of an imported trace."""
+"""``with_plans(job, facts)``: what the plans of `Job.questions` would gain, beside the what-ifs of an imported trace."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from dpro_search.kinds._job import Job
 from dpro_search.space.plan import Plan
 
 
-def with_plans(job: Job, facts: Mapping[str, Any], questions: Mapping[str, Plan]) -> dict[str, Any]:
+def with_plans(job: Job, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a diagnosis with a row of ``gains`` for each legal plan; ``what_if`` is then what ``--set`` takes.
 
     Parameters
     ----------
     facts
         Of `kinds._recorded_diagnosis.diagnosis`.
-    questions
-        Plans by how they are written.
     """
     base_us = float(facts["iteration_us"])
     rows = list(facts["gains"])
     error_us = abs(job.replay_error) * base_us
-    for text, plan in questions.items():
+    for text, plan in job.questions.items():
         if job.space.refusal(plan) is not None or job.space.simplest(plan) == Plan():
             continue
         after_us = job.predict(plan).iteration_us

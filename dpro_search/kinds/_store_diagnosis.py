@@ -27,7 +27,6 @@ _PLACEMENTS = {
 
 def diagnosis(
     plans: StoreJob[Any],
-    plan_of: Mapping[str, Plan],
     own: Callable[[Timeline, Rows], dict[str, Any]],
     iterations: int | None = None,
 ) -> dict[str, Any]:
@@ -35,8 +34,6 @@ def diagnosis(
 
     Parameters
     ----------
-    plan_of
-        Other values of the knobs, by what they are called; those that are not legal are passed over.
     own
         The facts `ranks`, `servers` and `findings`, from the replay and from what those plans would gain.
     iterations
@@ -49,7 +46,7 @@ def diagnosis(
     changes = [change for change in questions(graph, replay=asked) if not folded.intersection(_ranks_of(change, graph))]
     knobs = [
         _gain(text, timeline.iteration_us, asked(plans.graph(plan)).iteration_us)
-        for text, plan in {**plan_of, **_other_placement(plans)}.items()
+        for text, plan in plans.questions.items()
         if plans.space.refusal(plan) is None
     ]
     return {
@@ -107,7 +104,7 @@ def _ranks_of(change: Change, graph: ReplayGraph) -> tuple[int, ...]:
     return () if rank is None else (rank,)
 
 
-def _other_placement(plans: StoreJob[Any]) -> dict[str, Plan]:
+def other_placement(plans: StoreJob[Any]) -> dict[str, Plan]:
     """The other hosts for the servers; empty where links have no limit."""
     if plans.recorded_job.bytes_per_us is None:
         return {}

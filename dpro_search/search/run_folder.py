@@ -58,6 +58,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, str] = {}  # what predictions depend on beside the trace: limits, allowed transformations, their cost models
     islands: Annotated[int, msgspec.Meta(ge=1, le=MOST_ISLANDS)] = 1  # samplers that share the trials (see `islands.py`)
     cluster: SearchedCluster | None = None  # None: the recorded one
+    asks_first: bool = False  # Whether the job's questions were tried first; not so in folders of earlier versions.
 
 
 class SearchedCluster(msgspec.Struct, frozen=True, kw_only=True):

@@ -141,8 +141,12 @@ def run_search(
         options=dict(options or {}),
         cluster=cluster,
         islands=_islands_of(sampler, workers, engine, storage, ranked),
+        asks_first=True,
     )
     info = open_run(out, info)
+    if not info.asks_first:
+        space = space.asking_first(())
+        chooser = sampler_for(space, sampler, seed, guide, ranked=ranked)
 
     def island(number: int, recorded: Prediction) -> Island:
         return Island(sampler_for(space, sampler, (seed, number), guide, island=number), recorded)

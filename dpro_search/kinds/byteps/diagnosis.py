@@ -7,7 +7,7 @@ from typing import Any
 
 from dpro_search.kinds import _store_diagnosis
 from dpro_search.kinds._job import Table
-from dpro_search.kinds._store_diagnosis import Rows, knob_finding, spread_finding
+from dpro_search.kinds._store_diagnosis import Rows, knob_finding, other_placement, spread_finding
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.quantities import percent_text, size_text
 from dpro_search.replay.timeline import Timeline
@@ -30,7 +30,7 @@ def diagnosis(plans: StoreJob[BytepsJob]) -> dict[str, Any]:
             "findings": _findings(job, servers, knobs),
         }
 
-    return _store_diagnosis.diagnosis(plans, _other_knobs(job), own, _ITERATIONS)
+    return _store_diagnosis.diagnosis(plans, own, _ITERATIONS)
 
 
 def server_table(facts: Mapping[str, Any]) -> Table:
@@ -53,10 +53,11 @@ def _server_facts(job: BytepsJob) -> Rows:
     return rows
 
 
-def _other_knobs(job: BytepsJob) -> dict[str, Plan]:
+def questions(plans: StoreJob[BytepsJob]) -> dict[str, Plan]:
     """Other values of the knobs, by what they are called."""
+    job = plans.recorded_job
     servers, sizes = len(job.server_core) + 1, (job.partition_bytes // 4, job.partition_bytes * 4)
-    found = {f"servers={servers}": Plan(servers=servers)}
+    found = {**other_placement(plans), f"servers={servers}": Plan(servers=servers)}
     return found | {f"partition_bytes={size}": Plan.of(partition_bytes=size) for size in sizes if size}
 
 

@@ -14,6 +14,7 @@ from dpro_search.report.units import duration, percent
 from dpro_search.space.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.byteps_recorded import recorded_byteps_job
 from dpro_search.space.placement import on_workers
+from dpro_search.space.plan import Plan
 from dpro_search.space.store_job import goodput_bytes_per_us
 from dpro_search.space.transformations import (
     BytepsCompression,
@@ -66,6 +67,12 @@ class Byteps(StoreJob[BytepsJob]):
             ("polling, workers", percent(job.worker_polling * 100), "share of one core of each"),
             ("polling, servers", percent(job.server_polling * 100), "share of one core of each"),
         )
+
+    @property
+    def questions(self) -> Mapping[str, Plan]:
+        from dpro_search.kinds.byteps.diagnosis import questions
+
+        return questions(self)
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.byteps.diagnosis import diagnosis

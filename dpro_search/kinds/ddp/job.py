@@ -83,7 +83,7 @@ class Ddp(ProgramJob[DdpPredictor]):
         found: list[Transformation] = [
             BucketSize(job),
             FirstBucketSize(job),
-            BucketViews(
+            BucketViews(  # not searched, so that searches of earlier versions go on: new ones try it among the job's questions
                 job, refused=None if copied else "the recorded job's gradients are views of the buckets already", searched=False
             ),
         ]
@@ -126,6 +126,12 @@ class Ddp(ProgramJob[DdpPredictor]):
             trace=self.trace,
             questions=BUCKETS,
         )
+
+    @property
+    def questions(self) -> Mapping[str, Plan]:
+        from dpro_search.kinds.ddp.what_if import questions
+
+        return questions(self.predictor)
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.ddp.diagnosis import diagnosis

@@ -14,8 +14,13 @@ _VIEWS = {"gradient_as_bucket_view=1": Plan.of(gradient_as_bucket_view=True)}
 _HOOKS = {"compression=fp16": Plan(compression="fp16"), "compression=powersgd-1": Plan(compression="powersgd-1")}
 
 
-def gains(predictor: DdpPredictor) -> Gains:
-    """Iteration time and gain of the questions that every job raises and of other bucket sizes, largest gain first."""
+def questions(predictor: DdpPredictor) -> dict[str, Plan]:
+    """Other bucket sizes, gradients that are views of the buckets, and communication hooks, where the job can have them."""
     hooks = {name: plan for name, plan in _HOOKS.items() if predictor.refusal(plan) is None}
     views = _VIEWS if predictor.graph.copy_us.any() else {}
-    return predictor.gains(BUCKETS | _FIRST_BUCKETS | views | hooks)
+    return BUCKETS | _FIRST_BUCKETS | views | hooks
+
+
+def gains(predictor: DdpPredictor) -> Gains:
+    """Iteration time and gain of the questions that every job raises and of `questions`, largest gain first."""
+    return predictor.gains(questions(predictor))

@@ -58,6 +58,10 @@ class Fsdp(ProgramJob[FsdpPredictor]):
     def _with(self, predictor: FsdpPredictor) -> Fsdp:
         return Fsdp(predictor, self.trace)
 
+    @property
+    def questions(self) -> Mapping[str, Plan]:
+        return PLANS
+
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.fsdp.diagnosis import diagnosis
 

@@ -164,6 +164,12 @@ class Horovod(PredictedJob[Predictor]):
     def _typical_step(self) -> int:
         return typical_step(self.trace, self.predictor.graph)
 
+    @property
+    def questions(self) -> Mapping[str, Plan]:
+        from dpro_search.kinds.horovod.what_if import questions
+
+        return questions()
+
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.horovod.diagnosis import diagnosis
 

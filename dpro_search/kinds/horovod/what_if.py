@@ -18,6 +18,11 @@ def gains(predictor: Predictor, plan: Plan | None = None) -> Gains:
     return [row | ({"knob": variables[name]} if (name := str(row["what_if"])) in variables else {}) for row in rows]
 
 
+def questions() -> dict[str, Plan]:
+    """The same settings, as changes of the recorded ones."""
+    return {text: plan for text, _, plan in _knobs(Plan())}
+
+
 def _knobs(plan: Plan) -> list[tuple[str, str, Plan]]:
     """Settings of Horovod that are worth a look: (option of ``replay --set``, variable, plan)."""
     found = []

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.kinds import _store_diagnosis
 from dpro_search.kinds._job import Table
-from dpro_search.kinds._store_diagnosis import Rows, knob_finding, spread_finding
+from dpro_search.kinds._store_diagnosis import Rows, knob_finding, other_placement, spread_finding
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.timeline import Timeline
@@ -26,7 +25,7 @@ def diagnosis(plans: StoreJob[KvstoreJob]) -> dict[str, Any]:
             row |= {key: fact[key] for key in ("rank", "core_us", "link_pct")}
         return {"ranks": ranks, "servers": servers, "findings": _findings(ranks, servers, knobs, timeline.iteration_us)}
 
-    return _store_diagnosis.diagnosis(plans, _other_knobs(job.slicing), own)
+    return _store_diagnosis.diagnosis(plans, own)
 
 
 def server_table(facts: Mapping[str, Any]) -> Table:
@@ -81,9 +80,10 @@ def _server_facts(job: KvstoreJob) -> Rows:
     return rows
 
 
-def _other_knobs(slicing: Slicing) -> dict[str, Plan]:
+def questions(plans: StoreJob[KvstoreJob]) -> dict[str, Plan]:
     """Other values of the knobs, by what they are called."""
-    found = {f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)}
+    slicing = plans.recorded_job.slicing
+    found = {**other_placement(plans), f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)}
     if slicing.priority:
         sizes = [size for size in (slicing.slice_threshold * 10, slicing.slice_threshold // 10) if size]
         return found | {f"slice_threshold={size}": Plan.of(slice_threshold=size) for size in sizes}

@@ -16,6 +16,7 @@ from dpro_search.report.units import duration
 from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
 from dpro_search.space.kvstore_recorded import recorded_kvstore_job
 from dpro_search.space.placement import on_workers
+from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import (
     JobFacts,
     KeySlicing,
@@ -69,6 +70,12 @@ class Kvstore(StoreJob[KvstoreJob]):
             ("slice", duration(job.slice_us), "CPU time of a server for the messages of a slice of any size"),
             ("call of the optimizer", duration(job.update_call_us), "for each slice, if servers update the weights"),
         )
+
+    @property
+    def questions(self) -> Mapping[str, Plan]:
+        from dpro_search.kinds.kvstore.diagnosis import questions
+
+        return questions(self)
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.kvstore.diagnosis import diagnosis

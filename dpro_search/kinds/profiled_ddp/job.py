@@ -155,8 +155,12 @@ class ProfiledDdp(PlannedSteps):
         yield f"gradients: {self.gradients.why}"
         yield from super().assumed()
 
+    @property
+    def questions(self) -> Mapping[str, Plan]:
+        return _QUESTIONS
+
     def diagnose(self) -> dict[str, Any]:
-        return with_plans(self, super().diagnose(), _QUESTIONS) | {"buckets": self._buckets()}
+        return with_plans(self, super().diagnose()) | {"buckets": self._buckets()}
 
     def _buckets(self) -> list[dict[str, Any]]:
         """Of each recorded bucket: gradients, bytes, and its transfer, mean over ranks and steps."""

@@ -173,8 +173,12 @@ class ProfiledFsdp(PlannedSteps):
             yield f"other shard groups are not offered: {why}"
         yield from super().assumed()
 
+    @property
+    def questions(self) -> Mapping[str, Plan]:
+        return _QUESTIONS
+
     def diagnose(self) -> dict[str, Any]:
-        return with_plans(self, super().diagnose(), _QUESTIONS) | {"units": self._unit_facts()}
+        return with_plans(self, super().diagnose()) | {"units": self._unit_facts()}
 
     def _unit_facts(self) -> list[dict[str, Any]]:
         """Of each unit: its bytes, and its all-gathers and reductions, mean over ranks and steps, with waits."""

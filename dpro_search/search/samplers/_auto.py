@@ -57,12 +57,12 @@ class _Block:
 class AutoSampler(Sampler):
     """Optuna over the outer knobs, Metropolis chains over whole plans, and the critical path or, without a guide, line searches.
 
-    The space's default plans come first. Then members get blocks of trials. Every member gets one block. After that the member
-    with the largest discounted gain gets the next block; if gains are equal, the member with the largest share of successful
-    blocks. At growing intervals the member with the fewest blocks gets an exploration block. Jobs with a guide are replayed
-    faster than Optuna proposes, so Optuna's later blocks are short for them. A member without a new proposal ends its block.
-    After a block, a new best plan is observed by the other members, and evaluated without its cycle time, whose effect may be
-    chance.
+    The space's default plans and questions come first. Then members get blocks of trials. Every member gets one block. After that
+    the member with the largest discounted gain gets the next block; if gains are equal, the member with the largest share of
+    successful blocks. At growing intervals the member with the fewest blocks gets an exploration block. Jobs with a guide are
+    replayed faster than Optuna proposes, so Optuna's later blocks are short for them. A member without a new proposal ends its
+    block. After a block, a new best plan is observed by the other members, and evaluated without its cycle time, whose effect may
+    be chance.
 
     Of several portfolios that share a search, only the first tries the default plans, and each begins with another member, so that
     proposals that do not depend on the seed are not repeated.
@@ -83,7 +83,7 @@ class AutoSampler(Sampler):
         self._members = self._members[first:] + self._members[:first]
         self._own: deque[Plan] = deque()  # plans that the portfolio itself proposes
         self._wanted: set[Plan] = set()
-        for plan in space.defaults if island == 0 else ():
+        for plan in (*space.defaults, *space.questions) if island == 0 else ():
             self._want(plan)
         self._open: deque[_Block | None] = deque()  # blocks of the open proposals, the oldest first; None: the portfolio's own
         self._known: dict[Plan, Prediction] = {}

@@ -27,17 +27,29 @@ class PlanSpace:
         Plan fields that the kind of job knows.
     defaults
         Plans that are worth a look before all others.
+    questions
+        Plans whose gains `diagnose` shows, which follow them.
     choices
         The outer knobs of all transformations.
     """
 
-    def __init__(self, job: JobFacts, transformations: Sequence[Transformation], defaults: Sequence[Plan] = ()) -> None:
+    def __init__(
+        self,
+        job: JobFacts,
+        transformations: Sequence[Transformation],
+        defaults: Sequence[Plan] = (),
+        questions: Sequence[Plan] = (),
+    ) -> None:
         self.job = job
         self.transformations = tuple(transformations)
-        self.defaults = tuple(defaults)
+        self.defaults, self.questions = tuple(defaults), tuple(questions)
         self.fields = tuple(name for transformation in self.transformations for name in transformation.fields)
         assert len(set(self.fields)) == len(self.fields), "two transformations set one field"
         self._upto = np.cumsum([transformation.weight for transformation in self.transformations])
+
+    def asking_first(self, questions: Sequence[Plan]) -> PlanSpace:
+        """The same space with other questions, which are legal plans."""
+        return PlanSpace(self.job, self.transformations, self.defaults, questions)
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:

@@ -11,28 +11,36 @@ from dpro_search._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dpro_search.api import (
+        Bytes,
         Diagnosis,
         DproSearchError,
+        Microseconds,
         Plan,
         Prediction,
         RealRuns,
         Recording,
         Replay,
         Run,
+        capture,
+        describe,
         import_trace,
         load,
         load_run,
     )
 
 __all__ = [
+    "Bytes",
     "Diagnosis",
     "DproSearchError",
+    "Microseconds",
     "Plan",
     "Prediction",
     "RealRuns",
     "Recording",
     "Replay",
     "Run",
+    "capture",
+    "describe",
     "import_trace",
     "load",
     "load_run",

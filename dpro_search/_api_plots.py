@@ -44,7 +44,7 @@ def gains(rows: Sequence[Mapping[str, Any]], names: Sequence[str], ax: Any = Non
     ax.barh(range(len(rows)), [row["gain_us"] / 1e3 for row in rows], color=_COLOURS["update"])
     ax.set_yticks(range(len(rows)), names)
     ax.invert_yaxis()
-    return _labelled(ax, "What would it gain", "gain, ms", "")
+    return _labelled(ax, "What would it gain" if rows else "No change that was tried gains 0.5 %", "gain, ms", "")
 
 
 def progress(trials: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:

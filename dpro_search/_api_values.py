@@ -11,13 +11,61 @@ from dpro_search._api_tables import Tabular, columns_of
 from dpro_search._repr import short_repr
 from dpro_search.collect.kernel_names import short_names
 from dpro_search.report.html import bullets, paragraph, table, to_text
-from dpro_search.report.units import duration, percent, ratio, signed_percent
+from dpro_search.report.units import duration, percent, ratio, signed_percent, size
 from dpro_search.space.describe import describe
 
 if TYPE_CHECKING:
     from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan
 
 _MOST_GAINS = 5  # that a notebook shows
+_LEAST_DRAWN = 0.005  # of an iteration: a bar of a smaller gain cannot be seen
+
+
+class Microseconds(float):
+    """A duration: a number of microseconds, which prints with the unit that suits it.
+
+    >>> Microseconds(561421.3), Microseconds(80.0) * 2
+    (561.4 ms, 160.0)
+    >>> Microseconds(561421.3).seconds
+    0.5614213
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def known(cls, value_us: float | None) -> Microseconds | None:
+        """The duration, or None where it is not known."""
+        return None if value_us is None else cls(value_us)
+
+    @property
+    def seconds(self) -> float:
+        """The duration in seconds."""
+        return self / 1e6
+
+    def __repr__(self) -> str:
+        return duration(self)
+
+    __str__ = __repr__
+
+
+class Bytes(int):
+    """A size: a number of bytes, which prints with the unit that suits it.
+
+    >>> Bytes(2**30)
+    1.0 GiB
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def known(cls, value_bytes: int | None) -> Bytes | None:
+        """The size, or None where it is not known."""
+        return None if value_bytes is None else cls(value_bytes)
+
+    def __repr__(self) -> str:
+        return size(self)
+
+    __str__ = __repr__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +73,13 @@ class Replay(Tabular):
     """A predicted iteration."""
 
     # iteration_us, interval_us: Predicted iteration time, and its 90 % interval.
-    iteration_us: float
-    interval_us: tuple[float, float]
+    iteration_us: Microseconds
+    interval_us: tuple[Microseconds, Microseconds]
     # measured_us, error_pct: Of the recording; None if a setting or cost was changed.
-    measured_us: float | None
+    measured_us: Microseconds | None
     error_pct: float | None
-    breakdown_us: Mapping[str, float]  # Parts of an iteration of the slowest rank.
-    peak_memory_bytes: int | None  # None if the recording does not contain it.
+    breakdown_us: Mapping[str, Microseconds]  # Parts of an iteration of the slowest rank.
+    peak_memory_bytes: Bytes | None  # None if the recording does not contain it.
     facts: Mapping[str, Any] = field(repr=False)  # The output of ``dpro-search replay --json``.
 
     __repr__ = short_repr
@@ -58,8 +106,8 @@ class Diagnosis(Tabular):
     """What an iteration waits for."""
 
     # iteration_us, measured_us: Replayed and recorded; the latter None if not known.
-    iteration_us: float
-    measured_us: float | None
+    iteration_us: Microseconds
+    measured_us: Microseconds | None
     findings: tuple[str, ...]  # Findings as sentences, the costliest first.
     # What-if questions with ``what_if``, ``predicted_iteration_us`` and ``gain_us``, the largest gain first.
     gains: tuple[Mapping[str, Any], ...]
@@ -73,8 +121,9 @@ class Diagnosis(Tabular):
         return columns_of(self.gains, ("what_if", "predicted_iteration_us", "gain_us"))
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the gains with matplotlib, on `ax` or a new figure; returns the axes."""
-        return plots.gains(self.gains, short_names([gain["what_if"] for gain in self.gains]), ax)
+        """Draw the gains of 0.5 % and more with matplotlib, on `ax` or a new figure; returns the axes."""
+        gains = [gain for gain in self.gains if gain["gain_us"] >= _LEAST_DRAWN * self.iteration_us]
+        return plots.gains(gains, short_names([gain["what_if"] for gain in gains]), ax)
 
     def _repr_html_(self) -> str:
         rows = [

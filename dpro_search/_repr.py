@@ -31,7 +31,7 @@ def short_call(name: str, arguments: Mapping[str, Any]) -> str:
 def _shown(value: Any, depth: int) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"<{value.dtype}{list(value.shape)}>"
-    if isinstance(value, float):
+    if isinstance(value, float) and type(value).__repr__ is float.__repr__:
         return f"{value:.6g}"
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= _MOST_OF_TEXT else _cut(repr(value[:_MOST_OF_TEXT]), _MOST_OF_TEXT)

@@ -9,8 +9,9 @@ True
 >>> job.replay(changes={"rate": "100mbit"}).iteration_us > job.replay().iteration_us
 True
 
-A method does what the verb of its name does on the command line, with the same code. Times are in microseconds, sizes in bytes. All
-errors are subclasses of `DproSearchError` (`dpro_search.errors`), with one line that says what to do.
+A method does what the verb of its name does on the command line, with the same code. Times are numbers of microseconds and sizes
+numbers of bytes, which print with the unit that suits them: ``561.4 ms``, ``1.6 GiB``. All errors are subclasses of
+`DproSearchError` (`dpro_search.errors`), with one line that says what to do.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ from dpro_search import _api_plots as plots
 from dpro_search._api_errors import page_path, speaks_python
 from dpro_search._api_run import Run
 from dpro_search._api_tables import Tabular
-from dpro_search._api_values import Diagnosis, RealRuns, Replay
+from dpro_search._api_values import Bytes, Diagnosis, Microseconds, RealRuns, Replay
 from dpro_search.collect._files import write_file
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import EventKind, Trace
@@ -36,6 +37,7 @@ from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds import Description, PlanOptions, Source, files_of, job_of, load_source, searchable
 from dpro_search.kinds._elsewhere import elsewhere
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+from dpro_search.quantities import parse_bytes
 from dpro_search.report.html import table, to_text
 from dpro_search.report.timeline import typical_step
 from dpro_search.report.units import duration
@@ -43,15 +45,22 @@ from dpro_search.search import FinishedTrial, SearchResult
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan, Prediction
 
+if TYPE_CHECKING:
+    from dpro_search.deploy.export import ExportedFiles
+
 __all__ = [
+    "Bytes",
     "Diagnosis",
     "DproSearchError",
+    "Microseconds",
     "Plan",
     "Prediction",
     "RealRuns",
     "Recording",
     "Replay",
     "Run",
+    "capture",
+    "describe",
     "import_trace",
     "load",
     "load_run",
@@ -95,7 +104,8 @@ class Recording(Tabular):
         cluster
             What the job runs on, like "16xhgx-h100" or a TOML file; None: as recorded.
         changes
-            Other settings, ranks and rates, like ``{"fusion_threshold_bytes": 2**20, "ranks": 4, "rate": "500mbit"}``.
+            Other settings, ranks and rates, like ``{"bucket_cap_bytes": "5MiB", "ranks": 4, "rate": "500mbit"}``. A setting
+            of several values takes a list, like ``{"stage_layers": [7, 8, 8, 7]}`` or ``{"kept_units": ["head", "layer.7"]}``.
         what_if
             What-if changes of costs: ``compute=0.9``, ``rank1.compute=0.9``, ``bandwidth=2``, ``communication=0``.
         holdout_step
@@ -129,12 +139,12 @@ class Recording(Tabular):
         )
         facts = replay_facts(self.source, request)
         return Replay(
-            iteration_us=facts["predicted_iteration_us"],
-            interval_us=tuple(facts["interval_us"]),
-            measured_us=facts["measured_iteration_us"],
+            iteration_us=Microseconds(facts["predicted_iteration_us"]),
+            interval_us=(Microseconds(facts["interval_us"][0]), Microseconds(facts["interval_us"][1])),
+            measured_us=Microseconds.known(facts["measured_iteration_us"]),
             error_pct=facts["error_pct"],
-            breakdown_us=facts["breakdown_us"],
-            peak_memory_bytes=facts["peak_memory_bytes"],
+            breakdown_us={part: Microseconds(part_us) for part, part_us in facts["breakdown_us"].items()},
+            peak_memory_bytes=Bytes.known(facts["peak_memory_bytes"]),
             facts=facts,
         )
 
@@ -157,8 +167,8 @@ class Recording(Tabular):
         """
         facts = elsewhere(job_of(self.source), cluster, _texts(changes), verb="diagnose").job.diagnose()
         return Diagnosis(
-            iteration_us=facts["iteration_us"],
-            measured_us=facts["measured_iteration_us"],
+            iteration_us=Microseconds(facts["iteration_us"]),
+            measured_us=Microseconds.known(facts["measured_iteration_us"]),
             findings=tuple(facts["findings"]),
             gains=tuple(facts["gains"]),
             facts=facts,
@@ -174,7 +184,7 @@ class Recording(Tabular):
         out: str | Path | None = None,
         with_: str | Sequence[str] = (),
         allow_lossy: bool = False,
-        memory_limit_bytes: int | None = None,
+        memory_limit_bytes: int | str | None = None,
         cluster: str | None = None,
         changes: Mapping[str, object] | None = None,
         cluster_model: str | Path | None = None,
@@ -204,7 +214,7 @@ class Recording(Tabular):
             Also search lossy changes: gradients in fp16 (Horovod, DistributedDataParallel, BytePS), by PowerSGD
             (DistributedDataParallel) or in 2 bits (KVStore).
         memory_limit_bytes
-            Memory limit of a rank; recomputation and gradient accumulation are searched as well.
+            Memory limit of a rank, like ``2**31`` or "72GiB"; recomputation and gradient accumulation are searched as well.
         cluster, changes
             What the job runs on, and changes of cluster and speeds, as in `diagnose`.
         cluster_model, precision_table
@@ -258,7 +268,7 @@ class Recording(Tabular):
         options = PlanOptions(
             compute=frozenset(_several(with_)),
             allow_lossy=allow_lossy,
-            memory_limit_bytes=memory_limit_bytes,
+            memory_limit_bytes=parse_bytes(memory_limit_bytes) if isinstance(memory_limit_bytes, str) else memory_limit_bytes,
             cluster_model=None if cluster_model is None else Path(cluster_model),
             precision_table=None if precision_table is None else Path(precision_table),
             all_reduce_model=None if all_reduce_model is None else Path(all_reduce_model),
@@ -284,6 +294,40 @@ class Recording(Tabular):
             quantile=quantile,
         )
         return Run(folder=folder, result=result)
+
+    @speaks_python
+    def export(self, plan: Plan, out: str | Path, *, targets: Sequence[str] = ()) -> ExportedFiles:
+        """Write the files that the job needs to follow a plan of your own into the new folder `out`.
+
+        Parameters
+        ----------
+        targets
+            Targets, like "ddp" or "torchtitan"; empty: those of the job that the plan needs.
+
+        Raises
+        ------
+        InputError
+            The folder exists, or no target can express the plan.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     exported = load().export(Plan.of(bucket_cap_bytes=2**20), f"{folder}/tuned")
+        >>> sorted(exported.files)
+        ['README.md', 'ddp.json', 'ddp.py', 'plan.json']
+        """
+        from dpro_search.deploy.export import export_plan
+        from dpro_search.deploy.targets import targets_for, targets_named
+        from dpro_search.kinds import all_targets, deployed_job
+
+        job = job_of(self.source)
+        deployed, known = deployed_job(self.source, job), all_targets()
+        chosen = targets_named(targets, known) if targets else targets_for(plan, deployed.targets, deployed.usual)
+        prediction = job.predict(plan)
+        if prediction.infeasible:
+            raise InputError(f"{plan!r}: {prediction.infeasible}")
+        return export_plan(plan, Path(out), chosen, deployed.facts, (prediction, job.predict(Plan())), known)
 
     @speaks_python
     def report(self, out: str | Path) -> Path:
@@ -353,12 +397,17 @@ class Recording(Tabular):
 
 def _texts(changes: Mapping[str, object] | None) -> tuple[str, ...]:
     """Changes as the command line writes them; raises `InputError` for what is no value of one."""
-    found = []
+    texts = []
     for key, value in (changes or {}).items():
-        if not isinstance(value, str | bool | int | float | np.integer | np.floating):
-            raise InputError(f"changes: {key} is {value!r}; give a number or a text, and leave out what stays as recorded")
-        found.append(f"{key}={int(value) if isinstance(value, bool) else value}")
-    return tuple(found)
+        values = list(value) if isinstance(value, list | tuple) else [value]
+        if not values or not all(isinstance(one, str | bool | int | float | np.integer | np.floating) for one in values):
+            raise InputError(f"changes: {key} is {value!r}; give a number, a text or a list, and leave out what stays as recorded")
+        joint = "+" if any(isinstance(one, str) for one in values) else ","
+        words = (
+            str(int(one)) if isinstance(one, bool) else repr(float(one)) if isinstance(one, float) else str(one) for one in values
+        )
+        texts.append(f"{key}={joint.join(words)}")
+    return tuple(texts)
 
 
 def _several(values: str | Sequence[str]) -> Sequence[str]:
@@ -411,6 +460,121 @@ def import_trace(sources: str | Path | Sequence[str | Path], out: str | Path, *,
         trace = with_parameters(trace, Path(parameters))
     trace.save(Path(out))
     return Recording(folder=Path(out), source=trace)
+
+
+@speaks_python
+def describe(
+    model: str,
+    cluster: str,
+    out: str | Path,
+    *,
+    global_batch: int | None = None,
+    sequence: int | None = None,
+    precision: str | None = None,
+    framework: str | None = None,
+) -> Recording:
+    """Write the description of a parallel job into the new file `out`, and open it.
+
+    Parameters
+    ----------
+    model
+        A built-in model, like "llama3-8b", or the path of a ``config.json`` of Hugging Face.
+    cluster
+        What the job runs on, like "16xhgx-h100", "512xh100" or a TOML file.
+    global_batch, sequence
+        Sequences of a step, and tokens of a sequence; None: 4 a device, and the model's own, at most 4,096.
+    precision, framework
+        Those of matrix products, and what trains the model; None: "bf16" or what the device has, and "megatron-core".
+
+    Raises
+    ------
+    InputError
+        `out` exists, or the job cannot be described.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     job = describe("llama3-8b", "4xhgx-h100", f"{folder}/job.toml", global_batch=128, sequence=8192)
+    >>> job.replay(changes={"tp": 2}).iteration_us > 1e6
+    True
+    """
+    from dpro_search.collect._files import require_new
+    from dpro_search.kinds import Wanted, description_text
+
+    path = Path(out)
+    require_new(path)
+    usual = Wanted(
+        model=model, cluster=cluster, global_batch=global_batch, sequence=sequence, precision=precision, framework=framework
+    )
+    write_file(path, description_text(usual).encode())
+    return load(path)
+
+
+@speaks_python
+def capture(
+    model: str,
+    out: str | Path,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    batch: int = 1,
+    sequence: int | None = None,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    cluster: str | None = None,
+    python: str | None = None,
+    on_progress: Callable[[str], None] = lambda words: None,
+    **functions: str,
+) -> Recording:
+    """Capture the training step of a PyTorch module without running it; opens the job that `out` then describes.
+
+    Parameters
+    ----------
+    model
+        A script and its function that returns the model, like "train.py:build_model".
+    mesh
+        Ranks along the axes "dp", "dp_shard", "tp", "pp", "cp" and "ep".
+    batch, sequence
+        Samples of one replica, or of a micro-batch, and tokens of a sample.
+    cluster
+        The cluster of the job; None: as many H100 as the mesh has ranks.
+    python
+        An interpreter that has PyTorch; None: that of ``scripts/make_env.sh torch``.
+    on_progress
+        Called with a few words on each part of the work.
+    functions
+        Further functions of the script by their purpose: `inputs`, `loss`, `tp_plan`, `parallelize`.
+
+    Raises
+    ------
+    InputError
+        `out` exists, or the model cannot be captured.
+    MissingCapabilityError
+        The interpreter has no PyTorch.
+    """
+    from dpro_search.collect.capture.runner import CaptureRequest, parse_mesh, script_and_function, torch_interpreter
+    from dpro_search.kinds import write_captured
+
+    unknown = sorted(functions.keys() - {"inputs", "loss", "tp_plan", "parallelize"})
+    if unknown:
+        raise InputError(f"{unknown[0]}: no such parameter; functions are inputs, loss, tp_plan and parallelize")
+    script, build = script_and_function(model)
+    request = CaptureRequest(
+        python=torch_interpreter(python),
+        script=script,
+        build=build,
+        batch=batch,
+        sequence=sequence,
+        precision=precision,
+        optimizer=optimizer,
+        mesh=parse_mesh(",".join(f"{axis}={ranks}" for axis, ranks in (mesh or {}).items())),
+        inputs=functions.get("inputs"),
+        loss=functions.get("loss"),
+        tp_plan=functions.get("tp_plan"),
+        parallelize=functions.get("parallelize"),
+    )
+    write_captured(request, Path(out), cluster, on_progress)
+    return load(Path(out) / "job.toml")
 
 
 @speaks_python

@@ -65,29 +65,14 @@ def capture(
 
     Example: dpro-search capture train.py:build_model --batch 4 --sequence 2048 --mesh dp_shard=8,tp=2 --out captured
     """
-    import os
-
     from dpro_search.cli._output import print_json, size, stderr_console, warn
-    from dpro_search.collect._files import require_new, written_folder
-    from dpro_search.collect.capture import written_graph
-    from dpro_search.collect.capture.runner import CaptureRequest, parse_mesh
-    from dpro_search.collect.capture.runner import capture as captured
-    from dpro_search.errors import InputError, MissingCapabilityError
-    from dpro_search.kinds import captured_text
+    from dpro_search.collect.capture.runner import CaptureRequest, parse_mesh, script_and_function, torch_interpreter
+    from dpro_search.kinds import write_captured
 
-    require_new(out)
-    script, _, function = model.rpartition(":")
-    if not script or not function.isidentifier():
-        raise InputError(f"{model}: give a script and a function, like train.py:build_model")
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    interpreter = python or str(root / "torch" / "bin" / "python")
-    if python is None and not Path(interpreter).is_file():
-        raise MissingCapabilityError(
-            f"{interpreter}: no such interpreter; build PyTorch's with 'scripts/make_env.sh torch' or name one by --python"
-        )
+    script, function = script_and_function(model)
     request = CaptureRequest(
-        python=interpreter,
-        script=Path(script),
+        python=torch_interpreter(python),
+        script=script,
         build=function,
         inputs=inputs,
         loss=loss,
@@ -104,10 +89,7 @@ def capture(
         rotate=rotate,
     )
     with stderr_console().status("starting") as status:
-        graph = captured(request, lambda what: status.update(f"capturing: {what}"))
-    with written_folder(out) as folder:
-        (folder / "graph.json").write_bytes(written_graph(graph))
-        (folder / "job.toml").write_text(captured_text(graph, "graph.json", cluster))
+        graph = write_captured(request, out, cluster, lambda what: status.update(f"capturing: {what}"))
     for note in graph.notes:
         warn(note)
     step = graph.under_mesh or graph.plain

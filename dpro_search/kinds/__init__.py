@@ -26,6 +26,7 @@ from dpro_search.space.schemes import import_kinds_by
 
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph
+    from dpro_search.collect.capture.runner import CaptureRequest
     from dpro_search.collect.launchers._base import Launcher
     from dpro_search.collect.parallel_times import ParallelTimes
     from dpro_search.deploy.jobs import RecordedJob
@@ -49,6 +50,7 @@ __all__ = [
     "assemble_raw",
     "captured_text",
     "deployed",
+    "deployed_job",
     "describable_names",
     "described_in",
     "described_job",
@@ -66,6 +68,7 @@ __all__ = [
     "searchable_job_of",
     "targets_of",
     "timed_job",
+    "write_captured",
 ]
 
 
@@ -119,8 +122,35 @@ def describable_names() -> dict[str, list[str]]:
 
 def captured_text(graph: CapturedGraph, name: str, cluster: str | None) -> str:
     """The file of a captured model's job, whose graph is in a file of that name beside it; `cluster` None: as large as the mesh."""
-    found = (kind.captured_text(graph, name, cluster) for kind in kinds() if isinstance(kind, DescribedKind))
-    return next(text for text in found if text is not None)
+    texts = (kind.captured_text(graph, name, cluster) for kind in kinds() if isinstance(kind, DescribedKind))
+    return next(text for text in texts if text is not None)
+
+
+def write_captured(request: CaptureRequest, out: Path, cluster: str | None, on_progress: Callable[[str], None]) -> CapturedGraph:
+    """Capture a model's training step into the new folder `out`: ``graph.json``, and ``job.toml``, which describes the job.
+
+    Parameters
+    ----------
+    cluster
+        The cluster of ``job.toml``; None: as many devices as the mesh has ranks.
+    on_progress
+        Called with a few words on each part of the work.
+
+    Raises
+    ------
+    InputError
+        `out` exists, or the model cannot be captured.
+    """
+    from dpro_search.collect._files import require_new, written_folder
+    from dpro_search.collect.capture import written_graph
+    from dpro_search.collect.capture.runner import capture
+
+    require_new(out)
+    graph = capture(request, on_progress)
+    with written_folder(out) as folder:
+        (folder / "graph.json").write_bytes(written_graph(graph))
+        (folder / "job.toml").write_text(captured_text(graph, "graph.json", cluster))
+    return graph
 
 
 def files_of(source: Source) -> dict[str, Path]:
@@ -136,14 +166,20 @@ def kind_of(source: Source) -> AnyKind[Any]:
 
 def deployed(info: RunInfo) -> Deployed:
     """What an export needs of the job of a search; raises `InputError` if its trace or description is not there."""
+    source = load_source(Path(info.trace))
+    job = job_of(source)
+    return deployed_job(source, job if isinstance(source, Trace) else searched_job(job, info))
+
+
+def deployed_job(source: Source, job: Job) -> Deployed:
+    """What an export needs of a job that was opened."""
     from dpro_search.deploy.of_run import Deployed
 
-    source = load_source(Path(info.trace))
-    kind, job = kind_of(source), job_of(source)
+    kind = kind_of(source)
     if isinstance(source, Trace):
         name, framework = f"{source.meta.framework} with {source.meta.comm}", source.meta.framework
     else:
-        name, framework, job = kind.title, source.framework, searched_job(job, info)
+        name, framework = kind.title, source.framework
     return Deployed(
         name=name,
         targets=kind.targets_of(framework),

@@ -1,6 +1,7 @@
 """The Python API: its examples run, its tables are safe, and it costs nothing until it is used."""
 
 import doctest
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -120,3 +121,39 @@ def test_real_runs_are_a_table_that_says_what_trains_something_else():
     assert "1.23" in shown
     assert "none: trains something else" in shown
     assert "none: rank 1 ended with code 3" in shown
+
+
+def test_times_and_sizes_are_numbers_that_print_with_a_unit():
+    replay = dpro_search.load().replay()
+    assert isinstance(replay.iteration_us, float)
+    assert re.fullmatch(r"\d+\.\d ms", f"{replay.iteration_us}")
+    assert replay.iteration_us.seconds == replay.iteration_us / 1e6
+    assert repr(dpro_search.Bytes(2**30)) == "1.0 GiB"
+    assert "ms" in repr(replay)
+
+
+def test_a_job_is_described_in_python_and_its_settings_take_lists(tmp_path):
+    job = dpro_search.describe("gpt2-xl", "1xhgx-h100", tmp_path / "job.toml", global_batch=64, sequence=1024)
+    even = job.replay(changes={"pp": 4, "micro_batch": 4})
+    uneven = job.replay(changes={"pp": 4, "micro_batch": 4, "stage_layers": [15, 11, 11, 11]})
+    assert uneven.iteration_us > even.iteration_us
+    with pytest.raises(InputError, match="exists already"):
+        dpro_search.describe("gpt2-xl", "1xhgx-h100", tmp_path / "job.toml")
+    with pytest.raises(InputError, match="changes: pp is"):
+        job.replay(changes={"pp": []})
+
+
+def test_a_plan_of_your_own_is_exported(tmp_path):
+    exported = dpro_search.load().export(Plan.of(bucket_cap_bytes=2**20), tmp_path / "tuned")
+    assert "planned_ddp" in exported.usage
+    assert (tmp_path / "tuned" / "ddp.json").is_file()
+    with pytest.raises(InputError):
+        dpro_search.load().export(Plan.of(fusion_threshold_bytes=0), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_capture_names_what_is_missing(tmp_path):
+    with pytest.raises(InputError, match="give a script and a function"):
+        dpro_search.capture("train.py", tmp_path / "captured")
+    with pytest.raises(InputError, match="optimiser"):
+        dpro_search.capture("train.py:model", tmp_path / "captured", optimiser="adam")

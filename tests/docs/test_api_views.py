@@ -114,7 +114,12 @@ def test_values_are_drawn(job, run, pyplot):
     replay = job.replay()
     bars = replay.plot().patches
     assert sum(bar.get_width() for bar in bars) == pytest.approx(sum(replay.breakdown_us.values()) / 1e3)
-    assert len(job.diagnose().plot().patches) == len(job.diagnose().gains)
+    diagnosis = job.diagnose()
+    drawn_ms = [bar.get_width() for bar in diagnosis.plot().patches]
+    assert drawn_ms == pytest.approx(
+        [g["gain_us"] / 1e3 for g in diagnosis.gains if g["gain_us"] >= 0.005 * diagnosis.iteration_us]
+    )
+    assert min(drawn_ms) > 0
     trials = run.plot().lines[0].get_xydata()
     assert len(trials) == run.result.trials
     assert len(run.plot("pareto").lines[1].get_xydata()) >= 1
@@ -133,7 +138,7 @@ def test_a_missing_library_is_named_with_the_extra(library, method, run, monkeyp
     ("ask", "said"),
     [
         (lambda job, run: job.replay(holdout_step=15, changes={"ranks": 4}), "leave out plan, cluster, changes and what_if"),
-        (lambda job, run: job.replay(changes={"ranks": None}), "changes: ranks is None; give a number or a text"),
+        (lambda job, run: job.replay(changes={"ranks": None}), "changes: ranks is None; give a number, a text or a list"),
         (lambda job, run: job.replay(samples=0), "samples must be at least 1"),
         (lambda job, run: job.search(trials=0, out="x"), "trials must be at least 1"),
         (lambda job, run: job.search(quantile=3, out="x"), "quantile must be between 0 and 1"),

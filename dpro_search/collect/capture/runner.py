@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -98,6 +99,33 @@ def _check_pipeline(schedule: str, ranks: int, stages: int, micro_batches: int) 
         raise InputError(f"--micro-batches {micro_batches}: a pipeline of {ranks} ranks needs as many at least")
     if stages > 1 and micro_batches % ranks:
         raise InputError(f"--micro-batches {micro_batches}: stages that are interleaved need a multiple of {ranks}")
+
+
+def torch_interpreter(named: str | None) -> str:
+    """The interpreter that captures: the named one, or that of ``scripts/make_env.sh torch``.
+
+    Raises
+    ------
+    MissingCapabilityError
+        None was named, and that environment was not built.
+    """
+    if named is not None:
+        return named
+    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
+    usual = root / "torch" / "bin" / "python"
+    if not usual.is_file():
+        raise MissingCapabilityError(
+            f"{usual}: no such interpreter; build PyTorch's with 'scripts/make_env.sh torch' or name one by --python"
+        )
+    return str(usual)
+
+
+def script_and_function(text: str) -> tuple[Path, str]:
+    """The parts of ``train.py:build_model``; raises `InputError` for anything else."""
+    script, _, function = text.rpartition(":")
+    if not script or not function.isidentifier():
+        raise InputError(f"{text}: give a script and a function, like train.py:build_model")
+    return Path(script), function
 
 
 class _Answer(msgspec.Struct):

@@ -136,7 +136,8 @@ def test_a_job_is_described_in_python_and_its_settings_take_lists(tmp_path):
     job = dpro_search.describe("gpt2-xl", "1xhgx-h100", tmp_path / "job.toml", global_batch=64, sequence=1024)
     even = job.replay(changes={"pp": 4, "micro_batch": 4})
     uneven = job.replay(changes={"pp": 4, "micro_batch": 4, "stage_layers": [15, 11, 11, 11]})
-    assert uneven.iteration_us > even.iteration_us
+    assert uneven.iteration_us == job.replay(changes={"pp": 4, "micro_batch": 4, "stage_layers": "15,11,11,11"}).iteration_us
+    assert uneven.iteration_us != even.iteration_us
     with pytest.raises(InputError, match="exists already"):
         dpro_search.describe("gpt2-xl", "1xhgx-h100", tmp_path / "job.toml")
     with pytest.raises(InputError, match="changes: pp is"):

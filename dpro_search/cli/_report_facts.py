@@ -22,7 +22,7 @@ from dpro_search.collect.sample import sample_of
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Description, Job, job_of, kind_of, load_source
-from dpro_search.kinds._efficiency import efficiency_facts, table_rows
+from dpro_search.kinds._efficiency import efficiency, efficiency_facts, table_rows
 from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._replay_facts import predicted_facts
 from dpro_search.report import Facts
@@ -73,6 +73,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         raise InputError(f"{folder}: not the trace of this search; give that one with --trace")
     gathered = _Gathered(folder, on_part, info)
     search = result.summary() | {"baseline_infeasible": result.baseline.infeasible}
+    search["reasons"] = gathered.job.reasons([ranked.plan for ranked in result.plans])
     for row in search["plans"]:
         row["name"] = f"plan {row['number']}: {row['name']}"
     named = {ranked.plan: row["name"] for row, ranked in zip(search["plans"], result.plans, strict=True)}
@@ -88,6 +89,9 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
     trials = trials_of_run(run / "trials.jsonl", result.trials, gathered.notes)
+    if (work := gathered.job.work) is not None:
+        for trial in trials:
+            trial["cost_per_million_tokens"] = efficiency(work, trial["iteration_us"])["cost_per_million_tokens"]
     validation = _validation(run, gathered, named)
     for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
         _refuse_impossible(run / name, found)
@@ -215,7 +219,7 @@ def step_timeline(job: Job, trace: Trace | None, step: int | None, notes: list[s
     return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
 
 
-def trials_of_run(path: Path, count: int, notes: list[str]) -> list[Mapping[str, Any]]:
+def trials_of_run(path: Path, count: int, notes: list[str]) -> list[dict[str, Any]]:
     """The readable part of the journal, without locking it: a search may be writing it."""
     from dpro_search.search.run_folder import Trial
 
@@ -224,7 +228,7 @@ def trials_of_run(path: Path, count: int, notes: list[str]) -> list[Mapping[str,
     except OSError as error:
         notes.append(f"the progress of the search is not shown ({path}: {error.strerror})")
         return []
-    found: list[Mapping[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
         try:
             trial = decoded(line, Trial)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpro_search.report import units
 from dpro_search.report.charts import Mark, whiskers
 from dpro_search.report.facts import Facts
-from dpro_search.report.html import Element, Section, figure, name_of, table
+from dpro_search.report.html import Element, Section, bullets, figure, name_of, table
+from dpro_search.report.parallel import EFFICIENCY
 
 NOT_CERTAIN, NOT_MEASURED = "Not a certain gain", "Predicted, not yet measured"
 _VALIDATE = "Run 'dpro-search validate' to measure"
@@ -55,7 +56,10 @@ def verdict(facts: Facts) -> Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class _Setting:
-    """What is predicted of a setting, and what its real runs gave; `gain` and `measured_gain` are speed-ups, in words."""
+    """Predictions of a setting, and what its real runs gave.
+
+    `gain` and `measured_gain` are speed-ups in words, `facts` what `run` says of the setting with ``--json``.
+    """
 
     name: str
     predicted_us: float
@@ -63,6 +67,7 @@ class _Setting:
     gain: str
     certain: str = ""
     memory: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
     measured_us: float | None = None
     measured_gain: str = ""
 
@@ -80,13 +85,13 @@ class _Setting:
             value=f"{units.duration(self.predicted_us)} · {self.gain}",
         )
 
-    @property
-    def row(self) -> tuple[Element | str, ...]:
-        """Its row of the table."""
-        measured = _NONE if self.measured_us is None else units.duration(self.measured_us)
-        predicted = (units.duration(self.predicted_us), units.interval(self.interval_us))
+    def row(self, more: Sequence[str], *, ran: bool) -> tuple[Element | str, ...]:
+        """Its row of the table: with `more` facts by their keys, and, where any setting `ran`, with what was measured."""
         gain = f"{self.gain} ({self.certain})" if self.certain else self.gain
-        return (name_of(self.name), *predicted, gain, self.memory or _NONE, measured, self.measured_gain or _NONE)
+        facts = [_NONE if self.facts.get(key) is None else EFFICIENCY[key][1](self.facts[key]) for key in more]
+        measured = (_NONE if self.measured_us is None else units.duration(self.measured_us), self.measured_gain or _NONE)
+        predicted = (units.duration(self.predicted_us), units.interval(self.interval_us))
+        return (name_of(self.name), *predicted, gain, *facts, self.memory or _NONE, *(measured if ran else ()))
 
 
 def plans_section(facts: Facts) -> Section | None:
@@ -100,14 +105,21 @@ def plans_section(facts: Facts) -> Section | None:
         _unchanged(search, validation, recorded_us, facts.origin),
         *(_planned(plan, measured) for plan in search["plans"] if plan["plan"]),
     ]
-    columns = ("plan", "predicted#", "interval#", "predicted speed-up#", "peak memory#", "measured#", "measured speed-up#")
+    ran = any(setting.measured_us is not None for setting in settings)
+    more = [key for key in EFFICIENCY if any(setting.facts.get(key) is not None for setting in settings)]
+    columns = (
+        ("plan", "predicted#", "interval#", "predicted speed-up#")
+        + (*(f"{EFFICIENCY[key][0]}#" for key in more), "peak memory#")
+        + (("measured#", "measured speed-up#") if ran else ())
+    )
     key = [("predicted", "predicted, with its interval")]
-    if any(setting.measured_us is not None for setting in settings):
+    if ran:
         key.append(("measured", "measured" if validation is not None else "measured in the recording"))
     caption = f"Iteration time. If the interval of a plan overlaps that of the {facts.origin} setting, its gain is not certain."
     chart = whiskers("Iteration time of the best plans", [setting.mark for setting in settings], "iteration")
-    rows = table("Best plans", columns, [setting.row for setting in settings])
-    return Section("plans", "Best plans", [figure(chart, caption, rows, key)])
+    rows = table("Best plans", columns, [setting.row(more, ran=ran) for setting in settings])
+    reasons = bullets(search["reasons"]) if search.get("reasons") else None
+    return Section("plans", "Best plans", [figure(chart, caption, rows, key), reasons])
 
 
 def _that_ran(validation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -123,6 +135,8 @@ def _unchanged(search: Mapping[str, Any], validation: Mapping[str, Any] | None, 
         predicted_us=search["baseline_us"],
         interval_us=search["baseline_interval_us"],
         gain=same,
+        memory=_memory(search.get("baseline", {})),
+        facts=search.get("baseline", {}),
         measured_us=measured_us,
         measured_gain="" if measured_us is None else same,
     )
@@ -136,10 +150,19 @@ def _planned(plan: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> 
         interval_us=plan["interval_us"],
         gain=units.ratio(plan["speedup"]),
         certain="certain" if plan["gain_certain"] else "not certain",
-        memory="" if plan["peak_memory_bytes"] is None else units.size(plan["peak_memory_bytes"]),
+        memory=_memory(plan),
+        facts=plan,
         measured_us=None if ran is None else ran["measured_us"],
         measured_gain="" if ran is None else _measured_gain(ran),
     )
+
+
+def _memory(facts: Mapping[str, Any]) -> str:
+    """Peak memory, and what is left of the device's; empty: not known."""
+    peak, margin = facts.get("peak_memory_bytes"), facts.get("memory_margin_bytes")
+    if peak is None:
+        return ""
+    return units.size(peak) + ("" if margin is None else f", {units.size(abs(margin))} {'free' if margin >= 0 else 'too much'}")
 
 
 def _measured_gain(ran: Mapping[str, Any]) -> str:

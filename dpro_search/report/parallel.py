@@ -39,7 +39,7 @@ EFFICIENCY: Mapping[str, tuple[str, Callable[[float], str]]] = {  # keys of `rep
     "tokens_per_second": ("tokens a second", "{:,.0f}".format),
     "tokens_per_second_per_device": ("tokens a second and device", "{:,.0f}".format),
     "mfu_pct": ("MFU", units.percent),
-    "cost_per_million_tokens": ("price of a million tokens", "${:.3g}".format),
+    "cost_per_million_tokens": ("price of a million tokens", units.money),
 }
 _COMPUTED = ("embedding", "convolution", "matmul", "pointwise", "gather", "compute")  # parts that share a colour
 _PASSES = {"forward": "forward", "backward": "backward", "update": "optimizer", "comm": "communication", "idle": "bubble"}
@@ -114,6 +114,11 @@ class ParallelSetting:
     efficiency: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def short_name(self) -> str:
+        """The name as a column of a table has it: "plan 1"."""
+        return self.name.partition(":")[0]
+
+    @property
     def peak_bytes(self) -> float:
         """Memory of the rank that needs most."""
         return sum(self.memory_bytes.values())
@@ -142,7 +147,7 @@ def comparison_section(settings: Sequence[ParallelSetting]) -> Section:
     if len(settings) > 1:
         chosen.sort(key=lambda row: len(set(row[1:])) == 1)
     title = "The described setting and the best plan" if len(settings) > 1 else "The described setting"
-    columns = ("", *(f"{setting.name}#" for setting in settings))
+    columns = ("", *(f"{setting.short_name}#" for setting in settings))
     return Section(
         "settings",
         title,
@@ -167,15 +172,15 @@ def parts_section(settings: Sequence[ParallelSetting], sentences: Sequence[str])
     present = [key for key in PARTS if any(setting.parts_us.get(key) for setting in settings)]
     numbers = table(
         "Parts of a step",
-        ("part", *(f"{setting.name}#" for setting in settings)),
+        ("part", *(f"{setting.short_name}#" for setting in settings)),
         ((PARTS[key], *(_part(setting, key) for setting in settings)) for key in present),
     )
     caption = (
         "One step of the pipeline rank that has most to do. Communication counts only as far as nothing hides it: as the time that "
         "the step would be shorter by without it."
     )
-    chart = figure(stacked("Parts of a step", rows), caption, None, _legend({colour(key): PARTS[key] for key in present}, present))
-    return Section("breakdown", "Where a step goes", [bullets(sentences) if sentences else None, chart, numbers])
+    chart = figure(stacked("Parts of a step", rows), caption, numbers, _legend(present))
+    return Section("breakdown", "Where a step goes", [bullets(sentences) if sentences else None, chart])
 
 
 def pipeline_section(settings: Sequence[ParallelSetting]) -> Section:
@@ -222,7 +227,7 @@ def memory_section(settings: Sequence[ParallelSetting]) -> Section:
             parts.append(Part(length=free, kind="part idle", tip=f"free: {units.size(free)}"))
         rows.append((setting.name, f"{units.size(setting.peak_bytes)}, {_margin(setting)}", parts))
     present = [key for key in _MEMORY if any(setting.memory_bytes.get(key) for setting in settings)]
-    columns = ("for", *(f"{setting.name}#" for setting in settings))
+    columns = ("for", *(f"{setting.short_name}#" for setting in settings))
     numbers = table(
         "Memory by purpose",
         columns,
@@ -298,6 +303,7 @@ def _busy(stage: Mapping[str, Sequence[tuple[float, float]]], step_us: float) ->
     return f"busy {units.percent(busy_us / step_us * 100)}"
 
 
-def _legend(names: Mapping[str, str], present: Sequence[str]) -> list[tuple[str, str]]:
+def _legend(present: Sequence[str]) -> list[tuple[str, str]]:
     """Colours with their names; parts that share a colour are named together."""
-    return [(f"part {kind}", ", ".join(PARTS[key] for key in present if colour(key) == kind)) for kind in names]
+    kinds = dict.fromkeys(colour(key) for key in present)
+    return [(f"part {kind}", ", ".join(PARTS[key] for key in present if colour(key) == kind)) for kind in kinds]

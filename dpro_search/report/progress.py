@@ -38,7 +38,7 @@ def search_section(trials: Sequence[_TRIAL], origin: str = "recorded") -> Sectio
         return None
     front = pareto_front(trials)
     memories = {trial["peak_memory_bytes"] for trial in trials} - {None}
-    return Section("search", "The search", [_progress(trials, origin), _front(trials, front) if len(memories) > 1 else None])
+    return Section("search", "The search", [_progress(trials, origin), *(_front(trials, front) if len(memories) > 1 else [])])
 
 
 def _progress(trials: Sequence[_TRIAL], origin: str) -> Element:
@@ -74,7 +74,7 @@ def _progress(trials: Sequence[_TRIAL], origin: str) -> Element:
     return figure(chart, f"{which} and the best so far. {last}", numbers, key + _key_of_refused(trials))
 
 
-def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> Element:
+def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> list[Element]:
     chosen = {trial["number"] for trial in front}
     every = len(trials) // _MOST_DOTS + 1
     spread = [trial for place, trial in enumerate(trials) if place % every == 0 and trial["number"] not in chosen]
@@ -91,14 +91,26 @@ def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> Element:
         (f"peak memory, {size}", f"iteration, {unit}"),
         (size_bytes, unit_us),
     )
-    numbers = table(
-        "Plans on the front",
-        ("plan", "peak memory#", "iteration#"),
-        ((name_of(t["name"]), units.size(t["peak_memory_bytes"]), units.duration(t["iteration_us"])) for t in front),
-    )
+    priced = all(trial.get("cost_per_million_tokens") is not None for trial in front)
     caption = "Time against peak memory. No plan is both faster and smaller than a plan on the front."
+    caption += " On one cluster the price is proportional to the time." if priced else ""
     key = [("dot", "a trial"), ("best", "Pareto front")]
-    return figure(chart, caption, numbers, key + _key_of_refused(trials))
+    columns = ("plan", "iteration#", "peak memory#", *(("price of a million tokens#",) if priced else ()))
+    picture = figure(chart, caption, None, key + _key_of_refused(trials))
+    return [picture, table("Plans on the front", columns, _front_rows(front, priced))]
+
+
+def _front_rows(front: Sequence[_TRIAL], priced: bool) -> list[tuple[Element | str, ...]]:
+    """The fastest first."""
+    return [
+        (
+            name_of(trial["name"]),
+            units.duration(trial["iteration_us"]),
+            units.size(trial["peak_memory_bytes"]),
+            *([units.money(trial["cost_per_million_tokens"])] if priced else []),
+        )
+        for trial in sorted(front, key=lambda trial: float(trial["iteration_us"]))
+    ]
 
 
 def _dot(trial: _TRIAL, across: str, found: bool) -> Dot:

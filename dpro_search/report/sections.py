@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -35,6 +36,8 @@ _TERMS = {  # of kinds in the JSON of 'diagnose' that are called otherwise
     "io": "copies and input",
     "host": "host (CPU)",
 }
+_SCALE = re.compile(r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|communication|bandwidth)=(?P<factor>[0-9.]+)")
+_SCALED = {"compute": "computation", "communication": "communication", "bandwidth": "links"}
 _MOST_IN_WORDS = 4  # kinds of the critical path that its caption names
 _PATH_KINDS = {
     "collective": "comm",
@@ -169,15 +172,14 @@ def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element |
     if not gains:
         return None
     shown = [row for row in gains if abs(row["gain_us"]) >= _SHOWN_GAIN * iteration_us][:_TOP_GAINS] or gains[:1]
-    names = short_names([row["what_if"] for row in shown])
     rows = [
         (
-            name,
-            f"{units.duration(row['gain_us'])} ({units.percent(row['gain_us'] / iteration_us * 100)})",
+            _question(row),
+            units.share(row["gain_us"], iteration_us),
             row["gain_us"],
             f"iteration {units.duration(row['predicted_iteration_us'])}",
         )
-        for name, row in zip(names, shown, strict=True)
+        for row in shown
     ]
     numbers = table(
         "What-if questions",
@@ -185,10 +187,26 @@ def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element |
         ((name_of(row["what_if"]), units.duration(row["predicted_iteration_us"]), units.duration(row["gain_us"])) for row in gains),
     )
     caption = (
-        "Time that an iteration would save if one thing changed: an upper bound on what optimising it can gain. "
-        "A bar to the left means that the change costs time."
+        "The time that an iteration would save if one thing changed. No optimisation of that thing can gain more. "
+        "A bar to the left means that the change costs time. 'dpro-search replay JOB --what-if CHANGE' answers further questions."
     )
     return figure(bars("Gains", rows, "part update", below="part wait"), caption, numbers)
+
+
+def _question(row: Mapping[str, Any]) -> str:
+    """A what-if question in words, with its text on the command line."""
+    text, meaning = str(row["what_if"]), str(row.get("meaning", ""))
+    match = _SCALE.fullmatch(text)
+    if match is not None and (not meaning or meaning.startswith("--")):
+        what, factor = _SCALED[match["what"]], float(match["factor"])
+        if match["what"] == "bandwidth":
+            meaning = f"{what} {factor:g} times as fast"
+        else:
+            meaning = f"{what} takes " + ("no time" if factor == 0 else f"{factor:g} times as long")
+        meaning += f" on rank {match['rank']}" if match["rank"] else ""
+    if not meaning or meaning.startswith("--"):
+        return short_names([text])[0]
+    return f"{meaning} ({text})"
 
 
 def _efficiency(diagnosis: Mapping[str, Any]) -> Element | None:

@@ -53,6 +53,11 @@ def ratio(value: float) -> str:
     return f"{value:.2f}\N{MULTIPLICATION SIGN}"
 
 
+def money(value_usd: float) -> str:
+    """An amount of US dollars: "$1,240", "$0.031"."""
+    return f"${value_usd:,.0f}" if value_usd >= 1000 else f"${value_usd:.3g}"
+
+
 def count(number: int, noun: str) -> str:
     """A number of things: "1 rank", "2 ranks"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -179,3 +179,16 @@ def test_no_table_is_clipped_on_a_phone(page, searched):
     assert page.evaluate(clipped) == 0
     label = "getComputedStyle(document.querySelector('#plans tbody td'), '::before').content"
     assert page.evaluate(label) == '"predicted"', "the column's name stands beside the value"
+
+
+_ALIKE = """[...document.querySelectorAll('.legend')].filter(legend => {
+  const parts = [...legend.querySelectorAll('.swatch.part, .swatch.compute, .swatch.comm')];
+  const looks = parts.map(e => getComputedStyle(e).backgroundColor);
+  return new Set(looks).size < looks.length; }).length"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_name_of_a_legend_has_its_own_colour(page, tmp_path, dark):
+    page.open(written(tmp_path, render(made.facts())), dark=dark)
+    assert page.evaluate("document.querySelectorAll('.legend').length") > 1
+    assert page.evaluate(_ALIKE) == 0

@@ -93,7 +93,7 @@ def test_a_search_shows_the_described_setting_beside_the_best_plan(job, tmp_path
         assert name in page.text
     columns = [attributes["data-label"] for attributes in page.named("td") if "data-label" in attributes]
     assert "as described" in columns
-    assert any(column.startswith("plan 1: ") for column in columns)
+    assert "plan 1" in columns
     assert not re.search(r"\d{4,}(\.\d)? ms\b", page.text)
 
 

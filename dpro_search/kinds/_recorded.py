@@ -13,9 +13,11 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Floats, Ints, Trace
 from dpro_search.costmodel.step_spread import interval_us
 from dpro_search.errors import InputError
+from dpro_search.graph.pipeline_stages import pipelines_of
 from dpro_search.kinds._facts import graph_change
 from dpro_search.replay.device_time import RankTime, busiest_us, mean_breakdown_us, mean_times, rank_times
 from dpro_search.replay.replayer import replay
+from dpro_search.replay.sensitivity import StagesEven
 from dpro_search.replay.sentences import differs_from_median
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us
@@ -349,7 +351,9 @@ class RecordedPredictor:
     def _scaled(self, step: int, graph: ReplayGraph, scales: Sequence[Scale]) -> ReplayGraph:
         for scale in scales:
             scale = scale.at(self._trace.meta.numbers)
-            if scale.needs_ops:
+            if scale.what == "stages":
+                graph = self._with_even_stages(graph, scale.text)
+            elif scale.needs_ops:
                 graph = self._sort_scaled(step, graph, scale)
             else:
                 graph = graph_change(scale, self._trace.meta.ranks).apply(graph)
@@ -357,6 +361,16 @@ class RecordedPredictor:
 
     def _graph_of(self, step: int) -> ReplayGraph:
         return graph_of_step(self.ops, step, self._without, samples=False)
+
+    @cached_property
+    def pipelines(self) -> tuple[tuple[int, ...], ...]:
+        """Places of the ranks of each pipeline; empty if there are none."""
+        return pipelines_of(self._trace)
+
+    def _with_even_stages(self, graph: ReplayGraph, text: str) -> ReplayGraph:
+        if not self.pipelines:
+            raise InputError(f"'{text}': the trace shows no messages between the stages of a pipeline")
+        return StagesEven(pipelines=self.pipelines).apply(graph)
 
     def _sort_scaled(self, step: int, graph: ReplayGraph, scale: Scale) -> ReplayGraph:
         return scaled(self.sorts, step, graph, scale)

@@ -63,7 +63,17 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor, *, profiled: bool = Tr
         "links": [msgspec.to_builtins(speed) for speed in speeds],
         "findings": [
             *stall_findings(predictor, base, found),
-            *findings(times, found, base.iteration_us, speeds, collective, profiled=profiled, stalls=base.stalls),
+            *findings(
+                times,
+                found,
+                base.iteration_us,
+                speeds,
+                collective,
+                profiled=profiled,
+                stalls=base.stalls,
+                framework=trace.meta.framework,
+                pipeline=bool(predictor.pipelines),
+            ),
         ],
         "warnings": list(trace.meta.warnings),
     }

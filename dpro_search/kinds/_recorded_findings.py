@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
@@ -24,6 +25,8 @@ _SENTENCES = {
     "at its host, its input and its clocks.",
     "kernels": "Devices compute for {compute:.0f} % of an iteration, and these kernels decide most of it; try lower precision, "
     "fused kernels or torch.compile.",
+    "stages": "The stages of the pipeline are uneven: of an iteration, ranks {ranks} compute for {slow} and the others for "
+    "{usual_stage} on average. Move layers from these ranks to the others; the last stage also computes the loss.",
     "module": "One module decides much of an iteration; look at its kernels first.",
     "link": "Slow link: {collective} among ranks {ranks} reaches {reached:.1f} Gbit/s a link, the other groups {usual:.1f}. Look "
     "at these ranks' links and NCCL_IB_HCA or NCCL_SOCKET_IFNAME, or place them closer together.",
@@ -42,6 +45,18 @@ _ADVICE = {
     "send": _PASSED_ON,
     "recv": _PASSED_ON,
 }
+_OF_REPLICAS = (
+    "try to overlap the exchange of gradients and parameters among replicas with the pipeline's passes (Megatron-LM's "
+    "--overlap-grad-reduce and --overlap-param-gather)"
+)
+_COMPILED_BY_XLA = {
+    "launch": "Host-bound: devices are idle for {host_bound:.0f} % of an iteration because nothing was launched; put more of the "
+    "step into one jitted function (several steps in one jax.lax.scan), dispatch without waiting for results, or use larger "
+    "batches{unmeasured}.",
+    "kernels": "Devices compute for {compute:.0f} % of an iteration, and these kernels decide most of it; try lower precision or "
+    "larger batches; XLA has fused what it can.",
+    "loading": "The training thread loads its input, or waits for it; prefetch batches to the device while the step before runs.",
+}  # in place of what PyTorch's users can do
 _ANY_ADVICE = "try to overlap it with computation, fewer bytes"
 
 
@@ -54,6 +69,8 @@ def findings(
     *,
     profiled: bool = True,
     stalls: bool = False,
+    framework: str = "",
+    pipeline: bool = False,
 ) -> tuple[str, ...]:
     """Sentences on what would gain at least 3 % of an iteration, the largest gain first; each names the what-if that repeats it.
 
@@ -73,8 +90,16 @@ def findings(
         Whether host threads are as slow as the profiler made them.
     stalls
         Whether some steps stall, so that gains are those of the mean iteration.
+    framework
+        What ran the job, as the trace names it: advice is about its knobs.
+    pipeline
+        Whether ranks pass activations to each other. Then all-gathers and reduce-scatters are not those of a sharded model.
     """
-    shares = _shares(times, iteration_us) | {"advice": _ADVICE.get(_decisive(answers) or collective, _ANY_ADVICE)}
+    advice = _ADVICE.get(_decisive(answers) or collective, _ANY_ADVICE)
+    if pipeline and advice == _SHARDED:
+        advice = _OF_REPLICAS
+    sentences = _SENTENCES | (_COMPILED_BY_XLA if framework == "xla" else {})
+    shares = _shares(times, iteration_us) | {"advice": advice}
     shares["unmeasured"] = _UNMEASURED if profiled else ""
     found: dict[str, Answer] = {}
     for answer in sorted(answers, key=lambda answer: -answer.gain_us):
@@ -83,7 +108,7 @@ def findings(
         if answer.topic in _SENTENCES and answer.gain_pct >= WORTH_PCT:
             found.setdefault(answer.topic, answer)
     return tuple(
-        f"{_SENTENCES[topic].format(**shares, **_about(answer, speeds))} With {answer.meaning}: "
+        f"{sentences[topic].format(**shares, **_about(answer, speeds, times))} With {answer.meaning}: "
         f"{_iteration(answer, average=stalls)}, {time_text(answer.gain_us)} ({answer.gain_pct:.1f} %) less "
         f"(--what-if {answer.what_if}).{'' if answer.certain else _NOT_CERTAIN}"
         for topic, answer in found.items()
@@ -143,9 +168,13 @@ def _shares(times: Sequence[RankTime], iteration_us: float) -> dict[str, Any]:
     return found | {"hidden": max(1 - exposed / moving, 0.0) * 100 if moving > 0 else 0.0}
 
 
-def _about(answer: Answer, speeds: Sequence[GroupSpeed]) -> dict[str, object]:
-    """The ranks that an answer is about, and what their links reach."""
+def _about(answer: Answer, speeds: Sequence[GroupSpeed], times: Sequence[RankTime]) -> dict[str, object]:
+    """The ranks that an answer is about, what their links reach, and how long they and the others compute."""
     ranks = ", ".join(map(str, answer.ranks))
+    if answer.topic == "stages":
+        slow_us = [row.compute_us for row in times if row.rank in answer.ranks]
+        usual_us = [row.compute_us for row in times if row.rank not in answer.ranks]
+        return {"ranks": ranks, "slow": time_text(fmean(slow_us)), "usual_stage": time_text(fmean(usual_us))}
     slow = next(((speed, usual_bps) for speed, usual_bps in slow_groups(speeds) if speed.ranks == answer.ranks), None)
     if slow is None:
         return {"ranks": ranks}

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
 from dpro_search.graph.measured import replay_error
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
+from dpro_search.replay.sensitivity import compute_us_of_ranks
 from dpro_search.space.recorded_scales import Bools
 from dpro_search.space.scenario import Scale
 
@@ -22,6 +24,7 @@ _MOST_RANKS = 16  # with more, only those with the most work are asked about
 _MOST_CLASSES = 6
 _MOST_MODULES = 8
 _NEARLY_ALL = 0.9
+_UNEVEN = 0.05  # of the mean; stages that differ by less are asked about no further (`WORTH_PCT` of an iteration is 3)
 _LEAST_SHARE = 0.01  # of the time of all kernels
 _MOST_REPLAYED_OPS = 4_000_000  # of all questions together; with more, each is answered for the median step alone
 
@@ -109,6 +112,9 @@ def _questions(trace: Trace, predictor: RecordedPredictor, speeds: Sequence[Grou
     yield _Question("compute=0.5", "compute", "all kernels twice as fast")
     yield _Question("communication=0", "communication", "communication free")
     yield _Question("bandwidth=2", "bandwidth", "links twice as fast")
+    if slow := slow_stages(predictor):
+        numbers = tuple(trace.meta.numbers[rank] for rank in slow)
+        yield _Question("stages=even", "stages", "stages that compute equally long", numbers)
     if trace.meta.ranks > 1:
         for rank in _busiest(trace, predictor)[:_MOST_RANKS]:
             number = trace.meta.numbers[rank]
@@ -133,6 +139,17 @@ def _questions(trace: Trace, predictor: RecordedPredictor, speeds: Sequence[Grou
     for speed, usual_bps in slow_groups(speeds):
         what_if = f"ranks{'+'.join(map(str, speed.ranks))}.communication={speed.bus_bps / usual_bps:.3g}"
         yield _Question(what_if, "link", "these links as fast as the others", speed.ranks)
+
+
+def slow_stages(predictor: RecordedPredictor) -> list[int]:
+    """Places of the ranks that compute longer than the mean of their pipeline by more than `_UNEVEN`."""
+    compute_us = compute_us_of_ranks(predictor.graph)
+    return [
+        rank
+        for ranks in predictor.pipelines
+        for rank in ranks
+        if compute_us[rank] > (1 + _UNEVEN) * float(np.mean(compute_us[list(ranks)]))
+    ]
 
 
 def _worth_asking(modules: Mapping[str, Bools], duration_us: Floats) -> list[str]:

@@ -80,6 +80,28 @@ class CommunicationScaled:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StagesEven:
+    """Each rank of a pipeline computes as long as the mean of its pipeline's ranks."""
+
+    pipelines: tuple[tuple[int, ...], ...]  # Ranks of each pipeline.
+
+    @property
+    def text(self) -> str:
+        """What people read."""
+        return "stages=even"
+
+    def apply(self, graph: ReplayGraph) -> ReplayGraph:
+        """The graph of the changed job."""
+        compute = is_compute(graph)
+        compute_us = compute_us_of_ranks(graph)
+        factor = np.ones(graph.ranks)
+        for ranks in self.pipelines:
+            own_us = compute_us[list(ranks)]
+            factor[list(ranks)] = np.divide(own_us.mean(), own_us, out=np.ones(len(ranks)), where=own_us > 0)
+        return graph.with_durations(np.where(compute, graph.duration_us * factor[graph.rank_of_op], graph.duration_us))
+
+
+@dataclass(frozen=True, kw_only=True)
 class KindScaled:
     """Ops of one kind take a factor of their time, on all ranks."""
 
@@ -214,6 +236,12 @@ def is_compute(graph: ReplayGraph) -> Bools:
     """Ops of a compute kind that do not communicate, [n]."""
     found: Bools = np.isin(graph.op_kind, COMPUTE_KINDS) & ~is_communication(graph)
     return found
+
+
+def compute_us_of_ranks(graph: ReplayGraph) -> Floats:
+    """What the ops of each rank compute in an iteration, [ranks]."""
+    duration_us: Floats = np.where(is_compute(graph), graph.duration_us, 0.0)
+    return np.asarray(np.bincount(graph.rank_of_op, duration_us, graph.ranks), np.float64)
 
 
 def _questions(base: Timeline) -> Iterator[Change]:

@@ -12,6 +12,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
     module.Net_0.Block_1=0.5                                                    where modules were recorded
     measured=17.8ms                                                             a step of a profile, measured without profiler
     rank3=usual  ranks0+1+2.communication=0.5                                   one of several ranks; collectives of a group
+    stages=even                                                                 pipeline stages that compute equally long
 """
 
 from __future__ import annotations
@@ -33,14 +34,25 @@ from dpro_search.space.plan import Plan, setting_types
 from dpro_search.space.synchronisation.pace import parse_speeds
 
 ScaledPart = Literal[
-    "compute", "bandwidth", "communication", "host", "launch", "loading", "kernels", "collectives", "module", "usual", "compile"
+    "compute",
+    "bandwidth",
+    "communication",
+    "host",
+    "launch",
+    "loading",
+    "kernels",
+    "collectives",
+    "module",
+    "usual",
+    "compile",
+    "stages",
 ]
 CLUSTER_SETTINGS = ("ranks", "cores", "rate", "recorded_on", "speeds", "delay")
 SCALES = ("compute", "bandwidth", "communication")
 _USUAL = "rankN"  # what `rank3=usual` is called where settings are listed
 _GROUP = re.compile(r"ranks(?P<ranks>\d+(?:\+\d+)+)\.communication=(?P<factor>[0-9.]+)x?")
 _OF_A_SORT = ("kernels", "collectives", "module")
-OP_SCALES = ("host", "launch", "loading", "kernels", "collectives", "module", "compile", _USUAL)
+OP_SCALES = ("host", "launch", "loading", "kernels", "collectives", "module", "compile", "stages", _USUAL)
 _SCALE = re.compile(
     r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|compile|(?:kernels|collectives|module)(?=\.))"
     r"(?:\.(?P<only>(?<=module\.)[\w.]+|[a-z_]+))?=(?P<factor>[0-9.]+)x?"
@@ -56,6 +68,7 @@ class Scale:
     # "host" (what host threads do), "launch" (what they do between two launches, but for loading, and each launch), "loading" (of
     # input), "kernels" and "collectives" of one sort, "module" (what devices do for one). "usual": the ops of a rank take the time
     # that they usually take on the others. "compile": kernels that a compiler fuses take that many times as long as their longest.
+    # "stages": stages of a pipeline compute equally long.
     what: ScaledPart
     factor: float
     rank: int | None = None  # The only rank that changes; None: all.
@@ -90,6 +103,8 @@ class Scale:
         """Read ``compute=0.9``, ``rank1.compute=0.9``, ``kernels.gemm=0.5``, ``rank3=usual``...; else raise `InputError`."""
         if usual := re.fullmatch(r"rank(\d+)=usual", text.strip()):
             return Scale(text=text, what="usual", factor=1.0, rank=int(usual[1]))
+        if text.strip() == "stages=even":
+            return Scale(text=text, what="stages", factor=1.0)
         if among := _GROUP.fullmatch(text.strip()):
             group = tuple(sorted({int(rank) for rank in among["ranks"].split("+")}))
             return Scale(text=text, what="communication", factor=_number(text, among["factor"]), group=group)

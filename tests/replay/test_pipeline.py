@@ -11,7 +11,9 @@ import pytest
 
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
+from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds.imported.job import Imported
 from dpro_search.kinds.imported.pipeline import PipelinePredictor, recorded_predictor
 from dpro_search.replay import replay
 from dpro_search.space.pipeline_parallel import pipeline_graph
@@ -64,3 +66,11 @@ def test_what_if_compute_were_faster():
     base, faster = predictor.predict(), predictor.predict([Scale.parse("compute=0.5")])
     assert 0.4 * base.iteration_us < faster.iteration_us < base.iteration_us
     assert set(base.breakdown_us) == {"compute", "exposed_communication", "waiting_for_ranks", "idle"}
+
+
+def test_uneven_stages_are_what_a_diagnosis_finds_first():
+    facts = Imported.of(recorded(), PlanOptions()).diagnose()
+    assert facts["findings"][0].startswith("The stages of the pipeline are uneven: of an iteration, ranks 6, 7 compute for 1.4")
+    even = next(row for row in facts["gains"] if row["what_if"] == "stages=even")
+    assert 10 < even["gain_pct"] < 16
+    assert not any("FSDP" in sentence for sentence in facts["findings"])

@@ -16,10 +16,12 @@ from dpro_search.replay.sensitivity import (
     ComputeScaled,
     KindScaled,
     OpScaled,
+    StagesEven,
     StragglerGone,
     gains,
     questions,
 )
+from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy
 
 many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -169,3 +171,11 @@ def test_samples_change_with_the_durations():
     assert faster.samples_us[:, 0].tolist() == [4, 6]
     assert faster.samples_us[:, 1:].tolist() == sampled.samples_us[:, 1:].tolist()
     assert faster.samples_us.dtype == np.float32
+
+
+def test_even_stages_compute_the_mean_of_their_pipeline():
+    builder = GraphBuilder()
+    for rank, us in enumerate((100.0, 200.0, 600.0, 50.0)):
+        builder.add_op(builder.add_device(rank=rank), us, name=f"forward@{rank}")
+    even = StagesEven(pipelines=((0, 1, 2),)).apply(builder.build())
+    assert even.duration_us.tolist() == pytest.approx([300.0, 300.0, 300.0, 50.0])

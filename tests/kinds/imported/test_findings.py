@@ -1,5 +1,6 @@
 """What is said of an imported trace, and what is not worth saying."""
 
+import msgspec
 import pytest
 
 from dpro_search.graph.bus_bandwidth import GroupSpeed
@@ -75,3 +76,31 @@ def test_a_slow_link_is_named_with_what_it_reaches():
     ]
     (sentence,) = findings([], [answer("ranks0+4.communication=0.25", "link", 150.0, (0, 4))], 1000.0, speeds)
     assert sentence.startswith("Slow link: allreduce among ranks 0, 4 reaches 10.0 Gbit/s a link, the other groups 40.0.")
+
+
+def test_uneven_stages_are_the_finding_of_a_pipeline_not_the_sharding_of_a_model():
+    times = [replace_rank(rank_time(compute=us, exposed=100), rank) for rank, us in enumerate((400, 400, 400, 800))]
+    answers = [answer("stages=even", "stages", 150.0, (3,)), answer("communication=0", "communication", 50.0)]
+    first, second = findings(times, answers, 1000.0, (), "reduce_scatter", pipeline=True)
+    assert first.startswith(
+        "The stages of the pipeline are uneven: of an iteration, ranks 3 compute for 800.0 us and the others for 400.0 us"
+    )
+    assert "(--what-if stages=even)" in first
+    assert "FSDP" not in second
+    assert "--overlap-grad-reduce" in second
+
+
+def test_advice_for_a_program_that_xla_compiled_names_nothing_of_pytorch():
+    answers = [
+        answer("launch=0", "launch", 400.0),
+        answer("kernels.gemm=0.5", "kernels", 300.0),
+        answer("loading=0", "loading", 200.0),
+    ]
+    sentences = findings([rank_time(compute=300, host=440)], answers, 1000.0, framework="xla")
+    assert len(sentences) == 3
+    assert not any(word in sentence for sentence in sentences for word in ("CUDA graphs", "torch", "DataLoader"))
+    assert "jax.lax.scan" in sentences[0]
+
+
+def replace_rank(time: RankTime, rank: int) -> RankTime:
+    return msgspec.structs.replace(time, rank=rank)

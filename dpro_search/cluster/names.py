@@ -85,6 +85,16 @@ def _named(name: str, count: int | None) -> Cluster:
     raise InputError(f"no cluster is called '{name}'; {hint}")
 
 
+def file_beside(text: str, folder: Path) -> tuple[str, Path | None]:
+    """A text that `parse_cluster` takes whose file is looked for in a folder first, and that file; None: it names none."""
+    counted = _COUNTED.fullmatch(text)
+    name = counted[2].strip() if counted and not Path(text).is_file() else text
+    if not _looks_like_file(name):
+        return text, None
+    path = folder / name if (folder / name).is_file() else Path(name)
+    return (f"{counted[1]}x{path}" if counted and name != text else str(path)), path
+
+
 def names_file(text: str) -> bool:
     """Whether a text that `parse_cluster` takes is, or counts, a file."""
     counted = _COUNTED.fullmatch(text)

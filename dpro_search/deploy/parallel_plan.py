@@ -28,6 +28,7 @@ import importlib
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from fnmatch import fnmatch
@@ -121,7 +122,7 @@ def apply(
             if tied:
                 _module(part, tied[1]).weight = _module(part, tied[0]).weight
         if plan["recompute"]:
-            _recompute(_module(part, path), plan["recompute_layers"])
+            _recompute(_module(part, path), plan["recompute_layers"], selective=plan.get("recompute_selective", False))
         _shard(part, path, mesh, plan, bool(tied))
     gc.collect()  # cycles hold parameters as they were before they were split: of an embedding whole gigabytes
     planned = Planned(parts, loss_function, mesh, plan, device)
@@ -465,12 +466,33 @@ class _TensorParallel:
 # Recomputation and data parallelism.
 
 
-def _recompute(layers: Any, most: int) -> None:
-    """Keep of each of the first `most` layers (0: of all) its input only."""
+def _recompute(layers: Any, most: int, *, selective: bool) -> None:
+    """Keep of each of the first `most` layers (0: of all) its input only, or beside it what `_kept_ops` says."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+    more = {"context_fn": lambda: create_selective_checkpoint_contexts(_kept_ops())} if selective else {}
     for name, layer in list(layers.named_children())[: most or None]:
-        layers.register_module(name, checkpoint_wrapper(layer))
+        layers.register_module(name, checkpoint_wrapper(layer, **more))
+
+
+def _kept_ops() -> Callable[..., Any]:
+    """A policy for one pass through a layer: the outputs of every second matmul, of attention and of reduce-scatters are kept."""
+    import torch
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    matmuls = Counter[bool]()
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        name = op.name()
+        if op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            matmuls[context.is_recompute] += 1
+            kept = matmuls[context.is_recompute] % 2 == 1
+        else:
+            kept = "scaled_dot_product" in name or "reduce_scatter_tensor" in name
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
 
 
 def _shard(model: Any, path: str, mesh: Any, plan: Mapping[str, Any], tied: bool) -> None:

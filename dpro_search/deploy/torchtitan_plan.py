@@ -43,7 +43,7 @@ def plan(config: Any) -> Any:
     ValueError
         Its model has another number of layers, or this version of torchtitan lacks a setting.
     """
-    from torchtitan.distributed.activation_checkpoint import FullAC
+    from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
     content = _content()
     if not version("torchtitan").startswith(_TESTED):
@@ -53,7 +53,8 @@ def plan(config: Any) -> Any:
         raise ValueError(f"the plan is for {content['layers']} layers, and the recipe's model has {layers}")
     config.parallelism = _changed(config.parallelism, content["parallelism"])
     config.training = _changed(config.training, content["training"])
-    config.activation_checkpoint = FullAC.Config() if content["activation_checkpoint"] == "full" else None
+    kinds = {"full": FullAC.Config, "selective": SelectiveAC.Config}
+    config.activation_checkpoint = kinds[content["activation_checkpoint"]]() if content["activation_checkpoint"] else None
     return config
 
 

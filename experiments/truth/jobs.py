@@ -40,6 +40,8 @@ BARE_HOST = Host(forward_us=15.0, backward_us=10.0, collective_us=50.0, paramete
 NOT_COMPILED = r"v-?net"  # examples/vnet_benchmark.py names no XLA, unlike the scripts of NVIDIA's other segmentation networks.
 FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
     (r"nanotron", "nanotron"),
+    (r"foundry", "llm-foundry"),
+    (r"torchtitan", "torchtitan"),
     (r"fsdp", "fsdp"),
     (r"megatron-deepspeed", "megatron-deepspeed"),
     (r"hf transformers|accelerate|^pytorch$", "pytorch"),
@@ -171,7 +173,7 @@ def _stage_layers(row: Row, pp: int) -> tuple[int, ...]:
 
 def _strategy(row: Row) -> Strategy:
     zero = row.text("zero_stage")
-    fsdp = "full_shard" in zero or bool(re.match(r"fsdp=[1-9]", zero))
+    fsdp = "full_shard" in zero or bool(re.match(r"fsdp(=[1-9]|2? ?\(3\)|$)|hsdp", zero))
     found = re.match(r"[0-3]$", zero)
     stage = 3 if fsdp else int(found.group()) if found else _default_stage(row)
     recompute = {"full": Recompute.FULL, "selective": Recompute.SELECTIVE}.get(row.text("recompute"), Recompute.NONE)

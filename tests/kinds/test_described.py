@@ -172,7 +172,7 @@ def test_errors_of_a_description_are_one_line(tmp_path: Path) -> None:
     wrong.write_text(JOB.replace("hidden = 2048\n", ""))
     assert f"{wrong}: [model] has no 'hidden'" in refusal("replay", wrong)
     wrong.write_text("nothing = 1\n")
-    assert "not a trace folder" in refusal("replay", wrong)
+    assert "describes no job" in refusal("replay", wrong)
 
 
 def test_the_job_has_no_trace(job: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpro_search.deploy.parallel.torchtitan import SCHEDULES
 from dpro_search.deploy.parallel.workloads import checked_with, planned, refuse, refuse_details, stage_layers, torchrun, transformer
 from dpro_search.deploy.parts.part import JobFacts, Part, as_json, helper_file
-from dpro_search.space.mesh import Recompute
+from dpro_search.space.mesh import Recompute, Selective
 from dpro_search.space.mesh.schedule import stages_on
 from dpro_search.space.plan import Plan
 
@@ -28,6 +28,7 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
     )
     refuse_details("pytorch", strategy, recomputes_some=True, sets_gradients=True)
     sharded = strategy.zero_stage > 0
+    selective = strategy.recompute is Recompute.SELECTIVE and workload.runtime.selective is Selective.EVERY_SECOND_MATMUL
     content = {
         "version": 1,
         "ranks": strategy.devices,
@@ -42,7 +43,8 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
         "reshard_after_forward": strategy.zero_stage == 3 and strategy.reshard_after_forward,
         "parameter_dtype": _DTYPES[workload.precision],
         "reduce_dtype": "float32" if workload.gradient_bytes >= 4 else _DTYPES[workload.precision],
-        "recompute": strategy.recompute is Recompute.FULL,
+        "recompute": strategy.recompute is Recompute.FULL or selective,
+        "recompute_selective": selective,
         "recompute_layers": strategy.recompute_layers,
         "micro_batch": strategy.micro_batch,
         "micro_batches": strategy.micro_batches,
@@ -57,7 +59,7 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
         f"`planned.parameters()`, and `loss = planned.step(inputs, targets)` with the {each} sequences of "
         "`planned.data_rank` of `planned.data_ranks` (the file's first lines have an example, and what it needs of a model).",
     )
-    if strategy.recompute is Recompute.SELECTIVE:
+    if strategy.recompute is Recompute.SELECTIVE and not selective:
         script += ("Selective recomputation is of the attention's scores: `scaled_dot_product_attention` never stores them.",)
     return Part(
         files={"parallel_plan.json": as_json(content), "parallel_plan.py": helper_file("parallel_plan.py")},

@@ -13,7 +13,7 @@ from dpro_search.deploy.parallel.workloads import (
     transformer,
 )
 from dpro_search.deploy.parts.part import JobFacts, Part, as_json, helper_file
-from dpro_search.space.mesh import Recompute, Schedule, Strategy
+from dpro_search.space.mesh import Recompute, Schedule, Selective, Strategy, Workload
 from dpro_search.space.plan import Plan
 
 # torchtitan's own recipes of published models, by our names.
@@ -90,13 +90,13 @@ def torchtitan_part(plan: Plan, facts: JobFacts) -> Part:
         "layers": model.layer_count,
         "parallelism": parallelism,
         "training": {"local_batch_size": local, **training},
-        "activation_checkpoint": "full" if strategy.recompute is Recompute.FULL else None,
+        "activation_checkpoint": _recomputed(workload),
     }
     return Part(
         files={"torchtitan_plan.json": as_json(content), "torchtitan_plan.py": helper_file("torchtitan_plan.py")},
         start=f"{torchrun(strategy, facts)} -m torchtitan.train --module torchtitan_plan --config planned",
         on_path=True,
-        setup=(*_base(model.name), *_selective(strategy), *checked_with(workload, "torchtitan")),
+        setup=(*_base(model.name), *_selective(workload), *checked_with(workload, "torchtitan")),
     )
 
 
@@ -135,7 +135,14 @@ def _base(model: str) -> tuple[str, ...]:
     return (f"torchtitan has no recipe of {model}: name yours in `base` of `torchtitan_plan.json`, as `module:function`.",)
 
 
-def _selective(strategy: Strategy) -> tuple[str, ...]:
-    if strategy.recompute is not Recompute.SELECTIVE:
+def _recomputed(workload: Workload) -> str | None:
+    """Its `FullAC` or `SelectiveAC`, which computes every second matmul again."""
+    has_policy = workload.runtime.selective is Selective.EVERY_SECOND_MATMUL
+    names = {Recompute.FULL: "full", Recompute.SELECTIVE: "selective" if has_policy else None}
+    return names.get(workload.strategy.recompute)
+
+
+def _selective(workload: Workload) -> tuple[str, ...]:
+    if workload.strategy.recompute is not Recompute.SELECTIVE or _recomputed(workload):
         return ()
     return ("Selective recomputation is of the attention's scores, which FlexAttention never stores: nothing is computed again.",)

@@ -36,8 +36,8 @@ class Choices:
 
 
 def choices_of(fixed: Fixed, framework: Framework, ranks_per_host: int) -> Choices:
-    """Those of a framework; selective recomputation only where scores are stored: a fused attention has none."""
-    selective = () if framework.runtime.flash_attention else (Recompute.SELECTIVE,)
+    """Those of a framework; selective recomputation only where it computes anything again."""
+    selective = (Recompute.SELECTIVE,) if framework.runtime.has_selective else ()
     return Choices(
         zero_stages=tuple(sorted({*framework.zero_stages, fixed.zero_stage})),
         recompute=(*selective, Recompute.FULL) if fixed.layer_count else (),

@@ -24,7 +24,7 @@ import msgspec
 
 from dpro_search._regular_files import read_regular
 from dpro_search.cluster import Cluster, Device, bundled, parse_cluster
-from dpro_search.cluster.names import names_file
+from dpro_search.cluster.names import file_beside
 from dpro_search.cluster.table import File
 from dpro_search.cluster.this_machine import core_of_this_machine
 from dpro_search.collect.capture import read_graph
@@ -117,6 +117,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Which decides memory: Adam keeps two moments and a copy of the parameters in fp32.
     framework
         What runs it, one of `FRAMEWORKS`.
+    target_sequence
+        Tokens that the decoder of an encoder and decoder (T5) reads; None: as many as the encoder, which is said.
     tied_embeddings
         Whether the head uses the embedding's matrix; None: as the model's configuration says.
     times
@@ -135,6 +137,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     optimizer: Literal["adam", "adamw"] = "adam"
     framework: str = "megatron-core"
     tied_embeddings: bool | None = None
+    target_sequence: int | None = None
     times: str | None = None
     cores: int | None = None
     runs: MeshSettings | None = None
@@ -356,7 +359,20 @@ def _model(file: File, found: JobFile, files: dict[str, Path]) -> tuple[Model, t
         if not isinstance(model, Architecture):
             file.fail("tied_embeddings", f"{model.name} has no embedding that a head could use: leave it out")
         model = replace(model, tied=found.tied_embeddings)
-    return model, model.assumed if isinstance(model, Architecture) else ()
+    return _with_targets(file, found, model) if isinstance(model, Architecture) else (model, ())
+
+
+def _with_targets(file: File, found: JobFile, model: Architecture) -> tuple[Architecture, tuple[str, ...]]:
+    """The model whose decoder reads as many tokens as the file says, and what to warn of."""
+    reads_encoder = any(layer.cross_attention is not None for layer in model.layers)
+    if found.target_sequence is not None:
+        if not reads_encoder:
+            file.fail("target_sequence", f"{model.name} has no encoder whose output a decoder reads: leave it out")
+        if not 0 < found.target_sequence <= (found.sequence or MOST):
+            file.fail("target_sequence", f"must be from 1 to 'sequence', not {found.target_sequence}")
+        return replace(model, target_share=found.target_sequence / (found.sequence or 1)), model.assumed
+    said = "'target_sequence' is not given: the decoder is taken to read as many tokens as the encoder" if reads_encoder else None
+    return model, (*model.assumed, *filter(None, [said]))
 
 
 def _measured(file: File, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, ...]:
@@ -400,13 +416,12 @@ def _captured(file: File, capture: str, precision: Precision, files: dict[str, P
 
 
 def _cluster(file: File, name: str, files: dict[str, Path]) -> Cluster:
-    beside = file.path.parent / name
-    path = beside if name.lower().endswith(".toml") and beside.is_file() else Path(name)
+    text, path = file_beside(name, file.path.parent)
     try:
-        cluster = parse_cluster(str(path) if names_file(name) else name)
+        cluster = parse_cluster(text)
     except InputError as error:
         file.fail("cluster", str(error))
-    if path.is_file():
+    if path is not None and path.is_file():
         files["cluster_file"] = path
     return cluster
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels
-from dpro_search.space.mesh import Host, MemoryRules, Runtime, Schedule
+from dpro_search.space.mesh import Host, MemoryRules, Runtime, Schedule, Selective
 
 
 class Framework(NamedTuple):
@@ -31,15 +31,19 @@ _LAUNCH_US = 25.0  # Of the host, for an op of an eager framework's module: PyTo
 
 _FSDP = Runtime(
     name="PyTorch FSDP",
+    selective=Selective.EVERY_SECOND_MATMUL,
+    stages_reduce_once=True,
     tokens_once_a_host=False,
     regather_inputs=False,
     host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
     kernels=Kernels(attention=AttentionKernels.FLASH_2, norm=NormKernels.TWICE, loss=LossKernels.LOG_SOFTMAX),
     gradient_bytes=2.0,
     accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
-    # Composer's: gradients in 16 bits, flat parameters; flash-attention's loss writes gradients over the logits.
-    memory=MemoryRules(logits_bytes=4.0, weighted_activations=False, transformer_engine=False),
+    # PyTorch's own loss: logits in 16 bits, in fp32, log-softmax and its gradient in fp32.
+    memory=MemoryRules(logits_bytes=14.0, weighted_activations=False, transformer_engine=False),
 )
+# Composer's loss is flash-attention's, which writes gradients over the logits.
+_LLM_FOUNDRY = replace(_FSDP, name="LLM Foundry", memory=replace(_FSDP.memory, logits_bytes=4.0))
 # Fused softmax, bias and GELU, layer norm; gradients of each micro-batch are added in 16 bits, reduced and gathered at the end.
 _MEGATRON_DEEPSPEED = Runtime(
     name="Megatron-DeepSpeed",
@@ -85,6 +89,8 @@ _NANOTRON = Runtime(
 )
 _PYTORCH = Runtime(
     name="PyTorch, eager",
+    selective=Selective.EVERY_SECOND_MATMUL,
+    stages_reduce_once=True,
     tokens_once_a_host=False,
     regather_inputs=False,
     kernels=Kernels(
@@ -107,6 +113,8 @@ _PYTORCH = Runtime(
 )
 _PYTORCH_2 = Runtime(
     name="PyTorch 2",
+    selective=Selective.EVERY_SECOND_MATMUL,
+    stages_reduce_once=True,
     tokens_once_a_host=False,
     regather_inputs=False,
     # Each op of a captured step is dispatched and launched on its own; in the backward pass from C++.
@@ -169,6 +177,16 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-core-cuda-graphs": _MEGATRON._replace(runtime=_GRAPHS),
     # `fully_shard` on a mesh of two dims, torch.distributed's context_parallel, checkpoint_wrapper of single layers.
     "fsdp": Framework(_FSDP, 3, (3,), replicates=True, rings=True, recomputes_some=True, target="pytorch"),
+    "llm-foundry": Framework(_LLM_FOUNDRY, 3, (3,), replicates=True, recomputes_some=True, target="pytorch"),
+    "torchtitan": Framework(
+        replace(_PYTORCH_2, name="torchtitan"),
+        3,
+        (3,),
+        schedules=_TORCH_SCHEDULES,
+        uneven_stages=True,
+        replicates=True,
+        target="torchtitan",
+    ),
     "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1),
     "nanotron": Framework(_NANOTRON, 1),
     # torch.distributed.pipelining: a stage is any module.

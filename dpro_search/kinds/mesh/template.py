@@ -30,7 +30,7 @@ NOTES: Mapping[str, str] = {
     "sequence_parallel": "norms and residuals split the sequence over tp",
     "zero_stage": "1 splits optimizer state over dp and cp, 2 gradients too, 3 parameters too (FSDP)",
     "micro_batch": "sequences that go through a stage at a time",
-    "recompute": "none, selective (the attention's scores) or full (all of a layer but its input)",
+    "recompute": "none, selective (PyTorch: every second matmul; else the scores) or full (all of a layer but its input)",
     "schedule": "1f1b, gpipe, zero-bubble; interleaved (virtual_stages above 1); zero-bubble-v, dual-pipe-v (virtual_stages 2)",
 }
 MORE: Mapping[str, tuple[str, str]] = {  # what a strategy has beside, with an example

@@ -24,6 +24,7 @@ from dpro_search.space.mesh.pipeline import pipeline_orders as pipeline_orders
 from dpro_search.space.mesh.runtime import CHECKED_RANK_US as CHECKED_RANK_US
 from dpro_search.space.mesh.runtime import Host as Host
 from dpro_search.space.mesh.runtime import Runtime as Runtime
+from dpro_search.space.mesh.runtime import Selective as Selective
 from dpro_search.space.mesh.scales import MEASURED as MEASURED
 from dpro_search.space.mesh.scales import Scales as Scales
 from dpro_search.space.mesh.schedule import Schedule as Schedule

@@ -71,6 +71,26 @@ class BlockProgram:
     input_elements: float  # Of the block's input on one rank.
 
 
+def kept_of_matmuls(program: BlockProgram) -> dict[str, tuple[float, ...]]:
+    """By the name of each matmul, the shares of its columns whose output is kept where every second matmul is computed again.
+
+    Matmuls side by side count one by one (queries, keys, values; gate and value), from the first one on. Of routers and of experts,
+    whose grouped products the policy does not know, nothing is kept.
+    """
+    kept, number = dict[str, tuple[float, ...]](), 0
+    for step in program.forward:
+        if not isinstance(step, LocalOp) or step.op.type is not OpType.MATMUL:
+            continue
+        if step.op.dims & {"experts", "choices"}:
+            kept[step.op.name] = (0.0,)
+            continue
+        widths = [elements((term,), step.sizes) for term in step.op.columns]
+        own = [width * (1 - (number + place) % 2) for place, width in enumerate(widths)]
+        kept[step.op.name] = tuple(width / sum(widths) for width in own)
+        number += len(widths)
+    return kept
+
+
 def compile_block(block: Block, layout: Layout, batch: int, sequence: int) -> BlockProgram:
     """The program of each rank; all ranks of a block do the same."""
     return _Compiler(block, layout, batch, sequence).program()

@@ -10,10 +10,11 @@ from dpro_search.collect.trace import CollectiveKind
 from dpro_search.costmodel.gpu_ops import OpCosts, slowest
 from dpro_search.graph.model import Block, Op, OpType
 from dpro_search.space.mesh.block_times import nearest
-from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block
+from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, compile_block, kept_of_matmuls
 from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.space.mesh.groups import UNSCALED, Groups
 from dpro_search.space.mesh.recorded import Cut, ModelledOwn, Own, Work
+from dpro_search.space.mesh.runtime import Selective
 from dpro_search.space.mesh.schedule import Schedule
 from dpro_search.space.mesh.step_graph import LayerCosts, StepCosts
 from dpro_search.space.mesh.strategy import Recompute, Strategy, layout_of
@@ -135,9 +136,8 @@ class Pricer:
         if is_layer and recompute is Recompute.FULL:
             backward_us += forward_us
             waits[1] += waits[0]
-        elif is_layer and recompute is Recompute.SELECTIVE and not workload.runtime.flash_attention:
-            core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]
-            backward_us += forward * sum(self._step_us(step, backward=False) for step in core)
+        elif is_layer and recompute is Recompute.SELECTIVE and workload.runtime.has_selective:
+            backward_us += forward * self._selective_us(program)
         costs = LayerCosts(forward_us=forward_us, backward_us=backward_us)
         if workload.cores:
             costs = replace(costs, waits_forward_us=waits[0], waits_backward_us=waits[1])
@@ -146,6 +146,23 @@ class Pricer:
             modelled_us = self._modelled(block, self._cut).backward.us
             weights_us *= own.backward_us / modelled_us if modelled_us > 0 else 0.0
         return replace(costs, weights_us=weights_us)
+
+    def _selective_us(self, program: BlockProgram) -> float:
+        """What selective recomputation computes and exchanges again in the backward pass of a layer."""
+        runtime = self._workload.runtime
+        if runtime.selective is Selective.SCORES:
+            core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]
+            return sum(self._step_us(step, backward=False) for step in core)
+        shares, total_us = kept_of_matmuls(program), 0.0
+        for step in program.forward:
+            if isinstance(step, Collective):
+                kept = float(step.type is CollectiveKind.REDUCE_SCATTER)
+            elif step.op.type is OpType.ATTENTION:
+                kept = float(runtime.flash_attention)
+            else:
+                kept = sum(shares.get(step.op.name, ()))
+            total_us += (1 - kept) * self._step_us(step, backward=False)
+        return total_us
 
     def _factors(self, block: Block) -> tuple[float, float]:
         """Of a block's passes, measured over predicted where it was measured, or where its work was most alike; 1: never."""
@@ -450,9 +467,9 @@ def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
         tied_us=pricer.tied_us(),
         shared_us=pricer.shared_us(),
         norm_us=pricer.norm_us(),
-        gathers_every_pass=strategy.zero_stage == 3,
+        gathers_every_pass=strategy.zero_stage == 3 and (strategy.reshard_after_forward or not workload.reduces_once),
         regather=strategy.reshard_after_forward,
-        reduces_every_pass=strategy.zero_stage >= 2,
+        reduces_every_pass=strategy.zero_stage >= 2 and not workload.reduces_once,
         prefetch=strategy.prefetch_layers,
         overlap=_reduces_beside(workload),
         overlap_gathers=workload.runtime.overlap_gathers,

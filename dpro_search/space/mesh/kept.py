@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.graph.model import Op, OpType, elements
 from dpro_search.graph.model.op import Role
-from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp
+from dpro_search.space.mesh.compile import BlockProgram, Collective, LocalOp, kept_of_matmuls
 from dpro_search.space.mesh.memory_rules import DROPOUT_SCORE_BYTES, MemoryRules
+from dpro_search.space.mesh.runtime import Selective
 
 STATISTIC_BYTES = 4.0
 """Of a row of a norm or of a query of fused attention: its scale, or the logarithm of its sum, in fp32."""
@@ -27,6 +28,7 @@ class Kept:
     scores_bytes: float  # Of attention that is not fused.
     shared_bytes: float  # Of a buffer that all layers write their scores to.
     input_bytes: float
+    selective_bytes: float  # What selective recomputation leaves, its input included.
     logits_bytes: float  # Of the logits, when most of them are held.
     transient_bytes: float  # Gradients of the largest op's inputs and output.
     forward_sent_bytes: float  # Buffers that collectives of the forward pass reduce.
@@ -40,6 +42,7 @@ def kept_of(
     rules: MemoryRules,
     element_bytes: float,
     *,
+    selective: Selective = Selective.SCORES,
     stores_scores: bool,
     dropout: bool,
     copies_output: bool = False,
@@ -49,6 +52,8 @@ def kept_of(
 
     Parameters
     ----------
+    selective
+        What selective recomputation is about.
     stores_scores, dropout
         Whether attention is not fused; whether its scores have dropout.
     copies_output
@@ -67,8 +72,13 @@ def kept_of(
     each = rules.score_bytes + (DROPOUT_SCORE_BYTES if dropout else 0.0)
     logits = sum(size for name, size in program.saved.items() if name in outputs)
     sizes = [elements(step.op.output, step.sizes) * element_bytes for step in local if step.op.name not in outputs]
+    activations = saved + program.saved_bytes + copies
+    left = activations
+    if selective is Selective.EVERY_SECOND_MATMUL:
+        left = (program.input_elements + _left_elements(program, stores_scores=stores_scores)) * element_bytes
     return Kept(
-        activations_bytes=saved + program.saved_bytes + copies,
+        activations_bytes=activations,
+        selective_bytes=left,
         scores_bytes=sum(scores) * each if stores_scores else 0.0,
         shared_bytes=max(scores, default=0.0) * element_bytes if rules.shared_scores else 0.0,
         input_bytes=program.input_elements * element_bytes,
@@ -84,6 +94,19 @@ def kept_of(
             if step.op.type is OpType.MATMUL
         ),
     )
+
+
+def _left_elements(program: BlockProgram, *, stores_scores: bool) -> float:
+    """Elements that are kept where every second matmul is computed again, beside the block's input."""
+    shares, total = kept_of_matmuls(program), 0.0
+    for step in program.forward:
+        if isinstance(step, Collective):
+            total += program.input_elements if step.type is CollectiveKind.REDUCE_SCATTER else 0.0
+        elif step.op.type is OpType.MATMUL:
+            total += sum(shares[step.op.name]) * elements(step.op.output, step.sizes)
+        elif step.op.type is OpType.ATTENTION and not stores_scores:
+            total += elements(step.op.output, step.sizes)
+    return total
 
 
 def _needs(op: Op, rules: MemoryRules) -> tuple[str, ...]:

@@ -138,6 +138,7 @@ class _Ledger:
             self._pricer.program(block),
             self._rules,
             workload.element_bytes,
+            selective=workload.runtime.selective,
             stores_scores=not workload.runtime.flash_attention,
             copies_output=self._rules.copies_output(workload.cluster.groups[0].host.device),
             dropout=workload.model.dropout > 0,
@@ -176,6 +177,7 @@ class _Ledger:
         element = 1.0 if in_8_bits else self._workload.element_bytes
         weights = gradients = optimizer = whole = 0.0
         counts = Counter(block.name for block in blocks)
+        splits_gradients = plan.zero_stage >= 2 and not self._workload.reduces_once
         for block in {block.name: block for block in blocks}.values():
             for (expert, trained), each in self._held_elements(block).items():
                 elements = each * counts[block.name]
@@ -183,7 +185,7 @@ class _Ledger:
                 weights += elements * element / (ways if plan.zero_stage == 3 else 1)
                 if trained:
                     whole += elements
-                    gradients += elements * self._workload.gradient_bytes / (ways if plan.zero_stage >= 2 else 1)
+                    gradients += elements * self._workload.gradient_bytes / (ways if splits_gradients else 1)
                     optimizer += elements * runtime.optimizer_bytes / (ways if plan.zero_stage >= 1 else 1)
         flat = min(whole, rules.flat_elements) * 2 * self._workload.element_bytes
         communicators = sum(degree > 1 for degree in (plan.dp * plan.cp, plan.tp, plan.pp, plan.cp, plan.ep))
@@ -252,14 +254,14 @@ class _Ledger:
         """What a block keeps of a micro-batch from its forward to its backward pass; logits count apart."""
         if not again:
             return kept.activations_bytes + kept.scores_bytes
-        return kept.activations_bytes if self._plan.recompute is Recompute.SELECTIVE else kept.input_bytes
+        return kept.selective_bytes if self._plan.recompute is Recompute.SELECTIVE else kept.input_bytes
 
     def _again_bytes(self, kept: Kept, again: bool) -> float:
         """What the backward pass of a block holds for a while: gradients, and activations that it computes again."""
         if not again:
             return kept.transient_bytes
-        all_of_it = self._plan.recompute is Recompute.FULL
-        return kept.transient_bytes + kept.scores_bytes + (kept.activations_bytes if all_of_it else 0.0)
+        left = 0.0 if self._plan.recompute is Recompute.FULL else kept.selective_bytes
+        return kept.transient_bytes + kept.scores_bytes + max(kept.activations_bytes - left, 0.0)
 
     def _gathered_bytes(self, blocks: tuple[Block, ...]) -> float:
         """Parameters of the layers that compute and are gathered ahead, or of all that are kept, and gradients of one (ZeRO-3)."""

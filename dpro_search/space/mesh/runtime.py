@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from dpro_search.costmodel.gpu_ops import Kernels
 from dpro_search.space.mesh.memory_rules import MemoryRules
@@ -13,6 +14,15 @@ CHECKED_RANK_US = 240.0
 Four messages of Gloo over TCP for each rank, one after the other: in a monitored barrier rank 0 hears from each rank in turn and
 answers it, then two all-gathers, of what describes the call and of its size, go once round a ring. 60 us a message (estimated).
 """
+
+
+class Selective(StrEnum):
+    """Which activations `Recompute.SELECTIVE` means in a framework."""
+
+    SCORES = "scores"  # Megatron-LM's: the scores of attention are computed again; nothing is where attention is fused.
+    # torchtitan's "op" (activation_checkpoint.py, 2024): each layer keeps its input, the outputs of every second matmul from the
+    # first one on, of fused attention and of reduce-scatters; all others are computed again.
+    EVERY_SECOND_MATMUL = "every second matmul"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +50,7 @@ class Runtime:
 
     name: str = "megatron-core"
     kernels: Kernels = field(default_factory=Kernels)
+    selective: Selective = Selective.SCORES
     host: Host = field(default_factory=Host)
     overlap_gradients: bool = True  # Gradients are reduced beside the last backward pass.
     # Those that ZeRO-1 or 2 splits, too; False: in one collective after it.
@@ -53,6 +64,10 @@ class Runtime:
     # first one 1 MiB); 0: one for each layer.
     bucket_bytes: float = 0.0
     first_bucket_bytes: float = 2.0**20
+    # A pipeline stage that ZeRO-3 splits sums whole gradients over its micro-batches and reduces them behind the last one, and
+    # keeps whole parameters until then where a pass does not free them (torch.distributed.pipelining, stage.py,
+    # `backward_maybe_with_nosync`; `fully_shard` sums in the type that it reduces in: `to_accumulated_grad_if_needed`).
+    stages_reduce_once: bool = False
     clip_gradients: bool = True  # By their norm over all ranks, which every rank waits for before it updates.
     # Collectives of tensor parallel inputs and of their gradients run beside the matmuls that need neither.
     overlap_tensor: bool = True
@@ -74,3 +89,8 @@ class Runtime:
     def flash_attention(self) -> bool:
         """Whether the scores of attention are never stored."""
         return not self.kernels.stores_scores
+
+    @property
+    def has_selective(self) -> bool:
+        """Whether selective recomputation computes anything again."""
+        return self.selective is not Selective.SCORES or not self.flash_attention

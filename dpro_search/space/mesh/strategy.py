@@ -17,7 +17,7 @@ class Recompute(StrEnum):
     """Which activations the backward pass computes again."""
 
     NONE = "none"
-    SELECTIVE = "selective"  # the attention's scores; nothing where attention is fused
+    SELECTIVE = "selective"  # some of a layer: see `Selective`
     FULL = "full"  # all of a layer but its input
 
 

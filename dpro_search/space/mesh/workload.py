@@ -57,6 +57,11 @@ class Workload:
         return self.runtime.gradient_bytes if own is None else _DTYPE_BYTES[own]
 
     @property
+    def reduces_once(self) -> bool:
+        """Whether stages hold whole gradients until their last micro-batch: see `Runtime.stages_reduce_once`."""
+        return self.runtime.stages_reduce_once and self.strategy.pp > 1 and self.strategy.zero_stage == 3
+
+    @property
     def accumulate_bytes(self) -> float:
         """Moved for each parameter when gradients are added to those before, which are read and written."""
         return max(self.runtime.accumulate_bytes + 2 * (self.gradient_bytes - self.runtime.gradient_bytes), 0.0)

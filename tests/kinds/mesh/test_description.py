@@ -116,6 +116,7 @@ def test_a_file_that_is_no_config_is_one_line(tmp_path, content):
 def test_a_cluster_file_is_found_beside_the_description(tmp_path):
     (tmp_path / "mine.toml").write_text('base = "hgx-h100"\nhosts = 4\n')
     assert described(tmp_path, text("tp = 2", cluster="mine.toml")).strategy.devices == 32
+    assert described(tmp_path, text("tp = 2", cluster="2xmine.toml")).strategy.devices == 64
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,3 @@
 """The version, for every module that states it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

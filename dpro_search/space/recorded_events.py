@@ -15,6 +15,7 @@ Bools = npt.NDArray[np.bool_]
 
 DEVICE_KINDS = (EventKind.KERNEL, EventKind.COPY, EventKind.COLLECTIVE, EventKind.SERVER)
 CALL_KINDS = (EventKind.RUNTIME, EventKind.SYNC)
+WAITS_OF_HOST = (DependencyKind.SYNC, DependencyKind.INFERRED)  # of host events on ops of a device
 _KINDS = {EventKind.COLLECTIVE: OpKind.COMM, EventKind.COPY: OpKind.IO, EventKind.SERVER: OpKind.SERVER}
 
 # What an op is to its event; also the order of points of one thread at one time.
@@ -27,10 +28,10 @@ def steps_in_order(trace: Trace) -> tuple[int, ...]:
     return tuple(int(step) for step in dict.fromkeys(trace.steps.index[order].tolist()))
 
 
-def sources_of(trace: Trace, kind: DependencyKind) -> dict[int, list[int]]:
-    """What each event depends on by dependencies of a kind."""
+def sources_of(trace: Trace, *kinds: DependencyKind) -> dict[int, list[int]]:
+    """What each event depends on by dependencies of some kinds."""
     needs = trace.dependencies
-    of_kind = needs.kind == kind
+    of_kind = np.isin(needs.kind, kinds)
     found: dict[int, list[int]] = defaultdict(list)
     for source, target in zip(needs.source[of_kind].tolist(), needs.target[of_kind].tolist(), strict=True):
         found[target].append(source)
@@ -95,7 +96,7 @@ def host_points(trace: Trace, host: Ints, in_step: Bools) -> tuple[Ints, Floats,
     found = [
         (LAUNCHES, events.start_us, needs.source[leaving & (needs.kind == DependencyKind.LAUNCH)]),
         (ENDS, events.end_us, needs.source[leaving & (needs.kind == DependencyKind.HOST)]),
-        (WAITS, events.start_us, needs.target[arriving & (needs.kind == DependencyKind.SYNC)]),
+        (WAITS, events.start_us, needs.target[arriving & np.isin(needs.kind, WAITS_OF_HOST)]),
         (RESUMES, events.start_us, needs.target[arriving & (needs.kind == DependencyKind.HOST)]),
     ]
     parts = [(order, times_us, np.unique(at)) for order, times_us, at in found]

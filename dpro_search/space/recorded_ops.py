@@ -43,6 +43,7 @@ from dpro_search.space.recorded_events import (
     RESUMES,
     RUNS,
     WAITS,
+    WAITS_OF_HOST,
     Bools,
     complete_us,
     compute_kinds,
@@ -159,7 +160,8 @@ class _Builder:
         self._needs_of_rank: dict[int, Ints] = defaultdict(lambda: np.zeros(0, np.int64))
         self._needs_of_rank |= zip(ranks.tolist(), np.split(by_rank, first[1:]), strict=False)
         self._first_launched = first_launched(trace)
-        self._sources = {kind: sources_of(trace, kind) for kind in (DependencyKind.HOST, DependencyKind.SYNC)}
+        self._handed = sources_of(trace, DependencyKind.HOST)
+        self._awaited = sources_of(trace, *WAITS_OF_HOST)
         self._blocks: list[Block] = []
         self._count = 0
         self._edges: list[Ints] = [np.zeros((2, 0), np.int64)]  # source and target
@@ -290,7 +292,7 @@ class _Builder:
         ended_at: list[int] = []  # the event at which each stretch ends
         for time_us, order, event, about, name, step in points:
             if order == RESUMES:
-                sources = self._sources[DependencyKind.HOST][event]
+                sources = self._handed[event]
                 waits += [(s, True) for s in sources]
                 arrival_us = max(float(complete_us[s]) for s in sources)
                 free_us = cursor_us if known else -np.inf  # a thread that begins so was idle before
@@ -313,7 +315,7 @@ class _Builder:
             waits = []
             cursor_us, known, lead_us = max(cursor_us, time_us), True, 0.0
             if order == WAITS:
-                sources = self._sources[DependencyKind.SYNC][event]
+                sources = self._awaited[event]
                 waits = [(s, False) for s in sources]
                 arrival_us = max(float(complete_us[s]) for s in sources)
                 cursor_us = max(cursor_us, min(arrival_us, float(self._events.end_us[event])))

@@ -29,10 +29,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Synchronize:
-    """Work of the host, then a wait for all that was launched on a stream."""
+    """Work of the host, then a wait for all that was launched on a stream, and what the profile shows of it."""
 
     host_us: float
     stream: int = 7
+    shown_as: str = "cudaStreamSynchronize"  # a call; "queries" or "ops" in a row; "op" that launches too; "": nothing
 
 
 Program = list[Launch | Synchronize]
@@ -70,19 +71,38 @@ def run_graph(program: Sequence[Launch], steps: int, *, jitter_us: float = 0.0, 
     return profile, ends
 
 
-def run(program: Program, steps: int) -> tuple[Profile, list[float]]:
+def show_wait(profile: Profile, wait: Synchronize, now: float, until: float) -> None:
+    """Write what a profile shows of a wait."""
+    if wait.shown_as == "op":
+        profile.op("deep_ep::dispatch", now - 8, until - now + 8)
+    elif wait.shown_as in ("queries", "ops"):
+        poll_us = (until - now) / 20
+        for i in range(20):
+            each = (now + (i + 0.1) * poll_us, 0.9 * poll_us)
+            if wait.shown_as == "ops":
+                profile.op("aten::item", *each)
+                profile.op("aten::_local_scalar_dense", each[0] + 0.1 * poll_us, 0.7 * poll_us)
+            else:
+                profile.call("cudaEventQuery", *each)
+    elif wait.shown_as:
+        profile.call(wait.shown_as, now, until - now)
+
+
+def run(
+    program: Program, steps: int, *, jitter_us: float = 0.0, host_jitter_us: float = 0.0, seed: int = 0
+) -> tuple[Profile, list[float]]:
     """The profile of some steps that all run the program, and the ends of the steps on the device."""
-    profile = Profile()
+    profile, draw = Profile(), random.Random(seed)
     now = float(START)
     free: dict[int, float] = {}
     ends = []
     for number in range(steps):
         begin = now
         for item in program:
-            now += item.host_us
+            now += item.host_us + draw.uniform(0, host_jitter_us)
             if isinstance(item, Synchronize):
-                until = max(now, free.get(item.stream, now)) + CALL_US
-                profile.call("cudaStreamSynchronize", now, until - now)
+                until = max(now, free.get(item.stream, now)) + CALL_US + draw.uniform(0, host_jitter_us)
+                show_wait(profile, item, now, until)
                 now = until
                 continue
             ready = max(now + LATENCY_US + (1 if item.waits_for is not None else 0), free.get(item.stream, 0.0))
@@ -90,9 +110,10 @@ def run(program: Program, steps: int) -> tuple[Profile, list[float]]:
                 profile.call("cudaStreamWaitEvent", now, 1)
                 now += 1
                 ready = max(ready, free.get(item.waits_for, 0.0))
-            profile.kernel(item.name, ready, item.kernel_us, launched=now, stream=item.stream, call_us=CALL_US)
+            kernel_us = item.kernel_us + draw.uniform(0, jitter_us)
+            profile.kernel(item.name, ready, kernel_us, launched=now, stream=item.stream, call_us=CALL_US)
             now += CALL_US
-            free[item.stream] = ready + item.kernel_us
+            free[item.stream] = ready + kernel_us
         profile.step(number, begin, now - begin - 0.5)
         ends.append(max(free.values()))
     return profile, ends

@@ -9,6 +9,7 @@ from kineto_files import AUTOGRAD, START, STREAM, Profile, needs, one, small_job
 
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto_polls import NAME
 from dpro_search.collect.trace import DependencyKind, EventKind
 
 
@@ -315,3 +316,40 @@ def test_the_same_order_in_every_layer_is_evidence_too(tmp_path):
         profile.kernel("gemm", begin + 20, takes_us, launched=begin + 10)
         profile.kernel("norm", begin + 22 + takes_us, 50, launched=begin + 30, stream=9)
     assert needs(read([profile.write(tmp_path / "trace.json")]), DependencyKind.INFERRED) == {("gemm", "norm")}
+
+
+def silent_host(tmp_path, *, ends_us: list[float], returns_us: list[float], span: str) -> set[tuple[str, str]]:
+    """What a host is inferred to wait for that launches a kernel, then records nothing but perhaps a span, until it goes on."""
+    profile = Profile()
+    for number, (end_us, return_us) in enumerate(zip(ends_us, returns_us, strict=True)):
+        begin = START + 10_000 * number
+        profile.step(number, begin, 9_900)
+        profile.kernel("compute", begin + 40, end_us - 40, launched=begin + 10)
+        if span:
+            profile.op(span, begin + 20, return_us - 20)
+        profile.kernel("update", begin + return_us + 20, 50, launched=begin + return_us)
+        profile.call("cudaDeviceSynchronize", begin + return_us + 10, 65)
+    return needs(read([profile.write(tmp_path / "trace.json")]), DependencyKind.INFERRED)
+
+
+VARYING, AFTER_IT = [4000, 4100, 3950, 4020, 4050], [4021, 4120, 3972, 4040, 4071]
+
+
+@pytest.mark.parametrize("span", ["", "deep_ep::dispatch"])
+def test_a_host_that_goes_on_a_constant_time_after_a_kernel_waited_for_it(tmp_path, span):
+    assert silent_host(tmp_path, ends_us=VARYING, returns_us=AFTER_IT, span=span) == {("compute", NAME)}
+
+
+@pytest.mark.parametrize(
+    ("ends_us", "returns_us", "span"),
+    [
+        (VARYING, AFTER_IT, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"),  # loads its input
+        (VARYING, [4420, 4420, 4420, 4421, 4420], ""),  # work that takes the same time in all steps
+        (VARYING, [4021, 4120, 3972, 4840, 4671], ""),  # three of five steps
+        (VARYING, [4021, 4120, 3972, 4040, 3800], ""),  # went on before the end in one step
+        (VARYING[:2], AFTER_IT[:2], ""),  # too few steps
+        ([2000, 2050, 1975, 2010, 2025], AFTER_IT, ""),  # ended long before
+    ],
+)
+def test_what_may_be_the_hosts_own_work_is_no_poll(tmp_path, ends_us, returns_us, span):
+    assert silent_host(tmp_path, ends_us=ends_us, returns_us=returns_us, span=span) == set()

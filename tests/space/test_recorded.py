@@ -128,6 +128,39 @@ def test_order_between_the_streams_of_a_cuda_graph_is_inferred_from_what_repeats
     assert predicted == pytest.approx(ends[-1] - ends[-2], abs=2.0 + 2 * jitter_us)  # latencies change with their op
 
 
+def polling(shown_as: str) -> Program:
+    """A step in which the host polls for a kernel before it launches the next, as libraries for mixtures of experts do."""
+    return [
+        Launch("gemm", 10, 4000),
+        Launch("notify", 10, 300),
+        Synchronize(4, shown_as=shown_as),
+        Launch("gemm", 60, 3000),
+        Launch("update", 10, 200),
+        Synchronize(5),
+    ]
+
+
+@pytest.mark.parametrize("jitter_us", [0.0, 60.0])
+@pytest.mark.parametrize("host_jitter_us", [0.0, 4.0])
+@pytest.mark.parametrize("shown_as", ["", "op", "ops", "queries", "anyRuntimeJoin", "cudaStreamSynchronize"])
+def test_a_host_that_polls_gains_from_faster_kernels(tmp_path, shown_as, jitter_us, host_jitter_us):
+    program = polling(shown_as)
+    profile, _ = run(program, 6, jitter_us=jitter_us, host_jitter_us=host_jitter_us)
+    graph = recorded_graph(read([profile.write(tmp_path / "trace.json")]))
+    predicted = replay(with_factor(graph, kernels_of(graph), 0.5)).iteration_us
+    assert predicted == pytest.approx(iteration_us(scaled(program, kernels=0.5)), abs=5.0 + 4 * jitter_us / 2 + 10 * host_jitter_us)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kernel_us", [500, 3000, 4900, 5000])
+def test_work_of_the_host_that_ends_after_a_kernel_is_no_wait(tmp_path, kernel_us, seed):
+    """Python that calls no op takes 5 ms to about 1 %."""
+    program: Program = [Launch("gemm", 10, kernel_us), Launch("update", 5000, 200), Synchronize(5)]
+    profile, _ = run(program, 6, jitter_us=20.0, host_jitter_us=50.0, seed=seed)
+    graph = recorded_graph(read([profile.write(tmp_path / "trace.json")]))
+    assert replay(with_factor(graph, kernels_of(graph), 0.5)).iteration_us > 5000
+
+
 @pytest.mark.parametrize("program", [TWO_STREAMS, [Launch("gemm", 10, 100, stream=9), *TWO_STREAMS]])
 @pytest.mark.parametrize("factor", [0.25, 2.0])
 def test_order_between_streams_is_inferred_where_the_profile_lacks_the_calls(tmp_path, program, factor):

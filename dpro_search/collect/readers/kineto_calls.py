@@ -29,6 +29,11 @@ STREAM_ORDERS = re.compile(
 )
 EVENT_RECORDS = re.compile(rf"(?:EventRecord|RecordEvent|PlaceNotifier|AppendSignalEvent){_ENDING}")
 
+# Calls that only ask whether something has ended: a host that polls makes many of them.
+QUERIES = re.compile(
+    rf"(?:(?:Event|Stream|Queue|Notifier|Fence)Query(?:Status)?|Query(?:Event|Stream|Notifier)(?:Status)?|EventGetInfo){_ENDING}"
+)
+
 
 def host_waits(name: str) -> bool:
     """Whether the host waits for the device in a call with this name."""

@@ -36,6 +36,11 @@ ITEM_BYTES = {
     "uint8": 1, "bool": 1, "short": 2, "int": 4, "int32": 4, "long": 8, "long int": 8, "int64": 8,
     "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
+# Columns of `RankRecords` that have a row for each event.
+EVENT_COLUMNS = (
+    *("name", "kind", "stream", "start_us", "end_us", "size_bytes", "correlation", "annotation", "launch", "shapes", "dtype"),
+    *("role", "op", "module", "source", "step"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,7 @@ class Collective:
 
 @dataclass(kw_only=True)
 class RankRecords:
-    """n events of a rank in order of their starts; the columns are those of `Events`.
+    """n events of a rank in order of their starts, before inferred polls (`kineto_polls`); the columns are those of `Events`.
 
     Attributes
     ----------

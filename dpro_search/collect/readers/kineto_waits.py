@@ -17,6 +17,7 @@ import numpy as np
 from dpro_search.collect.readers.kineto_calls import EVENT_RECORDS, STREAM_ORDERS
 from dpro_search.collect.readers.kineto_device import DeviceOps, Pairs, calls_named
 from dpro_search.collect.readers.kineto_evidence import Evidence
+from dpro_search.collect.readers.kineto_polls import add_polls
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords
 from dpro_search.collect.readers.kineto_syncs import call_of_correlation, syncs
 from dpro_search.collect.readers.kineto_threads import handed_over
@@ -26,19 +27,21 @@ _AT_ONCE_US = 15.0  # from the end of what a stream waited for to the start of w
 
 
 def find_dependencies(r: RankRecords) -> Dependencies:
-    """Dependencies between the events of a rank, each found once."""
+    """Dependencies between the events of a rank, each found once; polls that were inferred are added to its events."""
     ops = np.flatnonzero(r.on_device)
     launched = ops[r.launch[ops] >= 0]
     device = DeviceOps(r)
-    evidence = Evidence(r, device)
+    evidence = Evidence(r, device.launch_us)
     waits = _recorded_waits(r, device) or evidence.waits(_candidates(r, device))
-    inferred = _inferred_waits(r, device, evidence, waits)
+    synchronised = [*syncs(r, device, evidence), *r.host_waits]
+    handed = handed_over(r)
+    inferred = [*_inferred_waits(r, device, evidence, waits), *add_polls(r, device)]
     found = {
         DependencyKind.LAUNCH: np.stack((r.launch[launched], launched), axis=1),
         DependencyKind.EVENT: _as_array(waits),
         DependencyKind.INFERRED: _as_array(inferred),
-        DependencyKind.SYNC: _as_array([*syncs(r, device, evidence), *r.host_waits]),
-        DependencyKind.HOST: _as_array(handed_over(r)),
+        DependencyKind.SYNC: _as_array(synchronised),
+        DependencyKind.HOST: _as_array(handed),
     }
     kinds = np.concatenate([np.full(len(pairs), int(kind), np.int64) for kind, pairs in found.items()])
     pairs = np.concatenate(list(found.values()))

@@ -11,7 +11,7 @@ from dpro_search.report.timeline import Lane
 
 _COLOURS = {
     "compute": "#2a78d6", "backward": "#4a3aa7", "update": "#1baf7a", "comm": "#eb6834", "wait": "#eda100", "copy": "#d66a94",
-    "server": "#3c7d22", "host": "#8b8a83", "idle": "#cfcec6", "contention": "#9085e9",
+    "server": "#3c7d22", "host": "#8b8a83", "idle": "#cfcec6", "contention": "#9085e9", "unknown": "#55544e",
 }  # fmt: skip
 _OF_PART = {"exposed_communication": "comm", "waiting_for_ranks": "wait", "agreement": "wait", "negotiation": "wait"}
 

@@ -35,6 +35,7 @@ class OpKind(enum.IntEnum):
     SERVER = 4
     IO = 5
     HOST = 6
+    UNKNOWN = 7  # Time of a device that nothing in the recording explains.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_cluster import recorded_place
 from dpro_search.kinds._recorded_job import RecordedSteps, as_prediction
 from dpro_search.quantities import size_text
-from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.recorded_cluster import Placed, Recorded
@@ -96,11 +95,15 @@ class PlannedPredictor(RecordedPredictor):
     def _has_own_durations(self, step: int) -> bool:
         return self._plan == Plan() and super()._has_own_durations(step)
 
-    def _timeline(self, step: int, scales: Sequence[Scale]) -> Timeline:
-        return super()._timeline(step, scales) if self._plan == Plan() else replay(self._changed(step, scales))
+    def _alternatives(self, scales: Sequence[Scale]) -> Iterator[list[Scale]]:
+        yield from super()._alternatives(scales)
+        if self._plan != Plan():  # Unknown time may be a wait for what the plan changes.
+            yield [Scale(text="unknown=0", what="unknown", factor=0.0)]
 
     def _changed(self, step: int, scales: Sequence[Scale]) -> ReplayGraph:
         """The step under the plan: single sorts of recorded ops change before it is rewritten, all others after."""
+        if self._plan == Plan():
+            return super()._changed(step, scales)
         by_op = [scale for scale in scales if scale.needs_ops]
         foreign = next((scale for scale in by_op if scale.what == "collectives" or scale.group is not None), None)
         if foreign is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Floats, Ints, Trace
 from dpro_search.costmodel.step_spread import interval_us
 from dpro_search.errors import InputError
+from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.pipeline_stages import pipelines_of
 from dpro_search.kinds._facts import graph_change
 from dpro_search.replay.device_time import RankTime, busiest_us, mean_breakdown_us, mean_times, rank_times
@@ -168,15 +169,35 @@ class RecordedPredictor:
         replays = [self._replayed(step, scales) for step in used]
         found = [one.iteration_us for one in replays]
         iteration_us = float(np.median(found))
+        spread_us = self._with_clock_error(interval_us(found, iteration_us), iteration_us, used, scales)
+        middle = self._middle(scales, used)
         return RecordedPrediction(
             iteration_us=iteration_us,
             steps_us=tuple(found),
-            interval_us=self._with_clock_error(interval_us(found, iteration_us), iteration_us, used, scales),
-            ranks=mean_times([rank_times(self._timeline(step, scales)) for step in self._middle(scales, used)]),
+            interval_us=self._with_unknown(spread_us, scales, middle[-1]),
+            ranks=mean_times([rank_times(self._timeline(step, scales)) for step in middle]),
             settled=all(one.settled for one in replays),
             busy_us=min(one.busy_us for one in replays),
             mean_us=self.mean_us(found),
         )
+
+    def _with_unknown(self, interval_us: tuple[float, float], scales: Sequence[Scale], step: int) -> tuple[float, float]:
+        """An interval that also holds what the change comes to if time that nothing explains is of the part that changes."""
+        if not (self._graph_of(step).op_kind == OpKind.UNKNOWN).any():
+            return interval_us
+        here_us = self._replayed(step, scales).iteration_us
+        low_us, high_us = interval_us
+        for alternative in self._alternatives(scales):
+            ratio = replay(self._changed(step, (*scales, *alternative))).iteration_us / max(here_us, np.finfo(np.float64).tiny)
+            low_us, high_us = min(low_us, low_us * ratio), max(high_us, high_us * ratio)
+        return low_us, high_us
+
+    def _alternatives(self, scales: Sequence[Scale]) -> Iterator[list[Scale]]:
+        """What may happen to unknown time under some changes: all that makes it shorter, and all that makes it longer."""
+        of_unknown = [scale.of_unknown for scale in scales]
+        for chosen in ([one for one in of_unknown if one.factor < 1], [one for one in of_unknown if one.factor > 1]):
+            if chosen:
+                yield chosen
 
     def _with_clock_error(
         self, spread_us: tuple[float, float], iteration_us: float, steps: Sequence[int], scales: Sequence[Scale]
@@ -346,7 +367,11 @@ class RecordedPredictor:
         return bool(self.ops.known[self.ops.step == step].all())
 
     def _timeline(self, step: int, scales: Sequence[Scale]) -> Timeline:
-        return replay(self._scaled(step, self._graph_of(step), scales))
+        return replay(self._changed(step, scales))
+
+    def _changed(self, step: int, scales: Sequence[Scale]) -> ReplayGraph:
+        """The graph of a step with all of the changes."""
+        return self._scaled(step, self._graph_of(step), scales)
 
     def _scaled(self, step: int, graph: ReplayGraph, scales: Sequence[Scale]) -> ReplayGraph:
         for scale in scales:

@@ -24,7 +24,7 @@ from dpro_search.kinds._recorded_questions import answers
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.sentences import differs_from_median
 
-_PARTS = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "idle_us", "host_bound_us")
+_PARTS = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "unknown_us", "idle_us", "host_bound_us")
 _SHOWN_PCT = 0.1  # of an iteration
 
 
@@ -94,7 +94,7 @@ def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:
     if differs_from_median(facts["predicted_mean_us"], facts["iteration_us"]):
         means = [row | {"predicted_iteration_us": row.get("predicted_mean_us", row["predicted_iteration_us"])} for row in worth]
         gains = replace(gain_table(means, facts["predicted_mean_us"]), title="what would it gain on average")
-    columns = ("rank", "compute", "exposed comm.", "waits", "idle", "host-bound", "came last")
+    columns = ("rank", "compute", "exposed comm.", "waits", "unknown", "idle", "host-bound", "came last")
     return [
         Table(title="ranks, per iteration", columns=columns, rows=ranks),
         gains,

@@ -72,7 +72,7 @@ def findings(
     framework: str = "",
     pipeline: bool = False,
 ) -> tuple[str, ...]:
-    """Sentences on what would gain at least 3 % of an iteration, the largest gain first; each names the what-if that repeats it.
+    """Sentences on unknown time, and on what would gain at least 3 % of an iteration, the largest gain first, with its what-if.
 
     Parameters
     ----------
@@ -107,11 +107,24 @@ def findings(
             continue  # it is part of the finding about these steps (`stall_findings`)
         if answer.topic in _SENTENCES and answer.gain_pct >= WORTH_PCT:
             found.setdefault(answer.topic, answer)
-    return tuple(
+    unknown = unknown_time(sum(row.unknown_us for row in times) / max(len(times), 1), iteration_us)
+    gained = (
         f"{sentences[topic].format(**shares, **_about(answer, speeds, times))} With {answer.meaning}: "
         f"{_iteration(answer, average=stalls)}, {time_text(answer.gain_us)} ({answer.gain_pct:.1f} %) less "
         f"(--what-if {answer.what_if}).{'' if answer.certain else _NOT_CERTAIN}"
         for topic, answer in found.items()
+    )
+    return (*filter(None, [unknown]), *gained)
+
+
+def unknown_time(unknown_us: float, iteration_us: float) -> str:
+    """What to know about the part of an iteration that nothing in the recording explains; empty where it is too short to matter."""
+    share_pct = unknown_us / max(iteration_us, 1e-9) * 100
+    if share_pct < WORTH_PCT:
+        return ""
+    return (
+        f"Unknown: for {time_text(unknown_us)} of an iteration ({share_pct:.0f} %), no launch, kernel or wait in the recording "
+        "explains what the devices do. The interval of a what-if holds both answers: this time changes with the rest, or it stays."
     )
 
 

@@ -16,6 +16,7 @@ from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.kinds._job import Comparison, Job, Table
 from dpro_search.kinds._recorded import SMALL, RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_cluster import Elsewhere, elsewhere
+from dpro_search.kinds._recorded_findings import unknown_time
 from dpro_search.machine import Calibration, machine_constants
 from dpro_search.quantities import time_text
 from dpro_search.replay.timeline import Timeline
@@ -132,6 +133,11 @@ class RecordedSteps(Job):
         busy_us = min(found.busy_us, self._elsewhere.low.predict(self._scales).busy_us)
         found = replace(found, interval_us=self._elsewhere.interval_us(found, self._scales), busy_us=busy_us)
         return as_prediction(found, "extrapolated", self._peak_memory_bytes(plan))
+
+    def more_facts(self, plan: Plan) -> dict[str, Any]:
+        prediction = self.replayed(plan)
+        unknown = unknown_time(prediction.breakdown_us.get("unknown", 0.0), prediction.iteration_us)
+        return {"notes": [unknown]} if unknown else {}
 
     def _peak_memory_bytes(self, plan: Plan) -> int | None:
         """The most that a rank's allocator had handed out while it was recorded; other speeds do not change it."""

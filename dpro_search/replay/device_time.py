@@ -5,6 +5,7 @@ Each instant between a rank's last device end of one iteration and that of the n
 * **compute**: a kernel or a copy runs;
 * **exposed communication**: only collectives run, and all ranks have enqueued one of them;
 * **waiting for ranks**: only collectives run, and each still waits for a rank;
+* **unknown**: only ops of `OpKind.UNKNOWN` run: nothing in the recording explains what the device did;
 * **idle**, of which **host-bound**: what ran next had not been launched when the device fell idle.
 
 Where only one rank was recorded, it is unknown when the others enqueued: waiting is then inside exposed communication.
@@ -35,6 +36,7 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
     compute_us: float
     exposed_communication_us: float
     waiting_for_ranks_us: float
+    unknown_us: float
     idle_us: float
     host_bound_us: float  # Part of `idle_us`.
     transfer_us: float  # Time in which data moves, whether or not the rank computes meanwhile.
@@ -42,7 +44,7 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def breakdown_us(self) -> dict[str, float]:
         """The parts of the iteration."""
-        names = ("compute", "exposed_communication", "waiting_for_ranks", "idle")
+        names = ("compute", "exposed_communication", "waiting_for_ranks", "unknown", "idle")
         return {name: getattr(self, f"{name}_us") for name in names}
 
 
@@ -53,7 +55,7 @@ def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
     rows = slice(max(this - 1, 0) * count, min(this + 2, timeline.iterations) * count)  # neighbours may reach into the window
     repeats = (rows.stop - rows.start) // count
     kind, rank = np.tile(graph.op_kind, repeats), np.tile(graph.rank_of_op, repeats)
-    computes, moves = np.isin(kind, _COMPUTE), kind == OpKind.COMM
+    works = np.isin(kind, (*_COMPUTE, OpKind.COMM, OpKind.UNKNOWN))
     launched = np.tile(_launches(graph), repeats)
     offset = np.repeat(np.arange(rows.start, rows.stop, count), count)
     launched_us = np.where(launched >= 0, times.start_us[np.maximum(launched, 0) + offset], -np.inf)
@@ -61,22 +63,23 @@ def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
     ends_us = times.end_us.reshape(timeline.iterations, count)
     found = []
     for one in range(graph.ranks):
-        mine = (rank == one) & (computes | moves)
-        own = (graph.rank_of_op == one) & np.isin(graph.op_kind, (*_COMPUTE, OpKind.COMM))
+        mine = (rank == one) & works
+        own = (graph.rank_of_op == one) & np.isin(graph.op_kind, (*_COMPUTE, OpKind.COMM, OpKind.UNKNOWN))
         if not own.any():
             continue
         end = float(ends_us[this][own].max())
         begin = float(ends_us[this - 1][own].max()) if this else min(float(times.start_us[:count].min()), 0.0)
-        parts = _parts(computes[mine], np.clip(start_us[mine], begin, end), np.clip(moved_us[mine], begin, end),
+        parts = _parts(kind[mine], np.clip(start_us[mine], begin, end), np.clip(moved_us[mine], begin, end),
                        np.clip(end_us[mine], begin, end), launched_us[mine], begin, end)  # fmt: skip
         scale = timeline.iteration_us / (end - begin) if end > begin else 1.0
-        compute, exposed, waiting, idle, host_bound, transfer = (us * scale for us in parts)
+        compute, exposed, waiting, unknown, idle, host_bound, transfer = (us * scale for us in parts)
         found.append(
             RankTime(
                 rank=one,
                 compute_us=compute,
                 exposed_communication_us=exposed,
                 waiting_for_ranks_us=waiting,
+                unknown_us=unknown,
                 idle_us=idle,
                 host_bound_us=host_bound,
                 transfer_us=transfer,
@@ -120,13 +123,13 @@ def _launches(graph: ReplayGraph) -> npt.NDArray[np.int64]:
     found = np.full(len(graph), -1, np.int64)
     direct = launching[source]
     found[target[direct]] = source[direct]
-    through = (found[source] >= 0) & (found[target] < 0) & (graph.op_kind[source] == OpKind.COMM)
+    through = (found[source] >= 0) & (found[target] < 0) & np.isin(graph.op_kind[source], (OpKind.COMM, OpKind.UNKNOWN))
     found[target[through]] = found[source[through]]
     return found
 
 
 def _parts(
-    computes: npt.NDArray[np.bool_],
+    kind: npt.NDArray[np.int8],
     start_us: Floats,
     moved_us: Floats,
     end_us: Floats,
@@ -134,15 +137,18 @@ def _parts(
     begin: float,
     end: float,
 ) -> tuple[float, ...]:
-    moves = ~computes
+    computes, moves, unknown = np.isin(kind, _COMPUTE), kind == OpKind.COMM, kind == OpKind.UNKNOWN
+    known = ~unknown
     moving_us = np.minimum(np.maximum(moved_us, start_us), end_us)
     compute_us = covered(start_us[computes], end_us[computes])
-    with_transfer_us = covered(np.where(moves, moving_us, start_us), end_us)
+    with_transfer_us = covered(np.where(moves, moving_us, start_us)[known], end_us[known])
+    explained_us = covered(start_us[known], end_us[known])
     busy_us = covered(start_us, end_us)
     idle_us = max(end - begin - busy_us, 0.0)
     host_us = _host_bound_us(start_us, end_us, launched_us, begin)
     transfer_us = covered(moving_us[moves], end_us[moves])
-    return compute_us, with_transfer_us - compute_us, busy_us - with_transfer_us, idle_us, min(host_us, idle_us), transfer_us
+    exposed_us, waiting_us, unknown_us = with_transfer_us - compute_us, explained_us - with_transfer_us, busy_us - explained_us
+    return compute_us, exposed_us, waiting_us, unknown_us, idle_us, min(host_us, idle_us), transfer_us
 
 
 def _host_bound_us(start_us: Floats, end_us: Floats, launched_us: Floats, begin_us: float) -> float:

@@ -22,6 +22,7 @@ _PARTS = {
     "contention": ("contention", "compute, slowed by contention"),
     "exposed_communication": ("comm", "exposed communication"),
     "waiting_for_ranks": ("wait", "waiting for other ranks"),
+    "unknown": ("unknown", "unknown"),
     "idle": ("idle", "idle"),
 }
 _REASONS = {
@@ -55,6 +56,7 @@ _PATH_KINDS = {
     "host": "host",
     "contention": "contention",
     "exposed_communication": "comm",
+    "unknown": "unknown",
 }
 
 

@@ -17,7 +17,7 @@ MOST_SLICES = 100_000  # more make the page slow to open, and are shorter than a
 _PROCESS = re.compile(r"predicted rank (\d+)$")
 _COPY_OF_LANE = re.compile(r"(@\d+| of rank \d+)?( \(\d+\))?$")
 _UNIT_US = 0.1
-KINDS = ("compute", "backward", "update", "comm", "wait", "copy", "server", "host")
+KINDS = ("compute", "backward", "update", "comm", "wait", "copy", "server", "host", "unknown")
 _KIND_OF_CATEGORY = {
     "FORWARD": "compute",
     "BACKWARD": "backward",
@@ -26,6 +26,7 @@ _KIND_OF_CATEGORY = {
     "SERVER": "server",
     "IO": "copy",
     "HOST": "host",
+    "UNKNOWN": "unknown",
     "wait": "wait",
 }
 

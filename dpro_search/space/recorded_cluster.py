@@ -84,14 +84,16 @@ def moved_ops(trace: Trace, ops: RecordedOps, recorded: Recorded, target: Placed
         of a collective is.
     """
     assumed: list[str] = []
-    fixed_us = np.minimum(ops.unexplained_us, ops.duration_us)  # idle time of the stream stays
+    fixed_us = np.minimum(ops.unexplained_us, ops.duration_us)  # idle time of the stream stays, with the op that follows it
     own_us = ops.duration_us - fixed_us
     found = np.tile(own_us, (3, 1))
     _kernels(trace, ops, own_us, recorded, target, found, assumed)
     _transfers(trace, ops, own_us, recorded, target, found, assumed)
     if target.ranks > recorded.ranks:
         assumed.append(f"{target.ranks} ranks compute like the {trace.meta.ranks} recorded ones")
-    middle, low, high = (replace(ops, duration_us=np.where(us == own_us, ops.duration_us, us + fixed_us)) for us in found)
+    middle, low, high = (
+        replace(ops, duration_us=np.where(us == own_us, ops.duration_us, us + np.where(us > 0, fixed_us, 0.0))) for us in found
+    )
     return MovedOps(middle=middle, low=low, high=high, assumed=tuple(assumed))
 
 

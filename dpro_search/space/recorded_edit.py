@@ -94,7 +94,7 @@ class StepEdit:
         return self.launch_of(pause) if pause >= 0 else -1
 
     def pause_of(self, op: int) -> int:
-        """The op in which a collective's stream waits before this rank takes its part; -1: none."""
+        """The op in which the stream is idle before another of its ops, for a reason that is not known; -1: none."""
         return next((need for need in self.needs[op] if self.name[need] == f"before {self.name[op]}"), -1)
 
     # Host threads.
@@ -165,7 +165,7 @@ class StepEdit:
         return order[place - 1] if place else -1
 
     def first_of(self, part: int) -> int:
-        """The first op of a collective's part on its stream: the pause before it, where there is one."""
+        """The first op of a device's event on its stream: the pause before it, where there is one."""
         pause = self.pause_of(part)
         return part if pause < 0 else pause
 
@@ -194,8 +194,8 @@ class StepEdit:
         if source in self.needs[target]:
             return
         self.need(source, target)
-        gap_us = self._unexplained_us[target]
-        self.duration_us[target] -= max(gap_us - max(waited_us, 0.0), 0.0)
+        first = self.first_of(target)
+        self.duration_us[first] -= max(self._unexplained_us[first] - max(waited_us, 0.0), 0.0)
         launch = self.launch_of(target)
         if launch >= 0:
             device = self._order[self.device[launch]]

@@ -6,7 +6,9 @@ waiting. **Launching** takes the time from the call to the earliest start of wha
 
 A device op can start when its launch has taken effect, its stream is free and what its stream was made to wait for has ended. So an
 idle gap of a stream is nobody's constant: it is the host's time where the launch came late, and the wait for another stream where
-that came late. What remains, mostly a microsecond between two kernels, is part of the op; `RecordedOps.unexplained_us` counts it.
+that came late. `RecordedOps.unexplained_us` counts what remains. Up to `UNEXPLAINED_US`, in which a stream turns from one kernel to
+the next, it is part of the op. A longer gap is an op of its own before that op, of kind `OpKind.UNKNOWN`: no recorded launch, order
+or wait says what the device did or waited for, so that it is neither computation nor communication.
 
 The parts of a collective that was matched across ranks are enqueued when their streams take them and move data from the last
 enqueue on: their duration is the time from the last rank's start to the end, so that no rank's waiting is part of it. Where the
@@ -28,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search.collect.readers.kineto_device import UNEXPLAINED_US
 from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Ints, Role, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
@@ -353,7 +356,8 @@ class _Builder:
     def _add_device_ops(
         self, ops: Ints, device: Ints, launching: int, call: Ints, before_us: Floats, usual_us: float, kinds: npt.NDArray[np.int8]
     ) -> None:
-        """Ops of device events, in order: each with its launch before it, and its pause if it is a part of a collective."""
+        """Ops of device events, in order: each with its launch before it, and with a pause if it is a part of a collective, or if
+        its stream was idle before it for a reason that is not known."""
         events = self._events
         start_us, end_us = events.start_us[ops], self._complete_us[ops]
         ready_us = np.maximum(self._free_us[ops], before_us)
@@ -367,22 +371,24 @@ class _Builder:
         lead_us = np.where(free, 0.0, start_us - self._begin_us)
         own_us = end_us - np.where(shared, self._last_post_us[ops], np.maximum(start_us, before_us))
 
-        rows = np.ones(len(ops), np.int64) + launched + shared
+        unknown = (gap_us > UNEXPLAINED_US) & np.isin(events.kind[ops], DEVICE_KINDS)
+        pausing = shared | unknown
+        rows = np.ones(len(ops), np.int64) + launched + pausing
         runs = np.cumsum(rows) - 1
-        launches, pauses = (runs - shared - 1)[launched], (runs - 1)[shared]
+        launches, pauses = (runs - pausing - 1)[launched], (runs - 1)[pausing]
         of = np.repeat(np.arange(len(ops)), rows)
         block: Block = empty_block(len(of))
         block |= {"device": device[of], "step": events.step[ops][of], "name": events.name[ops][of], "kind": kinds[of]}
         block["role"][:] = RUNS
-        block["duration_us"][runs] = np.where(shared, 0.0, gap_us) + np.maximum(own_us, 0.0)
+        block["duration_us"][runs] = np.where(pausing, 0.0, gap_us) + np.maximum(own_us, 0.0)
         block["about"] = ops[of]
         block["event"][runs] = ops
         block["on_device"][runs] = self._host_kind == OpKind.HOST
         block["collective"][runs] = np.where(shared, events.collective[ops], -1)
         block["role"][pauses] = PAUSES
-        block["kind"][pauses] = int(OpKind.COMM)
-        block["duration_us"][pauses] = gap_us[shared]
-        waits_for = np.where(shared, runs - 1, runs)  # the op that waits in the place of its event
+        block["kind"][pauses] = np.where(unknown[pausing], int(OpKind.UNKNOWN), int(OpKind.COMM))
+        block["duration_us"][pauses] = gap_us[pausing]
+        waits_for = np.where(pausing, runs - 1, runs)  # the op that waits in the place of its event
         block["unexplained_us"][waits_for] = gap_us
         block["lead_us"][waits_for] = lead_us
         block["device"][launches] = launching
@@ -393,7 +399,7 @@ class _Builder:
         begin = self._count
         self._of_event[ops] = begin + runs
         needed = [(self._out[call[launched]], begin + launches), (begin + launches, begin + waits_for[launched])]
-        needed.append((begin + pauses, begin + runs[shared]))
+        needed.append((begin + pauses, begin + runs[pausing]))
         self._edges += [np.stack(edges) for edges in needed]
         self._waits_for[ops] = begin + waits_for
         self._add(block)

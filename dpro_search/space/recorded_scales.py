@@ -42,6 +42,12 @@ class OpSorts:
         return found
 
     @cached_property
+    def unknown(self) -> Bools:
+        """Time of devices that nothing in the recording explains, [n]."""
+        found: Bools = self.ops.kind == OpKind.UNKNOWN
+        return found
+
+    @cached_property
     def launch(self) -> Bools:
         """Work of host threads up to a launch, and what each launch takes, [n]."""
         found: Bools = (self.ops.kind == OpKind.HOST) & (self.ops.role == LAUNCHES)
@@ -90,7 +96,8 @@ class OpSorts:
         """The ops that a scale is about, [n]; raises `InputError` for a sort of which there is none."""
         if scale.group is not None:
             return self._among(scale)
-        found = {"host": self.host, "launch": self.launch, "loading": self.ops.loading_us > 0}.get(scale.what)
+        simple = {"host": self.host, "launch": self.launch, "unknown": self.unknown, "loading": self.ops.loading_us > 0}
+        found = simple.get(scale.what)
         if scale.what == "module":
             found = self._of_module(scale)
         elif found is None:
@@ -99,7 +106,7 @@ class OpSorts:
                 raise InputError(f"'{scale.text}': the {scale.what} of the trace are {', '.join(table) or 'of unknown sorts'}")
             found = table[scale.only]
         if not found.any():
-            raise InputError(f"'{scale.text}': the trace shows no {scale.what}")
+            raise InputError(f"'{scale.text}': the trace shows no {'unknown time' if scale.what == 'unknown' else scale.what}")
         return found if scale.rank is None else found & (self.ops.rank_of_device[self.ops.device] == scale.rank)
 
     def _among(self, scale: Scale) -> Bools:

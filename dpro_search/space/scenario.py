@@ -9,6 +9,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
     speeds=1:1:2:3  delay=20ms  target_loss=0.3                                 workers of unequal speed, trained to a loss
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
     launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0  compile=1  where kernels and their launches were recorded
+    unknown=0                                                                   where time is left that nothing explains
     module.Net_0.Block_1=0.5                                                    where modules were recorded
     measured=17.8ms                                                             a step of a profile, measured without profiler
     rank3=usual  ranks0+1+2.communication=0.5                                   one of several ranks; collectives of a group
@@ -46,15 +47,16 @@ ScaledPart = Literal[
     "usual",
     "compile",
     "stages",
+    "unknown",
 ]
 CLUSTER_SETTINGS = ("ranks", "cores", "rate", "recorded_on", "speeds", "delay")
 SCALES = ("compute", "bandwidth", "communication")
 _USUAL = "rankN"  # what `rank3=usual` is called where settings are listed
 _GROUP = re.compile(r"ranks(?P<ranks>\d+(?:\+\d+)+)\.communication=(?P<factor>[0-9.]+)x?")
 _OF_A_SORT = ("kernels", "collectives", "module")
-OP_SCALES = ("host", "launch", "loading", "kernels", "collectives", "module", "compile", "stages", _USUAL)
+OP_SCALES = ("host", "launch", "loading", "unknown", "kernels", "collectives", "module", "compile", "stages", _USUAL)
 _SCALE = re.compile(
-    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|compile|(?:kernels|collectives|module)(?=\.))"
+    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|unknown|compile|(?:kernels|collectives|module)(?=\.))"
     r"(?:\.(?P<only>(?<=module\.)[\w.]+|[a-z_]+))?=(?P<factor>[0-9.]+)x?"
 )
 
@@ -69,11 +71,21 @@ class Scale:
     # input), "kernels" and "collectives" of one sort, "module" (what devices do for one). "usual": the ops of a rank take the time
     # that they usually take on the others. "compile": kernels that a compiler fuses take that many times as long as their longest.
     # "stages": stages of a pipeline compute equally long.
+    # "unknown": time of devices that nothing in the recording explains.
     what: ScaledPart
     factor: float
     rank: int | None = None  # The only rank that changes; None: all.
     only: str | None = None  # The sort of kernels or collectives, or the module.
     group: tuple[int, ...] | None = None  # The only ranks among which collectives change; None: all.
+
+    @property
+    def of_unknown(self) -> Scale:
+        """How time that nothing explains changes, if it is of the part that this scale is about.
+
+        A change that is no factor (one rank like the others, compilation) may take all of it away.
+        """
+        factor = {"bandwidth": 1 / self.factor if self.factor > 0 else 1.0, "usual": 0.0, "compile": 0.0, "unknown": 1.0}
+        return Scale(text=self.text, what="unknown", factor=factor.get(self.what, self.factor), rank=self.rank)
 
     @property
     def needs_ops(self) -> bool:

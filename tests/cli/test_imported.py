@@ -60,7 +60,7 @@ def test_import_never_writes_over_a_folder_nor_leaves_half_of_one(tmp_path):
 def test_replay_compares_with_the_measurement(trace):
     result = as_json("replay", trace)
     assert abs(result["error_pct"]) < 0.5
-    assert set(result["breakdown_us"]) == {"compute", "exposed_communication", "waiting_for_ranks", "idle"}
+    assert set(result["breakdown_us"]) == {"compute", "exposed_communication", "waiting_for_ranks", "unknown", "idle"}
 
 
 def test_replay_says_which_order_it_inferred(tmp_path):
@@ -115,7 +115,7 @@ def test_whoever_is_asked_gives_the_same_iteration(name, trace, tmp_path):
         assert low_us <= result["predicted_iteration_us"] <= high_us
         assert sum(result["breakdown_us"].values()) == pytest.approx(result["predicted_iteration_us"], rel=1e-6)
     for row in diagnosed["ranks"]:
-        parts = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "idle_us")
+        parts = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "unknown_us", "idle_us")
         assert sum(row[part] for part in parts) == pytest.approx(diagnosed["iteration_us"], rel=1e-6)
     for row in diagnosed["gains"][:3]:
         asked = as_json("replay", trace, "--what-if", row["what_if"])
@@ -152,9 +152,9 @@ def test_diagnose_reports_the_ranks_the_path_the_gains_and_what_stands_out(trace
     assert {"critical_path", "ranks", "gains", "findings"} <= set(result)
     (row,) = result["ranks"]
     assert row["compute_us"] == pytest.approx(500)
-    assert sum(row[f"{part}_us"] for part in ("compute", "exposed_communication", "waiting_for_ranks", "idle")) == pytest.approx(
-        result["iteration_us"]
-    )
+    assert sum(
+        row[f"{part}_us"] for part in ("compute", "exposed_communication", "waiting_for_ranks", "unknown", "idle")
+    ) == pytest.approx(result["iteration_us"])
     gains = [gain["gain_us"] for gain in result["gains"]]
     assert gains == sorted(gains, reverse=True)
     assert any("Devices compute for" in sentence for sentence in result["findings"])

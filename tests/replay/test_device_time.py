@@ -87,7 +87,15 @@ def parts_of(row: RankTime) -> dict[str, float]:
 
 
 def test_a_rank_that_does_nothing_in_one_of_the_steps_has_the_mean_of_the_others() -> None:
-    parts = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "idle_us", "host_bound_us", "transfer_us")
+    parts = (
+        "compute_us",
+        "exposed_communication_us",
+        "waiting_for_ranks_us",
+        "unknown_us",
+        "idle_us",
+        "host_bound_us",
+        "transfer_us",
+    )
     one, two = (RankTime(rank=rank, **dict.fromkeys(parts, us)) for rank, us in ((0, 10.0), (2, 40.0)))
     found = mean_times([[one], [RankTime(rank=0, **dict.fromkeys(parts, 20.0)), two]])
     assert [(row.rank, row.compute_us) for row in found] == [(0, 15.0), (2, 40.0)]

@@ -65,7 +65,7 @@ def test_what_if_compute_were_faster():
     predictor = PipelinePredictor(recorded(), without=tuple(step for step in range(24, 1049)))  # one step is enough
     base, faster = predictor.predict(), predictor.predict([Scale.parse("compute=0.5")])
     assert 0.4 * base.iteration_us < faster.iteration_us < base.iteration_us
-    assert set(base.breakdown_us) == {"compute", "exposed_communication", "waiting_for_ranks", "idle"}
+    assert set(base.breakdown_us) == {"compute", "exposed_communication", "waiting_for_ranks", "unknown", "idle"}
 
 
 def test_uneven_stages_are_what_a_diagnosis_finds_first():

@@ -62,7 +62,7 @@ def test_a_change_is_predicted_as_the_changed_job_runs(tmp_path):
 def test_the_breakdown_adds_up_to_the_iteration(tmp_path):
     prediction = predictor(tmp_path).predict()
     parts = prediction.breakdown_us
-    assert set(parts) == {"compute", "exposed_communication", "waiting_for_ranks", "idle"}
+    assert set(parts) == {"compute", "exposed_communication", "waiting_for_ranks", "unknown", "idle"}
     assert sum(parts.values()) == pytest.approx(prediction.iteration_us)
     assert parts["compute"] == pytest.approx(500)
 

@@ -15,6 +15,7 @@ def rank_time(*, compute: float, exposed: float = 0.0, waits: float = 0.0, host:
         compute_us=compute,
         exposed_communication_us=exposed,
         waiting_for_ranks_us=waits,
+        unknown_us=0.0,
         idle_us=1000 - compute - exposed - waits,
         host_bound_us=host,
         transfer_us=2 * exposed,

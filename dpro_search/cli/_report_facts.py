@@ -84,7 +84,6 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         ("run folder", str(run)),
         ("search", f"{result.trials} trials by '{info.sampler}', seed {info.seed}, {result.seconds:.1f} s, {result.stopped}"),
         ("search begun", info.created),
-        *([("predicted for", info.cluster.name)] if info.cluster is not None else []),
         *([("options", ", ".join(f"{name}={value}" for name, value in info.options.items()))] if info.options else []),
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
@@ -297,6 +296,12 @@ def _described(path: Path, description: Description) -> list[tuple[str, str]]:
     return [("description", os.path.realpath(path)), ("framework", description.framework), *description.provenance]
 
 
+def _clocks(meta: TraceMeta) -> str:
+    """How the clocks of the hosts were compared, and what is left of their differences."""
+    residual_us = max(meta.clock.residual_us, default=0.0)
+    return meta.clock.method + (f"; they agree within {residual_us:.1f} µs" if residual_us else "")
+
+
 def _ranks(meta: TraceMeta) -> str:
     """How many, their numbers where they are not 0, 1, 2..., and their hosts where these are known."""
     numbers = f" ({numbers_text(meta.numbers)} of the job's {meta.world_size})" if meta.world_size not in (None, meta.ranks) else ""
@@ -320,11 +325,11 @@ def _provenance(folder: Path, trace: Trace) -> list[tuple[str, str]]:
         ("changes of the hosts", ", ".join(meta.host_changes)),
         ("machine", meta.machine),
         ("versions", ", ".join(f"{name} {version}" for name, version in meta.versions.items())),
-        ("knobs", ", ".join(f"{name}={value}" for name, value in meta.knobs.items())),
+        ("settings", ", ".join(f"{name}={value}" for name, value in meta.knobs.items())),
         ("command of the job", shlex.join(without_secrets(meta.command))),
-        ("clocks", f"{meta.clock.method}; known to {max(meta.clock.residual_us, default=0.0):.1f} µs"),
+        ("clocks", _clocks(meta)),
         ("overhead of recording", "" if meta.overhead_pct is None else f"{meta.overhead_pct:.1f} %"),
-        ("events", f"{len(trace.events)} in {len(set(trace.steps.index.tolist()))} steps"),
-        ("left out by the reader", ", ".join(f"{count} {reason}" for reason, count in meta.dropped.items())),
+        ("events", f"{len(trace.events):,} in {len(set(trace.steps.index.tolist()))} steps"),
+        ("left out by the reader", ", ".join(f"{count:,} {reason}" for reason, count in meta.dropped.items())),
     ]
     return [(title, value) for title, value in rows if value]

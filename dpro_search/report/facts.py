@@ -74,5 +74,10 @@ class Facts:
 
     @property
     def origin(self) -> str:
-        """Where the setting without a plan comes from, in a word."""
+        """The source of the setting without a plan, in a word."""
         return "described" if self.described else "recorded"
+
+    @property
+    def own_cluster(self) -> str:
+        """The name of the cluster that the job was recorded on or described for, as a search calls it."""
+        return f"the {self.origin} cluster"

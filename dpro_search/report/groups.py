@@ -10,7 +10,7 @@ import numpy as np
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.report import units
 from dpro_search.report.charts import Part, stacked
-from dpro_search.report.html import Element, Section, details, figure, name_of, paragraph, table
+from dpro_search.report.html import Element, Section, details, figure, name_of, table
 
 _SHOWN_NAMES = 4
 _SHOWN_ROWS = 500  # of a table; a job with priority slices sends thousands
@@ -80,12 +80,11 @@ def groups_section(settings: TensorGroups | None) -> Section | None:
         whole = sum(group.size_bytes for group in found)
         value = f"{units.count(len(found), noun)} · {units.size(whole)}"
         rows.append((setting, value, [_part(number, group) for number, group in enumerate(found)]))
-    caption = f"Each block is one {noun} of a step, in order; its width is its size in bytes. The tones only separate neighbours."
+    caption = f"Each block is one {noun} of a step, in order; its width is its size. Two tones tell neighbours apart."
     caption += f" {settings.note}" if settings.note else ""
     tables = [details(f"Numbers: {setting}", _table(setting, found, noun)) for setting, found in settings.groups.items()]
     chart = figure(stacked(f"{noun}s by bytes", rows), caption, None)
-    alone = paragraph("Only the recorded setting is shown: no plan changes these groups.", "quiet")
-    return Section("groups", "Tensor groups, before and after", [alone if len(settings.groups) == 1 else None, chart, *tables])
+    return Section("groups", f"Sizes of {noun}s", [chart, *tables])
 
 
 def _part(number: int, group: Group) -> Part:

@@ -115,8 +115,8 @@ def plans_section(facts: Facts) -> Section | None:
     key = [("predicted", "predicted, with its interval")]
     if ran:
         key.append(("measured", "measured" if validation is not None else "measured in the recording"))
-    caption = f"Iteration time. If the interval of a plan overlaps that of the {facts.origin} setting, its gain is not certain."
-    chart = whiskers("Iteration time of the best plans", [setting.mark for setting in settings], "iteration")
+    caption = f"Step time. The gain of a plan is not certain if its interval overlaps that of the {facts.origin} setting."
+    chart = whiskers("Step time of the best plans", [setting.mark for setting in settings], "step")
     rows = table("Best plans", columns, [setting.row(more, ran=ran) for setting in settings])
     reasons = bullets(search["reasons"]) if search.get("reasons") else None
     return Section("plans", "Best plans", [figure(chart, caption, rows, key), reasons])

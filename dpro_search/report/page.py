@@ -41,13 +41,11 @@ def render(facts: Facts) -> str:
     """
     parts = [
         plans_section(facts),
-        cluster_section(facts.cluster),
+        cluster_section(facts.cluster, facts.own_cluster),
         *(_of_settings(facts) if facts.settings else _of_ranks(facts)),
         groups_section(facts.groups),
         search_section(facts.trials, facts.origin),
-        quality_section(
-            facts.held_out, facts.terms, facts.validation or facts.sample_runs, facts.corrected_pct, described=facts.described
-        ),
+        quality_section(facts),
         provenance_section(facts.provenance, facts.notes),
     ]
     title = _title(facts)
@@ -69,12 +67,12 @@ def _title(facts: Facts) -> str:
     rows = dict(facts.provenance)
     if not {"model", "cluster"} <= rows.keys():
         return facts.name
-    moved = facts.cluster is not None and facts.cluster["name"] != f"the {facts.origin} cluster"
+    moved = facts.cluster is not None and facts.cluster["name"] != facts.own_cluster
     return f"{rows['model']} on {facts.cluster['name'] if moved and facts.cluster else rows['cluster']}"
 
 
 def _of_ranks(facts: Facts) -> list[Section]:
-    """What the ranks of a job do in an iteration."""
+    """Sections on the ranks of a job and one of their steps."""
     findings = facts.diagnosis.get("findings", ())[0 if facts.search is not None else 1 :]  # the headline has the first
     return [
         breakdown_section({**facts.diagnosis, "findings": findings}, facts.timeline, facts.origin),
@@ -84,7 +82,7 @@ def _of_ranks(facts: Facts) -> list[Section]:
 
 
 def _of_settings(facts: Facts) -> list[Section | None]:
-    """What a step of a parallel job consists of, in each of its settings."""
+    """Sections on the step of a parallel job in each of its settings."""
     return [
         comparison_section(facts.settings),
         parts_section(facts.settings, facts.diagnosis["findings"]),
@@ -104,7 +102,7 @@ def embedded(value: Any) -> str:
 
 def _timeline_section(timeline: StepTimeline) -> Section:
     if not timeline.lanes:
-        return Section("timeline", "One step", [paragraph("No step was recorded op by op: there is nothing to draw.", "quiet")])
+        return Section("timeline", "One step", [paragraph("No step was recorded op by op, so there is nothing to draw.", "quiet")])
     kinds = {kind for lane in timeline.lanes for kind in lane.kinds}
     title, caption = _sides(timeline)
     key = [(f"part {kind}", name) for kind, name in _KINDS.items() if kind in kinds]
@@ -112,7 +110,7 @@ def _timeline_section(timeline: StepTimeline) -> Section:
         (f"rank {lane.rank}", "measured" if lane.measured else "predicted", lane.name, *_busy(lane.length_us))
         for lane in timeline.lanes
     )
-    numbers = table("Busy time by lane", ("rank", "", "lane", "slices#", "busy#"), rows)
+    numbers = table("Busy time by lane", ("rank", "", "lane", "ops#", "busy#"), rows)
     one_sided = [paragraph(sentence, "quiet") for sentence in timeline.one_sided]
     return Section("timeline", title, [element("timeline", caption, key, timeline.ranks, numbers), *one_sided])
 
@@ -122,12 +120,12 @@ def _sides(timeline: StepTimeline) -> tuple[str, str]:
     if all(lane.measured for lane in timeline.lanes):
         return (
             "One step, as measured",
-            f"Recorded step {timeline.step}. This kind of job has no op-level replay to compare it with.",
+            f"Recorded step {timeline.step}. Jobs of this kind are not replayed op by op.",
         )
     if timeline.step is None:
-        return "One step, as predicted", "A steady-state iteration of the replay. No step was recorded op by op to compare it with."
-    caption = f"A steady-state iteration of the replay above the recorded step {timeline.step}, on one time scale."
-    return "One step, predicted over measured", caption
+        return "One step, as predicted", "A replayed step. No step was recorded op by op to compare it with."
+    caption = f"For each rank, a replayed step above the recorded step {timeline.step}, on one time scale."
+    return "One step, predicted and measured", caption
 
 
 def _busy(length_us: list[float]) -> tuple[str, str]:

@@ -52,16 +52,16 @@ def _progress(trials: Sequence[_TRIAL], origin: str) -> Element:
     result = f"the best is {units.duration(best[-1]['iteration_us'])}" if best else "none stays within the memory limit"
     unit, unit_us = units.time_scale([trial["iteration_us"] for trial in trials])
     chart = plot(
-        f"Predicted iteration time of {len(trials)} trials; {result}",
+        f"Predicted step time of {len(trials)} trials; {result}",
         dots,
         steps,
-        ("trial", f"iteration, {unit}"),
+        ("trial", f"step, {unit}"),
         (1.0, unit_us),
         (unchanged_us, f"as {origin}"),
     )
     numbers = table(
         "Trials that were the best so far",
-        ("trial", "plan", "found by", "iteration#"),
+        ("trial", "plan", "found by", "step#"),
         ((str(t["number"]), name_of(t["name"]), t["origin"], units.duration(t["iteration_us"])) for t in best),
     )
     which = "Every trial" if len(shown) == len(trials) else f"{len(shown)} of the trials, evenly spread,"
@@ -85,17 +85,17 @@ def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> list[Element]:
     unit, unit_us = units.time_scale([trial["iteration_us"] for trial in shown])
     size, size_bytes = units.size_scale([trial["peak_memory_bytes"] for trial in shown])
     chart = plot(
-        f"Iteration time against peak memory; {units.count(len(front), 'plan')} on the front",
+        f"Step time against peak memory; {units.count(len(front), 'plan')} on the front",
         dots,
         steps,
-        (f"peak memory, {size}", f"iteration, {unit}"),
+        (f"peak memory, {size}", f"step, {unit}"),
         (size_bytes, unit_us),
     )
     priced = all(trial.get("cost_per_million_tokens") is not None for trial in front)
-    caption = "Time against peak memory. No plan is both faster and smaller than a plan on the front."
+    caption = "Step time against peak memory. No plan is both faster and smaller than a plan on the front."
     caption += " On one cluster the price is proportional to the time." if priced else ""
     key = [("dot", "a trial"), ("best", "Pareto front")]
-    columns = ("plan", "iteration#", "peak memory#", *(("price of a million tokens#",) if priced else ()))
+    columns = ("plan", "step#", "peak memory#", *(("price of a million tokens#",) if priced else ()))
     picture = figure(chart, caption, None, key + _key_of_refused(trials))
     return [picture, table("Plans on the front", columns, _front_rows(front, priced))]
 

@@ -1,22 +1,24 @@
-"""How far the predictions can be trusted: steps predicted from the others, plans that ran, and the terms of the cost model."""
+"""Errors of predictions: held-out steps, plans that ran for real, and the fitted terms of the cost model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpro_search.report import units
 from dpro_search.report.charts import bars
 from dpro_search.report.html import Element, Section, figure, name_of, paragraph, table
 
-_NO_HELD_OUT = "No step was held out: the recording has too few steps, or this kind of job does not support the check."
-_NO_TERMS = "No cost model is fitted for this kind of recording: ops keep their recorded durations."
-_DESCRIBED = (
-    "Nothing was measured of a described job. Its interval follows from how far predictions of published runs were from "
-    "their measurements."
+if TYPE_CHECKING:
+    from dpro_search.report.facts import Facts
+
+_NO_HELD_OUT = (
+    "No step was predicted from the others: the recording has too few steps, or jobs of this kind do not support the check."
 )
+_NO_TERMS = "Ops keep their recorded durations: no cost model was fitted."
+_DESCRIBED = "Nothing was measured of a described job. Its intervals follow from the errors of predictions of published runs."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,57 +44,52 @@ class Term:
     meaning: str
 
 
-def quality_section(
-    held_out: Sequence[HeldOutStep],
-    terms: Sequence[Term],
-    validation: Mapping[str, Any] | None,
-    corrected_pct: tuple[float, float] | None = None,
-    *,
-    described: bool = False,
-) -> Section:
-    """Errors first, then what the model is made of."""
+def quality_section(facts: Facts) -> Section:
+    """Errors of predictions first, then the basis of intervals and the terms of the cost model."""
     content: list[Element] = []
-    if described:
+    if facts.described:
         content.append(paragraph(_DESCRIBED, "quiet"))
-    elif held_out:
-        content.append(_held_out(held_out))
+    elif facts.held_out:
+        content.append(_held_out(facts.held_out))
     else:
         content.append(paragraph(_NO_HELD_OUT, "quiet"))
-    if validation is not None:
+    if (validation := facts.validation or facts.sample_runs) is not None:
         content.append(_plans(validation))
-    if corrected_pct is not None:
-        before, after = map(units.percent, corrected_pct)
-        errors = f"Mean error of the predictions: {before} without correction, {after} if the other measurements correct each."
+    if facts.corrected_pct is not None:
+        before, after = map(units.percent, facts.corrected_pct)
+        errors = f"Mean error of the predictions: {before}; {after} after each was corrected by the other measurements."
         content.append(paragraph(f"{errors} 'dpro-search run --calibrate RUN' applies this correction to a new search."))
-    if terms:
-        rows = ((name_of(term.name), term.value, term.meaning) for term in terms)
+    if (calibration := facts.replay.get("calibration")) is not None:
+        content.append(paragraph(f"Intervals are based on: {calibration['text']}.", "quiet"))
+    if facts.terms:
+        rows = ((name_of(term.name), term.value, term.meaning) for term in facts.terms)
         content.append(table("Terms of the cost model, fitted on this recording", ("term", "value#", "meaning"), rows))
-    elif not described:
+    elif not facts.described:
         content.append(paragraph(_NO_TERMS, "quiet"))
-    return Section("quality", "How good the model is", content)
+    return Section("quality", "How far to trust the predictions", content)
 
 
 def _held_out(steps: Sequence[HeldOutStep]) -> Element:
     errors = [abs(step.error_pct) for step in steps]
     middle, worst, number = units.percent(median(errors)), units.percent(max(errors)), units.count(len(steps), "step")
-    caption = f"Each step is predicted from all others: median error {middle}, maximum {worst} ({number} held out, one at a time)."
+    caption = f"{number} of the recording, each predicted from all other steps: median error {middle}, largest error {worst}."
     rows = [
         (f"step {s.step}", units.signed_percent(s.error_pct), s.error_pct, f"{units.duration(s.predicted_us)} predicted")
         for s in steps
     ]
     numbers = table(
-        "Held-out steps",
+        "Steps predicted from the others",
         ("step", "measured#", "predicted#", "error#"),
         (_row(str(step.step), step.measured_us, step.predicted_us, step.error_pct) for step in steps),
     )
-    return figure(bars("Error of each held-out step", rows, "part compute"), caption, numbers)
+    return figure(bars("Error of each step", rows, "part compute"), caption, numbers)
 
 
 def _plans(validation: Mapping[str, Any]) -> Element:
     recorded = (validation[f"baseline_{key}"] for key in ("predicted_us", "us", "error_pct"))
     plans = (_row(name_of(row["name"]), row["predicted_us"], row["measured_us"], row["error_pct"]) for row in validation["plans"])
     columns = ("setting", "predicted#", "measured#", "error#")
-    return table("Predicted and measured iteration times", columns, (_row("as recorded", *recorded), *plans))
+    return table("Predicted and measured step times", columns, (_row("as recorded", *recorded), *plans))
 
 
 def _row(name: Element | str, one_us: float, other_us: float, error_pct: float) -> tuple[Element | str, str, str, str]:

@@ -1,4 +1,4 @@
-"""The sections on where an iteration goes, what it waits for, and where all of this comes from."""
+"""Sections on the parts of a step, its critical path, gains of changes, and the sources of the numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpro_search.report.html import Element, Section, bullets, element, figure, 
 from dpro_search.report.timeline import Lane, StepTimeline
 
 _TOP_GAINS, _TOP_OPS = 10, 10
-_SHOWN_GAIN = 0.0005  # of an iteration; below it is 0.0 %
+_SHOWN = 0.0005  # of a step or path; less is 0.0 %
 _SAME_US = 1.0  # instants closer than this are one
 _PARTS = {
     "compute": ("compute", "compute"),
@@ -26,10 +26,10 @@ _PARTS = {
     "idle": ("idle", "idle"),
 }
 _REASONS = {
-    "start": "nothing: it is the first op",
-    "dependency": "an op that it depends on",
-    "device": "the previous op on its device",
-    "collective": "the last rank to enqueue it",
+    "start": "it is the first op",
+    "dependency": "an op whose result it needs",
+    "device": "the op before it on its stream or thread",
+    "collective": "the last rank had called it",
 }
 _TERMS = {  # of kinds in the JSON of 'diagnose' that are called otherwise
     "agreement": "negotiation",
@@ -60,15 +60,13 @@ _PATH_KINDS = {
 }
 
 
-def cluster_section(cluster: Mapping[str, Any] | None) -> Section | None:
-    """Where the predictions hold, and what they take for granted; None where that is the recorded cluster."""
-    if cluster is None:
+def cluster_section(cluster: Mapping[str, Any] | None, own: str) -> Section | None:
+    """The cluster that predictions are for, and assumptions about it; None for the job's `own` cluster without assumptions."""
+    if cluster is None or (cluster["name"] == own and not cluster["assumed"]):
         return None
     ranks = units.count(cluster["ranks"], "rank")
     sentence = f"All predictions on this page are for {cluster['name']}, {ranks}. Nothing was measured there."
     sentences = [f"Assumed: {each}." for each in cluster["assumed"]]
-    if cluster["interval"]:
-        sentences.append(f"Intervals: {cluster['interval']}.")
     return Section("cluster", "Cluster", [paragraph(sentence), bullets(sentences) if sentences else None])
 
 
@@ -78,17 +76,17 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, orig
     note = None
     if not any(rows.values()):
         rows = {rank: _lane_parts([lane for lane in timeline.lanes if lane.rank == rank]) for rank in timeline.ranks}
-        note = paragraph("Computed from the timeline below: this kind of job has no breakdown of its own.", "quiet")
+        note = paragraph("Added up from the lanes of the timeline below.", "quiet")
     rows = {rank: parts for rank, parts in rows.items() if parts}
     findings = diagnosis.get("findings", ())
     known = {row["rank"]: row for row in diagnosis["ranks"]}
     bars_of_ranks = [_bar(_rank_name(rank, known.get(rank, {})), parts) for rank, parts in rows.items()]
-    caption = f"Time of each rank in one iteration of the {origin} setting."
+    caption = f"What each rank does in one step of the {origin} setting."
     shown = list(rows.values())
     present = [key for key in _PARTS if any(parts.get(key) for parts in shown)]
-    columns = ("rank", *(f"{_PARTS[key][1]}#" for key in present), "last to enqueue#", "time waited for other ranks#")
+    columns = ("rank", *(f"{_PARTS[key][1]}#" for key in present), "came last to a collective#", "waited for other ranks#")
     numbers = table(
-        "An iteration by rank",
+        "A step by rank",
         columns,
         (
             (str(rank), *(units.duration(parts.get(key, 0.0)) for key in present), *_lateness(known.get(rank, {})))
@@ -98,13 +96,13 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, orig
     chart = figure(stacked("Time of each rank", bars_of_ranks), caption, numbers, [_PARTS[name] for name in present])
     return Section(
         "breakdown",
-        "Where an iteration goes",
+        "Where a step goes",
         [bullets(findings) if findings else None, *_warnings(diagnosis), note, chart, _efficiency(diagnosis)],
     )
 
 
 def path_section(diagnosis: Mapping[str, Any]) -> Section:
-    """What nothing could have ended earlier than: its stretches, the ops on it with their reasons, and what changes would gain."""
+    """The critical path: its parts, the ops with the largest shares and why they started no earlier, and gains of changes."""
     path = diagnosis["critical_path"]
     total_us = sum(row["duration_us"] for row in path) or 1.0
     in_order = _follow_each_other(path)
@@ -123,8 +121,9 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
     numbers = table(
         "Critical path by kind", ("kind", "time#", "share#"), ((_words(kind), *_time_share(us, total_us)) for kind, us in ordered)
     )
-    named = ", ".join(f"{_words(kind)} {units.percent(us / total_us * 100)}" for kind, us in ordered[:_MOST_IN_WORDS])
-    caption = "The chain of ops that determines the iteration time, " + (
+    large = [(kind, us) for kind, us in ordered if us >= _SHOWN * total_us][:_MOST_IN_WORDS]
+    named = ", ".join(f"{_words(kind)} {units.percent(us / total_us * 100)}" for kind, us in large)
+    caption = "The chain of ops that decides how long a step takes, " + (
         f"from start to end: {named}." if in_order else f"grouped by rank and kind, longest first: {named}."
     )
     colours: dict[str, list[str]] = {}
@@ -137,14 +136,14 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
 
 
 def gains_section(diagnosis: Mapping[str, Any]) -> Section | None:
-    """What single changes would gain; None where nothing would."""
+    """Gains of single changes; None where no change gains anything."""
     gains = _gains(diagnosis["gains"], diagnosis["iteration_us"])
     return None if gains is None else Section("gains", "What would make it faster", [gains])
 
 
 def provenance_section(rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> Section:
-    """Where every number comes from, and what is missing."""
-    return Section("provenance", "Provenance", [element("provenance", rows, notes)])
+    """The sources of all numbers, and what is missing."""
+    return Section("provenance", "Where the numbers come from", [element("provenance", rows, notes)])
 
 
 def _critical_ops(ops: Sequence[Mapping[str, Any]]) -> Element | None:
@@ -154,10 +153,10 @@ def _critical_ops(ops: Sequence[Mapping[str, Any]]) -> Element | None:
     several = any(row.get("count", 1) > 1 for row in ops)
     traced = [origin_text(row) for row in ops[:_TOP_OPS]]
     columns = (
-        ("op",) + (("asked by",) if any(traced) else ()) + ("rank#", "kind") + (("ops#", "time#") if several else ())
-        + ("share#",) + (("starts after",) if reasoned else ())
+        ("op",) + (("called by",) if any(traced) else ()) + ("rank#", "kind") + (("ops#", "time#") if several else ())
+        + ("share#",) + (("could not start before",) if reasoned else ())
     )  # fmt: skip
-    names = [row["op"] for row in ops[:_TOP_OPS]]
+    names = [row["op"].removesuffix(f"@{row['rank']}") for row in ops[:_TOP_OPS]]
     rows = (
         (name_of(name, row["op"]),)
         + ((name_of(origin),) if any(traced) else ())
@@ -173,23 +172,23 @@ def _critical_ops(ops: Sequence[Mapping[str, Any]]) -> Element | None:
 def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element | None:
     if not gains:
         return None
-    shown = [row for row in gains if abs(row["gain_us"]) >= _SHOWN_GAIN * iteration_us][:_TOP_GAINS] or gains[:1]
+    shown = [row for row in gains if abs(row["gain_us"]) >= _SHOWN * iteration_us][:_TOP_GAINS] or gains[:1]
     rows = [
         (
             _question(row),
             units.share(row["gain_us"], iteration_us),
             row["gain_us"],
-            f"iteration {units.duration(row['predicted_iteration_us'])}",
+            f"a step would take {units.duration(row['predicted_iteration_us'])}",
         )
         for row in shown
     ]
     numbers = table(
         "What-if questions",
-        ("what if", "iteration#", "gain#"),
+        ("what if", "step#", "gain#"),
         ((name_of(row["what_if"]), units.duration(row["predicted_iteration_us"]), units.duration(row["gain_us"])) for row in gains),
     )
     caption = (
-        "The time that an iteration would save if one thing changed. No optimisation of that thing can gain more. "
+        "The time that a step would save if one thing changed. No optimisation of that thing can gain more. "
         "A bar to the left means that the change costs time. 'dpro-search replay JOB --what-if CHANGE' answers further questions."
     )
     return figure(bars("Gains", rows, "part update", below="part wait"), caption, numbers)
@@ -212,16 +211,16 @@ def _question(row: Mapping[str, Any]) -> str:
 
 
 def _efficiency(diagnosis: Mapping[str, Any]) -> Element | None:
-    """Tokens a second, MFU, price and energy, and what of them is not known."""
+    """Tokens a second, MFU, price and energy, and which of them are not known."""
     known, unknown = diagnosis.get("efficiency", ((), ()))
     if not known:
         return None
     rows = [*known, *(("not known", reason) for reason in unknown)]
-    return table("Efficiency of an iteration", ("", "value"), rows)
+    return table("Efficiency", ("", "value"), rows)
 
 
 def _warnings(diagnosis: Mapping[str, Any]) -> list[Element]:
-    """What the recording lacks, beside the numbers that it concerns."""
+    """Warnings about the recording, beside the numbers that they concern."""
     return [paragraph(f"Note: {text}.", "quiet") for text in diagnosis.get("warnings", ())]
 
 

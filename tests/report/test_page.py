@@ -287,7 +287,7 @@ def test_the_headline_of_a_recording_is_its_finding_and_what_it_would_gain():
 def test_a_gain_of_another_question_is_not_put_behind_a_finding():
     gain = {"what_if": "communication=0", "predicted_iteration_us": 20e3, "gain_us": 80e3}
     diagnosis = {**made.facts().diagnosis, "findings": ["Server 1 has 91 % of the bytes, 50 % would be even."], "gains": [gain]}
-    headline = Outline(render(replace(made.facts(), diagnosis=diagnosis))).text.split("Where an iteration goes")[1]
+    headline = Outline(render(replace(made.facts(), diagnosis=diagnosis))).text.split("Where a step goes")[1]
     assert "Server 1 has 91 % of the bytes " in headline
     assert "up to" not in headline
 

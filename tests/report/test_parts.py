@@ -52,7 +52,7 @@ def test_one_trial_makes_a_search(memory):
 def test_a_job_without_a_breakdown_gets_one_from_the_timeline():
     diagnosis = {"ranks": [{"rank": 0, "host": "a"}, {"rank": 1, "host": "b"}]}
     text = to_text(breakdown_section(diagnosis, made.timeline(slices=100)))
-    assert "Computed from the timeline" in text
+    assert "Added up from the lanes of the timeline" in text
     assert "exposed communication" in text
     assert text.count("rank 1 on b") == 2  # the bar's title and its name
 

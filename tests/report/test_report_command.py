@@ -31,9 +31,9 @@ def test_a_report_of_a_recording(tmp_path):
     data = json.loads(page.split('id="timeline-data">')[1].split("</script>")[0])
     assert {lane["measured"] for lane in data["lanes"]} == {True, False}
     assert {lane["rank"] for lane in data["lanes"]} == {0, 1}
-    for title in ("Where an iteration goes", "Critical path", "Tensor groups", "How good the model is", "Terms of the cost model"):
+    for title in ("Where a step goes", "Critical path", "Sizes of ", "How far to trust the predictions", "Terms of the cost model"):
         assert title in page
-    assert "held out, one at a time" in page
+    assert "each predicted from all other steps" in page
 
 
 def test_a_report_of_a_search_says_how_it_was_made(run, tmp_path):

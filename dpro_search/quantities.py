@@ -31,6 +31,8 @@ _AMOUNTS = {"": 1.0, "w": 1.0, "usd": 1.0} | {
 }
 _HERTZ = {"": 1.0, "hz": 1.0, "khz": 1e3, "mhz": 1e6, "ghz": 1e9}
 _WATTS = {"": 1.0, "w": 1.0, "kw": 1e3}
+_LEAST_BYTES, _MOST_BYTES = 1024, 2**50  # of a setting
+_LEAST_US, _MOST_US = 100.0, 86_400e6
 _SWITCHES = {"1": True, "on": True, "yes": True, "true": True, "0": False, "off": False, "no": False, "false": False}
 
 
@@ -40,6 +42,40 @@ def parse_bytes(text: str) -> int:
     if unit.lower() not in _SIZES:
         raise InputError(f"'{text}' is not a size: write it like 64MB, 25 MiB or 1048576")
     return round(number * _SIZES[unit.lower()])
+
+
+def parse_size_setting(text: str) -> int:
+    """As `parse_bytes`, for the value of a setting; raises `InputError` also for a size that is hardly meant.
+
+    No setting of a training job is below 1 KiB (a page is 4 KiB, a packet 1.5 kB) or above 1 PiB. A small number without a unit
+    usually means megabytes, the unit of PyTorch's ``bucket_cap_mb``. A size with its unit, "50B", is taken as it is.
+    """
+    value = parse_bytes(text)
+    if 0 < _without_unit(text) < _LEAST_BYTES:
+        raise InputError(f"{text.strip()} bytes is hardly meant; write {text.strip()}MB, or {text.strip()}B if it is")
+    if value > _MOST_BYTES:
+        raise InputError(f"{size_text(value)} is more than any device holds; write a size like 64MB or 25MiB")
+    return value
+
+
+def parse_time_setting(text: str) -> float:
+    """As `parse_us`, for the value of a setting; raises `InputError` also for a time that is hardly meant.
+
+    A number below 100 without a unit usually means milliseconds, the unit of Horovod's ``HOROVOD_CYCLE_TIME``. A time with its
+    unit, "50us", is taken as it is.
+    """
+    value = parse_us(text)
+    if 0 < _without_unit(text) < _LEAST_US:
+        raise InputError(f"{text.strip()} microseconds is hardly meant; write {text.strip()}ms, or {text.strip()}us if it is")
+    if value > _MOST_US:
+        raise InputError(f"'{text}' is more than a day; write a time like 5ms or 2s")
+    return value
+
+
+def _without_unit(text: str) -> float:
+    """The number of a text without a unit; 0 for others."""
+    match = _NUMBER.fullmatch(text)
+    return 0.0 if match is None or match[2] else float(match[1])
 
 
 def parse_rate_bps(text: str) -> float | None:

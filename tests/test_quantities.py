@@ -11,10 +11,13 @@ from dpro_search.quantities import (
     parse_flops_per_s,
     parse_hz,
     parse_rate_bps,
+    parse_size_setting,
     parse_switch,
+    parse_time_setting,
     parse_us,
     parse_watts,
 )
+from dpro_search.space.scenario import readers
 
 _READERS = [parse_bytes, parse_rate_bps, parse_us, parse_switch, parse_count, parse_flops_per_s, parse_hz, parse_watts]
 
@@ -69,3 +72,28 @@ def test_anything_else_is_refused_with_the_text(read: object, text: str) -> None
 def test_a_rate_of_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="not a rate"):
         parse_rate_bps("0gbit")
+
+
+@pytest.mark.parametrize(("text", "nearest"), [("50", "write 50MB, or 50B"), ("0.5", "write 0.5MB"), ("3PiB", "any device holds")])
+def test_sizes_that_are_hardly_meant_are_refused_with_the_nearest_plausible_one(text, nearest):
+    with pytest.raises(InputError, match=nearest):
+        parse_size_setting(text)
+
+
+def test_sizes_with_a_unit_and_those_of_a_usual_order_are_taken_as_they_are():
+    assert [parse_size_setting(text) for text in ("50B", "0", "1048576", "25MiB")] == [50, 0, 2**20, 25 * 2**20]
+
+
+@pytest.mark.parametrize(("text", "nearest"), [("5", "write 5ms, or 5us"), ("40h", "more than a day")])
+def test_times_that_are_hardly_meant_are_refused_with_the_nearest_plausible_one(text, nearest):
+    with pytest.raises(InputError, match=nearest):
+        parse_time_setting(text)
+
+
+def test_every_setting_of_bytes_or_time_is_checked():
+    of_bytes = [name for name in readers() if name.endswith("_bytes")]
+    of_time = [name for name in readers() if name.endswith("_us")]
+    assert {"bucket_cap_bytes", "fusion_threshold_bytes", "partition_bytes"} <= set(of_bytes)
+    for name in (*of_bytes, *of_time):
+        with pytest.raises(InputError, match="hardly meant"):
+            readers()[name]("50")

@@ -20,7 +20,11 @@ def diff(
     after: Annotated[Path, typer.Argument(metavar="B", help="Trace folder: today, or after it.")],
     max_regression: Annotated[
         str | None,
-        typer.Option("--max-regression", metavar="PCT", help="Exit with 1 if B takes longer than A by more than this: 3%."),
+        typer.Option(
+            "--max-regression",
+            metavar="PCT",
+            help="Exit with 1 if B takes longer than A by more than this (3%) and by more than equal jobs differ.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,15 +41,27 @@ def diff(
 
     limit_pct = None if max_regression is None else parse_percent(max_regression)
     facts = difference(job_of(Trace.load(before)), job_of(Trace.load(after)))
-    exceeded = limit_pct is not None and facts["regression_pct"] > limit_pct
+    exceeded = limit_pct is not None and facts["regression_pct"] > max(limit_pct, facts["noise_pct"] or 0.0)
     if as_json:
         print_json(facts | {"max_regression_pct": limit_pct, "exceeded": exceeded})
     else:
         _print(facts)
         if limit_pct is not None:
-            print(f"{'more' if exceeded else 'not more'} than the allowed regression of {limit_pct:g} %")
+            print(_verdict(facts, limit_pct, exceeded=exceeded))
     if exceeded:
         raise typer.Exit(1)
+
+
+def _verdict(facts: Mapping[str, Any], limit_pct: float, *, exceeded: bool) -> str:
+    """How the change compares with the allowed regression and with the noise."""
+    noise_pct, beyond = facts["noise_pct"], facts["regression_pct"] > limit_pct
+    if beyond and not exceeded:
+        return (
+            f"more than the allowed regression of {limit_pct:g} %, but no more than equal jobs differ by ({noise_pct:.1f} %): "
+            "record more steps to tell them apart"
+        )
+    unknown = "; by how much equal jobs differ is not known: record at least two steps of each" if noise_pct is None else ""
+    return f"{'more' if exceeded else 'not more'} than the allowed regression of {limit_pct:g} %{unknown}"
 
 
 def _print(facts: Mapping[str, Any]) -> None:

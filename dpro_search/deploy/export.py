@@ -127,7 +127,7 @@ def _readme(
     expected: tuple[Prediction, Prediction] | None,
     about: Sequence[str],
 ) -> str:
-    items = [*_usage(parts, "."), *_needs(plan, facts), *_expectations(plan, expected), *about]
+    items = [*_usage(parts, "."), *_needs(plan, facts), *_expectations(plan, facts, expected), *about]
     lines = [f"{number}. {line}" for number, line in enumerate(items, start=1)]
     return "\n".join(["# A plan for a training job, exported by dpro-search", "", *lines, ""])
 
@@ -146,7 +146,7 @@ def _needs(plan: Plan, facts: JobFacts | None) -> list[str]:
     return [*needs, f"The plan has {plan.servers} servers where {recorded.count} were recorded: {needed}"]
 
 
-def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None) -> list[str]:
+def _expectations(plan: Plan, facts: JobFacts | None, expected: tuple[Prediction, Prediction] | None) -> list[str]:
     found = []
     if expected is not None:
         planned, recorded = expected
@@ -155,4 +155,6 @@ def _expectations(plan: Plan, expected: tuple[Prediction, Prediction] | None) ->
             f"Expect {planned.iteration_us / 1e3:.1f} ms an iteration ({low / 1e3:.1f} to {high / 1e3:.1f} ms, nine times in ten) "
             f"in place of {recorded.iteration_us / 1e3:.1f} ms: {recorded.iteration_us / planned.iteration_us:.2f}x."
         )
-    return [*found, f"Training is equivalent: {tolerance_of(plan).promise}. `plan.json` is the plan itself."]
+    workload = None if facts is None else facts.workload
+    promise = tolerance_of(plan, None if workload is None else workload(plan).precision).promise
+    return [*found, f"The plan should not change what is learned: {promise}. `plan.json` is the plan itself."]

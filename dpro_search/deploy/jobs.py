@@ -79,7 +79,7 @@ class RecordedJob:
     watch: Watch | None = None  # Called now and then while the job runs.
     described: bool = False  # Whether the empty plan is exported too: a script follows any plan alike.
     paced: Paced | None = None  # None: ranks compute.
-    own_tolerance: float = 0.0  # The relative difference of losses that its precision makes; plans may have a larger one.
+    precision: str | None = None  # Precision of a parallel job's matrix products, see `losses.tolerance_of`.
     target_loss: float | None = None  # That every run ends at; None: it ends after its steps.
 
     @staticmethod

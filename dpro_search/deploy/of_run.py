@@ -247,7 +247,7 @@ def validate_run(
         warmup=warmup,
         timeout_s=timeout_s,
         kept=kept.rounds,
-        own_tolerance=job.own_tolerance,
+        precision=job.precision,
         target_loss=job.target_loss,
         on_start=on_start,
         on_run=on_run,

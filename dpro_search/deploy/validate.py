@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -153,7 +152,7 @@ def validate(
     timeout_s: float | None = None,
     numbers: Sequence[int] = (),
     kept: Sequence[FinishedRound] = (),
-    own_tolerance: float = 0.0,
+    precision: str | None = None,
     target_loss: float | None = None,
     on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
     on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
@@ -174,8 +173,8 @@ def validate(
         Of the plans, for `on_start` and `on_run`; empty: from 1 on.
     kept
         Rounds of the same plans that an interrupted call has finished; they count among the rounds.
-    own_tolerance
-        The relative difference of losses that the job's precision makes; plans may have a larger one.
+    precision
+        Precision of a parallel job's matrix products, which decides how far losses may differ (`losses.tolerance_of`).
     target_loss
         The loss that every run ends at; None: runs end after their steps.
     on_start
@@ -207,7 +206,7 @@ def validate(
             break
         on_round(rounds_run.round(rounds - done if done < rounds else 1))
         done += 1
-    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done, own_tolerance, target_loss), kept_rounds=len(kept))
+    return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done, precision, target_loss), kept_rounds=len(kept))
 
 
 class _Rounds:
@@ -293,7 +292,7 @@ def _compared(
     plans: Sequence[tuple[Plan, Prediction]],
     rounds_run: _Rounds,
     rounds: int,
-    own_tolerance: float = 0.0,
+    precision: str | None = None,
     target_loss: float | None = None,
 ) -> Validation:
     runs = rounds_run.ended
@@ -309,8 +308,7 @@ def _compared(
             reason, before_us = str(rounds_run.failures[number]), typical_us(found) if found else None
             failed.append(FailedPlan(plan=plan, predicted_us=expected_us, reason=reason, runs=len(found), measured_us=before_us))
             continue
-        tolerance = tolerance_of(plan)
-        tolerance = replace(tolerance, relative=max(tolerance.relative, own_tolerance))
+        tolerance = tolerance_of(plan, precision)
         losses = compare([run.losses for run in runs[_RECORDED]], [run.losses for run in runs[number]], tolerance)
         if target_loss is not None:
             losses = trained_to(target_loss)

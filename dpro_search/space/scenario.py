@@ -29,7 +29,15 @@ from typing import Any, Literal
 from dpro_search._text import numbers_text
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.errors import InputError
-from dpro_search.quantities import parse_bytes, parse_count, parse_counts, parse_number, parse_rate_bps, parse_switch, parse_us
+from dpro_search.quantities import (
+    parse_count,
+    parse_counts,
+    parse_number,
+    parse_rate_bps,
+    parse_size_setting,
+    parse_switch,
+    parse_time_setting,
+)
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, setting_types
 from dpro_search.space.synchronisation.pace import parse_speeds
@@ -232,11 +240,11 @@ class Scenario:
             if setting == "speeds":
                 return replace(self, cluster=replace(self.cluster, speeds=parse_speeds(value)))
             if setting == "delay":
-                return replace(self, cluster=replace(self.cluster, delay_us=parse_us(value)))
+                return replace(self, cluster=replace(self.cluster, delay_us=parse_time_setting(value)))
             if setting == "target_loss":
                 return replace(self, target_loss=parse_number(value))
             if setting == "measured":
-                return replace(self, measured_us=parse_us(value))
+                return replace(self, measured_us=parse_time_setting(value))
             if setting == "recorded_on":
                 return replace(self, cluster=replace(self.cluster, recorded_on=parse_cluster(value)))
             if setting == "cores":
@@ -257,9 +265,9 @@ def readers() -> dict[str, Callable[[str], Any]]:
     for name, hint in setting_types().items():
         kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
         if name.endswith("_bytes"):
-            found[name] = parse_bytes
+            found[name] = parse_size_setting
         elif name.endswith("_us"):
-            found[name] = parse_us
+            found[name] = parse_time_setting
         elif bool in kinds:
             found[name] = parse_switch
         elif int in kinds:

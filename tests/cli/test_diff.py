@@ -116,3 +116,17 @@ def test_kernels_have_the_names_that_tell_them_apart(tmp_path):
     assert "AddFunctor>" in shown
     assert "MulFunctor>" in shown
     assert "at::native" not in shown
+
+
+def test_a_regression_within_the_noise_does_not_fail(tmp_path):
+    before, after = (
+        imported(
+            run([Launch("gemm", 10, us), Synchronize(50)], 6, jitter_us=600)[0].write(tmp_path / f"{us}.json"), tmp_path / str(us)
+        )
+        for us in (400, 460)
+    )
+    facts = difference(before, after)
+    assert 3 < facts["regression_pct"] < facts["noise_pct"]
+    done = dpro("diff", before, after, "--max-regression", "3%")
+    assert done.returncode == 0
+    assert "no more than equal jobs differ by" in done.stdout

@@ -131,3 +131,11 @@ def test_half_precision_is_compared_by_convergence():
 def test_the_tolerance_is_that_of_a_plans_largest_change():
     assert tolerance_of(Plan(servers=2)).relative < tolerance_of(Plan(op_clusters=(("a",),))).relative
     assert tolerance_of(Plan(op_clusters=(("a",),))).relative < tolerance_of(Plan(micro_batches=2)).relative
+
+
+def test_another_layout_of_a_job_in_16_bits_rounds_other_sums():
+    split = Plan.of(tp=4)
+    assert tolerance_of(split, "bf16").relative == 0.02
+    assert tolerance_of(split, "fp32").relative == 1e-4
+    assert tolerance_of(split, "fp8").by_convergence
+    assert "bf16 rounds each part" in tolerance_of(split, "bf16").promise

@@ -23,8 +23,6 @@ from dpro_search.space.cluster import spec_on
 MOST_ON_A_CORE = 2
 MOST_PACED_ON_A_CORE = 8
 TARGET = "pytorch"  # what a script follows here
-_TOLERANCES = {"bf16": 2e-2}
-"""Relative differences of losses that come from the order of sums; of fp32, those that any plan has."""
 
 
 def real_job(
@@ -86,5 +84,5 @@ def startable(job: MeshJob, facts: JobFacts, targets: Sequence[Target], command:
         rate_bps=spec.rate_bps,
         shaped=shaped,
         described=True,
-        own_tolerance=_TOLERANCES.get(description.precision, 0.0),
+        precision=description.precision,
     )

@@ -8,6 +8,7 @@ import math
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.capture import CapturedGraph
 from dpro_search.graph.captured import captured_model
+from dpro_search.kinds.mesh.description import global_batch_of
 from dpro_search.kinds.mesh.settings import MeshSettings
 
 FRAMEWORK = "pytorch-2"
@@ -28,11 +29,14 @@ def captured_job_toml(graph: CapturedGraph, name: str, cluster: str | None) -> s
     devices = parse_cluster(chosen).ranks
     model = captured_model(graph)
     runs = _runs(graph) if devices == ranks else MeshSettings()
-    replicas = devices // math.prod(getattr(runs, axis) or 1 for axis in ("tp", "pp", "cp"))
+    each = graph.batch * graph.micro_batches
+    batch = f"batch_per_replica = {each}  # as captured; 'global_batch' in its place is that of all replicas"
+    if cluster:
+        batch = f"global_batch = {global_batch_of(each, runs, devices)}  # of all replicas; {graph.batch} captured"
     lines = [
         "# A captured model for dpro-search: dpro-search replay job.toml, diagnose job.toml, run job.toml",
         f"cluster = {json.dumps(chosen)}  # " + ("as given" if cluster else "not given: so many devices as the mesh has"),
-        f"global_batch = {graph.batch * graph.micro_batches * replicas}  # of all replicas; {graph.batch} captured",
+        batch,
         *([f"sequence = {graph.sequence}  # tokens of a sequence"] if graph.sequence is not None else []),
         f'precision = "{graph.precision}"',
         f'framework = "{FRAMEWORK}"',

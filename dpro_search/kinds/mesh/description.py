@@ -111,6 +111,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         As ``--cluster`` takes it; a file's path from the file's folder.
     global_batch, sequence
         Sequences of a step, and tokens of a sequence; samples, and None, for a network that is no transformer.
+    batch_per_replica
+        In place of `global_batch`: what each replica has, so that the batch grows with the devices.
     precision
         Of matmuls and attention.
     optimizer
@@ -131,7 +133,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     model: str | ModelTable
     cluster: str
-    global_batch: int
+    global_batch: int | None = None
+    batch_per_replica: int | None = None
     sequence: int | None = None
     precision: Precision = "bf16"
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -154,6 +157,7 @@ class MeshDescription(Description):
     runs: MeshSettings
     strategy: Strategy  # That of `runs`.
     chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
+    batch_per_replica: int | None = None  # Where the file gives it in place of the whole batch.
     times: ParallelTimes | None = None
     cores: int | None = None
 
@@ -186,6 +190,12 @@ class MeshDescription(Description):
     def runtime(self) -> Runtime:
         """What the framework does, with the bytes of parameters and of the optimizer's state of a captured model."""
         return runtime_of(self.framework, self.fixed.model, self.precision)
+
+
+def global_batch_of(per_replica: int, runs: MeshSettings | None, devices: int) -> int:
+    """The batch of all replicas that some devices have room for."""
+    ways = 1 if runs is None else (runs.tp or 1) * (runs.pp or 1) * (runs.cp or 1)
+    return per_replica * max(devices // ways, 1)
 
 
 def runtime_of(framework: str, model: Model, precision: Precision) -> Runtime:
@@ -233,14 +243,16 @@ def described(path: Path) -> MeshDescription | None:
     has_tokens = model.sequence is not None if isinstance(model, CapturedModel) else isinstance(model, Architecture)
     if found.sequence is None and has_tokens:
         file.fail("", "'sequence' is missing; 'dpro-search describe' writes a complete file")
-    for key in ("global_batch", "sequence", "cores"):
+    if (found.global_batch is None) is (found.batch_per_replica is None):
+        file.fail("", "one of 'global_batch' and 'batch_per_replica' is needed; 'dpro-search describe' writes a complete file")
+    for key in ("global_batch", "batch_per_replica", "sequence", "cores"):
         value = getattr(found, key)
         if value is not None and not 0 < value <= MOST:
             file.fail(key, f"must be from 1 to 1e9, not {value}")
     fixed = Fixed(
         model=model,
         sequence=(found.sequence or 1) if has_tokens else 1,
-        global_batch=found.global_batch,
+        global_batch=found.global_batch or global_batch_of(found.batch_per_replica or 1, found.runs, cluster.ranks),
         devices=cluster.ranks,
         zero_stage=framework.zero_stage,
     )
@@ -264,6 +276,7 @@ def described(path: Path) -> MeshDescription | None:
         runs=runs,
         strategy=strategy,
         chosen=found.runs is None,
+        batch_per_replica=found.batch_per_replica,
         times=times,
         cores=found.cores,
     )

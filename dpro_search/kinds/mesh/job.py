@@ -26,7 +26,7 @@ from dpro_search.kinds.mesh.candidates import Candidates, choices_of
 from dpro_search.kinds.mesh.changes import change_text, remedies, single_changes
 from dpro_search.kinds.mesh.cuts import balanced_cut
 from dpro_search.kinds.mesh.description import MOST as MOST_BATCH
-from dpro_search.kinds.mesh.description import MeshDescription
+from dpro_search.kinds.mesh.description import MeshDescription, global_batch_of
 from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, pass_name, stage_facts, stage_spans, tables
 from dpro_search.kinds.mesh.explain import comparison, doubt
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
@@ -117,9 +117,13 @@ class MeshJob(Job):
         return self._with(replace(self._description, runs=runs, strategy=self._mesh.strategy(plan), chosen=False))
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        if not self._description.chosen:
-            return ()
-        return (f"how the job runs was not given, and is taken to be: {degrees(self._mesh.today)}",)
+        description, assumed = self._description, list[str]()
+        if description.batch_per_replica is not None:
+            samples, total = description.batch_per_replica, description.fixed.global_batch
+            assumed.append(f"each replica has a batch of {samples}, so that all devices together have {total}")
+        if description.chosen:
+            assumed.append(f"how the job runs was not given, and is taken to be: {degrees(self._mesh.today)}")
+        return tuple(assumed)
 
     def scaled(self, scale: Scale) -> MeshJob:
         if scale.rank is not None or scale.group is not None:
@@ -322,7 +326,8 @@ def with_batch(description: MeshDescription, global_batch: int) -> MeshDescripti
     """The same job with another batch; raises `InputError` where it cannot be split as the job runs today."""
     if not 0 < global_batch <= MOST_BATCH:
         raise InputError(f"global_batch must be from 1 to {MOST_BATCH:g}, not {global_batch}")
-    return _with_fixed(description, replace(description.fixed, global_batch=global_batch), description.cluster, description.runs)
+    fixed = replace(description.fixed, global_batch=global_batch)
+    return _with_fixed(replace(description, batch_per_replica=None), fixed, description.cluster, description.runs)
 
 
 def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> MeshDescription:
@@ -336,7 +341,11 @@ def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> M
     if not 1 <= devices <= cluster.ranks:
         raise InputError(f"{devices} ranks do not fit on {cluster.name}: it has {cluster.ranks} devices")
     runs = msgspec.structs.replace(description.runs, dp=None)
-    return _with_fixed(description, replace(description.fixed, devices=devices), cluster, runs)
+    fixed = replace(description.fixed, devices=devices)
+    if description.batch_per_replica is not None:
+        given = None if description.chosen else runs
+        fixed = replace(fixed, global_batch=global_batch_of(description.batch_per_replica, given, devices))
+    return _with_fixed(description, fixed, cluster, runs)
 
 
 def _with_fixed(description: MeshDescription, fixed: Fixed, cluster: Cluster, runs: MeshSettings) -> MeshDescription:

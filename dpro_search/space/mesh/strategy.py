@@ -155,9 +155,10 @@ class Strategy:
 
     def _check_stages(self, model: Architecture | CapturedModel) -> None:
         stages, layers = self.pp * self.virtual_stages, model.layer_count
-        if stages > max(layers, 1):
+        if stages > max(layers, 1) and not self.stage_layers:
             said = f"pp {self.pp} x virtual_stages {self.virtual_stages} is more than {layers} layers"
-            raise InputError(f"{said}: use pp {max(layers // self.virtual_stages, 1)}")
+            empty = ", or stage_layers with none on the first and the last stage" if stages <= layers + 2 else ""
+            raise InputError(f"{said}: use pp {max(layers // self.virtual_stages, 1)}{empty}")
         if self.stage_layers:
             said = f"stage_layers {_listed(self.stage_layers)}: "
             even = f"use {_listed(even_stages(layers, stages))}"

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from dpro_search.cluster import parse_cluster
 from dpro_search.collect.capture import read_graph
 from dpro_search.errors import InputError
 from dpro_search.kinds import captured_text, job_of, load_source
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import ClusterChange
 from tests.kinds.verbs import refusal
 
 CAPTURED = Path(__file__).parents[2] / "data" / "captured" / "llama.json"
@@ -30,6 +32,17 @@ def test_the_written_file_describes_a_job(path):
     found = job_of(source).predict(Plan())
     assert found.infeasible is None
     assert found.iteration_us > 0
+
+
+def test_a_captured_job_runs_on_any_cluster_with_the_captured_batch_on_each_replica(tmp_path):
+    """``dpro-search capture`` without a cluster, then ``run --cluster``: 64 replicas have 64 times the captured batch."""
+    graph = read_graph(CAPTURED)
+    shutil.copy(CAPTURED, tmp_path / "graph.json")
+    (tmp_path / "job.toml").write_text(captured_text(graph, "graph.json", None))
+    found = job_of(load_source(tmp_path / "job.toml")).at_scale(parse_cluster("8xhgx-h100"))
+    assert found.work.tokens == graph.batch * graph.micro_batches * 64 * graph.sequence
+    assert "each replica has a batch of" in " ".join(found.left_out(ClusterChange()))
+    assert next(iter(found.ranked())).least_us > 0
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def trace_facts(trace: Trace, out: Path) -> dict[str, Any]:
         "ops": int(work.sum()),
         "tensors": len(trace.tensors),
         "clock_residual_us": max(trace.meta.clock.residual_us),
+        "clock_method": trace.meta.clock.method,
         "warnings": list(trace.meta.warnings),
     }
 
@@ -35,5 +36,8 @@ def print_trace(facts: dict[str, Any], lines: list[str], as_json: bool) -> None:
     ranks = f"{facts['ranks']} {'rank' if facts['ranks'] == 1 else 'ranks'}"
     print(f"{facts['steps']} profiled steps of {ranks}, {facts['ops']} ops, {facts['tensors']} communicated tensors")
     print("\n".join(lines))
-    print(f"clocks of the ranks agree within {microseconds(facts['clock_residual_us'])}")
+    if facts["clock_method"].startswith("none"):
+        print("clocks of the ranks are not aligned")
+    else:
+        print(f"clocks of the ranks agree within {microseconds(facts['clock_residual_us'])}")
     print(f"trace: {facts['trace']}")

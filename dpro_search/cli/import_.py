@@ -35,7 +35,7 @@ def import_(
     from dpro_search.collect.trace import EventKind
     from dpro_search.errors import InputError
     from dpro_search.kinds import assemble_raw, described_in
-    from dpro_search.space.recorded import iterations_us
+    from dpro_search.space.recorded import iterations_us, unmeasured_steps, unmeasured_text
 
     require_new(out)
     for source in sources:
@@ -62,6 +62,8 @@ def import_(
         lines.append(
             f"an iteration takes {microseconds(float(np.median(measured_us)))} (median of {len(measured_us)})"
             if measured_us
-            else "one step was recorded: how long an iteration takes was not measured"
+            else "how long an iteration takes was not measured: record more than one whole step"
         )
+        facts["steps_left_out"] = {str(step): why for step, why in unmeasured_steps(trace).items()}
+        lines += filter(None, [unmeasured_text(trace)])
     print_trace(facts, lines, as_json)

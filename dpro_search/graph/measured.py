@@ -15,6 +15,7 @@ _CLOCKS_EXPLAIN = 0.5  # share of the error, from which on uncertain clocks are 
 def measured_iteration_us(trace: Trace) -> float | None:
     """Median of the untraced iterations; None where the recording has fewer than three."""
     untraced = trace.iterations_us()
+    untraced = untraced[untraced > 0]  # time stamps of the others are damaged
     return float(np.median(untraced)) if len(untraced) >= 3 else None
 
 

@@ -120,7 +120,7 @@ def efficiency(work: Work, iteration_us: float, *, what_ifs: bool = False) -> di
     ``mfu_doubt`` says which input must be wrong where the MFU is above 100 %, else it is None. `what_ifs`: whether the iteration is
     one with other speeds, which may ask for more than a device can do.
     """
-    seconds = iteration_us / 1e6
+    seconds = max(iteration_us, 1e-9) / 1e6  # a what-if may leave nothing of an iteration
     found: dict[str, float | None] = dict.fromkeys(KEYS)
     if work.tokens is not None:
         found["tokens_per_second"] = work.tokens / seconds

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from dpro_search.space.mesh import Workload
 
 
+_LONGEST_US = 30 * 24 * 3600e6  # of an iteration: nobody trains with steps of a month
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table for people: a title, names of columns, rows of cells; only the first column may be long."""
@@ -98,7 +101,7 @@ class Job(ABC):
     def predict(self, plan: Plan) -> Prediction:
         """What one iteration would cost under a plan; raises `InputError` for a plan that the job cannot follow."""
         self.space.check(plan)
-        found, limit = self.with_replay_error(self._predict(plan)), self.memory_limit_bytes
+        found, limit = self.with_replay_error(_possible(self._predict(plan))), self.memory_limit_bytes
         peak = found.peak_memory_bytes
         if limit is None or (peak is not None and peak <= limit):
             return found
@@ -374,6 +377,17 @@ class Job(ABC):
         """The error for a question that this kind of job cannot answer: it names the kinds that can."""
         able = [kind.title for kind in registered() if getattr(kind.job_type, method) is not getattr(Job, method)]
         return InputError(f"{self.title} cannot {what}" + (f"; {listed(able)} can" if able else ""))
+
+
+def _possible(prediction: Prediction) -> Prediction:
+    """The prediction; raises `InputError` if time stamps must be damaged for an iteration to take so long."""
+    us = prediction.iteration_us
+    if not 0 <= us <= _LONGEST_US or (us == 0 and prediction.source == "recorded"):
+        raise InputError(
+            f"an iteration of {us:.3g} us is not possible: time stamps of the recording are damaged (one is far from the others, "
+            "or all are equal); record the job again, or take the damaged records out of the files"
+        )
+    return prediction
 
 
 def ranks_in_turn(ranks: int, known: int) -> tuple[str, ...]:

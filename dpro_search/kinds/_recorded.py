@@ -21,8 +21,8 @@ from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import StagesEven
 from dpro_search.replay.sentences import differs_from_median
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us
-from dpro_search.space.recorded_events import CLOSES
+from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us, unmeasured_text
+from dpro_search.space.recorded_events import CLOSES, steps_in_order
 from dpro_search.space.recorded_ops import RecordedOps, recorded_ops, transfer_limits_us
 from dpro_search.space.recorded_scales import OpSorts, scaled
 from dpro_search.space.replay_graph import ReplayGraph
@@ -119,6 +119,11 @@ class RecordedPredictor:
     def iterations_us(self) -> dict[int, float]:
         """Measured iterations by step, of the steps in use."""
         return {step: us for step, us in iterations_us(self._trace).items() if step not in self._without}
+
+    @property
+    def left_out(self) -> str:
+        """A sentence on steps without a measured iteration, whose ends are in the wrong order; empty if there are none."""
+        return unmeasured_text(self._trace)
 
     @property
     def measured_iteration_us(self) -> float | None:
@@ -256,7 +261,7 @@ class RecordedPredictor:
         measured_us, steps = self.measured_iteration_us, self._trace.steps
         if measured_us is None or not len(steps.index):
             return False
-        first = int(steps.index[np.argmin(steps.end_us)])
+        first = steps_in_order(self._trace)[0]
         if first in self.iterations_us or first in self._without:
             return False
         own = steps.index == first

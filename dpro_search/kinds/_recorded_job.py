@@ -87,8 +87,11 @@ class RecordedSteps(Job):
                 f"a step takes {time_text(step_us)} without the profiler, as given: host threads take {factor:.2f} times what they "
                 "take in the profile"
             )
+        if left_out := self.predictor.left_out:
+            yield left_out
         residual_us, measured_us = self.predictor.clock_residual_us, self.predictor.measured_iteration_us
-        if measured_us is not None and residual_us > SMALL * measured_us:
+        aligned = bool((self.trace.events.collective >= 0).any())  # a warning of the import names ranks whose clocks are not
+        if aligned and measured_us is not None and residual_us > SMALL * measured_us:
             yield (
                 f"the clocks of the ranks are known to within {time_text(residual_us)} only, which the interval includes: record "
                 "more steps, for each collective helps to align them"

@@ -9,8 +9,12 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints, Trace
 from dpro_search.errors import InputError
+from dpro_search.quantities import time_text
+from dpro_search.space.recorded_events import steps_in_order
 from dpro_search.space.recorded_ops import RecordedOps
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
+
+_SHOWN_STEPS = 8  # in a sentence
 
 
 def graph_of_step(ops: RecordedOps, step: int, without: Sequence[int] = (), *, samples: bool = True) -> ReplayGraph:
@@ -76,9 +80,43 @@ def graph_of_all(ops: RecordedOps) -> ReplayGraph:
 
 
 def iterations_us(trace: Trace) -> dict[int, float]:
-    """Measured iteration of each step but the first: distance of the last device ends (of all ranks) from the step before."""
-    steps = trace.steps
-    order = [int(s) for s in dict.fromkeys(steps.index[np.argsort(steps.end_us, kind="stable")].tolist())]
+    """Measured iteration of each step but the first: distance of the last device ends (of all ranks) from the step before.
+
+    Steps of `unmeasured_steps` have none.
+    """
+    without = unmeasured_steps(trace)
+    return {step: us for step, us in _distances_us(trace).items() if step not in without}
+
+
+def unmeasured_steps(trace: Trace) -> dict[int, str]:
+    """Steps behind the first whose distance from the step before is no iteration, with the reason, by number."""
+    found: dict[int, str] = {}
+    distances_us, order = _distances_us(trace), steps_in_order(trace)
+    consecutive = any(step - before == 1 for before, step in pairwise(order))
+    for before, step in pairwise(order):
+        if distances_us[step] <= 0:
+            found[step] = f"takes {time_text(distances_us[step])}"
+            if before in distances_us:
+                found.setdefault(before, "ends after the next step")
+        elif consecutive and step - before > 1:
+            found[step] = f"follows step {before}, and what lies between them ran nothing"
+    return dict(sorted(found.items()))
+
+
+def unmeasured_text(trace: Trace) -> str:
+    """A sentence that counts and names the steps of `unmeasured_steps`; empty if there are none."""
+    found = unmeasured_steps(trace)
+    if not found:
+        return ""
+    shown = [f"step {step} {why}" for step, why in list(found.items())[:_SHOWN_STEPS]]
+    more = ["..."] if len(found) > len(shown) else []
+    is_ = "step is" if len(found) == 1 else "steps are"
+    return f"{len(found)} {is_} left out of the measured iterations: {', '.join([*shown, *more])}"
+
+
+def _distances_us(trace: Trace) -> dict[int, float]:
+    """Distance of each step's last device end from that of the step before it, of all steps but the first."""
+    steps, order = trace.steps, steps_in_order(trace)
     end_us = {step: float(steps.end_us[steps.index == step].max()) for step in order}
     return {step: end_us[step] - end_us[before] for before, step in pairwise(order)}
 

@@ -24,7 +24,8 @@ MAIN_THREAD = -1  # stream of a rank's main thread
 
 
 def steps_in_order(trace: Trace) -> tuple[int, ...]:
-    order = np.argsort(trace.steps.end_us, kind="stable")
+    """Numbers of the recorded steps by their beginnings: something asynchronous may end after the next step's end."""
+    order = np.lexsort((trace.steps.end_us, trace.steps.start_us))
     return tuple(int(step) for step in dict.fromkeys(trace.steps.index[order].tolist()))
 
 

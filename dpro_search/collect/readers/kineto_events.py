@@ -218,6 +218,7 @@ class _Columns:
 
     def as_file(self, records: JsonRecords[SpanRecord]) -> KinetoFile:
         """All that was appended, with the fields that stood beside the records."""
+        self._drop_copies()
         base = records.header.get("baseTimeNanoseconds")
         base_ns = base if isinstance(base, int) and abs(base) < 2**62 else 0
         inputs = self._joined("inputs", np.int32)
@@ -256,6 +257,26 @@ class _Columns:
             dropped=dict(self.dropped + records.dropped),
             **integers,
         )
+
+    def _drop_copies(self) -> None:
+        """Leave out records that stand in the file twice, with the same times, names and ids: their time would count twice."""
+        kept = self._distinct("")
+        if not kept.all():
+            row = np.cumsum(kept) - 1
+            self.notes = {int(row[number]): note for number, note in self.notes.items() if kept[number]}
+            self.rows = int(kept.sum())
+        self._distinct("frames.")
+
+    def _distinct(self, prefix: str) -> npt.NDArray[np.bool_]:
+        """Keeps the first of equal rows of the columns whose names begin so (those without a dot for ""), and counts the others."""
+        names = [name for name in self.parts if name.rpartition(".")[0] == prefix.rstrip(".")]
+        columns = [np.concatenate(self.parts[name]) for name in names]
+        kept = first_of_equal_rows(columns)
+        if not kept.all():
+            self.dropped["records that stand twice"] += int((~kept).sum())
+            columns = [column[kept] for column in columns]
+        self.parts |= {name: [column] for name, column in zip(names, columns, strict=True)}
+        return kept
 
     def _append(self, kept: list[SpanRecord]) -> None:
         start, duration = self._times(kept)
@@ -339,6 +360,24 @@ class _Columns:
 
     def _joined(self, column: str, dtype: Any) -> npt.NDArray[Any]:
         return np.concatenate([np.zeros(0, dtype), *self.parts.pop(column, [])])
+
+
+def first_of_equal_rows(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+    """Whether each row differs from all rows before it, [n]; columns are [n] each, of 8 bytes an entry or less."""
+    if not columns or not len(columns[0]):
+        return np.ones(len(columns[0]) if columns else 0, np.bool_)
+    digest = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:  # a multiplicative hash of each row (Knuth, The Art of Computer Programming, volume 3, section 6.4)
+        bits = column.view(np.uint64) if column.dtype.itemsize == 8 else column.astype(np.int64).view(np.uint64)
+        digest = (digest ^ bits) * np.uint64(0x9E3779B97F4A7C15)
+        digest ^= digest >> np.uint64(29)
+    order = np.argsort(digest, kind="stable")
+    same = np.flatnonzero(digest[order[1:]] == digest[order[:-1]])
+    kept = np.ones(len(digest), np.bool_)
+    pairs = order[same + 1], order[same]
+    equal = np.all([column[pairs[0]] == column[pairs[1]] for column in columns], axis=0)
+    kept[pairs[0][equal]] = False
+    return kept
 
 
 def _category(name: str) -> int:

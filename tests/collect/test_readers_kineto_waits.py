@@ -332,6 +332,21 @@ def silent_host(tmp_path, *, ends_us: list[float], returns_us: list[float], span
     return needs(read([profile.write(tmp_path / "trace.json")]), DependencyKind.INFERRED)
 
 
+def test_a_host_that_asks_again_and_again_may_wait_for_an_op_before_the_last_one_launched(tmp_path):
+    profile = Profile()
+    for number, (end_us, return_us) in enumerate(zip(VARYING, AFTER_IT, strict=True)):
+        begin = START + 10_000 * number
+        profile.step(number, begin, 9_900)
+        profile.kernel("awaited", begin + 40, end_us - 40, launched=begin + 10)
+        profile.kernel("still running", begin + end_us, 2000, launched=begin + 20)
+        asked_us = np.arange(begin + 50, begin + return_us, 100)
+        for at_us, until_us in zip(asked_us, np.append(asked_us[1:] - 1, begin + return_us), strict=True):
+            profile.call("cudaEventQuery", float(at_us), float(until_us - at_us))
+        profile.kernel("update", begin + end_us + 2000, 50, launched=begin + return_us)
+        profile.call("cudaDeviceSynchronize", begin + return_us + 10, end_us + 2050 - return_us)
+    assert needs(read([profile.write(tmp_path / "trace.json")]), DependencyKind.INFERRED) == {("awaited", NAME)}
+
+
 VARYING, AFTER_IT = [4000, 4100, 3950, 4020, 4050], [4021, 4120, 3972, 4040, 4071]
 
 

@@ -151,6 +151,21 @@ def test_a_host_that_polls_gains_from_faster_kernels(tmp_path, shown_as, jitter_
     assert predicted == pytest.approx(iteration_us(scaled(program, kernels=0.5)), abs=5.0 + 4 * jitter_us / 2 + 10 * host_jitter_us)
 
 
+def test_a_host_may_poll_for_one_stream_while_another_runs(tmp_path):
+    program: Program = [
+        Launch("gemm", 10, 4000),
+        Launch("notify", 10, 300, waits_for=7, stream=9),
+        Launch("gemm", 10, 2000),
+        Synchronize(4, stream=9, shown_as="queries"),
+        Launch("update", 60, 200),
+        Synchronize(5),
+    ]
+    profile, _ = run(program, 6, jitter_us=30.0, host_jitter_us=3.0)
+    graph = recorded_graph(read([profile.write(tmp_path / "trace.json")]))
+    changed = replay(with_factor(graph, kernels_of(graph), 0.5)).iteration_us
+    assert changed == pytest.approx(iteration_us(scaled(program, kernels=0.5)), abs=100)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kernel_us", [500, 3000, 4900, 5000])
 def test_work_of_the_host_that_ends_after_a_kernel_is_no_wait(tmp_path, kernel_us, seed):

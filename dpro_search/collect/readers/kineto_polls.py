@@ -18,7 +18,7 @@ import numpy as np
 from dpro_search.collect.readers.kineto_calls import QUERIES
 from dpro_search.collect.readers.kineto_device import DeviceOps, Pairs, places_in_step
 from dpro_search.collect.readers.kineto_evidence import Evidence
-from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, EVENT_COLUMNS, RankRecords
+from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, EVENT_COLUMNS, Bools, RankRecords
 from dpro_search.collect.trace import EventKind, Floats, Ints, Role
 
 NAME = "poll of the device (inferred)"
@@ -37,6 +37,7 @@ class _Silences:
     end_us: Floats
     before: Ints
     after: Ints
+    asking: Bools  # Whether the thread asks again and again until the silence ends.
 
     def __len__(self) -> int:
         return len(self.before)
@@ -45,31 +46,36 @@ class _Silences:
 def add_polls(r: RankRecords, device: DeviceOps) -> Pairs:
     """Device ops and the polls that waited for them; the polls are added to the records, as calls that wait."""
     silences, first = _silences(r), len(r)
+    if silences is None:
+        return []
     awaited = {first + i: ops for i in range(len(silences)) if (ops := _awaited(r, device, silences, i))}
     if not awaited:
         return []
     records = _with_silences(r, silences)
     launch_us, free_us = (np.append(column, silences.begin_us) for column in (device.launch_us, np.zeros(first)))
     pairs = Evidence(records, launch_us, _places(r, silences)).repeated(awaited, free_us, varies=_VARIES)
-    polls = np.unique(np.array([poll for _, poll in pairs], np.int64))
+    if not pairs:
+        return []
+    polls = np.unique([poll for _, poll in pairs])
     _keep(r, records, polls)
     return [(op, first + int(np.searchsorted(polls, poll))) for op, poll in pairs]
 
 
-def _silences(r: RankRecords) -> _Silences:
-    """Silences of the threads that launch work, in the recorded steps."""
+def _silences(r: RankRecords) -> _Silences | None:
+    """Silences of the threads that launch work, in the recorded steps; None if no thread launches any."""
     threads = np.unique(r.stream[r.launch[r.launch >= 0]])
     found = [_of_thread(r, thread) for thread in threads.tolist()]
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)] if found else [np.zeros(0)] * 4
-    begin_us, end_us, before, after = columns
-    return _Silences(begin_us=begin_us, end_us=end_us, before=before.astype(np.int64), after=after.astype(np.int64))
+    if not found:
+        return None
+    columns: dict[str, Any] = {name: np.concatenate([vars(one)[name] for one in found]) for name in vars(found[0])}
+    return _Silences(**columns)
 
 
-def _of_thread(r: RankRecords, thread: int) -> tuple[Floats, Floats, Ints, Ints]:
+def _of_thread(r: RankRecords, thread: int) -> _Silences:
     """Silences of a thread while no thread launches anything, other than in known waits, in launches and in loading of input."""
     host = np.flatnonzero(~r.on_device & (r.stream == thread))
     launches_us = np.sort(r.start_us[np.unique(r.launch[r.launch >= 0])])
-    moments_us, events = _moments(r, host[~r.annotation[host]], launches_us)
+    moments_us, events, asking = _moments(r, host[~r.annotation[host]], launches_us)
     begin_us, end_us = moments_us[:-1], moments_us[1:]
     known = host[(r.kind[host] == EventKind.SYNC) | np.isin(host, r.launch) | (r.role[host] == Role.LOADING)]
     reach_us = np.append(-np.inf, np.maximum.accumulate(r.end_us[known]))[
@@ -77,23 +83,30 @@ def _of_thread(r: RankRecords, thread: int) -> tuple[Floats, Floats, Ints, Ints]
     ]
     launches = np.searchsorted(launches_us, end_us) > np.searchsorted(launches_us, begin_us, side="right")
     silent = (end_us - begin_us > _LEAST_US) & (reach_us < end_us) & ~launches & np.isin(r.step[events[:-1]], r.step_number)
-    return begin_us[silent], end_us[silent], events[:-1][silent], events[1:][silent]
+    columns: dict[str, Any] = {
+        "begin_us": begin_us,
+        "end_us": end_us,
+        "before": events[:-1],
+        "after": events[1:],
+        "asking": asking[1:],
+    }
+    return _Silences(**{name: column[silent] for name, column in columns.items()})
 
 
-def _moments(r: RankRecords, host: Ints, launches_us: Floats) -> tuple[Floats, Ints]:
-    """When events of a thread start or end, in order, and these events; of polls in a row, only the last end."""
+def _moments(r: RankRecords, host: Ints, launches_us: Floats) -> tuple[Floats, Ints, Bools]:
+    """When events of a thread start or end, in order, these events, and whether they poll; of polls in a row only the last end."""
     asks = np.array([QUERIES.search(name) is not None for name in r.names] or [False])
     polls = asks[r.name[host]] | _in_rows(r, host, launches_us)
     first = np.flatnonzero(polls & ~np.append(False, polls)[:-1])
     until_us = np.maximum.reduceat(np.where(polls, r.end_us[host], -np.inf), first) if len(first) else np.zeros(0)
     kept = host[~polls]
-    times_us = np.concatenate((r.start_us[kept], r.end_us[kept], until_us))
-    events = np.concatenate((kept, kept, host[first]))
+    times_us = np.concatenate((until_us, r.start_us[kept], r.end_us[kept]))
+    events = np.concatenate((host[first], kept, kept))
     order = np.argsort(times_us, kind="stable")
-    return times_us[order], events[order]
+    return times_us[order], events[order], order < len(first)
 
 
-def _in_rows(r: RankRecords, host: Ints, launches_us: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _in_rows(r: RankRecords, host: Ints, launches_us: Floats) -> Bools:
     """Whether each event of a thread is one of many ops of one name in a row that launch nothing, or inside of one, [host]."""
     inside = np.zeros(len(host), np.bool_)
     if not len(host):
@@ -110,11 +123,17 @@ def _in_rows(r: RankRecords, host: Ints, launches_us: Floats) -> np.ndarray[tupl
 
 
 def _awaited(r: RankRecords, device: DeviceOps, silences: _Silences, at: int) -> Sequence[int]:
-    """The last op on each stream that was launched before a silence, if it ended in the last part of it; the last to end first."""
+    """What a host may have waited for in a silence, of what was launched before it and ended in its last part; the likeliest first.
+
+    That is the last op launched on a stream. A host that asks again and again may ask for an event that was recorded earlier: then
+    it is the op that ended last.
+    """
     begin_us, end_us = float(silences.begin_us[at]), float(silences.end_us[at])
+    since_us, until_us = end_us - _LAST_PART * (end_us - begin_us), end_us + CLOCK_SLACK_US
     last = [device.last_launched(stream, begin_us) for stream in device.streams]
-    since_us = end_us - _LAST_PART * (end_us - begin_us)
-    ended = [op for op in last if op >= 0 and since_us <= r.end_us[op] <= end_us + CLOCK_SLACK_US]
+    if silences.asking[at]:
+        last.append(device.last_ended(since_us, until_us, begin_us))
+    ended = {op for op in last if op >= 0 and since_us <= r.end_us[op] <= until_us}
     return sorted(ended, key=lambda op: -r.end_us[op])
 
 

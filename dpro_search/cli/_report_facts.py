@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dpro_search._regular_files import read_regular
+from dpro_search._regular_files import open_regular
 from dpro_search._text import numbers_text, without_secrets
 from dpro_search._version import __version__
 from dpro_search.cli._sample import validation_of
@@ -223,7 +224,8 @@ def trials_of_run(path: Path, count: int, notes: list[str]) -> list[dict[str, An
     from dpro_search.search.run_folder import Trial
 
     try:
-        lines = read_regular(path).splitlines()[:count]
+        with open_regular(path) as file:
+            lines = list(itertools.islice(file, count))
     except OSError as error:
         notes.append(f"the progress of the search is not shown ({path}: {error.strerror})")
         return []

@@ -21,6 +21,7 @@ from dpro_search.quantities import size_text
 MOST_BYTES = 16 * 2**30  # of a trace's columns, unpacked; a thousand times the bundled sample
 _MEMORY_SHARE = 1 / 3  # of the available memory: columns are widened and used in copies
 _MOST_RANKS = 1 << 20
+_MOST_US = 1e17  # of a time: 3,000 years since 1970 or the start of a machine
 
 
 def read_columns(path: Path, wanted: re.Pattern[str]) -> dict[str, npt.NDArray[Any]]:
@@ -127,6 +128,8 @@ def _columns(title: str, columns: Any) -> Iterator[tuple[bool, str]]:
     for name, column in found.items():
         expected = "f" if name.endswith("_us") else "b" if name == "traced" else "i"
         yield column.dtype.kind != expected, f"{title}: column '{name}' has elements of type {column.dtype}"
+        if expected == "f" and column.dtype.kind == "f":
+            yield bool((np.abs(column) > _MOST_US).any()), f"{title}: column '{name}' has times of more than {_MOST_US:g} us"
         if name in ("start_us", "end_us", "again_us", "backward_us", "backward_end_us", "time_us"):  # others may be unknown
             yield not np.isfinite(column).all(), f"{title}: column '{name}' has numbers that are not finite"
 
@@ -139,7 +142,8 @@ def _impossible(group: ProcessGroup) -> bool:
 
 def _graph(graph: NodeGraph) -> Iterator[tuple[bool, str]]:
     nodes, pointers = len(graph.name), graph.input_ptr
-    yield len(graph.op) != nodes or pointers.shape != (nodes + 1,), "graph: columns of different lengths"
+    shapes_fit = len(graph.op) == nodes and pointers.shape == (nodes + 1,) and graph.input_idx.ndim == 1
+    yield not shapes_fit, "graph: columns of different lengths"
     yield pointers.dtype.kind != "i" or graph.input_idx.dtype.kind != "i", "graph: indices that are no integers"
     yield bool(pointers[0] != 0 or pointers[-1] != len(graph.input_idx) or (np.diff(pointers) < 0).any()), "graph: broken pointers"
     if graph.backward is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property
 from typing import ClassVar
 
@@ -61,3 +62,16 @@ def size_of(trial: FinishedTrial) -> PlanSize:
 def plan_key(trial: FinishedTrial) -> object:
     """A key that is equal for trials of equal plans."""
     return trial.key if isinstance(trial, LazyTrial) else trial.plan
+
+
+def key_of(plan_json: bytes) -> bytes:
+    """A hash of a plan, 16 bytes."""
+    return hashlib.blake2b(plan_json, digest_size=16).digest()
+
+
+def compact_trial(trial: FinishedTrial) -> LazyTrial:
+    """A trial as its line, which takes a tenth of the memory."""
+    if isinstance(trial, LazyTrial):
+        return trial
+    key = key_of(msgspec.json.encode(trial.plan))
+    return LazyTrial(line_of(trial), key, plan_size(trial.plan), trial.number, trial.origin, trial.prediction)

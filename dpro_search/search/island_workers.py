@@ -17,13 +17,13 @@ from typing import Self
 import msgspec
 
 from dpro_search.errors import MissingCapabilityError
-from dpro_search.search.finished import FinishedTrial, LazyTrial, line_as_written, plan_size
+from dpro_search.search.finished import FinishedTrial, compact_trial, line_as_written
 from dpro_search.search.forks import Fork, end_forks
 from dpro_search.search.island_process import Assignment, Mark, Report, work
-from dpro_search.search.islands import Findings, Island, key_of, number_of, owner_of, share_of
+from dpro_search.search.islands import Findings, Island, number_of, owner_of, share_of
 from dpro_search.search.news_pipe import NewsWriter, news_pipe
 from dpro_search.search.objective import Objective
-from dpro_search.search.run_folder import Journal, Trial, line_of
+from dpro_search.search.run_folder import Journal, Trial
 from dpro_search.search.workers import Failed, raise_failed, refuse_fatal
 from dpro_search.space.plan import Prediction
 
@@ -77,8 +77,8 @@ class IslandWorkers:
         self._objective, self._make, self._first = objective, make, first
         self._journal, self._trials = journal, trials
         self._findings = Findings(islands)
-        for trial in journal.trials[1:]:
-            known = _lazy(trial)
+        for number in range(1, len(journal.trials)):
+            known = compact_trial(journal.trials[number])
             self._findings.add(known, known.key)
         self._told = [self._findings.rounds(island) for island in range(islands)]  # rounds whose results were sent to the others
         self._passed = [0] * islands
@@ -99,7 +99,7 @@ class IslandWorkers:
         MissingCapabilityError
             A plan ends every worker that evaluates it, or workers end repeatedly before a trial is finished.
         """
-        yield _lazy(self._first)
+        yield compact_trial(self._first)
         for number in range(1, self._trials):
             island, place = owner_of(number, self._findings.islands)
             while self._passed[island] <= place:
@@ -212,8 +212,3 @@ class IslandWorkers:
             )
         worker.mark.clear()
         self._start(worker.islands, worker.mark)
-
-
-def _lazy(trial: Trial) -> LazyTrial:
-    key = key_of(msgspec.json.encode(trial.plan))
-    return LazyTrial(line_of(trial), key, plan_size(trial.plan), trial.number, trial.origin, trial.prediction)

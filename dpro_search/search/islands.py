@@ -8,13 +8,12 @@ only, not on where they run, on their speed, or on killed processes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from dpro_search.search.finished import FinishedTrial, line_as_written
+from dpro_search.search.finished import FinishedTrial, key_of, line_as_written
 from dpro_search.search.run_folder import Trial
 from dpro_search.search.samplers import Proposal, Sampler
 from dpro_search.search.samplers._base import cost_us
@@ -43,11 +42,6 @@ class KeyedProposal(NamedTuple):
     proposal: Proposal
     plan_json: bytes
     key: bytes
-
-
-def key_of(plan_json: bytes) -> bytes:
-    """A hash of a plan, 16 bytes."""
-    return hashlib.blake2b(plan_json, digest_size=16).digest()
 
 
 class Island:

@@ -14,13 +14,16 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import time
-from collections.abc import Iterator
+import weakref
+from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, overload
 
 import msgspec
 
@@ -34,6 +37,7 @@ from dpro_search.space.plan_json import decoded
 
 RUN_VERSION = 2  # 1: all settings were fields of a plan
 _FLUSH_S = 0.5
+_READ_BYTES = 2**20
 _FLUSH_BYTES = 2**18  # per write: fits the processor's cache
 
 
@@ -91,6 +95,54 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     told: int | None = None
 
 
+class JournalTrials(Sequence[Trial]):
+    """The trials that a journal had when it was opened, each read from the file when it is used.
+
+    Decoded, a trial takes ten times as much memory as its line, and a search may have hundreds of thousands.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # not that of the journal, which ends with the lock
+        weakref.finalize(self, os.close, self._descriptor)
+        self._starts = array("q", [0])  # of the lines, and the end of the last
+        for line in io.BufferedReader(io.FileIO(self._descriptor, closefd=False), _READ_BYTES):
+            if not line.endswith(b"\n"):
+                break  # cut off
+            self._starts.append(self._starts[-1] + len(line))
+            number = len(self) - 1
+            if (found := self._decoded(line, number).number) != number:
+                raise self._damaged(number, f"trial {found} where {number} belongs")
+
+    @property
+    def whole_bytes(self) -> int:
+        """Size of the complete lines."""
+        return self._starts[-1]
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Trial: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Trial]: ...
+    def __getitem__(self, index: int | slice) -> Trial | list[Trial]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        first, end = self._starts[number], self._starts[number + 1]
+        return self._decoded(os.pread(self._descriptor, end - first, first), number)
+
+    def _decoded(self, line: bytes, number: int) -> Trial:
+        try:
+            return decoded(line, Trial)
+        except (*DAMAGED, InputError) as error:
+            raise self._damaged(number, str(error)) from error
+
+    def _damaged(self, number: int, what: str) -> InputError:
+        return InputError(f"{self._path}: line {number + 1} is damaged ({what}); choose another --out")
+
+
 class Journal:
     """The trials of a run folder: those of an earlier search, and a file to which new ones are appended.
 
@@ -100,7 +152,7 @@ class Journal:
     Attributes
     ----------
     trials
-        Finished trials, in order, without a last line that was cut off.
+        Trials that were finished when it was opened, in order, without a last line that was cut off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -113,7 +165,8 @@ class Journal:
             raise _unwritable(path, error) from error
         try:
             _lock(self._file, path)
-            self.trials = self._read()
+            self.trials = JournalTrials(path)
+            os.truncate(self._file.fileno(), self.trials.whole_bytes)
         except BaseException:
             self._file.close()
             raise
@@ -154,23 +207,6 @@ class Journal:
                     self.flush()
         finally:
             self._file.close()
-
-    def _read(self) -> list[Trial]:
-        """All complete lines; an incomplete last line is removed from the file."""
-        self._file.seek(0)
-        raw = self._file.readall()
-        whole_bytes = raw.rfind(b"\n") + 1
-        trials: list[Trial] = []
-        for number, line in enumerate(raw[:whole_bytes].splitlines()):
-            try:
-                trial = decoded(line, Trial)
-                if trial.number != number:
-                    raise InputError(f"trial {trial.number} where {number} belongs")
-            except (*DAMAGED, InputError) as error:
-                raise InputError(f"{self.path}: line {number + 1} is damaged ({error}); choose another --out") from error
-            trials.append(trial)
-        os.truncate(self._file.fileno(), whole_bytes)
-        return trials
 
 
 @contextmanager

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
 import msgspec
 import numpy as np
 
+from dpro_search._regular_files import open_regular
 from dpro_search._version import __version__
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
 from dpro_search.search.evaluation import Evaluations, Evaluator, InlineEvaluator
-from dpro_search.search.finished import FinishedTrial, line_as_written
+from dpro_search.search.finished import FinishedTrial, compact_trial, line_as_written
 from dpro_search.search.frozen_heap import frozen_heap
 from dpro_search.search.island_workers import IslandWorkers
 from dpro_search.search.islands import Island
@@ -153,7 +154,7 @@ def run_search(
 
     window = 1 if workers == 1 else 2 * workers
     book = out / "trials.jsonl"
-    earlier = book.read_bytes().count(b"\n") if book.is_file() else 0
+    earlier = _lines_of(book)
     found: Iterator[FinishedTrial]
     known: Sequence[FinishedTrial]  # trials of the folder or the storage, which an earlier end of this search does not lose
     with frozen_heap(), _deferred_interrupt() as interrupted:
@@ -177,12 +178,22 @@ def run_search(
             finished, stopped = _until(ends, found, on_trial)
             if stopped == "exhausted" and ranked is not None:
                 stopped = "complete"
-            finished += known[len(finished) : counted]
+            most = len(known) if counted is None else min(counted, len(known))
+            if len(finished) < most:  # `plan_key` is of one kind for all
+                left = range(len(finished), most)
+                finished = [*map(compact_trial, finished), *(compact_trial(known[number]) for number in left)]
             result = _result(str(out), objective, finished, stopped, pool.lost, quantile, started_s, on_reevaluated)
         if storage is not None:
             write_file(book, b"".join(map(line_as_written, finished)))
         result.save()
     return result
+
+
+def _lines_of(journal: Path) -> int:
+    if not journal.is_file():
+        return 0
+    with open_regular(journal) as file:
+        return sum(1 for _ in file)
 
 
 def _check(objective: Objective, trials: int, workers: int, engine: Engine, trace: str) -> None:

@@ -103,7 +103,11 @@ def failure_of(folder: Path, words: Sequence[str]) -> tuple[str, int]:
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(LONGEST_S)
     try:
-        done = dpro(*(folder / word if (folder / word).exists() else word for word in words), cwd=folder)
+        verb, *rest = words
+        rest, out = (rest[:-2], folder / rest[-1]) if ">" in rest else (rest, None)
+        done = dpro(verb, *(folder / word if (folder / word).exists() else word for word in rest), cwd=folder)
+        if out is not None:
+            out.write_text(done.stdout)
     except Exception as error:
         frame = next(f for f in reversed(traceback.extract_tb(error.__traceback__)) if "/dpro_search/" in f.filename)
         return f"{type(error).__name__}: {str(error)[:200]} at {frame.filename.partition('/dpro_search/')[2]}:{frame.lineno}", -1
@@ -328,7 +332,7 @@ def _clusters(folder: Path) -> None:
 
 
 def _nccl_table(folder: Path) -> None:
-    rows = [f"{1024 * 4**power},x,x,{10000 * (power + 1)},x,{10000 * (power + 2)}" for power in range(9)]
+    rows = [f"{1024 * 4**power},x,x,{10000 + 10.24 * 4**power},x,{11000 + 10.24 * 4**power}" for power in range(9)]
     (folder / "nccl").mkdir()
     (folder / "nccl" / "AR_GPU2_1K_1M_LUT").write_text("\n".join(["size,a,b,c,d,e", *rows]) + "\n")
 
@@ -337,7 +341,7 @@ ANSWERS = ("replay {} --json", "diagnose {} --json", "report {} --out page.html"
 OF_TRACE = tuple(command.format("trace") for command in ANSWERS)
 THEN_ALL = " && ".join(("", *OF_TRACE))
 OF_RUN = ("report run --out page.html", "export run --out tuned")
-ON_CLUSTER = "describe gpt2-xl --cluster cluster.toml --out job.toml && replay job.toml --json"
+ON_CLUSTER = "describe gpt2-xl --cluster cluster.toml > job.toml && replay job.toml --json"
 FORMATS: dict[str, Format] = {
     "kineto": Format("rank0.json", (f"import rank0.json --out trace{THEN_ALL}",), _profiles),
     "kineto-ranks": Format("job/rank0.json", (f"import job --out trace{THEN_ALL}",), _two_profiles),

@@ -20,7 +20,8 @@ from dpro_search.errors import DproSearchError, InputError, MissingCapabilityErr
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.search import Objective, SearchResult, Trial, run_search
 from dpro_search.search.evaluation import Evaluations
-from dpro_search.search.islands import ROUND, Findings, Island, key_of, number_of, owner_of, share_of
+from dpro_search.search.finished import key_of
+from dpro_search.search.islands import ROUND, Findings, Island, number_of, owner_of, share_of
 from dpro_search.search.run_folder import Journal, line_of, read_run
 from dpro_search.search.samplers import SAMPLERS, SEEDLESS, Proposal, Sampler, sampler_for
 from dpro_search.search.trials import islands_trials, recorded_trial

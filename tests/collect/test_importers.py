@@ -115,3 +115,26 @@ def test_compressed_files_are_recognised_whatever_their_name(tmp_path):
     trace = import_trace([plain, other])
     check_trace(trace)
     assert trace.meta.ranks == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "what"),
+    [
+        ("run.zip", b"PK\x03\x04" + bytes(100), "a zip archive; unpack it"),
+        ("trace.npz", b"PK\x03\x04" + bytes(100), "give the folder to replay"),
+        ("run.tar", bytes(257) + b"ustar" + bytes(100), "a tar archive; unpack it"),
+        ("run.tgz", gzip.compress(bytes(257) + b"ustar" + bytes(100)), "a tar archive; unpack it"),
+        ("report.sqlite", b"SQLite format 3\0" + bytes(100), "a report of Nsight Systems"),
+        ("report.nsys-rep", b"anything", "a report of Nsight Systems"),
+        ("et.json", b'{"schema": "1.0.2-chakra.0.0.4", "nodes": []}', "convert it to protobuf"),
+        ("old.json", b'[{"name":"add","ph":"X","ts":1,"dur":1,"tid":1,"pid":"CPU functions"}]', "torch.autograd.profiler"),
+        ("page.json", b"<!DOCTYPE html><html></html>", "a web page"),
+        ("snapshot.pickle", b"\x80\x04\x95" + bytes(20), "a pickle, which is not opened"),
+    ],
+)
+def test_files_that_people_try_are_named_with_what_to_do(name, data, what, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    line = message(tmp_path / name)
+    assert line.startswith(f"{tmp_path / name}: ")
+    assert what in line
+    assert len(line) < len(str(tmp_path)) + 250

@@ -119,7 +119,8 @@ def test_missing_ranks_are_told(tmp_path):
 
 def test_two_different_files_of_one_rank_are_refused_and_copies_count_once(tmp_path):
     paths = [
-        small_job(shift_us=shift).write(tmp_path / f"{i}.json", header=distributed(0, 2)) for i, shift in enumerate((0, 0, 5e6))
+        small_job(shift_us=shift, pid=pid).write(tmp_path / f"{i}.json", header=distributed(0, 2))
+        for i, (shift, pid) in enumerate(((0, 100), (0, 100), (5e6, 200)))
     ]
     assert read(paths[:2]).meta.dropped["copies of a rank's file"] == 1
     with pytest.raises(InputError, match="rank 0 again, after"):
@@ -220,3 +221,32 @@ def test_what_nccl_runs_for_a_group_of_one_rank_is_a_collective(tmp_path):
     assert trace.events.kind[event] == EventKind.COLLECTIVE
     assert trace.events.collective_kind[event] == CollectiveKind.ALL_REDUCE
     assert trace.events.size_bytes[event] == 1000
+
+
+class TestCyclesOfOneProcess:
+    """`tensorboard_trace_handler` writes a file for each profiling cycle, named by host, process and time."""
+
+    def cycles(self, folder, **second):
+        small_job().write(folder / "node_100.1700000000000.pt.trace.json")
+        small_job(shift_us=1e6, **second).write(folder / "node_100.1700000001000.pt.trace.json")
+        return folder
+
+    def test_they_are_no_ranks(self, tmp_path):
+        with pytest.raises(InputError, match=r"1700000001000.pt.trace.json: a second profiling cycle of the process of node_100"):
+            import_trace([self.cycles(tmp_path)])
+
+    def test_nor_are_they_where_the_rank_is_known(self, tmp_path):
+        for number in range(2):
+            profile = small_job(shift_us=1e6 * number)
+            profile.write(tmp_path / f"cycle{number}.json", header=distributed(0, 1))
+        with pytest.raises(InputError, match=r"a second profiling cycle of the process of cycle0\.json"):
+            import_trace([tmp_path])
+
+    def test_each_can_be_imported_alone(self, tmp_path):
+        folder = self.cycles(tmp_path)
+        assert all(import_trace([path]).meta.ranks == 1 for path in folder.iterdir())
+
+    def test_ranks_that_say_so_are_ranks(self, tmp_path):
+        for rank in range(2):
+            small_job(shift_us=1e6 * rank).write(tmp_path / f"rank{rank}.json")
+        assert import_trace([tmp_path]).meta.ranks == 2

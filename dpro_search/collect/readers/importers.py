@@ -108,13 +108,18 @@ def _recognised(sources: Sequence[Path]) -> tuple[Importer, list[Path], list[Pat
     first = next((importer for importer in known if importer in owner.values()), None)
     if first is None:
         shown = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
-        raise InputError(f"{shown}: {_nothing_known(heads)}; looked for {'; '.join(i.description for i in known)}")
+        foreign = next((f"{path}: {what}" for path, head in heads.items() if (what := _foreign(head, path))), "")
+        if foreign:
+            raise InputError(foreign)
+        raise InputError(
+            f"{shown}: {_nothing_known(heads)}; looked for {', '.join(i.description.partition(' (')[0] for i in known)}"
+        )
     chosen = [path for path, importer in owner.items() if importer is first or first.companion(heads[path], path)]
     left = [path for path in found if path not in set(chosen)]
     for path in left:
         if path in named:
             other = owner[path]
-            what = f"is {other.description}" if other else _nothing_known({path: heads[path]})
+            what = f"is {other.description}" if other else _foreign(heads[path], path) or _nothing_known({path: heads[path]})
             raise InputError(f"{path}: {what}, but {chosen[0]} is {first.description}; import one job at a time")
     _require_all_ranks({path for path in left if owner[path] is None}, chosen)
     return first, sorted(chosen), left
@@ -183,6 +188,35 @@ def _distinct(paths: Sequence[Path]) -> list[Path]:
 
 def _owner(head: bytes, path: Path, known: Sequence[Importer]) -> Importer | None:
     return next((importer for importer in known if head and importer.recognise(head, path)), None)
+
+
+def _foreign(head: bytes, path: Path) -> str:
+    """What a file is that no importer reads, and what to do with it; "" where that is unknown."""
+    return next((what for what, is_it in _FOREIGN.items() if is_it(head, path)), "")
+
+
+_TORCH = "profile with torch.profiler.profile and export_chrome_trace"
+# How files begin that people try to import; the longer descriptions say what to do instead.
+_FOREIGN: dict[str, Callable[[bytes, Path], bool]] = {
+    "a NumPy archive of a trace folder; give the folder to replay, diagnose or run": lambda head, path: (
+        head.startswith(b"PK\x03\x04") and path.suffix == ".npz"
+    ),
+    "a zip archive; unpack it and import the files in it": lambda head, _: head.startswith(b"PK\x03\x04"),
+    "a tar archive; unpack it and import the files in it": lambda head, _: head[257:262] == b"ustar",
+    f"a report of Nsight Systems, which cannot be imported in any of the types of 'nsys export'; {_TORCH}": lambda head, path: (
+        head.startswith(b"SQLite format 3\0") or path.suffix in (".nsys-rep", ".qdrep")
+    ),
+    "an XPlane profile of a TPU; only those of GPUs can be imported": lambda head, _: b"/device:TPU" in head,
+    "a Chakra or PyTorch execution trace in JSON; convert it to protobuf (.et) with chakra_converter, or import the Kineto profile "
+    "of the same run": lambda head, _: b'"schema"' in head[:4096] and (b"chakra" in head[:4096] or b'"nodes"' in head[:4096]),
+    f"a trace of the old profiler torch.autograd.profiler, which has no launches; {_TORCH}": lambda head, _: (
+        b'"CPU functions"' in head or b'"CUDA functions"' in head
+    ),
+    "a web page, not a profile; download the file itself": lambda head, _: (
+        head.lstrip()[:14].lower().startswith((b"<!doctype html", b"<html"))
+    ),
+    f"a pickle, which is not opened because it can run code; {_TORCH}": lambda head, _: head[:2] in (b"\x80\x02", b"\x80\x04"),
+}
 
 
 def _nothing_known(heads: dict[Path, bytes]) -> str:

@@ -150,6 +150,7 @@ def _read_file(path: Path) -> list[_Rank]:
     found = []
     for number, rows in enumerate(_rows_of_ranks(file)):
         r, row_of_event = rank_records(file, rows, rank=None)
+        r.process = _process_of(file, rows)
         find_origins(r, file, row_of_event)
         find_gloo_collectives(r)
         leave_out_cut_steps(r)
@@ -161,6 +162,15 @@ def _read_file(path: Path) -> list[_Rank]:
         for number, (r, _) in enumerate(found):
             r.rank = number
     return found
+
+
+def _process_of(file: KinetoFile, rows: Ints) -> int | str | None:
+    """The process that called the runtime, or else the operators, most often."""
+    for category in (Category.RUNTIME, Category.HOST_OP):
+        calls = rows[file.category[rows] == category]
+        if len(calls):
+            return file.processes[int(np.bincount(file.process[calls]).argmax())]
+    return None
 
 
 def _sharing(files: Iterable[list[_Rank]]) -> list[list[_Rank]]:
@@ -230,6 +240,7 @@ def _misfit(file: KinetoFile, ops: Ints, calls: Ints) -> float:
 def _distinct_ranks(paths: Sequence[Path], files: list[list[_Rank]]) -> tuple[list[_Rank], Counter[str]]:
     """Ranks in order; several files of one rank are refused, but for copies of one another, which count once."""
     numbers = _ranks_from_names(paths)
+    _require_one_cycle(paths, files)
     dropped: Counter[str] = Counter()
     by_rank: dict[int, tuple[Path, _Rank]] = {}
     sizes: dict[int, Path] = {}
@@ -258,15 +269,46 @@ def _distinct_ranks(paths: Sequence[Path], files: list[list[_Rank]]) -> tuple[li
     return [by_rank[rank][1] for rank in sorted(by_rank)], dropped
 
 
+def _require_one_cycle(paths: Sequence[Path], files: list[list[_Rank]]) -> None:
+    """Raise `InputError` if two files are of one process, one after the other, as `tensorboard_trace_handler` writes them.
+
+    Ranks of a job run at the same time, so that two profiles that do not overlap are no two ranks, unless they say so.
+    """
+    seen: dict[tuple[object, ...], tuple[Path, RankRecords]] = {}
+    said = _ranks_said(paths) is not None
+    for path, ranks in zip(paths, files, strict=True):
+        r = ranks[0][0]
+        if len(ranks) > 1 or r.process is None or not len(r) or (r.rank is None and said):
+            continue
+        other_path, other = seen.setdefault((r.host, r.process, r.rank), (path, r))
+        (first_ns, first_end_ns), (second_ns, second_end_ns) = _span_ns(r), _span_ns(other)
+        if first_end_ns < second_ns or second_end_ns < first_ns:
+            raise InputError(
+                f"{path}: a second profiling cycle of the process of {other_path.name}, not another rank; "
+                "import one of the two, or import each and compare them with 'dpro-search diff'"
+            )
+
+
+def _span_ns(r: RankRecords) -> tuple[int, int]:
+    return r.origin_ns + int(r.start_us.min() * 1e3), r.origin_ns + int(r.end_us.max() * 1e3)
+
+
 def _same(a: RankRecords, b: RankRecords) -> bool:
     return a.origin_ns == b.origin_ns and len(a) == len(b) and bool((a.start_us == b.start_us).all())
 
 
-def _ranks_from_names(paths: Sequence[Path]) -> list[int | None]:
-    """Numbers behind "rank" or "worker", else the only number in which the names differ."""
+def _ranks_said(paths: Sequence[Path]) -> list[int] | None:
+    """Numbers behind "rank" or "worker" in the names of several files; None unless they differ."""
     found = [_RANK_IN_NAME.findall(path.name) for path in paths]
     if len(paths) > 1 and all(found) and len({match[-1] for match in found}) == len(paths):
         return [int(match[-1][:9]) for match in found]
+    return None
+
+
+def _ranks_from_names(paths: Sequence[Path]) -> list[int | None]:
+    """The numbers of `_ranks_said`, else the only number in which the names differ."""
+    if (said := _ranks_said(paths)) is not None:
+        return list(said)
     numbers = [re.findall(r"\d+", path.name) for path in paths]
     if len(paths) > 1 and len({len(n) for n in numbers}) == 1:
         for column in zip(*numbers, strict=True):

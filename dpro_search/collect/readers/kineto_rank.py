@@ -103,6 +103,8 @@ class RankRecords:
         Collectives of a rank without a device, and the events in which its thread waited for each.
     job
         The profile's distributedInfo.
+    process
+        Number of the process, which is unique on its host; None: unknown.
     step_number, step_start_us
         Steps that the script marked, in order.
     """
@@ -140,6 +142,7 @@ class RankRecords:
     memory_us: Floats
     memory_bytes: Ints
     job: dict[str, Any]
+    process: int | str | None = None
     host_waits: tuple[tuple[int, int], ...] = ()
     dropped: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)

@@ -75,6 +75,8 @@ class Experts:
 
     def __post_init__(self) -> None:
         _positive(self, "count", "top_k", "hidden")
+        if self.count > MOST_EXPERTS:
+            raise InputError(f"a layer has at most {MOST_EXPERTS} experts, not {self.count}")
         if self.top_k > self.count:
             raise InputError(f"top_k = {self.top_k} must be at most the number of experts, {self.count}")
 
@@ -91,6 +93,7 @@ class Layer:
 
 
 MOST_LAYERS = 10_000  # each is a block that stages are cut from
+MOST_EXPERTS = 8192  # of a layer: four times those of Switch-C (arXiv 2101.03961), the most of any published model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,8 @@ class Config:
 def head_dim(config: Config, heads: int) -> int:
     hidden = config.whole("hidden_size", "n_embd", "d_model")
     found = config.whole("head_dim", default=0)
+    if not heads:
+        raise InputError(f"{config.where}: the number of attention heads must be at least 1, not 0")
     if not found and hidden % heads:
         raise InputError(f"{config.where}: hidden_size {hidden} does not divide by {heads} heads")
     return found or hidden // heads

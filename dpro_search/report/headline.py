@@ -189,8 +189,11 @@ def _of_recording(facts: Facts) -> Verdict:
     if measured_us is None:
         tiles = [("Step", units.duration(taken_us), "replayed; no two steps in a row were recorded")]
     else:
-        replayed = f"{units.duration(replay['predicted_iteration_us'])}, {units.signed_percent(replay['error_pct'])}"
-        tiles = [("Step", units.duration(taken_us), "median of the recording"), ("Replayed step", replayed, _within(replay))]
+        replayed = f"{units.signed_percent(replay['error_pct'])}; interval {units.interval(replay['interval_us'])}"
+        tiles = [
+            ("Step", units.duration(taken_us), "median of the recording"),
+            ("Replayed step", units.duration(replay["predicted_iteration_us"]), replayed),
+        ]
     if best is not None and best["gain_us"] > 0:
         tiles.append(("Largest gain", units.percent(best["gain_us"] / facts.diagnosis["iteration_us"] * 100), best["what_if"]))
     if facts.sample_runs is not None and facts.sample_runs["plans"]:
@@ -217,10 +220,6 @@ def _first_clause(finding: str) -> str:
     """The beginning of a finding, short enough for a title."""
     end = _CLAUSE_END.search(finding, _SHORTEST_TITLE)
     return finding.rstrip(".") if end is None else finding[: end.start()]
-
-
-def _within(replay: Mapping[str, Any]) -> str:
-    return f"interval {units.interval(replay['interval_us'])}"
 
 
 def _measured(validation: Mapping[str, Any]) -> Verdict:

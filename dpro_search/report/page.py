@@ -31,6 +31,7 @@ _KINDS = {
     "copy": "copies, input",
     "server": "server",
     "host": "host",
+    "unknown": "unknown",
 }
 
 

@@ -53,7 +53,7 @@ _MEMORY: Mapping[str, tuple[str, str]] = {  # categories of memory: class of the
     "buckets": ("dp", "gradient buckets"),
     "workspace": ("server", "workspace"),
     "fragments": ("host", "fragmentation"),
-    "cached": ("unknown", "cached blocks"),
+    "cached": ("wait", "cached blocks"),
     "context": ("computed", "driver and NCCL"),
 }
 _SETTINGS = {  # of a strategy: names for people
@@ -162,7 +162,7 @@ def parts_section(settings: Sequence[ParallelSetting], sentences: Sequence[str])
             setting.name,
             units.duration(setting.step_us),
             [
-                Part(length=us, kind=f"part {colour(key)}", tip=f"{PARTS[key]}: {units.share(us, setting.step_us)}")
+                Part(length=us, kind=colour(key), tip=f"{PARTS[key]}: {units.share(us, setting.step_us)}")
                 for key in PARTS
                 if (us := setting.parts_us.get(key, 0.0)) > 0
             ],
@@ -219,12 +219,12 @@ def memory_section(settings: Sequence[ParallelSetting]) -> Section:
     rows = []
     for setting in settings:
         parts = [
-            Part(length=size, kind=f"part {_MEMORY[key][0]}", tip=f"{_MEMORY[key][1]}: {units.size(size)}")
+            Part(length=size, kind=_MEMORY[key][0], tip=f"{_MEMORY[key][1]}: {units.size(size)}")
             for key in _MEMORY
             if (size := setting.memory_bytes.get(key, 0.0)) > 0
         ]
         if (free := (setting.limit_bytes or 0.0) - setting.peak_bytes) > 0:
-            parts.append(Part(length=free, kind="part idle", tip=f"free: {units.size(free)}"))
+            parts.append(Part(length=free, kind="idle", tip=f"free: {units.size(free)}"))
         rows.append((setting.name, f"{units.size(setting.peak_bytes)}, {_margin(setting)}", parts))
     present = [key for key in _MEMORY if any(setting.memory_bytes.get(key) for setting in settings)]
     columns = ("for", *(f"{setting.short_name}#" for setting in settings))

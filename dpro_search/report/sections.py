@@ -83,7 +83,7 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, orig
     bars_of_ranks = [_bar(_rank_name(rank, known.get(rank, {})), parts) for rank, parts in rows.items()]
     caption = f"What each rank does in one step of the {origin} setting."
     shown = list(rows.values())
-    present = [key for key in _PARTS if any(parts.get(key) for parts in shown)]
+    present = [key for key in _PARTS if any(parts.get(key, 0.0) >= _SHOWN * sum(parts.values()) for parts in shown)]
     columns = ("rank", *(f"{_PARTS[key][1]}#" for key in present), "came last to a collective#", "waited for other ranks#")
     numbers = table(
         "A step by rank",
@@ -109,7 +109,7 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
     pieces = [
         Part(
             length=row["duration_us"],
-            kind=f"part {_path_kind(row)}",
+            kind=_path_kind(row),
             tip=f"{_path_name(row)}: {units.share(row['duration_us'], total_us)}",
         )
         for row in path
@@ -127,7 +127,7 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
         f"from start to end: {named}." if in_order else f"grouped by rank and kind, longest first: {named}."
     )
     colours: dict[str, list[str]] = {}
-    for kind in shares:
+    for kind in (kind for kind, us in ordered if us >= _SHOWN * total_us):
         colours.setdefault(_PATH_KINDS.get(kind.lower(), "host"), []).append(_words(kind))
     key = [(f"part {colour}", ", ".join(kinds)) for colour, kinds in colours.items()]
     chart = figure(stacked("Critical path", [("critical path", units.duration(total_us), pieces)]), caption, numbers, key)
@@ -227,8 +227,7 @@ def _warnings(diagnosis: Mapping[str, Any]) -> list[Element]:
 def _bar(name: str, parts: Mapping[str, float]) -> tuple[str, str, list[Part]]:
     total_us = sum(parts.values())
     pieces = [
-        Part(length=us, kind=f"part {_PARTS[key][0]}", tip=f"{_PARTS[key][1]}: {units.share(us, total_us)}")
-        for key, us in parts.items()
+        Part(length=us, kind=_PARTS[key][0], tip=f"{_PARTS[key][1]}: {units.share(us, total_us)}") for key, us in parts.items()
     ]
     return name, units.duration(total_us), pieces
 
@@ -249,8 +248,13 @@ def _rank_parts(row: Mapping[str, Any]) -> dict[str, float]:
 def _lane_parts(lanes: Sequence[Lane]) -> dict[str, float]:
     """What a rank does in the replayed step, else in the measured one; where it does several things, computing counts first."""
     chosen = [lane for lane in lanes if not lane.measured] or list(lanes)
-    spans: dict[str, list[tuple[float, float]]] = {"compute": [], "exposed_communication": [], "waiting_for_ranks": []}
-    key_of = {"comm": "exposed_communication", "wait": "waiting_for_ranks"}
+    spans: dict[str, list[tuple[float, float]]] = {
+        "compute": [],
+        "exposed_communication": [],
+        "waiting_for_ranks": [],
+        "unknown": [],
+    }
+    key_of = {"comm": "exposed_communication", "wait": "waiting_for_ranks", "unknown": "unknown"}
     for lane in chosen:
         for kind, start, length in zip(lane.kinds, lane.start_us, lane.length_us, strict=True):
             if kind != "host":

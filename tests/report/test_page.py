@@ -305,3 +305,18 @@ def test_a_sample_shows_real_runs_of_plans_that_the_search_did_not_list():
     assert "Best plan on real runs" in text
     assert "1.30\u00d7" in text
     assert "Confirmed by real runs" not in text
+
+
+def test_unknown_time_is_shown_as_unknown_in_its_own_colour():
+    lane = Lane(rank=0, measured=False, name="stream 7")
+    lane.add("gemm", "compute", 0.0, 60e3)
+    lane.add("what nothing explains", "unknown", 60e3, 40e3)
+    with_parts = [{"rank": 0, "host": "a", "breakdown_us": {"compute": 60e3, "unknown": 40e3}, "last_pct": None, "waited_us": None}]
+    for ranks in (with_parts, [{"rank": 0, "host": "a"}]):
+        diagnosis = {**made.facts().diagnosis, "ranks": ranks}
+        outline = Outline(render(replace(made.facts(), diagnosis=diagnosis, timeline=StepTimeline(lanes=(lane,), step=None))))
+        parts = {rect["data-tip"]: rect["class"] for rect in outline.named("rect") if "data-tip" in rect}
+        assert parts["unknown: 40.0 ms (40.0 %)"].split()[:2] == ["part", "unknown"]
+        assert parts["compute: 60.0 ms (60.0 %)"].split()[:2] == ["part", "compute"]
+        swatches = [span["class"].split() for span in outline.named("span") if "class" in span]
+        assert sum("unknown" in classes for classes in swatches) == 2, "of the bars and of the timeline"

@@ -307,8 +307,8 @@ if (canvas) {
   const shown = new Timeline(canvas, data);
   const hidden = data.lanes.reduce((sum, lane) => sum + lane.hidden, 0);
   const notes = [];
-  if (data.left_out) notes.push(`The ${data.left_out.toLocaleString("en")} shortest slices are left out.`);
-  if (hidden) notes.push(`${hidden.toLocaleString("en")} slices nested deeper than ${MOST_ROWS} rows are not drawn.`);
+  if (data.left_out) notes.push(`The ${data.left_out.toLocaleString("en")} shortest ops are left out.`);
+  if (hidden) notes.push(`${hidden.toLocaleString("en")} ops nested deeper than ${MOST_ROWS} rows are not drawn.`);
   byId("timeline-left-out").textContent = notes.join(" ");
   byId("timeline-left-out").hidden = !notes.length;
   canvas.dataset.slices = String(data.lanes.reduce((sum, lane) => sum + lane.start.length - lane.hidden, 0));

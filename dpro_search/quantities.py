@@ -1,6 +1,8 @@
 """Quantities as people read and write them: sizes ("64MB", "25 MiB"), rates ("200gbit"), times ("10ms"), switches ("on"), and what
 data sheets of devices give: "989 TFLOP/s", "1980 MHz", "700 W".
 
+The functions `..._text` print them. All messages, tables and pages use these, so that one quantity looks the same everywhere.
+
 A bare number is taken in the unit of the field that it is for: bytes, bits a second, microseconds, operations a second, hertz,
 watts.
 """
@@ -190,10 +192,23 @@ def _split(text: str, what: str, form: str) -> tuple[float, str]:
 
 
 def time_text(value_us: float) -> str:
-    """A duration with the unit that suits it: "431.2 ms"."""
-    if abs(value_us) < 1e3:
+    """A duration with the unit that suits it: "431.2 ms", "1.28 s", "23.2 s", "12.5 min", "3.2 h"."""
+    size_us = abs(value_us)
+    if size_us < 999.95:
         return f"{value_us:z.1f} us"
-    return f"{value_us / 1e3:.1f} ms" if abs(value_us) < 1e6 else f"{value_us / 1e6:.2f} s"
+    if size_us < 999.95e3:
+        return f"{value_us / 1e3:.1f} ms"
+    if size_us < 9.995e6:
+        return f"{value_us / 1e6:.2f} s"
+    if size_us < 599.95e6:
+        return f"{value_us / 1e6:.1f} s"
+    return f"{value_us / 60e6:.1f} min" if size_us < 7200e6 else f"{value_us / 3600e6:,.1f} h"
+
+
+def interval_text(low_us: float, high_us: float) -> str:
+    """Two durations with one unit where it suits both: "3.7 - 7.7 s", and with two where it does not: "833.2 ms - 1.73 s"."""
+    low, high = time_text(low_us), time_text(high_us)
+    return f"{low.removesuffix(high[high.index(' ') :])} - {high}"
 
 
 def size_text(value_bytes: float) -> str:
@@ -210,3 +225,39 @@ def size_text(value_bytes: float) -> str:
 def percent_text(value_pct: float) -> str:
     """A share: "3.2 %"; what rounds to zero has no sign."""
     return f"{value_pct:z.1f} %"
+
+
+def flops_text(value_flops: float) -> str:
+    """A number of operations: "28.4 PFLOP"."""
+    return _decimal_text(value_flops, "FLOP")
+
+
+def energy_text(value_j: float) -> str:
+    """An energy as it is billed: "79.0 kWh"; in joules below a watt-hour."""
+    return _decimal_text(value_j / 3600, "Wh") if abs(value_j) >= 3600 else _decimal_text(value_j, "J")
+
+
+def money_text(value_usd: float) -> str:
+    """An amount of US dollars: "$1,240", "$12.40", "$0.0313"; never in powers of ten."""
+    size = abs(value_usd)
+    if size >= 1000 or value_usd == 0:
+        return f"${value_usd:,.0f}"
+    return f"${value_usd:.{2 if size >= 1 else 2 - math.floor(math.log10(size))}f}"
+
+
+def count_text(value: float) -> str:
+    """A number of things, of which a few digits are known: "2,339,000" for 2,338,714; below 100 with up to two decimals."""
+    if abs(value) < 100:
+        return f"{value:.3g}"
+    return f"{round(value, 3 - math.floor(math.log10(abs(value)))):,.0f}"
+
+
+def _decimal_text(value: float, unit: str) -> str:
+    """Three digits, with a prefix of a thousand, a million ... where that is shorter."""
+    prefixes = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+    place = 0
+    while abs(value) >= 999.5 and place < len(prefixes) - 1:
+        value /= 1000
+        place += 1
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if abs(value) >= 0.001 else 0
+    return f"{value:.{digits}f} {prefixes[place]}{unit}"

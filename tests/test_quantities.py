@@ -6,6 +6,11 @@ import pytest
 
 from dpro_search.errors import InputError
 from dpro_search.quantities import (
+    count_text,
+    energy_text,
+    flops_text,
+    interval_text,
+    money_text,
     parse_bytes,
     parse_count,
     parse_flops_per_s,
@@ -16,6 +21,7 @@ from dpro_search.quantities import (
     parse_time_setting,
     parse_us,
     parse_watts,
+    time_text,
 )
 from dpro_search.space.scenario import readers
 
@@ -97,3 +103,31 @@ def test_every_setting_of_bytes_or_time_is_checked():
     for name in (*of_bytes, *of_time):
         with pytest.raises(InputError, match="hardly meant"):
             readers()[name]("50")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (time_text(431_200.0), "431.2 ms"),
+        (time_text(1_276_000.0), "1.28 s"),
+        (time_text(23_150_700.0), "23.2 s"),
+        (time_text(750e6), "12.5 min"),
+        (time_text(11_520e6), "3.2 h"),
+        (time_text(999_990.0), "1.00 s"),
+        (interval_text(3.7e6, 7.72e6), "3.70 - 7.72 s"),
+        (interval_text(833_200.0, 1.73e6), "833.2 ms - 1.73 s"),
+        (flops_text(2.84e16), "28.4 PFLOP"),
+        (flops_text(294e14), "29.4 PFLOP"),
+        (energy_text(2.844e8), "79.0 kWh"),
+        (energy_text(740.0), "740 J"),
+        (money_text(0.03131), "$0.0313"),
+        (money_text(12.4), "$12.40"),
+        (money_text(12_345.0), "$12,345"),
+        (money_text(0.0), "$0"),
+        (count_text(2_338_714.0), "2,339,000"),
+        (count_text(150.24), "150"),
+        (count_text(3.14159), "3.14"),
+    ],
+)
+def test_quantities_are_printed_as_people_write_them(text: str, expected: str) -> None:
+    assert text == expected

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpro_search.quantities import parse_count
+from dpro_search.quantities import count_text, money_text, parse_count
 
 if TYPE_CHECKING:
     from dpro_search.kinds import Job
@@ -116,8 +116,8 @@ def print_comparison(found: Mapping[str, Any], tokens_per_second: float | None, 
                 str(row["devices"]),
                 name if row["feasible"] else f"nothing fits in memory; least: {name}",
                 microseconds(row["predicted_iteration_us"]),
-                "-" if tokens is None else f"{tokens:,.0f}",
-                "-" if price is None else f"${price:.4g}",
+                "-" if tokens is None else count_text(tokens),
+                "-" if price is None else money_text(price),
             )
         )
     columns = ("cluster", *(("batch",) if of_batches else ()), "devices", "best plan", "iteration", "tokens/s", "a million tokens")
@@ -132,7 +132,7 @@ def print_comparison(found: Mapping[str, Any], tokens_per_second: float | None, 
         say(console, "The cheapest is not known: no cluster has a price (price_per_device_hour_usd in its file).")
     if tokens_per_second is not None:
         fewest = _named(found, "fewest_devices")
-        wanted = f"{tokens_per_second:,.0f} tokens a second"
+        wanted = f"{count_text(tokens_per_second)} tokens a second"
         say(console, f"Fewest devices with {wanted}: {fewest}." if fewest else f"None of the clusters gives {wanted}.")
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from dpro_search.cli._output import print_json, say, stderr_console, stdout_console
 from dpro_search.errors import InputError
+from dpro_search.quantities import size_text, time_text
 
 
 def measure_parallel(sources: Sequence[Path], out: Path | None, command: str | None, plans: Sequence[str], as_json: bool) -> None:
@@ -39,7 +40,7 @@ def measure_parallel(sources: Sequence[Path], out: Path | None, command: str | N
         return
     for step in times.steps:
         settings = ", ".join(f"{name}={value}" for name, value in step.settings.items())
-        took = f"step {(step.step_us + step.update_us) / 1e3:.1f} ms without exchanges, {step.peak_bytes / 2**30:.2f} GiB"
+        took = f"step {time_text(step.step_us + step.update_us)} without exchanges, {size_text(step.peak_bytes)}"
         stdout_console().print(f"{settings}, {step.micro_batches} micro-batches: {took}", soft_wrap=True, highlight=False)
     stdout_console().print(
         f'{out}: {len(times.blocks)} blocks, {len(times.collectives)} exchanges; name it in the job\'s file: times = "{out.name}"',

@@ -73,7 +73,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
     if digest_of(folder) != info.trace_digest:
         raise InputError(f"{folder}: not the trace of this search; give that one with --trace")
     gathered = _Gathered(folder, on_part, info)
-    search = result.summary() | {"baseline_infeasible": result.baseline.infeasible}
+    search = result.summary() | {"baseline_infeasible": result.baseline.infeasible} | gathered.job.search_facts()
     search["reasons"] = gathered.job.reasons([ranked.plan for ranked in result.plans])
     for row in search["plans"]:
         row["name"] = f"plan {row['number']}: {row['name']}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,7 @@ def print_result(
     deployment: Deployment | None = None,
     calibration: Calibration | None = None,
     origin: str = "recorded",
+    baseline: Mapping[str, Any] | None = None,
 ) -> None:
     """The best plans as a table, their gain, what they need, and the run folder.
 
@@ -90,13 +91,18 @@ def print_result(
         What the intervals were calibrated on; None: not known.
     origin
         Where the setting without a plan comes from, in a word.
+    baseline
+        Of a parallel job: the whole strategy without a plan, with what it gives and costs (`Job.search_facts`); None: other jobs.
     """
     from dpro_search.cli._output import microseconds
     from dpro_search.search.result import PLAN_FILE
 
     deployment = deployment or Deployment()
     servers = deployment.servers
-    console.print(result_table(result, deployment.changes, origin))
+    if baseline is None:
+        console.print(result_table(result, deployment.changes, origin))
+    else:
+        console.print(strategy_table(result, baseline, origin))
     best = result.plans[0]
     if not result.feasible:
         console.print(
@@ -104,7 +110,7 @@ def print_result(
         )
     elif result.baseline.infeasible is not None:
         console.print(
-            f"The {origin} setting {result.baseline.infeasible} MiB. Best plan that fits:"
+            f"The {origin} setting {result.baseline.infeasible}. Best plan that fits:"
             f" {microseconds(best.prediction.iteration_us)}, {best.speedup:.2f}x the {origin} speed."
         )
     elif result.worth_measuring:
@@ -178,9 +184,54 @@ def result_table(result: SearchResult, changes: Sequence[Change | None] = (), or
     return table
 
 
-def _times(prediction: Prediction) -> tuple[str, str]:
-    from dpro_search.cli._output import microseconds
+def strategy_table(result: SearchResult, baseline: Mapping[str, Any], origin: str) -> Table:
+    """Whole strategies of a parallel job with speed, memory and price; the setting without a plan in its place or last."""
+    from rich import box
+    from rich.table import Table
 
-    low, high = map(microseconds, prediction.interval_us)
-    low = low.removesuffix(high[high.index(" ") :])  # a common unit is printed once
-    return microseconds(prediction.iteration_us), f"{low} - {high}"
+    from dpro_search.space.plan import Plan
+
+    caption = None
+    if any(not ranked.gain_certain and ranked.plan != Plan() for ranked in result.plans):
+        caption = f"? = not certain: overlaps the interval of the {origin} setting"
+    table = Table(box=box.SIMPLE, caption=caption, caption_justify="left", padding=(0, 1, 1, 0))
+    table.add_column("#", justify="right")
+    table.add_column("plan", ratio=1)
+    for title in ("step\ninterval\nspeed-up", "tokens/s\na device\nMFU", "memory\nfree", "a million\ntokens"):
+        table.add_column(title, justify="right", no_wrap=True)
+    named = f"usual plan of its framework: {baseline['name']}" if baseline["usual_plan"] else f"as {origin}: {baseline['name']}"
+    for number, (name, ranked) in enumerate(zip(result.names, result.plans, strict=True), 1):
+        mark = "" if ranked.plan == Plan() or ranked.gain_certain else " ?"
+        cells = _strategy_cells(ranked.prediction, ranked.facts, f"{ranked.speedup:.2f}x{mark}")
+        text = named if ranked.plan == Plan() else name
+        table.add_row(str(number), text, *cells, style="green" if ranked.gain_certain else "")
+    if all(ranked.plan != Plan() for ranked in result.plans):
+        table.add_row("", named, *_strategy_cells(result.baseline, baseline, "1.00x"))
+    return table
+
+
+def _strategy_cells(prediction: Prediction, facts: Mapping[str, Any], speedup: str) -> list[str]:
+    """Times, speed, memory and price of a strategy; "-" where one is not known."""
+    from dpro_search.quantities import count_text, money_text, percent_text, size_text
+
+    def text(write: Callable[[float], str], value: float | None) -> str:
+        return "-" if value is None else write(value)
+
+    return [
+        "\n".join((*_times(prediction), speedup)),
+        "\n".join(
+            (
+                text(count_text, facts["tokens_per_second"]),
+                text(count_text, facts["tokens_per_second_per_device"]),
+                text(percent_text, facts["mfu_pct"]),
+            )
+        ),
+        f"{text(size_text, prediction.peak_memory_bytes)}\n{text(size_text, facts['memory_margin_bytes'])}",
+        text(money_text, facts["cost_per_million_tokens"]),
+    ]
+
+
+def _times(prediction: Prediction) -> tuple[str, str]:
+    from dpro_search.quantities import interval_text, time_text
+
+    return time_text(prediction.iteration_us), interval_text(*prediction.interval_us)

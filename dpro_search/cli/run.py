@@ -84,12 +84,11 @@ def run(
         ),
     ] = False,
     memory_limit: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--memory-limit",
-            metavar="BYTES",
-            min=1,
-            help="Memory limit of a rank; also searches recomputation and gradient accumulation.",
+            metavar="SIZE",
+            help="Memory limit of a rank, like 72GiB; also searches recomputation and gradient accumulation.",
         ),
     ] = None,
     sample: SampleOption = None,
@@ -155,6 +154,7 @@ def run(
     from dpro_search.errors import InputError
     from dpro_search.kinds import PlanOptions, files_of, job_of, load_source, searchable
     from dpro_search.kinds._elsewhere import elsewhere
+    from dpro_search.quantities import parse_bytes
     from dpro_search.search import run_search
     from dpro_search.search.request import SearchRequest, usual_run
 
@@ -165,7 +165,7 @@ def run(
     options = PlanOptions(
         compute=frozenset(name.value for name in compute or ()),
         allow_lossy=allow_lossy,
-        memory_limit_bytes=memory_limit,
+        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
         cluster_model=cluster_model,
         precision_table=precision_table,
         all_reduce_model=all_reduce_model,
@@ -225,16 +225,16 @@ def run(
     job, place = there.job, there.cluster
     warn(doubt)
     deployment, calibration = Deployment.of(source, result), job.calibration
-    reasons = job.reasons([ranked.plan for ranked in result.plans])
+    reasons, searched_facts = job.reasons([ranked.plan for ranked in result.plans]), job.search_facts()
     if as_json:
         facts = result_facts(result, deployment)
         facts |= {"calibration": None if calibration is None else calibration.facts, "recording_doubt": doubt}
-        facts["reasons"] = reasons
+        facts |= {"reasons": reasons, **searched_facts}
         print_json(facts | ({} if place is None else {"cluster": place.facts}))
     else:
         if place is not None:
             stdout_console().print(f"Predicted for {place.name}, {place.ranks} ranks.", soft_wrap=True)
-        print_result(stdout_console(), result, deployment, calibration, origin)
+        print_result(stdout_console(), result, deployment, calibration, origin, searched_facts.get("baseline"))
         for sentence in reasons:
             say(stdout_console(), sentence)
         if place is None:

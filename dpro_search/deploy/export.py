@@ -14,6 +14,7 @@ from dpro_search.deploy.parts.part import FOLDER, HELPERS, JobFacts, Part, Serve
 from dpro_search.deploy.parts.tensorflow_step import step_files
 from dpro_search.deploy.targets import more_servers, parts_of
 from dpro_search.errors import InputError
+from dpro_search.quantities import interval_text, time_text
 from dpro_search.space.plan import Plan, Prediction
 
 _START_SERVERS = {
@@ -152,8 +153,8 @@ def _expectations(plan: Plan, facts: JobFacts | None, expected: tuple[Prediction
         planned, recorded = expected
         low, high = planned.interval_us
         found.append(
-            f"Expect {planned.iteration_us / 1e3:.1f} ms an iteration ({low / 1e3:.1f} to {high / 1e3:.1f} ms, nine times in ten) "
-            f"in place of {recorded.iteration_us / 1e3:.1f} ms: {recorded.iteration_us / planned.iteration_us:.2f}x."
+            f"Expect {time_text(planned.iteration_us)} an iteration ({interval_text(low, high)}, nine times in ten) "
+            f"in place of {time_text(recorded.iteration_us)}: {recorded.iteration_us / planned.iteration_us:.2f}x."
         )
     workload = None if facts is None else facts.workload
     promise = tolerance_of(plan, None if workload is None else workload(plan).precision).promise

@@ -21,7 +21,7 @@ from dpro_search.graph.kernel_class import kernel_class
 from dpro_search.graph.op_flops import step_flops
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._work import Work
-from dpro_search.quantities import parse_amount, time_text
+from dpro_search.quantities import count_text, energy_text, flops_text, money_text, parse_amount, percent_text, time_text
 from dpro_search.space.scenario import Scenario, changes_in
 
 _FIELDS = {
@@ -148,17 +148,17 @@ def table_rows(facts: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[st
         return [], []
     found = []
     if (tokens := facts["tokens_per_second"]) is not None:
-        found.append(("tokens a second", f"{tokens:,.0f} ({facts['tokens_per_second_per_device']:,.0f} a device)"))
+        found.append(("tokens a second", f"{count_text(tokens)} ({count_text(facts['tokens_per_second_per_device'])} a device)"))
     if (mfu_pct := facts["mfu_pct"]) is not None:
-        found.append(("MFU", f"{mfu_pct:.3g} % ({facts['flops_per_device'] / 1e12:.3g} TFLOP an iteration and device)"))
+        found.append(("MFU", f"{percent_text(mfu_pct)} ({flops_text(facts['flops_per_device'])} an iteration and device)"))
     if (doubt := facts.get("mfu_doubt")) is not None:
         found.append(("doubt about the MFU", doubt))
     if (price := facts["cost_per_million_tokens"]) is not None:
-        found.append(("price", f"${price:.4g} a million tokens"))
+        found.append(("price", f"{money_text(price)} a million tokens"))
     if (price := facts["cost_per_iteration_usd"]) is not None:
-        found.append(("price", f"${price:.3g} an iteration"))
+        found.append(("price", f"{money_text(price)} an iteration"))
     if (energy_j := facts["energy_per_iteration_j"]) is not None:
-        found.append(("energy", f"at most {energy_j:.3g} J an iteration (devices at full power)"))
+        found.append(("energy", f"at most {energy_text(energy_j)} an iteration (devices at full power)"))
     return found, list(dict.fromkeys(facts["not_known"].values()))
 
 

@@ -24,6 +24,7 @@ from dpro_search.kinds._names import registered
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
 from dpro_search.machine import Calibration
+from dpro_search.quantities import size_text
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan, Prediction
@@ -72,7 +73,7 @@ class Job(ABC):
     recorded: Any = None  # Horovod's knobs in the recording (`CommSettings`); None for other kinds of jobs.
     space: PlanSpace  # Which plans there are.
     askable: tuple[str, ...] = ()  # Plan fields that text can set in a scenario, whether or not `space` has them now.
-    # What else a scenario can change: some of "groups", "global_batch", `CLUSTER_SETTINGS`, `SCALES`.
+    # What else a scenario can change: some of "groups", "global_batch", "sequence", "precision", `CLUSTER_SETTINGS`, `SCALES`.
     settings: ClassVar[tuple[str, ...]] = ()
     unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
     memory_limit_bytes: int | None = None
@@ -105,8 +106,8 @@ class Job(ABC):
         peak = found.peak_memory_bytes
         if limit is None or (peak is not None and peak <= limit):
             return found
-        needed = "an amount of memory that is not known" if peak is None else f"{peak / 2**20:.0f} MiB"
-        reason = f"needs {needed}, and may have {limit / 2**20:.0f}"
+        needed = "an amount of memory that is not known" if peak is None else size_text(peak)
+        reason = f"needs {needed}, and may have {size_text(limit)}"
         return msgspec.structs.replace(found, infeasible=reason)
 
     @abstractmethod
@@ -153,6 +154,10 @@ class Job(ABC):
     def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
         """Why the first of some ranked plans is the best of them, and what the others lose, in sentences."""
         return ()
+
+    def search_facts(self) -> dict[str, Any]:
+        """What a search of its plans compares with and takes for granted, for the JSON of `run` and the report."""
+        return {}
 
     # What else can be asked of it.
 
@@ -210,6 +215,10 @@ class Job(ABC):
             plan = plan.changed(tensor_groups=contiguous_groups(self.tensors, scenario.groups))
         if scenario.global_batch is not None:
             job = job.with_batch(scenario.global_batch)
+        if scenario.sequence is not None:
+            job = job.with_sequence(scenario.sequence)
+        if scenario.precision is not None:
+            job = job.with_precision(scenario.precision)
         if scenario.measured_us is not None:
             job = job.measured_as(scenario.measured_us)
         if scenario.cluster != ClusterChange():
@@ -249,6 +258,14 @@ class Job(ABC):
     def with_batch(self, global_batch: int) -> Job:
         """The same job with another batch of so many sequences or samples: what it trains is another thing, too."""
         raise self.cannot("with_batch", "be predicted with another batch")
+
+    def with_sequence(self, tokens: int) -> Job:
+        """The same job with sequences of so many tokens."""
+        raise self.cannot("with_sequence", "be predicted with sequences of another length")
+
+    def with_precision(self, precision: str) -> Job:
+        """The same job with matmuls in another precision."""
+        raise self.cannot("with_precision", "be predicted in another precision")
 
     def on(self, cluster: ClusterSpec) -> Self:
         """The same job on another cluster."""

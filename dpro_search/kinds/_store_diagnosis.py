@@ -81,7 +81,7 @@ def knob_finding(knobs: Sequence[Mapping[str, Any]], named: Callable[[str], str]
     if best["gain_pct"] < _WORTH_PCT:
         return []
     name = _PLACEMENTS.get(best["what_if"]) or named(best["what_if"])
-    return [f"{name} would save {best['gain_us'] / 1e3:.1f} ms ({best['gain_pct']:.1f} %) an iteration."]
+    return [f"{name} would save {time_text(best['gain_us'])} ({percent_text(best['gain_pct'])}) an iteration."]
 
 
 def spread_finding(servers: Sequence[Mapping[str, Any]], does: str, remedy: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dpro_search.quantities import time_text
 from dpro_search.replay.path_segments import COMMUNICATION, LATE_RANK, NEGOTIATION, Segment
 from dpro_search.replay.sentences import WORTH_PCT, share
 
@@ -89,10 +90,10 @@ def _communication(
         return []
     parts = {name: value_us for name, value_us in (*parts_us.items(), ("negotiation", negotiated_us)) if value_us > 0}
     clauses = [f"Communication that nothing hides takes {share(total_us, iteration_us)}"]
-    clauses += [", ".join(f"{name} {value_us / 1e3:.1f} ms" for name, value_us in parts.items()) + " of it"] if parts else []
+    clauses += [", ".join(f"{name} {time_text(value_us)}" for name, value_us in parts.items()) + " of it"] if parts else []
     if exposed:
         largest = max(exposed, key=lambda name: exposed[name])
-        clauses.append(f"{largest} most ({exposed[largest] / 1e3:.1f} ms)")
+        clauses.append(f"{largest} most ({time_text(exposed[largest])})")
     return [(total_us, ", ".join(clauses) + (f": {advice}." if advice else "."))]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol, cast
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.space.plan import Plan, Prediction
@@ -14,7 +14,7 @@ class Objective(Protocol):
     """Predicts the cost of plans of one recorded job. `predict` is deterministic: equal plans get equal predictions.
 
     An objective may also be a `Guide` of samplers (method `exchanges`, unless its attribute `guides` is False), a `Reevaluator` of
-    the plans that a search lists, and `Ranked`.
+    the plans that a search lists, `Ranked`, and `Explaining`.
     """
 
     @property
@@ -50,8 +50,37 @@ class BoundedPlan(NamedTuple):
 class Ranked(Protocol):
     """Knows all plans worth a look, few enough to bound each, so that a search can end when no other can be the best."""
 
-    def ranked(self) -> Iterator[BoundedPlan]:
-        """The plans in the order of their bounds, the least first."""
+    def ranked(self, settled: Callable[[Hashable, float], bool]) -> Iterator[BoundedPlan]:
+        """The plans in the order of their bounds, the least first.
+
+        Parameters
+        ----------
+        settled
+            Whether no plan of a family (`Explaining.family`) with such a bound is worth a look any more; asked again and again, as
+            the answer changes while plans are evaluated.
+        """
+
+
+class ListedPlan(NamedTuple):
+    """What a result says of a plan beside its prediction."""
+
+    name: str  # The whole setting, in words.
+    facts: dict[str, Any]  # By their names in JSON.
+
+
+class Explaining(Protocol):
+    """Knows which plans are different, and what a result says of those that it lists."""
+
+    def family(self, plan: Plan) -> Hashable:
+        """Equal for plans of which a result lists only the best."""
+
+    def listed(self, plans: Sequence[tuple[Plan, Prediction]]) -> list[ListedPlan]:
+        """Names and facts of the plans of a result, which are in order."""
+
+
+def explaining_of(objective: Objective) -> Explaining | None:
+    """The objective, if it has the methods `family` and `listed`."""
+    return cast("Explaining", objective) if callable(getattr(objective, "listed", None)) else None
 
 
 def ranked_of(objective: Objective) -> Ranked | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.search.finished import FinishedTrial, PlanSize, plan_key, size_of
-from dpro_search.search.objective import Reevaluator
+from dpro_search.search.objective import Explaining, Reevaluator
 from dpro_search.search.robustness import beats
 from dpro_search.space.plan import Plan, Prediction, setting_names
 from dpro_search.space.plan_json import decoded
@@ -48,6 +48,10 @@ class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
     # and the share of the draws in which the plan is faster than the recorded setting.
     quantile_us: float | None = None
     beats_recorded: float | None = None
+    # name, facts: Of a job that explains its plans (`objective.Explaining`): the whole setting in words, and what a result says of
+    # it beside the prediction, by the names in JSON. Empty: the plan's own words, and nothing.
+    name: str = ""
+    facts: dict[str, Any] = {}
 
     __repr__ = short_repr
 
@@ -78,7 +82,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> list[str]:
         """The listed plans in a few words each, different for different plans."""
-        return plan_names([ranked.plan for ranked in self.plans])
+        names = plan_names([ranked.plan for ranked in self.plans])
+        return [ranked.name or name for ranked, name in zip(self.plans, names, strict=True)]
 
     @property
     def gain_certain(self) -> bool:
@@ -145,18 +150,23 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"{path}: not a search result ({error}); make it again with 'dpro-search run'") from error
 
 
-def rank_plans(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[RankedPlan, ...]:
-    """The best distinct plans, fastest first, at most `MOST_PLANS`.
+def rank_plans(
+    trials: Iterable[FinishedTrial], baseline: Prediction, family: Callable[[Plan], Hashable] | None = None
+) -> tuple[RankedPlan, ...]:
+    """The best distinct plans, fastest first, at most `MOST_PLANS`; with `family` the fastest of each family.
 
     Plans that are at most 1 % slower than the fastest form a group; the same is repeated for the remaining plans. The simplest plan
     of a group is listed: fewest fields, then fewest groups, clusters and ops that it names, then fastest, then first found. If no
     plan is feasible, the plans with the least memory are listed.
     """
     distinct = _distinct(trials)
-    rest = sorted(_feasible(distinct), key=lambda t: (t.prediction.iteration_us, t.number))
+    rest = sorted(_feasible(distinct), key=_time)
     if not rest:
         least = sorted(distinct, key=lambda t: (t.prediction.peak_memory_bytes or math.inf, t.prediction.iteration_us, t.number))
         return tuple(_ranked(trial, baseline) for trial in least[:MOST_PLANS])
+    if family is not None:
+        fastest = {family(trial.plan): trial for trial in reversed(rest)}
+        return tuple(_ranked(trial, baseline) for trial in sorted(fastest.values(), key=_time)[:MOST_PLANS])
     ranked: list[RankedPlan] = []
     while rest and len(ranked) < MOST_PLANS:
         limit_us = rest[0].prediction.iteration_us * (1 + NEAR_TIE)
@@ -164,6 +174,14 @@ def rank_plans(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[R
         rest = rest[len(ties) :]
         ranked.append(_ranked(min(ties, key=_complexity), baseline))
     return tuple(ranked)
+
+
+def explained(plans: Sequence[RankedPlan], explaining: Explaining) -> tuple[RankedPlan, ...]:
+    """The plans with their whole settings in words, and further facts."""
+    listed = explaining.listed([(ranked.plan, ranked.prediction) for ranked in plans])
+    return tuple(
+        msgspec.structs.replace(ranked, name=more.name, facts=more.facts) for ranked, more in zip(plans, listed, strict=True)
+    )
 
 
 class BestPlan:
@@ -249,6 +267,10 @@ def _distinct(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
     return list({plan_key(trial): trial for trial in sorted(trials, key=lambda t: -t.number)}.values())
 
 
+def _time(trial: FinishedTrial) -> tuple[float, int]:
+    return trial.prediction.iteration_us, trial.number
+
+
 def _feasible(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
     return [trial for trial in trials if trial.prediction.infeasible is None]
 
@@ -283,22 +305,30 @@ def _row(ranked: RankedPlan) -> dict[str, Any]:
     }
     if ranked.quantile_us is not None:
         row |= {"quantile_us": ranked.quantile_us, "beats_recorded": ranked.beats_recorded}
-    return row
+    return row | ranked.facts
 
 
 def _csv(plans: tuple[RankedPlan, ...], file: str) -> bytes:
-    """A table of plans; settings that are lists by their length."""
+    """A table of plans; settings that are lists by their length, and whole where a job tells the whole ``strategy`` of a plan."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
     names = setting_names()
-    table.writerow((*_CSV_COLUMNS, *names, "trial"))
+    more = [name for name, value in plans[0].facts.items() if isinstance(value, int | float | None)] if plans else []
+    words = ["name"] if any(ranked.name for ranked in plans) else []
+    table.writerow((*_CSV_COLUMNS, *more, *words, *names, "trial"))
     for number, ranked in enumerate(plans, 1):
         plan, prediction = ranked.plan, ranked.prediction
-        values = map(plan.get, names)
+        whole: Mapping[str, Any] = ranked.facts.get("strategy", {})
+        values = [whole.get(name, plan.get(name)) for name in names]
         table.writerow(
             [
                 *(number, file.format(number), prediction.iteration_us, *prediction.interval_us, ranked.speedup),
-                *(ranked.gain_certain, prediction.peak_memory_bytes),
+                *(
+                    ranked.gain_certain,
+                    prediction.peak_memory_bytes,
+                    *map(ranked.facts.get, more),
+                    *([ranked.name] if words else []),
+                ),
                 *(len(value) if isinstance(value, tuple) else value for value in values),
                 ranked.trial,
             ]

@@ -28,8 +28,17 @@ from dpro_search.search.finished import FinishedTrial, compact_trial, line_as_wr
 from dpro_search.search.frozen_heap import frozen_heap
 from dpro_search.search.island_workers import IslandWorkers
 from dpro_search.search.islands import Island
-from dpro_search.search.objective import Objective, Ranked, ranked_of, reevaluator_of
-from dpro_search.search.result import OnReevaluated, SearchResult, Stopped, by_quantile, pareto_front, rank_plans, reevaluated_plans
+from dpro_search.search.objective import Objective, Ranked, explaining_of, ranked_of, reevaluator_of
+from dpro_search.search.result import (
+    OnReevaluated,
+    SearchResult,
+    Stopped,
+    by_quantile,
+    explained,
+    pareto_front,
+    rank_plans,
+    reevaluated_plans,
+)
 from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
 from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, SearchedCluster, locked_run, open_run
 from dpro_search.search.samplers import SEEDLESS, Guide, sampler_for
@@ -253,12 +262,16 @@ def _result(
     on_reevaluated: OnReevaluated | None,
 ) -> SearchResult:
     baseline = finished[0].prediction
-    plans, shares = rank_plans(finished, baseline), np.zeros((0, 0))
+    explaining = explaining_of(objective)
+    plans, shares = rank_plans(finished, baseline, None if explaining is None else explaining.family), np.zeros((0, 0))
     if (reevaluator := reevaluator_of(objective)) is not None:
         baseline, plans = reevaluated_plans(plans, reevaluator, on_reevaluated)
     if quantile is not None:
         times_us = sampled_us(sampled_of(objective), [*(ranked.plan for ranked in plans), Plan()])
         plans, shares = by_quantile(plans, times_us, quantile)
+    front = pareto_front(finished, baseline)
+    if explaining is not None:
+        plans, front = explained(plans, explaining), explained(front, explaining)
     return SearchResult(
         run=run,
         trials=len(finished),
@@ -267,7 +280,7 @@ def _result(
         baseline=baseline,
         plans=plans,
         workers_lost=workers_lost,
-        front=pareto_front(finished, baseline),
+        front=front,
         beats=tuple(tuple(row) for row in shares.tolist()),
     )
 

@@ -11,9 +11,11 @@ from dpro_search.space.schemes import counted
 
 def describe(plan: Plan) -> str:
     """A plan in a few words; "as recorded" for the empty one."""
-    known = _WORDS if plan.scheme is None else {**_WORDS, **plan.scheme.words}
-    words = [known[name](value) if name in known else f"{name}={value}" for name, value in plan.settings.items()]
-    return ", ".join(words) or "as recorded"
+    own = {} if plan.scheme is None else plan.scheme.settings
+    words = [
+        _WORDS[name](value) if name in _WORDS else f"{name}={value}" for name, value in plan.settings.items() if name not in own
+    ]
+    return ", ".join([*words, *(() if plan.scheme is None else plan.scheme.phrases())]) or "as recorded"
 
 
 def _counted_and(one: str, what: str) -> Callable[[Any], str]:

@@ -5,7 +5,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
 
     fusion_threshold_bytes=16MiB  cycle_time_us=5ms  servers=4  p3=on           settings of a `Plan`
     ranks=64  cores=2  rate=200gbit  recorded_on=dgx-1-v100                     the cluster
-    global_batch=512                                                            the batch, of a job that was written down
+    global_batch=512  sequence=8192  precision=fp8                              the training, of a job that was written down
     speeds=1:1:2:3  delay=20ms  target_loss=0.3                                 workers of unequal speed, trained to a loss
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
     launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0  compile=1  where kernels and their launches were recorded
@@ -178,7 +178,11 @@ class Scenario:
 
     plan: Plan = field(default_factory=Plan)  # Changes of strategy.
     groups: int | None = None  # So many contiguous tensor groups in place of the plan's; None: the plan's.
-    global_batch: int | None = None  # Sequences or samples of a step, over all replicas; None: as it is.
+    # global_batch, sequence, precision: Sequences or samples of a step over all replicas, tokens of a sequence, and the precision
+    # of matmuls; None: as they are.
+    global_batch: int | None = None
+    sequence: int | None = None
+    precision: str | None = None
     cluster: ClusterChange = field(default_factory=ClusterChange)  # Changes of the cluster.
     scales: tuple[Scale, ...] = ()  # Changes of speed, in the order in which they apply.
     target_loss: float | None = None  # Of a job that is trained to a loss; None: as recorded.
@@ -198,7 +202,8 @@ class Scenario:
         Parameters
         ----------
         known
-            What can be changed about the job: names of settings of a plan, "groups", "global_batch", `CLUSTER_SETTINGS`, `SCALES`,
+            What can be changed about the job: names of settings of a plan, "groups", "global_batch", "sequence", "precision",
+            `CLUSTER_SETTINGS`, `SCALES`,
             `OP_SCALES`.
         job
             What the kind of job is called in errors: "a Horovod job".
@@ -230,8 +235,10 @@ class Scenario:
         try:
             if setting == "groups":
                 return replace(self, groups=parse_count(value))
-            if setting == "global_batch":
-                return replace(self, global_batch=parse_count(value))
+            if setting in ("global_batch", "sequence"):
+                return replace(self, **{setting: parse_count(value)})  # type: ignore[arg-type]
+            if setting == "precision":
+                return replace(self, precision=value)
             if setting == "rate":
                 rate_bps = parse_rate_bps(value)
                 return replace(self, cluster=replace(self.cluster, rate_bps=float("inf") if rate_bps is None else rate_bps))

@@ -61,6 +61,11 @@ class SchemeSettings(
         values = zip(self.__struct_fields__, msgspec.structs.astuple(self), strict=True)
         return {name: value for name, value in values if value is not None}
 
+    def phrases(self) -> list[str]:
+        """What is set, in a few words for each setting; a scheme whose settings belong together says them together."""
+        words = self.words
+        return [words[name](value) if name in words else f"{name}={value}" for name, value in self.settings.items()]
+
 
 _IMPORTERS: list[Callable[[], object]] = []
 

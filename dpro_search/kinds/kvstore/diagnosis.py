@@ -111,7 +111,7 @@ def _findings(ranks: Rows, servers: Rows, knobs: Rows, iteration_us: float) -> l
         if busiest["link_pct"] >= 50:
             found.append(
                 f"The link of {busiest['role']} {busiest['host']} is busy {busiest['link_pct']:.0f} % of an iteration of "
-                f"{iteration_us / 1e3:.1f} ms: more servers (DMLC_NUM_SERVER), an even spread or a faster link."
+                f"{time_text(iteration_us)}: more servers (DMLC_NUM_SERVER), an even spread or a faster link."
             )
     return found + knob_finding(knobs, _variables)
 

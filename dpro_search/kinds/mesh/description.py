@@ -260,7 +260,8 @@ def described(path: Path) -> MeshDescription | None:
     measured = _measured(file, found.model, fixed) if isinstance(found.model, ModelTable) else ()
     try:
         if runs is None:
-            runs = usual_strategy(fixed, cluster, found.precision, runtime_of(found.framework, model, found.precision))
+            runtime = runtime_of(found.framework, model, found.precision)
+            runs = usual_strategy(fixed, cluster, found.precision, runtime, found.framework)
         strategy = resolved(runs, fixed)
     except InputError as error:
         _fail_at_setting(file, str(error), values)

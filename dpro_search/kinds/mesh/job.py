@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -12,10 +12,11 @@ import msgspec
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import TensorInfo
+from dpro_search.costmodel.gpu_ops import OpCosts
 from dpro_search.deploy.step_split import AloneUs, StepSplit
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Model, blocks_of
-from dpro_search.kinds._efficiency import efficiency
+from dpro_search.graph.model import CapturedModel, Model, blocks_of
+from dpro_search.kinds._efficiency import KEYS, efficiency
 from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions
@@ -26,23 +27,23 @@ from dpro_search.kinds.mesh.candidates import Candidates, choices_of
 from dpro_search.kinds.mesh.changes import change_text, remedies, single_changes
 from dpro_search.kinds.mesh.cuts import balanced_cut
 from dpro_search.kinds.mesh.description import MOST as MOST_BATCH
-from dpro_search.kinds.mesh.description import MeshDescription, global_batch_of
+from dpro_search.kinds.mesh.description import PRECISIONS, MeshDescription, global_batch_of
 from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, pass_name, stage_facts, stage_spans, tables
 from dpro_search.kinds.mesh.explain import comparison, doubt
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
-from dpro_search.kinds.mesh.ranking import ranked
-from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved, settings_of, under
+from dpro_search.kinds.mesh.ranking import family, ranked
+from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved, settings_of, strategy_text, under
 from dpro_search.kinds.mesh.space import MeshSpace
 from dpro_search.kinds.mesh.split import alone_us, predicted_split
-from dpro_search.kinds.mesh.usual import usual_strategy
+from dpro_search.kinds.mesh.usual import MEMORY_HEADROOM, usual_of, usual_strategy
 from dpro_search.machine import Calibration
+from dpro_search.quantities import size_text
 from dpro_search.replay.parallel_step import ParallelSteps
 from dpro_search.replay.path_segments import path_totals
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
-from dpro_search.search.objective import BoundedPlan
+from dpro_search.search.objective import BoundedPlan, ListedPlan
 from dpro_search.space.cluster import ClusterSpec, spec_on
-from dpro_search.space.describe import describe
 from dpro_search.space.mesh import Scales, Strategy, Workload, harder
 from dpro_search.space.mesh.groups import UNSCALED
 from dpro_search.space.mesh.recorded import Own
@@ -59,7 +60,7 @@ class MeshJob(Job):
     """A described job on its cluster or on another."""
 
     title = "a parallel job"
-    settings = ("ranks", "rate", "global_batch", *SCALES)
+    settings = ("ranks", "rate", "global_batch", "sequence", "precision", *SCALES)
 
     def __init__(self, description: MeshDescription, scales: Scales = UNSCALED) -> None:
         self._description, self._scales = description, scales
@@ -77,6 +78,7 @@ class MeshJob(Job):
         self.space = self._mesh = MeshSpace(self.title, description.runs, fixed, candidates, self.tensors)
         self.askable = self.space.fields
         self._predicted: dict[Plan, Prediction] = {}
+        self._parts: dict[Plan, dict[str, float]] = {}
         self._device_bytes = cluster.groups[0].host.device.memory_bytes
 
     @classmethod
@@ -112,6 +114,12 @@ class MeshJob(Job):
     def with_batch(self, global_batch: int) -> MeshJob:
         return self._with(with_batch(self._description, global_batch))
 
+    def with_sequence(self, tokens: int) -> MeshJob:
+        return self._with(with_sequence(self._description, tokens))
+
+    def with_precision(self, precision: str) -> MeshJob:
+        return self._with(with_precision(self._description, precision))
+
     def starting_from(self, plan: Plan) -> MeshJob:
         runs = under(self._description.runs, MeshSettings.of(plan))
         return self._with(replace(self._description, runs=runs, strategy=self._mesh.strategy(plan), chosen=False))
@@ -122,7 +130,8 @@ class MeshJob(Job):
             samples, total = description.batch_per_replica, description.fixed.global_batch
             assumed.append(f"each replica has a batch of {samples}, so that all devices together have {total}")
         if description.chosen:
-            assumed.append(f"how the job runs was not given, and is taken to be: {degrees(self._mesh.today)}")
+            today = strategy_text(self._mesh.today)
+            assumed.append(f"how the job runs was not given; assumed is a usual plan of its framework: {today}")
         return tuple(assumed)
 
     def scaled(self, scale: Scale) -> MeshJob:
@@ -165,7 +174,7 @@ class MeshJob(Job):
             peak_memory_bytes=peak,
             source="extrapolated",
             floor_us=min(self._least_us, step_us),
-            infeasible=None if fits or has is None else f"needs {peak / 2**20:.0f} MiB, and may have {has / 2**20:.0f}",
+            infeasible=None if fits or has is None else f"needs {size_text(peak)}, and may have {size_text(has)}",
         )
 
     @cached_property
@@ -179,8 +188,7 @@ class MeshJob(Job):
 
     def replayed(self, plan: Plan) -> Prediction:
         found = self.predict(plan)
-        parts = breakdown_us(self._steps, self._mesh.strategy(plan), found.iteration_us)
-        return msgspec.structs.replace(found, breakdown_us=parts)
+        return msgspec.structs.replace(found, breakdown_us=self._parts_us(plan))
 
     def split(self, plan: Plan) -> StepSplit:
         """Where the time of a step goes, as it is measured of paced ranks."""
@@ -231,11 +239,69 @@ class MeshJob(Job):
 
     # Which plans there are.
 
-    def ranked(self) -> Iterator[BoundedPlan]:
+    def ranked(self, settled: Callable[[Hashable, float], bool] = lambda family, bound_us: False) -> Iterator[BoundedPlan]:
         """Plans that fit in memory, in the order of a bound on their time."""
-        limit = math.inf if self._limit_bytes is None else self._limit_bytes
-        for strategy, bound_us in ranked(self._mesh.candidates, self._steps, limit):
+        limit = self._searched_bytes
+        for strategy, bound_us in ranked(self._mesh.candidates, self._steps, math.inf if limit is None else limit, settled):
             yield BoundedPlan(self._mesh.plan(strategy), bound_us)
+
+    def family(self, plan: Plan) -> Hashable:
+        """Equal for plans that a list of different plans has once."""
+        return family(self._mesh.strategy(plan))
+
+    def listed(self, plans: Sequence[tuple[Plan, Prediction]]) -> list[ListedPlan]:
+        """The whole strategy of each plan, what it gives and costs, its memory with the margin, and what it loses to the first."""
+        best = plans[0][0] if plans else Plan()
+        return [self._listed(plan, prediction, best) for plan, prediction in plans]
+
+    def _listed(self, plan: Plan, prediction: Prediction, best: Plan) -> ListedPlan:
+        strategy, peak = self._mesh.strategy(plan), prediction.peak_memory_bytes
+        parts_us, best_us = self._parts_us(plan), self._parts_us(best)
+        facts = efficiency(self.work, prediction.iteration_us)
+        margin = None if self._device_bytes is None or peak is None else self._device_bytes - peak
+        lost_us = {name: parts_us.get(name, 0.0) - best_us.get(name, 0.0) for name in {**parts_us, **best_us}}
+        return ListedPlan(
+            strategy_text(strategy),
+            {
+                "strategy": settings_of(strategy).settings,
+                **{key: facts[key] for key in KEYS},
+                "memory_margin_bytes": margin,
+                "slower_than_best_pct": (sum(parts_us.values()) / sum(best_us.values()) - 1) * 100,
+                "breakdown_us": parts_us,
+                "lost_to_best_us": {name: us for name, us in lost_us.items() if us},
+            },
+        )
+
+    def _parts_us(self, plan: Plan) -> dict[str, float]:
+        if plan not in self._parts:
+            self._parts[plan] = breakdown_us(self._steps, self._mesh.strategy(plan), self.predict(plan).iteration_us)
+        return self._parts[plan]
+
+    def search_facts(self) -> dict[str, Any]:
+        """What a search compares with, and which memory plans may take."""
+        name, facts = self._listed(Plan(), self.predict(Plan()), Plan())
+        usual = usual_of(FRAMEWORKS[self._description.framework])
+        chosen = self._description.chosen
+        return {
+            "baseline": {
+                "name": name,
+                **facts,
+                "usual_plan": usual.words if chosen else None,
+                "source": usual.source if chosen else None,
+            },
+            "memory": {
+                "device_bytes": self._device_bytes,
+                "limit_bytes": self._searched_bytes,
+                "headroom_pct": None if self.memory_limit_bytes is not None else MEMORY_HEADROOM * 100,
+            },
+        }
+
+    @property
+    def _searched_bytes(self) -> int | None:
+        """What plans that a search proposes may take: the limit that was given, or the device's memory without the headroom."""
+        if self.memory_limit_bytes is not None or self._device_bytes is None:
+            return self._limit_bytes
+        return int(self._device_bytes * (1 - MEMORY_HEADROOM))
 
     @property
     def _limit_bytes(self) -> int | None:
@@ -251,13 +317,32 @@ class MeshJob(Job):
         parts = self.replayed(best).breakdown_us
         found = []
         for number, plan in enumerate(others[:_MOST_COMPARED], 2):
-            found.append(comparison(f"Plan {number} ({describe(plan)})", "plan 1", self.replayed(plan).breakdown_us, parts))
+            found.append(comparison(f"Plan {number}", "plan 1", self.replayed(plan).breakdown_us, parts))
         if others:
             domain = harder(*(self._steps.domain(self._mesh.strategy(plan)) for plan in (best, others[0])))
             found += filter(None, [doubt(self.predict(best).iteration_us, self.predict(others[0]).iteration_us, domain)])
         if Plan() not in plans[: _MOST_COMPARED + 1]:
-            found.append(comparison("The described setting", "plan 1", self.replayed(Plan()).breakdown_us, parts))
-        return tuple(found)
+            today = "The usual plan" if self._description.chosen else "The described setting"
+            found.append(comparison(today, "plan 1", self.replayed(Plan()).breakdown_us, parts))
+        return (*found, *self._stated())
+
+    def _stated(self) -> Iterator[str]:
+        """What a search takes for granted: what it compares with, and the memory that it leaves free."""
+        if self._description.chosen:
+            usual = usual_of(FRAMEWORKS[self._description.framework])
+            name, plan = self._description.framework, strategy_text(self._mesh.today)
+            yield f"Compared with a usual plan of {name}: {plan} ({usual.words}). Sources: {usual.source}."
+        limit = self._searched_bytes
+        if limit is None:
+            return
+        if self.memory_limit_bytes is not None:
+            yield f"Plans may take {size_text(limit)} of memory, as given."
+        elif self._device_bytes is not None:
+            has, spare = size_text(self._device_bytes), MEMORY_HEADROOM * 100
+            yield (
+                f"Plans may take {size_text(limit)} of the {has} of a device: {spare:.1f} % are left free, the mean error of "
+                "predicted memory. --memory-limit sets another limit."
+            )
 
     # One iteration, op by op.
 
@@ -330,6 +415,26 @@ def with_batch(description: MeshDescription, global_batch: int) -> MeshDescripti
     return _with_fixed(replace(description, batch_per_replica=None), fixed, description.cluster, description.runs)
 
 
+def with_sequence(description: MeshDescription, tokens: int) -> MeshDescription:
+    """The same job with sequences of another length; raises `InputError` where the model has none, or they cannot be split."""
+    if not description.fixed.has_tokens:
+        raise InputError(f"{description.fixed.model.name} has no sequences of tokens")
+    if not 0 < tokens <= MOST_BATCH:
+        raise InputError(f"sequence must be from 1 to {MOST_BATCH:g} tokens, not {tokens}")
+    return _with_fixed(description, replace(description.fixed, sequence=tokens), description.cluster, description.runs)
+
+
+def with_precision(description: MeshDescription, precision: str) -> MeshDescription:
+    """The same job in another precision of matmuls; raises `InputError` where the device has no such speed."""
+    if precision not in PRECISIONS:
+        raise InputError(f"'{precision}' is none of {', '.join(PRECISIONS)}")
+    if precision != description.precision and (description.times is not None or isinstance(description.fixed.model, CapturedModel)):
+        held = "times of blocks" if description.times is not None else "graph"
+        raise InputError(f"the job's {held} are in {description.precision}: record them in {precision}, or leave precision= out")
+    OpCosts(description.device, precision)
+    return _with_fixed(replace(description, precision=precision), description.fixed, description.cluster, description.runs)
+
+
 def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> MeshDescription:
     """The same job on some devices of another cluster; dp follows from their number.
 
@@ -351,7 +456,7 @@ def elsewhere(description: MeshDescription, cluster: Cluster, devices: int) -> M
 def _with_fixed(description: MeshDescription, fixed: Fixed, cluster: Cluster, runs: MeshSettings) -> MeshDescription:
     """As it runs today, or, where the description leaves that open, as is usual."""
     if description.chosen:
-        runs = usual_strategy(fixed, cluster, description.precision, description.runtime)
+        runs = usual_strategy(fixed, cluster, description.precision, description.runtime, description.framework)
     strategy = resolved(runs, fixed)
     return replace(description, fixed=fixed, cluster=cluster, runs=runs, strategy=strategy)
 
@@ -372,10 +477,3 @@ def _gradients(description: MeshDescription) -> tuple[TensorInfo, ...]:
             size = count * (4 if dtype == "float32" else 2)
             found.append(TensorInfo(name=name, node=name, dtype=dtype, shape=(count,), size_bytes=size))
     return tuple(found)
-
-
-def degrees(strategy: Strategy) -> str:
-    """A strategy in a few words: what differs from one device."""
-    usual = settings_of(Strategy(global_batch=strategy.global_batch)).settings
-    own = {name: value for name, value in settings_of(strategy).settings.items() if value != usual[name]}
-    return describe(Plan.of(**own)) if own else "one device"

@@ -2,7 +2,7 @@
 
 The tree of `Candidates` is opened where its bound is least: a shape becomes its cuts, a cut its splits, each with the bound of all
 its costs. A split whose turn comes must fit in memory; one that does not comes back with as little recomputation as makes it fit.
-Splits of one cut have the same passes: only the one with the least bound is given.
+Splits of one cut that `family` calls alike have the same passes: only the one with the least bound is given.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from enum import IntEnum
 
@@ -32,37 +32,55 @@ class _Level(IntEnum):
     FITS = 3
 
 
-def ranked(found: Candidates, steps: ParallelSteps, limit_bytes: float = math.inf) -> Iterator[tuple[Strategy, float]]:
-    """Strategies, with a time that their step cannot be below, the least first; those that do not fit are left out."""
-    return iter(_Ranking(found, steps, limit_bytes))
+def family(strategy: Strategy) -> Hashable:
+    """Equal for strategies that a list of different plans has once: they agree in degrees, schedule, ZeRO and recomputation.
+
+    Micro-batch, number of virtual stages, layers of each stage, HSDP replicas, ring attention and the number of recomputed layers
+    are details that each such strategy has at their best.
+    """
+    degrees = strategy.tp, strategy.pp, strategy.cp, strategy.dp, strategy.ep, strategy.etp
+    return *degrees, strategy.schedule, strategy.zero_stage, strategy.recompute
+
+
+def ranked(
+    found: Candidates,
+    steps: ParallelSteps,
+    limit_bytes: float = math.inf,
+    settled: Callable[[Hashable, float], bool] = lambda family, bound_us: False,
+) -> Iterator[tuple[Strategy, float]]:
+    """Strategies, with a time that their step cannot be below, the least first; those that do not fit are left out.
+
+    `settled` tells of a family and a bound that no such strategy is worth a look.
+    """
+    return iter(_Ranking(found, steps, limit_bytes, settled))
 
 
 class _Ranking:
-    def __init__(self, found: Candidates, steps: ParallelSteps, limit_bytes: float) -> None:
-        self._candidates, self._steps, self._limit_bytes = found, steps, limit_bytes
+    def __init__(
+        self, found: Candidates, steps: ParallelSteps, limit_bytes: float, settled: Callable[[Hashable, float], bool]
+    ) -> None:
+        self._candidates, self._steps, self._limit_bytes, self._settled = found, steps, limit_bytes, settled
         self._bounds = PassBounds(steps)
         self._waiting: list[tuple[float, int, _Level, int, Strategy]] = []
         self._numbers = itertools.count()
-        self._done: set[int] = set()  # cuts of which a split was given
+        self._done: set[tuple[int, Hashable]] = set()  # cuts and families of which a split was given
 
     def __iter__(self) -> Iterator[tuple[Strategy, float]]:
         for shape in self._candidates.shapes():
             self._add(_Level.SHAPE, shape, 0.0)
         while self._waiting:
             bound_us, number, level, cut, strategy = heapq.heappop(self._waiting)
-            if cut in self._done:
+            if level >= _Level.SPLIT and (cut, family(strategy)) in self._done:
                 continue
             if level is _Level.FITS:
-                self._done.add(cut)
+                self._done.add((cut, family(strategy)))
                 yield strategy, bound_us
             elif level is _Level.SHAPE:
                 self._cut(strategy, bound_us)
             elif level is _Level.CUT:
                 self._split(strategy, bound_us, number)
-            elif self._fits(strategy):
-                self._add(_Level.FITS, strategy, bound_us, cut)
             else:
-                self._recomputed(strategy, bound_us, cut)
+                self._fitting(strategy, bound_us, number, cut)
 
     def _cut(self, shape: Strategy, bound_us: float) -> None:
         leanest = self._candidates.leanest(shape)
@@ -72,11 +90,24 @@ class _Ranking:
             self._add(_Level.CUT, cut, bound_us)
 
     def _split(self, cut: Strategy, passes_us: float, number: int) -> None:
+        if not self._can_fit(cut):
+            return
         for split in self._candidates.splits(cut):
             plain_us = self._add(_Level.SPLIT, split, passes_us, number)
             if plain_us > passes_us * (1 + RELAXED):
                 for other in self._candidates.relaxed(split):
                     self._add(_Level.SPLIT, other, passes_us, number)
+
+    def _fitting(self, split: Strategy, bound_us: float, number: int, cut: int) -> None:
+        """A split as it is, or with as little recomputation as makes it fit, unless neither is worth a look."""
+        again = [replace(split, recompute=kind) for kind in self._candidates.choices.recompute]
+        recomputed = all(self._settled(family(each), bound_us) for each in again)
+        if recomputed and self._settled(family(split), bound_us):
+            return
+        if self._fits(split):
+            heapq.heappush(self._waiting, (bound_us, number, _Level.FITS, cut, split))
+        elif not recomputed:
+            self._recomputed(split, bound_us, cut)
 
     def _recomputed(self, split: Strategy, bound_us: float, cut: int) -> None:
         """Memory falls with each of `recomputations`."""
@@ -84,6 +115,14 @@ class _Ranking:
         if options and self._fits(recomputing(split, options[-1])):
             place = bisect_left(options, True, hi=len(options) - 1, key=lambda again: self._fits(recomputing(split, again)))
             self._add(_Level.FITS, recomputing(split, options[place]), bound_us, cut)
+
+    def _can_fit(self, cut: Strategy) -> bool:
+        """Whether the split of a cut that needs least memory fits, with all that can be computed again."""
+        leanest = self._candidates.leanest(cut)
+        if leanest is None:
+            return False
+        options = self._candidates.recomputations(leanest)
+        return self._fits(recomputing(leanest, options[-1]) if options else leanest)
 
     def _fits(self, strategy: Strategy) -> bool:
         return self._steps.memory(strategy).total_bytes <= self._limit_bytes

@@ -83,11 +83,11 @@ class MeshSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
         "sequence_parallel": lambda value: "sequence parallel" if value else "no sequence parallel",
         "zero_stage": lambda value: f"ZeRO-{value}" if value else "no ZeRO",
         "micro_batch": lambda value: f"micro-batch {value}",
-        "recompute": lambda value: f"recompute {value}" if value != "none" else "no recomputation",
-        "schedule": lambda value: f"schedule {value}",
-        "recompute_layers": lambda value: f"of the first {counted('layer')(value)} of each stage" if value else "of all layers",
-        "stage_layers": lambda value: f"layers of stages {_repeated(value)}" if value else "even stages",
-        "dp_replicate": lambda value: f"{value} copies of what ZeRO splits" if value > 1 else "ZeRO over all replicas",
+        "recompute": lambda value: f"{value} recomputation" if value != "none" else "no recomputation",
+        "schedule": lambda value: _SCHEDULES.get(value, value),
+        "recompute_layers": lambda value: f"recompute {_first_layers(value)}" if value else "recompute all layers",
+        "stage_layers": lambda value: f"layers per stage {_repeated(value)}" if value else "as many layers on each stage",
+        "dp_replicate": lambda value: f"HSDP, {value} replicas" if value > 1 else "no HSDP",
         "cp_ring": lambda value: "ring attention" if value else "keys and values gathered",
         "cp_balanced": lambda value: "causal attention balanced" if value else "causal attention not balanced",
         "reshard": lambda value: "parameters freed after forward" if value else "parameters kept for backward",
@@ -95,6 +95,62 @@ class MeshSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
         "gradient_dtype": lambda value: f"gradients in {value}",
         "expert_load": lambda value: f"expert load {value:g}",
     }
+
+    def phrases(self) -> list[str]:
+        return _phrases(self.settings)
+
+
+_SCHEDULES: Mapping[str, str] = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "interleaved 1F1B",
+    "zero-bubble": "zero bubble (ZB-H1)",
+    "zero-bubble-v": "zero bubble V",
+    "dual-pipe-v": "DualPipeV",
+}
+
+
+def strategy_text(strategy: Strategy) -> str:
+    """The whole strategy as a practitioner says it: "tp 4, pp 8, dp 16, 7 virtual stages, ZeRO-1, no recomputation, micro-batch 1".
+
+    Degrees of 1, and what goes without saying (sequence parallelism with tensor parallelism), are left out.
+    """
+    settings, defaults = settings_of(strategy).settings, settings_of(Strategy(global_batch=strategy.global_batch)).settings
+    said = {name: settings[name] for name in ("tp", "pp", "cp", "ep", "etp", "dp", "virtual_stages") if settings[name] > 1}
+    if strategy.pp > 1 and strategy.schedule is not Schedule.INTERLEAVED:
+        said["schedule"] = strategy.schedule.value
+        said.pop("virtual_stages", None)  # those of V schedules are always two
+    said |= {name: settings[name] for name in ("stage_layers",) if settings[name]}
+    if strategy.tp > 1 and not strategy.sequence_parallel:
+        said["sequence_parallel"] = False
+    said["zero_stage"] = strategy.zero_stage
+    said |= {name: settings[name] for name in ("dp_replicate", "reshard", "prefetch_layers") if settings[name] != defaults[name]}
+    said |= {"recompute": strategy.recompute.value, "recompute_layers": strategy.recompute_layers}
+    said["micro_batch"] = strategy.micro_batch
+    more = ("cp_ring", "cp_balanced", "gradient_dtype", "expert_load")
+    said |= {name: settings[name] for name in more if name in settings and settings[name] != defaults.get(name)}
+    return ", ".join(_phrases(said))
+
+
+def _phrases(settings: Mapping[str, Any]) -> list[str]:
+    """Words of some settings in their order; settings of one thing as one: "recompute the first 15 layers of each stage"."""
+    said, words = dict(settings), MeshSettings.words
+    if said.get("recompute_layers") and "recompute" in said:
+        kind = said.pop("recompute")
+        if kind == "selective":
+            words = {
+                **words,
+                "recompute_layers": lambda count: f"selective recomputation of {_first_layers(count)}",
+            }
+    elif "recompute" in said:
+        said.pop("recompute_layers", None)
+    if said.get("virtual_stages", 1) > 1 and said.get("schedule") == "interleaved":
+        del said["schedule"]  # virtual stages are interleaved
+    return [words[name](value) for name, value in said.items()]
+
+
+def _first_layers(count: int) -> str:
+    return "the first layer of each stage" if count == 1 else f"the first {count} layers of each stage"
 
 
 def _repeated(counts: Sequence[int]) -> str:

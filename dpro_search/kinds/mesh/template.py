@@ -14,6 +14,7 @@ from dpro_search.kinds.mesh.description import CPU_FRAMEWORK, PRECISIONS, model_
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
 from dpro_search.kinds.mesh.settings import Fixed, resolved, settings_of
 from dpro_search.kinds.mesh.usual import usual_strategy
+from dpro_search.quantities import size_text
 from dpro_search.space.mesh import Workload, peak_memory
 
 SEQUENCES_A_DEVICE = 4  # of the usual batch: enough micro-batches for a pipeline
@@ -79,7 +80,7 @@ def job_toml(wanted: Wanted) -> str:
     if fixed.sequence < 1 or fixed.global_batch < 1:
         raise InputError("--global-batch and --seq-len must be above 0")
     runtime = FRAMEWORKS[framework].runtime
-    strategy = resolved(usual_strategy(fixed, machines, precision, runtime), fixed)
+    strategy = resolved(usual_strategy(fixed, machines, precision, runtime, framework), fixed)
     needed = peak_memory(
         Workload(
             model=architecture,
@@ -91,8 +92,8 @@ def job_toml(wanted: Wanted) -> str:
         )
     ).total_bytes
     has = machines.groups[0].host.device.memory_bytes
-    memory = f"# Predicted memory of the rank that needs most: {needed / 2**30:.1f} GiB" + (
-        "." if has is None else f" of {has / 2**30:.1f} GiB{'' if needed <= has else ': it does not fit'}."
+    memory = f"# Predicted memory of the rank that needs most: {size_text(needed)}" + (
+        "." if has is None else f" of {size_text(has)}{'' if needed <= has else ': it does not fit'}."
     )
     billions = parameters_of(architecture) / 1e9
     head = [

@@ -29,13 +29,33 @@ SampleOption = Annotated[
 
 
 def folder_of(trace: Path | None, sample: str | None) -> Path:
-    """The folder that an optional TRACE or ``--sample`` names; raises `InputError` for both, or an unknown sample."""
+    """The folder that an optional TRACE or ``--sample`` names; raises `InputError` for both, or an unknown sample.
+
+    Of a profile that `import` reads, the folder of its trace, which is made once and kept in a cache.
+    """
     from dpro_search.collect.sample import sample_trace_path
     from dpro_search.errors import InputError
 
     if trace is not None and sample is not None:
         raise InputError(f"--sample {sample} and {trace}: leave out one of them")
-    return sample_trace_path(sample) if trace is None else trace
+    return sample_trace_path(sample) if trace is None else imported(trace)
+
+
+def imported(path: Path) -> Path:
+    """A trace's folder as it is; of a profile that `import` reads, the folder of its trace in the cache, said on stderr."""
+    from dpro_search.cli._output import stderr_console
+    from dpro_search.kinds import described_in
+
+    if (path / "meta.json").is_file() or path.suffix == ".toml" or described_in(path) is not None:
+        return path
+    from dpro_search.collect.readers.cached_import import trace_of_profile
+
+    found = trace_of_profile(path)
+    if found is None:
+        return path
+    how = "imported into" if found.is_new else "its trace was imported before:"
+    stderr_console().print(f"{path}: {how} {found.folder}", soft_wrap=True, highlight=False)
+    return found.folder
 
 
 def validation_of(sample: Sample) -> Validation | None:

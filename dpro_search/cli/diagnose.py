@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def diagnose(
-    trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'.")] = None,
+    trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help="Trace folder, profile or job.toml.")] = None,
     sample: SampleOption = None,
     cluster: ClusterOption = None,
     changes: SpeedsOption = None,

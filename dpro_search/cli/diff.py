@@ -16,8 +16,8 @@ _NAME_LENGTH = 30  # of an op in a table of 80 columns
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help="Trace folder: yesterday, or before a change.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="Trace folder: today, or after it.")],
+    before: Annotated[Path, typer.Argument(metavar="A", help="Trace folder or profile: yesterday, or before a change.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Trace folder or profile: today, or after it.")],
     max_regression: Annotated[
         str | None,
         typer.Option(
@@ -35,12 +35,13 @@ def diff(
     Example: dpro-search diff yesterday today --max-regression 3%
     """
     from dpro_search.cli._output import print_json
+    from dpro_search.cli._sample import imported
     from dpro_search.collect.trace import Trace
     from dpro_search.kinds import difference, job_of
     from dpro_search.quantities import parse_percent
 
     limit_pct = None if max_regression is None else parse_percent(max_regression)
-    facts = difference(job_of(Trace.load(before)), job_of(Trace.load(after)))
+    facts = difference(job_of(Trace.load(imported(before))), job_of(Trace.load(imported(after))))
     exceeded = limit_pct is not None and facts["regression_pct"] > max(limit_pct, facts["noise_pct"] or 0.0)
     if as_json:
         print_json(facts | {"max_regression_pct": limit_pct, "exceeded": exceeded})

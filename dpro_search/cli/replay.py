@@ -21,7 +21,7 @@ _NOTICEABLE = 0.01  # Of all ops; fewer without a place in the graph change no p
 
 
 def replay(
-    trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help="Folder made by 'collect'.")] = None,
+    trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help="Trace folder, profile or job.toml.")] = None,
     sample: SampleOption = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="A plan's JSON file.")] = None,
     cluster: ClusterOption = None,
@@ -135,7 +135,7 @@ def _print(result: dict[str, Any], as_json: bool) -> None:
     if "cluster" in result:
         print(f"on {result['cluster']['name']}")
         for sentence in result["cluster"]["left_out"]:
-            print(f"  not known to the prediction: {sentence}")
+            print(f"  assumed: {sentence}")
     for sentence in result.get("assumed", ()):
         print(f"assumed: {sentence}")
     if (calibration := result["calibration"]) is not None:

@@ -57,7 +57,7 @@ class ComputeName(StrEnum):
 def run(
     trace: Annotated[
         Path | None,
-        typer.Argument(metavar="TRACE", help="Folder made by 'collect' or 'import'."),
+        typer.Argument(metavar="TRACE", help="Trace folder, profile or job.toml."),
     ] = None,
     trials: Annotated[
         int,
@@ -205,7 +205,7 @@ def run(
             raise KeyboardInterrupt(interrupted)
         return there, result
 
-    folder_of_run = usual_run(folder, sampler.value, seed) if out is None else out
+    folder_of_run = usual_run(folder if trace is None else trace, sampler.value, seed) if out is None else out
     origin = recorded.origin
     sizes = batches_of(batches)
     if (names := several(cluster)) or sizes:

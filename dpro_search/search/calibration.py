@@ -107,9 +107,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             parts.append(f"{settings} by {by}, other settings by less, the more they differ from these (the limit is {carried})")
         text = ", ".join(parts) + "."
         if self.error_before_pct is not None and self.error_after_pct is not None:
-            text += (
-                f" Mean error, each setting corrected by the others: {self.error_before_pct:.1f} -> {self.error_after_pct:.1f} %."
-            )
+            text += _error_sentence(self.error_before_pct, self.error_after_pct)
         if any(session.machine_changed for session in self.sessions):
             text += " The machine has changed since the recording: only the gains of plans are corrected."
         return text
@@ -211,6 +209,14 @@ class _Versioned(msgspec.Struct):
 class _Named(msgspec.Struct, forbid_unknown_fields=True):
     sessions: tuple[Session, ...]
     knobs: Knobs
+
+
+def _error_sentence(before_pct: float, after_pct: float) -> str:
+    """How far predictions of measured settings are off, without the correction and with one made from the other settings."""
+    before, after = f"{before_pct:.1f} %", f"{after_pct:.1f} %"
+    if before == after:
+        return f" The correction does not change the mean error of the measured settings, {before}."
+    return f" Mean error of the measured settings: {before} without the correction, {after} with each corrected by the others."
 
 
 def _usable(sessions: Sequence[Session]) -> bool:

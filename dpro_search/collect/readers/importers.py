@@ -84,6 +84,14 @@ def import_trace(sources: Sequence[Path]) -> Trace:
         return _import(files)
 
 
+def is_recognised(path: Path) -> bool:
+    """Whether a file is of a format that `import_trace` reads; a file that cannot be read is not."""
+    try:
+        return _owner(read_head(path), path, importers()) is not None
+    except DproSearchError:
+        return False
+
+
 def _import(sources: Sequence[Path]) -> Trace:
     importer, chosen, left = _recognised(sources)
     trace = importer.read(chosen)
@@ -101,7 +109,7 @@ def _import(sources: Sequence[Path]) -> Trace:
 def _recognised(sources: Sequence[Path]) -> tuple[Importer, list[Path], list[Path]]:
     """The importer for the sources, the files that it is to read, and those of a folder that it is not."""
     named = [source for source in sources if not source.is_dir()]
-    found = _distinct([*named, *(path for source in sources if source.is_dir() for path in _files_of(source))])
+    found = _distinct([*named, *(path for source in sources if source.is_dir() for path in files_of(source))])
     heads = {path: read_head(path) for path in found}
     known = importers()
     owner = {path: _owner(head, path, known) for path, head in heads.items()}
@@ -168,7 +176,7 @@ def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
     return head[:size]
 
 
-def _files_of(folder: Path) -> list[Path]:
+def files_of(folder: Path) -> list[Path]:
     """Files of a folder and its subfolders, without hidden ones."""
     files = sorted(
         path

@@ -46,7 +46,14 @@ def render(facts: Facts) -> str:
         *(_of_settings(facts) if facts.settings else _of_ranks(facts)),
         groups_section(facts.groups),
         search_section(facts.trials, facts.origin),
-        quality_section(facts),
+        quality_section(
+            facts.held_out,
+            facts.terms,
+            facts.validation or facts.sample_runs,
+            facts.corrected_pct,
+            described=facts.described,
+            calibration=facts.replay.get("calibration"),
+        ),
         provenance_section(facts.provenance, facts.notes),
     ]
     title = _title(facts)

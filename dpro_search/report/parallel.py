@@ -11,7 +11,7 @@ from typing import Any
 
 from dpro_search.report import units
 from dpro_search.report.charts import Part, Row, pipeline, stacked
-from dpro_search.report.html import Element, Section, bullets, figure, paragraph, table
+from dpro_search.report.html import Element, Section, bullets, element, figure, paragraph, table
 
 PARTS: Mapping[str, str] = {  # of a step, in the order in which they are drawn, and what people call them
     "attention": "attention",
@@ -144,15 +144,12 @@ def comparison_section(settings: Sequence[ParallelSetting]) -> Section:
         (_SETTINGS.get(name, name.replace("_", " ")), *(_value(setting.strategy, name) for setting in settings)) for name in names
     ]
     chosen = [row for row in chosen if any(value != _NONE for value in row[1:])]
-    if len(settings) > 1:
-        chosen.sort(key=lambda row: len(set(row[1:])) == 1)
-    title = "The described setting and the best plan" if len(settings) > 1 else "The described setting"
+    if len(settings) == 1:
+        return Section("settings", "The described setting", [element("provenance", [*rows, *chosen], ())])
+    chosen.sort(key=lambda row: len(set(row[1:])) == 1)
     columns = ("", *(f"{setting.short_name}#" for setting in settings))
-    return Section(
-        "settings",
-        title,
-        [table("Predictions", columns, rows), table("Strategy", columns, chosen)],
-    )
+    tables = [table("Predictions", columns, rows), table("Strategy", columns, chosen)]
+    return Section("settings", "The described setting and the best plan", tables)
 
 
 def parts_section(settings: Sequence[ParallelSetting], sentences: Sequence[str]) -> Section:

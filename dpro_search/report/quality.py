@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpro_search.report import units
 from dpro_search.report.charts import bars
 from dpro_search.report.html import Element, Section, figure, name_of, paragraph, table
-
-if TYPE_CHECKING:
-    from dpro_search.report.facts import Facts
 
 _NO_HELD_OUT = (
     "No step was predicted from the others: the recording has too few steps, or jobs of this kind do not support the check."
@@ -44,27 +41,35 @@ class Term:
     meaning: str
 
 
-def quality_section(facts: Facts) -> Section:
-    """Errors of predictions first, then the basis of intervals and the terms of the cost model."""
+def quality_section(
+    held_out: Sequence[HeldOutStep],
+    terms: Sequence[Term],
+    validation: Mapping[str, Any] | None,
+    corrected_pct: tuple[float, float] | None = None,
+    *,
+    described: bool = False,
+    calibration: Mapping[str, Any] | None = None,
+) -> Section:
+    """Errors of predictions first, then the basis of intervals (`calibration`) and the terms of the cost model."""
     content: list[Element] = []
-    if facts.described:
+    if described:
         content.append(paragraph(_DESCRIBED, "quiet"))
-    elif facts.held_out:
-        content.append(_held_out(facts.held_out))
+    elif held_out:
+        content.append(_held_out(held_out))
     else:
         content.append(paragraph(_NO_HELD_OUT, "quiet"))
-    if (validation := facts.validation or facts.sample_runs) is not None:
+    if validation is not None:
         content.append(_plans(validation))
-    if facts.corrected_pct is not None:
-        before, after = map(units.percent, facts.corrected_pct)
+    if corrected_pct is not None:
+        before, after = map(units.percent, corrected_pct)
         errors = f"Mean error of the predictions: {before}; {after} after each was corrected by the other measurements."
         content.append(paragraph(f"{errors} 'dpro-search run --calibrate RUN' applies this correction to a new search."))
-    if (calibration := facts.replay.get("calibration")) is not None:
+    if calibration is not None:
         content.append(paragraph(f"Intervals are based on: {calibration['text']}.", "quiet"))
-    if facts.terms:
-        rows = ((name_of(term.name), term.value, term.meaning) for term in facts.terms)
+    if terms:
+        rows = ((name_of(term.name), term.value, term.meaning) for term in terms)
         content.append(table("Terms of the cost model, fitted on this recording", ("term", "value#", "meaning"), rows))
-    elif not facts.described:
+    elif not described:
         content.append(paragraph(_NO_TERMS, "quiet"))
     return Section("quality", "How far to trust the predictions", content)
 

@@ -101,7 +101,13 @@ def test_critical_ops_of_a_pipeline_are_passes_of_stages(job):
     names = [row["op"] for row in job_of(load_source(job)).diagnose()["critical_ops"]]
     assert len(set(names)) == len(names)
     assert "backward passes of stage 0" in names
-    assert not any(re.match(r"[FB]\d", name) for name in names)
+    assert not any(re.search(r"\b[FB]\d", name) for name in names)
+
+
+def test_diagnose_has_the_parts_of_the_page(job):
+    source = job_of(load_source(job))
+    rows = source.tables(source.diagnose())[0].rows
+    assert {"attention", "MLP", "recomputation of activations", "tensor parallel communication (tp)"} <= {row[0] for row in rows}
 
 
 def test_spans_that_touch_are_drawn_as_one():

@@ -16,12 +16,20 @@ from dpro_search.quantities import size_text, time_text
 from dpro_search.replay.path_findings import costliest
 from dpro_search.replay.sentences import share
 from dpro_search.replay.timeline import Timeline
+from dpro_search.report.parallel import PARTS
 from dpro_search.space.mesh import Strategy
 from dpro_search.space.scenario import SCALES
 
 _MOST_ROWS = 16
 _SPANS = {int(OpKind.FORWARD): "forward", int(OpKind.BACKWARD): "backward", int(OpKind.UPDATE): "update"}
-_PASS = re.compile(r"(?P<direction>[FBIW])\d+ of (layer \d+ of )?stage (?P<stage>\d+)$")
+_PASS = re.compile(r"(?P<before>.* )?(?P<direction>[FBIW])\d+( of (layer \d+ of )?stage (?P<stage>\d+))?$")
+_COLLECTIVES = {  # of layers' passes, and messages between stages, by the words before the pass
+    "gather for ": "all-gathers of parameters",
+    "reduce of ": "reductions of gradients",
+    "collectives of ": "collectives within passes",
+    "send ": "sends to the next stage",
+    "receives ": "receives from the stage before",
+}
 _PASSES = {
     "F": "forward passes",
     "B": "backward passes",
@@ -65,11 +73,13 @@ def stage_spans(timeline: Timeline, stages: int) -> list[dict[str, list[tuple[fl
 
 
 def pass_name(op: str) -> str:
-    """The passes of a stage to which an op of a step's graph belongs, or the op's own name."""
+    """The passes or exchanges of a stage to which an op of a step's graph belongs, or the op's own name."""
     match = _PASS.match(op)
     if match is None:
         return op
-    return f"{_PASSES[match['direction']]} of stage {match['stage']}"
+    before = match["before"]
+    what = _PASSES[match["direction"]] if before is None else _COLLECTIVES.get(before, before.strip())
+    return what + (f" of stage {match['stage']}" if match["stage"] else "")
 
 
 def findings(breakdown_us: Mapping[str, float], gains: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -107,7 +117,8 @@ def tables(facts: Mapping[str, Any]) -> list[Table]:
         for row in facts["ranks"][:_MOST_ROWS]
     ]
     memory = [(name, size_text(size)) for name, size in facts["memory_bytes"].items() if size]
-    parts = [(WORDS[name], time_text(us)) for name, us in facts["breakdown_us"].items()]
+    parts_us = {**facts["computation_us"], **{name: us for name, us in facts["breakdown_us"].items() if name != "compute"}}
+    parts = [(PARTS[name], time_text(us)) for name, us in parts_us.items()]
     return [
         Table(title="iteration", columns=("part", "time"), rows=parts),
         Table(title="memory of the rank that needs most", columns=("for", "size"), rows=memory),

@@ -160,7 +160,8 @@ class Timeline {
   }
 
   tick(us, step) {
-    const [unit, name] = step >= 1e6 ? [1e6, "s"] : step >= 1e3 || us >= 1e5 ? [1e3, "ms"] : [1, "µs"];
+    const last = (this.from + this.span) * this.data.unit_us;
+    const [unit, name] = last >= 1e6 && step >= 1e4 ? [1e6, "s"] : step >= 1e3 || us >= 1e5 ? [1e3, "ms"] : [1, "µs"];
     return `${(us / unit).toFixed(Math.max(0, Math.ceil(-Math.log10(step / unit))))} ${name}`;
   }
 

@@ -13,7 +13,10 @@ def trace_facts(trace: Trace, out: Path) -> dict[str, Any]:
     """Facts that both verbs report as JSON."""
     import numpy as np
 
-    work = np.isin(trace.events.kind, (EventKind.OP, EventKind.KERNEL, EventKind.COPY, EventKind.COLLECTIVE, EventKind.SERVER))
+    work = np.isin(
+        trace.events.kind,
+        (EventKind.OP, EventKind.KERNEL, EventKind.COPY, EventKind.COLLECTIVE, EventKind.SERVER, EventKind.UNKNOWN),
+    )
     return {
         "trace": str(out),
         "ranks": trace.meta.ranks,

@@ -10,6 +10,17 @@ import typer
 from dpro_search.cli._shared_options import JsonOption
 
 
+def _communication_lines(matched: int, unmatched: int, ranks: int) -> list[str]:
+    """How much communication was recorded, and whether its parts on different ranks are known to belong together."""
+    if not matched and not unmatched:
+        return ["communication: none was recorded"]
+    parts = f"{unmatched} {'operation' if unmatched == 1 else 'operations'} of one rank"
+    if ranks == 1:
+        return [f"communication: {parts}; no other rank was recorded, so that waiting for other ranks is part of their time"]
+    known = f"{matched} {'collective' if matched == 1 else 'collectives'} of several ranks"
+    return [f"communication: {known}" + (f", and {parts} whose counterparts are not known" if unmatched else "")]
+
+
 def import_(
     sources: Annotated[list[Path], typer.Argument(metavar="SRC...", help="Files or folders of one job, gzip or not.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Trace folder to write; must not exist.")],
@@ -55,7 +66,7 @@ def import_(
         "dropped": dict(trace.meta.dropped),
         "collectives": {"matched": matched, "unmatched": unmatched},
     }
-    lines = [f"format {trace.meta.format}; {matched} collectives matched, {unmatched} communication spans without one"]
+    lines = [f"format {trace.meta.format}", *_communication_lines(matched, unmatched, trace.meta.ranks)]
     lines += [f"left out: {number} {reason}" for reason, number in trace.meta.dropped.items()]
     if len(trace.dependencies) and len(trace.steps):
         measured_us = list(iterations_us(trace).values())

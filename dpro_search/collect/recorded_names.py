@@ -33,6 +33,48 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], CollectiveKind], ...] = tuple(
         ("pull", CollectiveKind.PULL),
     )
 )
+# Kernels that move data between devices: pattern of the function's name, what it carries out, and where the names come from. A
+# bare "AllReduce" is not among them, for kernels of norms and softmax have it in their template arguments (WarpAllReduce).
+_COMMUNICATION_KERNELS: tuple[tuple[re.Pattern[str], CollectiveKind, str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), kind, source)
+    for pattern, kind, source in (
+        (r"nccl\w*Kernel", CollectiveKind.UNKNOWN, "NCCL and RCCL: src/device, generate.py; symmetric kernels of NCCL 2.27"),
+        (r"msccl\w*Kernel", CollectiveKind.UNKNOWN, "MSCCL in RCCL: src/device/msccl_kernel_impl.h"),
+        (r"mscclpp", CollectiveKind.UNKNOWN, "MSCCL++: src/ext/collectives"),
+        (r"oneccl\w*|\bccl::\w+", CollectiveKind.UNKNOWN, "oneCCL: src/coll/algorithms"),
+        (r"\bhcom_\w+|hccl\w*", CollectiveKind.UNKNOWN, "HCCL of Ascend: names of its tasks in the profiler's timeline"),
+        (r"deep_ep::(?:\w+::)*\w*(?:dispatch|combine|barrier|notify|clean)(?!_layout)\w*", CollectiveKind.ALL_TO_ALL,
+         "DeepEP: csrc/kernels/{intranode,internode,internode_ll}.cu; its layout kernels compute"),
+        (r"hybrid_ep::(?:\w+::)*\w*(?:dispatch|combine|device_sync)\w*", CollectiveKind.ALL_TO_ALL, "HybridEP: csrc/hybrid_ep"),
+        (r"pplx::(?:\w+::)*\w*(?:dispatch|combine)\w*", CollectiveKind.ALL_TO_ALL, "pplx-kernels: csrc/all_to_all"),
+        (r"moe(?:A2A|AllToAll|_?all_?to_?all)\w*", CollectiveKind.ALL_TO_ALL, "TensorRT-LLM: moeCommKernels"),
+        (r"nvshmem\w*|rocshmem\w*", CollectiveKind.UNKNOWN, "NVSHMEM: src/device/launch; rocSHMEM"),
+        (r"c10d::symmetric_memory::\S*|multimem_\w+|(?:put|wait)_signal_kernel", CollectiveKind.UNKNOWN,
+         "PyTorch: torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu"),
+        (r"(?:one|two)_?shot_?all_?(?:reduce|gather)\w*", CollectiveKind.UNKNOWN, "PyTorch, as above; TensorRT-LLM"),
+        (r"cross_device_reduce\w*", CollectiveKind.ALL_REDUCE, "vLLM, SGLang, aiter: csrc/custom_all_reduce.cuh"),
+        (r"allreduce_prototype_\w+|quick_?reduce::\S*", CollectiveKind.ALL_REDUCE, "vLLM: csrc/quickreduce"),
+        (r"lamport_style\w*all_?reduce\w*|allreduce_fusion\w*", CollectiveKind.ALL_REDUCE, "TensorRT-LLM, FlashInfer"),
+        (r"userbuffers_\w*_rs(?:_|\b)\w*", CollectiveKind.REDUCE_SCATTER, "Transformer Engine: userbuffers.cu"),
+        (r"userbuffers_\w*_ag(?:_|\b)\w*", CollectiveKind.ALL_GATHER, "Transformer Engine, as above"),
+        (r"userbuffers_push(?:send|recv)\w*|kuserbuffers_\w*", CollectiveKind.SEND, "Transformer Engine, as above"),
+        (r"userbuffers_\w*", CollectiveKind.ALL_REDUCE, "Transformer Engine, as above"),
+        (r"^Memcpy PtoP", CollectiveKind.SEND, "CUPTI: CUPTI_ACTIVITY_MEMCPY_KIND_PTOP, a copy between two devices"),
+    )
+)  # fmt: skip
+# One device writes to or reads from another without its taking part.
+_ONE_SIDED = re.compile(r"^Memcpy PtoP|shmem\w*(?:put|get|rma)", re.IGNORECASE)
+_COMPUTES = re.compile(
+    r"gemm|matmul|cutlass|cublas|xmma|conv|attn|attention|softmax|norm|fusion|fused|swiglu|silu|gelu|quant|embedding", re.IGNORECASE
+)
+_COLLECTIVE_WORD = re.compile(r"(?<!warp)(?<!block)_?all_?(?:reduce|gather|to_?all)|reduce_?scatter|send_?recv", re.IGNORECASE)
+# PyTorch's compiler names its kernels after the ops around them, collectives among these.
+_COMPILED_KERNEL = re.compile(r"^triton_(?:poi|red|per|tem|for)_")
+_GENERAL_KERNEL = re.compile(r"^(?:void )?(?:at::|Mem(?:cpy|set)\b)", re.IGNORECASE)
+# Ops of frameworks and libraries that do nothing but communicate.
+_COMMUNICATION_OP = re.compile(
+    r"^(?:c10d::|_?c10d_functional::|record_param_comms$|symm_mem::|deep_ep|nvshmem|(?:nccl|rccl|hccl|xccl|oneccl|mccl|cncl|ucc|ucx|mpi):)"
+)
 _DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "byte": "uint8", "unsigned char": "uint8", "char": "int8",
     "signed char": "int8", "short": "int16", "int": "int32", "long": "int64", "long int": "int64", "long long": "int64",
@@ -52,6 +94,56 @@ def collective_kind_of(name: str) -> CollectiveKind:
     """
     plain = _SEPARATORS.sub("", name.partition("(")[0].lower())
     return next((kind for pattern, kind in _SPELLINGS if pattern.search(plain)), CollectiveKind.UNKNOWN)
+
+
+def _function(kernel: str) -> str:
+    """Name of a kernel's function with its namespaces, but without return type, template arguments and parameters."""
+    anonymous = kernel.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
+    return re.split(r"[<(]", anonymous, maxsplit=1)[0] if not anonymous.startswith("Memcpy") else anonymous
+
+
+def communicates(kernel: str) -> bool:
+    """Whether a device's kernel or copy is known to move data between devices, and to do nothing else."""
+    return _known_to_move(kernel) and not computes_too(kernel)
+
+
+def computes_too(kernel: str) -> bool:
+    """Whether one kernel both moves data between devices and computes, like an all-reduce with a norm or a GEMM."""
+    function = _function(kernel)
+    moves = _known_to_move(kernel) or bool(_COLLECTIVE_WORD.search(function.rpartition("::")[2]))
+    return moves and not _COMPILED_KERNEL.search(kernel) and bool(_COMPUTES.search(function.rpartition("::")[2]))
+
+
+def is_one_sided(kernel: str) -> bool:
+    """Whether a device moves data without another's taking part, so that it waits for none."""
+    return bool(_ONE_SIDED.search(kernel))
+
+
+def is_communication_op(name: str) -> bool:
+    """Whether an op of the host does nothing but communicate."""
+    return bool(_COMMUNICATION_OP.search(name))
+
+
+def may_communicate(kernel: str) -> bool:
+    """Whether a kernel that an op of communication launched may be the communication: it is none that computes or copies."""
+    return not (_GENERAL_KERNEL.search(kernel) or _COMPILED_KERNEL.search(kernel) or _COMPUTES.search(_function(kernel)))
+
+
+def is_named_after_collective(kernel: str) -> bool:
+    """Whether the function of a kernel has the name of a collective, which alone is weak evidence of what it does."""
+    return bool(_COLLECTIVE_WORD.search(_function(kernel).rpartition("::")[2]))
+
+
+def kernel_communication(kernel: str) -> CollectiveKind:
+    """What a kernel of communication carries out, from its name; `CollectiveKind.UNKNOWN` where it does not say."""
+    function = _function(kernel)
+    kind = next((kind for pattern, kind, _ in _COMMUNICATION_KERNELS if pattern.search(function)), CollectiveKind.UNKNOWN)
+    return kind if kind is not CollectiveKind.UNKNOWN else collective_kind_of(function)
+
+
+def _known_to_move(kernel: str) -> bool:
+    function = _function(kernel)
+    return not _COMPILED_KERNEL.search(kernel) and any(pattern.search(function) for pattern, _, _ in _COMMUNICATION_KERNELS)
 
 
 def dtype_of(name: str) -> str:

@@ -36,6 +36,7 @@ class EventKind(enum.IntEnum):
     RUNTIME = 11  # a host call that launches work on a device
     SYNC = 12  # a host call that waits for a device
     SERVER = 13  # work of a parameter server's thread; `rank` is the server's, counted after the workers
+    UNKNOWN = 14  # work of a device of which it is not known whether it computes or communicates
 
 
 class CollectiveKind(enum.IntEnum):

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from dpro_search._text import shortened
 from dpro_search.cluster import Cluster
-from dpro_search.collect.trace import DependencyKind, Floats, Trace
+from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.kinds._job import Comparison, Job, Table
 from dpro_search.kinds._recorded import SMALL, RecordedPrediction, RecordedPredictor
@@ -140,7 +141,15 @@ class RecordedSteps(Job):
     def more_facts(self, plan: Plan) -> dict[str, Any]:
         prediction = self.replayed(plan)
         unknown = unknown_time(prediction.breakdown_us.get("unknown", 0.0), prediction.iteration_us)
-        return {"notes": [unknown]} if unknown else {}
+        return {"notes": [unknown, *self._unknown_kernels()]} if unknown else {}
+
+    def _unknown_kernels(self) -> Iterator[str]:
+        """The kernels that unknown time belongs to, if it is that of kernels."""
+        events = self.trace.events
+        names = {self.trace.names[name]: None for name in events.name[events.kind == EventKind.UNKNOWN].tolist()}
+        if names:
+            shown = ", ".join(shortened(name, 60) for name in list(names)[:3]) + (", ..." if len(names) > 3 else "")
+            yield f"It is not known whether these kernels compute or communicate: {shown}."
 
     def _peak_memory_bytes(self, plan: Plan) -> int | None:
         """The most that a rank's allocator had handed out while it was recorded; other speeds do not change it."""

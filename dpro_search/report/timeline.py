@@ -221,7 +221,7 @@ def _explained(lanes: Set[str], reasons: Mapping[str, str]) -> list[str]:
     return [", ".join(names) + (f" ({why})" if why else "") for why, names in found.items()]
 
 
-_BY_STREAM = (EventKind.OP, EventKind.KERNEL, EventKind.COPY, EventKind.RUNTIME, EventKind.SYNC)
+_BY_STREAM = (EventKind.OP, EventKind.KERNEL, EventKind.COPY, EventKind.UNKNOWN, EventKind.RUNTIME, EventKind.SYNC)
 
 
 def _measured_kinds(events: Events) -> dict[int, tuple[str, str]]:
@@ -233,6 +233,7 @@ def _measured_kinds(events: Events) -> dict[int, tuple[str, str]]:
         EventKind.RUNTIME: ("thread", "host"),
         EventKind.SYNC: ("thread", "wait"),
         EventKind.SERVER: ("server", "server"),
+        EventKind.UNKNOWN: ("stream", "unknown"),
     }
     present = set(events.kind.tolist())
     wire = next((kind for kind in (EventKind.COLLECTIVE, EventKind.ALLREDUCE, EventKind.COMM) if kind in present), None)

@@ -13,10 +13,15 @@ from dpro_search.graph.dataflow import OpKind
 
 Bools = npt.NDArray[np.bool_]
 
-DEVICE_KINDS = (EventKind.KERNEL, EventKind.COPY, EventKind.COLLECTIVE, EventKind.SERVER)
+DEVICE_KINDS = (EventKind.KERNEL, EventKind.COPY, EventKind.COLLECTIVE, EventKind.SERVER, EventKind.UNKNOWN)
 CALL_KINDS = (EventKind.RUNTIME, EventKind.SYNC)
 WAITS_OF_HOST = (DependencyKind.SYNC, DependencyKind.INFERRED)  # of host events on ops of a device
-_KINDS = {EventKind.COLLECTIVE: OpKind.COMM, EventKind.COPY: OpKind.IO, EventKind.SERVER: OpKind.SERVER}
+_KINDS = {
+    EventKind.COLLECTIVE: OpKind.COMM,
+    EventKind.COPY: OpKind.IO,
+    EventKind.SERVER: OpKind.SERVER,
+    EventKind.UNKNOWN: OpKind.UNKNOWN,
+}
 
 # What an op is to its event; also the order of points of one thread at one time.
 RESUMES, ENDS, LAUNCHES, WAITS, RUNS, PAUSES, CLOSES = range(7)

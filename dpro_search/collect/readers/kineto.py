@@ -31,7 +31,7 @@ from dpro_search.collect.readers.kineto_events import Category, KinetoFile, read
 from dpro_search.collect.readers.kineto_gloo import find_gloo_collectives, without_impossible_waits
 from dpro_search.collect.readers.kineto_limits import leave_out_cut_steps, of_job, of_ranks, other_job, two_jobs
 from dpro_search.collect.readers.kineto_origins import find_origins
-from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, rank_records
+from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, find_unknown_communication, rank_records
 from dpro_search.collect.readers.kineto_waits import find_dependencies
 from dpro_search.collect.recorded_names import dtype_of
 from dpro_search.collect.trace import (
@@ -152,6 +152,7 @@ def _read_file(path: Path) -> list[_Rank]:
         r, row_of_event = rank_records(file, rows, rank=None)
         r.process = _process_of(file, rows)
         find_origins(r, file, row_of_event)
+        find_unknown_communication(r)
         find_gloo_collectives(r)
         leave_out_cut_steps(r)
         if number:

@@ -39,6 +39,8 @@ def match_collectives(ranks: Sequence[RankRecords]) -> list[Match]:
     parts: dict[_Key, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for position, r in enumerate(ranks):
         for event, collective in r.collectives.items():
+            if collective.one_sided:
+                continue
             parts[_group_of(collective, r, event)][position].append(event)
     members: dict[_Key, set[int]] = defaultdict(set)
     for key, of_rank in parts.items():

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search._text import numbers_text
+from dpro_search._text import numbers_text, shortened
 from dpro_search.collect.readers.kineto_collectives import Match
 from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.recorded_names import computes_too
 from dpro_search.collect.trace import CollectiveKind, EventKind
 
 _COUNT = re.compile(r"\d+ ")
@@ -105,9 +106,10 @@ def _communication(ranks: Sequence[RankRecords]) -> Iterator[str]:
     several = len(ranks) > 1 or max((r.world_size or 1 for r in ranks), default=1) > 1
     if several and not collectives:
         yield (
-            "no collective was recorded (no kernel of NCCL): what ranks exchange is not known; kernels, launches, input and the "
-            "host can be asked about"
+            "the profile has no kernel of a known communication library: what the ranks exchange is unknown; kernels, launches, "
+            "input and the host can be asked about"
         )
+    yield from _unknown_kernels(ranks)
     unknown = Counter(collective.label for collective in collectives if collective.kind is CollectiveKind.UNKNOWN)
     if unknown:
         names = ", ".join(name for name, _ in unknown.most_common(3)) + (", ..." if len(unknown) > 3 else "")
@@ -116,6 +118,22 @@ def _communication(ranks: Sequence[RankRecords]) -> Iterator[str]:
             f"{number} {'collective is' if number == 1 else 'collectives are'} of an unknown type ({names}): communication as a "
             "whole can be asked about (communication=0, bandwidth=2), collectives.TYPE=0 leaves them out"
         )
+
+
+def _unknown_kernels(ranks: Sequence[RankRecords]) -> Iterator[str]:
+    """Kernels of which it is not known whether, or how long, they communicate."""
+    names = Counter(r.names[name] for r in ranks for name in r.name[r.kind == EventKind.UNKNOWN].tolist())
+    for mixed, what in (
+        (True, "compute and communicate in one"),
+        (False, "were launched by ops of communication, but belong to no known library"),
+    ):
+        some = {name: number for name, number in names.items() if computes_too(name) == mixed}
+        if some:
+            shown = ", ".join(shortened(name, 60) for name in list(some)[:3]) + (", ..." if len(some) > 3 else "")
+            yield (
+                f"{sum(some.values())} kernels {what} ({shown}): how much of their time is communication is unknown; it counts as "
+                "unknown, not as compute, and the intervals of what-ifs cover both"
+            )
 
 
 def _inference(ranks: Sequence[RankRecords]) -> Iterator[str]:

@@ -14,7 +14,9 @@ from dpro_search.collect.recorded_names import dtype_of
 from dpro_search.collect.trace import Shapes
 
 # oneRankReduce: what NCCL runs for the average of a group of one rank; its sums run nothing.
-COMMUNICATES = re.compile(r"nccl|oneRankReduce|mscclKernel|onecclKernel|^gloo:|^mpi:|^record_param_comms$", re.IGNORECASE)
+COMMUNICATES = re.compile(
+    r"nccl|oneRankReduce|mscclKernel|onecclKernel|^(?:gloo|mpi|hccl|xccl|rccl):|^record_param_comms$", re.IGNORECASE
+)
 
 
 class RecordArgs(msgspec.Struct, gc=False, frozen=True):

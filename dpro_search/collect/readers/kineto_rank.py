@@ -13,7 +13,16 @@ import numpy.typing as npt
 from dpro_search.collect.readers.kineto_calls import host_waits
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile
 from dpro_search.collect.readers.kineto_notes import Note
-from dpro_search.collect.recorded_names import collective_kind_of
+from dpro_search.collect.recorded_names import (
+    collective_kind_of,
+    communicates,
+    computes_too,
+    is_communication_op,
+    is_named_after_collective,
+    is_one_sided,
+    kernel_communication,
+    may_communicate,
+)
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, ProcessGroup, Role, Shapes
 
 Bools = npt.NDArray[np.bool_]
@@ -21,9 +30,9 @@ Bools = npt.NDArray[np.bool_]
 CLOCK_SLACK_US = 5.0  # by which device and host clocks of one profile may disagree
 STREAMS_OF_DEVICE = 100_000  # stream s of the rank's d-th device is numbered d * STREAMS_OF_DEVICE + s
 
-_COLLECTIVE = re.compile(r"nccl\w*Kernel|msccl\w*Kernel|onecclKernel|^(?:nccl|gloo|mpi):", re.IGNORECASE)
+_SPAN = re.compile(r"^(?:nccl|rccl|hccl|xccl|gloo|mpi):", re.IGNORECASE)  # a library's record of a collective
 _LABEL = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|barrier|reduce|gather|scatter|send|recv",
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|barrier|reduce|gather|scatter|send|recv|dispatch|combine",
     re.IGNORECASE,
 )
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
@@ -61,6 +70,8 @@ class Collective:
         Number within its group.
     size_bytes, dtype
         -1 and "" where unknown.
+    one_sided
+        Whether no other rank has to take part.
     """
 
     label: str
@@ -71,6 +82,7 @@ class Collective:
     sequence: int | None
     size_bytes: int
     dtype: str
+    one_sided: bool = False
 
 
 @dataclass(kw_only=True)
@@ -311,10 +323,11 @@ def _stream_of_thread(file: KinetoFile) -> Ints:
 
 def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> tuple[Ints, Bools]:
     names = file.names
-    of_name = np.zeros((2, max(len(names), 1)), np.bool_)
-    of_name[0, : len(names)] = [bool(_COLLECTIVE.search(name)) for name in names]
+    of_name = np.zeros((3, max(len(names), 1)), np.bool_)
+    of_name[0, : len(names)] = [communicates(name) or bool(_SPAN.search(name)) for name in names]
     of_name[1, : len(names)] = [host_waits(name) for name in names]
-    collective, waits = of_name[:, file.name[rows]]
+    of_name[2, : len(names)] = [computes_too(name) for name in names]
+    collective, waits, mixed = of_name[:, file.name[rows]]
     kind = np.full(len(rows), int(EventKind.OP), np.int64)
     kind[category == Category.RUNTIME] = EventKind.RUNTIME
     kind[(category == Category.RUNTIME) & waits] = EventKind.SYNC
@@ -323,7 +336,8 @@ def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> tupl
     noted = (
         np.isin(rows, [row for row, note in file.notes.items() if note.collective]) if file.notes else np.zeros(len(rows), np.bool_)
     )
-    moves = ((category == Category.KERNEL) & (collective | noted)) | ((category == Category.COPY) & noted)
+    kind[(category == Category.KERNEL) & mixed] = EventKind.UNKNOWN
+    moves = np.isin(category, (Category.KERNEL, Category.COPY)) & (collective | noted)
     kind[moves] = EventKind.COLLECTIVE
     return kind, moves
 
@@ -447,11 +461,12 @@ def _collective(kernel: str, notes: list[Note]) -> Collective:
     sized = next((note for note in notes if note.elements is not None and (note.dtype or "").lower() in ITEM_BYTES), None)
     group, ranks, sequence, named = first("group"), first("group_ranks"), first("sequence"), first("collective")
     short = kernel.split("(")[0]
-    match = _LABEL.search(short) if _COLLECTIVE.search(short) else None
+    match = _LABEL.search(short) if communicates(kernel) or _SPAN.search(kernel) else None
     label = str(match[0] if match else named or short)
     return Collective(
         label=label.lower().replace("_", ""),
-        kind=_collective_kind(short, notes),
+        kind=_collective_kind(kernel, notes),
+        one_sided=is_one_sided(kernel),
         process_group=_process_group(notes),
         group=group if isinstance(group, str) else None,
         group_ranks=ranks if isinstance(ranks, tuple) else None,
@@ -463,8 +478,24 @@ def _collective(kernel: str, notes: list[Note]) -> Collective:
 
 def _collective_kind(kernel: str, notes: list[Note]) -> CollectiveKind:
     named = [name for note in notes for name in (note.collective, note.span) if name]
-    kinds = map(collective_kind_of, [*named, kernel])
+    kinds = [*map(collective_kind_of, named), kernel_communication(kernel)]
     return next((kind for kind in kinds if kind is not CollectiveKind.UNKNOWN), CollectiveKind.UNKNOWN)
+
+
+def find_unknown_communication(r: RankRecords) -> None:
+    """Kernels of no known library that ops of communication launched: with the name of a collective they communicate, else it is
+    unknown what they do. What such an op computes or copies beside it stays what it is."""
+    for op in np.unique(r.op[(r.kind == EventKind.KERNEL) & (r.op >= 0)]).tolist():
+        if not is_communication_op(r.names[op]):
+            continue
+        for event in np.flatnonzero((r.kind == EventKind.KERNEL) & (r.op == op)).tolist():
+            kernel = r.names[r.name[event]]
+            if not may_communicate(kernel):
+                continue
+            r.kind[event] = EventKind.UNKNOWN
+            if is_named_after_collective(kernel):
+                r.kind[event] = EventKind.COLLECTIVE
+                r.collectives[event] = _collective(kernel, [])
 
 
 def _process_group(notes: list[Note]) -> ProcessGroup | None:

@@ -66,6 +66,12 @@ def device(name: str) -> Device:
     return load_device(find("device", name), find)
 
 
+@cache
+def device_named(vendors_name: str) -> Device | None:
+    """The bundled device of a vendor's name, whatever a file has changed of it; None: there is none."""
+    return next((found for found in map(device, names("device")) if found.name == vendors_name), None)
+
+
 def is_called(one: Device, drivers_name: str) -> bool:
     """Whether a device's driver calls it so, as far as bundled devices and the device's own name tell."""
     known = aliases("device").get(plain(drivers_name))

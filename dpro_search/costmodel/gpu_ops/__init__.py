@@ -2,6 +2,7 @@
 
 from dpro_search.costmodel.gpu_ops.achieved import Achieved as Achieved
 from dpro_search.costmodel.gpu_ops.achieved import achieved_by as achieved_by
+from dpro_search.costmodel.gpu_ops.achieved import capped_clock as capped_clock
 from dpro_search.costmodel.gpu_ops.kernels import AttentionKernels as AttentionKernels
 from dpro_search.costmodel.gpu_ops.kernels import Kernels as Kernels
 from dpro_search.costmodel.gpu_ops.kernels import LossKernels as LossKernels

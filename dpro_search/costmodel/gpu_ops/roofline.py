@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.gpu_ops.achieved import Achieved, achieved_by
+from dpro_search.costmodel.gpu_ops.achieved import Achieved, achieved_by, capped_clock
 from dpro_search.costmodel.gpu_ops.kernels import AttentionKernels, Kernels
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Op, OpType, elements
@@ -211,8 +211,8 @@ class OpCosts:
             peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
         joules = {"fp32": achieved.fp32_joules, "fp16": achieved.half_joules, "bf16": achieved.half_joules}.get(precision, 0.0)
         if joules and self.device.power_w:
-            peak = min(peak, self.device.power_w / (joules * 1e-12 * achieved.matmul))
-        return peak
+            return min(peak, self.device.power_w / (joules * 1e-12 * achieved.matmul))
+        return peak * capped_clock(self.device)[0]
 
     def _memory_bound(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
         if op.moved_bytes is not None:
@@ -244,7 +244,7 @@ class OpCosts:
         speed = self._attention_share(achieved) * (BACKWARD_ATTENTION_SHARE if backward else 1.0)
         peak = self.device.peak_flops_per_s(self.precision if self.precision not in ("fp8", "fp4") else "bf16")
         assert peak is not None
-        compute_us = factor * op.forward_flops(sizes) / (peak * speed) * 1e6
+        compute_us = factor * op.forward_flops(sizes) / (peak * speed * capped_clock(self.device)[0]) * 1e6
         memory_us = self._moved(factor * (elements(op.reads, sizes) + elements(op.output, sizes)) * self.bytes_per_element)
         return max(compute_us, memory_us) + achieved.floor_us
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -24,12 +24,13 @@ import msgspec
 
 from dpro_search._regular_files import read_regular
 from dpro_search.cluster import Cluster, Device, bundled, parse_cluster
+from dpro_search.cluster.link import BETWEEN, INSIDE
 from dpro_search.cluster.names import file_beside
 from dpro_search.cluster.table import File
 from dpro_search.cluster.this_machine import core_of_this_machine
 from dpro_search.collect.capture import read_graph
 from dpro_search.collect.parallel_times import ParallelTimes
-from dpro_search.costmodel.gpu_ops import OpCosts
+from dpro_search.costmodel.gpu_ops import OpCosts, capped_clock
 from dpro_search.errors import InputError
 from dpro_search.graph.captured import captured_model
 from dpro_search.graph.model import Architecture, CapturedModel, Model, blocks_of, from_config
@@ -233,6 +234,7 @@ def described(path: Path) -> MeshDescription | None:
         warnings = (*warnings, *filter(None, [other_device(cluster.groups[0].host.device, times.device)]))
     if found.framework == CPU_FRAMEWORK and times is None:
         warnings = (*warnings, "no times were recorded, and nobody measured such a job: only their order may be trusted")
+    warnings = (*warnings, *_about_cluster(cluster, files.get("cluster_file")))
     framework = FRAMEWORKS.get(found.framework)
     if framework is None:
         file.fail("framework", _unknown(found.framework, tuple(FRAMEWORKS)))
@@ -438,6 +440,40 @@ def _cluster(file: File, name: str, files: dict[str, Path]) -> Cluster:
     if path is not None and path.is_file():
         files["cluster_file"] = path
     return cluster
+
+
+_NOT_USED = frozenset(
+    (
+        *(f"device.{key}" for key in ("l2_cache", "clock", "launch", "samples")),
+        "cpu_cores",
+        *(f"{level}.latency" for level in (*INSIDE, "nic")),
+        *(f"{level}.duplex" for level in BETWEEN),
+    )
+)
+"""Keys of a cluster file that decide predictions of recorded jobs only, or none: NCCL's steps have latencies of their own."""
+
+
+def _about_cluster(cluster: Cluster, path: Path | None) -> tuple[str, ...]:
+    """What to say of a cluster of GPUs: a power limit below the rated one, and keys of its file that decide nothing here."""
+    device, found = cluster.groups[0].host.device, list[str]()
+    if device.kind != "gpu":
+        return ()
+    likely, least = capped_clock(device)
+    if likely < 1:
+        said = f"at {device.power_w:g} W, below its rated power, {device.name} is taken to compute at {likely:.0%} of its clock"
+        found.append(f"{said} (the cube root of the power); the interval reaches to {least:.0%}")
+    unused = sorted(_unused_keys(File(path).values())) if path is not None else []
+    if unused:
+        found.append(f"{path}: {', '.join(unused)}: not used by predictions of described jobs")
+    return tuple(found)
+
+
+def _unused_keys(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key != "source":
+            yield from _unused_keys(value, f"{table}{key}.")
+        elif f"{table}{key}" in _NOT_USED:
+            yield f"{table}{key}"
 
 
 def _converted(file: File, values: Mapping[str, Any]) -> JobFile:

@@ -12,7 +12,7 @@ import msgspec
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import TensorInfo
-from dpro_search.costmodel.gpu_ops import OpCosts
+from dpro_search.costmodel.gpu_ops import OpCosts, capped_clock
 from dpro_search.deploy.step_split import AloneUs, StepSplit
 from dpro_search.errors import InputError
 from dpro_search.graph.model import CapturedModel, Model, blocks_of
@@ -167,9 +167,11 @@ class MeshJob(Job):
         step_us = self._steps.step_us(strategy)
         peak, has = round(self._steps.memory(strategy).total_bytes), self._device_bytes
         fits = has is None or peak <= has
+        low_us, high_us = accuracy().interval_us(step_us, self._steps.domain(strategy))
+        likely, least = capped_clock(self._description.device)
         return Prediction(
             iteration_us=step_us,
-            interval_us=accuracy().interval_us(step_us, self._steps.domain(strategy)),
+            interval_us=(low_us, high_us * likely / least),
             breakdown_us={},
             peak_memory_bytes=peak,
             source="extrapolated",

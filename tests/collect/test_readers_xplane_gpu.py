@@ -162,3 +162,10 @@ def test_copies_between_executions_belong_to_the_step_on_their_side_of_the_idle_
     assert np.unique(copies.step).tolist() == [-1, 1, 2, 3, 4]
     for measured_us, replayed_us in RecordedPredictor(trace).own_durations().values():
         assert replayed_us == pytest.approx(measured_us, rel=1e-3)
+
+
+def test_a_profile_of_a_tpu_is_named(tmp_path):
+    path = written(tmp_path / "a.pb", gpus=0)
+    path.write_bytes(path.read_bytes().replace(b"/host:metadata", b"/device:TPU:00"))
+    with pytest.raises(TraceFormatError, match=r"a.pb: a profile of a TPU; only those of GPUs"):
+        xplane_gpu.read([path])

@@ -22,7 +22,7 @@ import tempfile
 import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def main() -> None:
     sys.exit(int(broken))
 
 
-def campaign(name: str, seeds: range) -> dict[str, Any]:
+def campaign(name: str, seeds: Iterable[int]) -> dict[str, Any]:
     """Commands on one changed file for each seed."""
     tally, bad = Counter[str](), list[str]()
     with tempfile.TemporaryDirectory(prefix="dpro-search-fields-") as folder:
@@ -91,6 +91,7 @@ def campaign(name: str, seeds: range) -> dict[str, Any]:
                 tally["refused" if code else "answered"] += 1
                 if failure:
                     bad.append(f"seed {seed}, {done}, {words}: {failure}")
+                    print(name, bad[-1], file=sys.stderr, flush=True)
     return {"format": name, **tally, "bad": bad}
 
 

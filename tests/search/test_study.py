@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from dpro_search.errors import InputError
 from dpro_search.search.result import SearchResult, rank_plans
-from dpro_search.search.run_folder import Journal, Trial
+from dpro_search.search.run_folder import Journal, Trial, line_of
 from dpro_search.search.samplers import SAMPLERS
 from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan, Prediction
@@ -302,3 +303,21 @@ def test_listed_plans_and_the_recorded_setting_are_judged_by_an_objective_that_c
     assert times_us == sorted(times_us)
     assert [ranked.speedup for ranked in result.plans] == [result.baseline.iteration_us / us for us in times_us]
     assert not result.gain_certain
+
+
+def test_a_journal_is_opened_without_keeping_its_trials(tmp_path: Path) -> None:
+    """Decoded, plans with many names take ten times as much memory as their lines."""
+    groups = tuple((f"a_tensor_with_a_long_name.{number}#0",) for number in range(200))
+    prediction = OBJECTIVE.predict(Plan())
+    with (tmp_path / "trials.jsonl").open("wb") as file:
+        for number in range(500):
+            plan = Plan.of(tensor_groups=groups)
+            file.write(line_of(Trial(number=number, origin="mcmc", plan=plan, prediction=prediction)))
+    tracemalloc.start()
+    with Journal(tmp_path / "trials.jsonl") as journal:
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(journal.trials) == 500
+        assert journal.trials[-1].number == 499
+        assert [trial.number for trial in journal.trials[7:10]] == [7, 8, 9]
+    assert peak_bytes < (tmp_path / "trials.jsonl").stat().st_size / 2

@@ -214,7 +214,6 @@ _FOREIGN: dict[str, Callable[[bytes, Path], bool]] = {
     f"a report of Nsight Systems, which cannot be imported in any of the types of 'nsys export'; {_TORCH}": lambda head, path: (
         head.startswith(b"SQLite format 3\0") or path.suffix in (".nsys-rep", ".qdrep")
     ),
-    "an XPlane profile of a TPU; only those of GPUs can be imported": lambda head, _: b"/device:TPU" in head,
     "a Chakra or PyTorch execution trace in JSON; convert it to protobuf (.et) with chakra_converter, or import the Kineto profile "
     "of the same run": lambda head, _: b'"schema"' in head[:4096] and (b"chakra" in head[:4096] or b'"nodes"' in head[:4096]),
     f"a trace of the old profiler torch.autograd.profiler, which has no launches; {_TORCH}": lambda head, _: (

@@ -114,6 +114,8 @@ def read(paths: Sequence[Path]) -> Trace:
         origin_us = _origin_us(space)
         found = _gpus(space, number, origin_us, dropped)
         if not found:
+            if any("/device:TPU" in text(plane.name) for plane in space.planes):
+                raise TraceFormatError(f"{path}: a profile of a TPU; only those of GPUs can be imported")
             planes = ", ".join(f"'{text(plane.name)!s:.40}'" for plane in space.planes[:20]) or "none"
             raise TraceFormatError(
                 f"{path}: no GPU plane with events (planes: {planes}); a profile of a CPU job is read with its raw folder"

@@ -101,15 +101,26 @@ def work_of(trace: Trace | None, cluster: Cluster | None, given: Mapping[str, fl
         peak_flops_per_s=device.peak_flops_per_s(precision) if device is not None and precision else None,
         precision=precision,
         price_per_device_hour_usd=machine.price_per_device_hour_usd if machine is not None else None,
+        price_source=price_source(machine),
         power_per_device_w=power_w if power_w is not None or device is None else device.power_w,
+        power_with_host=power_w is not None,
     )
     return with_options(found, given)
+
+
+def price_source(cluster: Cluster | None) -> str:
+    """Where a cluster's price comes from; empty without one."""
+    if cluster is None or cluster.price_per_device_hour_usd is None:
+        return ""
+    return cluster.provenance.of("price_per_device_hour_usd")
 
 
 def with_options(work: Work, given: Mapping[str, float]) -> Work:
     """With options in place of what is known."""
     for name, value in given.items():
         work = replace(work, **{_FIELDS[name]: value})  # type: ignore[arg-type]
+    if "price" in given:
+        work = replace(work, price_source="")
     work = replace(work, given=work.given | given.keys())
     return replace(work, flops_note="") if "flops" in given else work
 
@@ -137,6 +148,8 @@ def efficiency(work: Work, iteration_us: float, *, what_ifs: bool = False) -> di
     return {
         **found,
         "flops_per_device": work.flops,
+        "price_assumed": _price_assumed(work),
+        "power_assumed": _power_assumed(work),
         "mfu_doubt": _mfu_doubt(work, iteration_us, what_ifs=what_ifs),
         "not_known": _not_known(work, found),
     }
@@ -157,8 +170,10 @@ def table_rows(facts: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[st
         found.append(("price", f"{money_text(price)} a million tokens"))
     if (price := facts["cost_per_iteration_usd"]) is not None:
         found.append(("price", f"{money_text(price)} an iteration"))
+    if (assumed := facts.get("price_assumed")) is not None:
+        found.append(("assumed price", assumed))
     if (energy_j := facts["energy_per_iteration_j"]) is not None:
-        found.append(("energy", f"at most {energy_text(energy_j)} an iteration (devices at full power)"))
+        found.append(("energy", f"at most {energy_text(energy_j)} an iteration ({facts.get('power_assumed') or 'at full power'})"))
     return found, list(dict.fromkeys(facts["not_known"].values()))
 
 
@@ -166,6 +181,23 @@ def sentences(facts: Mapping[str, Any]) -> list[str]:
     """The same as lines of text."""
     known, unknown = table_rows(facts)
     return [*(f"{name:20} {value}" for name, value in known), *(f"not known: {reason}" for reason in unknown)]
+
+
+def _price_assumed(work: Work) -> str | None:
+    """The assumed price of a device-hour with its source; None where none is known, or it was given."""
+    if work.price_per_device_hour_usd is None or not work.price_source:
+        return None
+    return f"{money_text(work.price_per_device_hour_usd)} a device-hour: {work.price_source} (--set price=USD gives another)"
+
+
+def _power_assumed(work: Work) -> str | None:
+    """The assumed power and whether it includes the host; None where none is known."""
+    if work.power_per_device_w is None:
+        return None
+    if "power" in work.given:
+        return f"{work.power_per_device_w:g} W a device, as given"
+    of_what = "a device with its share of the host" if work.power_with_host else "a device without its host"
+    return f"{work.power_per_device_w:g} W {of_what}, at full power"
 
 
 def _mfu_doubt(work: Work, iteration_us: float, *, what_ifs: bool) -> str | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpro_search.cluster import Cluster
+from dpro_search.cluster import Cluster, bundled
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
 from dpro_search.costmodel.devices import OpSpec
 from dpro_search.costmodel.devices.ratios import OpRatios
@@ -168,6 +168,14 @@ def _op_ratios(trace: Trace, kinds: Ints, known: OpRatios) -> list[Ratio | None]
     return [None if spec is None else ratios[spec] for spec in specs]
 
 
+def _one_device(cluster: Cluster) -> str:
+    """The option that predicts a recording of one device on a device of a cluster."""
+    device = cluster.groups[0].host.device.name
+    known = next((name for name in bundled.names("device") if bundled.device(name).name == device), None)
+    names = [alias for alias, name in bundled.aliases("device").items() if name == known]
+    return f"--cluster {min(names, key=len)}" if names else "--set ranks=1"
+
+
 def _transfers(
     trace: Trace, ops: RecordedOps, own_us: Floats, recorded: Recorded, target: Placed, found: Floats, assumed: list[str]
 ) -> None:
@@ -177,7 +185,8 @@ def _transfers(
     if not len(parts):
         if target.ranks != recorded.ranks:
             raise InputError(
-                f"ranks={target.ranks}: the trace has no collective, so that how more ranks would communicate is not known"
+                f"ranks={target.ranks} on {target.cluster.name}: the trace has no collective, so that how more ranks than "
+                f"{recorded.ranks} would communicate is not known; {_one_device(target.cluster)} predicts it on one device"
             )
         return
     groups = _Groups(trace, recorded, target)
@@ -249,7 +258,10 @@ class _Model:
             self._domains.append(before.domains)
             self.same = before == paths(target, self._there)
         if len(was) == 1 and not self.same:
-            raise InputError("a group of one rank communicates nothing in the trace: what it would take among more is not known")
+            raise InputError(
+                f"{target.name}: the trace's process group has one rank and exchanges nothing, so that what it would take among "
+                f"more is not known; {_one_device(target)} predicts it on one device"
+            )
 
     def times_us(self, size: Floats, transfer_us: Floats) -> tuple[Floats, Floats, Floats]:
         """Times here and there, and by what factor their ratio may be off, [n] each; sizes of 0 or less are not known.

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_machine import Launch, Synchronize
+from kineto_machine import run as run_of_kernels
 
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.kinds import job_of, recorded_job
@@ -145,3 +147,12 @@ def test_parameter_servers_elsewhere_name_the_hosts_of_all_processes(where: tupl
 def test_parameter_servers_of_thousands_of_workers_are_replayed_as_few() -> None:
     facts = verb("replay", "--sample", "bert_kvstore_500mbit", "--cluster", "2048xhgx-h100")
     assert facts["ops"] < 10_000
+
+
+def test_a_profile_of_one_gpu_on_a_host_of_eight_is_told_what_answers(tmp_path: Path) -> None:
+    profile = run_of_kernels([Launch("gemm", 10, 400), Synchronize(50)], 6)[0].write(tmp_path / "rank0.json.gz")
+    verb("import", profile, "--out", tmp_path / "T")
+    assert "--cluster h100 predicts it on one device" in refusal(
+        "replay", tmp_path / "T", "--cluster", "hgx-h100", "--set", "recorded_on=dgx-a100"
+    )
+    assert verb("replay", tmp_path / "T", "--cluster", "h100", "--set", "recorded_on=dgx-a100")["predicted_iteration_us"] > 0

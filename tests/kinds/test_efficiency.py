@@ -1,5 +1,7 @@
 """Tokens a second, MFU, price and energy of an iteration; what is not known is said."""
 
+import re
+
 import pytest
 from importer_kit import shared_traces
 
@@ -9,7 +11,7 @@ from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.op_flops import step_flops
-from dpro_search.kinds._efficiency import KEYS, efficiency, sentences, split_options, with_options, work_of
+from dpro_search.kinds._efficiency import KEYS, efficiency, sentences, split_options, table_rows, with_options, work_of
 from dpro_search.kinds._work import Work
 from tests.cli.facts import replayed
 
@@ -115,3 +117,23 @@ def test_a_possible_mfu_is_not_doubted():
     facts = efficiency(Work(flops=1e14, peak_flops_per_s=3e14), 1e6)
     assert facts["mfu_doubt"] is None
     assert not any("doubt" in line for line in sentences(facts))
+
+
+@pytest.mark.parametrize(
+    "name", ["hgx-h100", "hgx-h200", "hgx-b200", "hgx-b300", "dgx-a100-40", "dgx-a100-80", "dgx-1-v100", "dgx-2"]
+)
+def test_usual_machines_have_a_price_whose_source_and_year_are_said(name):
+    work = work_of(None, parse_cluster(name), {})
+    facts = efficiency(work, 1e6)
+    assert re.search(r"list price .* 20\d\d", facts["price_assumed"])
+    assert facts["price_assumed"] in dict(table_rows(facts)[0]).values()
+
+
+def test_a_given_price_is_no_assumption():
+    assert efficiency(work_of(None, parse_cluster("hgx-h100"), {"price": 2.0}), 1e6)["price_assumed"] is None
+
+
+def test_power_is_said_to_be_the_devices_or_with_its_host():
+    with_host, alone = (efficiency(work_of(None, parse_cluster(name), {}), 1e6) for name in ("hgx-h100", "rtx-4090"))
+    assert with_host["power_assumed"] == "1275 W a device with its share of the host, at full power"
+    assert alone["power_assumed"].endswith("a device without its host, at full power")

@@ -16,7 +16,7 @@ from dpro_search.costmodel.gpu_ops import OpCosts, capped_clock
 from dpro_search.deploy.step_split import AloneUs, StepSplit
 from dpro_search.errors import InputError
 from dpro_search.graph.model import CapturedModel, Model, blocks_of
-from dpro_search.kinds._efficiency import KEYS, efficiency
+from dpro_search.kinds._efficiency import KEYS, efficiency, price_source
 from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions
@@ -236,7 +236,9 @@ class MeshJob(Job):
             peak_flops_per_s=device.peak_flops_per_s(self._description.precision),
             precision=self._description.precision,
             price_per_device_hour_usd=cluster.price_per_device_hour_usd,
+            price_source=price_source(cluster),
             power_per_device_w=power_w if power_w is not None else device.power_w,
+            power_with_host=power_w is not None,
         )
 
     # Which plans there are.

@@ -107,8 +107,8 @@ class RecordedSteps(Job):
         needs = self.trace.dependencies
         if inferred := int((needs.kind == DependencyKind.INFERRED).sum()):
             yield (
-                f"no call in the profile shows {inferred} of {len(needs)} dependencies: they are inferred, because in nearly every "
-                "step the one follows the end of the other by the same time, and nothing else explains it"
+                f"{inferred} of {len(needs)} dependencies are inferred, because no call in the profile shows them: in nearly every "
+                "step, an op starts (or the host goes on) by the same time after another op ends, and nothing else explains that"
             )
 
     def measured_as(self, step_us: float) -> Self:

@@ -68,7 +68,10 @@ def test_replay_says_which_order_it_inferred(tmp_path):
     profile, _ = run_graph(program, 5)
     profile.write(tmp_path / "graph.json")
     assert dpro("import", tmp_path / "graph.json", "--out", tmp_path / "trace").returncode == 0
-    assert "assumed: no call in the profile shows 10 of 35 dependencies" in dpro("replay", tmp_path / "trace").stdout
+    assert (
+        "assumed: 10 of 35 dependencies are inferred, because no call in the profile shows them"
+        in dpro("replay", tmp_path / "trace").stdout
+    )
 
 
 def test_replay_of_a_question_has_no_measurement(trace):

@@ -40,9 +40,10 @@ class Evidence:
     def __init__(self, r: RankRecords, launch_us: Floats, last_places: Ints | None = None) -> None:
         """`launch_us` is when each event was launched or began; `last_places` are the places of the last events, if known."""
         self._r = r
+        self._on_device = r.on_device
         self._launch_us = launch_us
         self._number = {int(number): i for i, number in enumerate(r.step_number.tolist())}
-        events = np.flatnonzero((r.on_device | (r.kind == EventKind.SYNC)) & np.isin(r.step, r.step_number))
+        events = np.flatnonzero((self._on_device | (r.kind == EventKind.SYNC)) & np.isin(r.step, r.step_number))
         places = places_in_step(r, events).tolist()
         if last_places is not None:
             places[len(places) - len(last_places) :] = (len(events) + last_places).tolist()
@@ -157,7 +158,7 @@ class Evidence:
     def _resumed_us(self, event: int) -> float:
         """When an event no longer waited: an op of the device began, a call of the host returned."""
         r = self._r
-        return float(r.start_us[event] if r.on_device[event] else r.end_us[event])
+        return float(r.start_us[event] if self._on_device[event] else r.end_us[event])
 
     def _waits_of(self, event: int, sources: Sequence[int]) -> list[_Wait]:
         place, number, step = self._place, self._number, self._r.step

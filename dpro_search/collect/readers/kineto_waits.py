@@ -12,6 +12,8 @@ begins late in every step, at once after the same op of another stream has ended
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 
 from dpro_search.collect.readers.kineto_calls import EVENT_RECORDS, STREAM_ORDERS
@@ -105,12 +107,15 @@ def _inferred_waits(r: RankRecords, device: DeviceOps, evidence: Evidence, known
     free_us = device.explained_us.copy()
     for source, target in known:
         free_us[target] = max(free_us[target], float(r.end_us[source]) + _AT_ONCE_US)
+    launched = np.flatnonzero(r.launch >= 0)
+    launched = launched[np.lexsort((r.end_us[launched], r.launch[launched]))]
+    launch = r.launch[launched]
     candidates = {}
     for ops in device.streams.values() if len(device.streams) > 1 else ():
         for op in ops[r.start_us[ops] > free_us[ops]].tolist():
             candidates[op] = _ended_just_before(r, device, op)
-            if not candidates[op] and r.kind[op] == EventKind.COLLECTIVE:
-                candidates[op] = _made_before(r, device, op)
+            if not candidates[op] and r.kind[op] == EventKind.COLLECTIVE and r.launch[op] >= 0:
+                candidates[op] = _made_before(r, launched, launch, op)
                 free_us[op] = max([free_us[op], *(r.end_us[source] for source in candidates[op])])
     return evidence.repeated(candidates, free_us)
 
@@ -122,12 +127,16 @@ def _ended_just_before(r: RankRecords, device: DeviceOps, op: int) -> list[int]:
     return [source for source in ended if r.stream[source] != r.stream[op] and launch_us[source] <= launch_us[op]]
 
 
-def _made_before(r: RankRecords, device: DeviceOps, op: int) -> list[int]:
-    """The op whose result a collective of a CUDA graph may send: the last to end before it, of those launched together with it."""
-    launch = r.launch[op]
-    computed = r.on_device & (r.launch == launch) & (r.kind != EventKind.COLLECTIVE) & (r.stream != r.stream[op])
-    ended = np.flatnonzero(computed & (r.end_us <= r.start_us[op])) if launch >= 0 else np.zeros(0, np.int64)
-    return [int(ended[np.argmax(r.end_us[ended])])] if len(ended) else []
+def _made_before(r: RankRecords, launched: Ints, launch: Ints, op: int) -> list[int]:
+    """The op whose result a collective of a CUDA graph may send: the last to end before it, of those launched together with it.
+
+    `launched` are the device ops in the order of their launches, and in that of their ends; `launch` is the launch of each.
+    """
+    first, after = (int(np.searchsorted(launch, r.launch[op], side=side)) for side in ("left", "right"))
+    before = first + int(np.searchsorted(r.end_us[launched[first:after]], r.start_us[op], side="right"))
+    together = map(int, launched[first:before][::-1])
+    other = (source for source in together if r.kind[source] != EventKind.COLLECTIVE and r.stream[source] != r.stream[op])
+    return list(islice(other, 1))
 
 
 def _has_event(r: RankRecords, device: DeviceOps, op: int, wait_us: float, records_us: Floats) -> bool:

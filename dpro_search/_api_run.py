@@ -80,7 +80,7 @@ class Run(Tabular):
         if draw is None:
             raise InputError(f"kind must be 'progress' or 'pareto', not {kind!r}")
         notes: list[str] = []
-        trials = trials_of_run(self.folder / "trials.jsonl", self.result.trials, notes)
+        trials = trials_of_run(self.folder / "trials.jsonl", self.result.trials, notes, {})
         if not trials:
             raise InputError(f"{self.folder}: {'; '.join(notes) or 'no trials to plot'}")
         return draw(trials, ax)

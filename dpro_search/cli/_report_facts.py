@@ -74,6 +74,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         raise InputError(f"{folder}: not the trace of this search; give that one with --trace")
     gathered = _Gathered(folder, on_part, info)
     search = result.summary() | {"baseline_infeasible": result.baseline.infeasible} | gathered.job.search_facts()
+    search["baseline"] = {**search.get("baseline", {}), "peak_memory_bytes": result.baseline.peak_memory_bytes}
     search["reasons"] = gathered.job.reasons([ranked.plan for ranked in result.plans])
     for row in search["plans"]:
         row["name"] = f"plan {row['number']}: {row['name']}"
@@ -88,7 +89,9 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         *([("options", ", ".join(f"{name}={value}" for name, value in info.options.items()))] if info.options else []),
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
-    trials = trials_of_run(run / "trials.jsonl", result.trials, gathered.notes)
+    names = {ranked.plan: ranked.name for ranked in (*result.plans, *result.front) if ranked.name}
+    names[Plan()] = f"as {gathered.job.origin}"
+    trials = trials_of_run(run / "trials.jsonl", result.trials, gathered.notes, names)
     if (work := gathered.job.work) is not None:
         for trial in trials:
             trial["cost_per_million_tokens"] = efficiency(work, trial["iteration_us"])["cost_per_million_tokens"]
@@ -219,8 +222,11 @@ def step_timeline(job: Job, trace: Trace | None, step: int | None, notes: list[s
     return StepTimeline(lanes=(*predicted, *measured), step=step if measured else None)
 
 
-def trials_of_run(path: Path, count: int, notes: list[str]) -> list[dict[str, Any]]:
-    """The readable part of the journal, without locking it: a search may be writing it."""
+def trials_of_run(path: Path, count: int, notes: list[str], names: Mapping[Plan, str]) -> list[dict[str, Any]]:
+    """The readable part of the journal, without locking it: a search may be writing it.
+
+    `names` are those of plans that are known by another name than `describe` gives.
+    """
     from dpro_search.search.run_folder import Trial
 
     try:
@@ -243,7 +249,7 @@ def trials_of_run(path: Path, count: int, notes: list[str]) -> list[dict[str, An
                 "iteration_us": trial.prediction.iteration_us,
                 "peak_memory_bytes": trial.prediction.peak_memory_bytes,
                 "infeasible": trial.prediction.infeasible,
-                "name": describe(trial.plan),
+                "name": names.get(trial.plan) or describe(trial.plan),
             }
         )
     return found

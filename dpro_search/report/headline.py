@@ -119,6 +119,8 @@ def plans_section(facts: Facts) -> Section | None:
     chart = whiskers("Step time of the best plans", [setting.mark for setting in settings], "step")
     rows = table("Best plans", columns, [setting.row(more, ran=ran) for setting in settings])
     reasons = bullets(search["reasons"]) if search.get("reasons") else None
+    if more:  # what a plan yields, needs and costs decides as much as its time
+        return Section("plans", "Best plans", [figure(chart, caption, None, key), rows, reasons])
     return Section("plans", "Best plans", [figure(chart, caption, rows, key), reasons])
 
 
@@ -128,15 +130,15 @@ def _that_ran(validation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 def _unchanged(search: Mapping[str, Any], validation: Mapping[str, Any] | None, recorded_us: float | None, origin: str) -> _Setting:
     """The setting without a plan; before a validation, what was measured is its iteration in the recording."""
-    same = units.ratio(1.0)
+    same, base = units.ratio(1.0), search.get("baseline", {})
     measured_us = recorded_us if validation is None else validation["baseline_us"]
     return _Setting(
-        name=f"as {origin}",
+        name=f"as {origin}" + (f": {base['name']}" if "name" in base else ""),
         predicted_us=search["baseline_us"],
         interval_us=search["baseline_interval_us"],
         gain=same,
-        memory=_memory(search.get("baseline", {})),
-        facts=search.get("baseline", {}),
+        memory=_memory(base),
+        facts=base,
         measured_us=measured_us,
         measured_gain="" if measured_us is None else same,
     )

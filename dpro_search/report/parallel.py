@@ -36,8 +36,8 @@ PARTS: Mapping[str, str] = {  # of a step, in the order in which they are drawn,
     "unknown": "unknown",
 }
 EFFICIENCY: Mapping[str, tuple[str, Callable[[float], str]]] = {  # keys of `replay`: names for people, and how values are written
-    "tokens_per_second": ("tokens a second", "{:,.0f}".format),
-    "tokens_per_second_per_device": ("tokens a second and device", "{:,.0f}".format),
+    "tokens_per_second": ("tokens a second", units.amount),
+    "tokens_per_second_per_device": ("tokens a second and device", units.amount),
     "mfu_pct": ("MFU", units.percent),
     "cost_per_million_tokens": ("price of a million tokens", units.money),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dpro_search.quantities import percent_text, size_text, time_text
+from dpro_search.quantities import count_text, money_text, percent_text, size_text, time_text
 
 
 def duration(value_us: float) -> str:
@@ -14,6 +14,8 @@ def duration(value_us: float) -> str:
 
 size = size_text
 percent = percent_text
+money = money_text
+amount = count_text
 
 
 def share(value_us: float, total_us: float) -> str:
@@ -51,11 +53,6 @@ def signed_percent(value_pct: float) -> str:
 def ratio(value: float) -> str:
     """A speed-up: "1.33x", with a multiplication sign."""
     return f"{value:.2f}\N{MULTIPLICATION SIGN}"
-
-
-def money(value_usd: float) -> str:
-    """An amount of US dollars: "$1,240", "$0.031"."""
-    return f"${value_usd:,.0f}" if value_usd >= 1000 else f"${value_usd:.3g}"
 
 
 def count(number: int, noun: str) -> str:

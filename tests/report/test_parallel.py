@@ -114,3 +114,17 @@ def test_spans_that_touch_are_drawn_as_one():
     row = Row(name="stage 0", value="", spans={"forward": [(0.0, 10.0), (10.0, 20.0), (50.0, 100.0)]})
     text = to_text(pipeline("Pipeline", [row], 100.0))
     assert 'd="M0 0h2000v1h-2000zM5000 0h5000v1h-5000z"' in text
+
+
+def test_a_search_lists_plans_with_what_they_yield_need_and_cost(job, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.split("[runs]")[0])
+    assert dpro("run", path, "--quiet", "--out", tmp_path / "run").returncode == 0
+    assert dpro("report", tmp_path / "run", "--out", tmp_path / "page.html").returncode == 0
+    page = Outline((tmp_path / "page.html").read_text("utf-8"))
+    assert "the usual plan" in page.text.split("Best plans")[1], "without [runs], the headline compares with a usual plan"
+    columns = {attributes["data-label"] for attributes in page.named("td") if "data-label" in attributes}
+    assert {"predicted", "interval", "tokens a second", "MFU", "peak memory"} <= columns
+    front = page.text.split("Plans on the front")[-1].split("How far to trust")[0]
+    assert "as recorded" not in page.text
+    assert re.search(r"tp \d+, .*micro-batch \d+", front)

@@ -12,6 +12,9 @@ from importlib.resources import files
 from dpro_search.machine import Calibration
 from dpro_search.space.mesh import Domain
 
+_MANY_RUNS = ("NVIDIA",)
+"""Vendors of GPUs with more than a hundred of the published runs: intervals of others are wider."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
@@ -36,21 +39,32 @@ class Accuracy:
     gaps: tuple[float, ...]
     ordered: Mapping[Domain, tuple[float, ...]]
 
-    def interval_us(self, step_us: float, domain: Domain) -> tuple[float, float]:
+    def interval_us(self, step_us: float, domain: Domain, vendor: str = "") -> tuple[float, float]:
         """That holds a measured step in 9 of 10 cases."""
+        low, high = self._ratio_of(domain, vendor)
+        return low * step_us, high * step_us
+
+    def _ratio_of(self, domain: Domain, vendor: str) -> tuple[float, float]:
+        """Quantiles of a domain; where few runs are of a vendor's GPUs, its kernels may be as far off as the widest domain is."""
         low, high = self.ratio[domain]
-        return min(low, 1.0) * step_us, max(high, 1.0) * step_us
+        low, high = min(low, 1.0), max(high, 1.0)
+        if vendor and vendor not in _MANY_RUNS:
+            low *= min(1.0, *(one for one, _ in self.ratio.values()))
+            high *= max(1.0, *(other for _, other in self.ratio.values()))
+        return low, high
 
     def order_is_right(self, faster_us: float, slower_us: float, domain: Domain) -> float:
         """The share of pairs with such a gap that are in the predicted order; `domain` is the harder one of the two."""
         gap = slower_us / faster_us - 1
         return self.ordered[domain][max(bisect_right(self.gaps, gap) - 1, 0)]
 
-    def calibration(self, domain: Domain) -> Calibration:
+    def calibration(self, domain: Domain, vendor: str = "") -> Calibration:
         """For the output of verbs."""
-        low, high = self.ratio[domain]
-        half = max(1 - min(low, 1.0), max(high, 1.0) - 1)
+        low, high = self._ratio_of(domain, vendor)
+        half = max(1 - low, high - 1)
         on = f"{self.on}: {domain}; of sources that were left out, {self.coverage:.0%} of runs were within"
+        if vendor and vendor not in _MANY_RUNS:
+            on += f"; few are of GPUs of {vendor}, so that the interval is wider"
         return Calibration(calibrated=True, model_error=(half, half), widening=1.0, on=on)
 
 

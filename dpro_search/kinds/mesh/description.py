@@ -36,7 +36,7 @@ from dpro_search.graph.captured import captured_model
 from dpro_search.graph.model import Architecture, CapturedModel, Model, blocks_of, from_config
 from dpro_search.graph.model import model as built_in
 from dpro_search.kinds._kind import Description
-from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.kinds.mesh.frameworks import FRAMEWORKS, as_compiled
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved
 from dpro_search.kinds.mesh.usual import usual_strategy
 from dpro_search.space.cluster import spec_on
@@ -122,6 +122,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         What runs it, one of `FRAMEWORKS`.
     target_sequence
         Tokens that the decoder of an encoder and decoder (T5) reads; None: as many as the encoder, which is said.
+    compiled
+        Of PyTorch, whether `torch.compile` compiles the layers; None: not known, so that the interval holds both.
     tied_embeddings
         Whether the head uses the embedding's matrix; None: as the model's configuration says.
     times
@@ -142,6 +144,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     framework: str = "megatron-core"
     tied_embeddings: bool | None = None
     target_sequence: int | None = None
+    compiled: bool | None = None
     times: str | None = None
     cores: int | None = None
     runs: MeshSettings | None = None
@@ -158,6 +161,7 @@ class MeshDescription(Description):
     runs: MeshSettings
     strategy: Strategy  # That of `runs`.
     chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
+    compiled: bool | None = None
     batch_per_replica: int | None = None  # Where the file gives it in place of the whole batch.
     times: ParallelTimes | None = None
     cores: int | None = None
@@ -182,6 +186,11 @@ class MeshDescription(Description):
         return self.cluster.groups[0].host.device
 
     @property
+    def gpu_vendor(self) -> str:
+        """Of the device, where it is a GPU."""
+        return self.device.vendor if self.device.kind == "gpu" else ""
+
+    @property
     def _recorded(self) -> RecordedTimes | None:
         if self.times is None:
             return None
@@ -190,7 +199,14 @@ class MeshDescription(Description):
     @property
     def runtime(self) -> Runtime:
         """What the framework does, with the bytes of parameters and of the optimizer's state of a captured model."""
-        return runtime_of(self.framework, self.fixed.model, self.precision)
+        return runtime_of(self.framework, self.fixed.model, self.precision, self.compiled)
+
+    @property
+    def possible_runtimes(self) -> tuple[Runtime, ...]:
+        """Beside `runtime`, eager and compiled, where the file does not say which the job is."""
+        if self.compiled is not None or not FRAMEWORKS[self.framework].compiles or isinstance(self.fixed.model, CapturedModel):
+            return ()
+        return tuple(as_compiled(self.runtime, compiled=compiled) for compiled in (False, True))
 
 
 def global_batch_of(per_replica: int, runs: MeshSettings | None, devices: int) -> int:
@@ -199,9 +215,11 @@ def global_batch_of(per_replica: int, runs: MeshSettings | None, devices: int) -
     return per_replica * max(devices // ways, 1)
 
 
-def runtime_of(framework: str, model: Model, precision: Precision) -> Runtime:
+def runtime_of(framework: str, model: Model, precision: Precision, compiled: bool | None = None) -> Runtime:
     """See `MeshDescription.runtime`."""
     runtime = FRAMEWORKS[framework].runtime
+    if compiled is not None:
+        runtime = as_compiled(runtime, compiled=compiled)
     if not isinstance(model, CapturedModel):
         return runtime
     held = 4.0 if precision in ("fp32", "tf32") else 2.0  # of a parameter, beside the optimizer's state
@@ -238,6 +256,11 @@ def described(path: Path) -> MeshDescription | None:
     framework = FRAMEWORKS.get(found.framework)
     if framework is None:
         file.fail("framework", _unknown(found.framework, tuple(FRAMEWORKS)))
+    if found.compiled is not None and not framework.compiles:
+        those = ", ".join(name for name, each in FRAMEWORKS.items() if each.compiles)
+        file.fail("compiled", f"{found.framework} has no eager and compiled form (those that have: {those}); leave it out")
+    if found.compiled is None and framework.compiles and not isinstance(model, CapturedModel):
+        warnings = (*warnings, "'compiled' is not given: the interval holds eager and compiled (torch.compile) steps")
     try:
         cluster = with_known_devices(cluster, found.precision, found.framework, times)
     except InputError as error:
@@ -280,6 +303,7 @@ def described(path: Path) -> MeshDescription | None:
         strategy=strategy,
         chosen=found.runs is None,
         batch_per_replica=found.batch_per_replica,
+        compiled=found.compiled,
         times=times,
         cores=found.cores,
     )

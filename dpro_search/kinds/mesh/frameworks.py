@@ -9,6 +9,22 @@ from typing import NamedTuple
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels
 from dpro_search.space.mesh import Host, MemoryRules, Runtime, Schedule, Selective
 
+_COMPILED_US = 10.0  # Of the host, for a kernel that compiled code starts from C++ (PyTorch's launch alone, estimated).
+_LAUNCH_US = 25.0  # Of the host, for an op of an eager framework's module: PyTorch's dispatch and launch (10 us), and Python.
+
+
+def as_compiled(runtime: Runtime, *, compiled: bool) -> Runtime:
+    """A runtime of PyTorch whose layers `torch.compile` compiles, or whose ops run one by one.
+
+    Compiled, activations, rotations and norms are fused kernels that C++ starts; eager, each op of a module is dispatched in Python
+    and is a kernel of its own, and DTensor's collectives of tensor parallel ranks run beside nothing.
+    """
+    kernels = replace(runtime.kernels, fused=compiled, norm=NormKernels.FUSED if compiled else NormKernels.TWICE)
+    if compiled:
+        return replace(runtime, kernels=kernels, host=replace(runtime.host, forward_us=_COMPILED_US, backward_us=_COMPILED_US))
+    host = replace(runtime.host, forward_us=_LAUNCH_US, backward_us=12.0)
+    return replace(runtime, kernels=kernels, host=host, overlap_tensor=False)
+
 
 class Framework(NamedTuple):
     """A framework for training on many devices."""
@@ -21,13 +37,13 @@ class Framework(NamedTuple):
     replicates: bool = False  # ZeRO splits over a part of the replicas (HSDP).
     rings: bool = False  # Keys and values of context parallel ranks can go round them.
     recomputes_some: bool = False  # The first layers of each stage, and not all.
+    compiles: bool = False  # Whether a job may be eager or compiled (`as_compiled`).
     target: str | None = None  # What plans of its jobs are exported to where nothing else is said.
 
 
 # CUDA queues 1,024 kernels and events before the host waits; nanotron's forward pass of a layer enqueues about 60: 40 kernels, and
 # four collectives with events and copies (its llama.py).
 _LAUNCHES_QUEUED, _NANOTRON_LAUNCHES = 1024, 60
-_LAUNCH_US = 25.0  # Of the host, for an op of an eager framework's module: PyTorch's dispatch and launch (10 us), and Python.
 
 _FSDP = Runtime(
     name="PyTorch FSDP",
@@ -176,12 +192,13 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-core": _MEGATRON,
     "megatron-core-cuda-graphs": _MEGATRON._replace(runtime=_GRAPHS),
     # `fully_shard` on a mesh of two dims, torch.distributed's context_parallel, checkpoint_wrapper of single layers.
-    "fsdp": Framework(_FSDP, 3, (3,), replicates=True, rings=True, recomputes_some=True, target="pytorch"),
-    "llm-foundry": Framework(_LLM_FOUNDRY, 3, (3,), replicates=True, recomputes_some=True, target="pytorch"),
+    "fsdp": Framework(_FSDP, 3, (3,), compiles=True, replicates=True, rings=True, recomputes_some=True, target="pytorch"),
+    "llm-foundry": Framework(_LLM_FOUNDRY, 3, (3,), compiles=True, replicates=True, recomputes_some=True, target="pytorch"),
     "torchtitan": Framework(
         replace(_PYTORCH_2, name="torchtitan"),
         3,
         (3,),
+        compiles=True,
         schedules=_TORCH_SCHEDULES,
         uneven_stages=True,
         replicates=True,
@@ -193,6 +210,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "pytorch": Framework(
         _PYTORCH,
         0,
+        compiles=True,
         schedules=_TORCH_SCHEDULES,
         uneven_stages=True,
         rings=True,
@@ -203,6 +221,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         _PYTORCH_2,
         0,
         (0, 3),
+        compiles=True,
         schedules=_TORCH_SCHEDULES,
         uneven_stages=True,
         replicates=True,

@@ -156,7 +156,7 @@ class MeshJob(Job):
 
     @property
     def calibration(self) -> Calibration:
-        return accuracy().calibration(self._steps.domain(self._mesh.today))
+        return accuracy().calibration(self._steps.domain(self._mesh.today), self._description.gpu_vendor)
 
     def _predict(self, plan: Plan) -> Prediction:
         if plan not in self._predicted:
@@ -167,7 +167,7 @@ class MeshJob(Job):
         step_us = self._steps.step_us(strategy)
         peak, has = round(self._steps.memory(strategy).total_bytes), self._device_bytes
         fits = has is None or peak <= has
-        low_us, high_us = accuracy().interval_us(step_us, self._steps.domain(strategy))
+        low_us, high_us = self._interval_us(step_us, strategy)
         likely, least = capped_clock(self._description.device)
         return Prediction(
             iteration_us=step_us,
@@ -178,6 +178,18 @@ class MeshJob(Job):
             floor_us=min(self._least_us, step_us),
             infeasible=None if fits or has is None else f"needs {size_text(peak)}, and may have {size_text(has)}",
         )
+
+    def _interval_us(self, step_us: float, strategy: Strategy) -> tuple[float, float]:
+        """That holds a measured step, whether eager or compiled where the description leaves that open."""
+        vendor, domain = self._description.gpu_vendor, self._steps.domain(strategy)
+        possible = [step_us, *(steps.step_us(strategy) for steps in self._possible_steps)]
+        found = [accuracy().interval_us(each_us, domain, vendor) for each_us in possible]
+        return min(low_us for low_us, _ in found), max(high_us for _, high_us in found)
+
+    @cached_property
+    def _possible_steps(self) -> tuple[ParallelSteps, ...]:
+        workload = replace(self._description.workload(self._description.strategy), scales=self._scales)
+        return tuple(ParallelSteps(replace(workload, runtime=runtime)) for runtime in self._description.possible_runtimes)
 
     @cached_property
     def _least_us(self) -> float:

@@ -129,6 +129,8 @@ def print_result(
             f"Best plan: {microseconds(best.prediction.iteration_us)} instead of"
             f" {microseconds(result.baseline.iteration_us)}, predicted speed-up {best.speedup:.2f}x."
         )
+    if best.plan.is_lossy:
+        console.print(_lossless_sentence(result, origin))
     if best.beats_recorded is not None and best.quantile_us is not None:
         console.print(
             f"Re-ranked by a quantile over resampled durations: {microseconds(best.quantile_us)};"
@@ -146,6 +148,23 @@ def print_result(
     console.print(f"{result.trials} trials in {result.seconds:.1f} s{note}. Run folder:", result.run, soft_wrap=True)
     console.print("File of the best plan:", f"{result.run}/{PLAN_FILE.format(1)}", soft_wrap=True)
     console.print(f"All plans, to open in a browser: dpro-search report {result.run} --out report.html", soft_wrap=True)
+
+
+def _lossless_sentence(result: SearchResult, origin: str) -> str:
+    """The best plan that changes no numbers, where the best of all does."""
+    from dpro_search.cli._output import microseconds
+    from dpro_search.space.plan import Plan
+
+    found = [
+        (number, ranked) for number, ranked in enumerate(result.plans, 1) if not ranked.plan.is_lossy and ranked.plan != Plan()
+    ]
+    begin = "The best plan is lossy: it rounds further than the job does now, so that losses differ."
+    if not found or found[0][1].speedup <= 1:
+        return f"{begin} No lossless plan is faster than the {origin} setting."
+    number, ranked = found[0]
+    return (
+        f"{begin} The best lossless plan is plan {number}: {microseconds(ranked.prediction.iteration_us)}, {ranked.speedup:.2f}x."
+    )
 
 
 def result_table(result: SearchResult, changes: Sequence[Change | None] = (), origin: str = "recorded") -> Table:
@@ -166,7 +185,7 @@ def result_table(result: SearchResult, changes: Sequence[Change | None] = (), or
     for title in ("iteration", "interval", "speed-up", *(["change"] if changes else [])):
         table.add_column(title, justify="right", no_wrap=True)
     for number, (named, ranked) in enumerate(zip(result.names, result.plans, strict=True), 1):
-        name = f"as {origin}" if ranked.plan == Plan() else named
+        name = f"as {origin}" if ranked.plan == Plan() else named + " (lossy)" * ranked.plan.is_lossy
         uncertain = ranked.plan != Plan() and not ranked.gain_certain
         words = [_CHANGES[changes[number - 1]]] if changes else []
         if ranked.plan == Plan():

@@ -116,7 +116,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             "feasible": self.feasible,
             "workers_lost": self.workers_lost,
             "plans": [
-                {"number": number, "name": name, **_row(ranked)}
+                {"number": number, "name": name, "lossy": ranked.plan.is_lossy, **_row(ranked)}
                 for number, (name, ranked) in enumerate(zip(self.names, self.plans, strict=True), 1)
             ],
             "pareto": [_row(ranked) for ranked in self.front],
@@ -155,6 +155,8 @@ def rank_plans(
 ) -> tuple[RankedPlan, ...]:
     """The best distinct plans, fastest first, at most `MOST_PLANS`; with `family` the fastest of each family.
 
+    At least one of them is lossless, if there is a lossless plan.
+
     Plans that are at most 1 % slower than the fastest form a group; the same is repeated for the remaining plans. The simplest plan
     of a group is listed: fewest fields, then fewest groups, clusters and ops that it names, then fastest, then first found. If no
     plan is feasible, the plans with the least memory are listed.
@@ -173,7 +175,15 @@ def rank_plans(
         ties = [trial for trial in rest if trial.prediction.iteration_us <= limit_us]
         rest = rest[len(ties) :]
         ranked.append(_ranked(min(ties, key=_complexity), baseline))
-    return tuple(ranked)
+    return tuple(_with_a_lossless_plan(ranked, distinct, baseline))
+
+
+def _with_a_lossless_plan(ranked: list[RankedPlan], trials: Iterable[FinishedTrial], baseline: Prediction) -> list[RankedPlan]:
+    """The plans, the last one replaced by the fastest lossless one if all of them are lossy and there is one."""
+    lossless = [trial for trial in _feasible(trials) if not trial.plan.is_lossy and trial.plan != Plan()]
+    if not lossless or not all(one.plan.is_lossy or one.plan == Plan() for one in ranked):
+        return ranked
+    return [*ranked[: MOST_PLANS - 1], _ranked(min(lossless, key=_time), baseline)]
 
 
 def explained(plans: Sequence[RankedPlan], explaining: Explaining) -> tuple[RankedPlan, ...]:

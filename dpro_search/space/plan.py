@@ -95,6 +95,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         """A plan by settings of one scheme: ``Plan.of(cycle_time_us=2500.0, micro_batches=2)``. Raises what `changed` does."""
         return _EMPTY.changed(**settings)
 
+    @property
+    def is_lossy(self) -> bool:
+        """Whether it rounds gradients or activations further than the recorded job: compression, or a smaller type."""
+        return any(self.get(name) is not None for name in ("compression", "reduce_dtype", "bfloat16_ops", "bfloat16_modules"))
+
     def changed(self, **settings: Any) -> Plan:
         """The plan with other values of settings; None: as recorded.
 

@@ -169,3 +169,21 @@ def test_a_folder_of_a_search_with_other_options_is_refused(tmp_path: Path) -> N
     run_search(SMALL, trials=5, sampler="mcmc", out=tmp_path / "run", trace_digest="bus", options={"memory_limit_bytes": "7"})
     with pytest.raises(InputError, match="another options"):
         run_search(SMALL, trials=5, sampler="mcmc", out=tmp_path / "run", trace_digest="bus")
+
+
+def test_a_lossless_plan_is_listed_beside_lossy_ones():
+    lossy = [Plan.of(cycle_time_us=us).changed(compression="fp16") for us in (1_000.0 + 100 * number for number in range(12))]
+    plans = [Plan(), *lossy, Plan.of(cycle_time_us=5_000.0)]
+    trials = [
+        Trial(
+            number=number,
+            origin="mcmc",
+            plan=plan,
+            prediction=prediction_of(100.0 - 5 * (13 - number) if number else 100.0, plan, 0.01, None),
+        )
+        for number, plan in enumerate(plans)
+    ]
+    ranked = rank_plans(trials, trials[0].prediction)
+    assert len(ranked) == 10
+    assert [one.plan.is_lossy for one in ranked] == [True] * 9 + [False]
+    assert ranked[-1].plan == plans[-1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,9 @@ from dpro_search.errors import InputError
 
 VERSION = 1
 _Row = TypeVar("_Row", bound=msgspec.Struct)
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]  # a time, a size or a rate: neither negative nor infinite
 
 
 class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,15 +38,15 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     block: str
-    tp: int = 1
+    tp: _Count = 1
     sequence_parallel: bool = False
-    micro_batch: int
-    sequence: int
+    micro_batch: _Count
+    sequence: _Count
     sharded: bool = False
-    forward_us: float
-    backward_us: float
-    reduce_us: float = 0.0
-    spread: float = 0.0
+    forward_us: _Amount
+    backward_us: _Amount
+    reduce_us: _Amount = 0.0
+    spread: _Amount = 0.0
 
 
 class UpdateTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,8 +55,8 @@ class UpdateTime(msgspec.Struct, frozen=True, kw_only=True):
     On a GPU also what the first and the last micro-batch of a step take beside a usual one.
     """
 
-    elements: float  # Parameters that the rank has.
-    us: float
+    elements: _Amount  # Parameters that the rank has.
+    us: _Amount
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,10 +77,10 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     settings: dict[str, Any]
-    micro_batches: int
-    step_us: float
-    update_us: float
-    peak_bytes: int
+    micro_batches: _Count
+    step_us: _Amount
+    update_us: _Amount
+    peak_bytes: Annotated[int, msgspec.Meta(ge=0)]
     blocks: tuple[BlockTime, ...] = ()
     finite: bool = True  # Whether all losses were: of numbers that are not, products take less time.
 
@@ -98,12 +101,12 @@ class CollectiveTime(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     collective: str
-    ranks_per_host: int
-    hosts: int
-    world: int
-    rate_bps: float | None = None  # None: not limited.
-    size_bytes: float
-    us: float
+    ranks_per_host: _Count
+    hosts: _Count
+    world: _Count
+    rate_bps: _Amount | None = None  # None: not limited.
+    size_bytes: _Amount
+    us: _Amount
 
 
 class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,13 +117,13 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""  # The GPU, as its driver calls it; empty: cores.
     torch: str = ""
     precision: str = "fp32"
-    cores: int = 1  # Of the machine; each core timed its own process at the same time as the others.
+    cores: _Count = 1  # Of the machine; each core timed its own process at the same time as the others.
     # What a core or GPU reaches in a large product, and in a copy that no cache holds; 0: not measured.
-    flops_per_s: float = 0.0
-    memory_bytes_per_s: float = 0.0
+    flops_per_s: _Amount = 0.0
+    memory_bytes_per_s: _Amount = 0.0
     # What the framework adds to a product whose weight tensor parallel ranks share, in each pass; 0: not measured.
-    split_forward_us: float = 0.0
-    split_backward_us: float = 0.0
+    split_forward_us: _Amount = 0.0
+    split_backward_us: _Amount = 0.0
     blocks: tuple[BlockTime, ...] = ()
     updates: tuple[UpdateTime, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
@@ -138,10 +141,6 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
         if found.version != VERSION:
             raise InputError(f"{path}: version {found.version}, and this reads version {VERSION}: measure it again")
-        values = [*(t for row in found.blocks for t in (row.forward_us, row.backward_us)), *(row.us for row in found.collectives)]
-        values += [*(row.us for row in found.updates), *(us for row in found.steps for us in (row.step_us, row.update_us))]
-        if not all(0 <= value < float("inf") for value in values):
-            raise InputError(f"{path}: a time is negative or not finite: measure it again")
         return found
 
     def save(self, path: Path) -> None:

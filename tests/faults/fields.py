@@ -29,9 +29,12 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search.collect.capture import read_graph
 from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, write_comm_table
+from dpro_search.collect.parallel_times import ParallelTimes, UpdateTime
+from dpro_search.kinds import captured_text
 from tests.collect.kineto_files import collective_job, distributed, small_job
-from tests.faults.flips import CONFIG
+from tests.faults.flips import CAPTURED, CONFIG
 from tests.faults.processes import ROOT
 from tests.in_process import dpro, succeeds
 from tests.recordings import FEW_CLUSTERS
@@ -332,6 +335,27 @@ def _clusters(folder: Path) -> None:
     (folder / "clusters.jsonl").write_bytes(gzip.decompress(FEW_CLUSTERS.read_bytes()))
 
 
+def _times(folder: Path) -> None:
+    from tests.kinds.mesh.test_split import CONFIG as SMALL
+    from tests.kinds.mesh.test_split import HOSTS, blocks, exchanges
+
+    (folder / "config.json").write_bytes(json.dumps(SMALL).encode())
+    (folder / "cluster.toml").write_text(HOSTS)
+    times = ParallelTimes(
+        memory_bytes_per_s=1e10, flops_per_s=5e10, updates=(UpdateTime(elements=1.0, us=0.0),), blocks=tuple(blocks()),
+        collectives=tuple(exchanges()),
+    )  # fmt: skip
+    times.save(folder / "times.json")
+    lines = ['model = "config.json"', 'cluster = "cluster.toml"', "global_batch = 8", "sequence = 16", 'precision = "fp32"']
+    lines += ['framework = "pytorch-gloo"', 'times = "times.json"', "[runs]", "micro_batch = 1", ""]
+    (folder / "job.toml").write_text("\n".join(lines))
+
+
+def _captured(folder: Path) -> None:
+    shutil.copyfile(CAPTURED, folder / "graph.json")
+    (folder / "job.toml").write_text(captured_text(read_graph(CAPTURED), "graph.json", "8xh100"))
+
+
 def _nccl_table(folder: Path) -> None:
     rows = [f"{1024 * 4**power},x,x,{10000 + 10.24 * 4**power},x,{11000 + 10.24 * 4**power}" for power in range(9)]
     (folder / "nccl").mkdir()
@@ -357,6 +381,8 @@ FORMATS: dict[str, Format] = {
     ),
     "plan.json": Format("plan.json", ("export plan.json --out tuned", "replay --plan plan.json --json"), _plan),
     "job.toml": Format("job.toml", tuple(command.format("job.toml") for command in ANSWERS), _job, "toml"),
+    "times.json": Format("times.json", ("replay job.toml --json", "diagnose job.toml --json"), _times),
+    "graph.json": Format("graph.json", ("replay job.toml --json",), _captured),
     "config.json": Format("config.json", (ON_CLUSTER.replace("gpt2-xl", "config.json").replace("cluster.toml", "h100"),), _config),
     "cluster.toml": Format("cluster.toml", ("replay --cluster cluster.toml --json", ON_CLUSTER), _cluster, "toml"),
     "device.toml": Format("device.toml", (ON_CLUSTER,), _device, "toml"),

@@ -5,6 +5,7 @@ Facts that no trace has are given with ``--set``, beside changes: `OPTIONS`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -69,7 +70,14 @@ def efficiency_facts(job: Job, scenario: Scenario, given: Mapping[str, float], i
         return {}
     change = scenario.cluster
     devices = change.ranks or (None if change.machines is None else len(change.machines.devices))
-    return efficiency(work_of(trace, change.machines, given, devices), iteration_us, what_ifs=bool(scenario.scales))
+    work = work_of(trace, change.machines, given, devices)
+    batch = math.prod(scale.factor for scale in scenario.scales if scale.what == "batch")
+    work = replace(
+        work,
+        tokens=None if work.tokens is None else work.tokens * batch,
+        flops=None if work.flops is None else work.flops * batch,
+    )
+    return efficiency(work, iteration_us, what_ifs=bool(scenario.scales))
 
 
 def work_of(trace: Trace | None, cluster: Cluster | None, given: Mapping[str, float], devices: int | None = None) -> Work:

@@ -16,7 +16,7 @@ from dpro_search.replay.sentences import WORTH_PCT
 _PARTS = ("compute", "exposed_communication", "waiting_for_ranks", "host_bound", "transfer")
 _SENTENCES = {
     "launch": "Host-bound: devices are idle for {host_bound:.0f} % of an iteration because nothing was launched; use CUDA graphs, "
-    "torch.compile or larger batches{unmeasured}.",
+    "torch.compile or larger batches (--what-if batch=2){unmeasured}.",
     "loading": "The training thread loads its input, or waits for it; use more num_workers of the DataLoader, pin_memory and "
     "prefetching.",
     "communication": "Communication that nothing hides takes {exposed_communication:.0f} % of an iteration ({hidden:.0f} % of "

@@ -88,6 +88,14 @@ class RecordedSteps(Job):
                 f"a step takes {time_text(step_us)} without the profiler, as given: host threads take {factor:.2f} times what they "
                 "take in the profile"
             )
+        for scale in self._scales:
+            if scale.what == "batch":
+                times = f"{scale.factor:g} times"
+                yield (
+                    f"with {times} the batch, kernels of the forward and backward pass take {times} as long, except for the "
+                    "shortest; host threads, the optimizer and communication take as long as recorded; the interval reaches to "
+                    "the step whose kernels take as long as recorded"
+                )
         if left_out := self.predictor.left_out:
             yield left_out
         residual_us, measured_us = self.predictor.clock_residual_us, self.predictor.measured_iteration_us

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
+from dpro_search.costmodel.roofline import LEAST_US
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.kernel_class import kernel_class
@@ -39,6 +40,14 @@ class OpSorts:
     def host(self) -> Bools:
         """Work of host threads, [n]."""
         found: Bools = (self.ops.kind == OpKind.HOST) & ~self._launching
+        return found
+
+    @cached_property
+    def of_samples(self) -> Bools:
+        """Kernels and copies of the forward and backward passes, which compute on the samples of a batch, [n]."""
+        computes = np.isin(self._of_events(self.trace.events.kind), (EventKind.KERNEL, EventKind.COPY))
+        optimizer = self.kernels.get("optimizer", np.zeros(len(self.ops), np.bool_)) | (self.ops.kind == OpKind.UPDATE)
+        found: Bools = computes & ~optimizer
         return found
 
     @cached_property
@@ -167,6 +176,8 @@ def scaled(sorts: OpSorts, step: int, graph: ReplayGraph, scale: Scale) -> Repla
     before_us = graph.duration_us
     if scale.what == "usual":
         return graph.with_durations(_usual(ops, np.flatnonzero(mine), before_us, scale))
+    if scale.what == "batch":
+        return graph.with_durations(_of_batch(sorts, mine, before_us, scale))
     if scale.what == "compile":
         return graph.with_durations(fused_us(sorts.trace, ops, np.flatnonzero(mine), before_us, scale))
     chosen, loading_us = sorts.of(scale)[mine], np.minimum(ops.loading_us[mine], before_us)
@@ -176,6 +187,15 @@ def scaled(sorts: OpSorts, step: int, graph: ReplayGraph, scale: Scale) -> Repla
         kept_us = loading_us if scale.what == "launch" else np.zeros(len(before_us))
         after_us = np.where(chosen, kept_us + (before_us - kept_us) * scale.factor, before_us)
     return graph.with_durations(after_us)
+
+
+def _of_batch(sorts: OpSorts, mine: Bools, before_us: Floats, scale: Scale) -> Floats:
+    """Durations with another batch: what kernels of the passes take above `LEAST_US` grows in proportion."""
+    chosen = sorts.of_samples[mine]
+    if not chosen.any():
+        raise InputError(f"'{scale.text}': the trace shows no kernels, of which a batch could have more")
+    after_us = before_us + (scale.factor - 1) * np.maximum(before_us - LEAST_US, 0.0)
+    return np.where(chosen, after_us, before_us)
 
 
 def _usual(ops: RecordedOps, mine: Ints, duration_us: Floats, scale: Scale) -> Floats:

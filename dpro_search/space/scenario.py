@@ -11,6 +11,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
     launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0  compile=1  where kernels and their launches were recorded
     unknown=0                                                                   where time is left that nothing explains
     module.Net_0.Block_1=0.5                                                    where modules were recorded
+    batch=2                                                                     twice the batch of a profile
     measured=17.8ms                                                             a step of a profile, measured without profiler
     rank3=usual  ranks0+1+2.communication=0.5                                   one of several ranks; collectives of a group
     stages=even                                                                 pipeline stages that compute equally long
@@ -56,15 +57,16 @@ ScaledPart = Literal[
     "compile",
     "stages",
     "unknown",
+    "batch",
 ]
 CLUSTER_SETTINGS = ("ranks", "cores", "rate", "recorded_on", "speeds", "delay")
 SCALES = ("compute", "bandwidth", "communication")
 _USUAL = "rankN"  # what `rank3=usual` is called where settings are listed
 _GROUP = re.compile(r"ranks(?P<ranks>\d+(?:\+\d+)+)\.communication=(?P<factor>[0-9.]+)x?")
 _OF_A_SORT = ("kernels", "collectives", "module")
-OP_SCALES = ("host", "launch", "loading", "unknown", "kernels", "collectives", "module", "compile", "stages", _USUAL)
+OP_SCALES = ("host", "launch", "loading", "unknown", "kernels", "collectives", "module", "compile", "stages", "batch", _USUAL)
 _SCALE = re.compile(
-    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|unknown|compile|(?:kernels|collectives|module)(?=\.))"
+    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|unknown|compile|batch|(?:kernels|collectives|module)(?=\.))"
     r"(?:\.(?P<only>(?<=module\.)[\w.]+|[a-z_]+))?=(?P<factor>[0-9.]+)x?"
 )
 
@@ -129,13 +131,17 @@ class Scale:
             group = tuple(sorted({int(rank) for rank in among["ranks"].split("+")}))
             return Scale(text=text, what="communication", factor=_number(text, among["factor"]), group=group)
         match = _SCALE.fullmatch(text.strip())
-        if not match or (match["rank"] and match["what"] == "bandwidth") or (match["only"] and match["what"] not in _OF_A_SORT):
+        if (
+            not match
+            or (match["rank"] and match["what"] in ("bandwidth", "batch"))
+            or (match["only"] and match["what"] not in _OF_A_SORT)
+        ):
             raise InputError(
                 f"'{text}': write compute=0.9, rank1.compute=0.9, bandwidth=2 or communication=0 (of a profile with kernels also "
                 "launch=0, loading=0, host=0.9, kernels.gemm=0.5, collectives.all_reduce=0, rank3=usual)"
             )
         factor = _number(text, match["factor"])
-        if match["what"] == "bandwidth" and factor <= 0:
+        if match["what"] in ("bandwidth", "batch") and factor <= 0:
             raise InputError(f"'{text}': the factor must be above 0")
         what: ScaledPart = match["what"]  # type: ignore[assignment]
         return Scale(text=text, what=what, factor=factor, rank=int(match["rank"]) if match["rank"] else None, only=match["only"])

@@ -82,6 +82,8 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     # Number in the job of each recorded rank, where only some were recorded or their numbers have gaps; empty: 0, 1, 2...
     rank_numbers: tuple[int, ...] = ()
     world_size: int | None = None  # Ranks of the job, recorded or not; None: not known.
+    # Recorded ranks (by their place) whose profile has launches of kernels, but no record of the device that ran them.
+    unrecorded_devices: tuple[int, ...] = ()
     devices: tuple[str, ...] = ()  # GPU of each rank, as its driver names it; empty: none, or not known.
 
     @property

@@ -392,6 +392,11 @@ class RecordedPredictor:
         return self._scaled(step, self._graph_of(step), scales)
 
     def _scaled(self, step: int, graph: ReplayGraph, scales: Sequence[Scale]) -> ReplayGraph:
+        if scales and self._trace.meta.unrecorded_devices:
+            raise InputError(
+                f"'{scales[0].text}': the trace has launches of kernels, but no record of the device that ran them, so that "
+                "what a change of the job would bring is unknown; record again with permission to profile the device"
+            )
         for scale in scales:
             scale = scale.at(self._trace.meta.numbers)
             if scale.what == "stages":

@@ -97,6 +97,6 @@ def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:
     columns = ("rank", "compute", "exposed comm.", "waits", "unknown", "idle", "host-bound", "came last")
     return [
         Table(title="ranks, per iteration", columns=columns, rows=ranks),
-        gains,
+        *([gains] if worth else []),
         critical_table(facts["critical_ops"]),
     ]

@@ -107,7 +107,8 @@ def findings(
             continue  # it is part of the finding about these steps (`stall_findings`)
         if answer.topic in _SENTENCES and answer.gain_pct >= WORTH_PCT:
             found.setdefault(answer.topic, answer)
-    unknown = unknown_time(sum(row.unknown_us for row in times) / max(len(times), 1), iteration_us)
+    unknown_us = sum(row.unknown_us for row in times) / max(len(times), 1)
+    unknown = unknown_time(unknown_us, iteration_us) if answers else ""  # Without answers, a warning says what is missing.
     gained = (
         f"{sentences[topic].format(**shares, **_about(answer, speeds, times))} With {answer.meaning}: "
         f"{_iteration(answer, average=stalls)}, {time_text(answer.gain_us)} ({answer.gain_pct:.1f} %) less "

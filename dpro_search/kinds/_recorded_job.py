@@ -147,6 +147,8 @@ class RecordedSteps(Job):
         return as_prediction(found, "extrapolated", self._peak_memory_bytes(plan))
 
     def more_facts(self, plan: Plan) -> dict[str, Any]:
+        if self.trace.meta.unrecorded_devices:
+            return {"notes": ["Unknown: the recording has launches of kernels, but no record of the device that ran them."]}
         prediction = self.replayed(plan)
         unknown = unknown_time(prediction.breakdown_us.get("unknown", 0.0), prediction.iteration_us)
         return {"notes": [unknown, *self._unknown_kernels()]} if unknown else {}

@@ -151,7 +151,8 @@ class _Builder:
         self._last_post_us = last_enqueues(trace, self._in_step)
         self._begin_us = float(events.start_us[self._in_step].min()) if self._in_step.any() else 0.0
         # Where no kernel ran, host threads compute themselves.
-        self._host_kind = OpKind.HOST if np.isin(events.kind, (EventKind.KERNEL, EventKind.COPY)).any() else OpKind.FORWARD
+        on_devices = np.isin(events.kind, (EventKind.KERNEL, EventKind.COPY, EventKind.UNKNOWN)).any()
+        self._host_kind = OpKind.HOST if on_devices or trace.meta.unrecorded_devices else OpKind.FORWARD
         self._numbers = trace.meta.numbers  # of the ranks in the job
         # When what an event waited for, beside its launch, had ended; by event.
         self._free_us = np.full(len(events), -np.inf)
@@ -287,6 +288,8 @@ class _Builder:
         the thread was at work from `begin_us` on.
         """
         complete_us = self._complete_us
+        # A thread of a rank whose device was not recorded launches and waits for what is not known.
+        kind = OpKind.UNKNOWN if self._rank_of_device[device] in self._trace.meta.unrecorded_devices else self._host_kind
         cursor_us, lead_us = begin_us, begin_us - self._begin_us
         last_step = -1
         waits: list[tuple[int, bool]] = []
@@ -309,7 +312,7 @@ class _Builder:
             last_step = step
             loading_us = _overlap_us(loading, cursor_us, time_us) if loading.size else 0.0
             stretch = Op(
-                device, time_us - cursor_us, self._host_kind, step, order, name,
+                device, time_us - cursor_us, kind, step, order, name,
                 about=about, known=known, lead_us=lead_us, loading_us=loading_us, end_us=time_us,
             )  # fmt: skip
             waiting += [(source, self._count + len(stretches), at_end) for source, at_end in waits]

@@ -116,6 +116,7 @@ def read(paths: Sequence[Path]) -> Trace:
             warnings=tuple(warnings),
             rank_numbers=() if numbers == tuple(range(len(records))) else numbers,
             world_size=_world_size(records),
+            unrecorded_devices=tuple(place for place, r in enumerate(records) if r.unrecorded_launches),
         ),
         names=names,
         events=Events(**events, **about, tensor=tensor),

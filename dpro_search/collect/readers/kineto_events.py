@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class Category(enum.IntEnum):
     RUNTIME = 3  # a call of the device's runtime or driver
     ANNOTATION = 4  # a span that the script or the framework marked on the host
     DEVICE_SYNC = 5  # CUPTI's record of a synchronisation, with what was waited for
+    UNREAD = 6  # of no known category: a device's or not, which shows when the whole file is read; then there are none
 
 
 _CATEGORY = {
@@ -59,6 +61,9 @@ _DROPPED_CATEGORY = {
     "overhead": "profiler overhead spans",
     "trace": "profiler window spans",
 }
+# Processes of a device, by what the profiler calls or labels them; and rows that only sum up what devices did, or repeat it.
+_DEVICE_PROCESS = re.compile(r"\b(?:GPU|NPU|XPU|HPU|MLU|TPU|DCU|MUSA|GCU|Gaudi|Ascend Hardware)\b", re.IGNORECASE)
+_SUMMARY_PROCESS = re.compile(r"Overlap Analysis|\b(?:HCCL|Communication|Freq|Utilization)\b", re.IGNORECASE)
 _FRAMES = "python_function"
 _MEMORY = "[memory]"
 _CPU = 0  # of c10::DeviceType
@@ -185,6 +190,8 @@ class _Columns:
     noting: list[bool] = field(default_factory=list)  # of each name
     telling: dict[str, bool] = field(default_factory=dict)  # whether a frame of a name tells where in the user's code a rank is
     dropped: Counter[str] = field(default_factory=Counter)
+    cats: _Interned = field(default_factory=_Interned)  # as the profile has them, of records of no known category
+    devices: dict[int | str, bool] = field(default_factory=dict)  # whether a described process is a device
     rows: int = 0
     origin_us: int | None = None
 
@@ -193,6 +200,7 @@ class _Columns:
         spans = [r for r in records if r.ph == "X"]
         if len(spans) < len(records):
             self._count_others(records)
+            self._describe_processes([r for r in records if r.ph == "M"])
             self._append_memory([r for r in records if r.ph == "i" and r.name == _MEMORY])
         categories = self.categories
         kept, frames = [], []
@@ -200,11 +208,11 @@ class _Columns:
             code = categories.get(r.cat)
             if code is None:
                 code = categories[r.cat] = _category(r.cat.lower())
-            if code < 0:
+            if code < 0 and r.cat.lower() in _DROPPED_CATEGORY:
                 if r.cat == _FRAMES and _is_possible(r) and self._tells_where(r.name):
                     frames.append(r)
                 else:
-                    self.dropped[_DROPPED_CATEGORY.get(r.cat.lower(), f"spans of category '{r.cat}'")] += 1
+                    self.dropped[_DROPPED_CATEGORY[r.cat.lower()]] += 1
             elif r.ts is None or r.dur is None:
                 self.dropped["spans without a start or a duration"] += 1
             elif not _is_possible(r):
@@ -218,6 +226,7 @@ class _Columns:
 
     def as_file(self, records: JsonRecords[SpanRecord]) -> KinetoFile:
         """All that was appended, with the fields that stood beside the records."""
+        self._read_devices()
         self._drop_copies()
         base = records.header.get("baseTimeNanoseconds")
         base_ns = base if isinstance(base, int) and abs(base) < 2**62 else 0
@@ -286,7 +295,8 @@ class _Columns:
         piece: dict[str, npt.NDArray[Any]] = {
             "start_us": start,
             "duration_us": duration,
-            "category": np.array([categories[r.cat] for r in kept], np.int8),
+            "category": np.array([categories[r.cat] if categories[r.cat] >= 0 else Category.UNREAD for r in kept], np.int8),
+            "cats": np.array([-1 if categories[r.cat] >= 0 else self.cats[r.cat] for r in kept], np.int32),
             "name": np.array([names[r.name] for r in kept], np.int32),
             "process": np.array([processes[r.pid] for r in kept], np.int32),
             "thread": np.array([threads[r.tid] for r in kept], np.int32),
@@ -303,6 +313,47 @@ class _Columns:
             if note is not None:
                 self.notes[self.rows + row] = note
         self.rows += len(kept)
+
+    def _describe_processes(self, records: list[SpanRecord]) -> None:
+        """Notes which processes are devices, from their names and labels."""
+        for r in records:
+            if r.args is None or r.name not in ("process_name", "process_labels"):
+                continue
+            text = bytes(r.args.described if r.name == "process_name" else r.args.labels).decode(errors="replace")
+            if _SUMMARY_PROCESS.search(text):
+                self.devices[r.pid] = False
+            elif _DEVICE_PROCESS.search(text):
+                self.devices.setdefault(r.pid, True)
+
+    def _read_devices(self) -> None:
+        """Records of no known category become kernels if they are of a device, else are left out.
+
+        They are of a device if their process is described as one, or if they have a stream and the correlation id of a call.
+        """
+        category, cats = self._joined("category", np.int8), self._joined("cats", np.int32)
+        unread = category == Category.UNREAD
+        self.parts["category"] = [category]
+        if not unread.any():
+            return
+        columns = {name: np.concatenate(self.parts[name]) for name in ("process", "stream", "correlation")}
+        described = np.array([self.devices.get(pid, False) for pid in self.processes])
+        summary = np.array([self.devices.get(pid, True) for pid in self.processes])
+        called = np.isin(columns["correlation"], columns["correlation"][category == Category.RUNTIME]) & (
+            columns["correlation"] > 0
+        )
+        launched = called & (columns["stream"] >= 0) & summary[columns["process"]]
+        annotates = np.array(["annotation" in cat.lower() for cat in self.cats])[np.maximum(cats, 0)]
+        on_device = unread & (described[columns["process"]] | launched) & ~annotates
+        category[on_device] = Category.KERNEL
+        kept = ~unread | on_device
+        texts = list(self.cats)
+        for number, count in zip(*np.unique(cats[~kept], return_counts=True), strict=True):
+            self.dropped[f"spans of category '{texts[number]}'"] += int(count)
+        for name, pieces in self.parts.items():
+            if not name.startswith(("frames.", "memory.")):
+                self.parts[name] = [np.concatenate(pieces)[kept]]
+        place = np.cumsum(kept) - 1
+        self.notes = {int(place[row]): note for row, note in self.notes.items() if kept[row]}
 
     def _times(self, kept: list[SpanRecord]) -> tuple[Floats, Floats]:
         """Start and duration of each span in us; the first span of all decides from when on starts count."""

@@ -36,7 +36,7 @@ def of_ranks(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:
 
 def of_job(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:
     """What is missing of the job as a whole."""
-    return [*_missing_ranks(ranks, numbers), *_communication(ranks), *_inference(ranks)]
+    return [*_missing_devices(ranks, numbers), *_missing_ranks(ranks, numbers), *_communication(ranks), *_inference(ranks)]
 
 
 def other_job(first: RankRecords, other: RankRecords) -> str:
@@ -90,6 +90,17 @@ def _of_some(text: str, rows: Sequence[tuple[int, int]]) -> str:
     if len(rows) == 1:
         return f"rank {rows[0][0]}: {counted}{text}"
     return f"{len(rows)} ranks ({numbers_text(number for number, _ in rows)}): {counted}{text}"
+
+
+def _missing_devices(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> Iterator[str]:
+    missing = [number for r, number in zip(ranks, numbers, strict=True) if r.unrecorded_launches]
+    if missing:
+        launches = sum(r.unrecorded_launches for r in ranks)
+        yield (
+            f"the profile of rank {numbers_text(missing)} has {launches} launches of kernels, but no record of the device that ran "
+            "them: what the device did is unknown, and no what-if can be answered; record again with permission to profile the "
+            "device (CUPTI needs NVreg_RestrictProfilingToAdminUsers=0 or CAP_SYS_ADMIN) and with ProfilerActivity.CUDA"
+        )
 
 
 def _missing_ranks(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> Iterator[str]:

@@ -45,6 +45,9 @@ class RecordArgs(msgspec.Struct, gc=False, frozen=True):
     allocated: int | None = msgspec.field(name="Total Allocated", default=-1)  # of an instant "[memory]"
     device_type: int | None = msgspec.field(name="Device Type", default=-1)
     sync_kind: str | None = msgspec.field(name="cuda_sync_kind", default=None)
+    # name, labels: Of a record of phase M, which describes a process.
+    described: msgspec.Raw = msgspec.field(name="name", default=msgspec.Raw())
+    labels: msgspec.Raw = msgspec.Raw()
     wait_stream: int | None = msgspec.field(name="wait_on_stream", default=-1)
     wait_record: int | None = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=-1)
 

@@ -37,6 +37,8 @@ _LABEL = re.compile(
 )
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 _OTHER_MARKS = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)")  # where steps are not marked, first found
+# Calls that launch kernels, of CUDA, HIP, SYCL and Level Zero, Ascend's CANN, and their drivers.
+_KERNEL_LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|KernelLaunch|AppendLaunch")
 _OPTIMIZER = ("Optimizer.step", "optimizer.step")
 _LOADING = ("enumerate(DataLoader)", "enumerate(DataPipe)")  # spans of torch.utils.data
 _HOST_KINDS = (Category.HOST_OP, Category.ANNOTATION, Category.RUNTIME)
@@ -156,6 +158,7 @@ class RankRecords:
     job: dict[str, Any]
     process: int | str | None = None
     host_waits: tuple[tuple[int, int], ...] = ()
+    unrecorded_launches: int = 0  # Calls that launched kernels, of a profile without a record of its device.
     dropped: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
 
@@ -230,6 +233,9 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> tuple[Ran
         job=info,
         dropped=dropped,
     )
+    if not on_device.any():
+        launches = np.array([bool(_KERNEL_LAUNCH.search(name)) for name in file.names] or [False])[result.name]
+        result.unrecorded_launches = int((launches & (kind == EventKind.RUNTIME)).sum())
     _find_launches(result)
     _assign_steps(result)
     _describe_collectives(result, file, rows, collectives_named)

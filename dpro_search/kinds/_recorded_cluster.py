@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dpro_search.cluster import Cluster, bundled
+from dpro_search.cluster import Cluster, Device, bundled
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.errors import InputError
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
@@ -85,7 +85,11 @@ def recorded_place(meta: TraceMeta, asked: Cluster | None = None, *, needed: boo
     if machine is None:
         if needed:
             raise InputError(f"the trace {why}; name the machine: --set recorded_on=hgx-h100, or a file")
-        return Recorded(cluster=None, ranks=ranks), f"the trace {why}; recorded_on=MACHINE names the machine"
+        device = _device(meta)
+        links = (
+            "" if device is None else f"; its kernels are scaled from the data sheet of {device.name}, its transfers are predicted"
+        )
+        return Recorded(cluster=None, ranks=ranks, device=device), f"the trace {why}{links}; recorded_on=MACHINE names the machine"
     hosts = len(set(meta.hosts))
     devices = machine.ranks_per_host
     if len(meta.hosts) == ranks and hosts > 1 and ranks % hosts == 0 and devices is not None and ranks // hosts < devices:
@@ -106,11 +110,18 @@ def _usual_machine(meta: TraceMeta) -> tuple[Cluster | None, str]:
     names = sorted(set(meta.devices))
     if not names:
         return None, "does not say on what GPUs it was recorded"
-    device = bundled.aliases("device").get(bundled.plain(names[0])) if len(names) == 1 else None
-    machine = None if device is None else bundled.usual_machine(device)
+    name = bundled.aliases("device").get(bundled.plain(names[0])) if len(names) == 1 else None
+    machine = None if name is None else bundled.usual_machine(name)
     if machine is None:
         return None, f"was recorded on {', '.join(names)}, of which no machine is known"
     return bundled.machine(machine), ""
+
+
+def _device(meta: TraceMeta) -> Device | None:
+    """The bundled GPU that a trace was recorded on; None: it is of several kinds, or not known."""
+    names = sorted(set(meta.devices))
+    name = bundled.aliases("device").get(bundled.plain(names[0])) if len(names) == 1 else None
+    return None if name is None else bundled.device(name)
 
 
 def _with_ranks(machine: Cluster, ranks: int) -> Cluster:

@@ -5,7 +5,8 @@ model of NCCL's collectives (`costmodel.nccl`), so that what a trace shows of it
 the ratio of what their op is predicted to take on both devices (`costmodel.devices.ratios`) where its shapes were recorded, else
 that of the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
 
-Where it is not known on what a job was recorded, transfers take model(target), and kernels what they took.
+Where the recorded links are not known, transfers take model(target). Where the recorded GPU is not known either, kernels take what
+they took, and the interval holds for any of the bundled GPUs.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
-from dpro_search.cluster import Cluster, bundled
+from dpro_search.cluster import Cluster, Device, bundled
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
 from dpro_search.costmodel.devices import OpSpec
 from dpro_search.costmodel.devices.ratios import OpRatios
@@ -57,10 +59,24 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """Where all ranks of a job were recorded, also those of which there is no profile; cluster None: not known."""
+    """Where all ranks of a job were recorded, also those of which there is no profile.
+
+    Attributes
+    ----------
+    cluster
+        None: it is not known.
+    device
+        The GPU, which may be known where the cluster is not; None: it is that of the cluster, or not known.
+    """
 
     cluster: Cluster | None
     ranks: int
+    device: Device | None = None
+
+    @property
+    def known_device(self) -> Device | None:
+        """The GPU that a profile was recorded on."""
+        return self.cluster.devices[0] if self.device is None and self.cluster is not None else self.device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +117,7 @@ def _kernels(
     trace: Trace, ops: RecordedOps, own_us: Floats, recorded: Recorded, target: Placed, found: Floats, assumed: list[str]
 ) -> None:
     """Sets the durations of kernels: middle, low, high."""
-    if recorded.cluster is None:
-        assumed.append("kernels, host threads, launches and copies take as long as recorded")
-        return
-    before, after = recorded.cluster.devices[0], target.cluster.devices[0]
+    before, after = recorded.known_device, target.cluster.devices[0]
     if before == after:
         return
     events = trace.events
@@ -114,44 +127,69 @@ def _kernels(
     kinds, place = np.unique(sorts, axis=1, return_inverse=True)
     order = np.argsort(place.reshape(-1), kind="stable")
     starts = np.searchsorted(place.reshape(-1)[order], np.arange(kinds.shape[1] + 1))
+    if before is None:
+        assumed.append(
+            "kernels, host threads, launches and copies take as long as recorded, because the recorded GPU is not known; the "
+            f"interval holds for any of the {len(_known_gpus())} bundled GPUs, and recorded_on=MACHINE narrows it"
+        )
+        for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
+            mine = kernels[order[starts[number] : starts[number + 1]]]
+            element = trace.dtypes[dtype] if dtype >= 0 else ""
+            of_gpus = [kernel_ratio(trace.names[name], element, device, after).middle for device in _known_gpus()]
+            found[1, mine], found[2, mine] = own_us[mine] * min(1.0, *of_gpus), own_us[mine] * max(1.0, *of_gpus)
+        return
     known = OpRatios(before, after)
     shaped = _op_ratios(trace, kinds, known)
     predicted_us = guessed_us = 0.0
     for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
         mine = kernels[order[starts[number] : starts[number + 1]]]
         of_op, element = shaped[number], trace.dtypes[dtype] if dtype >= 0 else ""
-        alike = None
+        alike, envelope = None, kernel_ratio(trace.names[name], element, before, after)
         if of_op is None:
             took_us = np.maximum(own_us[mine], LEAST_US)
             alike = known.of_times(kernel_class(trace.names[name]), product_precision(trace.names[name], element), took_us)
-        ratios: Sequence[float | Floats] = of_op or alike or kernel_ratio(trace.names[name], element, before, after)
+        ratios: Sequence[float | Floats] = of_op or alike or envelope
         predicted_us += float(own_us[mine].sum()) if of_op else 0.0
         guessed_us += float(own_us[mine].sum()) if alike else 0.0
         least = np.minimum(own_us[mine], LEAST_US)
-        for row, ratio in enumerate(ratios):
+        for row, ratio in enumerate(_within(ratios, envelope)):
             found[row, mine] = least + (own_us[mine] - least) * ratio
     whole_us = max(float(own_us[kernels].sum()), 1e-9)
     assumed += _said_of_kernels(before.name, after.name, predicted_us / whole_us, guessed_us / whole_us)
     assumed.append("host threads, launches and copies between host and device take as long as recorded")
 
 
+@cache
+def _known_gpus() -> tuple[Device, ...]:
+    """The bundled GPUs whose peaks and memories are known."""
+    devices = (bundled.device(name) for name in bundled.names("device"))
+    return tuple(one for one in devices if one.kind == "gpu" and one.memory_bytes_per_s and (one.peak.fp32 or one.peak.fp16))
+
+
+def _within(ratios: Sequence[float | Floats], envelope: Ratio) -> tuple[float | Floats, ...]:
+    """Ratios (middle, low, high) whose ends lie no further out than both rates that can bound a kernel allow, around the middle."""
+    middle, low, high = ratios
+    return middle, np.maximum(low, np.minimum(envelope.low, middle)), np.minimum(high, np.maximum(envelope.high, middle))
+
+
 def _said_of_kernels(before: str, after: str, predicted: float, guessed: float) -> Iterator[str]:
     """What parts of the kernels' time, and the rest of it, are multiplied by."""
     if predicted:
         yield (
-            f"products, convolutions and norms of known shapes ({predicted * 100:.0f} % of the kernels' time) take their time "
-            f"times the ratio of their predicted latencies on {before} and {after}"
+            f"GEMMs, convolutions and norms whose shapes were recorded ({predicted * 100:.0f} % of the kernels' time) are scaled "
+            f"by the ratio of their predicted latencies on {before} and {after}"
         )
     if guessed:
         yield (
-            f"products and attention of unknown shapes, or hardly longer than their launch ({guessed * 100:.0f} % of the kernels' "
-            f"time) change as square products, and as attention of the sequence, that take as long on {before}"
+            f"GEMMs and attention whose shapes were not recorded, or that are hardly longer than their launch "
+            f"({guessed * 100:.0f} % of the kernels' time), are scaled like square GEMMs, and like attention over one sequence, "
+            f"that take as long on {before}; a profile with record_shapes=True narrows the interval"
         )
     if predicted + guessed < _NEARLY_ALL:
         yield (
-            f"{'other kernels' if predicted or guessed else 'kernels'} take their time times the ratio of the peaks of {before} "
-            f"and {after} (roofline ratio: arithmetic of gemm, convolution and attention, memory of all others); the interval is "
-            "an estimate"
+            f"{'other kernels' if predicted or guessed else 'kernels'} are scaled by the ratio of the data sheets of {before} and "
+            f"{after}: of peak FLOP/s for GEMMs, convolutions and attention, of memory rates for all others; their interval is an "
+            "estimate, which a profile with record_shapes=True narrows"
         )
 
 

@@ -1,7 +1,9 @@
 """Intervals of recorded jobs: what the recording leaves open is part of them, and they never begin below what a device computes."""
 
 import json
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -160,3 +162,25 @@ def test_errors_of_good_recordings_are_part_of_the_intervals_already():
     assert replay_error(1050, 1000) == 0
     assert replay_error(1200, 1000) == pytest.approx(0.2)
     assert replay_error(1200, None) == 0
+
+
+class TestOtherDevices:
+    """A profile of one rank on a GPU, asked for another cluster."""
+
+    def asked(self, folder, device):
+        profile = kernels_and_loads(folder, (10,) * 4)
+        trace = replace(profile, meta=msgspec.structs.replace(profile.meta, devices=(device,) if device else ()))
+        return facts_of_job(job_of(trace), ReplayRequest(cluster="h200", changes=("loading=0",)))
+
+    @pytest.mark.parametrize("device", ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090", "NVIDIA H20"])
+    def test_kernels_of_a_gpu_without_a_usual_machine_are_scaled_by_its_data_sheet(self, tmp_path, device):
+        facts = self.asked(tmp_path, device)
+        assert facts["breakdown_us"]["compute"] != pytest.approx(100, rel=0.05)
+        assert any("data sheet of NVIDIA" in sentence for sentence in facts["cluster"]["left_out"])
+
+    @pytest.mark.parametrize("device", ["", "Accelerator 7"])
+    def test_an_unknown_gpu_gives_a_wide_interval_that_says_so(self, tmp_path, device):
+        facts = self.asked(tmp_path, device)
+        low, high = facts["interval_us"]
+        assert high > 3 * low
+        assert any("the recorded GPU is not known" in sentence for sentence in facts["cluster"]["left_out"])

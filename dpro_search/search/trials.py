@@ -63,8 +63,9 @@ def own_trials(evaluations: Evaluations, sampler: Sampler, journal: Journal, tri
 
     for number in range(trials):
         required = max(told, min(number, 1), number - window + 1)
-        if number < len(known):
-            required = _told(known[number])
+        earlier = known[number] if number < len(known) else None
+        if earlier is not None:
+            required = _told(earlier)
             if not told <= required <= number:
                 raise _strange(journal, number)
         while told < required:
@@ -75,9 +76,9 @@ def own_trials(evaluations: Evaluations, sampler: Sampler, journal: Journal, tri
             proposal = sampler.ask() if number else RECORDED
         except NoPlanLeftError:
             break
-        if number < len(known):
-            check_same(known[number], proposal, journal)
-            evaluations.remember(proposal.plan, known[number].prediction)
+        if earlier is not None:
+            check_same(earlier, proposal, journal)
+            evaluations.remember(proposal.plan, earlier.prediction)
         open_.append(_Open(number, proposal, required))
         evaluations.request(proposal.plan)
     while open_:
@@ -111,8 +112,9 @@ def islands_trials(evaluations: Evaluations, islands: Sequence[Island], journal:
             keyed.append(island.ask())
             proposal, prediction = keyed[-1].proposal, island.known_prediction(keyed[-1])
             if number < len(known):
-                check_same(known[number], proposal, journal)
-                prediction = known[number].prediction
+                earlier = known[number]
+                check_same(earlier, proposal, journal)
+                prediction = earlier.prediction
             if prediction is not None:
                 evaluations.remember(proposal.plan, prediction)
             evaluations.request(proposal.plan)

@@ -90,7 +90,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         ("trace digest", f"SHA-256 {info.trace_digest}"),
     ]
     names = {ranked.plan: ranked.name for ranked in (*result.plans, *result.front) if ranked.name}
-    names[Plan()] = f"as {gathered.job.origin}"
+    names[Plan()] = gathered.unchanged
     trials = trials_of_run(run / "trials.jsonl", result.trials, gathered.notes, names)
     if (work := gathered.job.work) is not None:
         for trial in trials:
@@ -148,6 +148,12 @@ class _Gathered:
             self.notes.append(doubt)
 
     @property
+    def unchanged(self) -> str:
+        """The name of the setting without a plan, as `Facts.unchanged`."""
+        usual = self.job.search_facts().get("baseline", {}).get("usual_plan")
+        return f"as {self.job.origin}" if usual is None else "usual plan"
+
+    @property
     def sample_validation(self) -> Validation | None:
         """Real runs that came with a bundled recording; None: it is none, or was never validated."""
         sample = None if self.trace is None else sample_of(self.path)
@@ -188,7 +194,7 @@ class _Gathered:
 
     def _settings(self, best: Plan | None, best_name: str) -> tuple[ParallelSetting, ...]:
         """The described setting of a parallel job and the best plan; empty for other jobs."""
-        described = self.job.parallel_setting(Plan(), f"as {self.job.origin}")
+        described = self.job.parallel_setting(Plan(), self.unchanged)
         planned = None if best is None else self.job.parallel_setting(best, best_name)
         return tuple(setting for setting in (described, planned) if setting is not None)
 

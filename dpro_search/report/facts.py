@@ -78,6 +78,12 @@ class Facts:
         return "described" if self.described else "recorded"
 
     @property
+    def unchanged(self) -> str:
+        """The name of the setting without a plan; a described job that leaves its setting open has a usual one."""
+        usual = (self.search or {}).get("baseline", {}).get("usual_plan")
+        return f"as {self.origin}" if usual is None else "usual plan"
+
+    @property
     def own_cluster(self) -> str:
         """The name of the cluster that the job was recorded on or described for, as a search calls it."""
         return f"the {self.origin} cluster"

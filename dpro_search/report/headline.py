@@ -71,12 +71,11 @@ class _Setting:
     measured_us: float | None = None
     measured_gain: str = ""
 
-    @property
-    def mark(self) -> Mark:
-        """Its line of the chart."""
+    def mark(self, *, short: bool) -> Mark:
+        """Its line of the chart; `short`: without the strategy, which a table below the chart has."""
         ran = "" if self.measured_us is None else f", measured {units.duration(self.measured_us)}"
         return Mark(
-            label=self.name,
+            label=self.name.partition(":")[0] if short else self.name,
             low=self.interval_us[0],
             middle=self.predicted_us,
             high=self.interval_us[1],
@@ -102,7 +101,7 @@ def plans_section(facts: Facts) -> Section | None:
     measured: Sequence[Mapping[str, Any]] = () if validation is None else _that_ran(validation)
     recorded_us = facts.replay["measured_iteration_us"]
     settings = [
-        _unchanged(search, validation, recorded_us, facts.origin),
+        _unchanged(search, validation, recorded_us, facts.unchanged),
         *(_planned(plan, measured) for plan in search["plans"] if plan["plan"]),
     ]
     ran = any(setting.measured_us is not None for setting in settings)
@@ -115,8 +114,8 @@ def plans_section(facts: Facts) -> Section | None:
     key = [("predicted", "predicted, with its interval")]
     if ran:
         key.append(("measured", "measured" if validation is not None else "measured in the recording"))
-    caption = f"Step time. The gain of a plan is not certain if its interval overlaps that of the {facts.origin} setting."
-    chart = whiskers("Step time of the best plans", [setting.mark for setting in settings], "step")
+    caption = f"Step time. The gain of a plan is not certain if its interval overlaps that of {_compared_with(facts)}."
+    chart = whiskers("Step time of the best plans", [setting.mark(short=bool(more)) for setting in settings], "step")
     rows = table("Best plans", columns, [setting.row(more, ran=ran) for setting in settings])
     reasons = bullets(search["reasons"]) if search.get("reasons") else None
     if more:  # what a plan yields, needs and costs decides as much as its time
@@ -128,12 +127,12 @@ def _that_ran(validation: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [*validation["plans"], *validation["refused"], *validation["failed"]]
 
 
-def _unchanged(search: Mapping[str, Any], validation: Mapping[str, Any] | None, recorded_us: float | None, origin: str) -> _Setting:
+def _unchanged(search: Mapping[str, Any], validation: Mapping[str, Any] | None, recorded_us: float | None, name: str) -> _Setting:
     """The setting without a plan; before a validation, what was measured is its iteration in the recording."""
     same, base = units.ratio(1.0), search.get("baseline", {})
     measured_us = recorded_us if validation is None else validation["baseline_us"]
     return _Setting(
-        name=f"as {origin}" + (f": {base['name']}" if "name" in base else ""),
+        name=name + (f": {base['name']}" if "name" in base else ""),
         predicted_us=search["baseline_us"],
         interval_us=search["baseline_interval_us"],
         gain=same,
@@ -301,7 +300,7 @@ def _predicted(facts: Facts, search: Mapping[str, Any]) -> Verdict:
     certain = [plan for plan in plans if plan["gain_certain"]]
     best = (certain or plans or list(search["plans"]))[0]
     name, speedup, unchanged = best["name"], units.ratio(best["speedup"]), f"{facts.origin} setting"
-    than = _compared_with(facts, search)
+    than = _compared_with(facts)
     tiles = _predicted_tiles(facts, search, best)
     if not search["feasible"]:
         return Verdict("open", "Nothing fits", "No plan stays within the memory limit", f"{name} {best['infeasible']}.", tiles)
@@ -321,10 +320,9 @@ def _predicted(facts: Facts, search: Mapping[str, Any]) -> Verdict:
     return Verdict("open", NOT_CERTAIN, "No certain gain was found", sentence, tiles)
 
 
-def _compared_with(facts: Facts, search: Mapping[str, Any]) -> str:
+def _compared_with(facts: Facts) -> str:
     """The setting that speed-ups refer to."""
-    usual = search.get("baseline", {}).get("usual_plan")
-    return f"the {facts.origin} setting" if usual is None else "the usual plan"
+    return "the usual plan" if facts.unchanged == "usual plan" else f"the {facts.origin} setting"
 
 
 def _predicted_tiles(facts: Facts, search: Mapping[str, Any], best: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
@@ -332,7 +330,7 @@ def _predicted_tiles(facts: Facts, search: Mapping[str, Any], best: Mapping[str,
     recorded_us = facts.replay["measured_iteration_us"]
     known = "" if recorded_us is None else f"; measured {units.duration(recorded_us)}"
     base = f"predicted, {units.interval((base_low, base_high))}{known}"
-    compared = _compared_with(facts, search).removeprefix("the ").capitalize()
+    compared = _compared_with(facts).removeprefix("the ").capitalize()
     tiles = [
         ("Best plan", units.duration(best["predicted_iteration_us"]), f"predicted, {units.interval((low, high))}"),
         (compared, units.duration(search["baseline_us"]), base),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
     from markupsafe import Markup
 
-_LONGEST = 300
+_LONGEST = 600
 
 
 class Element(Protocol):

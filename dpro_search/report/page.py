@@ -45,7 +45,7 @@ def render(facts: Facts) -> str:
         cluster_section(facts.cluster, facts.own_cluster),
         *(_of_settings(facts) if facts.settings else _of_ranks(facts)),
         groups_section(facts.groups),
-        search_section(facts.trials, facts.origin),
+        search_section(facts.trials, facts.unchanged),
         quality_section(
             facts.held_out,
             facts.terms,

@@ -144,12 +144,13 @@ def comparison_section(settings: Sequence[ParallelSetting]) -> Section:
         (_SETTINGS.get(name, name.replace("_", " ")), *(_value(setting.strategy, name) for setting in settings)) for name in names
     ]
     chosen = [row for row in chosen if any(value != _NONE for value in row[1:])]
+    title = "The usual plan" if settings[0].name == "usual plan" else "The described setting"
     if len(settings) == 1:
-        return Section("settings", "The described setting", [element("provenance", [*rows, *chosen], ())])
+        return Section("settings", title, [element("provenance", [*rows, *chosen], ())])
     chosen.sort(key=lambda row: len(set(row[1:])) == 1)
     columns = ("", *(f"{setting.short_name}#" for setting in settings))
     tables = [table("Predictions", columns, rows), table("Strategy", columns, chosen)]
-    return Section("settings", "The described setting and the best plan", tables)
+    return Section("settings", f"{title} and the best plan", tables)
 
 
 def parts_section(settings: Sequence[ParallelSetting], sentences: Sequence[str]) -> Section:

@@ -29,19 +29,19 @@ def pareto_front(trials: Sequence[_TRIAL]) -> list[_TRIAL]:
     return best_so_far(known)
 
 
-def search_section(trials: Sequence[_TRIAL], origin: str = "recorded") -> Section | None:
+def search_section(trials: Sequence[_TRIAL], unchanged: str = "as recorded") -> Section | None:
     """Progress, and the front of time against memory where plans differ in memory; None without trials.
 
-    `origin` is where the setting without a plan comes from.
+    `unchanged` is the name of the setting without a plan.
     """
     if not trials:
         return None
     front = pareto_front(trials)
     memories = {trial["peak_memory_bytes"] for trial in trials} - {None}
-    return Section("search", "The search", [_progress(trials, origin), *(_front(trials, front) if len(memories) > 1 else [])])
+    return Section("search", "The search", [_progress(trials, unchanged), *(_front(trials, front) if len(memories) > 1 else [])])
 
 
-def _progress(trials: Sequence[_TRIAL], origin: str) -> Element:
+def _progress(trials: Sequence[_TRIAL], unchanged: str) -> Element:
     best = best_so_far(trials)
     steps = [(trial["number"], trial["iteration_us"]) for trial in best]
     if steps:
@@ -57,7 +57,7 @@ def _progress(trials: Sequence[_TRIAL], origin: str) -> Element:
         steps,
         ("trial", f"step, {unit}"),
         (1.0, unit_us),
-        (unchanged_us, f"as {origin}"),
+        (unchanged_us, unchanged),
     )
     numbers = table(
         "Trials that were the best so far",
@@ -70,7 +70,7 @@ def _progress(trials: Sequence[_TRIAL], origin: str) -> Element:
         if best
         else "No trial stays within the memory limit."
     )
-    key = [("dot", "a trial"), ("best", "best so far"), ("reference", f"as {origin}")]
+    key = [("dot", "a trial"), ("best", "best so far"), ("reference", unchanged)]
     return figure(chart, f"{which} and the best so far. {last}", numbers, key + _key_of_refused(trials))
 
 

@@ -64,10 +64,13 @@ def cluster_section(cluster: Mapping[str, Any] | None, own: str) -> Section | No
     """The cluster that predictions are for, and assumptions about it; None for the job's `own` cluster without assumptions."""
     if cluster is None or (cluster["name"] == own and not cluster["assumed"]):
         return None
+    assumptions = bullets([f"{each}." for each in cluster["assumed"]]) if cluster["assumed"] else None
+    if cluster["name"] == own:
+        return Section("cluster", "Assumptions", [assumptions])
     ranks = units.count(cluster["ranks"], "rank")
     sentence = f"All predictions on this page are for {cluster['name']}, {ranks}. Nothing was measured there."
-    sentences = [f"Assumed: {each}." for each in cluster["assumed"]]
-    return Section("cluster", "Cluster", [paragraph(sentence), bullets(sentences) if sentences else None])
+    assumed = None if assumptions is None else paragraph("Assumptions:")
+    return Section("cluster", "Cluster", [paragraph(sentence), assumed, assumptions])
 
 
 def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, origin: str = "recorded") -> Section:

@@ -127,4 +127,6 @@ def test_a_search_lists_plans_with_what_they_yield_need_and_cost(job, tmp_path):
     assert {"predicted", "interval", "tokens a second", "MFU", "peak memory"} <= columns
     front = page.text.split("Plans on the front")[-1].split("How far to trust")[0]
     assert "as recorded" not in page.text
+    assert "The usual plan and the best plan" in page.text
+    assert "as described" not in page.text
     assert re.search(r"tp \d+, .*micro-batch \d+", front)

@@ -59,11 +59,11 @@ _COMMUNICATION_KERNELS: tuple[tuple[re.Pattern[str], CollectiveKind, str], ...] 
         (r"userbuffers_\w*_ag(?:_|\b)\w*", CollectiveKind.ALL_GATHER, "Transformer Engine, as above"),
         (r"userbuffers_push(?:send|recv)\w*|kuserbuffers_\w*", CollectiveKind.SEND, "Transformer Engine, as above"),
         (r"userbuffers_\w*", CollectiveKind.ALL_REDUCE, "Transformer Engine, as above"),
-        (r"^Memcpy PtoP", CollectiveKind.SEND, "CUPTI: CUPTI_ACTIVITY_MEMCPY_KIND_PTOP, a copy between two devices"),
+        (r"^Memcpy ?P(?:to|2)P", CollectiveKind.SEND, "CUPTI: CUPTI_ACTIVITY_MEMCPY_KIND_PTOP, a copy between two devices"),
     )
 )  # fmt: skip
 # One device writes to or reads from another without its taking part.
-_ONE_SIDED = re.compile(r"^Memcpy PtoP|shmem\w*(?:put|get|rma)", re.IGNORECASE)
+_ONE_SIDED = re.compile(r"^Memcpy ?P(?:to|2)P|shmem\w*(?:put|get|rma)", re.IGNORECASE)
 _COMPUTES = re.compile(
     r"gemm|matmul|cutlass|cublas|xmma|conv|attn|attention|softmax|norm|fusion|fused|swiglu|silu|gelu|quant|embedding", re.IGNORECASE
 )

@@ -30,6 +30,7 @@ KNOWN = (
     "void tensorrt_llm::kernels::oneShotAllReduceKernel<__half, 8, true>(void*)",
     "void userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<8>(int)",
     "Memcpy PtoP (Device -> Device)",
+    "MemcpyP2P",
 )
 COMPUTE = (
     "sm90_xmma_gemm_bf16",

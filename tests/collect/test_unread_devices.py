@@ -75,6 +75,7 @@ def test_a_device_without_records_is_unknown_and_what_needs_it_is_refused(tmp_pa
     assert facts["breakdown_us"]["compute"] == 0
     for change in ("compute=0.5", "communication=0", "host=0.5", "launch=0"):
         assert "no record of the device" in fails_in_one_line(2, "replay", tmp_path / "T", "--what-if", change)
+    assert "no record of the device" in fails_in_one_line(2, "run", tmp_path / "T", "--out", tmp_path / "RUN")
     diagnosis = json.loads(succeeds("diagnose", tmp_path / "T", "--json"))
     assert diagnosis["gains"] == []
     assert "8 launches of kernels, but no record of the device" in diagnosis["warnings"][0]

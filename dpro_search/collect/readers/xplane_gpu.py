@@ -21,7 +21,7 @@ from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import parse, text
-from dpro_search.collect.recorded_names import collective_kind_of
+from dpro_search.collect.recorded_names import collective_kind_of, communicates, kernel_communication
 from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, Trace, TraceMeta
 from dpro_search.errors import TraceFormatError
 
@@ -54,7 +54,7 @@ class _Item:
     @property
     def kind(self) -> EventKind:
         operation = str(self.stats.get("hlo_op", ""))
-        if _COMM.search(self.name) or (_COMM.match(operation) and not _COPY.search(self.name)):
+        if communicates(self.name) or _COMM.search(self.name) or (_COMM.match(operation) and not _COPY.search(self.name)):
             return EventKind.COLLECTIVE
         return EventKind.COPY if _COPY.search(self.name) or "memcpy_details" in self.stats else EventKind.KERNEL
 
@@ -63,7 +63,7 @@ class _Item:
         """By XLA's operation, which the kernel carries out; else by the kernel's name."""
         if self.kind is not EventKind.COLLECTIVE:
             return CollectiveKind.UNKNOWN
-        kinds = map(collective_kind_of, (str(self.stats.get("hlo_op", "")), self.name))
+        kinds = (collective_kind_of(str(self.stats.get("hlo_op", ""))), kernel_communication(self.name))
         return next((kind for kind in kinds if kind is not CollectiveKind.UNKNOWN), CollectiveKind.UNKNOWN)
 
     @property

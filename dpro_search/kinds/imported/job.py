@@ -30,6 +30,8 @@ class Imported(RecordedSteps):
         kinds = np.unique(events.collective_kind[events.kind == EventKind.COLLECTIVE]).tolist()
         if self.trace.meta.format != "kineto":
             return super().nothing_to_search
+        if self.trace.meta.unrecorded_devices:
+            return "the trace has launches of kernels, but no record of the device that ran them: there is nothing to search"
         if not kinds:
             return (
                 "the trace shows no collective (one process, inference, or a profile without its communication): there is nothing "

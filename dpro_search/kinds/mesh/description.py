@@ -50,6 +50,16 @@ MOST = 10**9  # sequences, samples, tokens
 _LONGEST_US = 1e12
 CPU_FRAMEWORK = "pytorch-gloo"
 _USUAL_BYTES_PER_S = 1e10  # that a core moves, before it is measured
+NOT_YET: Mapping[str, tuple[str, ...]] = {  # what the file has no words for, by parts of keys that people write
+    "adapters (LoRA, QLoRA)": ("lora", "adapter"),
+    "states of the optimizer in other types than fp32": ("optimizer_dtype", "optimizer_state", "8bit", "moment", "exp_avg"),
+    "offloading to the host": ("offload",),
+    "the kernel of attention": ("attention", "attn", "flash"),
+    "a loss in tiles or chunks": ("tiled", "chunked", "fused_loss", "liger"),
+    "experts that share ranks in another way than ep and etp": ("expert_tensor", "expert_model", "moe_"),
+    "the DualPipe of DeepSeek-V3": ("dualpipe", "dual_pipe"),
+}
+_NO_OPTIMIZERS = ("adamw8bit", "adam8bit", "adafactor", "lion", "sgd", "muon", "lamb", "shampoo")
 _PATH = re.compile(r" - at `\$\.?([\w.]*)[^`]*`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
@@ -186,6 +196,11 @@ class MeshDescription(Description):
         return self.cluster.groups[0].host.device
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether the model or its times come from the job itself, as eager or compiled as it is."""
+        return isinstance(self.fixed.model, CapturedModel) or self.times is not None
+
+    @property
     def gpu_vendor(self) -> str:
         """Of the device, where it is a GPU."""
         return self.device.vendor if self.device.kind == "gpu" else ""
@@ -204,7 +219,7 @@ class MeshDescription(Description):
     @property
     def possible_runtimes(self) -> tuple[Runtime, ...]:
         """Beside `runtime`, eager and compiled, where the file does not say which the job is."""
-        if self.compiled is not None or not FRAMEWORKS[self.framework].compiles or isinstance(self.fixed.model, CapturedModel):
+        if self.compiled is not None or not FRAMEWORKS[self.framework].compiles or self.is_recorded:
             return ()
         return tuple(as_compiled(self.runtime, compiled=compiled) for compiled in (False, True))
 
@@ -259,7 +274,7 @@ def described(path: Path) -> MeshDescription | None:
     if found.compiled is not None and not framework.compiles:
         those = ", ".join(name for name, each in FRAMEWORKS.items() if each.compiles)
         file.fail("compiled", f"{found.framework} has no eager and compiled form (those that have: {those}); leave it out")
-    if found.compiled is None and framework.compiles and not isinstance(model, CapturedModel):
+    if found.compiled is None and framework.compiles and times is None and not isinstance(model, CapturedModel):
         warnings = (*warnings, "'compiled' is not given: the interval holds eager and compiled (torch.compile) steps")
     try:
         cluster = with_known_devices(cluster, found.precision, found.framework, times)
@@ -512,10 +527,17 @@ def _converted(file: File, values: Mapping[str, Any]) -> JobFile:
     tables = {"runs": MeshSettings, "model.times": MeasuredBlock, "model": ModelTable}
     known = next((table.__struct_fields__ for name, table in tables.items() if key.startswith(name)), JobFile.__struct_fields__)
     if unknown := _UNKNOWN.match(what):
+        topic = next((words for words in NOT_YET if any(word in unknown[1].lower() for word in NOT_YET[words])), None)
+        if topic is not None:
+            file.fail(f"{key}.{unknown[1]}" if key else unknown[1], f"{topic} cannot be said yet: the prediction would be without")
         file.fail(f"{key}.{unknown[1]}" if key else unknown[1], f"unknown key; {_near(unknown[1], known)}")
     if missing := _MISSING.match(what):
         file.fail(key, f"'{missing[1]}' is missing; 'dpro-search describe' writes a complete file")
     if value := _VALUE.match(what):
+        if value[1].strip("'").lower() in _NO_OPTIMIZERS and key == "optimizer":
+            file.fail(key, f"{value[1]} cannot be said yet: only Adam with two moments in fp32 can")
+        if key == "runs.schedule" and value[1].strip("'").lower().replace("-", "") in ("dualpipe", "dualpipev3"):
+            file.fail(key, "the DualPipe of DeepSeek-V3 cannot be said yet; dual-pipe-v is its variant with one copy of each layer")
         file.fail(key, _unknown(value[1].strip("'"), _choices(key)))
     if expected := _EXPECTED.match(what):
         return file.fail(key, f"must be {_KINDS.get(expected[1], expected[1])}, not {_KINDS.get(expected[2], expected[2])}")

@@ -13,7 +13,7 @@ from dpro_search.cli._shared_options import JsonOption
 def _communication_lines(matched: int, unmatched: int, ranks: int) -> list[str]:
     """How much communication was recorded, and whether its parts on different ranks are known to belong together."""
     if not matched and not unmatched:
-        return ["communication: none was recorded"]
+        return ["communication: no operation of a known library was recorded"]
     parts = f"{unmatched} {'operation' if unmatched == 1 else 'operations'} of one rank"
     if ranks == 1:
         return [f"communication: {parts}; no other rank was recorded, so that waiting for other ranks is part of their time"]

@@ -73,7 +73,9 @@ _COMPILED_KERNEL = re.compile(r"^triton_(?:poi|red|per|tem|for)_")
 _GENERAL_KERNEL = re.compile(r"^(?:void )?(?:at::|Mem(?:cpy|set)\b)", re.IGNORECASE)
 # Ops of frameworks and libraries that do nothing but communicate.
 _COMMUNICATION_OP = re.compile(
-    r"^(?:c10d::|_?c10d_functional::|record_param_comms$|symm_mem::|deep_ep|nvshmem|(?:nccl|rccl|hccl|xccl|oneccl|mccl|cncl|ucc|ucx|mpi):)"
+    r"^(?:c10d::|_?c10d_functional::|record_param_comms$|symm_mem::|deep_ep|nvshmem|(?:nccl|rccl|hccl|xccl|oneccl|mccl|cncl|ucc|ucx|mpi):"
+    # A library's own op with the name of a collective (vLLM's _C_custom_ar::all_reduce); FSDP's of these names copy.
+    r"|(?!aten::|prims::|fsdp::)\w+::_?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)\w*$)"
 )
 _DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "byte": "uint8", "unsigned char": "uint8", "char": "int8",

@@ -96,6 +96,14 @@ def test_a_kernel_of_a_collective_that_nobody_knows_is_unknown_and_is_named(tmp_
     assert "ring_step_kernel" in succeeds("replay", tmp_path / "T")
 
 
+@pytest.mark.parametrize(
+    ("op", "unknown"), [("_C_custom_ar::all_reduce", 5), ("aten::all_reduce_like", 0), ("fsdp::all_gather_copy_in", 0)]
+)
+def test_an_op_with_the_name_of_a_collective_is_one_of_communication(tmp_path, op, unknown):
+    trace = job(tmp_path, "ring_step_kernel(float*)", op=op)
+    assert (trace.events.kind == EventKind.UNKNOWN).sum() == unknown
+
+
 def test_what_an_op_of_communication_copies_or_computes_stays_what_it_is(tmp_path):
     trace = job(tmp_path, "void at::native::vectorized_elementwise_kernel<4>(int)")
     assert not (trace.events.kind == EventKind.UNKNOWN).any()

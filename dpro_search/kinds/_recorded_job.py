@@ -108,8 +108,8 @@ class RecordedSteps(Job):
         ranks, world = self.trace.meta.ranks, self.trace.meta.world_size or round(self.trace.meta.number_knob(WORLD_SIZE, 0))
         if world > ranks:
             yield (
-                f"the job has {world} ranks, of which {ranks} {'is' if ranks == 1 else 'are'} here: the others compute as "
-                f"{'it does' if ranks == 1 else 'these do'}, and what was waited for them stays"
+                f"the job has {world} ranks, but only {ranks} {'was' if ranks == 1 else 'were'} imported: the others are taken to "
+                f"compute like {'it' if ranks == 1 else 'these'}, and the recorded waits for them do not change"
             )
 
         needs = self.trace.dependencies
@@ -171,11 +171,13 @@ class RecordedSteps(Job):
         constants, meta = machine_constants(), self.trace.meta
         steps = len(self.predictor.iterations_us)
         ranks = f"{meta.ranks} {'rank' if meta.ranks == 1 else 'ranks'}"
-        own = f"{steps} measured iterations of {ranks}" if steps > 1 else f"one step of {ranks}: no spread was measured"
-        spread = f"{own}; the spread of other jobs' profiles counts as {constants.gpu.step_spread_steps:g} more"
+        own = f"{steps} measured iterations of {ranks}" if steps > 1 else f"one step of {ranks}, whose spread was not measured"
+        spread = f"where 9 of 10 further steps should lie, from {own} and the usual spread of steps in profiles of other jobs"
+        if self.replay_error:
+            spread += f"; the replay of the recorded setting is off by {self.replay_error * 100:+.0f} %, which is included"
         if self._elsewhere is not None:
-            models = "errors of the model of NCCL's collectives on systems left out of its fit, and an estimate for kernels"
-            return Calibration(calibrated=False, model_error=(0.0, 0.0), widening=1.0, on=own, rests_on=f"{spread}; {models}")
+            models = "the errors of predicted NCCL collectives on systems left out of the fit, and an estimate for kernels"
+            return Calibration(calibrated=False, model_error=(0.0, 0.0), widening=1.0, on=own, rests_on=f"{spread}; also {models}")
         return Calibration(
             calibrated=steps > 1,
             model_error=(constants.gpu.replay_error, constants.gpu.replay_error),

@@ -24,7 +24,7 @@ def test_many_numbers_are_runs_and_an_ellipsis(numbers, text):
 
 def test_missing_ranks_are_named(tmp_path):
     path = small_job().write(tmp_path / "trace.json", header=distributed(0, 16))
-    assert "of the job's 16 ranks, rank 0 is here; ranks 1 to 15 are not" in warnings_of(path)[0]
+    assert "the job has 16 ranks, but only rank 0 was imported: how long collectives wait for ranks 1 to 15" in warnings_of(path)[0]
 
 
 def test_warnings_of_many_ranks_are_one(tmp_path):

@@ -107,9 +107,12 @@ def _missing_ranks(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> Iter
     world = max((r.world_size or 0 for r in ranks), default=0)
     missing = sorted(set(range(min(world, _MOST_RANKS))) - set(numbers))
     if missing:
-        here = f"rank{'s' if len(numbers) > 1 else ''} {numbers_text(numbers)} {'are' if len(numbers) > 1 else 'is'} here"
-        gone = f"rank{'s' if len(missing) > 1 else ''} {numbers_text(missing)} {'are' if len(missing) > 1 else 'is'} not"
-        yield f"of the job's {world} ranks, {here}; {gone}: how long they are waited for is part of the collectives, and stays"
+        here = f"rank{'s' if len(numbers) > 1 else ''} {numbers_text(numbers)}"
+        gone = f"rank{'s' if len(missing) > 1 else ''} {numbers_text(missing)}"
+        yield (
+            f"the job has {world} ranks, but only {here} {'were' if len(numbers) > 1 else 'was'} imported: how long collectives "
+            f"wait for {gone} is not known, so that these waits do not change in what-ifs"
+        )
 
 
 def _communication(ranks: Sequence[RankRecords]) -> Iterator[str]:

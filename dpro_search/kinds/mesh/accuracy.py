@@ -62,7 +62,10 @@ class Accuracy:
         """For the output of verbs."""
         low, high = self._ratio_of(domain, vendor)
         half = max(1 - low, high - 1)
-        on = f"{self.on}: {domain}; of sources that were left out, {self.coverage:.0%} of runs were within"
+        on = (
+            f"{self.on}, for jobs like this one ({domain}); {self.coverage:.0%} of the runs of a source lie within the interval "
+            "when that source is left out of the fit"
+        )
         if vendor and vendor not in _MANY_RUNS:
             on += f"; few are of GPUs of {vendor}, so that the interval is wider"
         return Calibration(calibrated=True, model_error=(half, half), widening=1.0, on=on)

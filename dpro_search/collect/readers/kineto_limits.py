@@ -35,7 +35,7 @@ def of_ranks(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:
 
 
 def of_job(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:
-    """What is missing of the job as a whole."""
+    """Warnings about what the profiles lack of the job as a whole."""
     return [*_missing_devices(ranks, numbers), *_missing_ranks(ranks, numbers), *_communication(ranks), *_inference(ranks)]
 
 
@@ -66,7 +66,7 @@ def two_jobs(ranks: Sequence[RankRecords], matches: Sequence[Match], numbers: Se
 
 
 def leave_out_cut_steps(r: RankRecords) -> None:
-    """Of the first and the last recorded step, those that have far fewer device ops than the others are no steps."""
+    """Leave out the first and the last recorded step if they have far fewer device ops than the others."""
     device = r.step[r.on_device & (r.step >= 0)]
     steps, counts = np.unique(device, return_counts=True)
     if len(steps) < 3:

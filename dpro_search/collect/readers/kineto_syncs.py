@@ -47,7 +47,7 @@ def call_of_correlation(r: RankRecords) -> dict[int, int]:
 
 
 def _recorded(r: RankRecords, device: DeviceOps) -> Pairs:
-    """From CUPTI's records of calls that waited."""
+    """Waits of calls that CUPTI recorded."""
     pairs = []
     call_of = call_of_correlation(r)
     for kind, stream, correlation, wait_stream, wait_record in r.syncs:
@@ -128,7 +128,7 @@ def _stream_of(r: RankRecords, device: DeviceOps, call: int, streams: list[int],
 
 
 def _of_others(r: RankRecords, device: DeviceOps, evidence: Evidence) -> Pairs:
-    """Of calls that wait for an event, copy or free: the op that ended last while they were blocked, if they were."""
+    """Calls that wait for an event, copy or free memory, and the op that ended last while each was blocked."""
     candidates = {}
     for call in _unrecorded(r, EVENT_WAITS, MEMORY_WAITS):
         start_us, end_us = float(r.start_us[call]), float(r.end_us[call])

@@ -97,7 +97,7 @@ def test_report_of_the_run_and_of_the_description(job, run, tmp_path):
     assert "llama3-8b" in (tmp_path / "run.html").read_text()
     verb("report", job, "--out", tmp_path / "job.html")
     page = (tmp_path / "job.html").read_text()
-    assert "The job was described, not recorded" in page
+    assert "the job was described, not recorded" in page
     assert "Nothing was measured of a described job" in page
     assert "recorded durations" not in page
 

@@ -1,5 +1,6 @@
 """Errors of wrong input: one line that says what is wrong, and what to do."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -83,4 +84,4 @@ def test_a_plan_whose_memory_is_not_known_keeps_no_limit(folder, monkeypatch, ca
     with pytest.raises(SystemExit):
         main(["run", "sharded", "--trials", "4", "--sampler", "mcmc", "--memory-limit", str(2**20), "--out", "limited"])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "No plan keeps the memory limit. The plan with the least memory needs 307 MiB" in printed
+    assert re.search(r"No plan keeps the memory limit. The plan with the least memory needs 30\d\.\d MiB", printed)

@@ -176,7 +176,7 @@ def test_one_folder_serves_a_plan_of_several_systems(tmp_path):
     readme = (tmp_path / "out" / "README.md").read_text()
     for helper in ("planned_averages", "planned_step", "planned_gradients"):
         assert helper in readme
-    assert "Expect 80.0 ms an iteration (75.0 to 85.0 ms, nine times in ten) in place of 100.0 ms: 1.25x" in readme
+    assert "Expect 80.0 ms an iteration (75.0 - 85.0 ms, nine times in ten) in place of 100.0 ms: 1.25x" in readme
 
 
 def test_a_readme_is_five_lines_at_most_for_one_system(tmp_path):

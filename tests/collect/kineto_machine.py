@@ -74,7 +74,7 @@ def run_graph(program: Sequence[Launch], steps: int, *, jitter_us: float = 0.0, 
 def show_wait(profile: Profile, wait: Synchronize, now: float, until: float) -> None:
     """Write what a profile shows of a wait."""
     if wait.shown_as == "op":
-        profile.op("deep_ep::dispatch", now - 8, until - now + 8)
+        profile.op("experts::read_counts", now - 8, until - now + 8)
     elif wait.shown_as in ("queries", "ops"):
         poll_us = (until - now) / 20
         for i in range(20):

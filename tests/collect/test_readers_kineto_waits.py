@@ -350,7 +350,7 @@ def test_a_host_that_asks_again_and_again_may_wait_for_an_op_before_the_last_one
 VARYING, AFTER_IT = [4000, 4100, 3950, 4020, 4050], [4021, 4120, 3972, 4040, 4071]
 
 
-@pytest.mark.parametrize("span", ["", "deep_ep::dispatch"])
+@pytest.mark.parametrize("span", ["", "experts::read_counts"])
 def test_a_host_that_goes_on_a_constant_time_after_a_kernel_waited_for_it(tmp_path, span):
     assert silent_host(tmp_path, ends_us=VARYING, returns_us=AFTER_IT, span=span) == {("compute", NAME)}
 

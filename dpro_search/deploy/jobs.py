@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,6 +62,9 @@ class Paced:
     times: Callable[[Plan], bytes]
     # Where the time of a plan's steps went behind a warm-up, by what ranks wrote into a folder (`in_job/dpro_search_spans.py`).
     split: Callable[[Plan, Path, int], ComparedSplit | None]
+
+
+PROBE_S = 60.0  # of a job that is started to see whether its script follows a plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +149,7 @@ class RecordedJob:
         with scratch_folder("plan") as work:
             report = work / "report"
             report.mkdir()
-            exported = None
-            if plan != Plan() or self.described:
-                exported = export_plan(plan, work / "plan", targets_for(plan, self.targets), self.facts)
+            exported = self._exported(plan, work)
             spec = with_exported(self.spec, exported, report)
             if self.paced is not None:
                 times = work / "paced.json"
@@ -167,6 +169,52 @@ class RecordedJob:
             if self.paced is not None:
                 return Run(times=steps, losses=(), split=self.paced.split(plan, work, warmup))
             return Run(times=steps, losses=read_losses(report))
+
+    def helpers(self, plan: Plan) -> frozenset[str]:
+        """Names of the files of a plan that the script has to use; empty: none, or ranks are paced and no probe is worth its time."""
+        if self.paced is not None:
+            return frozenset()
+        with scratch_folder("plan") as work:
+            exported = self._exported(plan, work)
+            return frozenset() if exported is None else frozenset(exported.helpers)
+
+    def probe(self, plan: Plan) -> None:
+        """Start the job under a plan, for at most `PROBE_S`, to see whether its script follows the plan.
+
+        A script that has not come that far when the time is up passes: `run` tells.
+
+        Raises
+        ------
+        JobError
+            The job ended by itself, and its script does not use the plan's files or failed.
+        """
+        with scratch_folder("plan") as work:
+            report = work / "report"
+            report.mkdir()
+            exported = self._exported(plan, work)
+            spec = replace(with_exported(self.spec, exported, report), timeout_s=PROBE_S)
+            started = time.monotonic()
+            try:
+                self.launcher.time(
+                    spec,
+                    rate_bps=self.rate_bps,
+                    shaped=self.shaped,
+                    warmup=0,
+                    expected_groups=plan.tensor_groups,
+                    watch=self.watch,
+                )
+            except JobError:
+                if time.monotonic() - started >= PROBE_S:
+                    return
+                _require_followed(exported, report)
+                raise
+            _require_followed(exported, report)
+
+    def _exported(self, plan: Plan, work: Path) -> ExportedFiles | None:
+        """The files of a plan; None: the job follows it without any."""
+        if plan == Plan() and not self.described:
+            return None
+        return export_plan(plan, work / "plan", targets_for(plan, self.targets), self.facts)
 
 
 def with_observer(spec: JobSpec, name: Literal["paced", "timed"], file: Path) -> JobSpec:

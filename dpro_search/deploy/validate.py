@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 import numpy as np
@@ -42,6 +42,16 @@ class Job(Protocol):
 
     def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
         """One run under a plan, ended after `timeout_s`; the empty plan is the recorded setting."""
+
+
+class Probed(Job, Protocol):
+    """A job whose script has to change for some plans; `jobs.RecordedJob` is one."""
+
+    def helpers(self, plan: Plan) -> frozenset[str]:
+        """Names of the files of a plan that the script has to use."""
+
+    def probe(self, plan: Plan) -> None:
+        """A short run that raises `JobError` if the script does not follow the plan."""
 
 
 class MeasuredPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,11 +210,18 @@ def validate(
     rounds_run = _Rounds(job, [plan for plan, _ in plans], warmup, timeout_s, names, on_start, on_run)
     for finished in kept:
         rounds_run.take(finished)
-    done = len(kept)
+    done = sum(any(one.number != _RECORDED for one in finished.runs) or bool(finished.failed) for finished in kept)
+    if not kept and callable(getattr(job, "probe", None)):
+        rounds_run.probe(cast("Probed", job))
     while done < rounds or (done < most_rounds and not rounds_run.stable()):
         if plans and len(rounds_run.failures) == len(plans):
             break
-        on_round(rounds_run.round(rounds - done if done < rounds else 1))
+        try:
+            on_round(rounds_run.round(rounds - done if done < rounds else 1))
+        except JobError:
+            if (alone := rounds_run.baseline_alone()) is not None:
+                on_round(alone)
+            raise
         done += 1
     return msgspec.structs.replace(_compared(baseline, plans, rounds_run, done, precision, target_loss), kept_rounds=len(kept))
 
@@ -234,6 +251,7 @@ class _Rounds:
         self._names, self._on_start, self._on_run = names, on_start, on_run
         self._done = 0
         self._longest_s = 0.0  # of the recorded setting
+        self._baseline_before = 0  # Runs of the recorded setting before this round.
         self.ended: dict[int, list[Run]] = {number: [] for number in range(_RECORDED, len(plans))}
         self.failures: dict[int, JobError] = {}
 
@@ -244,6 +262,34 @@ class _Rounds:
         self.failures |= {number: JobError(reason) for number, reason in finished.failed.items()}
         self._longest_s = max(self._longest_s, finished.longest_s)
 
+    def probe(self, job: Probed) -> None:
+        """Find out which plans the script does not follow, by one short run for each set of files that plans need of it.
+
+        Raises `JobError` if it follows none of the plans.
+        """
+        known: dict[frozenset[str], JobError | None] = {}
+        for number, plan in enumerate(self._plans):
+            needed = job.helpers(plan)
+            if needed and needed not in known:
+                self._on_start(f"a probe of {self._names[number]}", 0, 1)
+                try:
+                    job.probe(plan)
+                    known[needed] = None
+                except JobError as error:
+                    known[needed] = error
+            if (failure := known.get(needed)) is not None:
+                self.failures[number] = failure
+                self._on_run(self._names[number], failure)
+        if self.failures and len(self.failures) == len(self._plans):
+            raise self.failures[0]
+
+    def baseline_alone(self) -> FinishedRound | None:
+        """Runs of the recorded setting in a round that no plan ended; None: there are none."""
+        runs = self.ended[_RECORDED][self._baseline_before :]
+        if not runs:
+            return None
+        return FinishedRound(runs=tuple(KeptRun.of(_RECORDED, run) for run in runs), longest_s=self._longest_s)
+
     def round(self, rounds: int = 1) -> FinishedRound:
         """Run the recorded setting, each plan that has not failed, and the recorded setting; errors are those of `validate`.
 
@@ -252,6 +298,7 @@ class _Rounds:
         numbers = [_RECORDED, *(number for number in range(len(self._plans)) if number not in self.failures), _RECORDED]
         total = self._done + rounds * len(numbers)
         before = {number: len(runs) for number, runs in self.ended.items()}
+        self._baseline_before = before[_RECORDED]
         for number in numbers:
             self._on_start(self._names[number], self._done, total)
             if number == _RECORDED:

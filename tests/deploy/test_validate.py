@@ -150,3 +150,47 @@ def test_a_changed_machine_is_distinguished_from_a_wrong_prediction(recorded_us,
 )
 def test_a_gain_whose_shown_interval_touches_one_is_not_beyond_noise(interval, beyond):
     assert is_beyond_noise(1.1 if interval[1] > 1 else 0.94, interval, 2.0) is beyond
+
+
+class ProbedJob(FakeJob):
+    """A job whose script uses no file of any plan."""
+
+    def helpers(self, plan):
+        return frozenset({"ddp.py"})
+
+    def probe(self, plan):
+        raise JobError("the job does not follow the plan: its script does not use ddp.py")
+
+
+def test_a_script_that_follows_no_plan_is_found_out_before_any_whole_run():
+    job = ProbedJob({Plan(): 4e5})
+    with pytest.raises(JobError, match="does not follow the plan"):
+        validated(job)
+    assert job.ran == []
+
+
+def test_plans_that_need_the_same_files_are_probed_once():
+    class Followed(ProbedJob):
+        def __init__(self, medians_us):
+            super().__init__(medians_us)
+            self.probed = []
+
+        def probe(self, plan):
+            self.probed.append(plan)
+
+    job = Followed({Plan(): 4e5, FAST: 3e5, SLOW: 5e5})
+    assert len(validated(job).plans) == 2
+    assert job.probed == [FAST]
+
+
+def test_runs_of_the_recorded_setting_are_kept_when_every_plan_fails():
+    job = FakeJob({Plan(): 4e5}, fails={(FAST, 1), (SLOW, 1)})
+    kept = []
+    with pytest.raises(JobError):
+        validated(job, on_round=kept.append)
+    (alone,) = kept
+    assert [run.number for run in alone.runs] == [-1]
+    fixed = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5})
+    found = validated(fixed, kept=kept)
+    assert len(found.plans) == 2
+    assert found.rounds == 2

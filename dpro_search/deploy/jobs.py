@@ -171,7 +171,7 @@ class RecordedJob:
             return Run(times=steps, losses=read_losses(report))
 
     def helpers(self, plan: Plan) -> frozenset[str]:
-        """Names of the files of a plan that the script has to use; empty: none, or ranks are paced and no probe is worth its time."""
+        """Names of the files of a plan that the script has to use; empty: none, or the job is paced and is not probed."""
         if self.paced is not None:
             return frozenset()
         with scratch_folder("plan") as work:

@@ -99,13 +99,13 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         changed = [point for session in self.sessions for point in session.changed]
         factors = [self._correction.of(point.plan, point.half_width)[0] for point in changed]
         of_recorded = self._correction.of(Plan(), self.sessions[0].recorded.half_width)[0]
-        parts = [f"Corrects the recorded setting by {_percent(of_recorded)}"]
+        text = f"The correction changes the prediction of the recorded setting by {_percent(of_recorded)}"
         if factors:
-            settings = "1 measured setting" if len(factors) == 1 else f"{len(factors)} measured settings"
+            settings = "the measured setting" if len(factors) == 1 else f"the {len(factors)} measured settings"
             by = _percent(factors[0]) if len(factors) == 1 else f"{_percent(min(factors))} to {_percent(max(factors))}"
             carried = _percent(float(np.exp(self._correction.carried)))
-            parts.append(f"{settings} by {by}, other settings by less, the more they differ from these (the limit is {carried})")
-        text = ", ".join(parts) + "."
+            text += f" and of {settings} by {by}; settings that are unlike all of these change by {carried}"
+        text += "."
         if self.error_before_pct is not None and self.error_after_pct is not None:
             text += _error_sentence(self.error_before_pct, self.error_after_pct)
         if any(session.machine_changed for session in self.sessions):

@@ -91,7 +91,7 @@ def test_a_calibration_changes_every_prediction_and_the_run_names_it(job, measur
 
 def test_a_calibrated_search_says_so_in_a_line(measured, tmp_path):
     command = ("run", *SAMPLE, "--trials", 2, "--sampler", "mcmc", "--calibrate", measured)
-    assert "Corrects the recorded setting by +" in dpro(*command, "--out", tmp_path / "run").stderr
+    assert "changes the prediction of the recorded setting by +" in dpro(*command, "--out", tmp_path / "run").stderr
     assert "Corrects" not in dpro(*command, "--quiet", "--out", tmp_path / "quiet").stderr
 
 

@@ -92,7 +92,7 @@ def test_plans_run_beside_the_described_setting_with_its_losses(run, command):
         assert row["measured_us"] > 0
         assert row["interval_us"][0] <= row["predicted_us"] <= row["interval_us"][1]
     calibrated = verb("run", run.parent / "job.toml", "--trials", 20, "--calibrate", run, "--out", run.parent / "again")
-    assert "Corrects the recorded setting by" in calibrated.stderr
+    assert "changes the prediction of the recorded setting by" in calibrated.stderr
 
 
 def test_paced_runs_say_so_wait_for_recorded_times_and_compare_no_losses(run, times, command):

@@ -90,7 +90,7 @@ def test_a_run_folder_tells_what_its_predictions_hold():
 
 def test_the_summary_has_the_correction_and_its_error():
     summary = calibration().summary
-    assert "2 measured settings by +" in summary
+    assert "of the 2 measured settings by +" in summary
     assert "Mean error of the measured settings: 7.4 % without the correction, " in summary
     assert "machine" not in summary
     assert "The machine has changed since the recording" in calibration(machine=1.2).summary

@@ -125,7 +125,7 @@ class MeshJob(Job):
         return self._with(replace(self._description, runs=runs, strategy=self._mesh.strategy(plan), chosen=False))
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        description, assumed = self._description, list[str]()
+        description, assumed = self._description, list(self._description.warnings)
         if description.batch_per_replica is not None:
             samples, total = description.batch_per_replica, description.fixed.global_batch
             assumed.append(f"each replica has a batch of {samples}, so that all devices together have {total}")

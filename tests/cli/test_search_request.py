@@ -31,7 +31,7 @@ def job():
 def measured(job, tmp_path_factory):
     """A run folder whose real runs took a little longer than predicted."""
     folder = tmp_path_factory.mktemp("measured")
-    us = job.replay().iteration_us
+    us = float(job.replay().iteration_us)
     point = MeasuredPoint(plan=Plan(), predicted_us=us, interval_us=(0.9 * us, 1.1 * us), measured_us=1.04 * us)
     Calibration.fit([Session(recorded=point)]).save(folder)
     return folder

@@ -78,12 +78,13 @@ def test_records_of_wrong_types_are_counted_and_left_out(tmp_path):
     profile.records[4]["ts"] = "soon"
     profile.records[5]["dur"] = None
     profile.records[9]["dur"] = -1
+    profile.records.append({**profile.records[9], "name": "endless", "dur": 1e18})
     profile.records.append({"ph": "X", "cat": "mystery", "name": "x", "ts": 1, "dur": 1})
     dropped = read([profile.write(tmp_path / "trace.json")]).meta.dropped
     expected = {
         f"damaged records of {tmp_path.name}/trace.json": 1,
         "spans without a start or a duration": 1,
-        "spans with an impossible start or duration": 1,
+        "spans with an impossible start or duration": 2,
         "spans of category 'mystery'": 1,
         "device copies of annotations": 3,
     }

@@ -22,6 +22,7 @@ from dpro_search.collect.trace import Floats, Ints, Shapes
 
 _Entry = TypeVar("_Entry")
 
+_LONGEST_SPAN_US = 3e13  # a year: a longer span is damage
 _NANOSECONDS = 1e16  # a time stamp beyond this is nanoseconds since the epoch: as microseconds it would be the year 2286
 
 
@@ -438,7 +439,10 @@ def _category(name: str) -> int:
 
 
 def _is_possible(r: SpanRecord) -> bool:
-    return r.ts is not None and r.dur is not None and 0 <= r.dur < 1e19 and -1e19 < r.ts < 1e19
+    """Whether a span has a start and a duration that a profile can contain: none lasts for years."""
+    if r.ts is None or r.dur is None or not -1e19 < r.ts < 1e19:
+        return False
+    return 0 <= r.dur < _LONGEST_SPAN_US * (1e3 if abs(r.ts) > _NANOSECONDS else 1)
 
 
 def _table(entries: Sequence[_Entry]) -> tuple[npt.NDArray[np.int32], tuple[_Entry, ...]]:

@@ -222,6 +222,17 @@ def size_text(value_bytes: float) -> str:
     return f"{value_bytes / 1024:.1f} TiB"
 
 
+def memory_shortage_text(needed_bytes: int | None, limit_bytes: int) -> str:
+    """Why a plan does not fit: "needs 24.0 GiB, and may have 16.0 GiB"; sizes that would print alike are given in MiB."""
+    limit = size_text(limit_bytes)
+    if needed_bytes is None:
+        return f"needs an amount of memory that is not known, and may have {limit}"
+    needed = size_text(needed_bytes)
+    if needed == limit:
+        needed, limit = (f"{size_bytes / 2**20:,.1f} MiB" for size_bytes in (needed_bytes, limit_bytes))
+    return f"needs {needed}, and may have {limit}"
+
+
 def percent_text(value_pct: float) -> str:
     """A share: "3.2 %"; what rounds to zero has no sign."""
     return f"{value_pct:z.1f} %"

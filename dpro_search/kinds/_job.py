@@ -24,7 +24,7 @@ from dpro_search.kinds._names import registered
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
 from dpro_search.machine import Calibration
-from dpro_search.quantities import size_text
+from dpro_search.quantities import memory_shortage_text
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan, Prediction
@@ -106,9 +106,7 @@ class Job(ABC):
         peak = found.peak_memory_bytes
         if limit is None or (peak is not None and peak <= limit):
             return found
-        needed = "an amount of memory that is not known" if peak is None else size_text(peak)
-        reason = f"needs {needed}, and may have {size_text(limit)}"
-        return msgspec.structs.replace(found, infeasible=reason)
+        return msgspec.structs.replace(found, infeasible=memory_shortage_text(peak, limit))
 
     @abstractmethod
     def _predict(self, plan: Plan) -> Prediction:

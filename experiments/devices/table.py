@@ -133,9 +133,9 @@ def device_of(name: str, described: Mapping[str, Device] = MappingProxyType({}))
 
 # Devices of one architecture are left out together. A name is that of the first pattern that is found in the device's.
 FAMILIES = (
-    ("blackwell", r"B200|B300|RTX PRO"),
+    ("blackwell", r"B200|B300|RTX PRO|RTX 50"),
     ("hopper", r"H100|H200|H800|H20\b"),
-    ("ada", r"\bL4\b|L40|RTX 40|RTX .* Ada"),
+    ("ada", r"\bL4\b|L20\b|L40|RTX 40|RTX .* Ada"),
     ("ampere", r"A100|A10G?\b|A30|A40|RTX 30|RTX A\d|A800"),
     ("turing", r"T4\b|RTX 20|TITAN RTX"),
     ("volta", r"V100|TITAN V\b"),

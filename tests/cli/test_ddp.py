@@ -25,7 +25,7 @@ def test_a_replay_has_the_facts_of_the_contract(trace):
 
 def test_knobs_are_set_one_after_the_other(trace):
     slow = replayed(trace, changes=("rate=5mbit",))["predicted_iteration_us"]
-    both = replayed(trace, changes=("rate=5mbit", "bucket_cap_bytes=1"))["predicted_iteration_us"]
+    both = replayed(trace, changes=("rate=5mbit", "bucket_cap_bytes=1B"))["predicted_iteration_us"]
     assert replayed(trace)["predicted_iteration_us"] < slow
     assert both != slow
     assert replayed(trace, changes=("ranks=4", "cores=2"))["predicted_iteration_us"] > 0
@@ -37,15 +37,15 @@ def test_a_plan_file_sets_the_bucket_size(trace, tmp_path):
     plan.write_bytes(Plan.of(bucket_cap_bytes=1).to_json())
     assert (
         replayed(trace, plan=Plan.load(plan))["predicted_iteration_us"]
-        == replayed(trace, changes=("bucket_cap_bytes=1",))["predicted_iteration_us"]
+        == replayed(trace, changes=("bucket_cap_bytes=1B",))["predicted_iteration_us"]
     )
 
 
 def test_the_first_bucket_has_a_size_of_its_own(trace):
-    small = replayed(trace, changes=("rate=5mbit", "first_bucket_bytes=1"))
+    small = replayed(trace, changes=("rate=5mbit", "first_bucket_bytes=1B"))
     same = replayed(trace, changes=("rate=5mbit", "bucket_cap_bytes=31457", "first_bucket_bytes=31457"))
     assert small["predicted_iteration_us"] != same["predicted_iteration_us"]
-    assert replayed(trace, changes=("first_bucket_bytes=1",))["measured_iteration_us"] is None
+    assert replayed(trace, changes=("first_bucket_bytes=1B",))["measured_iteration_us"] is None
 
 
 def test_a_held_out_step_is_predicted_from_the_others(trace):
@@ -93,7 +93,7 @@ def test_a_replay_is_written_beside_the_measured_step(trace, tmp_path):
 
 
 def test_a_changed_replay_is_written_alone(trace, tmp_path):
-    replayed(trace, changes=("bucket_cap_bytes=1",), perfetto=tmp_path / "p.json", timeline=tmp_path / "t.csv")
+    replayed(trace, changes=("bucket_cap_bytes=1B",), perfetto=tmp_path / "p.json", timeline=tmp_path / "t.csv")
     assert processes(tmp_path / "p.json") == {"predicted rank 0", "predicted rank 1"}
     assert "bucket 13@0" in (tmp_path / "t.csv").read_text()
 

@@ -29,12 +29,12 @@ def test_a_link_without_limit_costs_nothing():
 def test_the_fit_finds_the_terms_it_was_made_from(alpha, alpha_tail, extra, seed):
     rng = np.random.default_rng(seed)
     wire, cpu = 4e-3, 1e-3
-    size = rng.choice([1e3, 1e4, 2e5, 1e6, 4e6, 1.6e7], size=200)
-    busy = rng.choice([0.0, 1.0], size=200)
+    size = rng.choice([1e3, 1e4, 2e5, 1e6, 4e6, 1.6e7], size=800)
+    busy = rng.choice([0.0, 1.0], size=800)
     latency = busy * (alpha + 2000 * saturation(size)) + (1 - busy) * alpha_tail
     exact = latency + size * (wire + busy * extra)
     busy_us, more_us, idle_us, beta_busy, beta_tail = fit_transfer(
-        size, exact * rng.normal(1, 0.01, size=200), busy, busy, wire, cpu, 1.5, usual_alpha_us(None)
+        size, exact * rng.normal(1, 0.01, size=800), busy, busy, wire, cpu, 1.5, usual_alpha_us(None)
     )
     assert busy_us + more_us == pytest.approx(alpha + 2000, rel=0.1)
     assert idle_us == pytest.approx(alpha_tail, abs=200)

@@ -133,9 +133,9 @@ def test_report_of_the_run_and_of_the_description(job: Path, run: Path, tmp_path
     assert "as described" in page
     assert "recorded setting" not in page
     assert "24 layers of 2048" in page
-    assert "for the described cluster, 16 ranks" in page
+    assert "2 x HGX H100" in page
     verb("report", job, "--out", tmp_path / "job.html")
-    assert "The job was described, not recorded" in (tmp_path / "job.html").read_text()
+    assert "the job was described, not recorded" in (tmp_path / "job.html").read_text()
 
 
 def test_what_was_never_run_is_not_validated(run: Path) -> None:

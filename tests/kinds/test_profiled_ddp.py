@@ -132,7 +132,7 @@ def test_the_recorded_buckets_of_a_real_job_give_its_recorded_replay() -> None:
     assert (job.bucket_of(again) == job.gradients.bucket_of).all()
     assert job.predictor.under(again).predict().steps_us == pytest.approx(job.predictor.predict().steps_us, rel=1e-9)
     assert job.predict(Plan.of(gradient_as_bucket_view=True)).iteration_us < job.predict(Plan()).iteration_us
-    assert any("job has 2 ranks, of which 1 is here" in text for text in job.assumed())
+    assert any("the job has 2 ranks, but only 1 was imported" in text for text in job.assumed())
 
 
 @pytest.mark.parametrize("first_mib", [1, 8, 32])

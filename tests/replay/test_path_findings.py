@@ -24,16 +24,16 @@ def gain(what_if, gain_us):
 def test_exposed_communication_names_the_largest_its_parts_and_what_to_do():
     communication, late = path_findings(PATH, [], 1000.0, parts_us={"sums": 250.0}, advice="buy a link")
     assert communication == (
-        "Communication that nothing hides takes 0.3 ms (30 % of an iteration), sums 0.2 ms, negotiation 0.1 ms of it, "
-        "sum 0 most (0.1 ms): buy a link."
+        "Communication that nothing hides takes 300.0 us (30 % of an iteration), sums 250.0 us, negotiation 50.0 us of it, "
+        "sum 0 most (150.0 us): buy a link."
     )
-    assert late.startswith("All ranks wait 0.2 ms (20 % of an iteration) for rank 1")
+    assert late.startswith("All ranks wait 200.0 us (20 % of an iteration) for rank 1")
 
 
 def test_the_costliest_comes_first_and_what_is_small_is_left_out():
     gains = [gain("bandwidth=2", 400.0), gain("compute=0.9", 29.0)]
     found = path_findings(PATH, gains, 1000.0)
-    assert found[0].startswith("A link twice as fast would gain 0.4 ms")
+    assert found[0].startswith("A link twice as fast would gain 400.0 us")
     assert not any("a tenth less" in sentence for sentence in found)
 
 
@@ -41,12 +41,12 @@ def test_a_kind_adds_sentences_of_its_own():
     found = path_findings(
         (), [gain("knob=1", 100.0)], 1000.0, sentences={"knob=1": "Turning it would gain {}."}, more=[(50.0, "And so.")]
     )
-    assert found == ("Turning it would gain 0.1 ms (10 % of an iteration).", "And so.")
+    assert found == ("Turning it would gain 100.0 us (10 % of an iteration).", "And so.")
 
 
 def test_advice_is_the_best_of_a_kinds_own_questions():
     gains = [gain("compute=0.9", 90.0), gain("cap=1", 10.0), gain("cap=5", 20.0)]
-    assert best_gain(gains, ("cap",), 1000.0, "nothing") == "'cap=5' would gain 0.0 ms (2 % of an iteration)"
+    assert best_gain(gains, ("cap",), 1000.0, "nothing") == "'cap=5' would gain 20.0 us (2 % of an iteration)"
     assert best_gain([gain("cap=1", -3.0)], ("cap",), 1000.0, "nothing") == "nothing"
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpro_search.errors import GraphError
+from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay import replay
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy
@@ -78,7 +79,7 @@ def test_an_empty_graph_is_refused():
         ("rank_of_device", [0, 1], "rank_of_device has 2 entries for 1 devices"),
         ("samples_us", [[1.0, 1.0]], "samples_us has 2 columns for 3 ops"),
         ("samples_us", [[1.0, -1.0, 1.0]], "samples_us of b is -1.0"),
-        ("slowdown", [[0.5]], "slowdown must be 7 x 7 factors >= 1"),
+        ("slowdown", [[0.5]], f"slowdown must be {len(OpKind)} x {len(OpKind)} factors >= 1"),
     ],
 )
 def test_a_bad_value_is_named_with_its_op(field, value, said):

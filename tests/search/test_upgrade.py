@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpro_search import load, load_run
+from dpro_search import __version__, load, load_run
 from dpro_search.errors import InputError
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.run_folder import read_run
@@ -79,14 +79,16 @@ def test_a_search_of_every_scheme_is_continued(name: str, scheme: type[SchemeSet
 
 def test_a_storage_is_shared_with_searches_of_version_1(runs: Path) -> None:
     """Old rows count, and new ones are as version 1 reads them."""
-    url = f"journal:///{runs / 'study.log'}"
+    log = runs / "study.log"
+    log.write_text(log.read_text().replace("dpro-search-0.1.0-", f"dpro-search-{__version__}-"))  # versions share no study
+    url = f"journal:///{log}"
     info = msgspec.json.decode((runs / "shared" / "run.json").read_bytes()) | {"storage": url}
     (runs / "shared" / "run.json").write_bytes(msgspec.json.encode(info))
     options = ("--sampler", "mcmc", "--seed", 3, "--storage", url, "--out", runs / "shared")
     found = json.loads(succeeds("run", TRACES["byteps"], "--trials", 11, *options, "--json"))
     assert found["trials"] == 11
     assert all({"scheme"}.isdisjoint(row["plan"]) for row in found["plans"]), "settings side by side"
-    rows = [json.loads(line).get("user_attrs", {}) for line in (runs / "study.log").read_text().splitlines()]
+    rows = [json.loads(line).get("user_attrs", {}) for line in log.read_text().splitlines()]
     plans = [row["trial"]["plan"] for row in rows if "trial" in row]
     assert len(plans) == 11
     assert any(plan.keys() & {"partition_bytes", "credit"} for plan in plans[8:])

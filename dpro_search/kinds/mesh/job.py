@@ -37,7 +37,7 @@ from dpro_search.kinds.mesh.space import MeshSpace
 from dpro_search.kinds.mesh.split import alone_us, predicted_split
 from dpro_search.kinds.mesh.usual import MEMORY_HEADROOM, usual_of, usual_strategy
 from dpro_search.machine import Calibration
-from dpro_search.quantities import size_text
+from dpro_search.quantities import memory_shortage_text, size_text
 from dpro_search.replay.parallel_step import ParallelSteps
 from dpro_search.replay.path_segments import path_totals
 from dpro_search.replay.replayer import replay
@@ -176,7 +176,7 @@ class MeshJob(Job):
             peak_memory_bytes=peak,
             source="extrapolated",
             floor_us=min(self._least_us, step_us),
-            infeasible=None if fits or has is None else f"needs {size_text(peak)}, and may have {size_text(has)}",
+            infeasible=None if fits or has is None else memory_shortage_text(peak, has),
         )
 
     def _interval_us(self, step_us: float, strategy: Strategy) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
@@ -220,7 +220,7 @@ class SynchronisedJob(Job):
             words.append(f"Plan {number}: {_work(found)}.")
         return (*words, f"Today: {_work(self.training(Plan()))}.")
 
-    def ranked(self) -> Iterator[BoundedPlan]:
+    def ranked(self, settled: Callable[[Hashable, float], bool]) -> Iterator[BoundedPlan]:
         """All plans: they are few, and no bound is known without a simulation."""
         yield BoundedPlan(Plan(), 0.0)
         for scheme in self._which.schemes():

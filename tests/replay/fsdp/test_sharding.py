@@ -73,6 +73,6 @@ def test_findings_name_gathers_and_the_knobs():
     found, timeline = job.job(Plan()), job.timeline(Plan())
     path = path_segments(iteration_ops(found, timeline))
     sentences = findings(path, gains(job), timeline.iteration_us, job.regathered_bytes)
-    assert f"all-gathers {4 * 201 / 1e3:.1f} ms of it, reduce-scatter of " in sentences[0]
+    assert f"all-gathers {4 * 201:.1f} us of it, reduce-scatter of " in sentences[0]
     assert any("reshard_after_forward=False) would gain" in sentence for sentence in sentences)
     assert any("set_modules_to_forward_prefetch" in sentence for sentence in sentences)

@@ -75,8 +75,16 @@ def test_records_that_differ_in_an_id_are_different(tmp_path):
     assert "records that stand twice" not in trace_of(tmp_path, profile).meta.dropped
 
 
-def test_an_iteration_of_years_is_refused_in_one_line(tmp_path):
-    profile = profile_of(steps=2)
+def test_a_kernel_that_lasts_for_years_is_left_out(tmp_path):
+    profile = profile_of()
     [record for record in profile.records if record["cat"] == "kernel"][-1]["dur"] = 1e18
+    trace = trace_of(tmp_path, profile)
+    assert trace.meta.dropped["spans with an impossible start or duration"] == 1
+    assert facts_of_job(job_of(trace), ReplayRequest())["predicted_iteration_us"] < 2000
+
+
+def test_an_iteration_of_months_is_refused_in_one_line(tmp_path):
+    profile = profile_of(steps=2)
+    [record for record in profile.records if record["cat"] == "kernel"][-1]["dur"] = 2e13
     with pytest.raises(InputError, match="time stamps of the recording are damaged"):
         facts_of_job(job_of(trace_of(tmp_path, profile)), ReplayRequest())

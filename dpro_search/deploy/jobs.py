@@ -179,7 +179,7 @@ class RecordedJob:
             return frozenset() if exported is None else frozenset(exported.helpers)
 
     def probe(self, plan: Plan) -> None:
-        """Start the job under a plan, for at most `PROBE_S`, to see whether its script follows the plan.
+        """Start the job under a plan to see whether its script follows the plan: until it has, but for `PROBE_S` at the most.
 
         A script that has not come that far when the time is up passes: `run` tells.
 
@@ -192,7 +192,8 @@ class RecordedJob:
             report = work / "report"
             report.mkdir()
             exported = self._exported(plan, work)
-            spec = replace(with_exported(self.spec, exported, report), timeout_s=PROBE_S)
+            used = tuple(_used(report, name) for name in exported.helpers) if exported is not None else ()
+            spec = replace(with_exported(self.spec, exported, report), timeout_s=PROBE_S, ends_with=used)
             started = time.monotonic()
             try:
                 self.launcher.time(
@@ -203,8 +204,8 @@ class RecordedJob:
                     expected_groups=plan.tensor_groups,
                     watch=self.watch,
                 )
-            except JobError:
-                if time.monotonic() - started >= PROBE_S:
+            except (JobError, InputError):  # a job that was ended early lacks the files that it writes at its end
+                if time.monotonic() - started >= PROBE_S or (used and all(path.exists() for path in used)):
                     return
                 _require_followed(exported, report)
                 raise
@@ -249,10 +250,15 @@ def with_exported(spec: JobSpec, exported: ExportedFiles | None, report: Path) -
     return replace(spec, env=env)
 
 
+def _used(report: Path, name: str) -> Path:
+    """The file that a helper of a plan writes when the script uses it."""
+    return report / f"used-{name}"
+
+
 def _require_followed(exported: ExportedFiles | None, report: Path) -> None:
     """Raise `JobError` unless the script used every helper of the plan."""
     for name in exported.helpers if exported is not None else ():
-        if not (report / f"used-{name}").exists():
+        if not _used(report, name).exists():
             raise JobError(
                 f"the job does not follow the plan: its script does not use {name} ({_USES[name]}); {PLAN_VARIABLE} "
                 "names the folder with the files of the plan"

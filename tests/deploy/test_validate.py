@@ -1,9 +1,12 @@
 """What measured runs say about a plan: the order of runs, the statistics, the refusals; real jobs are in tests/integration."""
 
+import subprocess
+
 import msgspec
 import numpy as np
 import pytest
 
+from dpro_search.collect.launch.ranks import JobSpec, wait_for
 from dpro_search.deploy.of_run import measured_session
 from dpro_search.deploy.validate import is_beyond_noise, measured_plan, validate
 from dpro_search.errors import InputError, JobError
@@ -167,6 +170,15 @@ def test_a_script_that_follows_no_plan_is_found_out_before_any_whole_run():
     with pytest.raises(JobError, match="does not follow the plan"):
         validated(job)
     assert job.ran == []
+
+
+def test_a_job_that_has_told_what_it_was_started_for_is_not_waited_for(tmp_path):
+    with subprocess.Popen(["sh", "-c", f"touch {tmp_path}/used; exec sleep 600"]) as process:
+        try:
+            wait_for([process], tmp_path, JobSpec(command=("sh",), ends_with=(tmp_path / "used",)), lambda place, code: JobError())
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 def test_plans_that_need_the_same_files_are_probed_once():

@@ -260,6 +260,19 @@ def test_a_script_that_does_not_follow_is_told_what_to_use(torch_python):
     plain = job("pytorch-ddp", (torch_python, WORKLOADS.parents[1] / "tests" / "integration" / "ddp_job.py", "plain"), "pytorch")
     with pytest.raises(JobError, match=r"does not follow the plan: its script does not use ddp\.py \(planned_ddp in place of"):
         plain.run(Plan.of(bucket_cap_bytes=1000), warmup=2)
+    with pytest.raises(JobError, match="does not follow the plan"):
+        plain.probe(Plan.of(bucket_cap_bytes=1000))
+
+
+def test_a_job_is_ended_when_its_script_has_used_the_plan(torch_python, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpro_search.deploy.jobs.PROBE_S", 600.0)
+    script, over = tmp_path / "slow.py", tmp_path / "over"
+    script.write_text(
+        f"import pathlib, runpy, sys, time\nsys.path.insert(0, {str(TORCH_JOB.parent)!r})\n"
+        f"runpy.run_path({str(TORCH_JOB)!r}, run_name='__main__')\ntime.sleep(120)\npathlib.Path({str(over)!r}).touch()\n"
+    )
+    job("pytorch-ddp", (torch_python, script), "pytorch").probe(Plan.of(bucket_cap_bytes=1000))
+    assert not over.exists()
 
 
 def test_a_plan_for_another_kind_of_job_is_refused_before_it_runs(torch_job):

@@ -71,11 +71,11 @@ def run_mpi_job(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None, h
             *exported,
             *("sh", "-c", _RANK_SCRIPT, str(out), cores, *spec.command),
         ]
-        run_launcher(command, env, out, spec.timeout_s, _failure)
+        run_launcher(command, env, out, spec, _failure)
 
 
 def run_launcher(
-    command: Sequence[str], env: Mapping[str, str], out: Path, timeout_s: float, failure: Callable[[Path, int], JobError]
+    command: Sequence[str], env: Mapping[str, str], out: Path, spec: JobSpec, failure: Callable[[Path, int], JobError]
 ) -> None:
     """Run what starts the ranks of an MPI job to its end, with its output in ``out/mpirun.log``.
 
@@ -86,7 +86,7 @@ def run_launcher(
             command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        wait_for([process], out, timeout_s, lambda _, code: failure(out, code))
+        wait_for([process], out, spec, lambda _, code: failure(out, code))
     finally:
         end_process(process)
 

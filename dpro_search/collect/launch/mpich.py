@@ -66,7 +66,7 @@ def run_mpich_job(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None)
             *_placed(hosts, work, spec),
             *("sh", "-c", _RANK_SCRIPT, str(out), cores, *spec.command),
         ]
-        run_launcher(command, env, out, spec.timeout_s, _failure)
+        run_launcher(command, env, out, spec, _failure)
 
 
 def _placed(hosts: ShapedHosts | None, work: Path, spec: JobSpec) -> list[str]:

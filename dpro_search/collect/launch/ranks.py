@@ -44,6 +44,7 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)  # Variables on top of this process's environment, equal for all ranks.
     timeout_s: float = 3600  # How long it may run; then it is ended.
     limits: HostLimits = NO_LIMITS  # Of its hosts, beside the rate of their links.
+    ends_with: tuple[Path, ...] = ()  # Files that the job writes: when all exist, it is ended at once. Empty: it ends by itself.
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -166,7 +167,7 @@ def run_ranks(
         wait_for(
             processes,
             out,
-            spec.timeout_s,
+            spec,
             lambda rank, code: JobError(f"rank {rank} ended with code {code}: {log_tail(out / f'rank{rank}' / 'log')}"),
             on_poll,
         )
@@ -225,22 +226,27 @@ def hook_env(hook: Mapping[str, str], out: Path, env: Mapping[str, str]) -> dict
 def wait_for(
     processes: Sequence[subprocess.Popen[bytes]],
     out: Path,
-    timeout_s: float,
+    spec: JobSpec,
     failure: Callable[[int, int], JobError],
     on_poll: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until all processes have ended well; raises `failure(position, code)` of the first that did not."""
-    deadline = time.monotonic() + timeout_s
+    """Wait until all processes have ended well, or the files exist with which the job is to end.
+
+    Raises `failure(position, code)` of the first process that ended otherwise, and `JobError` when the time of the job is up.
+    """
+    deadline = time.monotonic() + spec.timeout_s
     while True:
         codes = [process.poll() for process in processes]
         for position, code in enumerate(codes):
             if code not in (None, 0):
                 raise failure(position, code)
-        if all(code == 0 for code in codes):
+        if all(code == 0 for code in codes) or (spec.ends_with and all(path.exists() for path in spec.ends_with)):
             return
         if time.monotonic() > deadline:
             last = log_tail(out / "rank0" / "log")
-            raise JobError(f"the job took longer than {timeout_s:.0f} s (--timeout) and was ended; last output of rank 0: {last}")
+            raise JobError(
+                f"the job took longer than {spec.timeout_s:.0f} s (--timeout) and was ended; last output of rank 0: {last}"
+            )
         on_poll()
         time.sleep(0.1)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from dpro_search.errors import InputError, MissingCapabilityError, TraceFormatEr
 
 TABLE_VERSION = 2
 _READ_VERSIONS = (1, 2)  # 1: ops without `ran_as`, constants without values, fewer attributes
+_MOST_ELEMENTS = 2**40  # of a tensor; a thousand times what a device holds
 ROLES = ("in", "const", "variable", "inner", "out")
 
 
@@ -76,6 +78,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"an op names a tensor outside of the {len(self.tensors)}")
         if any(tensor.role not in ROLES or min(tensor.shape, default=0) < 0 for tensor in self.tensors):
             raise ValueError("a tensor has an unknown role or a negative size")
+        if any(math.prod(tensor.shape) > _MOST_ELEMENTS for tensor in self.tensors):
+            raise ValueError(f"a tensor has more than {_MOST_ELEMENTS:,} elements")
 
     @property
     def left_out(self) -> tuple[bool, ...]:

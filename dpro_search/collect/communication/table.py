@@ -23,6 +23,9 @@ from dpro_search.errors import TraceFormatError, TraceVersionError
 
 TABLE_VERSION = 2  # 1: single calls, each from links that had rested
 KIND = "all-reduces"
+_MOST_RANKS, _MOST_CALLS = 2**20, 2**31
+_MOST_BYTES = 2**50  # a million gigabytes
+_MOST_US, _MOST_BPS = 3e13, 1e18  # a year; a million times the fastest links
 RowKey = tuple[str, str, int, int, float | None, int]
 
 
@@ -57,10 +60,14 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
     busy_us: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.rounds_us or not all(0 < us < float("inf") for us in self.rounds_us):
-            raise ValueError("a measured duration is missing, not positive or not finite")
-        if self.ranks < 1 or self.size_bytes < 1 or self.servers < 0 or (self.rate_bps is not None and not self.rate_bps > 0):
-            raise ValueError("ranks, servers, bytes or rate are impossible")
+        if not self.rounds_us or not all(0 < us < _MOST_US for us in self.rounds_us):
+            raise ValueError("a measured duration is missing, not positive or longer than a year")
+        if not (1 <= self.ranks <= _MOST_RANKS and 0 <= self.servers <= _MOST_RANKS and 1 <= self.size_bytes <= _MOST_BYTES):
+            raise ValueError("ranks, servers or bytes are impossible")
+        if not (0 <= self.sent_bytes <= _MOST_BYTES and 0 <= self.calls <= _MOST_CALLS):
+            raise ValueError("sent bytes or calls are impossible")
+        if self.rate_bps is not None and not 0 < self.rate_bps < _MOST_BPS:
+            raise ValueError("the rate is impossible")
         if self.ranks_per_host < 1 or self.ranks % self.ranks_per_host:
             raise ValueError("ranks are not so many on each host")
         if not all(math.isfinite(us) for us in self.busy_us):

@@ -83,7 +83,7 @@ def test_a_captured_pipeline_is_described_as_it_ran(pipeline):
     text = captured_job_toml(pipeline, "graph.json", None)
     assert 'schedule = "interleaved"' in text
     assert "virtual_stages = 2" in text
-    assert f"global_batch = {BATCH * MICRO_BATCHES}" in text
+    assert f"batch_per_replica = {BATCH * MICRO_BATCHES}" in text
 
 
 def test_a_ring_of_context_parallel_ranks_passes_on_what_is_compiled(torch_python):

@@ -172,6 +172,6 @@ def test_plans_and_prices_are_readable_data(server: Path, tmp_path: Path) -> Non
     with SharedStudy(url, name, "a reader") as study:
         news = study.news()
     with Journal(tmp_path / "run" / "trials.jsonl") as copy:
-        assert [trial for trial, _ in news] == copy.trials
+        assert [trial for trial, _ in news] == list(copy.trials)
     assert news[0].trial.prediction == SearchResult.load(tmp_path / "run").baseline
     assert not any(own for _, own in news)

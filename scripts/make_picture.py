@@ -39,7 +39,7 @@ class Chart:
     ticks: Mapping[float, str]  # Labels by time in seconds.
     range_s: tuple[float, float]
     band: float  # The shaded band reaches from 1 / band to band.
-    radius: float  # Of a point, in pixels.
+    radius: float  # Radius of a point, in pixels.
 
 
 VALIDATED = Chart(

@@ -132,8 +132,8 @@ def print_comparison(found: Mapping[str, Any], tokens_per_second: float | None, 
         say(console, "The cheapest is not known: no cluster has a price (price_per_device_hour_usd in its file).")
     if tokens_per_second is not None:
         fewest = _named(found, "fewest_devices")
-        wanted = f"{count_text(tokens_per_second)} tokens a second"
-        say(console, f"Fewest devices with {wanted}: {fewest}." if fewest else f"None of the clusters gives {wanted}.")
+        speed = f"{count_text(tokens_per_second)} tokens a second"
+        say(console, f"Fewest devices with {speed}: {fewest}." if fewest else f"None of the clusters gives {speed}.")
 
 
 def _named(found: Mapping[str, Any], name: str) -> str | None:

@@ -241,14 +241,14 @@ def trials_of_run(path: Path, count: int, notes: list[str], names: Mapping[Plan,
     except OSError as error:
         notes.append(f"the progress of the search is not shown ({path}: {error.strerror})")
         return []
-    found: list[dict[str, Any]] = []
+    trials: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
         try:
             trial = decoded(line, Trial)
         except DAMAGED as error:
             notes.append(f"trials from {number} on are not shown ({path}: line {number + 1} is damaged: {error})")
             break
-        found.append(
+        trials.append(
             {
                 "number": trial.number,
                 "origin": trial.origin,
@@ -258,11 +258,11 @@ def trials_of_run(path: Path, count: int, notes: list[str], names: Mapping[Plan,
                 "name": names.get(trial.plan) or describe(trial.plan),
             }
         )
-    return found
+    return trials
 
 
 def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
-    """What `validate` left in a run folder, else what came with the sample of plans that the search lists; None: no plan ran.
+    """The real runs of a run folder, else those that came with the sample, of plans that the search lists; None: no plan ran.
 
     Raises `InputError` if the file is damaged.
     """

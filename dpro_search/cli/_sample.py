@@ -50,12 +50,12 @@ def imported(path: Path) -> Path:
         return path
     from dpro_search.collect.readers.cached_import import trace_of_profile
 
-    found = trace_of_profile(path)
-    if found is None:
+    imported = trace_of_profile(path)
+    if imported is None:
         return path
-    how = "imported into" if found.is_new else "its trace was imported before:"
-    stderr_console().print(f"{path}: {how} {found.folder}", soft_wrap=True, highlight=False)
-    return found.folder
+    how = "imported into" if imported.is_new else "its trace was imported before:"
+    stderr_console().print(f"{path}: {how} {imported.folder}", soft_wrap=True, highlight=False)
+    return imported.folder
 
 
 def validation_of(sample: Sample) -> Validation | None:

@@ -155,13 +155,13 @@ def _lossless_sentence(result: SearchResult, origin: str) -> str:
     from dpro_search.cli._output import microseconds
     from dpro_search.space.plan import Plan
 
-    found = [
+    lossless = [
         (number, ranked) for number, ranked in enumerate(result.plans, 1) if not ranked.plan.is_lossy and ranked.plan != Plan()
     ]
     begin = "The best plan is lossy: it rounds further than the job does now, so that losses differ."
-    if not found or found[0][1].speedup <= 1:
+    if not lossless or lossless[0][1].speedup <= 1:
         return f"{begin} No lossless plan is faster than the {origin} setting."
-    number, ranked = found[0]
+    number, ranked = lossless[0]
     return (
         f"{begin} The best lossless plan is plan {number}: {microseconds(ranked.prediction.iteration_us)}, {ranked.speedup:.2f}x."
     )

@@ -69,7 +69,7 @@ def device(name: str) -> Device:
 @cache
 def device_named(vendors_name: str) -> Device | None:
     """The bundled device of a vendor's name, whatever a file has changed of it; None: there is none."""
-    return next((found for found in map(device, names("device")) if found.name == vendors_name), None)
+    return next((candidate for candidate in map(device, names("device")) if candidate.name == vendors_name), None)
 
 
 def is_called(one: Device, drivers_name: str) -> bool:

@@ -117,7 +117,7 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""  # The GPU, as its driver calls it; empty: cores.
     torch: str = ""
     precision: str = "fp32"
-    cores: _Count = 1  # Of the machine; each core timed its own process at the same time as the others.
+    cores: _Count = 1  # Cores of the machine; each timed its own process at the same time as the others.
     # What a core or GPU reaches in a large product, and in a copy that no cache holds; 0: not measured.
     flops_per_s: _Amount = 0.0
     memory_bytes_per_s: _Amount = 0.0
@@ -133,15 +133,15 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
     def load(path: Path) -> ParallelTimes:
         """Raises `InputError` for a file that is missing, damaged or of another version."""
         try:
-            found = msgspec.json.decode(read_regular(path), type=ParallelTimes)
+            times = msgspec.json.decode(read_regular(path), type=ParallelTimes)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise InputError(
                 f"{path}: no times of a parallel job ({reason}); 'dpro-search fit --collect parallel' writes them"
             ) from error
-        if found.version != VERSION:
-            raise InputError(f"{path}: version {found.version}, and this reads version {VERSION}: measure it again")
-        return found
+        if times.version != VERSION:
+            raise InputError(f"{path}: version {times.version}, and this reads version {VERSION}: measure it again")
+        return times
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""

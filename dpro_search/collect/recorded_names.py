@@ -137,7 +137,7 @@ def is_named_after_collective(kernel: str) -> bool:
 
 
 def kernel_communication(kernel: str) -> CollectiveKind:
-    """What a kernel of communication carries out, from its name; `CollectiveKind.UNKNOWN` where it does not say."""
+    """The collective that a kernel of communication carries out; `CollectiveKind.UNKNOWN` if its name does not say."""
     function = _function(kernel)
     kind = next((kind for pattern, kind, _ in _COMMUNICATION_KERNELS if pattern.search(function)), CollectiveKind.UNKNOWN)
     return kind if kind is not CollectiveKind.UNKNOWN else collective_kind_of(function)

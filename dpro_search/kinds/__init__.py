@@ -88,10 +88,10 @@ def load_source(path: Path) -> Source:
     InputError
         It is neither, or is damaged.
     """
-    found = described_in(path)
-    if found is None and path.is_file() and path.suffix.lower() == ".toml":
+    description = described_in(path)
+    if description is None and path.is_file() and path.suffix.lower() == ".toml":
         raise InputError(f"{path}: {_why_no_description(path)}; 'dpro-search describe MODEL --cluster C > {path.name}' writes one")
-    return found or Trace.load(path)
+    return description or Trace.load(path)
 
 
 def _why_no_description(path: Path) -> str:
@@ -103,21 +103,21 @@ def _why_no_description(path: Path) -> str:
 def described_in(path: Path) -> Description | None:
     """The description in a file of some kind's; None: it is none, or no file. Raises `InputError` for a damaged one."""
     for kind in kinds() if path.is_file() else ():
-        if isinstance(kind, DescribedKind) and (found := kind.read(path)) is not None:
-            return cast("Description", found)
+        if isinstance(kind, DescribedKind) and (described := kind.read(path)) is not None:
+            return cast("Description", described)
     return None
 
 
 def description_text(wanted: Wanted) -> str:
     """A commented file that describes a job; raises `InputError` for what cannot be described."""
-    found = (kind.text(wanted) for kind in kinds() if isinstance(kind, DescribedKind))
-    return next(text for text in found if text is not None)
+    texts = (kind.text(wanted) for kind in kinds() if isinstance(kind, DescribedKind))
+    return next(text for text in texts if text is not None)
 
 
 def describable_names() -> dict[str, list[str]]:
-    """What `description_text` knows by name: "models", "clusters" (machines, then devices), "frameworks"."""
+    """Names that `description_text` knows, by title: "models", "clusters" (machines, then devices), "frameworks"."""
     kinds_of_names = [kind.names() for kind in kinds() if isinstance(kind, DescribedKind)]
-    return {title: list(names) for found in kinds_of_names for title, names in found.items()}
+    return {title: list(names) for names_of_kind in kinds_of_names for title, names in names_of_kind.items()}
 
 
 def captured_text(graph: CapturedGraph, name: str, cluster: str | None) -> str:
@@ -172,7 +172,7 @@ def deployed(info: RunInfo) -> Deployed:
 
 
 def deployed_job(source: Source, job: Job) -> Deployed:
-    """What an export needs of a job that was opened."""
+    """Facts that an export needs of a job that was opened."""
     from dpro_search.deploy.of_run import Deployed
 
     kind = kind_of(source)

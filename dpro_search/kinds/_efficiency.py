@@ -117,7 +117,7 @@ def work_of(trace: Trace | None, cluster: Cluster | None, given: Mapping[str, fl
 
 
 def price_source(cluster: Cluster | None) -> str:
-    """Where a cluster's price comes from; empty without one."""
+    """The source of a cluster's price; empty without one."""
     if cluster is None or cluster.price_per_device_hour_usd is None:
         return ""
     return cluster.provenance.of("price_per_device_hour_usd")

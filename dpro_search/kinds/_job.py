@@ -73,7 +73,7 @@ class Job(ABC):
     recorded: Any = None  # Horovod's knobs in the recording (`CommSettings`); None for other kinds of jobs.
     space: PlanSpace  # Which plans there are.
     askable: tuple[str, ...] = ()  # Plan fields that text can set in a scenario, whether or not `space` has them now.
-    # What else a scenario can change: some of "groups", "global_batch", "sequence", "precision", `CLUSTER_SETTINGS`, `SCALES`.
+    # Other changes of a scenario: some of "groups", "global_batch", "sequence", "precision", `CLUSTER_SETTINGS`, `SCALES`.
     settings: ClassVar[tuple[str, ...]] = ()
     unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
     memory_limit_bytes: int | None = None
@@ -102,11 +102,11 @@ class Job(ABC):
     def predict(self, plan: Plan) -> Prediction:
         """What one iteration would cost under a plan; raises `InputError` for a plan that the job cannot follow."""
         self.space.check(plan)
-        found, limit = self.with_replay_error(_possible(self._predict(plan))), self.memory_limit_bytes
-        peak = found.peak_memory_bytes
+        prediction, limit = self.with_replay_error(_possible(self._predict(plan))), self.memory_limit_bytes
+        peak = prediction.peak_memory_bytes
         if limit is None or (peak is not None and peak <= limit):
-            return found
-        return msgspec.structs.replace(found, infeasible=memory_shortage_text(peak, limit))
+            return prediction
+        return msgspec.structs.replace(prediction, infeasible=memory_shortage_text(peak, limit))
 
     @abstractmethod
     def _predict(self, plan: Plan) -> Prediction:
@@ -154,7 +154,7 @@ class Job(ABC):
         return ()
 
     def search_facts(self) -> dict[str, Any]:
-        """What a search of its plans compares with and takes for granted, for the JSON of `run` and the report."""
+        """The setting that a search compares its plans with, and its assumptions, for the JSON of `run` and the report."""
         return {}
 
     # What else can be asked of it.

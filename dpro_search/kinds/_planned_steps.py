@@ -212,16 +212,18 @@ class PlannedSteps(RecordedSteps):
         """The prediction, whatever memory it needs."""
         if plan == Plan():
             return super()._predict(plan)
-        found = self.predictor.under(plan).predict(self._scales)
-        interval_us = self._wider(found, self._compute_error_us(plan))
+        prediction = self.predictor.under(plan).predict(self._scales)
+        interval_us = self._wider(prediction, self._compute_error_us(plan))
         if self._elsewhere is not None:  # by as much as the recorded plan's, for the same errors of the cost models
             unchanged = super()._predict(Plan())
             low, high = (end / unchanged.iteration_us - 1 for end in unchanged.interval_us)
-            below, above = (end / found.iteration_us - 1 for end in interval_us)
+            below, above = (end / prediction.iteration_us - 1 for end in interval_us)
             low, high = -math.hypot(low, below), math.hypot(high, above)
-            interval_us = max(found.iteration_us * (1 + low), 0.0), found.iteration_us * (1 + high)
-            found = replace(found, busy_us=min(found.busy_us, unchanged.floor_us))
-        return msgspec.structs.replace(as_prediction(found, "extrapolated", self._peak_memory_bytes(plan)), interval_us=interval_us)
+            interval_us = max(prediction.iteration_us * (1 + low), 0.0), prediction.iteration_us * (1 + high)
+            prediction = replace(prediction, busy_us=min(prediction.busy_us, unchanged.floor_us))
+        return msgspec.structs.replace(
+            as_prediction(prediction, "extrapolated", self._peak_memory_bytes(plan)), interval_us=interval_us
+        )
 
     def _compute_error_us(self, plan: Plan) -> float:
         """By what the core time of compute that a plan adds may differ from its price (90 %)."""

@@ -172,18 +172,18 @@ class RecordedPredictor:
         """
         used = self._measured_steps() if steps is None else steps
         replays = [self._replayed(step, scales) for step in used]
-        found = [one.iteration_us for one in replays]
-        iteration_us = float(np.median(found))
-        spread_us = self._with_clock_error(interval_us(found, iteration_us), iteration_us, used, scales)
+        steps_us = [one.iteration_us for one in replays]
+        iteration_us = float(np.median(steps_us))
+        spread_us = self._with_clock_error(interval_us(steps_us, iteration_us), iteration_us, used, scales)
         middle = self._middle(scales, used)
         return RecordedPrediction(
             iteration_us=iteration_us,
-            steps_us=tuple(found),
+            steps_us=tuple(steps_us),
             interval_us=self._with_batch(self._with_unknown(spread_us, scales, middle[-1]), scales, steps),
             ranks=mean_times([rank_times(self._timeline(step, scales)) for step in middle]),
             settled=all(one.settled for one in replays),
             busy_us=min(one.busy_us for one in replays),
-            mean_us=self.mean_us(found),
+            mean_us=self.mean_us(steps_us),
         )
 
     def _with_batch(
@@ -211,7 +211,7 @@ class RecordedPredictor:
         return low_us, high_us
 
     def _alternatives(self, scales: Sequence[Scale]) -> Iterator[list[Scale]]:
-        """What may happen to unknown time under some changes: all that makes it shorter, and all that makes it longer."""
+        """Changes of unknown time that a what-if may imply: all that make it shorter, and all that make it longer."""
         of_unknown = [scale.of_unknown for scale in scales]
         for chosen in ([one for one in of_unknown if one.factor < 1], [one for one in of_unknown if one.factor > 1]):
             if chosen:
@@ -277,8 +277,8 @@ class RecordedPredictor:
         first = steps_in_order(self._trace)[0]
         if first in self.iterations_us or first in self._without:
             return False
-        own = steps.index == first
-        return float(steps.end_us[own].max() - steps.start_us[own].min()) <= _STALLS * measured_us
+        of_first = steps.index == first
+        return float(steps.end_us[of_first].max() - steps.start_us[of_first].min()) <= _STALLS * measured_us
 
     def timeline(self, scales: Sequence[Scale] = ()) -> Timeline:
         """The replay of the step whose iteration is the median, or next above it."""

@@ -37,7 +37,7 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor, *, profiled: bool = Tr
     base, timeline = predictor.predict(), predictor.timeline()
     late, speeds = lateness(trace), group_speeds(trace)
     punctuality = {row.rank: msgspec.to_builtins(row) for row in late}
-    found = answers(trace, predictor, base, speeds)
+    gains = answers(trace, predictor, base, speeds)
     numbers, rows = trace.meta.numbers, predictor.rows()
     path = [row | {"rank": numbers[row["rank"]] if row["rank"] >= 0 else -1} for row in path_facts(timeline)]
     times = [msgspec.structs.replace(row, rank=numbers[row.rank]) for row in base.ranks]
@@ -56,16 +56,16 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor, *, profiled: bool = Tr
             | punctuality.get(row.rank, {})
             for row in times
         ],
-        "gains": msgspec.to_builtins(found),
+        "gains": msgspec.to_builtins(gains),
         "critical_ops": critical_ops(
             timeline, numbers=numbers, origins=origins(trace, predictor.ops.about[rows]) if len(rows) else ()
         ),
         "links": [msgspec.to_builtins(speed) for speed in speeds],
         "findings": [
-            *stall_findings(predictor, base, found),
+            *stall_findings(predictor, base, gains),
             *findings(
                 times,
-                found,
+                gains,
                 base.iteration_us,
                 speeds,
                 collective,

@@ -119,7 +119,7 @@ def findings(
 
 
 def unknown_time(unknown_us: float, iteration_us: float) -> str:
-    """What to know about the part of an iteration that nothing in the recording explains; empty where it is too short to matter."""
+    """A sentence on the part of an iteration that nothing in the recording explains; empty if it is too short to matter."""
     share_pct = unknown_us / max(iteration_us, 1e-9) * 100
     if share_pct < WORTH_PCT:
         return ""

@@ -141,10 +141,10 @@ class RecordedSteps(Job):
     def _predict(self, plan: Plan) -> Prediction:
         if self._elsewhere is None:
             return _prediction(self.predictor, self._scales, self._peak_memory_bytes(plan))
-        found = self.predictor.predict(self._scales)
-        busy_us = min(found.busy_us, self._elsewhere.low.predict(self._scales).busy_us)
-        found = replace(found, interval_us=self._elsewhere.interval_us(found, self._scales), busy_us=busy_us)
-        return as_prediction(found, "extrapolated", self._peak_memory_bytes(plan))
+        prediction = self.predictor.predict(self._scales)
+        busy_us = min(prediction.busy_us, self._elsewhere.low.predict(self._scales).busy_us)
+        prediction = replace(prediction, interval_us=self._elsewhere.interval_us(prediction, self._scales), busy_us=busy_us)
+        return as_prediction(prediction, "extrapolated", self._peak_memory_bytes(plan))
 
     def more_facts(self, plan: Plan) -> dict[str, Any]:
         if self.trace.meta.unrecorded_devices:
@@ -171,18 +171,24 @@ class RecordedSteps(Job):
         constants, meta = machine_constants(), self.trace.meta
         steps = len(self.predictor.iterations_us)
         ranks = f"{meta.ranks} {'rank' if meta.ranks == 1 else 'ranks'}"
-        own = f"{steps} measured iterations of {ranks}" if steps > 1 else f"one step of {ranks}, whose spread was not measured"
-        spread = f"where 9 of 10 further steps should lie, from {own} and the usual spread of steps in profiles of other jobs"
+        steps_used = (
+            f"{steps} measured iterations of {ranks}" if steps > 1 else f"one step of {ranks}, whose spread was not measured"
+        )
+        spread = (
+            f"where 9 of 10 further steps should lie, from {steps_used} and the usual spread of steps in profiles of other jobs"
+        )
         if self.replay_error:
             spread += f"; the replay of the recorded setting is off by {self.replay_error * 100:+.0f} %, which is included"
         if self._elsewhere is not None:
             models = "the errors of predicted NCCL collectives on systems left out of the fit, and an estimate for kernels"
-            return Calibration(calibrated=False, model_error=(0.0, 0.0), widening=1.0, on=own, rests_on=f"{spread}; also {models}")
+            return Calibration(
+                calibrated=False, model_error=(0.0, 0.0), widening=1.0, on=steps_used, rests_on=f"{spread}; also {models}"
+            )
         return Calibration(
             calibrated=steps > 1,
             model_error=(constants.gpu.replay_error, constants.gpu.replay_error),
             widening=1.0,
-            on=own,
+            on=steps_used,
             rests_on=spread,
         )
 

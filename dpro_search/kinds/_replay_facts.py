@@ -117,9 +117,9 @@ def predicted_facts(job: Job, plan: Plan, changed: bool) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     measured = None if changed else job.measured_iteration_us
     error = None if measured is None else (prediction.iteration_us / measured - 1) * 100
-    found = _facts(job, prediction, measured, error, job.op_count(plan), seconds)
-    found |= {"measured_mean_us": None if changed else job.measured_mean_us, "predicted_mean_us": prediction.mean_us}
-    return found | job.more_facts(plan)
+    facts = _facts(job, prediction, measured, error, job.op_count(plan), seconds)
+    facts |= {"measured_mean_us": None if changed else job.measured_mean_us, "predicted_mean_us": prediction.mean_us}
+    return facts | job.more_facts(plan)
 
 
 def _compared(job: Job, found: Comparison) -> dict[str, Any]:

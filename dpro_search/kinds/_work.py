@@ -17,7 +17,7 @@ class Work:
     peak_flops_per_s: float | None = None  # Of a device, at the precision of most FLOPs.
     precision: str = ""
     price_per_device_hour_usd: float | None = None
-    price_source: str = ""  # Where the price comes from; empty: it was given.
+    price_source: str = ""  # The source of the price; empty: it was given.
     given: frozenset[str] = frozenset()  # Options that were given in place of what is known: "flops", "peak"...
     power_per_device_w: float | None = None  # The most that a device takes, with `power_with_host` its share of the host included.
     power_with_host: bool = False

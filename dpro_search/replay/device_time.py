@@ -61,19 +61,19 @@ def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
     launched_us = np.where(launched >= 0, times.start_us[np.maximum(launched, 0) + offset], -np.inf)
     start_us, moved_us, end_us = times.start_us[rows], times.moved_us[rows], times.end_us[rows]
     ends_us = times.end_us.reshape(timeline.iterations, count)
-    found = []
+    rows_of_ranks = []
     for one in range(graph.ranks):
-        mine = (rank == one) & works
-        own = (graph.rank_of_op == one) & np.isin(graph.op_kind, (*_COMPUTE, OpKind.COMM, OpKind.UNKNOWN))
-        if not own.any():
+        ops_of_rank = (rank == one) & works
+        working = (graph.rank_of_op == one) & np.isin(graph.op_kind, (*_COMPUTE, OpKind.COMM, OpKind.UNKNOWN))
+        if not working.any():
             continue
-        end = float(ends_us[this][own].max())
-        begin = float(ends_us[this - 1][own].max()) if this else min(float(times.start_us[:count].min()), 0.0)
-        parts = _parts(kind[mine], np.clip(start_us[mine], begin, end), np.clip(moved_us[mine], begin, end),
-                       np.clip(end_us[mine], begin, end), launched_us[mine], begin, end)  # fmt: skip
+        end = float(ends_us[this][working].max())
+        begin = float(ends_us[this - 1][working].max()) if this else min(float(times.start_us[:count].min()), 0.0)
+        parts = _parts(kind[ops_of_rank], np.clip(start_us[ops_of_rank], begin, end), np.clip(moved_us[ops_of_rank], begin, end),
+                       np.clip(end_us[ops_of_rank], begin, end), launched_us[ops_of_rank], begin, end)  # fmt: skip
         scale = timeline.iteration_us / (end - begin) if end > begin else 1.0
         compute, exposed, waiting, unknown, idle, host_bound, transfer = (us * scale for us in parts)
-        found.append(
+        rows_of_ranks.append(
             RankTime(
                 rank=one,
                 compute_us=compute,
@@ -85,7 +85,7 @@ def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
                 transfer_us=transfer,
             )
         )
-    return tuple(found)
+    return tuple(rows_of_ranks)
 
 
 def busiest_us(graph: ReplayGraph, idle_us: Floats) -> float:

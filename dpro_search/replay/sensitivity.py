@@ -39,7 +39,7 @@ class Change(Protocol):
 
     @property
     def text(self) -> str:
-        """What people read."""
+        """The what-if as people write it."""
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
         """The graph of the changed job."""
@@ -54,7 +54,7 @@ class ComputeScaled:
 
     @property
     def text(self) -> str:
-        """What people read."""
+        """The what-if as people write it."""
         return f"{_of_rank_text(self.rank)}compute={self.factor:g}"
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
@@ -71,7 +71,7 @@ class CommunicationScaled:
 
     @property
     def text(self) -> str:
-        """What people read."""
+        """The what-if as people write it."""
         return f"{_of_rank_text(self.rank)}communication={self.factor:g}"
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
@@ -87,7 +87,7 @@ class StagesEven:
 
     @property
     def text(self) -> str:
-        """What people read."""
+        """The what-if as people write it."""
         return "stages=even"
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
@@ -110,7 +110,7 @@ class KindScaled:
 
     @property
     def text(self) -> str:
-        """What people read."""
+        """The what-if as people write it."""
         return f"all {self.kind.name} ops {_faster(self.factor)}"
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
@@ -128,7 +128,7 @@ class OpScaled:
 
     @property
     def text(self) -> str:
-        """What people read."""
+        """The what-if as people write it."""
         return f"{self.name} {_faster(self.factor)}"
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
@@ -147,7 +147,7 @@ class BandwidthScaled:
 
     @property
     def text(self) -> str:
-        """What people read."""
+        """The what-if as people write it."""
         return f"bandwidth={self.factor:g}"
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
@@ -170,7 +170,7 @@ class StragglerGone:
 
     @property
     def text(self) -> str:
-        """What people read."""
+        """The what-if as people write it."""
         return f"rank {self.rank} no straggler"
 
     def apply(self, graph: ReplayGraph) -> ReplayGraph:
@@ -239,7 +239,7 @@ def is_compute(graph: ReplayGraph) -> Bools:
 
 
 def compute_us_of_ranks(graph: ReplayGraph) -> Floats:
-    """What the ops of each rank compute in an iteration, [ranks]."""
+    """Compute time of each rank in an iteration, [ranks]."""
     duration_us: Floats = np.where(is_compute(graph), graph.duration_us, 0.0)
     return np.asarray(np.bincount(graph.rank_of_op, duration_us, graph.ranks), np.float64)
 

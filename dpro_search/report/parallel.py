@@ -125,15 +125,15 @@ class ParallelSetting:
 
     @property
     def tiles(self) -> list[tuple[str, str, str]]:
-        """What the setting yields, needs and costs, for the headline: titles, values, and what stands below them."""
+        """Throughput, memory and price of the setting, for the headline: title, value and note of each."""
         mfu, price = _amount(self, "mfu_pct"), _amount(self, "cost_per_million_tokens")
-        found = [
+        tiles = [
             ("Tokens a second", _amount(self, "tokens_per_second"), f"{_amount(self, 'tokens_per_second_per_device')} a device"),
             ("MFU", mfu, "of the device's peak"),
             ("Price", price, "a million tokens"),
             ("Memory", units.size(self.peak_bytes), _margin(self)),
         ]
-        return [tile for tile in found if tile[1] != _UNKNOWN]
+        return [tile for tile in tiles if tile[1] != _UNKNOWN]
 
 
 def comparison_section(settings: Sequence[ParallelSetting]) -> Section:
@@ -154,7 +154,7 @@ def comparison_section(settings: Sequence[ParallelSetting]) -> Section:
 
 
 def parts_section(settings: Sequence[ParallelSetting], sentences: Sequence[str]) -> Section:
-    """Where a step goes, on one time scale."""
+    """The parts of a step, on one time scale for all settings."""
     rows = [
         (
             setting.name,

@@ -60,12 +60,12 @@ _PATH_KINDS = {
 }
 
 
-def cluster_section(cluster: Mapping[str, Any] | None, own: str) -> Section | None:
+def cluster_section(cluster: Mapping[str, Any] | None, job_cluster: str) -> Section | None:
     """The cluster that predictions are for, and assumptions about it; None for the job's `own` cluster without assumptions."""
-    if cluster is None or (cluster["name"] == own and not cluster["assumed"]):
+    if cluster is None or (cluster["name"] == job_cluster and not cluster["assumed"]):
         return None
     assumptions = bullets([f"{each}." for each in cluster["assumed"]]) if cluster["assumed"] else None
-    if cluster["name"] == own:
+    if cluster["name"] == job_cluster:
         return Section("cluster", "Assumptions", [assumptions])
     ranks = units.count(cluster["ranks"], "rank")
     sentence = f"All predictions on this page are for {cluster['name']}, {ranks}. Nothing was measured there."

@@ -62,7 +62,7 @@ class Ranked(Protocol):
 
 
 class ListedPlan(NamedTuple):
-    """What a result says of a plan beside its prediction."""
+    """Facts on a plan that a result has beside its prediction."""
 
     name: str  # The whole setting, in words.
     facts: dict[str, Any]  # By their names in JSON.

@@ -11,9 +11,11 @@ from dpro_search.space.schemes import counted
 
 def describe(plan: Plan) -> str:
     """A plan in a few words; "as recorded" for the empty one."""
-    own = {} if plan.scheme is None else plan.scheme.settings
+    scheme_settings = {} if plan.scheme is None else plan.scheme.settings
     words = [
-        _WORDS[name](value) if name in _WORDS else f"{name}={value}" for name, value in plan.settings.items() if name not in own
+        _WORDS[name](value) if name in _WORDS else f"{name}={value}"
+        for name, value in plan.settings.items()
+        if name not in scheme_settings
     ]
     return ", ".join([*words, *(() if plan.scheme is None else plan.scheme.phrases())]) or "as recorded"
 

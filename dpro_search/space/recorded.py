@@ -90,28 +90,28 @@ def iterations_us(trace: Trace) -> dict[int, float]:
 
 def unmeasured_steps(trace: Trace) -> dict[int, str]:
     """Steps behind the first whose distance from the step before is no iteration, with the reason, by number."""
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     distances_us, order = _distances_us(trace), steps_in_order(trace)
     consecutive = any(step - before == 1 for before, step in pairwise(order))
     for before, step in pairwise(order):
         if distances_us[step] <= 0:
-            found[step] = f"takes {time_text(distances_us[step])}"
+            reasons[step] = f"takes {time_text(distances_us[step])}"
             if before in distances_us:
-                found.setdefault(before, "ends after the next step")
+                reasons.setdefault(before, "ends after the next step")
         elif consecutive and step - before > 1:
-            found[step] = f"follows step {before}, and what lies between them ran nothing"
-    return dict(sorted(found.items()))
+            reasons[step] = f"follows step {before}, and what lies between them ran nothing"
+    return dict(sorted(reasons.items()))
 
 
 def unmeasured_text(trace: Trace) -> str:
     """A sentence that counts and names the steps of `unmeasured_steps`; empty if there are none."""
-    found = unmeasured_steps(trace)
-    if not found:
+    unmeasured = unmeasured_steps(trace)
+    if not unmeasured:
         return ""
-    shown = [f"step {step} {why}" for step, why in list(found.items())[:_SHOWN_STEPS]]
-    more = ["..."] if len(found) > len(shown) else []
-    is_ = "step is" if len(found) == 1 else "steps are"
-    return f"{len(found)} {is_} left out of the measured iterations: {', '.join([*shown, *more])}"
+    shown = [f"step {step} {why}" for step, why in list(unmeasured.items())[:_SHOWN_STEPS]]
+    more = ["..."] if len(unmeasured) > len(shown) else []
+    is_ = "step is" if len(unmeasured) == 1 else "steps are"
+    return f"{len(unmeasured)} {is_} left out of the measured iterations: {', '.join([*shown, *more])}"
 
 
 def _distances_us(trace: Trace) -> dict[int, float]:

@@ -59,7 +59,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """Where all ranks of a job were recorded, also those of which there is no profile.
+    """The cluster on which a job was recorded, with the ranks of which there is no profile.
 
     Attributes
     ----------
@@ -133,27 +133,27 @@ def _kernels(
             f"interval holds for any of the {len(_known_gpus())} bundled GPUs, and recorded_on=MACHINE narrows it"
         )
         for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
-            mine = kernels[order[starts[number] : starts[number + 1]]]
+            of_kind = kernels[order[starts[number] : starts[number + 1]]]
             element = trace.dtypes[dtype] if dtype >= 0 else ""
             of_gpus = [kernel_ratio(trace.names[name], element, device, after).middle for device in _known_gpus()]
-            found[1, mine], found[2, mine] = own_us[mine] * min(1.0, *of_gpus), own_us[mine] * max(1.0, *of_gpus)
+            found[1, of_kind], found[2, of_kind] = own_us[of_kind] * min(1.0, *of_gpus), own_us[of_kind] * max(1.0, *of_gpus)
         return
     known = OpRatios(before, after)
     shaped = _op_ratios(trace, kinds, known)
     predicted_us = guessed_us = 0.0
     for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
-        mine = kernels[order[starts[number] : starts[number + 1]]]
+        of_kind = kernels[order[starts[number] : starts[number + 1]]]
         of_op, element = shaped[number], trace.dtypes[dtype] if dtype >= 0 else ""
         alike, envelope = None, kernel_ratio(trace.names[name], element, before, after)
         if of_op is None:
-            took_us = np.maximum(own_us[mine], LEAST_US)
+            took_us = np.maximum(own_us[of_kind], LEAST_US)
             alike = known.of_times(kernel_class(trace.names[name]), product_precision(trace.names[name], element), took_us)
         ratios: Sequence[float | Floats] = of_op or alike or envelope
-        predicted_us += float(own_us[mine].sum()) if of_op else 0.0
-        guessed_us += float(own_us[mine].sum()) if alike else 0.0
-        least = np.minimum(own_us[mine], LEAST_US)
+        predicted_us += float(own_us[of_kind].sum()) if of_op else 0.0
+        guessed_us += float(own_us[of_kind].sum()) if alike else 0.0
+        least = np.minimum(own_us[of_kind], LEAST_US)
         for row, ratio in enumerate(_within(ratios, envelope)):
-            found[row, mine] = least + (own_us[mine] - least) * ratio
+            found[row, of_kind] = least + (own_us[of_kind] - least) * ratio
     whole_us = max(float(own_us[kernels].sum()), 1e-9)
     assumed += _said_of_kernels(before.name, after.name, predicted_us / whole_us, guessed_us / whole_us)
     assumed.append("host threads, launches and copies between host and device take as long as recorded")

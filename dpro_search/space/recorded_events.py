@@ -35,7 +35,7 @@ def steps_in_order(trace: Trace) -> tuple[int, ...]:
 
 
 def sources_of(trace: Trace, *kinds: DependencyKind) -> dict[int, list[int]]:
-    """What each event depends on by dependencies of some kinds."""
+    """The events that each event depends on, by dependencies of the given kinds."""
     needs = trace.dependencies
     of_kind = np.isin(needs.kind, kinds)
     found: dict[int, list[int]] = defaultdict(list)

@@ -47,14 +47,14 @@ class OpSorts:
         """Kernels and copies of the forward and backward passes, which compute on the samples of a batch, [n]."""
         computes = np.isin(self._of_events(self.trace.events.kind), (EventKind.KERNEL, EventKind.COPY))
         optimizer = self.kernels.get("optimizer", np.zeros(len(self.ops), np.bool_)) | (self.ops.kind == OpKind.UPDATE)
-        found: Bools = computes & ~optimizer
-        return found
+        on_samples: Bools = computes & ~optimizer
+        return on_samples
 
     @cached_property
     def unknown(self) -> Bools:
         """Time of devices that nothing in the recording explains, [n]."""
-        found: Bools = self.ops.kind == OpKind.UNKNOWN
-        return found
+        unknown: Bools = self.ops.kind == OpKind.UNKNOWN
+        return unknown
 
     @cached_property
     def launch(self) -> Bools:
@@ -106,17 +106,17 @@ class OpSorts:
         if scale.group is not None:
             return self._among(scale)
         simple = {"host": self.host, "launch": self.launch, "unknown": self.unknown, "loading": self.ops.loading_us > 0}
-        found = simple.get(scale.what)
+        ops = simple.get(scale.what)
         if scale.what == "module":
-            found = self._of_module(scale)
-        elif found is None:
+            ops = self._of_module(scale)
+        elif ops is None:
             table = self.kernels if scale.what == "kernels" else self.collectives
             if scale.only not in table:
                 raise InputError(f"'{scale.text}': the {scale.what} of the trace are {', '.join(table) or 'of unknown sorts'}")
-            found = table[scale.only]
-        if not found.any():
+            ops = table[scale.only]
+        if not ops.any():
             raise InputError(f"'{scale.text}': the trace shows no {'unknown time' if scale.what == 'unknown' else scale.what}")
-        return found if scale.rank is None else found & (self.ops.rank_of_device[self.ops.device] == scale.rank)
+        return ops if scale.rank is None else ops & (self.ops.rank_of_device[self.ops.device] == scale.rank)
 
     def _among(self, scale: Scale) -> Bools:
         """Collectives among exactly the ranks of a scale, [n]; raises `InputError` if there are none."""

@@ -62,7 +62,7 @@ class SchemeSettings(
         return {name: value for name, value in values if value is not None}
 
     def phrases(self) -> list[str]:
-        """What is set, in a few words for each setting; a scheme whose settings belong together says them together."""
+        """The settings, in a few words each; a scheme whose settings belong together names them together."""
         words = self.words
         return [words[name](value) if name in words else f"{name}={value}" for name, value in self.settings.items()]
 

@@ -53,8 +53,8 @@ class WorkerClasses:
         """
         by_class = np.argsort(self.class_of_worker, kind="stable")
         first_of_class = np.concatenate(([0], np.cumsum(self.members)[:-1]))
-        found: Floats = np.maximum.reduceat(factors[..., by_class], first_of_class, axis=-1)
-        return found
+        slowest: Floats = np.maximum.reduceat(factors[..., by_class], first_of_class, axis=-1)
+        return slowest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -319,7 +319,7 @@ def test_the_same_order_in_every_layer_is_evidence_too(tmp_path):
 
 
 def silent_host(tmp_path, *, ends_us: list[float], returns_us: list[float], span: str) -> set[tuple[str, str]]:
-    """What a host is inferred to wait for that launches a kernel, then records nothing but perhaps a span, until it goes on."""
+    """The op that a host is inferred to wait for: it launches a kernel, then records at most a span until it goes on."""
     profile = Profile()
     for number, (end_us, return_us) in enumerate(zip(ends_us, returns_us, strict=True)):
         begin = START + 10_000 * number

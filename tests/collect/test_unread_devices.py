@@ -12,31 +12,29 @@ from tests.in_process import fails_in_one_line, succeeds
 
 def profile(cat: str | None = "kernel", *, launched: bool = True) -> Profile:
     """Steps of 1000 us: two products of 300 us, whose records have a category or none; the host waits for their end."""
-    found = Profile()
+    made = Profile()
     for number in range(4):
         begin = START + 1000 * number
-        found.step(number, begin - 20, 990)
-        found.op("aten::mm", begin - 18, 12)
+        made.step(number, begin - 20, 990)
+        made.op("aten::mm", begin - 18, 12)
         for part in range(2):
             at = begin + 302 * part
-            found.kernel(
-                "sm90_xmma_gemm", at, 300, launched=begin - 15 + 5 * part if launched else None, cat=cat or "", call_us=4.0
-            )
-        found.call("cudaDeviceSynchronize", begin - 2, 980)
+            made.kernel("sm90_xmma_gemm", at, 300, launched=begin - 15 + 5 * part if launched else None, cat=cat or "", call_us=4.0)
+        made.call("cudaDeviceSynchronize", begin - 2, 980)
     if cat is None:
-        for record in found.records:
+        for record in made.records:
             if record["cat"] == "":
                 del record["cat"]
-    return found
+    return made
 
 
-def described(found: Profile, name: str, text: dict[str, str]) -> Profile:
-    found.records.insert(0, {"ph": "M", "name": name, "pid": found.device, "tid": 0, "ts": 0, "args": text})
-    return found
+def described(made: Profile, name: str, text: dict[str, str]) -> Profile:
+    made.records.insert(0, {"ph": "M", "name": name, "pid": made.device, "tid": 0, "ts": 0, "args": text})
+    return made
 
 
-def kernels(found: Profile, tmp_path) -> int:
-    trace = read([found.write(tmp_path / "rank0.json")])
+def kernels(made: Profile, tmp_path) -> int:
+    trace = read([made.write(tmp_path / "rank0.json")])
     return int((trace.events.kind == EventKind.KERNEL).sum())
 
 
@@ -54,22 +52,22 @@ def test_records_of_a_process_that_is_described_as_a_device_are_kernels(tmp_path
 
 
 def test_rows_that_sum_up_what_a_device_did_are_left_out(tmp_path):
-    found = described(profile(None, launched=False), "process_name", {"name": "Overlap Analysis"})
-    trace = read([described(found, "process_labels", {"labels": "NPU"}).write(tmp_path / "rank0.json")])
+    made = described(profile(None, launched=False), "process_name", {"name": "Overlap Analysis"})
+    trace = read([described(made, "process_labels", {"labels": "NPU"}).write(tmp_path / "rank0.json")])
     assert not (trace.events.kind == EventKind.KERNEL).any()
     assert trace.meta.dropped["spans of category ''"] == 8
 
 
 def test_annotations_of_a_device_are_no_kernels(tmp_path):
-    found = profile()
-    found.add("npu_user_annotation", "forward", START, 600, 7, {"stream": 7, "correlation": 2}, pid=found.device)
-    assert kernels(found, tmp_path) == 8
+    made = profile()
+    made.add("npu_user_annotation", "forward", START, 600, 7, {"stream": 7, "correlation": 2}, pid=made.device)
+    assert kernels(made, tmp_path) == 8
 
 
 def test_a_device_without_records_is_unknown_and_what_needs_it_is_refused(tmp_path):
-    found = profile()
-    found.records = [record for record in found.records if record["cat"] != "kernel"]
-    read([found.write(tmp_path / "rank0.json")]).save(tmp_path / "T")
+    made = profile()
+    made.records = [record for record in made.records if record["cat"] != "kernel"]
+    read([made.write(tmp_path / "rank0.json")]).save(tmp_path / "T")
     facts = json.loads(succeeds("replay", tmp_path / "T", "--json"))
     assert facts["breakdown_us"]["unknown"] == pytest.approx(facts["predicted_iteration_us"])
     assert facts["breakdown_us"]["compute"] == 0
@@ -82,12 +80,12 @@ def test_a_device_without_records_is_unknown_and_what_needs_it_is_refused(tmp_pa
 
 
 def test_a_job_on_processors_computes_on_its_threads(tmp_path):
-    """What the profiler itself calls at its end is no launch."""
-    found = Profile()
+    """Calls of the profiler itself at its end are no launches."""
+    made = Profile()
     for number in range(4):
         begin = START + 1000 * number
-        found.step(number, begin, 990)
-        found.op("aten::mm", begin + 5, 900)
-    found.call("cudaDeviceSynchronize", START + 3991, 5)
-    read([found.write(tmp_path / "rank0.json")]).save(tmp_path / "T")
+        made.step(number, begin, 990)
+        made.op("aten::mm", begin + 5, 900)
+    made.call("cudaDeviceSynchronize", START + 3991, 5)
+    read([made.write(tmp_path / "rank0.json")]).save(tmp_path / "T")
     assert json.loads(succeeds("replay", tmp_path / "T", "--json"))["breakdown_us"]["compute"] > 900

@@ -203,6 +203,6 @@ def test_runs_of_the_recorded_setting_are_kept_when_every_plan_fails():
     (alone,) = kept
     assert [run.number for run in alone.runs] == [-1]
     fixed = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5})
-    found = validated(fixed, kept=kept)
-    assert len(found.plans) == 2
-    assert found.rounds == 2
+    validation = validated(fixed, kept=kept)
+    assert len(validation.plans) == 2
+    assert validation.rounds == 2

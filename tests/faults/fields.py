@@ -99,7 +99,7 @@ def campaign(name: str, seeds: Iterable[int]) -> dict[str, Any]:
 
 
 def failure_of(folder: Path, words: Sequence[str]) -> tuple[str, int]:
-    """What is wrong with a command's output, or "", and its exit code."""
+    """The fault in a command's output, or "", and its exit code."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"more than {LONGEST_S} s")

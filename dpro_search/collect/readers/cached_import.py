@@ -66,5 +66,5 @@ def _cache() -> Path:
             return usual
     except OSError:
         pass
-    found = private_folder(f"{_FOLDER}-{os.getuid()}")
-    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-")) if found is None else found
+    private = private_folder(f"{_FOLDER}-{os.getuid()}")
+    return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-")) if private is None else private

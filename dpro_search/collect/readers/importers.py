@@ -109,8 +109,8 @@ def _import(sources: Sequence[Path]) -> Trace:
 def _recognised(sources: Sequence[Path]) -> tuple[Importer, list[Path], list[Path]]:
     """The importer for the sources, the files that it is to read, and those of a folder that it is not."""
     named = [source for source in sources if not source.is_dir()]
-    found = _distinct([*named, *(path for source in sources if source.is_dir() for path in files_of(source))])
-    heads = {path: read_head(path) for path in found}
+    files = _distinct([*named, *(path for source in sources if source.is_dir() for path in files_of(source))])
+    heads = {path: read_head(path) for path in files}
     known = importers()
     owner = {path: _owner(head, path, known) for path, head in heads.items()}
     first = next((importer for importer in known if importer in owner.values()), None)
@@ -123,7 +123,7 @@ def _recognised(sources: Sequence[Path]) -> tuple[Importer, list[Path], list[Pat
             f"{shown}: {_nothing_known(heads)}; looked for {', '.join(i.description.partition(' (')[0] for i in known)}"
         )
     chosen = [path for path, importer in owner.items() if importer is first or first.companion(heads[path], path)]
-    left = [path for path in found if path not in set(chosen)]
+    left = [path for path in files if path not in set(chosen)]
     for path in left:
         if path in named:
             other = owner[path]
@@ -199,7 +199,7 @@ def _owner(head: bytes, path: Path, known: Sequence[Importer]) -> Importer | Non
 
 
 def _foreign(head: bytes, path: Path) -> str:
-    """What a file is that no importer reads, and what to do with it; "" where that is unknown."""
+    """The kind of a file that no importer reads, and advice on it; "" if the kind is unknown."""
     return next((what for what, is_it in _FOREIGN.items() if is_it(head, path)), "")
 
 

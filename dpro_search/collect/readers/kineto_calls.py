@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-# What the names of vendors add to the name of a call: `cudaStreamSynchronize_ptsz`, `aclrtSynchronizeStreamWithTimeout`.
+# Vendors add these to the name of a call: `cudaStreamSynchronize_ptsz`, `aclrtSynchronizeStreamWithTimeout`.
 _ENDING = r"(?:WithTimeout|WithFlags|WithBarrier|Ext)*(?:_\w+)?$"
 
 # Calls in which the host waits for all streams of a device, for one stream, and for an event.

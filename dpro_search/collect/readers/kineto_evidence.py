@@ -22,8 +22,8 @@ from dpro_search.collect.trace import EventKind, Floats, Ints
 _SHARE = 0.5  # of the occurrences that need an explanation, for which one of an event's waits must be one
 _ENDED_US = 1.0  # by which an op may end after the start of what waited for it
 _RESOLUTION_US = 1.0  # of time stamps: equal ones may be so far apart
-# Of waits that no call shows. A convention of statistics, not measured: three occurrences at least, three of four of all, and a
-# coincidence that chance makes once in ten thousand profiles.
+# Evidence that a wait needs if no call shows it: at least three occurrences, in three of four cases, and a coincidence that chance
+# makes once in ten thousand profiles. The numbers are a convention of statistics, not measured.
 _LEAST_REPEATED = 3
 _REPEATED_SHARE = 0.75
 _MOST_CHANCE = 1e-4
@@ -147,7 +147,7 @@ class Evidence:
         return None if explained_better or log_chance > np.log(_MOST_CHANCE) else spread_us
 
     def _occurrences(self, wait: _Wait) -> Iterator[tuple[int, int]]:
-        """What was waited for and what waited, of each step that has both."""
+        """Pairs of the op that was waited for and the op that waited, in each step that has both."""
         source_place, target_place, apart = wait
         for number in range(len(self._r.step_number)):
             source = self._event.get((source_place, number - apart), -1)

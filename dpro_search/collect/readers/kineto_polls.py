@@ -64,10 +64,10 @@ def add_polls(r: RankRecords, device: DeviceOps) -> Pairs:
 def _silences(r: RankRecords) -> _Silences | None:
     """Silences of the threads that launch work, in the recorded steps; None if no thread launches any."""
     threads = np.unique(r.stream[r.launch[r.launch >= 0]])
-    found = [_of_thread(r, thread) for thread in threads.tolist()]
-    if not found:
+    silences = [_of_thread(r, thread) for thread in threads.tolist()]
+    if not silences:
         return None
-    columns: dict[str, Any] = {name: np.concatenate([vars(one)[name] for one in found]) for name in vars(found[0])}
+    columns: dict[str, Any] = {name: np.concatenate([vars(one)[name] for one in silences]) for name in vars(silences[0])}
     return _Silences(**columns)
 
 
@@ -123,10 +123,10 @@ def _in_rows(r: RankRecords, host: Ints, launches_us: Floats) -> Bools:
 
 
 def _awaited(r: RankRecords, device: DeviceOps, silences: _Silences, at: int) -> Sequence[int]:
-    """What a host may have waited for in a silence, of what was launched before it and ended in its last part; the likeliest first.
+    """Ops that a host may have waited for in a silence, the likeliest first: launched before it, and ended in its last part.
 
-    That is the last op launched on a stream. A host that asks again and again may ask for an event that was recorded earlier: then
-    it is the op that ended last.
+    The candidates are the last op launched on each stream. A host that asks again and again may ask for an event that was recorded
+    earlier: then the op that ended last is one, too.
     """
     begin_us, end_us = float(silences.begin_us[at]), float(silences.end_us[at])
     since_us, until_us = end_us - _LAST_PART * (end_us - begin_us), end_us + CLOCK_SLACK_US

@@ -43,9 +43,9 @@ def from_config(values: Mapping[str, Any], where: str = "config.json", name: str
     defaults = _defaults().get(kind, {}) if isinstance(kind, str) else {}
     sizes = {key: value for key, value in defaults.items() if key != "class" and key not in values}
     config = Config({key: value for key, value in values.items() if value is not None}, where, sizes)
-    found = _architecture(config, where, name)
+    architecture = _architecture(config, where, name)
     said = (f"{where}: {key} is not given; {value} is the default of {defaults['class']}" for key, value in config.assumed.items())
-    return replace(found, assumed=tuple(said))
+    return replace(architecture, assumed=tuple(said))
 
 
 @lru_cache(maxsize=1)

@@ -57,8 +57,8 @@ def questions(plans: StoreJob[BytepsJob]) -> dict[str, Plan]:
     """Other values of the knobs, by what they are called."""
     job = plans.recorded_job
     servers, sizes = len(job.server_core) + 1, (job.partition_bytes // 4, job.partition_bytes * 4)
-    found = {**other_placement(plans), f"servers={servers}": Plan(servers=servers)}
-    return found | {f"partition_bytes={size}": Plan.of(partition_bytes=size) for size in sizes if size}
+    questions = {**other_placement(plans), f"servers={servers}": Plan(servers=servers)}
+    return questions | {f"partition_bytes={size}": Plan.of(partition_bytes=size) for size in sizes if size}
 
 
 def _findings(job: BytepsJob, servers: Rows, knobs: Rows) -> list[str]:

@@ -83,12 +83,12 @@ def _server_facts(job: KvstoreJob) -> Rows:
 def questions(plans: StoreJob[KvstoreJob]) -> dict[str, Plan]:
     """Other values of the knobs, by what they are called."""
     slicing = plans.recorded_job.slicing
-    found = {**other_placement(plans), f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)}
+    questions = {**other_placement(plans), f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)}
     if slicing.priority:
         sizes = [size for size in (slicing.slice_threshold * 10, slicing.slice_threshold // 10) if size]
-        return found | {f"slice_threshold={size}": Plan.of(slice_threshold=size) for size in sizes}
+        return questions | {f"slice_threshold={size}": Plan.of(slice_threshold=size) for size in sizes}
     bound = max(slicing.bound // 10, 1)
-    return found | {
+    return questions | {
         f"bigarray_bound={bound}": Plan.of(bigarray_bound=bound),
         "p3=1, slice_threshold=400000": Plan.of(p3=True, slice_threshold=400_000),
     }

@@ -172,7 +172,7 @@ class MeshDescription(Description):
     strategy: Strategy  # That of `runs`.
     chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
     compiled: bool | None = None
-    batch_per_replica: int | None = None  # Where the file gives it in place of the whole batch.
+    batch_per_replica: int | None = None  # Sequences of one replica, if the file gives these in place of the whole batch.
     times: ParallelTimes | None = None
     cores: int | None = None
 
@@ -202,7 +202,7 @@ class MeshDescription(Description):
 
     @property
     def gpu_vendor(self) -> str:
-        """Of the device, where it is a GPU."""
+        """The vendor of the device, if it is a GPU."""
         return self.device.vendor if self.device.kind == "gpu" else ""
 
     @property
@@ -417,15 +417,15 @@ def _model(file: File, found: JobFile, files: dict[str, Path]) -> tuple[Model, t
     return _with_targets(file, found, model) if isinstance(model, Architecture) else (model, ())
 
 
-def _with_targets(file: File, found: JobFile, model: Architecture) -> tuple[Architecture, tuple[str, ...]]:
+def _with_targets(file: File, job_file: JobFile, model: Architecture) -> tuple[Architecture, tuple[str, ...]]:
     """The model whose decoder reads as many tokens as the file says, and what to warn of."""
     reads_encoder = any(layer.cross_attention is not None for layer in model.layers)
-    if found.target_sequence is not None:
+    if job_file.target_sequence is not None:
         if not reads_encoder:
             file.fail("target_sequence", f"{model.name} has no encoder whose output a decoder reads: leave it out")
-        if not 0 < found.target_sequence <= (found.sequence or MOST):
-            file.fail("target_sequence", f"must be from 1 to 'sequence', not {found.target_sequence}")
-        return replace(model, target_share=found.target_sequence / (found.sequence or 1)), model.assumed
+        if not 0 < job_file.target_sequence <= (job_file.sequence or MOST):
+            file.fail("target_sequence", f"must be from 1 to 'sequence', not {job_file.target_sequence}")
+        return replace(model, target_share=job_file.target_sequence / (job_file.sequence or 1)), model.assumed
     said = "'target_sequence' is not given: the decoder is taken to read as many tokens as the encoder" if reads_encoder else None
     return model, (*model.assumed, *filter(None, [said]))
 
@@ -493,18 +493,18 @@ _NOT_USED = frozenset(
 
 
 def _about_cluster(cluster: Cluster, path: Path | None) -> tuple[str, ...]:
-    """What to say of a cluster of GPUs: a power limit below the rated one, and keys of its file that decide nothing here."""
-    device, found = cluster.groups[0].host.device, list[str]()
+    """Sentences on a cluster of GPUs: on a power limit below the rated one, and on keys of its file that decide nothing here."""
+    device, sentences = cluster.groups[0].host.device, list[str]()
     if device.kind != "gpu":
         return ()
     likely, least = capped_clock(device)
     if likely < 1:
         said = f"at {device.power_w:g} W, below its rated power, {device.name} is taken to compute at {likely:.0%} of its clock"
-        found.append(f"{said} (the cube root of the power); the interval reaches to {least:.0%}")
+        sentences.append(f"{said} (the cube root of the power); the interval reaches to {least:.0%}")
     unused = sorted(_unused_keys(File(path).values())) if path is not None else []
     if unused:
-        found.append(f"{path}: {', '.join(unused)}: not used by predictions of described jobs")
-    return tuple(found)
+        sentences.append(f"{path}: {', '.join(unused)}: not used by predictions of described jobs")
+    return tuple(sentences)
 
 
 def _unused_keys(values: Mapping[str, Any], table: str = "") -> Iterator[str]:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels
 from dpro_search.space.mesh import Host, MemoryRules, Runtime, Schedule, Selective
 
-_COMPILED_US = 10.0  # Of the host, for a kernel that compiled code starts from C++ (PyTorch's launch alone, estimated).
-_LAUNCH_US = 25.0  # Of the host, for an op of an eager framework's module: PyTorch's dispatch and launch (10 us), and Python.
+_COMPILED_US = 10.0  # Host time of a kernel that compiled code starts from C++: PyTorch's launch alone, estimated.
+_LAUNCH_US = 25.0  # Host time of an op of an eager module: PyTorch's dispatch and launch (10 us), and Python.
 
 
 def as_compiled(runtime: Runtime, *, compiled: bool) -> Runtime:

@@ -180,11 +180,11 @@ class MeshJob(Job):
         )
 
     def _interval_us(self, step_us: float, strategy: Strategy) -> tuple[float, float]:
-        """That holds a measured step, whether eager or compiled where the description leaves that open."""
+        """The interval of a measured step; it holds eager and compiled code if the description leaves that open."""
         vendor, domain = self._description.gpu_vendor, self._steps.domain(strategy)
         possible = [step_us, *(steps.step_us(strategy) for steps in self._possible_steps)]
-        found = [accuracy().interval_us(each_us, domain, vendor) for each_us in possible]
-        return min(low_us for low_us, _ in found), max(high_us for _, high_us in found)
+        intervals_us = [accuracy().interval_us(each_us, domain, vendor) for each_us in possible]
+        return min(low_us for low_us, _ in intervals_us), max(high_us for _, high_us in intervals_us)
 
     @cached_property
     def _possible_steps(self) -> tuple[ParallelSteps, ...]:
@@ -193,7 +193,7 @@ class MeshJob(Job):
 
     @cached_property
     def _least_us(self) -> float:
-        """What the model's FLOPs take at the peak of a device, with what-ifs of faster computation; 0: not known."""
+        """Time of the model's FLOPs at the peak of a device, with what-ifs of faster computation; 0: not known."""
         work, scales = self.work, self._scales
         if work.flops is None or not work.peak_flops_per_s:
             return 0.0
@@ -294,7 +294,7 @@ class MeshJob(Job):
         return self._parts[plan]
 
     def search_facts(self) -> dict[str, Any]:
-        """What a search compares with, and which memory plans may take."""
+        """The setting that a search compares with, and the memory that plans may take."""
         name, facts = self._listed(Plan(), self.predict(Plan()), Plan())
         usual = usual_of(FRAMEWORKS[self._description.framework])
         chosen = self._description.chosen
@@ -314,7 +314,7 @@ class MeshJob(Job):
 
     @property
     def _searched_bytes(self) -> int | None:
-        """What plans that a search proposes may take: the limit that was given, or the device's memory without the headroom."""
+        """Memory that proposed plans may take: the limit that was given, or the device's memory less the headroom."""
         if self.memory_limit_bytes is not None or self._device_bytes is None:
             return self._limit_bytes
         return int(self._device_bytes * (1 - MEMORY_HEADROOM))
@@ -343,7 +343,7 @@ class MeshJob(Job):
         return (*found, *self._stated())
 
     def _stated(self) -> Iterator[str]:
-        """What a search takes for granted: what it compares with, and the memory that it leaves free."""
+        """Sentences on the setting that a search compares with, and on the memory that it leaves free."""
         if self._description.chosen:
             usual = usual_of(FRAMEWORKS[self._description.framework])
             name, plan = self._description.framework, strategy_text(self._mesh.today)

@@ -43,7 +43,7 @@ def family(strategy: Strategy) -> Hashable:
 
 
 def ranked(
-    found: Candidates,
+    candidates: Candidates,
     steps: ParallelSteps,
     limit_bytes: float = math.inf,
     settled: Callable[[Hashable, float], bool] = lambda family, bound_us: False,
@@ -52,14 +52,14 @@ def ranked(
 
     `settled` tells of a family and a bound that no such strategy is worth a look.
     """
-    return iter(_Ranking(found, steps, limit_bytes, settled))
+    return iter(_Ranking(candidates, steps, limit_bytes, settled))
 
 
 class _Ranking:
     def __init__(
-        self, found: Candidates, steps: ParallelSteps, limit_bytes: float, settled: Callable[[Hashable, float], bool]
+        self, candidates: Candidates, steps: ParallelSteps, limit_bytes: float, settled: Callable[[Hashable, float], bool]
     ) -> None:
-        self._candidates, self._steps, self._limit_bytes, self._settled = found, steps, limit_bytes, settled
+        self._candidates, self._steps, self._limit_bytes, self._settled = candidates, steps, limit_bytes, settled
         self._bounds = PassBounds(steps)
         self._waiting: list[tuple[float, int, _Level, int, Strategy]] = []
         self._numbers = itertools.count()
@@ -101,7 +101,7 @@ class _Ranking:
     def _fitting(self, split: Strategy, bound_us: float, number: int, cut: int) -> None:
         """A split as it is, or with as little recomputation as makes it fit, unless neither is worth a look."""
         again = [replace(split, recompute=kind) for kind in self._candidates.choices.recompute]
-        recomputed = all(self._settled(family(each), bound_us) for each in again)
+        recomputed = all(self._settled(family(strategy), bound_us) for strategy in again)
         if recomputed and self._settled(family(split), bound_us):
             return
         if self._fits(split):

@@ -32,7 +32,7 @@ class UsualOrder(StrEnum):
 
 
 class Usual(NamedTuple):
-    """What is usual with a framework, in words, and where that is written."""
+    """The usual layout of a framework's jobs, in words, with its source."""
 
     order: UsualOrder
     words: str
@@ -54,7 +54,7 @@ _FSDP = Usual(
 
 
 def usual_of(framework: Framework) -> Usual:
-    """What is usual with a framework: frameworks that split parameters (FSDP) by default or on request split the data first."""
+    """The usual layout of a framework: those that split parameters (FSDP) by default or on request split the data first."""
     return _FSDP if 3 in framework.zero_stages else _MEGATRON
 
 
@@ -113,13 +113,13 @@ def _data_first(fixed: Fixed, cluster: Cluster, framework: Framework) -> Iterato
     """DDP, then FSDP, then both with tensor parallelism within a host; the largest micro-batch that fits."""
     within = min(cluster.ranks_per_host or 1, fixed.devices)
     for tp in (each for each in _powers_of_two(within) if fixed.heads % each == 0 and fixed.devices % each == 0):
-        own = max(fixed.global_batch * tp // fixed.devices, 1)
+        sequences = max(fixed.global_batch * tp // fixed.devices, 1)
         if 0 in framework.zero_stages and tp == 1:
-            yield MeshSettings(zero_stage=0, micro_batch=own)
-        for parts in _powers_of_two(own):
-            if own % parts == 0:
-                yield MeshSettings(tp=tp, zero_stage=3, micro_batch=own // parts, recompute="none")
-                yield MeshSettings(tp=tp, zero_stage=3, micro_batch=own // parts, recompute="full")
+            yield MeshSettings(zero_stage=0, micro_batch=sequences)
+        for parts in _powers_of_two(sequences):
+            if sequences % parts == 0:
+                yield MeshSettings(tp=tp, zero_stage=3, micro_batch=sequences // parts, recompute="none")
+                yield MeshSettings(tp=tp, zero_stage=3, micro_batch=sequences // parts, recompute="full")
 
 
 def _model_first(fixed: Fixed, cluster: Cluster, framework: Framework, runtime: Runtime) -> Iterator[MeshSettings]:

@@ -85,8 +85,8 @@ def kept_of_matmuls(program: BlockProgram) -> dict[str, tuple[float, ...]]:
             kept[step.op.name] = (0.0,)
             continue
         widths = [elements((term,), step.sizes) for term in step.op.columns]
-        own = [width * (1 - (number + place) % 2) for place, width in enumerate(widths)]
-        kept[step.op.name] = tuple(width / sum(widths) for width in own)
+        kept_widths = [width * (1 - (number + place) % 2) for place, width in enumerate(widths)]
+        kept[step.op.name] = tuple(width / sum(widths) for width in kept_widths)
         number += len(widths)
     return kept
 

@@ -148,7 +148,7 @@ class Pricer:
         return replace(costs, weights_us=weights_us)
 
     def _selective_us(self, program: BlockProgram) -> float:
-        """What selective recomputation computes and exchanges again in the backward pass of a layer."""
+        """Work and exchanges that selective recomputation repeats in the backward pass of a layer."""
         runtime = self._workload.runtime
         if runtime.selective is Selective.SCORES:
             core = [step for step in program.forward if isinstance(step, LocalOp) and step.op.type is OpType.ATTENTION]

@@ -28,7 +28,7 @@ class Kept:
     scores_bytes: float  # Of attention that is not fused.
     shared_bytes: float  # Of a buffer that all layers write their scores to.
     input_bytes: float
-    selective_bytes: float  # What selective recomputation leaves, its input included.
+    selective_bytes: float  # Kept under selective recomputation, the input included.
     logits_bytes: float  # Of the logits, when most of them are held.
     transient_bytes: float  # Gradients of the largest op's inputs and output.
     forward_sent_bytes: float  # Buffers that collectives of the forward pass reduce.

@@ -172,9 +172,9 @@ def test_an_unknown_name_suggests_the_nearest():
 def test_sizes_that_a_file_leaves_out_are_the_defaults_of_its_configuration_class():
     """Gemma 3's files leave out what `Gemma3TextConfig` has already; what was assumed is said, and null is no omission."""
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
-    found = from_config({"model_type": "gemma3", "text_config": text})
-    assert (found.vocab, found.layers[0].attention.heads, found.layers[0].attention.kv_heads) == (262208, 8, 4)
-    assert "config.json: vocab_size is not given; 262208 is the default of Gemma3TextConfig" in found.assumed
+    model = from_config({"model_type": "gemma3", "text_config": text})
+    assert (model.vocab, model.layers[0].attention.heads, model.layers[0].attention.kv_heads) == (262208, 8, 4)
+    assert "config.json: vocab_size is not given; 262208 is the default of Gemma3TextConfig" in model.assumed
     alone = from_config({"model_type": "mistral", "num_key_value_heads": None})
     assert alone.layers[0].attention.kv_heads == 32
     assert not any("num_key_value_heads" in sentence for sentence in alone.assumed)

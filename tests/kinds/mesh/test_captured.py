@@ -39,10 +39,10 @@ def test_a_captured_job_runs_on_any_cluster_with_the_captured_batch_on_each_repl
     graph = read_graph(CAPTURED)
     shutil.copy(CAPTURED, tmp_path / "graph.json")
     (tmp_path / "job.toml").write_text(captured_text(graph, "graph.json", None))
-    found = job_of(load_source(tmp_path / "job.toml")).at_scale(parse_cluster("8xhgx-h100"))
-    assert found.work.tokens == graph.batch * graph.micro_batches * 64 * graph.sequence
-    assert "each replica has a batch of" in " ".join(found.left_out(ClusterChange()))
-    assert next(iter(found.ranked())).least_us > 0
+    job = job_of(load_source(tmp_path / "job.toml")).at_scale(parse_cluster("8xhgx-h100"))
+    assert job.work.tokens == graph.batch * graph.micro_batches * 64 * graph.sequence
+    assert "each replica has a batch of" in " ".join(job.left_out(ClusterChange()))
+    assert next(iter(job.ranked())).least_us > 0
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ WITH_OTHERS = {"nvlink.wires", "nvlink.devices", "nvlink.hosts", "spine.hosts"}
 def answer(folder, line=""):
     (folder / "mine.toml").write_text(f'base = "dgx-a100-80"\n{"" if line.startswith("hosts") else "hosts = 4"}\n{line}\n')
     (folder / "job.toml").write_text(text('tp = 2\npp = 2\nrecompute = "none"', cluster="mine.toml"))
-    found = job_of(load_source(folder / "job.toml"))
-    prediction = found.predict(Plan())
-    return (prediction.iteration_us, prediction.infeasible, *astuple(found.work)), found.description.warnings
+    changed = job_of(load_source(folder / "job.toml"))
+    prediction = changed.predict(Plan())
+    return (prediction.iteration_us, prediction.infeasible, *astuple(changed.work)), changed.description.warnings
 
 
 @pytest.mark.parametrize("key", CHANGED)
@@ -73,7 +73,7 @@ def test_a_lower_power_limit_takes_longer_and_is_said(tmp_path):
     times = []
     for watts in (700, 500, 300):
         (tmp_path / "mine.toml").write_text(f'base = "hgx-h100"\ndevice.power = "{watts} W"\n')
-        found = job(tmp_path, "micro_batch = 1", cluster="mine.toml", framework="fsdp")
-        times.append(found.predict(Plan()).iteration_us)
-        assert any(f"at {watts} W, below its rated power" in said for said in found.description.warnings) is (watts < 700)
+        planned = job(tmp_path, "micro_batch = 1", cluster="mine.toml", framework="fsdp")
+        times.append(planned.predict(Plan()).iteration_us)
+        assert any(f"at {watts} W, below its rated power" in said for said in planned.description.warnings) is (watts < 700)
     assert times[0] < times[1] < times[2] <= times[0] * (700 / 300) ** (1 / 3)

@@ -246,11 +246,11 @@ def test_the_usual_strategy_splits_further_where_the_batch_is_small(tmp_path):
 
 
 def test_the_layout_of_llama_3_405b_is_predicted(tmp_path):
-    """Of 16,384 H100 (Llama 3, section 3.3): a layer less on the first and the last of 128 stages; 400 TFLOP/s and 41 % MFU."""
+    """Llama 3, section 3.3, on 16,384 H100: the first and the last of 128 stages have a layer less; 400 TFLOP/s and 41 % MFU."""
     layers = [0, *[1] * 126, 0]
     runs = f"tp = 8\npp = 16\nvirtual_stages = 8\nzero_stage = 2\nmicro_batch = 1\nstage_layers = {layers}"
-    found = job(tmp_path, runs, model="llama3-405b", cluster="2048xhgx-h100", global_batch=2048, sequence=8192)
-    assert found.predict(Plan()).infeasible is None
-    assert found.predict(Plan()).iteration_us == pytest.approx(found.work.flops / 400e12 * 1e6, rel=0.12)
+    planned = job(tmp_path, runs, model="llama3-405b", cluster="2048xhgx-h100", global_batch=2048, sequence=8192)
+    assert planned.predict(Plan()).infeasible is None
+    assert planned.predict(Plan()).iteration_us == pytest.approx(planned.work.flops / 400e12 * 1e6, rel=0.12)
     (tmp_path / "job.toml").write_text(text("pp = 16\nvirtual_stages = 8", model="llama3-405b", cluster="16xhgx-h100"))
     assert "is more than 126 layers: use pp 15, or stage_layers with none" in refusal("replay", tmp_path / "job.toml")

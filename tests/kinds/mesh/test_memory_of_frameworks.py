@@ -1,4 +1,4 @@
-"""What a framework keeps: selective recomputation, whole gradients of pipeline stages, logits, decoders of other lengths."""
+"""Memory that a framework keeps: selective recomputation, whole gradients of pipeline stages, logits, decoders of other lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def memory(folder, runs, **values):
 
 
 def test_selective_recomputation_of_pytorch_computes_every_second_matmul_again(tmp_path):
-    """Of a layer its input stays, and what queries, values, attention, the gate and the second feed-forward matmul give."""
+    """A layer keeps its input, and the outputs of queries, values, attention, the gate and the second feed-forward matmul."""
     elements = 4096 + 4096 + 1024 + 4096 + 14336 + 4096
     runs = [f'micro_batch = 1\nrecompute = "{which}"' for which in ("none", "selective", "full")]
     jobs = [job(tmp_path, each, framework="fsdp", **A100) for each in runs]
@@ -30,8 +30,8 @@ def test_selective_recomputation_of_pytorch_computes_every_second_matmul_again(t
 
 def test_selective_recomputation_of_llama_3_8b_needs_what_was_measured(tmp_path):
     """torchtitan on eight A100 without compilation: 47.6 GiB, which its allocator reports, without the context."""
-    found = memory(tmp_path, 'micro_batch = 1\nrecompute = "selective"', framework="fsdp", **A100)
-    assert sum(found.values()) - found["context"] == pytest.approx(47.6 * GIB, rel=0.05)
+    peak_bytes = memory(tmp_path, 'micro_batch = 1\nrecompute = "selective"', framework="fsdp", **A100)
+    assert sum(peak_bytes.values()) - peak_bytes["context"] == pytest.approx(47.6 * GIB, rel=0.05)
 
 
 def test_selective_recomputation_of_megatron_is_of_the_scores_which_fused_attention_never_stores(tmp_path):
@@ -50,19 +50,19 @@ def test_stages_of_a_pipeline_with_fsdp_hold_whole_gradients(tmp_path):
     (tmp_path / "h100_96.toml").write_text('base = "hgx-h100"\ndevice.memory = "96 GB"\ndevice.memory_rate = "2400 GB/s"\n')
     setup = {"model": "llama3-405b", "cluster": "64xh100_96.toml", "global_batch": 256, "sequence": 8192, "precision": "fp8"}
     runs = 'zero_stage = 3\nmicro_batch = 4\ntp = 8\npp = 8\nrecompute = "full"\nreshard = false'
-    found = memory(tmp_path, runs, framework="torchtitan", **setup)
-    assert found["gradients"] == pytest.approx(405.9e9 / 64 * 4, rel=0.1)
-    assert sum(found.values()) - found["context"] == pytest.approx(82.5 * GIB, rel=0.15)
+    peak_bytes = memory(tmp_path, runs, framework="torchtitan", **setup)
+    assert peak_bytes["gradients"] == pytest.approx(405.9e9 / 64 * 4, rel=0.1)
+    assert sum(peak_bytes.values()) - peak_bytes["context"] == pytest.approx(82.5 * GIB, rel=0.15)
     reduced = job(tmp_path, runs, framework="torchtitan", **setup)
     assert not reduced._steps.costs(reduced._mesh.today).reduces_every_pass
 
 
 def test_the_loss_of_pytorch_keeps_logits_in_fp32_with_fsdp_too(tmp_path):
-    """Of sequences of 65,536 tokens over two ranks, torchtitan's FSDP takes 84.2 GiB on H100 of 96 GB."""
+    """Sequences of 65,536 tokens over two ranks take 84.2 GiB with torchtitan's FSDP on H100 of 96 GB."""
     (tmp_path / "h100_96.toml").write_text('base = "hgx-h100"\ndevice.memory = "96 GB"\ndevice.memory_rate = "2400 GB/s"\n')
     setup = {"cluster": "1xh100_96.toml", "global_batch": 4, "sequence": 65536, "precision": "fp8"}
-    found = memory(tmp_path, 'cp = 2\nrecompute = "full"', framework="fsdp", **setup)
-    assert sum(found.values()) - found["context"] == pytest.approx(84.2 * GIB, rel=0.05)
+    peak_bytes = memory(tmp_path, 'cp = 2\nrecompute = "full"', framework="fsdp", **setup)
+    assert sum(peak_bytes.values()) - peak_bytes["context"] == pytest.approx(84.2 * GIB, rel=0.05)
 
 
 def test_a_decoder_reads_as_many_tokens_as_the_file_says(tmp_path):
@@ -78,15 +78,15 @@ def test_a_decoder_reads_as_many_tokens_as_the_file_says(tmp_path):
 
 
 def test_compiled_layers_are_faster_and_what_is_not_known_widens_the_interval(tmp_path):
-    found = [job(tmp_path, "tp = 8", framework="torchtitan", compiled=compiled, **A100) for compiled in (True, False)]
-    compiled, eager = (each.predict(Plan()) for each in found)
+    jobs = [job(tmp_path, "tp = 8", framework="torchtitan", compiled=compiled, **A100) for compiled in (True, False)]
+    compiled, eager = (each.predict(Plan()) for each in jobs)
     assert compiled.iteration_us < eager.iteration_us
     unknown = job(tmp_path, "tp = 8", framework="torchtitan", **A100)
     low_us, high_us = unknown.predict(Plan()).interval_us
     assert low_us <= compiled.interval_us[0]
     assert high_us >= eager.interval_us[1]
     assert any("'compiled' is not given" in warning for warning in unknown.diagnose()["warnings"])
-    assert not any("'compiled'" in warning for warning in found[0].diagnose()["warnings"])
+    assert not any("'compiled'" in warning for warning in jobs[0].diagnose()["warnings"])
     (tmp_path / "job.toml").write_text(text(compiled=True))
     assert "compiled: megatron-core has no eager and compiled form" in refusal("replay", tmp_path / "job.toml")
 
@@ -95,8 +95,8 @@ def test_a_vendor_with_few_published_runs_has_a_wider_interval(tmp_path):
     """MI300X with PyTorch took 1.5 to 3.4 times as long as predicted in 2024."""
     widths = []
     for cluster in ("1xhgx-h100", "1xmi300x-platform"):
-        found = job(tmp_path, "tp = 1\nmicro_batch = 1", cluster=cluster, global_batch=8, model="gpt2-xl", sequence=1024)
-        low_us, high_us = found.predict(Plan()).interval_us
+        planned = job(tmp_path, "tp = 1\nmicro_batch = 1", cluster=cluster, global_batch=8, model="gpt2-xl", sequence=1024)
+        low_us, high_us = planned.predict(Plan()).interval_us
         widths.append(high_us / low_us)
     assert widths[1] > 2 * widths[0]
-    assert "few are of GPUs of AMD" in found.calibration.on
+    assert "few are of GPUs of AMD" in planned.calibration.on

@@ -30,26 +30,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> Any:
+def result(folder: Path) -> Any:
     return verb("run", folder / "job.toml", "--out", folder / "run")
 
 
-def test_ten_plans_differ_in_more_than_a_detail(found):
+def test_ten_plans_differ_in_more_than_a_detail(result):
     strategies = [
         tuple(row["strategy"][name] for name in ("tp", "pp", "cp", "dp", "schedule", "zero_stage", "recompute"))
-        for row in found["plans"]
+        for row in result["plans"]
     ]
     assert len(strategies) == 10
     assert len(set(strategies)) == 10
 
 
-def test_plans_are_in_order_of_their_step(found):
-    steps = [row["predicted_iteration_us"] for row in found["plans"]]
+def test_plans_are_in_order_of_their_step(result):
+    steps = [row["predicted_iteration_us"] for row in result["plans"]]
     assert steps == sorted(steps)
 
 
-def test_every_plan_has_its_whole_strategy_and_what_it_gives_and_costs(found):
-    for row in found["plans"]:
+def test_every_plan_has_its_whole_strategy_and_what_it_gives_and_costs(result):
+    for row in result["plans"]:
         assert {"tp", "pp", "cp", "dp", "virtual_stages", "zero_stage", "recompute", "micro_batch"} <= row["strategy"].keys()
         tokens = 64 * 4096 / row["predicted_iteration_us"] * 1e6
         assert row["tokens_per_second"] == pytest.approx(tokens)
@@ -57,30 +57,30 @@ def test_every_plan_has_its_whole_strategy_and_what_it_gives_and_costs(found):
         assert 5 < row["mfu_pct"] < 80
         assert "cost_per_million_tokens" in row
         assert row["memory_margin_bytes"] > 0
-        assert row["slower_than_best_pct"] == pytest.approx((row["predicted_iteration_us"] / found["best_us"] - 1) * 100, abs=0.01)
+        assert row["slower_than_best_pct"] == pytest.approx((row["predicted_iteration_us"] / result["best_us"] - 1) * 100, abs=0.01)
         lost_us = sum(row["lost_to_best_us"].values())
-        assert lost_us == pytest.approx(row["predicted_iteration_us"] - found["best_us"], rel=1e-3, abs=1)
+        assert lost_us == pytest.approx(row["predicted_iteration_us"] - result["best_us"], rel=1e-3, abs=1)
 
 
-def test_the_names_of_plans_are_whole_strategies(found):
-    for row in found["plans"]:
+def test_the_names_of_plans_are_whole_strategies(result):
+    for row in result["plans"]:
         strategy = row["strategy"]
         for name in ("tp", "pp", "cp"):
             assert (f"{name} {strategy[name]}" in row["name"]) == (strategy[name] > 1)
         assert f"micro-batch {strategy['micro_batch']}" in row["name"]
 
 
-def test_the_table_in_the_run_folder_has_the_same(found, folder):
+def test_the_table_in_the_run_folder_has_the_same(result, folder):
     rows = list(csv.DictReader((folder / "run" / "topn.csv").open()))
-    assert [row["name"] for row in rows] == [row["name"] for row in found["plans"]]
-    for row, plan in zip(rows, found["plans"], strict=True):
+    assert [row["name"] for row in rows] == [row["name"] for row in result["plans"]]
+    for row, plan in zip(rows, result["plans"], strict=True):
         assert float(row["mfu_pct"]) == pytest.approx(plan["mfu_pct"])
         assert float(row["tokens_per_second_per_device"]) == pytest.approx(plan["tokens_per_second_per_device"])
         assert int(row["tp"]) == plan["strategy"]["tp"]
         assert int(row["micro_batch"]) == plan["strategy"]["micro_batch"]
 
 
-def test_the_printed_table_has_speed_memory_and_the_described_strategy(folder, found):
+def test_the_printed_table_has_speed_memory_and_the_described_strategy(folder, result):
     shown = printed("run", folder / "job.toml", "--out", folder / "run")
     for words in ("tokens/s", "MFU", "free", "as described: tp 4"):
         assert words in " ".join(shown.split())
@@ -88,7 +88,7 @@ def test_the_printed_table_has_speed_memory_and_the_described_strategy(folder, f
 
 @pytest.mark.parametrize("limit_gib", [80, 9])
 def test_no_better_family_of_plans_is_left_out(tmp_path, limit_gib):
-    """Of a model of six layers on eight devices, the list is that of all plans without needless recomputation, within 1 %."""
+    """The list for six layers on eight devices is that of all plans without needless recomputation, within 1 %."""
     few = tmp_path / "config.json"
     few.write_text(
         '{"model_type": "llama", "num_hidden_layers": 6, "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 32000, '
@@ -109,11 +109,11 @@ def test_no_better_family_of_plans_is_left_out(tmp_path, limit_gib):
     assert listed_us == pytest.approx(sorted(best_us.values())[:10], rel=0.011)
 
 
-def test_memory_of_a_device_is_not_filled_to_the_brim(folder, found):
-    has, limit = found["memory"]["device_bytes"], found["memory"]["limit_bytes"]
+def test_memory_of_a_device_is_not_filled_to_the_brim(folder, result):
+    has, limit = result["memory"]["device_bytes"], result["memory"]["limit_bytes"]
     assert limit == pytest.approx(has * (1 - MEMORY_HEADROOM), abs=1)
-    assert all(row["peak_memory_bytes"] <= limit for row in found["plans"])
-    assert "are left free" in " ".join(found["reasons"])
+    assert all(row["peak_memory_bytes"] <= limit for row in result["plans"])
+    assert "are left free" in " ".join(result["reasons"])
 
 
 def test_a_memory_limit_has_a_unit_and_takes_the_place_of_the_headroom(folder, tmp_path):

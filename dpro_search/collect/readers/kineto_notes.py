@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from dpro_search.collect._files import DAMAGED
-from dpro_search.collect.recorded_names import dtype_of
-from dpro_search.collect.trace import Shapes
+from dpro_search.collect.recorded_names import collective_kind_of, communicates, dtype_of, is_one_sided, kernel_communication
+from dpro_search.collect.trace import CollectiveKind, ProcessGroup, Shapes
 
 # oneRankReduce: what NCCL runs for the average of a group of one rank; its sums run nothing.
 COMMUNICATES = re.compile(
     r"nccl|oneRankReduce|mscclKernel|onecclKernel|^(?:gloo|mpi|hccl|xccl|rccl):|^record_param_comms$", re.IGNORECASE
 )
+LIBRARY_SPAN = re.compile(r"^(?:nccl|rccl|hccl|xccl|gloo|mpi):", re.IGNORECASE)  # a library's record of a collective
+_LABEL = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|barrier|reduce|gather|scatter|send|recv|dispatch|combine",
+    re.IGNORECASE,
+)
+ITEM_BYTES = {
+    "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "bfloat16": 2, "byte": 1, "char": 1, "int8": 1,
+    "uint8": 1, "bool": 1, "short": 2, "int": 4, "int32": 4, "long": 8, "long int": 8, "int64": 8,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
 
 
 class RecordArgs(msgspec.Struct, gc=False, frozen=True):
@@ -163,3 +174,77 @@ def first_dtype(text: bytes) -> str:
     except DAMAGED:
         return ""
     return next((dtype for name in types if isinstance(name, str) and (dtype := dtype_of(name))), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """What is known of a rank's part of a collective.
+
+    Attributes
+    ----------
+    label
+        Kind in lower case without underscores: allreduce, alltoall, sendrecv...
+    kind
+        From the call of the library, else from the kernel's name: an all-to-all of NCCL runs kernels named SendRecv.
+    group, group_ranks
+        Name of the process group and its members; None where the profile does not have it.
+    process_group
+        All that is known of it; None: nothing.
+    sequence
+        Number within its group.
+    size_bytes, dtype
+        -1 and "" where unknown.
+    one_sided
+        Whether no other rank has to take part.
+    """
+
+    label: str
+    kind: CollectiveKind
+    group: str | None
+    process_group: ProcessGroup | None
+    group_ranks: tuple[int, ...] | None
+    sequence: int | None
+    size_bytes: int
+    dtype: str
+    one_sided: bool = False
+
+
+def collective_of(kernel: str, notes: Sequence[Note]) -> Collective:
+    """A rank's part of a collective, from the name of its kernel and from notes, the most telling first."""
+
+    def first(attribute: str) -> object:
+        return next((value for note in notes if (value := getattr(note, attribute)) is not None), None)
+
+    sized = next((note for note in notes if note.elements is not None and (note.dtype or "").lower() in ITEM_BYTES), None)
+    group, ranks, sequence, named = first("group"), first("group_ranks"), first("sequence"), first("collective")
+    short = kernel.split("(")[0]
+    match = _LABEL.search(short) if communicates(kernel) or LIBRARY_SPAN.search(kernel) else None
+    label = str(match[0] if match else named or short)
+    return Collective(
+        label=label.lower().replace("_", ""),
+        kind=_collective_kind(kernel, notes),
+        one_sided=is_one_sided(kernel),
+        process_group=_process_group(notes),
+        group=group if isinstance(group, str) else None,
+        group_ranks=ranks if isinstance(ranks, tuple) else None,
+        sequence=sequence if isinstance(sequence, int) else None,
+        size_bytes=(sized.elements or 0) * ITEM_BYTES[(sized.dtype or "").lower()] if sized else -1,
+        dtype=(sized.dtype or "").lower() if sized else "",
+    )
+
+
+def _collective_kind(kernel: str, notes: Sequence[Note]) -> CollectiveKind:
+    named = [name for note in notes for name in (note.collective, note.span) if name]
+    kinds = [*map(collective_kind_of, named), kernel_communication(kernel)]
+    return next((kind for kind in kinds if kind is not CollectiveKind.UNKNOWN), CollectiveKind.UNKNOWN)
+
+
+def _process_group(notes: Sequence[Note]) -> ProcessGroup | None:
+    note = next((note for note in notes if note.group is not None or note.group_ranks or note.group_size), None)
+    if note is None:
+        return None
+    ranks = note.group_ranks or ()
+    listed = len(set(ranks)) == len(ranks) and all(0 <= rank < 1 << 20 for rank in ranks)
+    size = note.group_size if note.group_size is not None and note.group_size > 0 else -1
+    ranks = ranks if listed and size in (-1, len(ranks)) else ()
+    return ProcessGroup(name=note.group or "", description=note.group_description or "", ranks=ranks, size=len(ranks) or size)

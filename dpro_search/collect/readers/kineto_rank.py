@@ -12,29 +12,21 @@ import numpy.typing as npt
 
 from dpro_search.collect.readers.kineto_calls import host_waits
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile
-from dpro_search.collect.readers.kineto_notes import Note
+from dpro_search.collect.readers.kineto_notes import LIBRARY_SPAN, Collective, collective_of
 from dpro_search.collect.recorded_names import (
-    collective_kind_of,
     communicates,
     computes_too,
     is_communication_op,
     is_named_after_collective,
-    is_one_sided,
-    kernel_communication,
     may_communicate,
 )
-from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, ProcessGroup, Role, Shapes
+from dpro_search.collect.trace import EventKind, Floats, Ints, Role, Shapes
 
 Bools = npt.NDArray[np.bool_]
 
 CLOCK_SLACK_US = 5.0  # by which device and host clocks of one profile may disagree
 STREAMS_OF_DEVICE = 100_000  # stream s of the rank's d-th device is numbered d * STREAMS_OF_DEVICE + s
 
-_SPAN = re.compile(r"^(?:nccl|rccl|hccl|xccl|gloo|mpi):", re.IGNORECASE)  # a library's record of a collective
-_LABEL = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|barrier|reduce|gather|scatter|send|recv|dispatch|combine",
-    re.IGNORECASE,
-)
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 _OTHER_MARKS = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)")  # where steps are not marked, first found
 # Calls that launch kernels, of CUDA, HIP, SYCL and Level Zero, Ascend's CANN, and their drivers.
@@ -42,49 +34,11 @@ _KERNEL_LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|K
 _OPTIMIZER = ("Optimizer.step", "optimizer.step")
 _LOADING = ("enumerate(DataLoader)", "enumerate(DataPipe)")  # spans of torch.utils.data
 _HOST_KINDS = (Category.HOST_OP, Category.ANNOTATION, Category.RUNTIME)
-ITEM_BYTES = {
-    "float": 4, "float32": 4, "double": 8, "float64": 8, "half": 2, "float16": 2, "bfloat16": 2, "byte": 1, "char": 1, "int8": 1,
-    "uint8": 1, "bool": 1, "short": 2, "int": 4, "int32": 4, "long": 8, "long int": 8, "int64": 8,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 # Columns of `RankRecords` that have a row for each event.
 EVENT_COLUMNS = (
     *("name", "kind", "stream", "start_us", "end_us", "size_bytes", "correlation", "annotation", "launch", "shapes", "dtype"),
     *("role", "op", "module", "source", "step"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """What is known of a rank's part of a collective.
-
-    Attributes
-    ----------
-    label
-        Kind in lower case without underscores: allreduce, alltoall, sendrecv...
-    kind
-        From the call of the library, else from the kernel's name: an all-to-all of NCCL runs kernels named SendRecv.
-    group, group_ranks
-        Name of the process group and its members; None where the profile does not have it.
-    process_group
-        All that is known of it; None: nothing.
-    sequence
-        Number within its group.
-    size_bytes, dtype
-        -1 and "" where unknown.
-    one_sided
-        Whether no other rank has to take part.
-    """
-
-    label: str
-    kind: CollectiveKind
-    group: str | None
-    process_group: ProcessGroup | None
-    group_ranks: tuple[int, ...] | None
-    sequence: int | None
-    size_bytes: int
-    dtype: str
-    one_sided: bool = False
 
 
 @dataclass(kw_only=True)
@@ -330,7 +284,7 @@ def _stream_of_thread(file: KinetoFile) -> Ints:
 def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> tuple[Ints, Bools]:
     names = file.names
     of_name = np.zeros((3, max(len(names), 1)), np.bool_)
-    of_name[0, : len(names)] = [communicates(name) or bool(_SPAN.search(name)) for name in names]
+    of_name[0, : len(names)] = [communicates(name) or bool(LIBRARY_SPAN.search(name)) for name in names]
     of_name[1, : len(names)] = [host_waits(name) for name in names]
     of_name[2, : len(names)] = [computes_too(name) for name in names]
     collective, waits, mixed = of_name[:, file.name[rows]]
@@ -456,36 +410,8 @@ def _describe_collectives(r: RankRecords, file: KinetoFile, rows: Ints, moves: B
             time_us = r.start_us[launch]
             around = (noted_start <= time_us) & (noted_end >= time_us) & (noted_thread == file.thread[rows[launch]])
             notes += [file.notes[int(row)] for row in noted[around]]
-        r.collectives[event] = _collective(r.names[r.name[event]], notes)
+        r.collectives[event] = collective_of(r.names[r.name[event]], notes)
         r.size_bytes[event] = r.collectives[event].size_bytes
-
-
-def _collective(kernel: str, notes: list[Note]) -> Collective:
-    def first(attribute: str) -> object:
-        return next((value for note in notes if (value := getattr(note, attribute)) is not None), None)
-
-    sized = next((note for note in notes if note.elements is not None and (note.dtype or "").lower() in ITEM_BYTES), None)
-    group, ranks, sequence, named = first("group"), first("group_ranks"), first("sequence"), first("collective")
-    short = kernel.split("(")[0]
-    match = _LABEL.search(short) if communicates(kernel) or _SPAN.search(kernel) else None
-    label = str(match[0] if match else named or short)
-    return Collective(
-        label=label.lower().replace("_", ""),
-        kind=_collective_kind(kernel, notes),
-        one_sided=is_one_sided(kernel),
-        process_group=_process_group(notes),
-        group=group if isinstance(group, str) else None,
-        group_ranks=ranks if isinstance(ranks, tuple) else None,
-        sequence=sequence if isinstance(sequence, int) else None,
-        size_bytes=(sized.elements or 0) * ITEM_BYTES[(sized.dtype or "").lower()] if sized else -1,
-        dtype=(sized.dtype or "").lower() if sized else "",
-    )
-
-
-def _collective_kind(kernel: str, notes: list[Note]) -> CollectiveKind:
-    named = [name for note in notes for name in (note.collective, note.span) if name]
-    kinds = [*map(collective_kind_of, named), kernel_communication(kernel)]
-    return next((kind for kind in kinds if kind is not CollectiveKind.UNKNOWN), CollectiveKind.UNKNOWN)
 
 
 def find_unknown_communication(r: RankRecords) -> None:
@@ -501,15 +427,4 @@ def find_unknown_communication(r: RankRecords) -> None:
             r.kind[event] = EventKind.UNKNOWN
             if is_named_after_collective(kernel):
                 r.kind[event] = EventKind.COLLECTIVE
-                r.collectives[event] = _collective(kernel, [])
-
-
-def _process_group(notes: list[Note]) -> ProcessGroup | None:
-    note = next((note for note in notes if note.group is not None or note.group_ranks or note.group_size), None)
-    if note is None:
-        return None
-    ranks = note.group_ranks or ()
-    listed = len(set(ranks)) == len(ranks) and all(0 <= rank < 1 << 20 for rank in ranks)
-    size = note.group_size if note.group_size is not None and note.group_size > 0 else -1
-    ranks = ranks if listed and size in (-1, len(ranks)) else ()
-    return ProcessGroup(name=note.group or "", description=note.group_description or "", ranks=ranks, size=len(ranks) or size)
+                r.collectives[event] = collective_of(kernel, [])

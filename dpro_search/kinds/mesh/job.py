@@ -27,10 +27,11 @@ from dpro_search.kinds.mesh.candidates import Candidates, choices_of
 from dpro_search.kinds.mesh.changes import change_text, remedies, single_changes
 from dpro_search.kinds.mesh.cuts import balanced_cut
 from dpro_search.kinds.mesh.description import MOST as MOST_BATCH
-from dpro_search.kinds.mesh.description import PRECISIONS, MeshDescription, global_batch_of
+from dpro_search.kinds.mesh.description import MeshDescription, global_batch_of
 from dpro_search.kinds.mesh.diagnosis import findings, memory_sentence, pass_name, stage_facts, stage_spans, tables
 from dpro_search.kinds.mesh.explain import comparison, doubt
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.kinds.mesh.job_file import PRECISIONS
 from dpro_search.kinds.mesh.ranking import family, ranked
 from dpro_search.kinds.mesh.settings import Fixed, MeshSettings, resolved, settings_of, strategy_text, under
 from dpro_search.kinds.mesh.space import MeshSpace

@@ -10,8 +10,9 @@ from dpro_search.cluster import Device, parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.graph.model import Architecture, parameters_of
 from dpro_search.kinds._kind import Wanted
-from dpro_search.kinds.mesh.description import CPU_FRAMEWORK, PRECISIONS, model_of, with_known_devices
+from dpro_search.kinds.mesh.description import CPU_FRAMEWORK, model_of, with_known_devices
 from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
+from dpro_search.kinds.mesh.job_file import PRECISIONS
 from dpro_search.kinds.mesh.settings import Fixed, resolved, settings_of
 from dpro_search.kinds.mesh.usual import usual_strategy
 from dpro_search.quantities import size_text

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import dpro_search
-from dpro_search import api
+from dpro_search import _api_recording, _api_values, api
 from dpro_search.deploy.losses import Equivalence
 from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan
 from dpro_search.errors import InputError
@@ -21,9 +21,10 @@ from tests.sample import HOROVOD_SAMPLE
 
 
 def test_the_examples_in_its_docstrings_run():
-    failed, tried = doctest.testmod(api, optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
-    assert failed == 0
-    assert tried > 10
+    options = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
+    results = [doctest.testmod(module, optionflags=options) for module in (api, _api_recording, _api_values)]
+    assert [result.failed for result in results] == [0, 0, 0]
+    assert sum(result.attempted for result in results) > 20
 
 
 def test_every_name_is_there_and_nothing_else_is_loaded_for_the_package():

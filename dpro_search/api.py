@@ -189,27 +189,15 @@ def capture(
     MissingCapabilityError
         The interpreter has no PyTorch.
     """
-    from dpro_search.collect.capture.runner import CaptureRequest, parse_mesh, script_and_function, torch_interpreter
+    from dpro_search.collect.capture.runner import capture_request
     from dpro_search.kinds import write_captured
 
     unknown = sorted(functions.keys() - {"inputs", "loss", "tp_plan", "parallelize"})
     if unknown:
         raise InputError(f"{unknown[0]}: no such parameter; functions are inputs, loss, tp_plan and parallelize")
-    script, build = script_and_function(model)
-    request = CaptureRequest(
-        python=torch_interpreter(python),
-        script=script,
-        build=build,
-        batch=batch,
-        sequence=sequence,
-        precision=precision,
-        optimizer=optimizer,
-        mesh=parse_mesh(",".join(f"{axis}={ranks}" for axis, ranks in (mesh or {}).items())),
-        inputs=functions.get("inputs"),
-        loss=functions.get("loss"),
-        tp_plan=functions.get("tp_plan"),
-        parallelize=functions.get("parallelize"),
-    )
+    axes = ",".join(f"{axis}={ranks}" for axis, ranks in (mesh or {}).items())
+    options = {"batch": batch, "sequence": sequence, "precision": precision, "optimizer": optimizer, **functions}
+    request = capture_request(model, python=python, mesh=axes, **options)
     write_captured(request, Path(out), cluster, on_progress)
     return load(Path(out) / "job.toml")
 

@@ -66,14 +66,13 @@ def capture(
     Example: dpro-search capture train.py:build_model --batch 4 --sequence 2048 --mesh dp_shard=8,tp=2 --out captured
     """
     from dpro_search.cli._output import print_json, size, stderr_console, warn
-    from dpro_search.collect.capture.runner import CaptureRequest, parse_mesh, script_and_function, torch_interpreter
+    from dpro_search.collect.capture.runner import capture_request
     from dpro_search.kinds import write_captured
 
-    script, function = script_and_function(model)
-    request = CaptureRequest(
-        python=torch_interpreter(python),
-        script=script,
-        build=function,
+    request = capture_request(
+        model,
+        python=python,
+        mesh=mesh or "",
         inputs=inputs,
         loss=loss,
         tp_plan=tp_plan,
@@ -82,7 +81,6 @@ def capture(
         sequence=sequence,
         precision=precision,
         optimizer=optimizer,
-        mesh=parse_mesh(mesh or ""),
         schedule=schedule,
         virtual_stages=virtual_stages,
         micro_batches=micro_batches,

@@ -101,31 +101,37 @@ def _check_pipeline(schedule: str, ranks: int, stages: int, micro_batches: int) 
         raise InputError(f"--micro-batches {micro_batches}: stages that are interleaved need a multiple of {ranks}")
 
 
-def torch_interpreter(named: str | None) -> str:
-    """The interpreter that captures: the named one, or that of ``scripts/make_env.sh torch``.
+def capture_request(model: str, *, python: str | None, mesh: str, **options: Any) -> CaptureRequest:
+    """A request for a model that is named as people name it.
+
+    Parameters
+    ----------
+    model
+        A script and its function that returns the model, like ``train.py:build_model``.
+    python
+        An interpreter that has PyTorch; None: that of ``scripts/make_env.sh torch``.
+    mesh
+        Ranks along the axes, like ``dp_shard=8,tp=2``.
+    options
+        Further fields of `CaptureRequest`.
 
     Raises
     ------
+    InputError
+        One of them is not of this form.
     MissingCapabilityError
-        None was named, and that environment was not built.
+        No interpreter is named, and that environment was not built.
     """
-    if named is not None:
-        return named
+    script, _, function = model.rpartition(":")
+    if not script or not function.isidentifier():
+        raise InputError(f"{model}: give a script and a function, like train.py:build_model")
     root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
     usual = root / "torch" / "bin" / "python"
-    if not usual.is_file():
+    if python is None and not usual.is_file():
         raise MissingCapabilityError(
             f"{usual}: no such interpreter; build PyTorch's with 'scripts/make_env.sh torch' or name one by --python"
         )
-    return str(usual)
-
-
-def script_and_function(text: str) -> tuple[Path, str]:
-    """The parts of ``train.py:build_model``; raises `InputError` for anything else."""
-    script, _, function = text.rpartition(":")
-    if not script or not function.isidentifier():
-        raise InputError(f"{text}: give a script and a function, like train.py:build_model")
-    return Path(script), function
+    return CaptureRequest(python=python or str(usual), script=Path(script), build=function, mesh=parse_mesh(mesh), **options)
 
 
 class _Answer(msgspec.Struct):

@@ -26,6 +26,7 @@ from dpro_search.costmodel.devices.recorded import RecordedSpecs
 from dpro_search.costmodel.nccl import bytes_in, collective_us, interval_factor, paths, placement_of
 from dpro_search.costmodel.roofline import LEAST_US, Ratio, dtype_of_kernel, kernel_ratio, product_precision
 from dpro_search.errors import InputError
+from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.kernel_class import kernel_class
 from dpro_search.space.recorded_ops import RecordedOps
 
@@ -100,11 +101,13 @@ def moved_ops(trace: Trace, ops: RecordedOps, recorded: Recorded, target: Placed
         of a collective is.
     """
     assumed: list[str] = []
-    fixed_us = np.minimum(ops.unexplained_us, ops.duration_us)  # idle time of the stream stays, with the op that follows it
+    # Idle time of the stream stays, with the op that follows it; unknown time is an op of its own.
+    fixed_us = np.where(ops.kind == OpKind.UNKNOWN, 0.0, np.minimum(ops.unexplained_us, ops.duration_us))
     own_us = ops.duration_us - fixed_us
     found = np.tile(own_us, (3, 1))
     _kernels(trace, ops, own_us, recorded, target, found, assumed)
     _transfers(trace, ops, own_us, recorded, target, found, assumed)
+    _unknown(ops, own_us, found, assumed)
     if target.ranks > recorded.ranks:
         assumed.append(f"{target.ranks} ranks compute like the {trace.meta.ranks} recorded ones")
     middle, low, high = (
@@ -157,6 +160,20 @@ def _kernels(
     whole_us = max(float(own_us[kernels].sum()), 1e-9)
     assumed += _said_of_kernels(before.name, after.name, predicted_us / whole_us, guessed_us / whole_us)
     assumed.append("host threads, launches and copies between host and device take as long as recorded")
+
+
+def _unknown(ops: RecordedOps, own_us: Floats, found: Floats, assumed: list[str]) -> None:
+    """Sets the ends of time that nothing in the recording explains: it may stay, or change like any op whose kind is known."""
+    unknown = (ops.kind == OpKind.UNKNOWN) & (own_us > 0)
+    known = (ops.kind != OpKind.UNKNOWN) & (own_us > 0)
+    if not unknown.any() or not known.any():
+        return
+    least, most = (found[row, known] / own_us[known] for row in (1, 2))
+    found[1, unknown], found[2, unknown] = own_us[unknown] * min(1.0, least.min()), own_us[unknown] * max(1.0, most.max())
+    assumed.append(
+        "time that nothing in the recording explains takes as long as recorded; the interval also holds if it changes as much as "
+        "any other op"
+    )
 
 
 @cache

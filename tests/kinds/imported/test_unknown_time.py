@@ -51,3 +51,12 @@ def test_replay_and_diagnose_say_how_much_is_unknown(trace, tmp_path):
     assert json.loads(succeeds("replay", tmp_path / "T", "--json"))["breakdown_us"]["unknown"] == pytest.approx(_IDLE_US)
     assert "Unknown: for 300.0 us of an iteration (30 %)" in " ".join(succeeds("replay", tmp_path / "T").split())
     assert json.loads(succeeds("diagnose", tmp_path / "T", "--json"))["findings"][0].startswith("Unknown: for 300.0 us")
+
+
+def test_on_another_device_the_interval_holds_that_unknown_time_changes_like_other_ops(trace, tmp_path):
+    trace.save(tmp_path / "T")
+    moved = json.loads(succeeds("replay", tmp_path / "T", "--cluster", "h200", "--set", "recorded_on=a100", "--json"))
+    assert moved["breakdown_us"]["unknown"] == pytest.approx(_IDLE_US)
+    kernels_us = moved["predicted_iteration_us"] - _IDLE_US
+    assert moved["interval_us"][0] < 0.9 * kernels_us + 0.6 * _IDLE_US
+    assert any("nothing in the recording explains" in text for text in moved["cluster"]["left_out"])

@@ -72,8 +72,9 @@ _COLLECTIVE_WORD = re.compile(r"(?<!warp)(?<!block)_?all_?(?:reduce|gather|to_?a
 _COMPILED_KERNEL = re.compile(r"^triton_(?:poi|red|per|tem|for)_")
 _GENERAL_KERNEL = re.compile(r"^(?:void )?(?:at::|Mem(?:cpy|set)\b)", re.IGNORECASE)
 # Ops of frameworks and libraries that do nothing but communicate.
+_LIBRARY_SPAN = re.compile(r"^(?:nccl|rccl|hccl|xccl|oneccl|mccl|cncl|ucc|ucx|gloo|mpi):", re.IGNORECASE)
 _COMMUNICATION_OP = re.compile(
-    r"^(?:c10d::|_?c10d_functional::|record_param_comms$|symm_mem::|deep_ep|nvshmem|(?:nccl|rccl|hccl|xccl|oneccl|mccl|cncl|ucc|ucx|mpi):"
+    r"^(?:c10d::|_?c10d_functional::|record_param_comms$|symm_mem::|deep_ep|nvshmem"
     # A library's own op with the name of a collective (vLLM's _C_custom_ar::all_reduce); FSDP's of these names copy.
     r"|(?!aten::|prims::|fsdp::)\w+::_?(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)\w*$)"
 )
@@ -123,7 +124,20 @@ def is_one_sided(kernel: str) -> bool:
 
 def is_communication_op(name: str) -> bool:
     """Whether an op of the host does nothing but communicate."""
-    return bool(_COMMUNICATION_OP.search(name))
+    return is_library_span(name) or bool(_COMMUNICATION_OP.search(name))
+
+
+def is_library_span(name: str) -> bool:
+    """Whether a record is a library's own of one collective, like "nccl:all_reduce"."""
+    return bool(_LIBRARY_SPAN.search(name))
+
+
+def may_describe_collective(name: str) -> bool:
+    """Whether a record may tell the group, the size and the kind of a collective.
+
+    NCCL runs a kernel named oneRankReduce for the average of a group of one rank; its sums run nothing.
+    """
+    return is_library_span(name) or name == "record_param_comms" or "oneRankReduce" in name or communicates(name)
 
 
 def may_communicate(kernel: str) -> bool:

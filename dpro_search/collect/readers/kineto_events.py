@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from dpro_search.collect.readers.kineto_frames import Frames, tells_where
 from dpro_search.collect.readers.kineto_json import JsonRecords
-from dpro_search.collect.readers.kineto_notes import COMMUNICATES, Note, RecordArgs, SpanRecord, first_dtype, note_of, shapes_of
+from dpro_search.collect.readers.kineto_notes import Note, RecordArgs, SpanRecord, first_dtype, note_of, shapes_of
+from dpro_search.collect.recorded_names import may_describe_collective
 from dpro_search.collect.trace import Floats, Ints, Shapes
 
 _Entry = TypeVar("_Entry")
@@ -400,7 +401,7 @@ class _Columns:
 
     def _may_note(self, name: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Rows whose name is that of a collective, or of a span around one."""
-        self.noting += [bool(COMMUNICATES.search(text)) for text in list(self.names)[len(self.noting) :]]
+        self.noting += [may_describe_collective(text) for text in list(self.names)[len(self.noting) :]]
         found: npt.NDArray[np.bool_] = np.array(self.noting)[name]
         return found
 

@@ -11,14 +11,16 @@ from typing import Any
 import msgspec
 
 from dpro_search.collect._files import DAMAGED
-from dpro_search.collect.recorded_names import collective_kind_of, communicates, dtype_of, is_one_sided, kernel_communication
+from dpro_search.collect.recorded_names import (
+    collective_kind_of,
+    communicates,
+    dtype_of,
+    is_library_span,
+    is_one_sided,
+    kernel_communication,
+)
 from dpro_search.collect.trace import CollectiveKind, ProcessGroup, Shapes
 
-# oneRankReduce: what NCCL runs for the average of a group of one rank; its sums run nothing.
-COMMUNICATES = re.compile(
-    r"nccl|oneRankReduce|mscclKernel|onecclKernel|^(?:gloo|mpi|hccl|xccl|rccl):|^record_param_comms$", re.IGNORECASE
-)
-LIBRARY_SPAN = re.compile(r"^(?:nccl|rccl|hccl|xccl|gloo|mpi):", re.IGNORECASE)  # a library's record of a collective
 _LABEL = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|barrier|reduce|gather|scatter|send|recv|dispatch|combine",
     re.IGNORECASE,
@@ -218,7 +220,7 @@ def collective_of(kernel: str, notes: Sequence[Note]) -> Collective:
     sized = next((note for note in notes if note.elements is not None and (note.dtype or "").lower() in ITEM_BYTES), None)
     group, ranks, sequence, named = first("group"), first("group_ranks"), first("sequence"), first("collective")
     short = kernel.split("(")[0]
-    match = _LABEL.search(short) if communicates(kernel) or LIBRARY_SPAN.search(kernel) else None
+    match = _LABEL.search(short) if communicates(kernel) or is_library_span(kernel) else None
     label = str(match[0] if match else named or short)
     return Collective(
         label=label.lower().replace("_", ""),

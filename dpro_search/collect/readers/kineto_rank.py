@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from dpro_search.collect.readers.kineto_calls import host_waits
 from dpro_search.collect.readers.kineto_events import Category, KinetoFile
-from dpro_search.collect.readers.kineto_notes import LIBRARY_SPAN, Collective, collective_of
+from dpro_search.collect.readers.kineto_notes import Collective, collective_of
 from dpro_search.collect.recorded_names import (
     communicates,
     computes_too,
     is_communication_op,
+    is_library_span,
     is_named_after_collective,
     may_communicate,
 )
@@ -284,7 +285,7 @@ def _stream_of_thread(file: KinetoFile) -> Ints:
 def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> tuple[Ints, Bools]:
     names = file.names
     of_name = np.zeros((3, max(len(names), 1)), np.bool_)
-    of_name[0, : len(names)] = [communicates(name) or bool(LIBRARY_SPAN.search(name)) for name in names]
+    of_name[0, : len(names)] = [communicates(name) or is_library_span(name) for name in names]
     of_name[1, : len(names)] = [host_waits(name) for name in names]
     of_name[2, : len(names)] = [computes_too(name) for name in names]
     collective, waits, mixed = of_name[:, file.name[rows]]

@@ -48,8 +48,7 @@ def capped_clock(device: Device) -> tuple[float, float]:
 
     Dynamic power is that of the clock times the square of the voltage. Where the voltage falls with the clock, the clock is the
     cube root of the power (Mudge 2001, "Power: a first-class architectural design constraint"); where it can fall no further, it
-    is proportional. BERT on V100 with 100 of 250 W takes 1.31 times as long (McDonald et al. 2022, "Great power, great
-    responsibility", section 4): the cube root gives 1.36.
+    is proportional. Both are estimates: no measured training step under a power limit was at hand to choose between them.
     """
     rated = bundled.device_named(device.name)
     rated_w = None if rated is None else rated.power_w

@@ -48,8 +48,10 @@ def trace_of_profile(path: Path) -> CachedTrace | None:
 
 
 def _digest(files: Sequence[Path]) -> str:
-    """Identifies files by their names and content, and the program that reads them."""
+    """Identifies files by their names and content, and the readers by their code: a changed reader imports anew."""
     digest = hashlib.sha256(f"{__version__} {TRACE_VERSION}".encode())
+    for module in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(f"{module.name} {module.stat().st_size} {module.stat().st_mtime_ns}".encode())
     for file in files:
         digest.update(b"\0" + file.name.encode(errors="surrogateescape") + b"\0")
         with open_regular(file) as opened:

@@ -89,3 +89,18 @@ def test_a_job_on_processors_computes_on_its_threads(tmp_path):
     made.call("cudaDeviceSynchronize", START + 3991, 5)
     read([made.write(tmp_path / "rank0.json")]).save(tmp_path / "T")
     assert json.loads(succeeds("replay", tmp_path / "T", "--json"))["breakdown_us"]["compute"] > 900
+
+
+def test_lost_records_of_a_device_are_counted(tmp_path):
+    made = Profile()
+    for number in range(5):
+        begin = START + 1000 * number
+        made.step(number, begin, 990)
+        for place in range(4):
+            made.kernel("gemm", begin + 20 + 200 * place, 180, launched=begin + 5 + place)
+    kernels = [record for record in made.records if record["cat"] == "kernel"]
+    whole = read([made.write(tmp_path / "whole.json")])
+    made.records = [record for record in made.records if record is not kernels[6]]
+    lossy = read([made.write(tmp_path / "lossy.json")])
+    assert not any("have no record of the device" in warning for warning in whole.meta.warnings)
+    assert any("1 of 20 launches of kernels have no record" in warning for warning in lossy.meta.warnings)

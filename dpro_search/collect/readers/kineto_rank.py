@@ -32,6 +32,7 @@ _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 _OTHER_MARKS = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)")  # where steps are not marked, first found
 # Calls that launch kernels, of CUDA, HIP, SYCL and Level Zero, Ascend's CANN, and their drivers.
 _KERNEL_LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|KernelLaunch|AppendLaunch")
+_LOST_SHARE = 0.01  # of the launches in the recorded steps, of which the device may lack records without a warning
 _OPTIMIZER = ("Optimizer.step", "optimizer.step")
 _LOADING = ("enumerate(DataLoader)", "enumerate(DataPipe)")  # spans of torch.utils.data
 _HOST_KINDS = (Category.HOST_OP, Category.ANNOTATION, Category.RUNTIME)
@@ -188,11 +189,14 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> tuple[Ran
         job=info,
         dropped=dropped,
     )
+    launches = np.array([bool(_KERNEL_LAUNCH.search(name)) for name in file.names] or [False])[result.name]
+    launches &= kind == EventKind.RUNTIME
     if not on_device.any():
-        launches = np.array([bool(_KERNEL_LAUNCH.search(name)) for name in file.names] or [False])[result.name]
-        result.unrecorded_launches = int((launches & (kind == EventKind.RUNTIME)).sum())
+        result.unrecorded_launches = int(launches.sum())
     _find_launches(result)
     _assign_steps(result)
+    if on_device.any():
+        _warn_of_lost_kernels(result, np.flatnonzero(launches & (result.step >= 0)))
     _describe_collectives(result, file, rows, collectives_named)
     return result, rows
 
@@ -331,6 +335,16 @@ def _find_launches(r: RankRecords) -> None:
         if wrong:
             r.warnings.append(f"{wrong} device ops begin before the call of their correlation id: their launches are unknown")
     _launches_without_ids(r)
+
+
+def _warn_of_lost_kernels(r: RankRecords, launches: Ints) -> None:
+    """Warn if more than a few of the launches in the recorded steps have no kernel: the profiler lost records of the device."""
+    lost = int((~np.isin(launches, r.launch)).sum())
+    if lost > _LOST_SHARE * len(launches):
+        r.warnings.append(
+            f"{lost} of {len(launches)} launches of kernels have no record of the device: the time of the lost kernels looks idle; "
+            "profile fewer steps at a time"
+        )
 
 
 def _last_before(ids: Ints, start_us: Floats, wanted: Ints, until_us: Floats) -> Ints:

@@ -137,6 +137,12 @@ def transfer_limits_us(trace: Trace, ops: RecordedOps, residual_us: float) -> tu
     return shortest_us, longest_us
 
 
+# A device op that starts later after its call, on an idle stream, waits for something else than its launch: so many times the
+# usual latency, and so long at the least. 99 % of the launches of eight profiles of V100, A100 and H200 take 15 to 39 us.
+_LONG_LATENCY = 10
+_LONG_LATENCY_US = 100.0
+
+
 class _Builder:
     """Makes ops rank by rank, a thread or a stream at a time; dependencies between them are resolved at the end."""
 
@@ -368,6 +374,9 @@ class _Builder:
         called_us = np.where(launched, events.start_us[call], -np.inf)
         latency_us = np.where(launched, np.maximum(start_us - called_us, 0.0), 0.0)
         latency_us = np.where(called_us + usual_us >= ready_us, latency_us, np.minimum(usual_us, latency_us))
+        if self._host_kind == OpKind.HOST:  # what is longer than a launch and than its call is a wait that no call shows
+            longest_us = np.maximum(max(_LONG_LATENCY * usual_us, _LONG_LATENCY_US), events.end_us[call] - called_us)
+            latency_us = np.minimum(latency_us, np.where(launched, longest_us, 0.0))
         ready_us = np.maximum(ready_us, called_us + latency_us)
         free = np.isfinite(ready_us)
         gap_us = np.where(free, np.maximum(start_us - ready_us, 0.0), 0.0)

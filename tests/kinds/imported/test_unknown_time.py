@@ -60,3 +60,19 @@ def test_on_another_device_the_interval_holds_that_unknown_time_changes_like_oth
     kernels_us = moved["predicted_iteration_us"] - _IDLE_US
     assert moved["interval_us"][0] < 0.9 * kernels_us + 0.6 * _IDLE_US
     assert any("nothing in the recording explains" in text for text in moved["cluster"]["left_out"])
+
+
+def test_a_start_long_after_its_launch_on_an_idle_stream_is_unknown_and_no_launch_overhead(tmp_path):
+    """Two steps are too few to infer that the second stream waits for the first."""
+    profile = Profile()
+    for number in range(2):
+        begin = START + 1000 * number
+        profile.step(number, begin - 20, 990)
+        for place in range(5):
+            profile.kernel("relu", begin + 20 * place, 5, launched=begin + 20 * place - 10)
+        profile.kernel("gemm", begin + 100, 400, launched=begin + 85)
+        profile.kernel("adam", begin + 500 + _IDLE_US, 180, launched=begin + 92, stream=9)
+        profile.call("cudaDeviceSynchronize", begin + 98, 884)
+    predictor = RecordedPredictor(read([profile.write(tmp_path / "rank0.json")]))
+    assert predictor.predict().breakdown_us["unknown"] == pytest.approx(_IDLE_US)
+    assert predictor.predict([Scale.parse("launch=0")]).breakdown_us["unknown"] > _IDLE_US / 2

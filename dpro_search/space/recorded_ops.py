@@ -365,8 +365,11 @@ class _Builder:
     def _add_device_ops(
         self, ops: Ints, device: Ints, launching: int, call: Ints, before_us: Floats, usual_us: float, kinds: npt.NDArray[np.int8]
     ) -> None:
-        """Ops of device events, in order: each with its launch before it, and with a pause if it is a part of a collective, or if
-        its stream was idle before it for a reason that is not known."""
+        """Add the ops of device events, in order.
+
+        Each op follows its launch. A delay stands behind the launch if that took far longer than launches do. A pause stands before
+        the op if it is a part of a collective, or if its stream was idle before it for a reason that is not known.
+        """
         events = self._events
         start_us, end_us = events.start_us[ops], self._complete_us[ops]
         ready_us = np.maximum(self._free_us[ops], before_us)
@@ -374,10 +377,15 @@ class _Builder:
         called_us = np.where(launched, events.start_us[call], -np.inf)
         latency_us = np.where(launched, np.maximum(start_us - called_us, 0.0), 0.0)
         latency_us = np.where(called_us + usual_us >= ready_us, latency_us, np.minimum(usual_us, latency_us))
-        if self._host_kind == OpKind.HOST:  # what is longer than a launch and than its call is a wait that no call shows
-            longest_us = np.maximum(max(_LONG_LATENCY * usual_us, _LONG_LATENCY_US), events.end_us[call] - called_us)
-            latency_us = np.minimum(latency_us, np.where(launched, longest_us, 0.0))
         ready_us = np.maximum(ready_us, called_us + latency_us)
+        delay_us = np.zeros(len(ops))  # what is longer than a launch and than its call is a wait that no call shows
+        if self._host_kind == OpKind.HOST:
+            longest_us = np.maximum(max(_LONG_LATENCY * usual_us, _LONG_LATENCY_US), events.end_us[call] - called_us)
+            delay_us = np.where(launched, np.maximum(latency_us - longest_us, 0.0), 0.0)
+        # An op that is delayed in one step has a delay in every step, of 0 us in the others, so that all steps have the same ops.
+        stream, name = events.stream[ops], events.name[ops]
+        op_of_step = codes(stream, name, occurrences(codes(events.step[ops], stream, name)))
+        delayed = launched & np.isin(op_of_step, op_of_step[delay_us > 0])
         free = np.isfinite(ready_us)
         gap_us = np.where(free, np.maximum(start_us - ready_us, 0.0), 0.0)
         lead_us = np.where(free, 0.0, start_us - self._begin_us)
@@ -385,9 +393,9 @@ class _Builder:
 
         unknown = (gap_us > UNEXPLAINED_US) & np.isin(events.kind[ops], DEVICE_KINDS)
         pausing = shared | unknown
-        rows = np.ones(len(ops), np.int64) + launched + pausing
+        rows = np.ones(len(ops), np.int64) + launched + delayed + pausing
         runs = np.cumsum(rows) - 1
-        launches, pauses = (runs - pausing - 1)[launched], (runs - 1)[pausing]
+        launches, delays, pauses = (runs - pausing - delayed - 1)[launched], (runs - pausing - 1)[delayed], (runs - 1)[pausing]
         of = np.repeat(np.arange(len(ops)), rows)
         block: Block = empty_block(len(of))
         block |= {"device": device[of], "step": events.step[ops][of], "name": events.name[ops][of], "kind": kinds[of]}
@@ -406,11 +414,17 @@ class _Builder:
         block["device"][launches] = launching
         block["role"][launches] = LAUNCHES
         block["kind"][launches] = int(OpKind.HOST)
-        block["duration_us"][launches] = latency_us[launched]
+        block["duration_us"][launches] = (latency_us - delay_us)[launched]
+        block["device"][delays] = launching
+        block["role"][delays] = PAUSES
+        block["kind"][delays] = int(OpKind.UNKNOWN)
+        block["duration_us"][delays] = delay_us[delayed]
 
         begin = self._count
         self._of_event[ops] = begin + runs
-        needed = [(self._out[call[launched]], begin + launches), (begin + launches, begin + waits_for[launched])]
+        needed = [(self._out[call[launched]], begin + launches)]
+        needed.append((begin + launches, begin + np.where(delayed, runs - pausing - 1, waits_for)[launched]))
+        needed.append((begin + delays, begin + waits_for[delayed]))
         needed.append((begin + pauses, begin + runs[pausing]))
         self._edges += [np.stack(edges) for edges in needed]
         self._waits_for[ops] = begin + waits_for

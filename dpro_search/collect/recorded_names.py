@@ -72,6 +72,10 @@ _COLLECTIVE_WORD = re.compile(r"(?<!warp)(?<!block)_?all_?(?:reduce|gather|to_?a
 _COMPILED_KERNEL = re.compile(r"^triton_(?:poi|red|per|tem|for)_")
 _GENERAL_KERNEL = re.compile(r"^(?:void )?(?:at::|Mem(?:cpy|set)\b)", re.IGNORECASE)
 # Ops of frameworks and libraries that do nothing but communicate.
+_LIBRARY = re.compile(
+    r"nccl|rccl|hccl|xccl|oneccl|mccl|cncl|ucc(?=:)|ucx(?=:)|gloo|mpi(?=:)|mscclpp|nvshmem|rocshmem|deep_ep|hybrid_ep|userbuffers",
+    re.IGNORECASE,
+)
 _LIBRARY_SPAN = re.compile(r"^(?:nccl|rccl|hccl|xccl|oneccl|mccl|cncl|ucc|ucx|gloo|mpi):", re.IGNORECASE)
 _COMMUNICATION_OP = re.compile(
     r"^(?:c10d::|_?c10d_functional::|record_param_comms$|symm_mem::|deep_ep|nvshmem"
@@ -130,6 +134,12 @@ def is_communication_op(name: str) -> bool:
 def is_library_span(name: str) -> bool:
     """Whether a record is a library's own of one collective, like "nccl:all_reduce"."""
     return bool(_LIBRARY_SPAN.search(name))
+
+
+def library_of(name: str) -> str:
+    """The library whose name is in that of a kernel or of a record of communication; empty if none is."""
+    match = _LIBRARY.search(name)
+    return match[0].lower() if match else ""
 
 
 def may_describe_collective(name: str) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from kineto_files import COLLECTIVES, START, Profile
 
 from dpro_search.collect.readers.kineto import read
-from dpro_search.collect.recorded_names import communicates, computes_too
+from dpro_search.collect.recorded_names import communicates, computes_too, library_of
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.space.scenario import Scale
@@ -114,3 +114,16 @@ def test_kernels_that_compute_and_communicate_in_one_are_unknown(tmp_path, kerne
     trace = job(tmp_path, kernel, op="vllm::all_reduce_norm")
     assert (trace.events.kind == EventKind.UNKNOWN).sum() == 5
     assert any("compute and communicate in one" in text for text in trace.meta.warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl"),
+        ("void deep_ep::intranode::dispatch<8, 768>(int4*)", "deep_ep"),
+        ("gloo:all_reduce", "gloo"),
+        ("void vllm::cross_device_reduce_2stage<__half, 8>(vllm::RankData*)", ""),
+    ],
+)
+def test_a_trace_names_the_library_that_communicates_and_no_other(name, library):
+    assert library_of(name) == library

@@ -65,7 +65,6 @@ def assemble_parallel(raw: Path) -> Trace:
     trace = read([folder / PROFILE for folder in folders])
     meta = msgspec.structs.replace(
         trace.meta,
-        comm="gloo" if trace.meta.comm == "nccl" and not trace.meta.devices else trace.meta.comm,
         command=tuple(job.command),
         versions=hooks[0].versions,
         cores=tuple(len(hook.cores) for hook in hooks),

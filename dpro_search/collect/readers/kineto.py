@@ -33,7 +33,7 @@ from dpro_search.collect.readers.kineto_limits import leave_out_cut_steps, of_jo
 from dpro_search.collect.readers.kineto_origins import find_origins
 from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, find_unknown_communication, rank_records
 from dpro_search.collect.readers.kineto_waits import find_dependencies
-from dpro_search.collect.recorded_names import dtype_of
+from dpro_search.collect.recorded_names import dtype_of, library_of
 from dpro_search.collect.trace import (
     DESCRIPTIONS,
     Codes,
@@ -97,12 +97,13 @@ def read(paths: Sequence[Path]) -> Trace:
     about, tables = _descriptions(records)
     tensors, tensor = _tensors(records, matches)
     steps = _steps(records, offsets)
+    libraries = _libraries(records)
     names, events, dependencies = _joined(ranks, matches, offsets)
     dependencies = without_impossible_waits(dependencies, events, max(clock.residual_us))
     trace = Trace(
         meta=TraceMeta(
             framework="pytorch",
-            comm="nccl" if any(r.collectives for r in records) else "none",
+            comm=libraries,
             ranks=len(records),
             hosts=tuple(r.host for r in records),
             cores=(-1,) * len(records),
@@ -368,6 +369,13 @@ def _joined(
         kind=np.concatenate([each.kind for each in needs]),
     )
     return tuple(table), events, dependencies
+
+
+def _libraries(ranks: Sequence[RankRecords]) -> str:
+    """The libraries that communicate, by the names of their kernels and records: "nccl"; "unknown" if no name tells."""
+    names = {r.names[r.name[event]] for r in ranks for event in r.collectives}
+    libraries = sorted({library for name in names if (library := library_of(name))})
+    return "+".join(libraries) or ("unknown" if names else "none")
 
 
 def _descriptions(ranks: Sequence[RankRecords]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,10 +16,11 @@ import msgspec
 
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.json_worker import JsonWorker
-from dpro_search.collect.launch.ranks import HOOKS, require_framework, require_tools
+from dpro_search.collect.launch.ranks import require_framework, require_tools
 from dpro_search.errors import JobError, MissingCapabilityError
+from dpro_search.runtime import WORKERS
 
-_WORKER = HOOKS / "dpro_search_device_worker.py"
+_WORKER = WORKERS / "dpro_search_device_worker.py"
 _READY_S, _OP_S = 300.0, 120.0
 
 

@@ -13,10 +13,11 @@ import numpy as np
 from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.netns import shaped_hosts
-from dpro_search.collect.launch.ranks import HOOKS, JobSpec, require_framework
+from dpro_search.collect.launch.ranks import JobSpec, require_framework
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.parallel_times import CollectiveTime
 from dpro_search.errors import JobError
+from dpro_search.runtime import WORKERS
 
 SIZES_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 _SECONDS = 0.25  # for a point
@@ -44,7 +45,7 @@ def timed_exchanges(
     with scratch_folder("exchanges") as work, shaped_hosts(spec.hosts, rate_bps, shaped, spec.limits) as hosts:
         out = work / "times"
         command = (
-            *(spec.interpreter, str(HOOKS / "dpro_search_mesh_worker.py"), str(out)),
+            *(spec.interpreter, str(WORKERS / "dpro_search_mesh_worker.py"), str(out)),
             *(",".join(f"{stride}x{size}" for stride, size in groups), ",".join(map(str, sizes_bytes)), str(_SECONDS)),
         )
         run_torch_ranks(replace(spec, command=command), work, hosts=hosts)

@@ -15,12 +15,12 @@ import numpy as np
 
 from dpro_search.collect.communication.backends import BACKENDS, LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
-from dpro_search.collect.hooks.dpro_search_all_reduce.choice import parted
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives import Points
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import series_name
 from dpro_search.errors import InputError
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import parted
 
 OF_LIBRARIES = tuple(LIBRARIES.values())  # how the algorithms of an MPI library itself begin
 _STEPS = 8  # into which the way from a size to the next is divided

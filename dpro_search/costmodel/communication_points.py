@@ -15,11 +15,11 @@ import numpy as np
 from dpro_search._regular_files import open_regular
 from dpro_search.collect.communication.backends import LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable
-from dpro_search.collect.hooks.dpro_search_all_reduce.choice import OF_LIBRARY
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Trace
 from dpro_search.costmodel.collectives import HIERARCHY, Algorithm, Points
 from dpro_search.errors import InputError, TraceFormatError
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import OF_LIBRARY
 
 # What a backend's algorithm may do, by the table's name of it. Open MPI composes a reduce and a broadcast of its choice; with no
 # algorithm forced, and in NCCL, the library chooses.

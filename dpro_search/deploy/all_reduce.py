@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dpro_search.collect._files import write_file
-from dpro_search.collect.launch.ranks import HOOKS
+from dpro_search.runtime import ALL_REDUCE
 
 LIBRARY = "dpro_search_all_reduce"
 
@@ -33,7 +33,7 @@ def write_all_reduces(folder: Path, tables: Mapping[float | None, Mapping[str, A
     for rate_bps, table in tables.items():
         names.append("all_reduces.json" if rate_bps is None else f"all_reduces_{rate_bps / 1e6:g}mbit.json")
         write_file(folder / names[-1], msgspec.json.format(msgspec.json.encode(table)))
-    for source in sorted((HOOKS / LIBRARY).glob("*.py")):
+    for source in sorted((ALL_REDUCE / LIBRARY).glob("*.py")):
         write_file(folder / LIBRARY / source.name, source.read_bytes())
         found.append(folder / LIBRARY / source.name)
     listed = " and ".join(f"`{name}`" for name in names)

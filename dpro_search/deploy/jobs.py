@@ -25,13 +25,13 @@ from dpro_search.deploy.step_split import ComparedSplit
 from dpro_search.deploy.targets import targets_for
 from dpro_search.deploy.trained_run import TrainedRun
 from dpro_search.errors import InputError, JobError
+from dpro_search.runtime import TIMED
 from dpro_search.space.plan import Plan
 
 PLAN_VARIABLE = "DPRO_SEARCH_PLAN"
 OBSERVER_VARIABLE = "DPRO_SEARCH_OBSERVER"
 _REPORT_VARIABLE = "DPRO_SEARCH_REPORT"
 _KNOB_VALUE = re.compile(r"[\w.+-]*", re.ASCII)  # numbers and names
-_IN_JOB = Path(__file__).with_name("in_job")
 _USES = {
     "tape.py": "planned_tape in place of hvd.DistributedGradientTape, or planned_averages with micro-batches; with Keras fit, "
     "groups=planned_groups(model.trainable_variables) of hvd.DistributedOptimizer",
@@ -58,9 +58,9 @@ class Run:
 class Paced:
     """How ranks run that wait in place of computing."""
 
-    # Times of a rank's own work under a plan, as the job's observer reads them (`in_job/dpro_search_paced.py`).
+    # Times of a rank's own work under a plan, as the job's observer reads them (`runtime/timed/dpro_search_paced.py`).
     times: Callable[[Plan], bytes]
-    # Where the time of a plan's steps went behind a warm-up, by what ranks wrote into a folder (`in_job/dpro_search_spans.py`).
+    # Split of a plan's step time behind a warm-up, from what ranks wrote to a folder (`runtime/timed/dpro_search_spans.py`).
     split: Callable[[Plan, Path, int], ComparedSplit | None]
 
 
@@ -241,7 +241,7 @@ def _recorded_env(meta: TraceMeta, knobs: frozenset[str], servers: int) -> dict[
 def with_exported(spec: JobSpec, exported: ExportedFiles | None, report: Path) -> JobSpec:
     """The job with the variables of a plan and its files on the path, and with the modules that observe it from inside."""
     env = {**spec.env, _REPORT_VARIABLE: str(report)}
-    path = [str(_IN_JOB)]
+    path = [str(TIMED)]
     if exported is not None:
         env |= {**exported.env, PLAN_VARIABLE: str(exported.folder)}
         path.append(str(exported.folder))

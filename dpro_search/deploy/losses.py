@@ -97,7 +97,7 @@ def tolerance_of(plan: Plan, precision: str | None = None) -> Tolerance:
 
 
 def read_losses(folder: Path) -> Losses:
-    """The first losses that the lowest rank printed (see `in_job/sitecustomize.py`); empty if none did."""
+    """The first losses that the lowest rank printed (see `runtime/timed/sitecustomize.py`); empty if none did."""
     paths = sorted(folder.glob("loss-*"))
     if not paths:
         return ()

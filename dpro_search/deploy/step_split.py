@@ -1,7 +1,7 @@
 """Where the time of a paced step goes, measured beside predicted: `measured_split`, `StepSplit`, `ComparedSplit`.
 
 A rank is *blocked* while it waits for an exchange. On Gloo an exchange moves when the last of its ranks has posted it. Ranks of a
-paced job are on one machine and read one clock, so that what they wrote (`in_job/dpro_search_spans.py`) is matched exchange by
+paced job are on one machine and read one clock, so that their files (`runtime/timed/dpro_search_spans.py`) are matched exchange by
 exchange: the last post cuts the blocked time of each rank into *waiting* for others and *transfer*. A rank's own clock alone could
 not tell them apart. Shares of the step, means over ranks:
 

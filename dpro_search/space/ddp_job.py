@@ -172,7 +172,7 @@ def apply_ddp(
     Limits are those of `bucket_assignment`. Ranks beyond the recorded ones behave like the recorded ones in turn. With the
     compression "fp16", float32 buckets travel in half precision: `fp16_compress_hook` casts a bucket on the main thread when it is
     full, before its post, and the callback of its future casts it back on Gloo's thread, before the main thread's wait for it ends.
-    With one of `costmodel.powersgd`, the main thread waits for each bucket where it is full (`deploy/ddp.py` says why). With
+    With one of `costmodel.powersgd`, the main thread waits for each full bucket (`runtime/follow/ddp.py` says why). With
     `as_views` gradients are views of the buckets, and nothing is copied out of them.
     """
     cluster = cluster or recorded

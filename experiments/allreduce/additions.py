@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.hooks.dpro_search_all_reduce.memory import HostMemory, Registry
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.memory import HostMemory, Registry
 
 Array = npt.NDArray[Any]
 Kernel = Callable[[Array, Array], Callable[[], object]]
@@ -101,7 +101,7 @@ def _halves() -> dict[str, Kernel]:
     try:
         import torch
 
-        from dpro_search.collect.hooks.dpro_search_all_reduce.memory import TorchMemory
+        from dpro_search.runtime.all_reduce.dpro_search_all_reduce.memory import TorchMemory
     except ImportError:
         return kernels
     return kernels | {"torch": summed(lambda array: TorchMemory(torch.from_numpy(array)))}
@@ -140,7 +140,7 @@ def _device() -> list[str]:
 def _halves_on_device(size_bytes: int) -> Callable[[], object]:
     import torch
 
-    from dpro_search.collect.hooks.dpro_search_all_reduce.memory import DeviceMemory
+    from dpro_search.runtime.all_reduce.dpro_search_all_reduce.memory import DeviceMemory
 
     mine, other = (DeviceMemory(torch.randn(size_bytes // 2, device="cuda", dtype=torch.float16)) for _ in range(2))
     return lambda: mine.put_sum(0, mine.count, [(mine, 0), (other, 0)])

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search.runtime import ALL_REDUCE
+
 _JOB = Path(__file__).parent / "in_job" / "on_device.py"
-_HOOKS = Path(__file__).parents[2] / "dpro_search" / "collect" / "hooks"
 _MPIRUN = (
     *("mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "pml", "ucx", "--mca", "osc", "ucx"),
     *("--mca", "opal_common_ucx_tls", "any", "--mca", "opal_common_ucx_devices", "any"),
@@ -26,7 +27,7 @@ _ASKED = ", asked"
 
 def measure(out: Path, ranks: list[int], seconds: float) -> None:
     """Write ``OUT-RANKS.json`` for each number of ranks; staged ways only where the MPI library takes no memory of the device."""
-    path = os.pathsep.join((str(_HOOKS), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join((str(ALL_REDUCE), os.environ.get("PYTHONPATH", "")))
     for count in ranks:
         for places in (["device"], []):
             file = out.with_name(f"{out.name}-{count}.json")

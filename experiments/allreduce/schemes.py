@@ -16,9 +16,10 @@ from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.mpich import run_mpich_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
-from dpro_search.collect.launch.ranks import HOOKS, JobSpec, default_cores, require_framework, run_ranks
+from dpro_search.collect.launch.ranks import JobSpec, default_cores, require_framework, run_ranks
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.errors import MissingCapabilityError
+from dpro_search.runtime import ALL_REDUCE
 
 JOB = Path(__file__).with_name("in_job") / "job.py"
 MOST_SERVERS = 4
@@ -88,7 +89,7 @@ def _packages() -> Iterator[str]:
         raise MissingCapabilityError(f"{sys.executable}: cannot import mpi4py; pip install 'dpro-search[mpi]'") from error
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "mpi4py").symlink_to(Path(mpi4py.__file__).parent)
-        yield os.pathsep.join((str(HOOKS), folder))
+        yield os.pathsep.join((str(ALL_REDUCE), folder))
 
 
 def _open_mpi(spec: JobSpec, folder: Path, hosts: ShapedHosts) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 
 from dpro_search.collect.communication.backends import LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable, read_comm_table
-from dpro_search.collect.hooks.dpro_search_all_reduce import Choice
-from dpro_search.collect.hooks.dpro_search_all_reduce.choice import joined, of_size
 from dpro_search.costmodel.all_reduce_table import OF_LIBRARIES, choices, predicted_choice
 from dpro_search.costmodel.communication_model import CommunicationModel
 from dpro_search.costmodel.communication_points import table_series
 from dpro_search.quantities import size_text
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce import Choice
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import joined, of_size
 
 Place = tuple[str, int, int, float | None]  # backend, ranks, ranks on a host, rate of the links
 Cell = Mapping[str, AllReduceRow]  # by algorithm

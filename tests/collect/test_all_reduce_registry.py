@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpro_search.collect.hooks.dpro_search_all_reduce.memory import Registry
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.memory import Registry
 
 
 def test_a_buffer_is_asked_once_and_so_is_another_view_of_it():

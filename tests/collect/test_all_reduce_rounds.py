@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.hooks.dpro_search_all_reduce import ALGORITHMS, Choice
-from dpro_search.collect.hooks.dpro_search_all_reduce.choice import of_size
-from dpro_search.collect.hooks.dpro_search_all_reduce.memory import HostMemory, Registry
-from dpro_search.collect.hooks.dpro_search_all_reduce.rounds import ADD, COPY, IN_RANK_ORDER, stages
 from dpro_search.costmodel.collectives import Algorithm, counts
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce import ALGORITHMS, Choice
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import of_size
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.memory import HostMemory, Registry
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.rounds import ADD, COPY, IN_RANK_ORDER, stages
 
 layouts = st.tuples(st.integers(1, 5), st.integers(1, 4)).map(
     lambda shape: [[host * shape[1] + i for i in range(shape[1])] for host in range(shape[0])]

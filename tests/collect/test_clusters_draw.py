@@ -8,12 +8,12 @@ import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.launch.ranks import HOOKS
+from dpro_search.runtime import WORKERS
 
 
 def loaded():
     """The module as the measuring process has it."""
-    spec = importlib.util.spec_from_file_location("dpro_search_cluster_draw", HOOKS / "dpro_search_cluster_draw.py")
+    spec = importlib.util.spec_from_file_location("dpro_search_cluster_draw", WORKERS / "dpro_search_cluster_draw.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

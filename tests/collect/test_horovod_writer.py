@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from dpro_search.runtime import HOOKS
+
 
 class SpentTime:
     """Stands for `ThreadClock`: the writer's time on a core, as the test says."""
@@ -22,7 +24,7 @@ class SpentTime:
 
 @pytest.fixture
 def let_write(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "dpro_search" / "collect" / "hooks")
+    monkeypatch.syspath_prepend(HOOKS)
     return importlib.import_module("dpro_search_horovod").let_write
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.deploy.xla import cluster_problem, with_absorbed, with_passed
+from dpro_search.runtime.follow.xla import cluster_problem, with_absorbed, with_passed
 
 CHAIN = {"a": [], "b": ["a"], "c": ["b"], "d": ["c"]}
 

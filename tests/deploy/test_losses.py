@@ -3,18 +3,15 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dpro_search.deploy
-from dpro_search.collect.launch.ranks import HOOKS
 from dpro_search.deploy.losses import COMPARED_STEPS, Loss, Tolerance, compare, read_losses, tolerance_of
+from dpro_search.runtime import HOOKS, TIMED
 from dpro_search.space.plan import Plan
 
-IN_JOB = Path(dpro_search.deploy.__file__).parent / "in_job"
 EXACT = Tolerance(relative=1e-4)
 
 
@@ -22,7 +19,7 @@ def losses(*values):
     return tuple(Loss(value) for value in values)
 
 
-def printed(script, folder, path=(IN_JOB,), **env):
+def printed(script, folder, path=(TIMED,), **env):
     """The losses that a script printed, and what it wrote."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "DPRO_SEARCH_REPORT": str(folder), **env}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
@@ -66,7 +63,7 @@ def test_losses_of_the_lowest_rank_are_read(tmp_path):
 def test_other_start_up_modules_run_as_well(tmp_path):
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / "sitecustomize.py").write_text("import builtins; builtins.found = 'loss 7'")
-    found, _ = printed("print(found)", tmp_path, path=(HOOKS, IN_JOB, tmp_path / "user"))
+    found, _ = printed("print(found)", tmp_path, path=(HOOKS, TIMED, tmp_path / "user"))
     assert found == [7.0]
 
 

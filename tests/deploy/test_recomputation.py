@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from dpro_search.collect.trace import Trace
-from dpro_search.deploy.graph_rewrites import AT_ONCE, VIEWS, computed_again
-from dpro_search.deploy.xla import places
 from dpro_search.graph import buffers, dataflow
 from dpro_search.graph.build import build_graph
+from dpro_search.runtime.follow.graph_rewrites import AT_ONCE, VIEWS, computed_again
+from dpro_search.runtime.follow.xla import places
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import horovod_facts
 from dpro_search.space.transformations.compute import ComputeGraph

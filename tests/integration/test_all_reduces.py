@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.launch.ranks import HOOKS
+from dpro_search.runtime import ALL_REDUCE
 
 pytestmark = [
     pytest.mark.integration,
@@ -24,7 +24,7 @@ TORCH = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpr
 
 def run(ranks: int, *arguments: str, python: str = sys.executable, packages: str = "") -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(HOOKS), packages or os.environ.get("PYTHONPATH", "")])
+    env["PYTHONPATH"] = os.pathsep.join([str(ALL_REDUCE), packages or os.environ.get("PYTHONPATH", "")])
     mpi = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-x", "PYTHONPATH", "-np", str(ranks)]
     return subprocess.run([*mpi, python, str(JOB), *arguments], env=env, capture_output=True, text=True, timeout=120)
 

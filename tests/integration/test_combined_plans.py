@@ -11,17 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dpro_search.deploy
 from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.readers.horovod_timeline import Phase, read_horovod_timeline
 from dpro_search.deploy.losses import Losses, compare, read_losses, tolerance_of
+from dpro_search.runtime import TIMED
 from dpro_search.space.plan import Plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
 JOB = Path(__file__).with_name("planned_horovod_job.py")
-IN_JOB = Path(dpro_search.deploy.__file__).parent / "in_job"
 AGAIN = tuple(f"block_{i}/{name}" for i in (0, 1) for name in ("Tanh", "Sigmoid"))
 HALF = ("block_2/left_2/MatMul", "gradient_tape/block_2/left_2/MatMul/MatMul")
 FUSED = (("block_4/Tanh", "block_4/Sigmoid", "block_4/add"), ("block_5/Tanh", "block_5/Sigmoid", "block_5/add"))
@@ -50,7 +49,7 @@ def run(python: str, out: Path, plan: Path | None = None) -> Finished:
         (out / name).mkdir(parents=True)
     env = {"OMP_NUM_THREADS": "1", "GRAPH_TO": str(out / "graph"), "DPRO_SEARCH_REPORT": str(out / "report")}
     env["XLA_FLAGS"] = f"--xla_dump_to={out / 'dump'}"
-    env |= {"HOROVOD_TIMELINE": str(out / "timeline.json"), "PYTHONPATH": str(IN_JOB)}
+    env |= {"HOROVOD_TIMELINE": str(out / "timeline.json"), "PYTHONPATH": str(TIMED)}
     if plan is not None:
         env["DPRO_SEARCH_PLAN"] = str(plan)
         env |= dict(line.split("=", 1) for file in plan.glob("*.env") for line in file.read_text().splitlines())

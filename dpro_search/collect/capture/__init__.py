@@ -1,6 +1,6 @@
 """The training step of a model, captured without running it: ops, tensors and collectives as PyTorch would issue them.
 
-`capture` runs `hooks/dpro_search_capture.py` in an environment with PyTorch; `read_graph` reads what it wrote.
+`capture` runs `runtime/capture/dpro_search_capture.py` in an environment with PyTorch; `read_graph` reads what it wrote.
 """
 
 from dpro_search.collect.capture.graph_file import CapturedGraph as CapturedGraph

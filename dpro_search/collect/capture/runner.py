@@ -17,8 +17,8 @@ from dpro_search._version import __version__
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.capture.graph_file import VERSION, CapturedGraph, CapturedStep
 from dpro_search.collect.capture.growth import with_growth
-from dpro_search.collect.launch.ranks import HOOKS
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
+from dpro_search.runtime import CAPTURE
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -26,7 +26,7 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "none")
 ROTATIONS = ("allgather", "alltoall")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "dual-pipe-v")
 _SEVERAL = SCHEDULES[2:]  # need two stages on a rank, but for zero-bubble
-_WORKER = HOOKS / "dpro_search_capture.py"
+_WORKER = CAPTURE / "dpro_search_capture.py"
 
 
 @dataclass(frozen=True, kw_only=True)

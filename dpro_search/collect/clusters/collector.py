@@ -24,12 +24,13 @@ import msgspec
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.clusters.table import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
 from dpro_search.collect.launch.json_worker import JsonWorker
-from dpro_search.collect.launch.ranks import HOOKS, require_framework, require_tools
+from dpro_search.collect.launch.ranks import require_framework, require_tools
 from dpro_search.collect.readers.xplane import read_xplane
 from dpro_search.collect.this_machine import processor
 from dpro_search.errors import InputError, JobError
+from dpro_search.runtime import WORKERS
 
-_WORKER = HOOKS / "dpro_search_cluster_worker.py"
+_WORKER = WORKERS / "dpro_search_cluster_worker.py"
 _READY_S, _MEASURED_S = 300.0, 120.0
 _SKIPS = 300  # clusters in a row that are known already: the model has no others
 _STARTS = 3  # processes in a row that measure nothing: the model cannot be used

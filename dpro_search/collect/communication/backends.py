@@ -10,19 +10,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dpro_search._text import listed
-from dpro_search.collect.hooks.dpro_search_all_reduce.choice import OF_LIBRARY, SEGMENTS
-from dpro_search.collect.hooks.dpro_search_all_reduce.library import MPICH, OPEN_MPI
 from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.mpich import MPIEXEC, run_mpich_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
-from dpro_search.collect.launch.ranks import HOOKS, JobSpec, default_cores, require_framework
+from dpro_search.collect.launch.ranks import JobSpec, default_cores, require_framework
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.runtime import ALL_REDUCE
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import OF_LIBRARY, SEGMENTS
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.library import MPICH, OPEN_MPI
 
-_WORKER = HOOKS / "dpro_search_comm_worker.py"
+_WORKER = ALL_REDUCE / "dpro_search_comm_worker.py"
 _PACKAGES = {
     "mpirun": "install OpenMPI (Debian: apt-get install openmpi-bin libopenmpi-dev)",
     MPIEXEC: "install MPICH (Debian: apt-get install mpich)",

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.ranks import HOOKS, JobSpec, run_ranks
+from dpro_search.collect.launch.ranks import JobSpec, run_ranks
 from dpro_search.errors import JobError
+from dpro_search.runtime import WORKERS
 
 
 def run_horovod_gloo(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None, hook: Mapping[str, str] | None = None) -> None:
@@ -17,7 +18,7 @@ def run_horovod_gloo(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = No
     names = hosts.names if hosts else tuple("localhost" for _ in range(spec.ranks))
     slots = ",".join(f"{name}:1" for name in names) if hosts else f"localhost:{spec.ranks}"
     server = subprocess.Popen(
-        [interpreter, str(HOOKS / "rendezvous.py"), slots, str(spec.ranks)],
+        [interpreter, str(WORKERS / "rendezvous.py"), slots, str(spec.ranks)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

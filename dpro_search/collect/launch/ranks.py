@@ -21,8 +21,8 @@ from dpro_search._text import text_without_secrets
 from dpro_search.collect._files import open_private
 from dpro_search.collect.launch.host_limits import NO_LIMITS, HostLimits
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
+from dpro_search.runtime import HOOKS
 
-HOOKS = Path(__file__).parent.parent / "hooks"
 _TAIL_LINES = 3
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.trace import TensorInfo, Trace
+from dpro_search.runtime import FOLLOW
 from dpro_search.space.plan import Plan
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def trainer_files(options: Mapping[str, object]) -> dict[str, bytes]:
 
 def helper_file(name: str) -> bytes:
     """Content of a helper that runs in the job."""
-    return (Path(__file__).parents[1] / name).read_bytes()
+    return (FOLLOW / name).read_bytes()
 
 
 def as_json(content: object) -> bytes:

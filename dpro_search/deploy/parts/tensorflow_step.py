@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
-from dpro_search.deploy.graph_rewrites import computed_again
 from dpro_search.deploy.parts.part import JobFacts, Part, Target, as_json, helper_file, micro_batch_files
-from dpro_search.deploy.xla import PLAN_FILE, cluster_problem, places
 from dpro_search.errors import InputError
+from dpro_search.runtime.follow.graph_rewrites import computed_again
+from dpro_search.runtime.follow.xla import PLAN_FILE, cluster_problem, places
 from dpro_search.space.plan import Plan
 
 _STEP = ("`from xla import planned_step`, and `train_step = planned_step(train_step)` behind the step's `@tf.function`.",)

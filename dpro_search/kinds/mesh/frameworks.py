@@ -142,7 +142,7 @@ _PYTORCH_2 = Runtime(
     memory=MemoryRules(logits_bytes=14.0, weighted_activations=False, transformer_engine=False),
 )
 # PyTorch on CPU cores: `fully_shard` waits for each collective there, and gives each layer one of its own; a script that follows a
-# plan takes the mean of the losses of all ranks before an update, in place of a norm (deploy/parallel_plan.py).
+# plan takes the mean of the losses of all ranks before an update, in place of a norm (runtime/follow/parallel_plan.py).
 _PYTORCH_GLOO = replace(
     _PYTORCH_2,
     name="PyTorch 2 on Gloo",

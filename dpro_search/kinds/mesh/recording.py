@@ -32,7 +32,7 @@ from dpro_search.kinds.mesh.settings import MeshSettings, resolved, settings_of
 from dpro_search.space.mesh import Recompute, Strategy
 from dpro_search.space.plan import Plan
 
-_STEPS = 11  # that are needed: those of in_job/dpro_search_timed.py, and the begin of one more
+_STEPS = 11  # that are needed: those of runtime/timed/dpro_search_timed.py, and the begin of one more
 _MICRO_BATCHES = 3  # of a timed step: the first, a usual one, and the last one
 _OF_A_CORE = ("memory_bytes_per_s", "flops_per_s", "split_forward_us", "split_backward_us")
 _SECONDS = 600.0  # that timing the blocks of one plan may take
@@ -105,7 +105,7 @@ def record_times(
 
 
 def paced_times(job: MeshJob, plan: Plan) -> bytes:
-    """What paced ranks read (`in_job/dpro_search_paced.py`): predicted times of a rank's own work."""
+    """What paced ranks read (`runtime/timed/dpro_search_paced.py`): predicted times of a rank's own work."""
     times = job.workload(plan).times
     assert times is not None, "paced jobs have recorded times"
     own = {name: [each.forward_us, each.backward_us, each.reduce_us, each.spread] for name, each in job.own(plan).items()}

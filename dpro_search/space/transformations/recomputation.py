@@ -21,7 +21,7 @@ _STATE = ("Assign", "ResourceApply", "ReadVariable", "Iterator", "Placeholder", 
 class Recomputation(ComputeTransformation):
     """Any forward ops that compute the same again; each runs a second time before the first backward op that needs it.
 
-    `deploy/graph_rewrites.py` makes the same choice in the job.
+    `runtime/follow/graph_rewrites.py` makes the same choice in the job.
     """
 
     name = "recomputation"

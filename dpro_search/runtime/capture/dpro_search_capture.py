@@ -483,4 +483,5 @@ def _answer(value):
         json.dump(value, file)
 
 
-main()
+if __name__ == "__main__":
+    main()

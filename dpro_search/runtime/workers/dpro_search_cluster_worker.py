@@ -103,7 +103,7 @@ class Worker:
         calls = max(1, min(PROFILED, int(PROFILED_S * 1e6 / usual_us)))
         _profile(os.path.join(self.scratch, "%d" % index), [plain.call] * calls + [fused.call] * calls)
         marks.append(time.perf_counter())
-        spent = [after - before for before, after in zip(marks, marks[1:])]  # noqa: RUF007 - Python 3.8 has no pairwise
+        spent = [after - before for before, after in zip(marks, marks[1:])]
         found = {"compile_s": round(spent[1], 3), "nodes": [self.step.nodes[i].name for i in members]}
         for key, rows in blocks.items():
             found[key + "_min_us"] = [round(min(row), 2) for row in rows]

@@ -1,0 +1,16 @@
+"""Code that runs in somebody else's process: a training job, or a worker that measures for us. This module has its folders' paths.
+
+A process finds most of these modules by flat names, because their folder is on its PYTHONPATH or holds the script that it runs.
+They import nothing of the package, need nothing but their framework, and run on Python 3.8 and later.
+"""
+
+from pathlib import Path
+
+_RUNTIME = Path(__file__).resolve().parent
+
+HOOKS = _RUNTIME / "hooks"
+CAPTURE = _RUNTIME / "capture"
+WORKERS = _RUNTIME / "workers"
+ALL_REDUCE = _RUNTIME / "all_reduce"
+FOLLOW = _RUNTIME / "follow"
+TIMED = _RUNTIME / "timed"

@@ -1,0 +1,1 @@
+"""The library of all-reduces for training scripts, and the program that times all-reduces."""

@@ -1,0 +1,1 @@
+"""Capture of a model's graph with fake tensors, in an environment with PyTorch."""

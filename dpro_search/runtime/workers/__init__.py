@@ -1,0 +1,1 @@
+"""Programs that time ops, clusters of ops and exchanges in an environment with a framework."""

@@ -1,4 +1,4 @@
-"""What ``plot()`` draws, with matplotlib; each function draws on `ax`, or on a new figure, and returns the axes."""
+"""Drawings of ``plot()`` with matplotlib. Each function draws on `ax`, or on a new figure, and returns the axes."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Replay(Tabular):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis(Tabular):
-    """What an iteration waits for."""
+    """The answer to the question why an iteration takes as long as it does."""
 
     # iteration_us, measured_us: Replayed and recorded; the latter None if not known.
     iteration_us: Microseconds

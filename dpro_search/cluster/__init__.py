@@ -1,4 +1,4 @@
-"""What a job runs on: devices, links in levels, hosts, clusters; the bundled machines; and how people name them.
+"""Devices, links, hosts and clusters that jobs run on; the bundled machines; and the names that people write for them.
 
 Values only: nothing here knows of jobs. `parse_cluster` makes a `Cluster` of a name or a file; `docs/clusters.md` is its page.
 """

@@ -1,4 +1,4 @@
-"""What a cluster file takes from the one that it is based on, and where each value comes from."""
+"""Values that a cluster file takes from the file that it is based on, with the source of each value."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def with_base(
     file: File, values: Values, kind: Kind, find: Find, above: tuple[Path, ...], prefix: str = ""
 ) -> tuple[Values, Provenance]:
     """Values over those of the file that they are based on, and where each comes from."""
-    own = _provenance(file, values, prefix)
+    stated = _provenance(file, values, prefix)
     key = f"{prefix}.base" if prefix else "base"
     if "base" not in values:
-        given = Provenance(source=f"given in {file.path.name}") if own is None else own
+        given = Provenance(source=f"given in {file.path.name}") if stated is None else stated
         return {name: value for name, value in values.items() if name != "source"}, given
     if not isinstance(values["base"], str):
         file.fail(key, "must be the name of a bundled machine or device, or a file")
@@ -36,7 +36,7 @@ def with_base(
     base_file = File(path)
     below, source = with_base(base_file, base_file.values(), kind, find, (file.path, *above))
     changed = {name: value for name, value in values.items() if name not in ("base", "source")}
-    given = Provenance(source=f"given in {file.path.name}") if own is None else own
+    given = Provenance(source=f"given in {file.path.name}") if stated is None else stated
     keys = {name for name, _ in _flat(changed)} - {"name", "aliases", "count", "hosts"}
     exceptions = {name: text for name, text in source.exceptions if name not in keys}
     exceptions |= {name: given.of(name) for name in keys}
@@ -53,17 +53,17 @@ def found_file(file: File, name: str, kind: Kind, find: Find) -> Path:
 
 def _merged(below: Values, above: Values) -> Values:
     """Tables key by key, all else replaced; a device that is named becomes the base of one that is described."""
-    found = dict(below)
+    merged = dict(below)
     for key, value in above.items():
-        lower = found.get(key)
+        lower = merged.get(key)
         if key == "device" and isinstance(value, Mapping) and isinstance(lower, str):
             lower = {"base": lower}
-        found[key] = _merged(lower, dict(value)) if isinstance(lower, dict) and isinstance(value, Mapping) else value
-    return found
+        merged[key] = _merged(lower, dict(value)) if isinstance(lower, dict) and isinstance(value, Mapping) else value
+    return merged
 
 
 def _provenance(file: File, values: Values, prefix: str) -> Provenance | None:
-    """What a file says of where its values come from: a text, or a table with ``all`` and exceptions by key."""
+    """The sources that a file states for its values: a text, or a table with ``all`` and exceptions by key."""
     source = values.get("source")
     if source is None:
         return None

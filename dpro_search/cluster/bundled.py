@@ -36,15 +36,15 @@ def find(kind: Kind, name: str) -> Path:
     index = _index(kind)
     if plain(name) in index:
         return index[plain(name)]
-    own = user_devices.found(plain(name)) if kind == "device" else None
-    if own is not None:
-        return own
+    user_file = user_devices.found(plain(name)) if kind == "device" else None
+    if user_file is not None:
+        return user_file
     users = user_devices.names() if kind == "device" else ()
     raise InputError(f"no {kind} is called '{name}'; {nearest(plain(name), (*index, *users), (*names(kind), *users))}")
 
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str]) -> str:
-    """What was perhaps meant, for people; if nothing is near, all that is listed."""
+    """A text that suggests the nearest names. If no name is near, it lists all names."""
     near = near_names(name, options)
     return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(listed)}"
 
@@ -80,15 +80,15 @@ def is_called(one: Device, drivers_name: str) -> bool:
 
 def usual_machine(name: str) -> str | None:
     """The machine that a device usually is part of, None if there is none."""
-    found: str | None = tomllib.loads(find("device", name).read_text("utf-8")).get("machine")
-    return found
+    machine: str | None = tomllib.loads(find("device", name).read_text("utf-8")).get("machine")
+    return machine
 
 
 @cache
 def _index(kind: Kind) -> dict[str, Path]:
     """Files by name and alias; the names that a device's driver reports are aliases as well."""
-    found: dict[str, Path] = {}
+    path_of_name: dict[str, Path] = {}
     for path in sorted(_FOLDERS[kind].glob("*.toml")):
         for alias in (path.stem, *tomllib.loads(path.read_text("utf-8")).get("aliases", ())):
-            found.setdefault(plain(alias), path)
-    return found
+            path_of_name.setdefault(plain(alias), path)
+    return path_of_name

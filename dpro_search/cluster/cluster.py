@@ -30,7 +30,7 @@ class HostGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Place(NamedTuple):
-    """Where a rank is: the number of its group of hosts, of its host among all, of its device and NIC there."""
+    """The place of a rank: its group of hosts, its host among all hosts, and its device and its NIC on that host."""
 
     group: int
     host: int
@@ -40,7 +40,7 @@ class _Place(NamedTuple):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What a job runs on.
+    """The hosts, devices and links that a job runs on.
 
     Attributes
     ----------
@@ -120,9 +120,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def first_rank(self, host: int) -> int:
         """The first rank of a host, by the host's number."""
-        found = bisect.bisect_right(self._firsts, host, key=lambda first: first[1]) - 1
-        rank, first_host = self._firsts[found]
-        return rank + (host - first_host) * self.groups[found].host.devices
+        group = bisect.bisect_right(self._firsts, host, key=lambda first: first[1]) - 1
+        rank, first_host = self._firsts[group]
+        return rank + (host - first_host) * self.groups[group].host.devices
 
     def host_of(self, rank: int) -> Host:
         """The host of a rank."""
@@ -223,11 +223,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _firsts(self) -> tuple[tuple[int, int], ...]:
         """First rank and first host of each group."""
-        found, rank, host = [], 0, 0
+        firsts, rank, host = [], 0, 0
         for group in self.groups:
-            found.append((rank, host))
+            firsts.append((rank, host))
             rank, host = rank + group.count * group.host.devices, host + group.count
-        return tuple(found)
+        return tuple(firsts)
 
     @cached_property
     def _last_rank(self) -> int:
@@ -241,8 +241,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return group, *divmod(rank - self._firsts[group][0], self.groups[group].host.devices)
 
     def _placed(self, ranks: Iterable[int]) -> list[_Place]:
-        """Where ranks are, in their order, each once."""
-        found: list[_Place] = []
+        """The places of ranks in ascending order, without repetition."""
+        places: list[_Place] = []
         end = group = 0
         first = first_host = devices = 0
         for rank in sorted(set(ranks)):
@@ -252,8 +252,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 (first, first_host), kind = self._firsts[group], self.groups[group]
                 devices, end, group = kind.host.devices, first + kind.count * kind.host.devices, group + 1
             host, device = divmod(rank - first, devices)
-            found.append(_Place(group - 1, first_host + host, device, kind.host.nic_of(device), rank))
-        return found
+            places.append(_Place(group - 1, first_host + host, device, kind.host.nic_of(device), rank))
+        return places
 
     def _reaches_all(self) -> bool:
         first, last = self.groups[0].host, self.groups[-1].host

@@ -13,7 +13,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Where values come from."""
+    """The sources of a file's values."""
 
     source: str  # Of all values but the exceptions: a data sheet with its year, say.
     # Pairs (key, source), like ("nic.rate", "derived: ..."). The source of a value that no document states begins with "derived:"
@@ -26,10 +26,10 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, key: str) -> str:
         """Source of a value by its key in the file ("nic.rate"); a table's source ("nic") is that of its keys."""
-        found = dict(self.exceptions)
+        source_of = dict(self.exceptions)
         while key:
-            if key in found:
-                return found[key]
+            if key in source_of:
+                return source_of[key]
             key = key.rpartition(".")[0]
         return self.source
 
@@ -79,7 +79,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank computes on.
+    """The device that one rank computes on.
 
     Attributes
     ----------

@@ -46,9 +46,9 @@ def load_cluster(path: Path, find: Find) -> Cluster:
         The file is not one, or says something impossible: one line with file, line and key.
     """
     file = File(path)
-    own = file.values()
-    values, source = with_base(file, own, "machine", find, ())
-    if "name" not in own and isinstance(values.get("name"), str):
+    file_values = file.values()
+    values, source = with_base(file, file_values, "machine", find, ())
+    if "name" not in file_values and isinstance(values.get("name"), str):
         values["name"] = f"{values['name']} as in {path.name}"
     return _cluster(Table(values, file, "", _CLUSTER_KEYS), source, find)
 
@@ -159,7 +159,7 @@ def _samples(table: Table) -> tuple[Sample, ...]:
     listed = table.values.get("samples", [])
     if not isinstance(listed, list):
         table.fail("samples", "must be a list of [op, time, spread in %]")
-    found = []
+    samples = []
     for number, row in enumerate(listed):
         if not isinstance(row, list) or len(row) not in (2, 3) or not isinstance(row[0], str):
             table.fail("samples", f"entry {number} must be [op, time] or [op, time, spread in %]")
@@ -168,8 +168,8 @@ def _samples(table: Table) -> tuple[Sample, ...]:
             numbers.insert(0, table.checked("samples", partial(parse_us, row[1])))
         if len(numbers) != len(row) - 1:
             table.fail("samples", f"entry {number} must have a time like 12.5 or '12.5us', not {row[1]!r}"[:120])
-        found.append(table.checked("samples", partial(Sample, row[0], *map(float, numbers))))
-    return tuple(found)
+        samples.append(table.checked("samples", partial(Sample, row[0], *map(float, numbers))))
+    return tuple(samples)
 
 
 def _nics(table: Table) -> Nics:
@@ -217,12 +217,12 @@ def _link(part: Table, level: Level, more: Mapping[str, Any]) -> Link:
 
 
 def _wires(part: Table) -> tuple[tuple[int, int, int], ...]:
-    found = part.values.get("wires", [])
-    if not isinstance(found, list) or not all(
-        isinstance(wire, list) and len(wire) == 3 and all(type(number) is int for number in wire) for wire in found
+    wires = part.values.get("wires", [])
+    if not isinstance(wires, list) or not all(
+        isinstance(wire, list) and len(wire) == 3 and all(type(number) is int for number in wire) for wire in wires
     ):
         part.fail("wires", "must be a list of [device, other device, number of wires]")
-    return tuple((wire[0], wire[1], wire[2]) for wire in found)
+    return tuple((wire[0], wire[1], wire[2]) for wire in wires)
 
 
 def _bytes_per_s(text: str) -> float:

@@ -93,8 +93,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         """Bits a second each way through the NICs of some devices; infinite if they are not limited."""
         if self.nics is None:
             return float("inf")
-        own = max(self.nics.count // self.devices, 1)
-        return len({self.nic_of(device) for device in devices}) * own * self.nics.link.each_way_bps
+        nics_per_device = max(self.nics.count // self.devices, 1)
+        return len({self.nic_of(device) for device in devices}) * nics_per_device * self.nics.link.each_way_bps
 
     def link_between(self, first: int, second: int) -> Link:
         """The nearest link that joins two devices of the host."""
@@ -146,7 +146,7 @@ def _ring_bps(link: Link, members: tuple[int, ...]) -> float:
 
 
 def _first_devices(link: Link, count: int) -> Link | None:
-    """What is left of a link where a host has only its first devices; None: nothing."""
+    """The part of a link that remains if a host has only its first devices; None if nothing remains."""
     wires = tuple(wire for wire in link.wires if max(wire[:2]) < count)
     if wires == link.wires:
         # What joined a part of the host joins all of what is left, if that is no more.

@@ -1,4 +1,4 @@
-"""What people write to name a cluster, as for ``--cluster``:
+"""Parser for the names of clusters that people write, as for ``--cluster``:
 
 ==================  =================================================================================
 ``64xhgx-h100``     64 hosts of a bundled machine
@@ -43,20 +43,20 @@ def parse_cluster(text: str) -> Cluster:
     InputError
         There is none (the nearest names are given), its file has an error, or the number does not fit.
     """
-    asked = visible(text.strip())
-    if not asked:
+    name = visible(text.strip())
+    if not name:
         raise InputError("no cluster named: write it like 64xhgx-h100, 512xh100, this-machine or a file my.toml")
-    if _looks_like_file(asked) and Path(asked).is_file():
-        return _named(asked, None)
-    rest, at, rate = asked.rpartition("@")
+    if _looks_like_file(name) and Path(name).is_file():
+        return _named(name, None)
+    rest, at, rate = name.rpartition("@")
     if at and not _looks_like_file(rate):
-        return _with_rate(parse_cluster(rest), rate, asked)
-    counted = _COUNTED.fullmatch(asked)
+        return _with_rate(parse_cluster(rest), rate, name)
+    counted = _COUNTED.fullmatch(name)
     if counted is None:
-        return _named(asked, None)
+        return _named(name, None)
     count = int(counted[1])
     if count < 1:
-        raise InputError(f"'{asked}': at least one")
+        raise InputError(f"'{name}': at least one")
     return _named(counted[2].strip(), count)
 
 
@@ -78,9 +78,9 @@ def _named(name: str, count: int | None) -> Cluster:
         from dpro_search.cluster.this_machine import this_machine  # only who asks for it reads the machine
 
         return _times(this_machine(), count)
-    own = user_devices.found(plain)
-    if own is not None:
-        return _of_devices(plain, load_device(own, bundled.find), count or 1)
+    user_file = user_devices.found(plain)
+    if user_file is not None:
+        return _of_devices(plain, load_device(user_file, bundled.find), count or 1)
     hint = bundled.nearest(plain, (*machines, *devices, *user_devices.names(), THIS_MACHINE), known_names())
     raise InputError(f"no cluster is called '{name}'; {hint}")
 
@@ -140,10 +140,10 @@ def _of_devices(name: str, device: Device, count: int) -> Cluster:
     return msgspec.structs.replace(grown, name=f"{hosts} x {machine.name}" if hosts != machine.hosts else machine.name)
 
 
-def _with_rate(cluster: Cluster, rate: str, asked: str) -> Cluster:
+def _with_rate(cluster: Cluster, rate: str, name: str) -> Cluster:
     """The cluster with another rate of each NIC."""
     try:
         changed = cluster.at_nic_rate(parse_rate_bps(rate), f"given as '@{rate}'")
     except InputError as error:
-        raise InputError(f"'{asked}': {error}") from error
+        raise InputError(f"'{name}': {error}") from error
     return msgspec.structs.replace(changed, name=f"{cluster.name} at {rate}")

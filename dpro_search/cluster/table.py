@@ -159,7 +159,7 @@ class Table:
         return self.checked(name, lambda: parse(value if isinstance(value, str) else repr(value)))
 
     def checked(self, name: str, make: Callable[[], _T]) -> _T:
-        """What `make` returns; its `InputError` gets the key's place if it has none."""
+        """Return the result of `make`. Its `InputError` gets the key's place if it has none."""
         try:
             return make()
         except ClusterFileError:

@@ -83,12 +83,12 @@ def _gpus() -> list[tuple[str, int]]:
         done = subprocess.run(_SMI, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    found = []
+    gpus = []
     for line in done.stdout.splitlines() if done.returncode == 0 else ():
         name, _, mebibytes = line.rpartition(",")
         if name.strip() and mebibytes.strip().isdigit():
-            found.append((name.strip(), int(mebibytes) * 2**20))
-    return found
+            gpus.append((name.strip(), int(mebibytes) * 2**20))
+    return gpus
 
 
 def _core(cores: int) -> Device:

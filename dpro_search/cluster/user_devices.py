@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """Where the files are, which need not exist."""
-    own = os.environ.get("DPRO_SEARCH_DEVICES")
-    if own:
-        return Path(own)
+    """The folder of the files. It need not exist."""
+    configured = os.environ.get("DPRO_SEARCH_DEVICES")
+    if configured:
+        return Path(configured)
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "dpro-search" / "devices"
 
 

@@ -16,7 +16,7 @@ Values = dict[str, Any]
 
 def to_toml(cluster: Cluster) -> str:
     """The whole cluster as a file that `load_cluster` reads back, base and devices written out; numbers in the fields' units."""
-    own: dict[str, Any] = {
+    values: dict[str, Any] = {
         "name": cluster.name,
         "price_per_device_hour_usd": cluster.price_per_device_hour_usd,
         "power_per_device": cluster.power_per_device_w,
@@ -24,23 +24,23 @@ def to_toml(cluster: Cluster) -> str:
     tables: list[str] = []
     if len(cluster.groups) == 1:
         group = cluster.groups[0]
-        own |= {"hosts": group.count, **_host_values(group.host)}
+        values |= {"hosts": group.count, **_host_values(group.host)}
         tables += _host_tables(group.host, "")
     else:
         for group in cluster.groups:
             tables += _lines("[host]", {"count": group.count, **_host_values(group.host)}) + _host_tables(group.host, "host.")
     for link in cluster.links:
         tables += _lines(link.level, _link_values(link, ("hosts", "oversubscription")))
-    return "\n".join([*_lines("", own | _source_values(cluster.provenance))[2:], *tables]) + "\n"
+    return "\n".join([*_lines("", values | _source_values(cluster.provenance))[2:], *tables]) + "\n"
 
 
 def _host_values(host: Host) -> Values:
     return {"devices": host.devices, "cpu_cores": host.cpu_cores}
 
 
-def device_toml(device: Device, **own: object) -> str:
+def device_toml(device: Device, **additional: object) -> str:
     """A device as a file that `load_device` reads back; `own`: keys of the file that a device has not, like ``machine``."""
-    return "\n".join(_lines("", {**_device_values(device), **own})[2:]) + "\n"
+    return "\n".join(_lines("", {**_device_values(device), **additional})[2:]) + "\n"
 
 
 def _device_values(device: Device) -> Values:
@@ -74,11 +74,11 @@ def _host_tables(host: Host, prefix: str) -> list[str]:
 
 def _link_values(link: Link, names: tuple[str, ...]) -> Values:
     """A link's values, those that only some levels have by their names."""
-    found: Values = {"rate": link.rate_bps, "latency": link.latency_us, "duplex": link.duplex}
-    found |= {name: getattr(link, name) for name in names}
+    values: Values = {"rate": link.rate_bps, "latency": link.latency_us, "duplex": link.duplex}
+    values |= {name: getattr(link, name) for name in names}
     if link.level in INSIDE:
-        found["hosts"] = "all" if link.hosts is None else link.hosts
-    return found
+        values["hosts"] = "all" if link.hosts is None else link.hosts
+    return values
 
 
 def _source_values(source: Provenance) -> Values:

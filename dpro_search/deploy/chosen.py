@@ -41,7 +41,7 @@ class ChosenPlan:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What `validate` found of a plan; `gain`: the measured speed-up beyond the noise, 1 within it, 0 for no speed-up at all."""
+    """Result of `validate` for a plan; `gain`: the measured speed-up beyond the noise, 1 within it, 0 for no speed-up at all."""
 
     gain: float
     text: str

@@ -134,7 +134,7 @@ def _readme(
 
 
 def _needs(plan: Plan, facts: JobFacts | None) -> list[str]:
-    """Where to start servers, and which additional hosts they need."""
+    """Text that says where to start servers, and which additional hosts they need."""
     needs = [] if plan.servers_on_workers is None else [_START_SERVERS[plan.servers_on_workers]]
     recorded = Servers() if facts is None else facts.servers
     more = more_servers(plan, recorded)

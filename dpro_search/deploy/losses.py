@@ -55,7 +55,7 @@ class Loss:
 
     @staticmethod
     def parse(text: str) -> Loss:
-        """Of a number as a script prints it, decimal or hexadecimal; raises `ValueError` for anything else."""
+        """The value of a number as a script prints it, decimal or hexadecimal; raises `ValueError` for anything else."""
         if "0x" in text.lower():
             return Loss(float.fromhex(text))
         mantissa, _, exponent = text.lower().partition("e")

@@ -32,7 +32,7 @@ from dpro_search.space.plan import Plan, Prediction
 
 @dataclass(frozen=True, kw_only=True)
 class Deployed:
-    """What an export needs of a job: what its plans can be exported to, and facts to check a plan with."""
+    """The facts that an export needs about a job: the possible targets of its plans, and facts to check a plan with."""
 
     name: str  # "tensorflow with horovod"
     targets: tuple[Target, ...]
@@ -166,7 +166,7 @@ class _Destination:
 
 
 def assumptions(cluster: SearchedCluster | None) -> tuple[str, ...]:
-    """What is to be known of predictions for another cluster than the recorded one, a sentence each."""
+    """Assumptions of predictions for a cluster other than the recorded one, a sentence each."""
     if cluster is None:
         return ()
     ranks = f"{cluster.ranks} rank{'s' if cluster.ranks > 1 else ''}"

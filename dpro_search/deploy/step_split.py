@@ -1,4 +1,4 @@
-"""Where the time of a paced step goes, measured beside predicted: `measured_split`, `StepSplit`, `ComparedSplit`.
+"""Breakdown of the time of a paced step, measured beside predicted: `measured_split`, `StepSplit`, `ComparedSplit`.
 
 A rank is *blocked* while it waits for an exchange. On Gloo an exchange moves when the last of its ranks has posted it. Ranks of a
 paced job are on one machine and read one clock, so that their files (`runtime/timed/dpro_search_spans.py`) are matched exchange by
@@ -36,7 +36,7 @@ PARTS = ("bubble", "exposed_communication", "contention")  # that are compared
 _AXES = ("other", "world", "pp", "dp_replicate", "dp_shard", "tp")  # of groups; the first one of calls that were not seen
 _ACROSS_STAGES = ("world", "pp")
 AloneUs = Callable[[str, str, float], float | None]
-"""What an exchange takes on links that nothing else uses, by kind, axis and bytes; None: not known."""
+"""Duration of an exchange on links that nothing else uses, by kind, axis and bytes; None: not known."""
 
 Bools = npt.NDArray[np.bool_]
 _Int64s = npt.NDArray[np.int64]
@@ -80,13 +80,13 @@ class ComparedSplit(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def mean(splits: Sequence[ComparedSplit | None]) -> ComparedSplit | None:
-        """Of runs of one plan; None: none has any."""
+        """The mean over runs of one plan; None if no run has a split."""
         found = [split for split in splits if split is not None]
         return ComparedSplit.of(mean_split([split.measured for split in found]), found[0].predicted) if found else None
 
 
 def mean_split(splits: Sequence[StepSplit]) -> StepSplit:
-    """Of several runs, one at least."""
+    """The mean over several runs, at least one."""
     tables = [msgspec.to_builtins(split) for split in splits]
     return msgspec.convert({name: _mean([table[name] for table in tables]) for name in tables[0]}, StepSplit)
 
@@ -108,7 +108,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSpans:
-    """What one rank wrote.
+    """The records that one rank wrote.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class RankSpans:
 
 
 def read_spans(folder: Path) -> list[RankSpans]:
-    """What ranks wrote into a folder, by rank; raises `JobError` for a damaged file."""
+    """The records that ranks wrote into a folder, by rank; raises `JobError` for a damaged file."""
     return [_read(path) for path in sorted(folder.glob("spans-*"))]
 
 
@@ -217,7 +217,7 @@ class _Blocked:
 
     @staticmethod
     def of(ranks: Sequence[RankSpans], begin_ns: _Int64s, end_ns: _Int64s) -> _Blocked:
-        """Of all that ranks posted, what they waited for from a begin to an end, [ranks]."""
+        """Time that each rank waited for its posted exchanges between begin and end, [ranks]."""
         keys = np.concatenate([_keys(rank) for rank in ranks])
         kind = np.concatenate([np.array(rank.kinds)[rank.rows[:, 1]] for rank in ranks])
         _, _, _, size, posted, waited, done = np.concatenate([rank.rows for rank in ranks]).T
@@ -239,11 +239,11 @@ class _Blocked:
         )
 
     def share(self, ns: Floats, rows: Bools | None = None) -> float:
-        """Of a step, mean over ranks."""
+        """Share of a step that some times take, as the mean over ranks."""
         return float((ns * self.shares)[slice(None) if rows is None else rows].sum())
 
     def contention_ns(self, alone_us: AloneUs) -> Floats:
-        """What each took longer than alone, of the time that the rank was blocked in it."""
+        """The additional duration of each exchange over running alone, within the time that the rank was blocked in it."""
         found = np.zeros(len(self.kind))
         for kind, axis, size in dict.fromkeys(zip(self.kind.tolist(), self.axis.tolist(), self.size_bytes.tolist(), strict=True)):
             alone = None if kind == "send" else alone_us(kind, axis, size)
@@ -254,7 +254,7 @@ class _Blocked:
 
 
 def _keys(rank: RankSpans) -> _Int64s:
-    """What all ranks of an exchange know of it, [n, 4]: axis, first rank and -1 (of a message sender, receiver), and its number."""
+    """The facts that identify an exchange on all its ranks, [n, 4]: axis, first rank and -1 (of a message sender, receiver), and its number."""
     found = np.full((len(rank.rows), 4), -1, np.int64)
     group, kind, peer = rank.rows[:, 0], rank.rows[:, 1], rank.rows[:, 2]
     found[:, 0] = np.array([*(_AXES.index(axis) for axis, _ in rank.groups), 0])[group]  # of -1 the last one

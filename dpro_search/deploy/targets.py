@@ -65,7 +65,7 @@ def more_servers(plan: Plan, recorded: Servers) -> int:
 def parts_of(
     plan: Plan, targets: Sequence[Target], facts: JobFacts | None = None, known: Sequence[Target] = ()
 ) -> dict[Target, Part]:
-    """What each target needs.
+    """The needs of each target.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ Change = Literal["environment", "script"]
 
 
 def change_of(plan: Plan, available: Sequence[Target], facts: JobFacts) -> Change | None:
-    """What a job changes to follow a plan: variables of its environment only, or its script too; None: it cannot follow it."""
+    """The change that a job needs in order to follow a plan: of its environment only, or of its script too. None: it cannot."""
     try:
         parts = parts_of(plan, targets_for(plan, available), facts)
     except InputError:

@@ -133,7 +133,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def load(run: Path) -> Validation | None:
-        """What a run folder has, None if nothing was measured; raises `InputError` if the file is damaged."""
+        """The validation stored in a run folder; None if nothing was measured. Raises `InputError` if the file is damaged."""
         path = run / "validation.json"
         if not path.is_file():
             return None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class OpKind(enum.IntEnum):
-    """What an op does in a training step."""
+    """The role of an op in a training step."""
 
     FORWARD = 0
     BACKWARD = 1

@@ -33,7 +33,7 @@ class Mark(enum.IntEnum):
 
 
 class Purpose(enum.IntEnum):
-    """What a collective is for."""
+    """The purpose of a collective."""
 
     FORWARD = 0  # gathers parameters that the rank has not
     BACKWARD = 1  # gathers again what was given up after the forward pass
@@ -191,7 +191,7 @@ def _lag(trace: Trace, steps: tuple[int, ...]) -> float:
 
 
 def _purposes(kind: Codes, role: Codes) -> Ints:
-    """What each collective is for; those of the script itself have no role."""
+    """The role of each collective. Collectives of the script itself have none."""
     gathers, units = kind == CollectiveKind.ALL_GATHER, role != Role.UNKNOWN
     scatters = (kind == CollectiveKind.REDUCE_SCATTER) & units
     found = np.where(gathers & (role == Role.FORWARD), Purpose.FORWARD, Purpose.OTHER)

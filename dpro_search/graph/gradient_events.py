@@ -173,7 +173,7 @@ def _by_time(found: StepGradients) -> Ints:
 
 
 class _Spans(MarkedSpans):
-    """What PyTorch marks of gradients."""
+    """Events of gradients that PyTorch marks."""
 
     def of(self, rank: int, step: int) -> StepGradients:
         events = self.trace.events

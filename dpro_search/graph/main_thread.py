@@ -25,7 +25,7 @@ _PLAUSIBLE = (0.6, 1.3)  # counted over passed core time of a step
 
 @dataclass(frozen=True, kw_only=True)
 class MainThreadGraph:
-    """What the graphs of all PyTorch jobs on CPU ranks have in common; times are core time of a rank's main thread in us."""
+    """The part that the graphs of all PyTorch jobs on CPU ranks share. Times are core time of a rank's main thread, in us."""
 
     tensors: tuple[TensorInfo, ...]  # Gradients, in an order that the kind of graph states.
     after_us: Floats  # Core time of the end of the step, up to the next one: optimizer and script, [samples, ranks].

@@ -69,7 +69,7 @@ def _outermost(events: Events, rows: Ints) -> Ints:
 
 
 def _precision(trace: Trace, dtype: str) -> str:
-    """Of an element type; single precision runs on tensor units where kernels of TF32 were seen."""
+    """The precision of products of an element type. Single precision is TF32 if kernels of TF32 were recorded."""
     if dtype == "float32":
         kernels = np.unique(trace.events.name[trace.events.kind == EventKind.KERNEL]).tolist()
         if any(_TENSOR_FLOAT.search(trace.names[name]) for name in kernels):

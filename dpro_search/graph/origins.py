@@ -1,4 +1,4 @@
-"""Where events come from, where the trace tells: the framework's op, the module and the line of the user's code."""
+"""Origins of events, as far as the trace has them: the framework's op, the module and the line of the user's code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEYS = ("framework_op", "module", "source")
 
 
 def origins(trace: Trace, events: Ints) -> list[dict[str, str]]:
-    """What is known of each event: some of `KEYS`."""
+    """The known origins of each event: some of `KEYS`."""
     table = trace.events
     columns = [column[events].tolist() for column in (table.op, table.module, table.source)]
     return [

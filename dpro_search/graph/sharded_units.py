@@ -72,7 +72,7 @@ class StepUnits:
 
     @property
     def program(self) -> tuple[tuple[str, ...], ...]:
-        """What ranks and steps must have in common."""
+        """The order of units in each pass, which must be the same for all ranks and steps."""
         return tuple(tuple(each.unit for each in row) for row in (self.forward, self.backward, self.reductions))
 
 
@@ -191,7 +191,7 @@ class _UnitSpans(MarkedSpans):
         return StepUnits(rank, step, tuple(forward), tuple(backward), tuple(reductions), tuple(self._passes(rank, step)))
 
     def _passes(self, rank: int, step: int) -> Iterator[Passes]:
-        """Of the units that run once forward and once backward."""
+        """The units that run once forward and once backward."""
         before, after, back = (dict(self._once(what, rank, step)) for what in ("pre_forward", "post_forward", "pre_backward"))
         for unit, begun in before.items():
             ended, backward = after.get(unit), back.get(unit)

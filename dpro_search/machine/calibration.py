@@ -21,7 +21,7 @@ _HOSTS = {"cpu": "CPU hosts", "gpu": "GPU hosts"}
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the error bar of one kind of job."""
+    """Calibration of the error bar of one kind of job."""
 
     calibrated: bool  # Whether the error bar was measured on such jobs, on such devices.
     # Half the width of an interval without sampling error, relative to the prediction: (recorded setting, changed setting); already

@@ -26,7 +26,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Origin(_Section, frozen=True, kw_only=True):
-    """Where values come from."""
+    """The source of values."""
 
     # machine, date, how: Where, when, and by which command, jobs or report.
     machine: str
@@ -39,7 +39,7 @@ class Origin(_Section, frozen=True, kw_only=True):
 
 
 class HostConstants(_Section, frozen=True, kw_only=True):
-    """Of any job on CPU ranks."""
+    """Constants of every job on CPU ranks."""
 
     late_end_us: float  # A collective may be seen to end so much later than the thread that waited for it went on.
     least_us_per_byte: float  # No memory is faster.
@@ -53,7 +53,7 @@ class HostConstants(_Section, frozen=True, kw_only=True):
 
 
 class HorovodConstants(_Section, frozen=True, kw_only=True):
-    """Of Horovod's fused all-reduces between CPU ranks."""
+    """Constants of Horovod's fused all-reduces between CPU ranks."""
 
     # collective_cpu_us, cycle_cpu_us, cpu_us_per_byte: Core time of an all-reduce beside its bytes; of a cycle and of a byte (TCP
     # send, receive and the sum of float32), where the recording does not show them.
@@ -83,7 +83,7 @@ class HorovodConstants(_Section, frozen=True, kw_only=True):
 
 
 class MpiConstants(_Section, frozen=True, kw_only=True):
-    """Of Horovod on Open MPI, whose ranks poll and whose transfers may be half-duplex."""
+    """Constants of Horovod on Open MPI, whose ranks poll and whose transfers may be half-duplex."""
 
     wire_times: tuple[float, float]  # That a transfer takes on a limited link: beside computing ranks, and in a step's tail.
     # wire_times_observations, wire_times_spread: How many observed transfers they count for, and the standard deviation of a
@@ -99,7 +99,7 @@ class MpiConstants(_Section, frozen=True, kw_only=True):
 
 
 class TorchConstants(_Section, frozen=True, kw_only=True):
-    """Of Gloo's collectives in PyTorch jobs on CPU ranks."""
+    """Constants of Gloo's collectives in PyTorch jobs on CPU ranks."""
 
     collective_cpu_us: float  # Core time of an all-reduce beside its bytes.
     # alpha_us, alpha_observations: Latencies alpha busy, alpha more and alpha tail, and how many observed transfers they count for.
@@ -136,7 +136,7 @@ class _Stores(_Section, frozen=True, kw_only=True):
 
 
 class KvstoreConstants(_Stores, frozen=True, kw_only=True):
-    """Of MXNet's KVStore."""
+    """Constants of MXNet's KVStore."""
 
     quantum_us: float  # For so long an operator keeps a core that others want.
     both_ways_share: float  # Of a lone sender's goodput, what a link carries while it is filled in both directions.
@@ -155,7 +155,7 @@ class KvstoreConstants(_Stores, frozen=True, kw_only=True):
 
 
 class BytepsConstants(_Stores, frozen=True, kw_only=True):
-    """Of BytePS with MXNet."""
+    """Constants of BytePS with MXNet."""
 
     message_us: float  # Core time of a message whatever its size: queues, hand-over between threads, system calls.
     quantum_us: float  # For so long an operator keeps a core that others want.
@@ -171,7 +171,7 @@ class BytepsConstants(_Stores, frozen=True, kw_only=True):
 
 
 class PowersgdConstants(_Section, frozen=True, kw_only=True):
-    """Of PyTorch's PowerSGD hook."""
+    """Constants of PyTorch's PowerSGD hook."""
 
     uncertainty: float  # Of the core time, relative.
     tall_rows: float  # From so many rows on the second product takes longer.
@@ -192,7 +192,7 @@ class PowersgdConstants(_Section, frozen=True, kw_only=True):
 
 
 class GpuConstants(_Section, frozen=True, kw_only=True):
-    """Of a host with GPUs."""
+    """Constants of a host with GPUs."""
 
     launch_us: float  # Of a kernel, where no recorded launch met an idle stream.
     # step_spread, step_spread_steps: Standard deviation of a step's iteration time relative to it, in profiles of other jobs; it

@@ -57,13 +57,13 @@ def load_machine(path: Path) -> MachineConstants:
         for name, section_type in SECTIONS.items():
             plain: dict[str, Any] = {}
             for key, entry in _table(values.get(name), name).items():
-                found = _table(entry, f"{name}.{key}")
-                if set(found) != {"value", "source"}:
+                sourced = _table(entry, f"{name}.{key}")
+                if set(sourced) != {"value", "source"}:
                     raise InputError(f"{name}.{key} must be {{ value = ..., source = ... }}")
-                if not isinstance(found["source"], str) or found["source"] not in sources:
-                    raise InputError(f"{name}.{key}: no source is called {found['source']!r}")
-                _require_plausible(found["value"], f"{name}.{key}")
-                plain[key], origins[f"{name}.{key}"] = found["value"], sources[found["source"]]
+                if not isinstance(sourced["source"], str) or sourced["source"] not in sources:
+                    raise InputError(f"{name}.{key}: no source is called {sourced['source']!r}")
+                _require_plausible(sourced["value"], f"{name}.{key}")
+                plain[key], origins[f"{name}.{key}"] = sourced["value"], sources[sourced["source"]]
             sections[name] = _section(plain, section_type, name)
         return MachineConstants(
             name=msgspec.convert(values.get("name"), str),
@@ -94,10 +94,10 @@ def _lines(constants: MachineConstants, names: Mapping[Origin, str]) -> Iterator
     for section in SECTIONS:
         yield ""
         yield f"[{section}]"
-        own = getattr(constants, section)
-        for key in own.__struct_fields__:
+        section_constants = getattr(constants, section)
+        for key in section_constants.__struct_fields__:
             source = names[constants.origins[f"{section}.{key}"]]
-            yield f"{key} = {{ value = {_number(getattr(own, key))}, source = {_text(source)} }}"
+            yield f"{key} = {{ value = {_number(getattr(section_constants, key))}, source = {_text(source)} }}"
 
 
 def _text(value: str) -> str:

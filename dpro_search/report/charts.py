@@ -170,11 +170,11 @@ def plot(
     )
 
 
-def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round numbers from at most `low` to at least `high`."""
     span = max(high - low if high > low else abs(high) or 1.0, _LEAST_SPAN)
-    power = 10.0 ** math.floor(math.log10(span / wanted))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= span / wanted)
+    power = 10.0 ** math.floor(math.log10(span / count))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= span / count)
     first = math.floor(low / step)
     last = max(math.ceil(high / step), first + 1)
     return [number * step for number in range(first, last + 1)]

@@ -16,7 +16,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a report is made of. A part that does not exist is None or empty, and its section states that or is left out.
+    """The contents of a report. A part that does not exist is None or empty, and its section states that or is left out.
 
     Attributes
     ----------

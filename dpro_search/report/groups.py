@@ -52,9 +52,10 @@ class TensorGroups:
 def recorded_groups(trace: Trace, step: int) -> tuple[Group, ...]:
     """The collectives of a step as rank 0 saw them, in order; empty if the recording does not contain their tensors."""
     events = trace.events
-    mine = np.flatnonzero((events.kind == EventKind.COMM) & (events.step == step) & (events.rank == 0) & (events.collective >= 0))
-    mine = mine[events.tensor[mine] >= 0]
-    order = mine[np.argsort(events.end_us[mine], kind="stable")]
+    communicates = (events.kind == EventKind.COMM) & (events.collective >= 0)
+    collectives = np.flatnonzero(communicates & (events.step == step) & (events.rank == 0))
+    collectives = collectives[events.tensor[collectives] >= 0]
+    order = collectives[np.argsort(events.end_us[collectives], kind="stable")]
     members: dict[int, dict[int, None]] = {}
     for collective, tensor in zip(events.collective[order].tolist(), events.tensor[order].tolist(), strict=True):
         members.setdefault(collective, {})[tensor] = None
@@ -65,8 +66,8 @@ def planned_groups(tensors: Sequence[TensorInfo], groups: Sequence[Sequence[str]
     """Exact groups, and every other tensor alone, in the order in which their last tensor is enqueued."""
     position = {tensor.name: place for place, tensor in enumerate(tensors)}
     of = {name: tuple(group) for group in groups for name in group if name in position}
-    found = {of.get(tensor.name, (tensor.name,)): None for tensor in tensors}
-    ordered = sorted(found, key=lambda names: max(position[name] for name in names if name in position))
+    distinct_groups = {of.get(tensor.name, (tensor.name,)): None for tensor in tensors}
+    ordered = sorted(distinct_groups, key=lambda names: max(position[name] for name in names if name in position))
     return tuple(_group([tensors[position[name]] for name in names if name in position]) for names in ordered)
 
 
@@ -76,13 +77,13 @@ def groups_section(settings: TensorGroups | None) -> Section | None:
         return None
     noun = settings.noun
     rows = []
-    for setting, found in settings.groups.items():
-        whole = sum(group.size_bytes for group in found)
-        value = f"{units.count(len(found), noun)} · {units.size(whole)}"
-        rows.append((setting, value, [_part(number, group) for number, group in enumerate(found)]))
+    for setting, groups in settings.groups.items():
+        whole = sum(group.size_bytes for group in groups)
+        value = f"{units.count(len(groups), noun)} · {units.size(whole)}"
+        rows.append((setting, value, [_part(number, group) for number, group in enumerate(groups)]))
     caption = f"Each block is one {noun} of a step, in order; its width is its size. Two tones tell neighbours apart."
     caption += f" {settings.note}" if settings.note else ""
-    tables = [details(f"Numbers: {setting}", _table(setting, found, noun)) for setting, found in settings.groups.items()]
+    tables = [details(f"Numbers: {setting}", _table(setting, groups, noun)) for setting, groups in settings.groups.items()]
     chart = figure(stacked(f"{noun}s by bytes", rows), caption, None)
     return Section("groups", f"Sizes of {noun}s", [chart, *tables])
 

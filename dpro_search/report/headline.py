@@ -167,7 +167,7 @@ def _memory(facts: Mapping[str, Any]) -> str:
 
 
 def _measured_gain(ran: Mapping[str, Any]) -> str:
-    """Of a plan that ran; one that was refused or failed has no speed-up."""
+    """The measured speed-up of a plan that ran, as text. A plan that was refused or failed has none."""
     if "reason" in ran:
         return "none: a run failed"
     if "speedup_measured" not in ran:
@@ -278,18 +278,18 @@ def _failed(validation: Mapping[str, Any]) -> Verdict:
 
 
 def _no_speedup(validation: Mapping[str, Any], title: str, sentence: str, *tiles: tuple[str, str, str]) -> Verdict:
-    """Of real runs without a speed-up."""
+    """The verdict on real runs without a speed-up."""
     recorded = ("Recorded setting", units.duration(validation["baseline_us"]), "measured")
     return Verdict("open", "No speed-up measured", title, sentence, (recorded, *tiles))
 
 
 def _notes(row: Mapping[str, Any], validation: Mapping[str, Any]) -> str:
     """Sentences on the losses of the best plan, and on the plans that have no speed-up."""
-    found = [] if row["losses"] is None else [f"Losses: {row['losses']['reason']}."]
+    sentences = [] if row["losses"] is None else [f"Losses: {row['losses']['reason']}."]
     for others, fate in ((validation["refused"], "trained something else"), (validation["failed"], "failed in a run")):
         if others:
-            found.append(f"{units.count(len(others), 'other plan')} {fate} (no speed-up).")
-    return "".join(f" {sentence}" for sentence in found)
+            sentences.append(f"{units.count(len(others), 'other plan')} {fate} (no speed-up).")
+    return "".join(f" {sentence}" for sentence in sentences)
 
 
 def _predicted(facts: Facts, search: Mapping[str, Any]) -> Verdict:

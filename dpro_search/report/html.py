@@ -17,7 +17,7 @@ _LONGEST = 600
 
 
 class Element(Protocol):
-    """What is HTML already."""
+    """Text that is HTML already."""
 
     def __html__(self) -> str:
         """The HTML."""
@@ -46,7 +46,7 @@ def shown(text: str) -> str:
 
 
 def element(macro: str, *values: object, of: str = "elements") -> Markup:
-    """What a macro of a template draws of some values."""
+    """The HTML that a macro of a template makes from values."""
     drawn: Markup = getattr(template(of).module, macro)(*values)
     return drawn
 
@@ -81,7 +81,7 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Content]
 
 
 def details(summary: str, content: Content) -> Element:
-    """What opens on demand: the numbers of a chart."""
+    """An element that opens on demand, such as the numbers of a chart."""
     return element("details", summary, content)
 
 
@@ -102,10 +102,13 @@ def template(name: str) -> Template:
 
 @cache
 def environment() -> Environment:
-    """Of the templates; a value that a template names but was not given raises, and no template can pass text on as it is."""
+    """The environment of the templates.
+
+    A value that a template names but does not receive raises an error. No template can pass text on unescaped.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    found = Environment(
+    templates = Environment(
         loader=PackageLoader("dpro_search.report"),
         autoescape=True,
         finalize=_finalize,
@@ -115,10 +118,13 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         auto_reload=False,
     )
-    found.filters.clear()  # so that no template can declare a text safe, which would let it past `_finalize`
-    return found
+    templates.filters.clear()  # so that no template can declare a text safe, which would let it past `_finalize`
+    return templates
 
 
 def _finalize(value: object) -> object:
-    """What a template writes in place of a value: of text only what may be shown; HTML was drawn by a template, of such text."""
+    """The text that a template writes for a value.
+
+    Text is reduced to what may be shown; HTML was made by a template from such text.
+    """
     return value if hasattr(value, "__html__") else shown(str(value))

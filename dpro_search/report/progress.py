@@ -15,11 +15,11 @@ _MOST_DOTS = 4000  # more only make the page slow
 
 def best_so_far(trials: Sequence[_TRIAL]) -> list[_TRIAL]:
     """The trials that keep the memory limit and were faster than all such before them, in order."""
-    found: list[_TRIAL] = []
+    best: list[_TRIAL] = []
     for trial in trials:
-        if trial["infeasible"] is None and (not found or trial["iteration_us"] < found[-1]["iteration_us"]):
-            found.append(trial)
-    return found
+        if trial["infeasible"] is None and (not best or trial["iteration_us"] < best[-1]["iteration_us"]):
+            best.append(trial)
+    return best
 
 
 def pareto_front(trials: Sequence[_TRIAL]) -> list[_TRIAL]:
@@ -47,7 +47,7 @@ def _progress(trials: Sequence[_TRIAL], unchanged: str) -> Element:
     if steps:
         steps.append((trials[-1]["number"], steps[-1][1]))
     shown = trials[:: len(trials) // _MOST_DOTS + 1]
-    dots = [_dot(trial, "number", found) for found, some in ((False, shown), (True, best)) for trial in some]
+    dots = [_dot(trial, "number", marked) for marked, some in ((False, shown), (True, best)) for trial in some]
     unchanged_us = trials[0]["iteration_us"]
     result = f"the best is {units.duration(best[-1]['iteration_us'])}" if best else "none stays within the memory limit"
     unit, unit_us = units.time_scale([trial["iteration_us"] for trial in trials])
@@ -79,7 +79,7 @@ def _front(trials: Sequence[_TRIAL], front: Sequence[_TRIAL]) -> list[Element]:
     every = len(trials) // _MOST_DOTS + 1
     spread = [trial for place, trial in enumerate(trials) if place % every == 0 and trial["number"] not in chosen]
     known = [trial for trial in spread if trial["peak_memory_bytes"] is not None]
-    dots = [_dot(trial, "peak_memory_bytes", found) for found, some in ((False, known), (True, front)) for trial in some]
+    dots = [_dot(trial, "peak_memory_bytes", marked) for marked, some in ((False, known), (True, front)) for trial in some]
     steps = [(trial["peak_memory_bytes"], trial["iteration_us"]) for trial in front]
     shown = [*known, *front]
     unit, unit_us = units.time_scale([trial["iteration_us"] for trial in shown])
@@ -113,7 +113,7 @@ def _front_rows(front: Sequence[_TRIAL], priced: bool) -> list[tuple[Element | s
     ]
 
 
-def _dot(trial: _TRIAL, across: str, found: bool) -> Dot:
+def _dot(trial: _TRIAL, across: str, marked: bool) -> Dot:
     """A trial by its iteration time over another of its fields."""
     refused, memory = trial["infeasible"], across == "peak_memory_bytes"
     tip = f"trial {trial['number']}: {trial['name']}, {units.duration(trial['iteration_us'])}"
@@ -121,7 +121,7 @@ def _dot(trial: _TRIAL, across: str, found: bool) -> Dot:
     return Dot(
         x=trial[across],
         y=trial["iteration_us"],
-        kind="dot found" if found else "dot" if refused is None else "dot refused",
+        kind="dot found" if marked else "dot" if refused is None else "dot refused",
         tip=tip,
     )
 

@@ -244,12 +244,12 @@ def _rank_name(rank: int, row: Mapping[str, Any]) -> str:
 def _rank_parts(row: Mapping[str, Any]) -> dict[str, float]:
     """Parts of a rank's iteration, in either form that a diagnosis has."""
     nested = row.get("breakdown_us")
-    found = {key: nested.get(key) if nested else row.get(f"{key}_us") for key in _PARTS}
-    return {key: value for key, value in found.items() if value}
+    part_us = {key: nested.get(key) if nested else row.get(f"{key}_us") for key in _PARTS}
+    return {key: value for key, value in part_us.items() if value}
 
 
 def _lane_parts(lanes: Sequence[Lane]) -> dict[str, float]:
-    """What a rank does in the replayed step, else in the measured one; where it does several things, computing counts first."""
+    """Time of a rank by activity in the replayed step, or else in the measured one. Compute counts first where activities overlap."""
     chosen = [lane for lane in lanes if not lane.measured] or list(lanes)
     spans: dict[str, list[tuple[float, float]]] = {
         "compute": [],
@@ -262,14 +262,14 @@ def _lane_parts(lanes: Sequence[Lane]) -> dict[str, float]:
         for kind, start, length in zip(lane.kinds, lane.start_us, lane.length_us, strict=True):
             if kind != "host":
                 spans[key_of.get(kind, "compute")].append((start, start + length))
-    found, taken, covered_us = {}, list[tuple[float, float]](), 0.0
-    for key, mine in spans.items():
-        taken += mine
+    part_us, taken, covered_us = {}, list[tuple[float, float]](), 0.0
+    for key, intervals in spans.items():
+        taken += intervals
         length_us = _union_us(taken)
-        found[key], covered_us = length_us - covered_us, length_us
+        part_us[key], covered_us = length_us - covered_us, length_us
     if taken:
-        found["idle"] = max(end for _, end in taken) - min(start for start, _ in taken) - covered_us
-    return {key: us for key, us in found.items() if us > 0}
+        part_us["idle"] = max(end for _, end in taken) - min(start for start, _ in taken) - covered_us
+    return {key: us for key, us in part_us.items() if us > 0}
 
 
 def _union_us(spans: list[tuple[float, float]]) -> float:

@@ -79,14 +79,14 @@ class StepTimeline:
         predicted, measured = ({lane.name for lane in self.lanes if lane.measured is side} for side in (False, True))
         if not predicted or not measured:
             return ()
-        found = [
+        sentences = [
             *(f"Only predicted: {lanes}." for lanes in _explained(predicted - measured, _ONLY_PREDICTED)),
             *(f"Only measured: {lanes}." for lanes in _explained(measured - predicted, _ONLY_MEASURED)),
         ]
         ranks = {lane.rank for lane in self.lanes if not lane.measured} ^ {lane.rank for lane in self.lanes if lane.measured}
         if ranks:
-            found.append(f"Ranks with lanes on one side only: {numbers_text(ranks)}.")
-        return tuple(found)
+            sentences.append(f"Ranks with lanes on one side only: {numbers_text(ranks)}.")
+        return tuple(sentences)
 
     def compact(self, most: int = MOST_SLICES) -> dict[str, Any]:
         """The timeline for the page: times in tenths of a us, names and kinds as numbers; about `most` slices, the longest."""
@@ -126,9 +126,9 @@ def predicted_lanes(events: Sequence[Mapping[str, Any]]) -> list[Lane]:
     name_of: dict[tuple[int, int], str] = {}
     for event in events:
         if event["ph"] == "M" and event["name"] == "process_name":
-            found = _PROCESS.match(event["args"]["name"])
-            if found:
-                rank_of[event["pid"]] = int(found[1])
+            match = _PROCESS.match(event["args"]["name"])
+            if match:
+                rank_of[event["pid"]] = int(match[1])
         elif event["ph"] == "M" and event["name"] == "thread_name":
             name_of[event["pid"], event["tid"]] = _COPY_OF_LANE.sub("", event["args"]["name"])
     lanes: dict[tuple[int, str], Lane] = {}
@@ -142,11 +142,11 @@ def predicted_lanes(events: Sequence[Mapping[str, Any]]) -> list[Lane]:
 
 def kinds_by_name(lanes: Sequence[Lane]) -> dict[str, str]:
     """Kinds of ops by name, of names that have one kind: a kernel may run in the forward and in the backward pass."""
-    found: dict[str, set[str]] = {}
+    kinds_of_name: dict[str, set[str]] = {}
     for lane in lanes:
         for name, kind in zip(lane.names, lane.kinds, strict=True):
-            found.setdefault(name, set()).add(kind)
-    return {name: kinds.pop() for name, kinds in found.items() if len(kinds) == 1}
+            kinds_of_name.setdefault(name, set()).add(kind)
+    return {name: kinds.pop() for name, kinds in kinds_of_name.items() if len(kinds) == 1}
 
 
 def measured_lanes(trace: Trace, step: int, kind_of: Mapping[str, str]) -> list[Lane]:
@@ -215,10 +215,10 @@ def typical_step(trace: Trace) -> int | None:
 
 def _explained(lanes: Set[str], reasons: Mapping[str, str]) -> list[str]:
     """Names of lanes by the reason why the other side has none like them, with it if it is known."""
-    found: dict[str, list[str]] = {}
+    lanes_of_reason: dict[str, list[str]] = {}
     for lane in sorted(lanes):
-        found.setdefault(next((why for kind, why in reasons.items() if lane.startswith(kind)), ""), []).append(lane)
-    return [", ".join(names) + (f" ({why})" if why else "") for why, names in found.items()]
+        lanes_of_reason.setdefault(next((why for kind, why in reasons.items() if lane.startswith(kind)), ""), []).append(lane)
+    return [", ".join(names) + (f" ({why})" if why else "") for why, names in lanes_of_reason.items()]
 
 
 _BY_STREAM = (EventKind.OP, EventKind.KERNEL, EventKind.COPY, EventKind.UNKNOWN, EventKind.RUNTIME, EventKind.SYNC)
@@ -226,7 +226,7 @@ _BY_STREAM = (EventKind.OP, EventKind.KERNEL, EventKind.COPY, EventKind.UNKNOWN,
 
 def _measured_kinds(events: Events) -> dict[int, tuple[str, str]]:
     """Lane and colour of each kind of event that is shown; of communication, the closest to the wire that was recorded."""
-    found: dict[int, tuple[str, str]] = {
+    lane_of_kind: dict[int, tuple[str, str]] = {
         EventKind.OP: ("thread", "compute"),
         EventKind.KERNEL: ("stream", "compute"),
         EventKind.COPY: ("stream", "copy"),
@@ -239,7 +239,7 @@ def _measured_kinds(events: Events) -> dict[int, tuple[str, str]]:
     wire = next((kind for kind in (EventKind.COLLECTIVE, EventKind.ALLREDUCE, EventKind.COMM) if kind in present), None)
     if wire is not None:  # of a device it is an op of its stream, as in the replay
         on_stream = wire == EventKind.COLLECTIVE and EventKind.KERNEL in present
-        found[wire] = ("stream" if on_stream else "communication", "comm")
+        lane_of_kind[wire] = ("stream" if on_stream else "communication", "comm")
     if EventKind.KERNEL in present and EventKind.RUNTIME not in present:  # all ops are nodes of one graph, as in the replay
-        found[EventKind.OP] = ("stream", "compute")
-    return {kind: lane for kind, lane in found.items() if kind in present}
+        lane_of_kind[EventKind.OP] = ("stream", "compute")
+    return {kind: lane for kind, lane in lane_of_kind.items() if kind in present}

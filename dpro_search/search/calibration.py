@@ -68,7 +68,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @staticmethod
     def load(run: Path) -> Calibration:
-        """What `validate` left in a run folder; raises `InputError` if there is none, or it is damaged."""
+        """The calibration that `validate` left in a run folder; raises `InputError` if there is none, or it is damaged."""
         path = run / _FILE
         try:
             raw = read_regular(path)
@@ -79,12 +79,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             if version not in (2, CALIBRATION_VERSION):
                 known = f"this program reads 2 to {CALIBRATION_VERSION}"
                 raise InputError(f"{path}: calibration version {version}, {known}; validate again")
-            found = msgspec.structs.replace(decoded(raw, Calibration), version=CALIBRATION_VERSION)
+            calibration = msgspec.structs.replace(decoded(raw, Calibration), version=CALIBRATION_VERSION)
         except DAMAGED as error:
             raise InputError(f"{path}: not a calibration ({error}); make it again with 'dpro-search validate'") from error
-        if not found.sessions or not _usable(found.sessions):
+        if not calibration.sessions or not _usable(calibration.sessions):
             raise InputError(f"{path}: a measured or predicted time is not above 0; make it again with 'dpro-search validate'")
-        return found
+        return calibration
 
     @property
     def named(self) -> str:
@@ -93,7 +93,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def summary(self) -> str:
-        """What the correction does and its error, in one line."""
+        """Describe the correction and its error in one line."""
         if not self.sessions:
             return "No correction: nothing was measured."
         changed = [point for session in self.sessions for point in session.changed]
@@ -155,17 +155,17 @@ class CalibratedObjective:
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """Those of the objective."""
+        """The recorded knobs of the objective."""
         return self._objective.tensors
 
     @property
     def recorded(self) -> CommSettings | None:
-        """Those of the objective."""
+        """The recorded knobs of the objective."""
         return self._objective.recorded
 
     @property
     def space(self) -> PlanSpace:
-        """That of the objective."""
+        """The plan space of the objective."""
         return self._objective.space
 
     def predict(self, plan: Plan) -> Prediction:
@@ -194,12 +194,12 @@ class CalibratedObjective:
 def calibration_named(text: str, where: str) -> Calibration:
     """The calibration of a text `Calibration.named`; raises `InputError`, which names `where`, if it is not one."""
     try:
-        found = decoded(text, _Named)
+        named = decoded(text, _Named)
     except DAMAGED as error:
         raise InputError(f"{where}: not a calibration of this version ({error}); search again with --calibrate") from error
-    if not _usable(found.sessions):
+    if not _usable(named.sessions):
         raise InputError(f"{where}: a measured or predicted time is not above 0; search again with --calibrate")
-    return Calibration(sessions=found.sessions, knobs=found.knobs)
+    return Calibration(sessions=named.sessions, knobs=named.knobs)
 
 
 class _Versioned(msgspec.Struct):

@@ -57,7 +57,7 @@ class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def half_width(self) -> float:
-        """Of the prediction's interval, relative to the prediction."""
+        """Half the width of the prediction's interval, relative to the prediction."""
         return half_width(self.predicted_us, self.interval_us)
 
 
@@ -99,7 +99,7 @@ class Correction:
         Parameters
         ----------
         half_width
-            Of the prediction's interval, relative to the prediction.
+            Half the width of the prediction's interval, relative to the prediction.
         """
         prior = half_width / _SIGMAS
         similarities = self._similarities(plan) * prior
@@ -162,14 +162,15 @@ class Correction:
 
     def _similarities(self, plan: Plan, *, scaled: bool = True) -> Floats:
         """Similarity of a plan to each observation, times that one's standard deviation if `scaled`, [observations]."""
-        own = None if plan == Plan() else self.knobs | knobs_of(plan)
-        found = np.array(
-            [
-                float(own is None and other is None) if own is None or other is None else similarity(own, other)
-                for other in self._known
-            ]
-        )
-        return found * np.array([point.half_width for point in self._points]) / _SIGMAS if scaled else found
+        plan_knobs = None if plan == Plan() else self.knobs | knobs_of(plan)
+
+        def similarity_to(other: Knobs | None) -> float:
+            if plan_knobs is None or other is None:
+                return float(plan_knobs is None and other is None)
+            return similarity(plan_knobs, other)
+
+        similarities = np.array([similarity_to(other) for other in self._known])
+        return similarities * np.array([point.half_width for point in self._points]) / _SIGMAS if scaled else similarities
 
 
 def half_width(predicted_us: float, interval_us: tuple[float, float]) -> float:
@@ -178,7 +179,7 @@ def half_width(predicted_us: float, interval_us: tuple[float, float]) -> float:
 
 
 def knobs_of(plan: Plan | Mapping[str, object]) -> Knobs:
-    """What a plan (or recorded values of its fields) sets, by field: groupings by how many groups they have."""
+    """The values that a plan (or the recorded values of its fields) sets, by field. Groupings count by their number of groups."""
     values = plan.settings if isinstance(plan, Plan) else plan
     return {name: _knob(name, value) for name, value in values.items() if value is not None}
 

@@ -130,8 +130,8 @@ class IslandWorkers:
         self._workers.append(worker)
         self._ready.register(fork.connection, selectors.EVENT_READ, worker)
         for round_ in range(max(self._told)):
-            for island, told in enumerate(self._told):
-                if round_ < told:
+            for island, first_unknown_round in enumerate(self._told):
+                if round_ < first_unknown_round:
                     self._send(worker, island, msgspec.msgpack.encode(self._findings.news_of(island, round_)))
 
     def _assignment(self, island: int) -> Assignment:

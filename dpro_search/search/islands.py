@@ -71,9 +71,9 @@ class Island:
 
     def hear(self, news: Collection[News]) -> None:
         """Take the results of a round of each of the other islands."""
-        for found in news:
-            self._heard.update(found.predictions)
-        best = min(news, key=lambda found: (found.best_us, found.number))
+        for message in news:
+            self._heard.update(message.predictions)
+        best = min(news, key=lambda message: (message.best_us, message.number))
         if best.best_us < self._best_us:
             self._best_us = best.best_us
             trial = _TRIAL.decode(best.best)
@@ -124,11 +124,11 @@ class Findings:
         return len(self._trials[island]) // ROUND
 
     def news(self, island: int, round_: int) -> list[News]:
-        """What an island receives before a round, which is at least `FIRST_NEWS`."""
+        """The messages that an island receives before a round, which is at least `FIRST_NEWS`."""
         return [self.news_of(other, round_ - FIRST_NEWS) for other in range(self.islands) if other != island]
 
     def news_of(self, island: int, round_: int) -> News:
-        """What the others receive of a round that an island has finished."""
+        """The messages that the other islands receive about a round that an island has finished."""
         whole = slice(round_ * ROUND, (round_ + 1) * ROUND)
         trials = self._trials[island][whole]
         predictions = [(key, trial.prediction) for key, trial in zip(self._keys[island][whole], trials, strict=True)]

@@ -62,7 +62,7 @@ class NewsReader:
         self._rounds: defaultdict[int, dict[int, News]] = defaultdict(dict)
 
     def before(self, island: int, round_: int) -> list[News]:
-        """What an island receives before a round; waits for it. Raises `EOFError` if the search has ended."""
+        """Wait for the messages that an island receives before a round; raises `EOFError` if the search has ended."""
         self._rounds.pop(round_ - FIRST_NEWS - 1, None)
         heard = self._rounds[round_ - FIRST_NEWS]
         while len(heard.keys() - {island}) < self._islands - 1:
@@ -78,7 +78,7 @@ class NewsReader:
         return _NEWS.decode(self._whole(length))
 
     def _whole(self, count: int) -> bytes:
-        found = self._file.read(count)
-        if len(found) < count:
+        data = self._file.read(count)
+        if len(data) < count:
             raise EOFError
-        return found
+        return data

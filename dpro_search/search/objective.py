@@ -1,4 +1,4 @@
-"""What a search minimises: the predicted cost of a plan."""
+"""The objective of a search: the predicted cost of a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is searched: a recorded job's objective, and what identifies the search in its run folder.
+"""Request of a search: the objective of a job, and the facts that identify the search in its run folder.
 
     options = PlanOptions(allow_lossy=True)
     request = SearchRequest.of(folder, job_of(Trace.load(folder), options), options.named)
@@ -36,7 +36,7 @@ class SearchRequest:
 
     @staticmethod
     def of(folder: Path, objective: Objective, options: Mapping[str, str | Path], calibrate: Path | None = None) -> SearchRequest:
-        """What to search of the trace in a folder.
+        """The request for a search over the trace in a folder.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What a search found: plans in order, what they gain, and whether that is certain."""
+"""Result of a search: the plans in order, their gains, and whether these are certain."""
 
 from __future__ import annotations
 
@@ -235,11 +235,11 @@ def reevaluated_plans(
         if on_reevaluated is not None:
             on_reevaluated(len(reevaluated), len(plans) + 1, reevaluated[-1])
     baseline, *predictions = reevaluated
-    found = [
+    ranked_plans = [
         _ranked_plan(ranked.plan, ranked.trial, prediction, baseline) for ranked, prediction in zip(plans, predictions, strict=True)
     ]
-    feasible = [ranked for ranked in found if ranked.prediction.infeasible is None]
-    others = [ranked for ranked in found if ranked.prediction.infeasible is not None]
+    feasible = [ranked for ranked in ranked_plans if ranked.prediction.infeasible is None]
+    others = [ranked for ranked in ranked_plans if ranked.prediction.infeasible is not None]
     return baseline, (*sorted(feasible, key=lambda ranked: ranked.prediction.iteration_us), *others)
 
 
@@ -289,13 +289,13 @@ def _ranked(trial: FinishedTrial, baseline: Prediction) -> RankedPlan:
     return _ranked_plan(trial.plan, trial.number, trial.prediction, baseline)
 
 
-def _ranked_plan(plan: Plan, trial: int, found: Prediction, baseline: Prediction) -> RankedPlan:
+def _ranked_plan(plan: Plan, trial: int, prediction: Prediction, baseline: Prediction) -> RankedPlan:
     return RankedPlan(
         plan=plan,
-        prediction=found,
+        prediction=prediction,
         trial=trial,
-        speedup=baseline.iteration_us / found.iteration_us,
-        gain_certain=found.infeasible is None and found.settled and found.interval_us[1] < baseline.interval_us[0],
+        speedup=baseline.iteration_us / prediction.iteration_us,
+        gain_certain=prediction.infeasible is None and prediction.settled and prediction.interval_us[1] < baseline.interval_us[0],
     )
 
 

@@ -37,8 +37,8 @@ def beats(times_us: Floats) -> Floats:
     """
     faster = times_us[:, None, :] < times_us[None, :, :]
     equal = times_us[:, None, :] == times_us[None, :, :]
-    found: Floats = (faster + equal / 2).mean(axis=2)
-    return found
+    share: Floats = (faster + equal / 2).mean(axis=2)
+    return share
 
 
 def check_quantile(objective: Objective, quantile: float) -> None:

@@ -45,7 +45,7 @@ MOST_ISLANDS = 1024
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search depends on. Two searches that agree in all but `trace` and `created` evaluate the same plans.
+    """The facts that a search depends on. Two searches that agree in all but `trace` and `created` evaluate the same plans.
 
     A folder is continued with the number of islands of its first search, for any number of workers.
     """
@@ -66,7 +66,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchedCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the predictions of a search hold, if not on the recorded cluster."""
+    """The cluster that the predictions of a search are for, if that is not the recorded one."""
 
     name: str  # For people.
     machines: Cluster | None = None  # In place of the recorded ones; None: these.
@@ -111,8 +111,8 @@ class JournalTrials(Sequence[Trial]):
                 break  # cut off
             self._starts.append(self._starts[-1] + len(line))
             number = len(self) - 1
-            if (found := self._decoded(line, number).number) != number:
-                raise self._damaged(number, f"trial {found} where {number} belongs")
+            if (stored_number := self._decoded(line, number).number) != number:
+                raise self._damaged(number, f"trial {stored_number} where {number} belongs")
 
     @property
     def whole_bytes(self) -> int:

@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class SharedTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row's user attribute holds."""
+    """A trial as the user attribute of a row stores it."""
 
     plan: Plan
     prediction: Prediction
@@ -113,20 +113,20 @@ class SharedStudy:
     def news(self) -> list[News]:
         """Trials that were not returned before, in order."""
         rows = self._patiently(lambda: self._study.get_trials(deepcopy=False))
-        found = []
+        news = []
         for row in rows[self._read :]:
             shared = self._decoded(row)
-            counts, own = shared.plan not in self._plans, shared.run == self._run
+            counts, is_this_run = shared.plan not in self._plans, shared.run == self._run
             if not row.state.is_finished():
-                running = self._own_running if own else self._others_running
+                running = self._own_running if is_this_run else self._others_running
                 running[row.number] = shared.prediction.iteration_us if counts else None
             if counts:
                 trial = Trial(number=len(self.trials), origin=shared.origin, plan=shared.plan, prediction=shared.prediction)
                 self.trials.append(trial)
                 self._plans.add(shared.plan)
-                found.append(News(trial, own))
+                news.append(News(trial, is_this_run))
         self._read = len(rows)
-        return found
+        return news
 
     def add(self, proposal: Proposal, prediction: Prediction) -> list[News]:
         """Store an evaluated plan; returns the new trials, with this one among them if no other search stored its plan first."""

@@ -164,27 +164,27 @@ def run_search(
     window = 1 if workers == 1 else 2 * workers
     book = out / "trials.jsonl"
     earlier = _lines_of(book)
-    found: Iterator[FinishedTrial]
+    finished_trials: Iterator[FinishedTrial]
     known: Sequence[FinishedTrial]  # trials of the folder or the storage, which an earlier end of this search does not lose
     with frozen_heap(), _deferred_interrupt() as interrupted:
         with ExitStack() as stack:
             pool: WorkerPool
             if storage is None and info.islands > 1:
-                pool, found, known = _by_islands(stack, objective, island, out, trials, info.islands, workers, engine)
+                pool, finished_trials, known = _by_islands(stack, objective, island, out, trials, info.islands, workers, engine)
             elif storage is None:
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
                 journal = stack.enter_context(Journal(book))
-                found, known = own_trials(evaluations, chooser, journal, trials, window), journal.trials
+                finished_trials, known = own_trials(evaluations, chooser, journal, trials, window), journal.trials
             else:
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
                 stack.enter_context(locked_run(out))
                 own_chooser = sampler_for(space, sampler, (seed, int(info.id, 16)), guide, ranked=ranked)
                 study = stack.enter_context(_shared_study(storage, info, space))
-                found, known = shared_trials(evaluations, own_chooser, study, trials, window), study.trials
+                finished_trials, known = shared_trials(evaluations, own_chooser, study, trials, window), study.trials
             deadline_s = math.inf if timeout_s is None else started_s + timeout_s
             counted = None if storage is None else max(trials, earlier)  # others may store more than all of them are to have
             ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
-            finished, stopped = _until(ends, found, on_trial)
+            finished, stopped = _until(ends, finished_trials, on_trial)
             if stopped == "exhausted" and ranked is not None:
                 stopped = "complete"
             most = len(known) if counted is None else min(counted, len(known))
@@ -238,11 +238,11 @@ class _Ends:
 
 
 def _until(
-    ends: _Ends, found: Iterable[FinishedTrial], on_trial: Callable[[FinishedTrial], None] | None
+    ends: _Ends, trials: Iterable[FinishedTrial], on_trial: Callable[[FinishedTrial], None] | None
 ) -> tuple[list[FinishedTrial], Stopped]:
     """The trials until the end of a search, and why it ended."""
     finished: list[FinishedTrial] = []
-    for trial in found:
+    for trial in trials:
         finished.append(trial)
         if on_trial is not None:
             on_trial(trial)
@@ -292,7 +292,7 @@ def _guide_of(objective: Objective) -> Guide | None:
 
 
 class WorkerPool(Protocol):
-    """What evaluates plans."""
+    """Workers that evaluate plans."""
 
     @property
     def lost(self) -> int:

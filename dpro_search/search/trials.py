@@ -40,7 +40,7 @@ def own_trials(evaluations: Evaluations, sampler: Sampler, journal: Journal, tri
     last `window` - 1 before it, or as many as the journal has for it: its proposals depend on nothing else.
     """
     known = journal.trials
-    told = 0
+    reported = 0
     open_: deque[_Open] = deque()
 
     def finished() -> Trial:
@@ -62,15 +62,15 @@ def own_trials(evaluations: Evaluations, sampler: Sampler, journal: Journal, tri
         return trial
 
     for number in range(trials):
-        required = max(told, min(number, 1), number - window + 1)
+        required = max(reported, min(number, 1), number - window + 1)
         earlier = known[number] if number < len(known) else None
         if earlier is not None:
             required = _told(earlier)
-            if not told <= required <= number:
+            if not reported <= required <= number:
                 raise _strange(journal, number)
-        while told < required:
+        while reported < required:
             trial = finished()
-            told += 1
+            reported += 1
             yield trial
         try:
             proposal = sampler.ask() if number else RECORDED
@@ -160,10 +160,10 @@ def shared_trials(evaluations: Evaluations, sampler: Sampler, study: SharedStudy
         evaluations.request(RECORDED.plan)
         news = study.add(RECORDED, evaluations.wait(RECORDED.plan))
     while True:
-        for trial, own in news:
+        for trial, is_this_run in news:
             evaluations.remember(trial.plan, trial.prediction)
             cost_us = trial.prediction.iteration_us
-            if not trial.number or (not own and cost_us < best_us):
+            if not trial.number or (not is_this_run and cost_us < best_us):
                 sampler.observe(trial.plan, trial.prediction)
             best_us = min(best_us, cost_us)
             yield trial

@@ -1,1 +1,1 @@
-"""What each system needs to follow its fields of a plan: a module for each kind of job."""
+"""The needs of each system that follows the fields of a plan: a module for each kind of job."""

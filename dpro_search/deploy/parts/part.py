@@ -31,7 +31,7 @@ class Servers:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What is known of the job that will follow a plan."""
+    """The known facts about the job that will follow a plan."""
 
     framework: str | None = None  # "tensorflow", "pytorch" or "mxnet"; None: not known.
     tensors: Sequence[TensorInfo] = ()  # The gradients in the order in which they become ready; empty: not known.
@@ -76,7 +76,7 @@ class JobFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one target needs to follow a plan."""
+    """The needs of one target that follows a plan."""
 
     # Variables of every process of the job; `FOLDER` in a value stands for the path of the folder that is written.
     env: Mapping[str, str] = field(default_factory=dict)

@@ -50,7 +50,7 @@ def byteps_part(plan: Plan, facts: JobFacts) -> Part:
 
 
 def _server_hosts(plan: Plan) -> dict[str, str]:
-    """What our own launcher reads; with another launcher, set it by hand."""
+    """Variables that our own launcher reads. With another launcher, set them by hand."""
     if plan.servers_on_workers is None:
         return {}
     return {SERVER_HOSTS: "workers" if plan.servers_on_workers else "own"}

@@ -121,7 +121,7 @@ def _head_matrix(flow: Flow, segment: Sequence[int], block: Block) -> str:
 
 
 def _divided(flow: Flow, segments: Sequence[Sequence[int]], regions: Sequence[Regions]) -> tuple[tuple[str, int], ...]:
-    """What tensor parallel degrees must divide."""
+    """The sizes that tensor-parallel degrees must divide."""
     found: dict[tuple[str, int], None] = {}
     for segment, region in zip(segments, regions, strict=True):
         for number in segment:

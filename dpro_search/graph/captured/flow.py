@@ -46,7 +46,7 @@ class Flow:
 
 
 def flow_of(graph: CapturedGraph) -> Flow:
-    """That of one device's step."""
+    """The data flow of the step on one device."""
     step = graph.plain
     parameters = frozenset(step.parameter_tensors)
     ops = {number: op for number, op in enumerate(step.ops) if op.phase is Phase.FORWARD and op.name not in ALLOCATIONS}

@@ -31,7 +31,9 @@ def least_inputs(op: CapturedOp) -> int:
 
 
 def regions_of(flow: Flow, segment: Sequence[int], layouts: Mapping[str, str]) -> Regions:
-    """Of one block. Where what is split meets what is not, other than in a linear layer split by rows, nothing is split."""
+    """The ops of one block that are split. If a split tensor meets one that is not, other than in a linear layer split by rows,
+    nothing is split.
+    """
     inside = set(segment)
     split: set[int] = set()
     columns: set[int] = set()

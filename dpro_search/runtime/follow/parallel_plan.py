@@ -446,7 +446,7 @@ class _TensorParallel:
         module.register_forward_pre_hook(whole)
 
     def _split_positions(self, name: str, module: Any) -> None:
-        """Of a table of positions each rank uses the rows of its part of the sequence."""
+        """Make each rank use the rows of a table of positions that belong to its part of the sequence."""
         from torch.distributed.tensor import DTensor, Shard, distribute_module
 
         def own(_: Any, inputs: Any, outputs: Any) -> Any:

@@ -304,7 +304,7 @@ def with_absorbed(ops: Sequence[Sequence[Any]], definition: Any) -> list[str]:
 
 
 def _activation(users: Sequence[Any]) -> list[str]:
-    """What follows a normalisation that was fused, given the users of its result."""
+    """The ops that follow a fused normalisation, given the users of its result."""
     return [node.name for node in users if len(users) == 1 and node.op in _ACTIVATIONS]
 
 

@@ -80,7 +80,7 @@ class Sampler(abc.ABC):
 
 
 def cost_us(prediction: Prediction) -> float:
-    """What samplers minimise: the iteration time. Infeasible plans come last, and of them those that need least memory first."""
+    """The key by which samplers rank plans: the iteration time. Infeasible plans come last; among them, less memory is better."""
     if prediction.infeasible is None:
         return prediction.iteration_us
     return _INFEASIBLE_US * max(prediction.peak_memory_bytes or 1, 1)

@@ -113,7 +113,7 @@ class CriticalPathSampler(Sampler):
         if exchanges:
             sync, singles = fitted_sync_time(exchanges), single_parts(exchanges, self._size_bytes)
             for groups in (
-                *(found.groups for found in best_cuts(singles, sync)[:_CUTS]),
+                *(best_cut.groups for best_cut in best_cuts(singles, sync)[:_CUTS]),
                 *late_cuts(singles, sync),
                 joined(parts_of(exchanges), sync),
                 cut(exchanges, self._size_bytes, sync),

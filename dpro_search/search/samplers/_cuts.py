@@ -43,15 +43,15 @@ def best_cuts(parts: Sequence[Part], sync: SyncTime, most: int = MOST_CUTS) -> l
     upto_bytes = np.concatenate(([0.0], np.cumsum([part.size_bytes for part in parts])))
     end_us, first = np.full((most + 1, count + 1), np.inf), np.zeros((most + 1, count + 1), np.int64)
     _earliest(ready_us, upto_bytes, sync.alpha_us, sync.beta_us, end_us, first)
-    found = []
+    cuts = []
     for groups in range(1, most + 1):
         ranges, stop = [], count
         for left in range(groups, 0, -1):
             ranges.append((int(first[left, stop]), stop))
             stop = ranges[-1][0]
         joined = tuple(tuple(name for part in parts[a:b] for name in part.tensors) for a, b in reversed(ranges))
-        found.append(Cut(float(end_us[groups, count]), joined))
-    return sorted(found, key=lambda cut: cut.end_us)  # stable: of equal ends, the one with fewer groups
+        cuts.append(Cut(float(end_us[groups, count]), joined))
+    return sorted(cuts, key=lambda cut: cut.end_us)  # stable: of equal ends, the one with fewer groups
 
 
 def late_cuts(parts: Sequence[Part], sync: SyncTime, most: int = LATE_CUTS) -> list[Grouping]:
@@ -67,11 +67,11 @@ def late_cuts(parts: Sequence[Part], sync: SyncTime, most: int = LATE_CUTS) -> l
         At least one, in the order in which they become ready; each stays whole.
     """
     ready_us = np.maximum.accumulate(np.array([part.ready_us for part in parts])).tolist()
-    found = [_from(start_us, parts, ready_us, sync) for start_us in np.linspace(ready_us[0], ready_us[-1], _STARTS).tolist()]
-    latest_us = min(cut.end_us for cut in found) + sync.alpha_us
-    in_time = max(number for number, cut in enumerate(found) if cut.end_us <= latest_us)
-    upto = min(in_time + most // 2, len(found) - 1)
-    return list(dict.fromkeys(found[number].groups for number in range(upto, max(upto - most, -1), -1)))
+    cuts = [_from(start_us, parts, ready_us, sync) for start_us in np.linspace(ready_us[0], ready_us[-1], _STARTS).tolist()]
+    latest_us = min(cut.end_us for cut in cuts) + sync.alpha_us
+    in_time = max(number for number, cut in enumerate(cuts) if cut.end_us <= latest_us)
+    upto = min(in_time + most // 2, len(cuts) - 1)
+    return list(dict.fromkeys(cuts[number].groups for number in range(upto, max(upto - most, -1), -1)))
 
 
 def _from(start_us: float, parts: Sequence[Part], ready_us: Sequence[float], sync: SyncTime) -> Cut:

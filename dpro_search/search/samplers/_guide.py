@@ -1,4 +1,4 @@
-"""What samplers learn from a per-collective timeline: tensors on the critical path, and collectives to join or to cut.
+"""Hints that samplers take from a timeline of collectives: tensors on the critical path, and collectives to join or to cut.
 
 The theorems on tensor fusion of dPRO's Algorithm 1 (Hu et al., MLSys 2022), corrected: a fused collective waits not only for its
 last tensor but also for the previous collective, and is compared with two separate collectives, the second after the first.
@@ -31,12 +31,12 @@ class Guide(Protocol):
 
 def hot_tensors(exchanges: Sequence[Exchange]) -> dict[str, float]:
     """Time in us for which an iteration waits for each tensor's collective, of those on the critical path."""
-    found: dict[str, float] = {}
+    time_us_of: dict[str, float] = {}
     for exchange, us in reversed(_durations(exchanges)):
-        found |= dict.fromkeys(exchange.tensors, us)
+        time_us_of |= dict.fromkeys(exchange.tensors, us)
         if exchange.ended_us - us <= exchange.posted_us + _SAME_US:
             break  # it waited for compute, not for the previous collective
-    return found
+    return time_us_of
 
 
 def collective_us(exchanges: Sequence[Exchange]) -> dict[str, float]:
@@ -99,12 +99,12 @@ def single_parts(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int]) -
     size_bytes
         Of each tensor as recorded; a plan may compress what an exchange sends.
     """
-    found = []
+    parts = []
     for exchange in exchanges:
         sent = exchange.size_bytes / max(sum(size_bytes[name] for name in exchange.tensors), 1)
         for name, ready_us in zip(exchange.tensors, exchange.ready_us, strict=True):
-            found.append(Part((name,), size_bytes[name] * sent, ready_us))
-    return sorted(found, key=lambda part: part.ready_us)
+            parts.append(Part((name,), size_bytes[name] * sent, ready_us))
+    return sorted(parts, key=lambda part: part.ready_us)
 
 
 def fusing_pays(before_end_us: float, first: Part, second: Part, sync: SyncTime) -> bool:
@@ -137,7 +137,7 @@ def joined(parts: Sequence[Part], sync: SyncTime) -> Grouping:
 
 def cut(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int], sync: SyncTime) -> Grouping:
     """A pass over collectives in order: each is cut in two, at the best place, where that makes it end earlier."""
-    found: list[tuple[str, ...]] = []
+    groups: list[tuple[str, ...]] = []
     before_end_us = 0.0
     for exchange in sorted(exchanges, key=lambda exchange: exchange.posted_us):
         members = single_parts([exchange], size_bytes)
@@ -151,9 +151,9 @@ def cut(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int], sync: Sync
             if apart_us < end_us:
                 best, end_us = number, apart_us
         names = tuple(member.tensors[0] for member in members)
-        found += [part for part in (names[:best], names[best:]) if part]
+        groups += [part for part in (names[:best], names[best:]) if part]
         before_end_us = end_us
-    return tuple(found)
+    return tuple(groups)
 
 
 def _together(first: Part, second: Part) -> Part:

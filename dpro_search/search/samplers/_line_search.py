@@ -109,11 +109,11 @@ class LineSearchSampler(Sampler):
         shortest = longest.bit_length() - 1  # halvings of the longest step, after which all steps are from one point to the next
         for halvings in range(1, shortest + 1):
             yield from self._while_better(partial(self._single_steps, steep, halvings))
-        yield from self._while_better(partial(self._complete_grids, steep, own=True))
+        yield from self._while_better(partial(self._complete_grids, steep, through_best=True))
         yield from self._while_better(partial(self._double_steps, steep, shortest))
         begun = self._best
-        for own in (True, False):
-            yield from self._complete_grids(self._choices, own=own)
+        for through_best in (True, False):
+            yield from self._complete_grids(self._choices, through_best=through_best)
             if self._best != begun:
                 return
 
@@ -129,11 +129,11 @@ class LineSearchSampler(Sampler):
         found_us = [self._costs_us[plan] for plan in points if plan in self._costs_us]
         return len(found_us) > 1 and max(found_us) < (1 + _FLAT) * min(found_us)
 
-    def _complete_grids(self, choices: Sequence[Choice], *, own: bool) -> Iterator[list[Plan]]:
+    def _complete_grids(self, choices: Sequence[Choice], *, through_best: bool) -> Iterator[list[Plan]]:
         """All points of the grids through the best plan, or of the other grids."""
         for choice in choices:
             at = choice.nearest(self._best)
-            axes = [axis for axis in self._axes(choice) if (at in axis) == own]
+            axes = [axis for axis in self._axes(choice) if (at in axis) == through_best]
             yield self._legal([choice.put(self._best, *point) for axis in axes for point in reversed(axis)])
 
     def _single_steps(self, choices: Sequence[Choice], halvings: int) -> Iterator[list[Plan]]:
@@ -149,35 +149,35 @@ class LineSearchSampler(Sampler):
 
     def _first_points(self, choice: Choice) -> list[Plan]:
         """The best plan with some points of each grid, evenly spread."""
-        found = []
+        points_to_try = []
         for grid, points in choice.grids.items():
             stride = _stride(len(points))
-            found += [choice.put(self._best, grid, index) for index in range((stride - 1) // 2, len(points), stride)]
-        return self._legal(found)
+            points_to_try += [choice.put(self._best, grid, index) for index in range((stride - 1) // 2, len(points), stride)]
+        return self._legal(points_to_try)
 
     def _beside(self, plan: Plan, choice: Choice, halvings: int) -> list[Plan]:
         """A plan with the grid points below and above its own, legal or not.
 
         Where the plan keeps a recorded value that is not in a grid: the grid's nearest point and its two neighbours.
         """
-        found = []
-        own = choice.nearest(plan)
+        neighbours = []
+        present = choice.nearest(plan)
         for axis in self._axes(choice):
             step = max(_stride(len(axis)) >> halvings, 1)
-            if own in axis:
-                at = axis.index(own)
+            if present in axis:
+                at = axis.index(present)
                 indices = [at - step, at + step]
-            elif own == _AS_RECORDED and (near := self._near_recorded(choice, axis)) is not None:
+            elif present == _AS_RECORDED and (near := self._near_recorded(choice, axis)) is not None:
                 indices = [near - step, near, near + step]
             else:
                 continue
-            found += [choice.put(plan, *axis[at]) for at in indices if 0 <= at < len(axis)]
-        return found
+            neighbours += [choice.put(plan, *axis[at]) for at in indices if 0 <= at < len(axis)]
+        return neighbours
 
     def _axes(self, choice: Choice) -> list[list[_GridPoint]]:
         """The points of each grid in order, the recorded setting among them if it differs from all of them in one number only."""
         recorded = self.space.job.values
-        found = []
+        axes = []
         for grid, points in choice.grids.items():
             if grid == RECORDED:
                 continue
@@ -187,8 +187,8 @@ class LineSearchSampler(Sampler):
                 below = [at for at, point in zip(axis, points, strict=True) if point[differing[0]] < value]
                 above = [at for at, point in zip(axis, points, strict=True) if point[differing[0]] > value]
                 axis = [*below, _AS_RECORDED, *above]
-            found.append(axis)
-        return found
+            axes.append(axis)
+        return axes
 
     def _near_recorded(self, choice: Choice, axis: list[_GridPoint]) -> int | None:
         """Index on an axis of the point nearest to the recorded values; None: a value of its fields was not recorded."""

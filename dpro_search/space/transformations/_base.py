@@ -1,4 +1,4 @@
-"""What all transformations share: the facts they depend on, decisions with grids of values, and the protocol."""
+"""The base of all transformations: the facts they depend on, decisions with grids of values, and the protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHORT_STEPS = 0.4  # parameter of the geometric distribution of a step's length
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What of a job decides which plans make sense."""
+    """The facts about a job that decide which plans make sense."""
 
     name: str  # What its kind is called: "a Horovod job".
     tensors: tuple[TensorInfo, ...]  # The communicated tensors, in the order in which they become ready.

@@ -131,7 +131,7 @@ class ComputeGraph:
 
 @dataclass(kw_only=True)
 class ComputeChange:
-    """What plans do to the compute of a step; arrays are this change's own."""
+    """The change that plans make to the compute of a step. Its arrays are not shared."""
 
     work_us: Floats  # Core time of each op, [samples, ops].
     # again_us, again_due: Core time of an op that runs a second time, [samples, ops], and the place of the post that needs that,

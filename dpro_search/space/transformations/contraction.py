@@ -104,7 +104,7 @@ def _fused(ops, user_ptr, user_idx, node, after, place, at):  # type: ignore[no-
 
 @njit()
 def _reorder(low, high, kept, inside, reached, place, at):  # type: ignore[no-untyped-def]
-    """What follows a new node goes behind it, all else between its parts before it."""
+    """Order around a new node: its successors go behind it, all other nodes between its parts go before it."""
     late, count = np.empty(high - low + 1, np.int64), 0
     free = low
     for old in range(low, high + 1):

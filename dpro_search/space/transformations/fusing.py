@@ -24,7 +24,7 @@ _LEAST_US = 1e-3  # that a move must gain, so that moves come to an end
 
 
 class Step(NamedTuple):
-    """What may be fused."""
+    """The ops that may be fused."""
 
     compute: ComputeGraph
     beside: Mapping[str, Sequence[str]]  # Of each op that may be in a cluster, those that use its result or make what it uses.
@@ -73,7 +73,7 @@ class _Parts:
         return list(dict.fromkeys(self.home.values()))
 
     def us(self) -> float:
-        """What the step takes."""
+        """Duration of the step."""
         return sum(self._cost_us[part] for part in self.parts())
 
     def improve(self, moves_of: Callable[[Part], Iterable[_Move]], may: Callable[[_Move], bool], *, least_us: float) -> None:

@@ -1,4 +1,4 @@
-"""What plans of a Horovod job can change about its communication."""
+"""Changes that plans can make to the communication of a Horovod job."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ NOT_RECORDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleChange:
-    """What bfloat16 adds to a module's passes (below 0: takes off), and how uncertain that is by type of op; in profiled time."""
+    """Change of the profiled time of a module's passes in bfloat16 (negative: faster), and its uncertainty by type of op."""
 
     forward_us: float
     backward_us: float
@@ -151,7 +151,7 @@ class _Stretch:
 
 
 def _stretches(graph: DdpGraph, names: Sequence[str], ratios: Ratios) -> list[_Stretch]:
-    """Of the passes of modules; what the profile's time gains, core time gains in proportion."""
+    """The change for the passes of modules. Core time changes in proportion to the profile's time."""
     found = []
     for number in numbers_of(graph.modules, names):
         lowered = graph.modules[number].lowered

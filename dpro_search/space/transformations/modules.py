@@ -120,7 +120,7 @@ def recomputed(graph: DdpGraph, names: Sequence[str]) -> DdpGraph:
 
 
 def saved_bytes(graph: DdpGraph, names: Sequence[str]) -> int | None:
-    """What a rank's tensors take less at their peak when modules are computed again; None where the recording does not tell.
+    """Reduction of the peak of a rank's tensors when modules are recomputed; None if the recording does not tell.
 
     That peak is at the end of the forward pass, at the start of a module's backward pass, when gradients of all that lies behind it
     have taken the place of what this had kept, or at the end. At its own start, a module that is computed again is whole once more.

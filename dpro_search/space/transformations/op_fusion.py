@@ -231,7 +231,7 @@ class OpFusion(ComputeTransformation):
         return self._known[cluster]
 
     def _delay_us(self, cluster: tuple[str, ...], delay_us: Mapping[str, float]) -> float:
-        """What it costs at most that the first gradient that needs an op of a cluster waits for all of it."""
+        """Upper bound of the cost when the first gradient that needs an op of a cluster waits for the whole cluster."""
         first = min(self._due[name] for name in cluster)
         pulled_us = sum(self._work_us[name] for name in cluster if self._due[name] > first)
         return min(pulled_us, delay_us.get(self._tensor_at[first], 0.0)) if pulled_us else 0.0

@@ -51,7 +51,7 @@ class Ratios(Protocol):
 
 
 class _Change(NamedTuple):
-    """What bfloat16 does to an op: its time's factor, its uncertainty, and its casts where sizes are not known."""
+    """Effect of bfloat16 on an op: the factor of its time, the uncertainty, and its casts where sizes are not known."""
 
     factor: float
     uncertainty_us: float
@@ -127,7 +127,7 @@ class Precision(ComputeTransformation):
             change.uncertainty_us += one.uncertainty_us
 
     def _change(self, name: str) -> _Change:
-        """What changes about an op: no other change of a legal plan touches it."""
+        """The change of an op. No other change of a legal plan touches that op."""
         if name not in self._changes:
             float32_us = float(self.compute.graph.op_work_us[:, list(self.compute.ops[name])].mean())
             found = self._ratios.ratio(self.type(name), float32_us)

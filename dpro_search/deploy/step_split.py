@@ -254,7 +254,7 @@ class _Blocked:
 
 
 def _keys(rank: RankSpans) -> _Int64s:
-    """The facts that identify an exchange on all its ranks, [n, 4]: axis, first rank and -1 (of a message sender, receiver), and its number."""
+    """The identity of an exchange on all its ranks, [n, 4]: axis, first rank and -1 (or sender and receiver), and its number."""
     found = np.full((len(rank.rows), 4), -1, np.int64)
     group, kind, peer = rank.rows[:, 0], rank.rows[:, 1], rank.rows[:, 2]
     found[:, 0] = np.array([*(_AXES.index(axis) for axis, _ in rank.groups), 0])[group]  # of -1 the last one

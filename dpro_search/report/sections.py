@@ -249,7 +249,7 @@ def _rank_parts(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _lane_parts(lanes: Sequence[Lane]) -> dict[str, float]:
-    """Time of a rank by activity in the replayed step, or else in the measured one. Compute counts first where activities overlap."""
+    """Time of a rank by activity in the replayed step, or else in the measured one. Compute comes first in overlaps."""
     chosen = [lane for lane in lanes if not lane.measured] or list(lanes)
     spans: dict[str, list[tuple[float, float]]] = {
         "compute": [],

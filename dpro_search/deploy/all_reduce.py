@@ -28,14 +28,14 @@ Under DistributedDataParallel: `from dpro_search_all_reduce.ddp import hook`, th
 
 def write_all_reduces(folder: Path, tables: Mapping[float | None, Mapping[str, Any]]) -> list[Path]:
     """Write the library and its tables, one for each rate of the links; returns what was written."""
-    found = []
+    library_files = []
     names = []
     for rate_bps, table in tables.items():
         names.append("all_reduces.json" if rate_bps is None else f"all_reduces_{rate_bps / 1e6:g}mbit.json")
         write_file(folder / names[-1], msgspec.json.format(msgspec.json.encode(table)))
     for source in sorted((ALL_REDUCE / LIBRARY).glob("*.py")):
         write_file(folder / LIBRARY / source.name, source.read_bytes())
-        found.append(folder / LIBRARY / source.name)
+        library_files.append(folder / LIBRARY / source.name)
     listed = " and ".join(f"`{name}`" for name in names)
     write_file(folder / "README.md", _README.format(tables=listed, first=names[0]).encode())
-    return [*(folder / name for name in names), *found, folder / "README.md"]
+    return [*(folder / name for name in names), *library_files, folder / "README.md"]

@@ -47,12 +47,12 @@ class _Verdict:
     text: str
 
     @staticmethod
-    def of(found: MeasuredPlan) -> _Verdict:
-        low, high = found.speedup_interval
-        speed = f"{found.speedup_measured:.2f}x the recorded speed (95 %: {low:.2f} to {high:.2f})"
-        if not found.beyond_noise:
+    def of(measured: MeasuredPlan) -> _Verdict:
+        low, high = measured.speedup_interval
+        speed = f"{measured.speedup_measured:.2f}x the recorded speed (95 %: {low:.2f} to {high:.2f})"
+        if not measured.beyond_noise:
             return _Verdict(1.0, f"no difference beyond the noise, {speed}")
-        return _Verdict(found.speedup_measured, speed)
+        return _Verdict(measured.speedup_measured, speed)
 
 
 class PlansOfRun:
@@ -124,11 +124,11 @@ class PlansOfRun:
 def _verdicts(validation: Validation | None) -> Mapping[Plan, _Verdict]:
     if validation is None:
         return {}
-    found = {measured.plan: _Verdict.of(measured) for measured in validation.plans}
-    found |= {
+    verdicts = {measured.plan: _Verdict.of(measured) for measured in validation.plans}
+    verdicts |= {
         refused.plan: _Verdict(0.0, f"other losses, so no speed-up: {refused.losses.reason}") for refused in validation.refused
     }
-    return found | {failed.plan: _Verdict(0.0, f"a failed run: {failed.reason}") for failed in validation.failed}
+    return verdicts | {failed.plan: _Verdict(0.0, f"a failed run: {failed.reason}") for failed in validation.failed}
 
 
 def _number(path: Path) -> int:

@@ -148,14 +148,14 @@ def _needs(plan: Plan, facts: JobFacts | None) -> list[str]:
 
 
 def _expectations(plan: Plan, facts: JobFacts | None, expected: tuple[Prediction, Prediction] | None) -> list[str]:
-    found = []
+    sentences = []
     if expected is not None:
         planned, recorded = expected
         low, high = planned.interval_us
-        found.append(
+        sentences.append(
             f"Expect {time_text(planned.iteration_us)} an iteration ({interval_text(low, high)}, nine times in ten) "
             f"in place of {time_text(recorded.iteration_us)}: {recorded.iteration_us / planned.iteration_us:.2f}x."
         )
     workload = None if facts is None else facts.workload
     promise = tolerance_of(plan, None if workload is None else workload(plan).precision).promise
-    return [*found, f"The plan should not change what is learned: {promise}. `plan.json` is the plan itself."]
+    return [*sentences, f"The plan should not change what is learned: {promise}. `plan.json` is the plan itself."]

@@ -110,7 +110,7 @@ class RoundsFile:
         self.path.unlink(missing_ok=True)
 
     def _read(self, plans: int) -> tuple[FinishedRound, ...]:
-        found: list[FinishedRound] = []
+        rounds: list[FinishedRound] = []
         try:
             if self.path.stat().st_size > _LARGEST_BYTES:
                 return ()
@@ -121,10 +121,10 @@ class RoundsFile:
                 one = msgspec.json.decode(line, type=FinishedRound)
                 if not _whole(one, plans):
                     break
-                found.append(one)
+                rounds.append(one)
         except (OSError, msgspec.DecodeError, RecursionError):
             pass
-        return tuple(found)
+        return tuple(rounds)
 
 
 def _whole(finished: FinishedRound, plans: int) -> bool:

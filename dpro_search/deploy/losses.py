@@ -101,13 +101,13 @@ def read_losses(folder: Path) -> Losses:
     paths = sorted(folder.glob("loss-*"))
     if not paths:
         return ()
-    found = []
+    losses = []
     for line in paths[0].read_text().split()[:COMPARED_STEPS]:
         try:
-            found.append(Loss.parse(line))
+            losses.append(Loss.parse(line))
         except ValueError:  # incomplete, because its process ended
             break
-    return tuple(found)
+    return tuple(losses)
 
 
 def compare(recorded: Sequence[Losses], planned: Sequence[Losses], tolerance: Tolerance) -> Equivalence:
@@ -116,20 +116,22 @@ def compare(recorded: Sequence[Losses], planned: Sequence[Losses], tolerance: To
     if count < _FEWEST:
         return _unknown(count, f"not compared: the script prints fewer than {_FEWEST} losses (lines with 'loss' and a number)")
     base = recorded[0]
-    own = max((_difference(base, other, count, tolerance) for other in recorded[1:]), default=0.0)
-    if not own <= _OWN_LIMIT:
-        return _unknown(count, f"not compared: losses of the recorded setting's own runs differ by {own:.2g}; fix the job's seeds")
-    allowed = max(tolerance.relative, _OWN_FACTOR * own)
-    found = max(_difference(base, losses, count, tolerance) for losses in planned)
-    same = found <= allowed
+    spread = max((_difference(base, other, count, tolerance) for other in recorded[1:]), default=0.0)
+    if not spread <= _OWN_LIMIT:
+        return _unknown(
+            count, f"not compared: losses of the recorded setting's own runs differ by {spread:.2g}; fix the job's seeds"
+        )
+    allowed = max(tolerance.relative, _OWN_FACTOR * spread)
+    difference = max(_difference(base, losses, count, tolerance) for losses in planned)
+    same = difference <= allowed
     how = "means of the last losses" if tolerance.by_convergence else f"first {count} losses"
     relation = "agree within" if same else "differ, by more than"
     return Equivalence(
         verdict="same" if same else "different",
         compared=count,
-        difference=found if math.isfinite(found) else None,
+        difference=difference if math.isfinite(difference) else None,
         tolerance=allowed,
-        reason=f"{how} {relation} {allowed:.2g} (largest relative difference {found:.2g})",
+        reason=f"{how} {relation} {allowed:.2g} (largest relative difference {difference:.2g})",
     )
 
 

@@ -170,9 +170,9 @@ def assumptions(cluster: SearchedCluster | None) -> tuple[str, ...]:
     if cluster is None:
         return ()
     ranks = f"{cluster.ranks} rank{'s' if cluster.ranks > 1 else ''}"
-    found = [f"The plan was searched for {cluster.name} ({ranks}), where no run of the job was measured."]
-    found += [f"Assumed: {sentence}." for sentence in cluster.assumed]
-    return (*found, f"Interval: {cluster.interval}.") if cluster.interval else tuple(found)
+    sentences = [f"The plan was searched for {cluster.name} ({ranks}), where no run of the job was measured."]
+    sentences += [f"Assumed: {sentence}." for sentence in cluster.assumed]
+    return (*sentences, f"Interval: {cluster.interval}.") if cluster.interval else tuple(sentences)
 
 
 def validate_run(
@@ -189,7 +189,7 @@ def validate_run(
     elsewhere: bool = False,
     run_recorded_command: bool = False,
     on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
-    on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
+    on_run: Callable[[str, StepTimes | JobError], None] = lambda name, run: None,
     on_kept: Callable[[int], None] = lambda rounds: None,
 ) -> tuple[Validation, Calibration]:
     """Run the best plans of a search for real; writes ``validation.json`` and ``calibration.json`` into the run folder.

@@ -81,8 +81,8 @@ class ComparedSplit(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def mean(splits: Sequence[ComparedSplit | None]) -> ComparedSplit | None:
         """The mean over runs of one plan; None if no run has a split."""
-        found = [split for split in splits if split is not None]
-        return ComparedSplit.of(mean_split([split.measured for split in found]), found[0].predicted) if found else None
+        known = [split for split in splits if split is not None]
+        return ComparedSplit.of(mean_split([split.measured for split in known]), known[0].predicted) if known else None
 
 
 def mean_split(splits: Sequence[StepSplit]) -> StepSplit:
@@ -168,39 +168,39 @@ def measured_split(ranks: Sequence[RankSpans], warmup: int, alone_us: AloneUs) -
     last = min(len(rank.begins_ns) for rank in ranks) - 1
     begin_ns, end_ns = (np.array([rank.begins_ns[step] for rank in ranks]) for step in (warmup, last))
     paced_ns = np.array([rank.paced_us[warmup:last].sum() * 1e3 for rank in ranks])
-    found = _Blocked.of(ranks, begin_ns, end_ns)
-    across = np.isin(found.axis, _ACROSS_STAGES) & (ranks[0].stages > 1)
-    bubble = found.share(found.waiting_ns, across)
-    exposed = _named(found, ~across)
+    blocked = _Blocked.of(ranks, begin_ns, end_ns)
+    across = np.isin(blocked.axis, _ACROSS_STAGES) & (ranks[0].stages > 1)
+    bubble = blocked.share(blocked.waiting_ns, across)
+    exposed = _named(blocked, ~across)
     compute = 1.0 - bubble - sum(exposed.values())
     return StepSplit(
         step_us=float((end_ns - begin_ns).mean() / (last - warmup) / 1e3),
         compute=compute,
         bubble=bubble,
         exposed_communication=sum(exposed.values()),
-        contention=found.share(found.contention_ns(alone_us)),
+        contention=blocked.share(blocked.contention_ns(alone_us)),
         beyond_recorded=compute - float(np.mean(paced_ns / (end_ns - begin_ns))),
         by_axis=_summed((name.split()[0], share) for name, share in exposed.items()),
         by_exchange=exposed,
     )
 
 
-def _named(found: _Blocked, same_stage: Bools) -> dict[str, float]:
+def _named(blocked: _Blocked, same_stage: Bools) -> dict[str, float]:
     """Exposed communication by axis and kind of exchange; axes of replicas (dp_replicate, dp_shard) are one."""
     rows: list[tuple[str, float]] = []
-    for axis in dict.fromkeys(found.axis.tolist()):
-        own, short = found.axis == axis, axis.partition("_")[0]
-        kinds = dict.fromkeys(found.kind[own].tolist())
-        rows += [(f"{short} {kind}", found.share(found.transfer_ns, own & (found.kind == kind))) for kind in kinds]
-        rows.append((f"{short} waiting", found.share(found.waiting_ns, own & same_stage)))
+    for axis in dict.fromkeys(blocked.axis.tolist()):
+        on_axis, short = blocked.axis == axis, axis.partition("_")[0]
+        kinds = dict.fromkeys(blocked.kind[on_axis].tolist())
+        rows += [(f"{short} {kind}", blocked.share(blocked.transfer_ns, on_axis & (blocked.kind == kind))) for kind in kinds]
+        rows.append((f"{short} waiting", blocked.share(blocked.waiting_ns, on_axis & same_stage)))
     return {name: share for name, share in _summed(rows).items() if share}
 
 
 def _summed(rows: Iterable[tuple[str, float]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for name, share in rows:
-        found[name] = found.get(name, 0.0) + share
-    return found
+        totals[name] = totals.get(name, 0.0) + share
+    return totals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,26 +244,26 @@ class _Blocked:
 
     def contention_ns(self, alone_us: AloneUs) -> Floats:
         """The additional duration of each exchange over running alone, within the time that the rank was blocked in it."""
-        found = np.zeros(len(self.kind))
+        excess_ns = np.zeros(len(self.kind))
         for kind, axis, size in dict.fromkeys(zip(self.kind.tolist(), self.axis.tolist(), self.size_bytes.tolist(), strict=True)):
             alone = None if kind == "send" else alone_us(kind, axis, size)
             if alone is not None:
                 rows = (self.kind == kind) & (self.axis == axis) & (self.size_bytes == size) & (self.transfer_ns > 0)
-                found[rows] = np.minimum(self.transfer_ns, self.whole_ns - alone * 1e3)[rows]
-        return found
+                excess_ns[rows] = np.minimum(self.transfer_ns, self.whole_ns - alone * 1e3)[rows]
+        return excess_ns
 
 
 def _keys(rank: RankSpans) -> _Int64s:
     """The identity of an exchange on all its ranks, [n, 4]: axis, first rank and -1 (or sender and receiver), and its number."""
-    found = np.full((len(rank.rows), 4), -1, np.int64)
+    keys = np.full((len(rank.rows), 4), -1, np.int64)
     group, kind, peer = rank.rows[:, 0], rank.rows[:, 1], rank.rows[:, 2]
-    found[:, 0] = np.array([*(_AXES.index(axis) for axis, _ in rank.groups), 0])[group]  # of -1 the last one
-    found[:, 1] = np.array([*(ranks[0] for _, ranks in rank.groups), rank.rank])[group]
-    for name, own, other in (("send", 1, 2), ("recv", 2, 1)):
+    keys[:, 0] = np.array([*(_AXES.index(axis) for axis, _ in rank.groups), 0])[group]  # of -1 the last one
+    keys[:, 1] = np.array([*(ranks[0] for _, ranks in rank.groups), rank.rank])[group]
+    for name, column, other in (("send", 1, 2), ("recv", 2, 1)):
         rows = (peer >= 0) & (kind == list(rank.kinds).index(name))
-        found[rows, 0], found[rows, own], found[rows, other] = _AXES.index("pp"), rank.rank, peer[rows]
-    label = np.unique(found[:, :3], axis=0, return_inverse=True)[1].reshape(-1)
+        keys[rows, 0], keys[rows, column], keys[rows, other] = _AXES.index("pp"), rank.rank, peer[rows]
+    label = np.unique(keys[:, :3], axis=0, return_inverse=True)[1].reshape(-1)
     order = np.argsort(label, kind="stable")
     first = np.searchsorted(label[order], label[order])
-    found[order, 3] = np.arange(len(order)) - first
-    return found
+    keys[order, 3] = np.arange(len(order)) - first
+    return keys

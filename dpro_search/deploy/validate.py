@@ -165,7 +165,7 @@ def validate(
     precision: str | None = None,
     target_loss: float | None = None,
     on_start: Callable[[str, int, int], None] = lambda name, done, total: None,
-    on_run: Callable[[str, StepTimes | JobError], None] = lambda name, found: None,
+    on_run: Callable[[str, StepTimes | JobError], None] = lambda name, run: None,
     on_round: Callable[[FinishedRound], None] = lambda finished: None,
 ) -> Validation:
     """Run the recorded setting and plans for real, and compare with the predictions.
@@ -316,7 +316,7 @@ class _Rounds:
 
     def stable(self) -> bool:
         """Whether every typical iteration is known to `STABLE_PCT`."""
-        rows = [_times(found) for number, found in self.ended.items() if number not in self.failures]
+        rows = [_times(finished) for number, finished in self.ended.items() if number not in self.failures]
         return all(_stability_pct(row) <= STABLE_PCT for row in rows)
 
     def _keep(self, number: int, run: Run) -> None:
@@ -350,19 +350,19 @@ def _compared(
     refused: list[RefusedPlan] = []
     failed: list[FailedPlan] = []
     for number, (plan, prediction) in enumerate(plans):
-        found, expected_us = _times(runs[number]), prediction.iteration_us
+        times_us, expected_us = _times(runs[number]), prediction.iteration_us
         if number in rounds_run.failures:
-            reason, before_us = str(rounds_run.failures[number]), typical_us(found) if found else None
-            failed.append(FailedPlan(plan=plan, predicted_us=expected_us, reason=reason, runs=len(found), measured_us=before_us))
+            reason, before_us = str(rounds_run.failures[number]), typical_us(times_us) if times_us else None
+            failed.append(FailedPlan(plan=plan, predicted_us=expected_us, reason=reason, runs=len(times_us), measured_us=before_us))
             continue
         tolerance = tolerance_of(plan, precision)
         losses = compare([run.losses for run in runs[_RECORDED]], [run.losses for run in runs[number]], tolerance)
         if target_loss is not None:
             losses = trained_to(target_loss)
         if losses.verdict == "different":
-            refused.append(RefusedPlan(plan=plan, predicted_us=expected_us, measured_us=typical_us(found), losses=losses))
+            refused.append(RefusedPlan(plan=plan, predicted_us=expected_us, measured_us=typical_us(times_us), losses=losses))
         else:
-            row = measured_plan(plan, prediction, baseline, found, base, noise_pct, losses)
+            row = measured_plan(plan, prediction, baseline, times_us, base, noise_pct, losses)
             measured.append(msgspec.structs.replace(row, split=ComparedSplit.mean([run.split for run in runs[number]])))
     return Validation(
         baseline_us=base_us,

@@ -134,22 +134,22 @@ class _Buffers:
         )
 
     def _assigned(self) -> list[tuple[int, int]]:
-        found = []
+        assignments = []
         for node in np.flatnonzero(self._ran).tolist():
             if self._graph.op[node] == "AssignVariableOp" and len(self._inputs[node]) > 1:
                 variable, value = (self._buffer.get(tensor, -1) for tensor in self._inputs[node][:2])
                 if min(variable, value) >= 0 and not self._of[value][2] and self._size[variable] == self._size[value]:
-                    found.append((value, variable))
-        return found
+                    assignments.append((value, variable))
+        return assignments
 
     def _visit(self, node: int) -> None:
         kind, inputs = self._graph.op[node], self._inputs[node]
         if kind in _ARGUMENTS or kind in _CONSTANTS:
             for port in self._ports[node] or [0]:
-                found = self._type.get((node, port)) or self._variable((node, port))
-                if found is not None:
-                    is_batch = kind in _BATCHES and bool(found.shape) and found.shape[0] == self._batch
-                    self._allocate((node, port), found, is_batch and (node, port) in self._type, None)
+                output_type = self._type.get((node, port)) or self._variable((node, port))
+                if output_type is not None:
+                    is_batch = kind in _BATCHES and bool(output_type.shape) and output_type.shape[0] == self._batch
+                    self._allocate((node, port), output_type, is_batch and (node, port) in self._type, None)
         elif kind in VIEWS:
             for port in self._ports[node]:
                 source = inputs[min(port, len(inputs) - 1)] if inputs else None
@@ -181,10 +181,10 @@ class _Buffers:
     def _overwritten(self, node: int, port: int) -> int | None:
         """The buffer that an output of an op takes over from an input that no other op reads any more."""
         buffers = [self._buffer.get(tensor, -1) for tensor in self._inputs[node]]
-        wanted = self._type[node, port]
+        output_type = self._type[node, port]
         for tensor, buffer in zip(self._inputs[node], buffers, strict=True):
-            fits = buffer >= 0 and not self._of[buffer][2] and self._type.get(tensor, wanted).dtype == wanted.dtype
-            if fits and self._size[buffer] == wanted.size_bytes and buffers.count(buffer) == 1:
+            fits = buffer >= 0 and not self._of[buffer][2] and self._type.get(tensor, output_type).dtype == output_type.dtype
+            if fits and self._size[buffer] == output_type.size_bytes and buffers.count(buffer) == 1:
                 others = (op for op in self._held[buffer] if op != node and self._ran[op])
                 if all(self._end[op] <= self._begin[node] for op in others):
                     return buffer
@@ -211,18 +211,18 @@ class _Buffers:
         """Tensors that are gradients of parameters: what is communicated, and what it was before its shape or scale was changed."""
         comm = np.flatnonzero(self._kinds == OpKind.COMM).tolist()
         left = [tensor for node in comm for tensor in self._inputs[node]]
-        found: set[_Tensor] = set()
+        gradients: set[_Tensor] = set()
         while left:
             tensor = left.pop()
-            if tensor in found or tensor not in self._type:
+            if tensor in gradients or tensor not in self._type:
                 continue
-            found.add(tensor)
+            gradients.add(tensor)
             if self._graph.op[tensor[0]] in _SAME_SIZE:
                 size = self._type[tensor].elements
                 left += [
                     source for source in self._inputs[tensor[0]] if source in self._type and self._type[source].elements == size
                 ]
-        return found
+        return gradients
 
     def _reached(self) -> tuple[set[int], set[int]]:
         """Nodes that need the batch, and nodes that need what was communicated."""
@@ -251,8 +251,8 @@ class _Buffers:
             return False
         tensors = [tensor for tensor in self._inputs[node] if tensor in self._buffer]
         tensors += [(node, port) for port in self._ports[node] if (node, port) in self._buffer]
-        found = [self._buffer[tensor] for tensor in tensors if self._size[self._buffer[tensor]] > 0]
-        near = min(found, key=lambda buffer: abs(math.log(self._size[buffer] / self._workspace[node])), default=None)
+        buffers = [self._buffer[tensor] for tensor in tensors if self._size[self._buffer[tensor]] > 0]
+        near = min(buffers, key=lambda buffer: abs(math.log(self._size[buffer] / self._workspace[node])), default=None)
         return near is not None and self._of[near][1]
 
     def _ordered(self) -> list[int]:

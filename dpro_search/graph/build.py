@@ -104,12 +104,14 @@ class _RankPart:
         self._waits[is_comm] = False
         self.kinds = _kinds(self._graph, self._order, is_comm, np.asarray(self._waits.any(axis=1)))
 
-        mine = trace.events.select(trace.events.rank == rank)
+        rank_events = trace.events.select(trace.events.rank == rank)
         node_of_name = np.array([index.get(name, -1) for name in trace.names], dtype=np.int64)
-        for name in {trace.names[i] for i in mine.name[(mine.kind == EventKind.OP) & (node_of_name[mine.name] < 0)]}:
+        for name in {
+            trace.names[i] for i in rank_events.name[(rank_events.kind == EventKind.OP) & (node_of_name[rank_events.name] < 0)]
+        }:
             unplaced[f"{name}@{rank}"] = "ran, but is not in the executed graph"
         profiler_us = 0.0 if with_profiler else _profiler_cpu_us(trace, rank)
-        self._divide(trace, rank, steps, mine, node_of_name, shares, profiler_us)
+        self._divide(trace, rank, steps, rank_events, node_of_name, shares, profiler_us)
         never = [i for i in np.flatnonzero(~self._ran & ~is_comm) if self.types[i] not in ("Const", "_Arg", "_Retval", "NoOp")]
         for i in never:
             unplaced[f"{self.names[i]}@{rank}"] = f"{self.types[i]} without a time: taken as free"
@@ -119,7 +121,7 @@ class _RankPart:
         trace: Trace,
         rank: int,
         steps: tuple[int, ...],
-        mine: Events,
+        rank_events: Events,
         node_of_name: Ints,
         shares: dict[tuple[int, int], ShareProfile],
         profiler_us: float,
@@ -137,7 +139,7 @@ class _RankPart:
         for i, step in enumerate(steps):
             row = row_of_step[step]
             begin = float(trace.steps.start_us[row])
-            events = mine.select(mine.step == step)
+            events = rank_events.select(rank_events.step == step)
             enqueues = _first_enqueues(events, count, rank, step, trace)
             timed = (events.kind == EventKind.OP) & (node_of_name[events.name] >= 0) & (events.end_us > events.start_us)
             ops = events.select(timed)
@@ -226,10 +228,10 @@ def _memory(trace: Trace, steps: tuple[int, ...], kinds: Ints) -> StepMemory | N
     spans = []
     for rank in (rank for rank, number in enumerate(trace.graph_of_rank) if number == trace.graph_of_rank[0]):
         for step in steps:
-            mine = (events.rank == rank) & (events.step == step)
+            in_step = (events.rank == rank) & (events.step == step)
             begin, end = np.full(len(graph.name), np.inf), np.full(len(graph.name), -np.inf)
-            np.minimum.at(begin, node_of_name[events.name[mine]], events.start_us[mine])
-            np.maximum.at(end, node_of_name[events.name[mine]], events.end_us[mine])
+            np.minimum.at(begin, node_of_name[events.name[in_step]], events.start_us[in_step])
+            np.maximum.at(end, node_of_name[events.name[in_step]], events.end_us[in_step])
             spans.append((begin, end))
     return step_memory(graph, kinds, spans, [tensor.size_bytes for tensor in trace.tensors])
 

@@ -39,18 +39,18 @@ def group_speeds(trace: Trace) -> tuple[GroupSpeed, ...]:
     of_collective: dict[int, list[int]] = defaultdict(list)
     for part, number in zip(parts.tolist(), events.collective[parts].tolist(), strict=True):
         of_collective[number].append(part)
-    found: dict[tuple[str, tuple[int, ...]], list[tuple[float, float, float]]] = defaultdict(list)
-    for mine in of_collective.values():
-        ranks = tuple(sorted(trace.meta.numbers[rank] for rank in set(events.rank[mine].tolist())))
-        size_bytes = float(events.size_bytes[mine].max())
-        time_us = float(events.end_us[mine].max() - events.start_us[mine].max())
+    rows_of_group: dict[tuple[str, tuple[int, ...]], list[tuple[float, float, float]]] = defaultdict(list)
+    for members in of_collective.values():
+        ranks = tuple(sorted(trace.meta.numbers[rank] for rank in set(events.rank[members].tolist())))
+        size_bytes = float(events.size_bytes[members].max())
+        time_us = float(events.end_us[members].max() - events.start_us[members].max())
         if len(ranks) > 1 and size_bytes >= _LEAST_BYTES and time_us > 0:
-            kind = CollectiveKind(int(events.collective_kind[mine[0]]))
-            title = trace.names[events.name[mine[0]]].lower() if kind is CollectiveKind.UNKNOWN else kind.label
-            found[title, ranks].append((size_bytes, size_bytes * _share_of_link(kind, len(ranks)), time_us))
+            kind = CollectiveKind(int(events.collective_kind[members[0]]))
+            title = trace.names[events.name[members[0]]].lower() if kind is CollectiveKind.UNKNOWN else kind.label
+            rows_of_group[title, ranks].append((size_bytes, size_bytes * _share_of_link(kind, len(ranks)), time_us))
     steps = max(len(np.unique(events.step[parts])), 1)
     speeds = []
-    for (title, ranks), rows in found.items():
+    for (title, ranks), rows in rows_of_group.items():
         size_bytes, carried_bytes, time_us = np.array(rows).sum(axis=0).tolist()
         speeds.append(
             GroupSpeed(

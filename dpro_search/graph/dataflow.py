@@ -147,11 +147,11 @@ def waits_for_gradients(kind: Ints, op_type: Sequence[str], pred_ptr: Ints, pred
     """
     backward = kind == OpKind.BACKWARD
     gradient = backward & ~np.isin(np.array(op_type), AT_ONCE)
-    found = np.zeros(len(kind), dtype=np.bool_)
+    waits = np.zeros(len(kind), dtype=np.bool_)
     owner = np.repeat(np.arange(len(kind)), np.diff(pred_ptr))
-    found[owner[gradient[pred_idx]]] = True
-    found &= backward
-    return found
+    waits[owner[gradient[pred_idx]]] = True
+    waits &= backward
+    return waits
 
 
 def reachable(starts: npt.NDArray[np.bool_], pred_ptr: Ints, pred_idx: Ints, order: Ints) -> npt.NDArray[np.bool_]:

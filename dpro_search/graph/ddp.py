@@ -130,9 +130,9 @@ class _StepPart:
     """One rank in one step, divided at its enqueues and waits."""
 
     def __init__(self, trace: Trace, rank: int, step: int, bucket_of: Ints, axis: CoreTime) -> None:
-        mine = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))
-        whole = mine.select(mine.kind == EventKind.COLLECTIVE)
-        comm = mine.select(mine.kind == EventKind.COMM)
+        step_events = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))
+        whole = step_events.select(step_events.kind == EventKind.COLLECTIVE)
+        comm = step_events.select(step_events.kind == EventKind.COMM)
         comm = comm.select(np.argsort(comm.tensor, kind="stable"))
         if len(comm) != len(bucket_of):
             raise GraphError(f"{len(bucket_of) - len(comm)} gradients were not communicated on rank {rank} in step {step}")
@@ -155,18 +155,18 @@ class _StepPart:
         self.forward_bytes = forward.size_bytes.astype(np.float64)
         self.forward_is_broadcast = forward.collective_kind == CollectiveKind.BROADCAST
         calls = trace.module_calls
-        own = (calls.rank == rank) & (calls.step == step)
-        begin_us = axis.used_us(calls.start_us[own])
+        of_step = (calls.rank == rank) & (calls.step == step)
+        begin_us = axis.used_us(calls.start_us[of_step])
         times_us = {
             "forward_from_us": begin_us,
-            "forward_us": axis.used_us(calls.end_us[own]) - begin_us,
-            "again_us": axis.used_us(calls.again_us[own]) - begin_us,
-            "backward_from_us": axis.used_us(calls.backward_us[own]),
-            "backward_until_us": axis.used_us(calls.backward_end_us[own]),
+            "forward_us": axis.used_us(calls.end_us[of_step]) - begin_us,
+            "again_us": axis.used_us(calls.again_us[of_step]) - begin_us,
+            "backward_from_us": axis.used_us(calls.backward_us[of_step]),
+            "backward_until_us": axis.used_us(calls.backward_end_us[of_step]),
         }
         self.modules_us = {name: np.full(len(trace.modules), unknown) for name, unknown in _MODULE_TIMES.items()}
         for name, us in times_us.items():
-            self.modules_us[name][calls.module[own]] = us
+            self.modules_us[name][calls.module[of_step]] = us
 
 
 def _copies(ops: Events, tensors: int) -> Ints | None:

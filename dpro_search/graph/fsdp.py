@@ -129,10 +129,10 @@ class _StepPart:
     """One rank in one step, divided at its marks."""
 
     def __init__(self, trace: Trace, rank: int, step: int, time: CoreTime) -> None:
-        mine = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))
-        whole = mine.select(mine.kind == EventKind.COLLECTIVE)
+        step_events = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))
+        whole = step_events.select(step_events.kind == EventKind.COLLECTIVE)
         whole = whole.select(np.argsort(whole.collective, kind="stable"))
-        waits = mine.select(mine.kind == EventKind.SYNC)
+        waits = step_events.select(step_events.kind == EventKind.SYNC)
         waits = waits.select(np.argsort(waits.collective, kind="stable"))
         if not np.array_equal(waits.collective, whole.collective):
             raise GraphError(f"rank {rank} did not wait for each of its collectives in step {step}; record the job again")
@@ -167,17 +167,17 @@ def _copies(ops: Events, whole: Events) -> list[tuple[float, Mark, int]]:
         The step's collectives in enqueue order.
     """
     place = {number: i for i, number in enumerate(whole.collective.tolist())}
-    found: list[tuple[float, Mark, int]] = []
+    marks: list[tuple[float, Mark, int]] = []
     for op in np.flatnonzero((ops.role == Role.COPY) & (ops.collective >= 0)).tolist():
         gather = place.get(int(ops.collective[op]))
         if gather is None:
             continue  # a gather of another step
         if ops.start_us[op] < whole.start_us[gather]:
-            found.append((float(ops.start_us[op]), Mark.COPY_IN, gather))
+            marks.append((float(ops.start_us[op]), Mark.COPY_IN, gather))
         else:
-            found.append((float(ops.start_us[op]), Mark.COPY_OUT, gather))
-            found.append((float(ops.end_us[op]), Mark.READY, gather))
-    return found
+            marks.append((float(ops.start_us[op]), Mark.COPY_OUT, gather))
+            marks.append((float(ops.end_us[op]), Mark.READY, gather))
+    return marks
 
 
 def _lag(trace: Trace, steps: tuple[int, ...]) -> float:
@@ -194,17 +194,17 @@ def _purposes(kind: Codes, role: Codes) -> Ints:
     """The role of each collective. Collectives of the script itself have none."""
     gathers, units = kind == CollectiveKind.ALL_GATHER, role != Role.UNKNOWN
     scatters = (kind == CollectiveKind.REDUCE_SCATTER) & units
-    found = np.where(gathers & (role == Role.FORWARD), Purpose.FORWARD, Purpose.OTHER)
-    found = np.where(gathers & (role == Role.BACKWARD), Purpose.BACKWARD, found)
-    return np.where(scatters, Purpose.SCATTER, found).astype(np.int64)
+    purpose = np.where(gathers & (role == Role.FORWARD), Purpose.FORWARD, Purpose.OTHER)
+    purpose = np.where(gathers & (role == Role.BACKWARD), Purpose.BACKWARD, purpose)
+    return np.where(scatters, Purpose.SCATTER, purpose).astype(np.int64)
 
 
 def _labels(names: tuple[str, ...]) -> tuple[str, ...]:
     """Labels; those that come more than once in a step are counted."""
     seen: Counter[str] = Counter()
-    found = []
+    labels = []
     for name in names:
         label = name.replace("all_gather", "all-gather", 1).replace("reduce_scatter", "reduce-scatter", 1)
         seen[label] += 1
-        found.append(label if seen[label] == 1 else f"{label}, {seen[label]}")
-    return tuple(found)
+        labels.append(label if seen[label] == 1 else f"{label}, {seen[label]}")
+    return tuple(labels)

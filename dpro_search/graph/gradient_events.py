@@ -86,27 +86,27 @@ class Gradients:
     @property
     def searches(self) -> bool:
         """Whether DDP searched unused parameters."""
-        return any(found.searches for found in self.steps.values())
+        return any(step.searches for step in self.steps.values())
 
     @property
     def has_copies(self) -> bool:
         """Whether gradients are copied out of their buckets, and all these copies are known."""
-        return all(len(found.back) == len(self.tensors) for found in self.steps.values())
+        return all(len(step.back) == len(self.tensors) for step in self.steps.values())
 
 
 def gradients_of(trace: Trace) -> Gradients | None:
     """The gradients of a job whose ranks all-reduce the same buckets in every step; None where they do not."""
     spans = _Spans(trace)
-    found = {(rank, step): spans.of(rank, step) for rank in range(trace.meta.ranks) for step in spans.steps_of(rank)}
-    if not found or not all(value.parts for value in found.values()):
+    gradients_of_step = {(rank, step): spans.of(rank, step) for rank in range(trace.meta.ranks) for step in spans.steps_of(rank)}
+    if not gradients_of_step or not all(value.parts for value in gradients_of_step.values()):
         return None
-    first = next(iter(found.values()))
+    first = next(iter(gradients_of_step.values()))
     sizes = _bucket_bytes(trace, first)
-    if any(len(value.parts) != len(sizes) for value in found.values()) or any(
-        _bucket_bytes(trace, value) != sizes for value in found.values()
+    if any(len(value.parts) != len(sizes) for value in gradients_of_step.values()) or any(
+        _bucket_bytes(trace, value) != sizes for value in gradients_of_step.values()
     ):
         return None
-    tensors, bucket_of, share, why = _gradients(trace, spans, found, sizes)
+    tensors, bucket_of, share, why = _gradients(trace, spans, gradients_of_step, sizes)
     known = bool(tensors)
     if not known and min(sizes) > 0:
         tensors = tuple(
@@ -114,37 +114,37 @@ def gradients_of(trace: Trace) -> Gradients | None:
             for number, size in enumerate(sizes)
         )
         bucket_of = np.arange(len(sizes))
-        found = {key: _of_buckets(value) for key, value in found.items()}
+        gradients_of_step = {key: _of_buckets(value) for key, value in gradients_of_step.items()}
     return Gradients(
         tensors=tensors,
         bucket_of=bucket_of,
         share=share,
-        steps=found,
+        steps=gradients_of_step,
         known=known,
         why=why,
     )
 
 
-def _bucket_bytes(trace: Trace, found: StepGradients) -> list[int]:
-    return [int(size) for size in trace.events.size_bytes[list(found.parts)]]
+def _bucket_bytes(trace: Trace, gradients: StepGradients) -> list[int]:
+    return [int(size) for size in trace.events.size_bytes[list(gradients.parts)]]
 
 
-def _of_buckets(found: StepGradients) -> StepGradients:
+def _of_buckets(gradients: StepGradients) -> StepGradients:
     """With each bucket in place of its gradients: it is ready when it is posted."""
-    ready = tuple(Span(post.thread, post.start_us, post.start_us) for post in found.posts)
-    return replace(found, ready=ready, back=())
+    ready = tuple(Span(post.thread, post.start_us, post.start_us) for post in gradients.posts)
+    return replace(gradients, ready=ready, back=())
 
 
 def _gradients(
-    trace: Trace, spans: _Spans, found: dict[tuple[int, int], StepGradients], sizes: Sequence[int]
+    trace: Trace, spans: _Spans, gradients_of_step: dict[tuple[int, int], StepGradients], sizes: Sequence[int]
 ) -> tuple[tuple[TensorInfo, ...], Ints, float, str]:
     """The gradients, the bucket of each, `Gradients.share`, and how that is known; no gradients where it is not."""
     none: Ints = np.zeros(0, np.int64)
-    first = next(iter(found.values()))
+    first = next(iter(gradients_of_step.values()))
     count = len(first.ready)
-    if not count or any(len(value.ready) != count for value in found.values()):
+    if not count or any(len(value.ready) != count for value in gradients_of_step.values()):
         return (), none, 1.0, "which gradients are in a bucket was not recorded: buckets can be joined, not cut"
-    assigned = [_by_time(value) for value in found.values()]
+    assigned = [_by_time(value) for value in gradients_of_step.values()]
     bucket_of = assigned[0]
     if any((one != bucket_of).any() for one in assigned) or bucket_of.max() >= len(sizes):
         return (), none, 1.0, "gradients become ready in an order that changes from step to step: buckets can be joined, not cut"
@@ -166,10 +166,10 @@ def _gradients(
     return tensors, bucket_of, share, why
 
 
-def _by_time(found: StepGradients) -> Ints:
+def _by_time(gradients: StepGradients) -> Ints:
     """The bucket of each gradient: the first that is posted after it has become ready."""
-    posted_us = np.array([post.start_us for post in found.posts])
-    return np.searchsorted(posted_us, np.array([span.start_us for span in found.ready]), side="left")
+    posted_us = np.array([post.start_us for post in gradients.posts])
+    return np.searchsorted(posted_us, np.array([span.start_us for span in gradients.ready]), side="left")
 
 
 class _Spans(MarkedSpans):
@@ -208,7 +208,7 @@ class _Spans(MarkedSpans):
     def _ready(self, rank: int, step: int) -> list[Span]:
         """Each gradient with its copy into the bucket, where there is one."""
         copies = iter([*self.named(_COPY_IN, rank, step), None])
-        found, copy = [], next(copies)
+        ready, copy = [], next(copies)
         spans = self.named((GRADIENT,), rank, step)
         for number, span in enumerate(spans):
             until_us = spans[number + 1].start_us if number + 1 < len(spans) else np.inf
@@ -217,14 +217,14 @@ class _Spans(MarkedSpans):
             whole = span
             if copy is not None and copy.start_us < until_us and copy.thread == span.thread:
                 whole = Span(span.thread, span.start_us, copy.end_us, copy.events)
-            found.append(whole)
-        return found
+            ready.append(whole)
+        return ready
 
-    def sized(self, found: StepGradients) -> tuple[tuple[TensorInfo, ...], str]:
+    def sized(self, gradients: StepGradients) -> tuple[tuple[TensorInfo, ...], str]:
         """The gradients of a step with their sizes, and how these are known; none, and why."""
         trace, events = self.trace, self.trace.events
         given = tuple(tensor for tensor in trace.tensors if tensor.node == GRADIENT)
-        rows = self.rows((GRADIENT,), found.rank, found.step)
+        rows = self.rows((GRADIENT,), gradients.rank, gradients.step)
         shapes = [trace.shapes[code][:1] if code >= 0 else () for code in events.shapes[rows].tolist()]
         if given and len(given) == len(rows):
             if all(shapes) and [shape[0] for shape in shapes] != [tensor.shape for tensor in given]:
@@ -235,7 +235,8 @@ class _Spans(MarkedSpans):
             tensors = [_tensor(number, dtype, shape[0]) for number, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))]
             return tuple(tensors), "shapes of the gradients in the profile"
         copied = [
-            [int(events.size_bytes[event]) for event in span.events if events.kind[event] == EventKind.COPY] for span in found.back
+            [int(events.size_bytes[event]) for event in span.events if events.kind[event] == EventKind.COPY]
+            for span in gradients.back
         ]
         if len(copied) == len(rows) and all(len(sizes) == 1 and sizes[0] > 0 for sizes in copied):
             tensors = [_tensor(number, "float32", (sizes[0] // 4,)) for number, sizes in enumerate(copied)]

@@ -29,4 +29,4 @@ KERNEL_CLASSES = (*(name for name, _ in _PATTERNS), OTHER)
 
 def kernel_class(name: str) -> str:
     """One of `KERNEL_CLASSES`."""
-    return next((found for found, pattern in _CLASSES if pattern.search(name)), OTHER)
+    return next((title for title, pattern in _CLASSES if pattern.search(name)), OTHER)

@@ -61,11 +61,11 @@ class CoreTime:
 def core_times(trace: Trace, *, with_profiler: bool = False) -> dict[tuple[int, int], CoreTime]:
     """Core time by (step, rank) of all profiled steps; `with_profiler`: with what profiling added, to compare with such steps."""
     ranks = range(trace.meta.ranks)
-    found = {(step, rank): _passed(trace, rank, step) for step in sampled_steps(trace, None) for rank in ranks}
+    times = {(step, rank): _passed(trace, rank, step) for step in sampled_steps(trace, None) for rank in ranks}
     if not with_profiler:
         for rank in ranks:
-            found |= _without_profiler({key: time for key, time in found.items() if key[1] == rank}, _usual_cpu_us(trace, rank))
-    return found
+            times |= _without_profiler({key: time for key, time in times.items() if key[1] == rank}, _usual_cpu_us(trace, rank))
+    return times
 
 
 def ops_per_step(trace: Trace) -> int:
@@ -87,13 +87,13 @@ def main_waits_us(trace: Trace, rank: int, step: int) -> Floats:
     collective may be seen to end a little after the main thread has gone on: Gloo's thread wakes it first, and loses the core to
     it.
     """
-    mine = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))
-    noted = mine.select(mine.kind == EventKind.SYNC)
+    step_events = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))
+    noted = step_events.select(step_events.kind == EventKind.SYNC)
     if len(noted):
         return np.stack((noted.start_us, noted.end_us), axis=1)
-    ops = mine.select((mine.kind == EventKind.OP) & (mine.stream == 0))
+    ops = step_events.select((step_events.kind == EventKind.OP) & (step_events.stream == 0))
     order = np.argsort(ops.start_us, kind="stable")
-    ends = np.sort(mine.end_us[mine.kind == EventKind.COLLECTIVE])
+    ends = np.sort(step_events.end_us[step_events.kind == EventKind.COLLECTIVE])
     gap_start, gap_end = np.maximum.accumulate(ops.end_us[order])[:-1], ops.start_us[order][1:]
     late_us = machine_constants().host.late_end_us
     latest = gap_end + np.where(gap_end - gap_start > late_us, late_us, 0.0)
@@ -115,9 +115,9 @@ def _steady(trace: Trace, rank: int, *, traced: bool) -> npt.NDArray[np.bool_]:
     rows = np.flatnonzero(steps.rank == rank)
     kind = steps.traced[rows]
     alike = np.append(kind[:-1] == kind[1:], False) & (kind == traced) & (steps.index[rows] >= SETTLING_STEPS)
-    found = np.zeros(len(steps), dtype=np.bool_)
-    found[rows[alike if alike.any() else kind == traced]] = True
-    return found
+    steady = np.zeros(len(steps), dtype=np.bool_)
+    steady[rows[alike if alike.any() else kind == traced]] = True
+    return steady
 
 
 def _usual_cpu_us(trace: Trace, rank: int) -> tuple[float, float] | None:
@@ -134,12 +134,12 @@ def _passed(trace: Trace, rank: int, step: int) -> CoreTime:
     following = np.flatnonzero((trace.steps.rank == rank) & (trace.steps.index == step + 1))
     begin = float(trace.steps.start_us[row])
     end = float(trace.steps.start_us[following[0]]) if len(following) else float(trace.steps.end_us[row])
-    mine = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))
-    ops = mine.select((mine.kind == EventKind.OP) & (mine.stream == 0))
+    step_events = trace.events.select((trace.events.rank == rank) & (trace.events.step == step))
+    ops = step_events.select((step_events.kind == EventKind.OP) & (step_events.stream == 0))
     if not len(ops):
         raise GraphError(f"rank {rank} ran no op in step {step}; its profile is damaged: record it again")
     ops = ops.select(np.argsort(ops.start_us, kind="stable"))
-    transfers = mine.select(mine.kind == EventKind.ALLREDUCE)
+    transfers = step_events.select(step_events.kind == EventKind.ALLREDUCE)
     waits, moves = main_waits_us(trace, rank, step), np.stack((transfers.start_us, transfers.end_us), axis=1)
     edges = np.unique(np.clip(np.concatenate(([begin, end], ops.end_us, waits.ravel(), moves.ravel())), begin, end))
     middle, width = (edges[:-1] + edges[1:]) / 2, np.diff(edges)
@@ -161,7 +161,7 @@ def _without_profiler(axes: dict[tuple[int, int], CoreTime], usual: tuple[float,
     counted = {key: min(max(axis.cpu_us, 0.7 * profiled), 1.3 * profiled) for key, axis in axes.items()}
     shares = [counted[key] / max(float(axis.core_us[-1]), 1e-9) for key, axis in axes.items()]
     share = min(max(float(np.median(shares)), _PLAUSIBLE[0]), _PLAUSIBLE[1])
-    found = {}
+    corrected = {}
     for key, axis in axes.items():
         added_us = max(profiled - plain, 0.0) / len(axis.ops)
         parts = np.diff(axis.core_us)
@@ -169,5 +169,5 @@ def _without_profiler(axes: dict[tuple[int, int], CoreTime], usual: tuple[float,
         parts = np.maximum(parts - ended[: len(parts)] * added_us, _LEAST_OF_OP * parts)
         wanted_us = counted[key] / share * plain / profiled
         parts *= wanted_us / max(float(parts.sum()), 1e-9)
-        found[key] = replace(axis, core_us=np.concatenate(([0.0], np.cumsum(parts))))
-    return found
+        corrected[key] = replace(axis, core_us=np.concatenate(([0.0], np.cumsum(parts))))
+    return corrected

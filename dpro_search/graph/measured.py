@@ -53,7 +53,7 @@ def recording_doubt(predicted_us: float, measured_us: float | None, clock_residu
     )
 
 
-def sampled_steps(trace: Trace, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+def sampled_steps(trace: Trace, requested: tuple[int, ...] | None) -> tuple[int, ...]:
     """Steps that are profiled on every rank, or the `wanted` ones of them; raises `GraphError` if there is none.
 
     The last profiled step is left out: the profiler stops before the next step starts.
@@ -64,11 +64,11 @@ def sampled_steps(trace: Trace, wanted: tuple[int, ...] | None) -> tuple[int, ..
         if not traced:
             raise GraphError(f"rank {rank} has no profiled step: its files are missing or its job ended early; record it again")
         common = traced if common is None else common & traced
-    found = sorted(common or ())
-    found = found[:-1] if len(found) > 1 else found
-    chosen = found if wanted is None else [step for step in found if step in wanted]
+    profiled = sorted(common or ())
+    profiled = profiled[:-1] if len(profiled) > 1 else profiled
+    chosen = profiled if requested is None else [step for step in profiled if step in requested]
     if not chosen:
-        raise GraphError(f"none of the requested steps was profiled on every rank (profiled: {found})")
+        raise GraphError(f"none of the requested steps was profiled on every rank (profiled: {profiled})")
     return tuple(chosen)
 
 
@@ -85,9 +85,9 @@ def without_step(trace: Trace, step: int) -> tuple[tuple[int, ...], float]:
 
 def profiled_iterations_us(trace: Trace) -> dict[int, float]:
     """Iteration of each profiled step that another profiled step follows."""
-    mine = trace.steps.select(trace.steps.rank == 0)
-    whole = np.flatnonzero(mine.traced[:-1] & mine.traced[1:])
+    rank_steps = trace.steps.select(trace.steps.rank == 0)
+    whole = np.flatnonzero(rank_steps.traced[:-1] & rank_steps.traced[1:])
     if not len(whole):
         raise InputError("the trace has no two profiled steps in a row; record more with --traced")
-    distance = np.diff(mine.start_us)
-    return {int(mine.index[i]): float(distance[i]) for i in whole}
+    distance = np.diff(rank_steps.start_us)
+    return {int(rank_steps.index[i]): float(distance[i]) for i in whole}

@@ -35,7 +35,7 @@ def step_flops(trace: Trace) -> StepFlops | None:
     events = trace.events
     rows = np.flatnonzero((events.kind == EventKind.OP) & (events.shapes >= 0) & (events.step >= 0))
     named = np.unique(events.name[rows]).tolist()
-    formula = {name: found for name in named if (found := _FORMULAS.get(trace.names[name])) is not None}
+    formula = {name: formula_of_op for name in named if (formula_of_op := _FORMULAS.get(trace.names[name])) is not None}
     counted = _outermost(events, rows[np.isin(events.name[rows], list(formula))])
     flops = np.array(
         [

@@ -115,12 +115,12 @@ class ShardedUnits:
 def sharded_units_of(trace: Trace) -> ShardedUnits:
     """The units of a job; none, with the reason, where they are not marked, or differ between ranks or steps."""
     spans = _UnitSpans(trace)
-    found = {(rank, step): spans.of(rank, step) for rank in range(trace.meta.ranks) for step in spans.steps_of(rank)}
+    units_of_step = {(rank, step): spans.of(rank, step) for rank in range(trace.meta.ranks) for step in spans.steps_of(rank)}
     unknown = ShardedUnits(tensors=(), steps={}, hybrid=False, why="")
-    if not any(value.forward for value in found.values()):
+    if not any(value.forward for value in units_of_step.values()):
         return _because(unknown, "the profile does not mark FSDP's units, as fully_shard (FSDP2) does: no gather can be moved")
-    first = next(iter(found.values()))
-    if any(value.program != first.program for value in found.values()):
+    first = next(iter(units_of_step.values()))
+    if any(value.program != first.program for value in units_of_step.values()):
         return _because(unknown, "the units gather in an order that changes between ranks or steps: their gathers cannot be moved")
     given = _given(trace, [each.unit for each in first.forward])
     sizes = {each.unit: max(int(trace.events.size_bytes[each.part]), given.get(each.unit, 0), 0) for each in first.forward}
@@ -129,7 +129,7 @@ def sharded_units_of(trace: Trace) -> ShardedUnits:
     why = f"{len(tensors)} units as FSDP marks them" + (", reduced over a second process group as well" if hybrid else "")
     return ShardedUnits(
         tensors=tensors,
-        steps=found,
+        steps=units_of_step,
         hybrid=hybrid,
         why=why,
         shared_by=_shared_by(trace, first, hybrid=hybrid),
@@ -149,13 +149,13 @@ def _shared_by(trace: Trace, step: StepUnits, *, hybrid: bool) -> int | None:
 
 def _given(trace: Trace, units: list[str]) -> dict[str, int]:
     """Bytes of the parameters that were given to `import`, by the unit whose path is the longest that leads to them."""
-    found: dict[str, int] = {}
+    size_bytes_of: dict[str, int] = {}
     for tensor in trace.tensors:
         if tensor.node == GRADIENT:
             owners = [unit for unit in units if tensor.name.startswith(f"{unit}.")]
             owner = max(owners, key=len, default=ROOT)
-            found[owner] = found.get(owner, 0) + tensor.size_bytes
-    return found
+            size_bytes_of[owner] = size_bytes_of.get(owner, 0) + tensor.size_bytes
+    return size_bytes_of
 
 
 def _because(unknown: ShardedUnits, why: str) -> ShardedUnits:

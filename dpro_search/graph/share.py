@@ -56,7 +56,7 @@ def communication_shares(trace: Trace, steps: tuple[int, ...]) -> dict[tuple[int
     spans = collective_spans(trace.events)
     cycle_cpu = trace.meta.idle_cycle_cpu_us or machine_constants().horovod.cycle_cpu_us
     cycles = trace.events.start_us[trace.events.kind == EventKind.CYCLE]
-    found = {}
+    shares = {}
     for rank in range(trace.meta.ranks):
         for step in steps:
             row = np.flatnonzero((trace.steps.rank == rank) & (trace.steps.index == step))[0]
@@ -66,11 +66,11 @@ def communication_shares(trace: Trace, steps: tuple[int, ...]) -> dict[tuple[int
             inside = (spans["start_us"] >= begin) & (spans["start_us"] < end)
             part = {key: column[inside] for key, column in spans.items()}
             if polls(trace):
-                found[rank, step] = _Polling(trace, part, rank, step, begin, end).profile(_comm_cpu_us(trace, rank, row))[0]
+                shares[rank, step] = _Polling(trace, part, rank, step, begin, end).profile(_comm_cpu_us(trace, rank, row))[0]
                 continue
             cycle_count = int(((cycles >= begin) & (cycles < end)).sum())
-            found[rank, step] = _profile(part, begin, end, cycle_count * cycle_cpu, _comm_cpu_us(trace, rank, row))
-    return found
+            shares[rank, step] = _profile(part, begin, end, cycle_count * cycle_cpu, _comm_cpu_us(trace, rank, row))
+    return shares
 
 
 def polls(trace: Trace) -> bool:
@@ -83,7 +83,7 @@ def polling_share(trace: Trace, steps: Ints) -> float:
     if not polls(trace):
         return 0.0
     spans = collective_spans(trace.events)
-    found = []
+    shares = []
     for rank in range(trace.meta.ranks):
         starts = {int(index): row for row, index in enumerate(trace.steps.index) if trace.steps.rank[row] == rank}
         for step in steps.tolist():
@@ -91,8 +91,8 @@ def polling_share(trace: Trace, steps: Ints) -> float:
             begin = float(trace.steps.start_us[row])
             end = float(trace.steps.end_us[row] if following is None else trace.steps.start_us[following])
             part = {key: column[spans["step"] == step] for key, column in spans.items()}
-            found.append(_Polling(trace, part, rank, step, begin, end).profile(_comm_cpu_us(trace, rank, row))[1])
-    return float(np.median(found))
+            shares.append(_Polling(trace, part, rank, step, begin, end).profile(_comm_cpu_us(trace, rank, row))[1])
+    return float(np.median(shares))
 
 
 class _Polling:
@@ -101,9 +101,9 @@ class _Polling:
     def __init__(self, trace: Trace, spans: dict[str, Floats], rank: int, step: int, begin: float, end: float) -> None:
         events = trace.events
         marks = np.unique(np.clip(events.start_us[events.kind == EventKind.CYCLE], begin, end))
-        mine = (events.rank == rank) & (events.step == step)
-        ops = events.select(mine & (events.kind == EventKind.OP))
-        enqueues = events.start_us[mine & (events.kind == EventKind.COMM)]
+        in_step = (events.rank == rank) & (events.step == step)
+        ops = events.select(in_step & (events.kind == EventKind.OP))
+        enqueues = events.start_us[in_step & (events.kind == EventKind.COMM)]
         times = [spans[key] for key in ("copy_in_us", "start_us", "end_us", "done_us")]
         self._edges = np.unique(np.clip(np.concatenate(([begin, end], marks, ops.start_us, ops.end_us, *times)), begin, end))
         middle = (self._edges[1:] + self._edges[:-1]) / 2
@@ -145,15 +145,15 @@ def comm_cpu_us_per_byte(trace: Trace, steps: Ints) -> float:
     spans = collective_spans(trace.events)
     cycle_cpu = trace.meta.idle_cycle_cpu_us or machine_constants().horovod.cycle_cpu_us
     cycle_step = trace.events.step[trace.events.kind == EventKind.CYCLE]
-    found = []
+    rates = []
     for rank in range(trace.meta.ranks):
         for step in steps:
             row = int(np.flatnonzero((trace.steps.rank == rank) & (trace.steps.index == step))[0])
             inside = spans["step"] == step
             part = {key: column[inside] for key, column in spans.items()}
             cycles_cpu = int((cycle_step == step).sum()) * cycle_cpu
-            found.append(_cpu_us_per_byte(part, cycles_cpu, _comm_cpu_us(trace, rank, row)))
-    return float(np.median(found))
+            rates.append(_cpu_us_per_byte(part, cycles_cpu, _comm_cpu_us(trace, rank, row)))
+    return float(np.median(rates))
 
 
 def _cpu_us_per_byte(spans: dict[str, Floats], cycles_cpu_us: float, cpu_us: float) -> float:
@@ -172,8 +172,8 @@ def _copying_us(spans: dict[str, Floats]) -> float:
 def _comm_cpu_us(trace: Trace, rank: int, row: int) -> float:
     """The step's own, unless it is far from the median: the profiler starts and stops between two steps, for seconds."""
     typical = float(np.median(trace.steps.comm_cpu_us[trace.steps.rank == rank]))
-    own = float(trace.steps.comm_cpu_us[row])
-    return own if own < 1.5 * typical else typical
+    recorded_us = float(trace.steps.comm_cpu_us[row])
+    return recorded_us if recorded_us < 1.5 * typical else typical
 
 
 def _profile(spans: dict[str, Floats], begin: float, end: float, cycles_cpu_us: float, cpu_us: float) -> ShareProfile:

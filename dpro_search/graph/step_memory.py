@@ -49,12 +49,12 @@ class StepMemory:
 
     def mask(self, names: Collection[str], what: str) -> npt.NDArray[np.bool_]:
         """Which ops are named; raises `InputError`, naming the field `what`, if a name is not an op's."""
-        found = np.zeros(len(self.op_name), dtype=np.bool_)
+        selected = np.zeros(len(self.op_name), dtype=np.bool_)
         for name in names:
             if name not in self._number:
                 raise InputError(f"{what}: op '{name}' is not in the recorded graph")
-            found[self._number[name]] = True
-        return found
+            selected[self._number[name]] = True
+        return selected
 
     def lifetimes(self) -> tuple[Ints, Ints]:
         """The instants from which and before which each buffer is alive, [buffers] each: arrays of the caller's own."""
@@ -78,24 +78,24 @@ class StepMemory:
 
     def last_written(self) -> Ints:
         """The instant at which the last op that writes a buffer began; 0 if there is none, [buffers]."""
-        found = np.zeros(len(self.size_bytes), dtype=np.int64)
-        np.maximum.at(found, self._writer_buffer, self.begin[self.writer_op])
-        return found
+        written_us = np.zeros(len(self.size_bytes), dtype=np.int64)
+        np.maximum.at(written_us, self._writer_buffer, self.begin[self.writer_op])
+        return written_us
 
     def last_end(self, buffer: Ints, op: Ints) -> Ints:
         """The instant at which the last of some uses and of the writers of each buffer ends, [buffers]."""
-        found = np.zeros(len(self.size_bytes), dtype=np.int64)
-        np.maximum.at(found, self._writer_buffer, self.end[self.writer_op])
-        np.maximum.at(found, buffer, self.end[op])
-        return found
+        end_us = np.zeros(len(self.size_bytes), dtype=np.int64)
+        np.maximum.at(end_us, self._writer_buffer, self.end[self.writer_op])
+        np.maximum.at(end_us, buffer, self.end[op])
+        return end_us
 
     @functools.cached_property
     def buffers_read(self) -> list[list[int]]:
         """Buffers that each op reads."""
-        found: list[list[int]] = [[] for _ in self.op_name]
+        buffers_of_op: list[list[int]] = [[] for _ in self.op_name]
         for buffer, op in zip(self.use_buffer.tolist(), self.use_op.tolist(), strict=True):
-            found[op].append(buffer)
-        return found
+            buffers_of_op[op].append(buffer)
+        return buffers_of_op
 
     @functools.cached_property
     def _number(self) -> dict[str, int]:

@@ -102,7 +102,7 @@ def _megatron(workload: Workload) -> Mapping[str, object]:
             (len({*stage_layers(workload)}) > 1, "stage_layers: the file has no setting for them: export to megatron"),
         ),
     )
-    found: dict[str, object] = {
+    config: dict[str, object] = {
         "megatron_lm_tp_degree": strategy.tp,
         "megatron_lm_pp_degree": strategy.pp,
         "megatron_lm_num_micro_batches": strategy.micro_batches,
@@ -112,12 +112,12 @@ def _megatron(workload: Workload) -> Mapping[str, object]:
         "megatron_lm_gradient_clipping": 1.0,
     }
     if strategy.recompute is Recompute.FULL:
-        found |= {
+        config |= {
             "megatron_lm_recompute_granularity": "full",
             "megatron_lm_recompute_method": "block" if strategy.recompute_layers else "uniform",
             "megatron_lm_recompute_num_layers": strategy.recompute_layers or 1,
         }
-    return {"distributed_type": "MEGATRON_LM", "megatron_lm_config": found}
+    return {"distributed_type": "MEGATRON_LM", "megatron_lm_config": config}
 
 
 def _yaml(content: Mapping[str, object], indent: str = "") -> str:

@@ -47,15 +47,15 @@ def megatron_part(plan: Plan, facts: JobFacts) -> Part:
 def bridge_part(plan: Plan, facts: JobFacts) -> Part:
     """Overrides for the command line of a recipe, one a line."""
     workload = planned(plan, facts)
-    found = settings(workload, "megatron-bridge")
-    stages = found.pop("model.virtual_stages", None)
+    overrides = settings(workload, "megatron-bridge")
+    stages = overrides.pop("model.virtual_stages", None)
     if stages is not None:
-        found["model.virtual_pipeline_model_parallel_size"] = stages
-    if "ddp.use_distributed_optimizer" in found:
-        found["optimizer.use_distributed_optimizer"] = True
+        overrides["model.virtual_pipeline_model_parallel_size"] = stages
+    if "ddp.use_distributed_optimizer" in overrides:
+        overrides["optimizer.use_distributed_optimizer"] = True
     if workload.precision in _MIXED:
-        found["mixed_precision"] = _MIXED[workload.precision]
-    lines = "".join(f"{name}={_word(value)}\n" for name, value in found.items())
+        overrides["mixed_precision"] = _MIXED[workload.precision]
+    lines = "".join(f"{name}={_word(value)}\n" for name, value in overrides.items())
     return Part(
         files={"megatron_bridge_overrides.txt": lines.encode()},
         start=f"{torchrun(workload.strategy, facts)} train.py $(cat megatron_bridge_overrides.txt)",
@@ -97,7 +97,7 @@ def settings(workload: Workload, target: str) -> dict[str, int | str | bool]:
         ),
     )
     refuse_details(target, strategy, recomputes_some=True, sets_gradients=True)
-    found: dict[str, int | str | bool] = {
+    values: dict[str, int | str | bool] = {
         "model.tensor_model_parallel_size": strategy.tp,
         "model.pipeline_model_parallel_size": strategy.pp,
         "model.context_parallel_size": strategy.cp,
@@ -106,23 +106,23 @@ def settings(workload: Workload, target: str) -> dict[str, int | str | bool]:
         "model.seq_length": workload.sequence,
     }
     if strategy.sequence_parallel:
-        found["model.sequence_parallel"] = True
+        values["model.sequence_parallel"] = True
     if strategy.cp > 1:
-        found["model.cp_comm_type"] = "p2p" if strategy.cp_ring else "all_gather"
+        values["model.cp_comm_type"] = "p2p" if strategy.cp_ring else "all_gather"
     if has_experts(model):
-        found |= {"model.expert_model_parallel_size": strategy.ep, "model.expert_tensor_parallel_size": strategy.etp}
+        values |= {"model.expert_model_parallel_size": strategy.ep, "model.expert_tensor_parallel_size": strategy.etp}
     if strategy.recompute is Recompute.FULL:
         some = strategy.recompute_layers
-        found |= {
+        values |= {
             "model.recompute_granularity": "full",
             "model.recompute_method": "block" if some else "uniform",  # block: the first layers of each stage
             "model.recompute_num_layers": some or 1,
         }
     elif strategy.recompute is Recompute.SELECTIVE:
-        found["model.recompute_granularity"] = "selective"  # Of the attention's core, which is the default.
+        values["model.recompute_granularity"] = "selective"  # Of the attention's core, which is the default.
     if strategy.gradient_dtype is not None:
-        found["ddp.grad_reduce_in_fp32"] = strategy.gradient_dtype == "fp32"
-    return {**found, **_pipeline(workload), **_sharding(workload)}
+        values["ddp.grad_reduce_in_fp32"] = strategy.gradient_dtype == "fp32"
+    return {**values, **_pipeline(workload), **_sharding(workload)}
 
 
 def _pipeline(workload: Workload) -> Mapping[str, int | str | bool]:
@@ -141,23 +141,23 @@ def _sharding(workload: Workload) -> Mapping[str, int | str | bool]:
     strategy, runtime = workload.strategy, workload.runtime
     if strategy.dp * strategy.cp == 1:
         return {}
-    found: dict[str, int | str | bool] = {}
+    values: dict[str, int | str | bool] = {}
     if strategy.zero_stage:
-        found["ddp.use_distributed_optimizer"] = True
+        values["ddp.use_distributed_optimizer"] = True
     if strategy.zero_stage > 1:
-        found |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": _SHARDING[strategy.zero_stage]}
+        values |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": _SHARDING[strategy.zero_stage]}
     if strategy.dp_replicate > 1:
-        found["ddp.num_distributed_optimizer_instances"] = strategy.dp_replicate
+        values["ddp.num_distributed_optimizer_instances"] = strategy.dp_replicate
     if runtime.overlap_gradients:
-        found["ddp.overlap_grad_reduce"] = True
+        values["ddp.overlap_grad_reduce"] = True
     if runtime.overlap_gathers and strategy.zero_stage:
-        found["ddp.overlap_param_gather"] = True
-    return found
+        values["ddp.overlap_param_gather"] = True
+    return values
 
 
-def _arguments(found: Mapping[str, int | str | bool], precision: str) -> Iterator[tuple[str, ...]]:
+def _arguments(values: Mapping[str, int | str | bool], precision: str) -> Iterator[tuple[str, ...]]:
     """Megatron-LM's names: those of the classes, with dashes."""
-    for place, value in found.items():
+    for place, value in values.items():
         if place == "ddp.grad_reduce_in_fp32":  # as Megatron-LM does with bf16, unless it is told otherwise
             if value is False:
                 yield ("--grad-reduce-in-bf16",)

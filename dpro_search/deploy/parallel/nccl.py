@@ -57,14 +57,14 @@ def nccl_part(plan: Plan, facts: JobFacts) -> Part:
 
 def tuned_groups(cluster: Cluster, placements: Mapping[str, Placement]) -> tuple[TunedGroup, ...]:
     """Groups of several ranks, by the name of their axis; of those with as many hosts and ranks the first."""
-    found: dict[tuple[int, int], TunedGroup] = {}
+    groups: dict[tuple[int, int], TunedGroup] = {}
     for axis in sorted(placements, key=lambda name: _AXES.index(name) if name in _AXES else len(_AXES)):
         place = placements[axis]
         key = place.nodes, place.ranks
-        if place.ranks > 1 and key not in found and axis not in ("pp", "first and last stage"):
+        if place.ranks > 1 and key not in groups and axis not in ("pp", "first and last stage"):
             ways = {theirs: choices(ours, cluster, place) for ours, theirs in _COLLECTIVES.items()}
-            found[key] = TunedGroup(name=axis, nodes=place.nodes, ranks=place.ranks, ways=ways)
-    return tuple(found.values())
+            groups[key] = TunedGroup(name=axis, nodes=place.nodes, ranks=place.ranks, ways=ways)
+    return tuple(groups.values())
 
 
 def tuner_file(cluster: str, groups: Sequence[TunedGroup]) -> bytes:

@@ -96,15 +96,17 @@ def torchrun(strategy: Strategy, facts: JobFacts) -> str:
 
 def checked_with(workload: Workload, *packages: str) -> tuple[str, ...]:
     """What was predicted, and the tested versions, with a warning where an untested one is installed here; a sentence each."""
-    found = [
+    warnings = [
         f"Times are predicted as {workload.runtime.name} runs a step.",
         f"Checked with {' and '.join(f'{name} {TESTED[name]}' for name in packages)}.",
     ]
     for name in packages:
         here = _installed(name)
         if here is not None and here.split(".")[:2] != TESTED[name].split(".")[:2]:
-            found.append(f"Warning: {name} {here} is installed here, which was not tested: compare what it reports when it starts.")
-    return tuple(found)
+            warnings.append(
+                f"Warning: {name} {here} is installed here, which was not tested: compare what it reports when it starts."
+            )
+    return tuple(warnings)
 
 
 def _installed(package: str) -> str | None:

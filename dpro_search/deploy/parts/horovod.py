@@ -30,15 +30,15 @@ def horovod_environment(plan: Plan, *, largest_group_bytes: int = 0) -> dict[str
     With exact groups the threshold does not decide what is fused, but Horovod splits a group that is larger. So it is at least
     Horovod's default and the largest group; `tape.py` refuses a larger group.
     """
-    env, own = {}, HorovodSettings.of(plan)
-    threshold_bytes = own.fusion_threshold_bytes
+    env, settings = {}, HorovodSettings.of(plan)
+    threshold_bytes = settings.fusion_threshold_bytes
     if plan.tensor_groups is not None:
         threshold_bytes = max(threshold_bytes or 0, largest_group_bytes, _DEFAULT_THRESHOLD_BYTES)
         env["HOROVOD_DISABLE_GROUP_FUSION"] = "1"
     if threshold_bytes is not None:
         env["HOROVOD_FUSION_THRESHOLD"] = str(threshold_bytes)
-    if own.cycle_time_us is not None:
-        env["HOROVOD_CYCLE_TIME"] = f"{own.cycle_time_us / 1000:.6g}"
+    if settings.cycle_time_us is not None:
+        env["HOROVOD_CYCLE_TIME"] = f"{settings.cycle_time_us / 1000:.6g}"
     return env
 
 

@@ -29,20 +29,20 @@ _POWERSGD_START = (
 def ddp_part(plan: Plan, facts: JobFacts) -> Part:
     """Buckets and compression of DistributedDataParallel."""
     options: dict[str, object] = {}
-    own = DdpSettings.of(plan)
-    if plan.tensor_groups is not None and own.bucket_cap_bytes is not None:
+    settings = DdpSettings.of(plan)
+    if plan.tensor_groups is not None and settings.bucket_cap_bytes is not None:
         raise InputError("tensor_groups and bucket_cap_bytes: a bucket's size follows from its group; leave out one of them")
-    if plan.tensor_groups is not None and own.first_bucket_bytes is not None:
+    if plan.tensor_groups is not None and settings.first_bucket_bytes is not None:
         raise InputError("tensor_groups and first_bucket_bytes: a bucket's size follows from its group; leave out one of them")
-    if own.first_bucket_bytes is not None:
-        later_mb = _recorded_cap_mb(facts) if own.bucket_cap_bytes is None else own.bucket_cap_bytes / _MIB
-        options["bucket_cap_mb_list"] = [own.first_bucket_bytes / _MIB, later_mb]
-    elif own.bucket_cap_bytes is not None:
-        options["bucket_cap_mb"] = own.bucket_cap_bytes / _MIB
+    if settings.first_bucket_bytes is not None:
+        later_mb = _recorded_cap_mb(facts) if settings.bucket_cap_bytes is None else settings.bucket_cap_bytes / _MIB
+        options["bucket_cap_mb_list"] = [settings.first_bucket_bytes / _MIB, later_mb]
+    elif settings.bucket_cap_bytes is not None:
+        options["bucket_cap_mb"] = settings.bucket_cap_bytes / _MIB
     if plan.tensor_groups is not None:
         options["bucket_cap_mb_list"] = [size / _MIB for size in _bucket_sizes(plan.tensor_groups, facts)]
     for name in ("gradient_as_bucket_view", "static_graph"):
-        if (value := own.settings.get(name)) is not None:
+        if (value := settings.settings.get(name)) is not None:
             options[name] = value
     if plan.compression not in (None, "fp16", "bf16", *POWERSGD):
         raise InputError(f"compression: DDP has fp16, bf16 and {', '.join(POWERSGD)}, not {plan.compression}")
@@ -64,27 +64,29 @@ def _recorded_cap_mb(facts: JobFacts) -> float:
 
 def fsdp_part(plan: Plan, facts: JobFacts) -> Part:
     """Prefetching, resharding, units and reductions of ``fully_shard``."""
-    own = FsdpSettings.of(plan)
+    settings = FsdpSettings.of(plan)
     units = [tensor.name for tensor in facts.tensors if tensor.name != ROOT and not tensor.node]
     of_units = [
-        name for name in ("units_together", "kept_last_units", "kept_units", "reduce_dtype", "shard_ranks") if getattr(own, name)
+        name
+        for name in ("units_together", "kept_last_units", "kept_units", "reduce_dtype", "shard_ranks")
+        if getattr(settings, name)
     ]
     if of_units and not units:
         name = of_units[0]
         raise InputError(f"{name}: the units are those of the profile: export from the folder of the search")
     content: dict[str, object] = {
         "version": 1,
-        "prefetch": bool(own.prefetch),
-        "reshard_after_forward": own.reshard_after_forward,
-        "prefetch_depth": own.prefetch_depth,
-        "backward_prefetch_depth": own.backward_prefetch_depth,
-        "kept": ["" if name == ROOT else name for name in own.kept_units or units[::-1][: own.kept_last_units or 0]],
+        "prefetch": bool(settings.prefetch),
+        "reshard_after_forward": settings.reshard_after_forward,
+        "prefetch_depth": settings.prefetch_depth,
+        "backward_prefetch_depth": settings.backward_prefetch_depth,
+        "kept": ["" if name == ROOT else name for name in settings.kept_units or units[::-1][: settings.kept_last_units or 0]],
         "units": units,
-        "groups": unit_groups(units, own.units_together),
-        "reduce_dtype": own.reduce_dtype,
-        "shard_ranks": own.shard_ranks,
+        "groups": unit_groups(units, settings.units_together),
+        "reduce_dtype": settings.reduce_dtype,
+        "shard_ranks": settings.shard_ranks,
     }
-    if own.units_together or own.reduce_dtype or own.shard_ranks:
+    if settings.units_together or settings.reduce_dtype or settings.shard_ranks:
         script: tuple[str, ...] = (
             "`from fsdp import planned_shard`, and `model = planned_shard(model)` in place of all calls of `fully_shard`; it takes "
             "their arguments.",

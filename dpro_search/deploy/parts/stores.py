@@ -11,34 +11,34 @@ from dpro_search.space.schemes import BytepsSettings, KvstoreSettings
 
 def kvstore_part(plan: Plan, facts: JobFacts) -> Part:
     """Servers, slicing and compression of MXNet's KVStore."""
-    own = KvstoreSettings.of(plan)
+    settings = KvstoreSettings.of(plan)
     env = numbers(
         {
             "DMLC_NUM_SERVER": plan.servers,
-            "MXNET_KVSTORE_BIGARRAY_BOUND": own.bigarray_bound,
-            "MXNET_KVSTORE_SLICE_THRESHOLD": own.slice_threshold,
+            "MXNET_KVSTORE_BIGARRAY_BOUND": settings.bigarray_bound,
+            "MXNET_KVSTORE_SLICE_THRESHOLD": settings.slice_threshold,
         }
     )
     env |= _server_hosts(plan)
-    if own.p3 is not None:  # an empty variable is the ordinary van; P3's servers do not update
-        env |= {"DMLC_PS_VAN_TYPE": "p3" if own.p3 else "zmq", "MXNET_UPDATE_ON_KVSTORE": "0" if own.p3 else "1"}
+    if settings.p3 is not None:  # an empty variable is the ordinary van; P3's servers do not update
+        env |= {"DMLC_PS_VAN_TYPE": "p3" if settings.p3 else "zmq", "MXNET_UPDATE_ON_KVSTORE": "0" if settings.p3 else "1"}
     if plan.compression is None:
         return Part(env=env)
     if plan.compression != "2bit":
         raise InputError(f"compression: MXNet's KVStore has 2bit, not {plan.compression}")
-    if own.p3:
+    if settings.p3:
         raise InputError("compression and p3: MXNet's KVStore does not compress priority slices")
     return Part(env=env, files=trainer_files({"compression_params": {"type": "2bit", "threshold": 0.5}}), script=(TRAINER_LINE,))
 
 
 def byteps_part(plan: Plan, facts: JobFacts) -> Part:
     """Servers, partitions, credit and compression of BytePS."""
-    own = BytepsSettings.of(plan)
+    settings = BytepsSettings.of(plan)
     env = numbers(
         {
             "DMLC_NUM_SERVER": plan.servers,
-            "BYTEPS_PARTITION_BYTES": own.partition_bytes,
-            "BYTEPS_SCHEDULING_CREDIT": own.credit,
+            "BYTEPS_PARTITION_BYTES": settings.partition_bytes,
+            "BYTEPS_SCHEDULING_CREDIT": settings.credit,
         }
     )
     env |= _server_hosts(plan)

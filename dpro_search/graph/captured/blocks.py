@@ -118,9 +118,9 @@ class BlockMaker:
         for source in self.flow.sources[number]:
             if source in self.regions.split:
                 (term,) = self._outputs[source][:1]
-                own = tuple(dim for dim in term if dim not in ("batch", "sequence"))
-                if math.isclose(math.prod(self.sizes[dim] for dim in own), size):
-                    return own
+                dims = tuple(dim for dim in term if dim not in ("batch", "sequence"))
+                if math.isclose(math.prod(self.sizes[dim] for dim in dims), size):
+                    return dims
         return ()
 
     def _convolution(self, number: int) -> Op:
@@ -159,12 +159,12 @@ class BlockMaker:
         known = all(self.sizes[dim] == size for dim, size in heads.items())
         grows = queries.powers == (1, 1) or (self.sequence == 1 and queries.shape[-2] == 1)
         if known and grows:
-            own = ("heads", "head_dim"), ("heads", "value_dim")
+            head_dims = ("heads", "head_dim"), ("heads", "value_dim")
             if not split:  # dims of this name would be split
                 self.sizes |= {f"{name}.heads": float(heads["heads"])}
-                own = (f"{name}.heads", "head_dim"), (f"{name}.heads", "value_dim")
-            output: Shape = (("batch", "sequence", *own[1]),)
-            flops: Shape = tuple(("batch", "sequence", "context", *each) for each in own)
+                head_dims = (f"{name}.heads", "head_dim"), (f"{name}.heads", "value_dim")
+            output: Shape = (("batch", "sequence", *head_dims[1]),)
+            flops: Shape = tuple(("batch", "sequence", "context", *each) for each in head_dims)
             factor = 2.0
         else:
             output = (self._term(name, "output", op.outputs[0], split=split),)
@@ -197,10 +197,10 @@ class BlockMaker:
         return tuple(self._term(name, f"output{place}", tensor, split=split) for place, tensor in enumerate(op.outputs[:1]))
 
     def _reads(self, number: int) -> Shape:
-        found: list[tuple[str, ...]] = []
+        shape: list[tuple[str, ...]] = []
         for source in self._sources(number):
-            found += self._outputs.get(source, (("batch", "sequence", "hidden"),) if self._is_stream(source) else ())
-        return tuple(found)
+            shape += self._outputs.get(source, (("batch", "sequence", "hidden"),) if self._is_stream(source) else ())
+        return tuple(shape)
 
     def _sources(self, number: int) -> list[int]:
         """Ops whose results an op reads, without casts of parameters: every rank makes those that it needs."""
@@ -212,11 +212,11 @@ class BlockMaker:
 
     def _inputs(self, number: int) -> tuple[str, ...]:
         """Ops of this block, or "" for the block before; what older blocks made, such as masks, every rank has."""
-        found = [
+        names = [
             self._names[source] if source in self._names else "" if self._is_stream(source) else None
             for source in self._sources(number)
         ]
-        return tuple(dict.fromkeys(name for name in found if name is not None))
+        return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def _term(self, name: str, what: str, tensor: CapturedTensor, *, split: bool) -> tuple[str, ...]:
         return self._dims(name, what, tensor.shape, tensor.grows, split=split)
@@ -235,9 +235,9 @@ class BlockMaker:
         dims = ("batch",) * batch + ("sequence",) * min(sequence, 1) + ("keys",) * max(sequence - 1, 0)
         if rest == 1.0 and not split and dims:
             return dims
-        own = f"{TENSOR_DIM}:{name}.{what}" if split else f"{name}.{what}"
-        self.sizes[own] = rest
-        return (*dims, own)
+        new_dim = f"{TENSOR_DIM}:{name}.{what}" if split else f"{name}.{what}"
+        self.sizes[new_dim] = rest
+        return (*dims, new_dim)
 
     # Bytes.
 
@@ -269,16 +269,16 @@ class BlockMaker:
 
     def _weight(self, number: int, reduction: tuple[str, ...], columns: tuple[str, ...]) -> Shape:
         """Parameters that belong to an op: a matrix and a bias, or others."""
-        found: list[tuple[str, ...]] = []
+        shape: list[tuple[str, ...]] = []
         name = self._names[number]
         wide = math.prod(self.sizes[dim] for dim in columns) if columns and "batch" not in columns else 0.0
         tall = math.prod(self.sizes[dim] for dim in reduction) if reduction and "batch" not in reduction else 0.0
         for place, parameter in enumerate(self.weights.get(number, ())):
             if wide and parameter.elements == wide * tall:
-                found.append((*reduction, *columns))
+                shape.append((*reduction, *columns))
             elif wide and parameter.elements == wide:
-                found.append(columns)
+                shape.append(columns)
             else:
                 split = number in self.regions.split and not columns
-                found.append(self._grown((0, 0), parameter.elements, name, f"weight{place}", split=split))
-        return tuple(found)
+                shape.append(self._grown((0, 0), parameter.elements, name, f"weight{place}", split=split))
+        return tuple(shape)

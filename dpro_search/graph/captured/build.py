@@ -59,7 +59,7 @@ def captured_model(graph: CapturedGraph) -> CapturedModel:
         parameter_bytes=graph.parameter_bytes / max(parameters, 1),
         gradient_bytes=graph.plain.gradient_bytes / max(trained, 1),
         state_bytes=graph.plain.optimizer_bytes / max(trained, 1),
-        notes=tuple(dict.fromkeys(found.refused for found in regions if found.refused)),
+        notes=tuple(dict.fromkeys(region.refused for region in regions if region.refused)),
     )
 
 
@@ -73,13 +73,13 @@ def _stream(flow: Flow, before: frozenset[int], segment: Sequence[int]) -> float
 def _counted(made: Sequence[Block]) -> tuple[Block, ...]:
     """Blocks with names; equal ones that follow each other as one."""
     first, *layers, last = made
-    found: list[Block] = []
+    blocks: list[Block] = []
     for block in layers:
-        if found and replace(found[-1], name="", count=1) == block:
-            found[-1] = replace(found[-1], count=found[-1].count + 1)
+        if blocks and replace(blocks[-1], name="", count=1) == block:
+            blocks[-1] = replace(blocks[-1], count=blocks[-1].count + 1)
         else:
-            found.append(replace(block, name=f"layer{len(found)}"))
-    return (replace(first, name="embedding"), *found, replace(last, name="head"))
+            blocks.append(replace(block, name=f"layer{len(blocks)}"))
+    return (replace(first, name="embedding"), *blocks, replace(last, name="head"))
 
 
 def _weights(flow: Flow, segments: Sequence[Sequence[int]], graph: CapturedGraph) -> Mapping[int, tuple[Parameter, ...]]:
@@ -95,13 +95,13 @@ def _weights(flow: Flow, segments: Sequence[Sequence[int]], graph: CapturedGraph
         while path and path not in first:
             first[path] = number
             path = path.rpartition(".")[0]
-    found: dict[int, list[Parameter]] = defaultdict(list)
+    parameters_of: dict[int, list[Parameter]] = defaultdict(list)
     for parameter in graph.plain.parameters:
         path = parameter.name.rpartition(".")[0]
         while path and path not in products and path not in first:
             path = path.rpartition(".")[0]
-        found[products.get(path, first.get(path, order[0]))].append(parameter)
-    return {number: tuple(parameters) for number, parameters in found.items()}
+        parameters_of[products.get(path, first.get(path, order[0]))].append(parameter)
+    return {number: tuple(parameters) for number, parameters in parameters_of.items()}
 
 
 def _tied_op(graph: CapturedGraph, flow: Flow, segment: Sequence[int], weights: Mapping[int, Sequence[Parameter]]) -> int:
@@ -122,30 +122,30 @@ def _head_matrix(flow: Flow, segment: Sequence[int], block: Block) -> str:
 
 def _divided(flow: Flow, segments: Sequence[Sequence[int]], regions: Sequence[Regions]) -> tuple[tuple[str, int], ...]:
     """The sizes that tensor-parallel degrees must divide."""
-    found: dict[tuple[str, int], None] = {}
+    sizes: dict[tuple[str, int], None] = {}
     for segment, region in zip(segments, regions, strict=True):
         for number in segment:
             op = flow.ops[number]
             if number in region.columns:
-                found["the columns of linear layers", op.inputs[-1].shape[-1]] = None
+                sizes["the columns of linear layers", op.inputs[-1].shape[-1]] = None
             elif number in region.split and "scaled_dot_product" in op.name:
-                found["heads", op.inputs[0].shape[-3]] = found["heads of keys and values", op.inputs[1].shape[-3]] = None
-    return tuple(found)
+                sizes["heads", op.inputs[0].shape[-3]] = sizes["heads of keys and values", op.inputs[1].shape[-3]] = None
+    return tuple(sizes)
 
 
 def _unsplit(
     flow: Flow, segments: Sequence[Sequence[int]], regions: Sequence[Regions], uncut: str, layouts: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    found = []
+    reasons = []
     if not any(region.rows for region in regions):
         refused = next((region.refused for region in regions if region.refused), "")
         why = refused or ("no linear layers of known names follow each other" if not layouts else "no layers are split by rows")
-        found.append(("tp", f"{why}; 'dpro-search capture --tp-plan' takes a plan for parallelize_module"))
+        reasons.append(("tp", f"{why}; 'dpro-search capture --tp-plan' takes a plan for parallelize_module"))
     if uncut:
-        found += [("pp", uncut), ("virtual_stages", uncut)]
+        reasons += [("pp", uncut), ("virtual_stages", uncut)]
     attends = [number for segment in segments for number in segment if "scaled_dot_product" in flow.ops[number].name]
     squares = [op for op in flow.ops.values() if any(tensor.powers[1] > 1 for tensor in op.outputs)]
     if not attends or squares:
-        found.append(("cp", "its attention is not scaled_dot_product_attention" if squares else "it has no attention"))
-    found += [(axis, "its experts are not known from its ops") for axis in ("ep", "etp")]
-    return found
+        reasons.append(("cp", "its attention is not scaled_dot_product_attention" if squares else "it has no attention"))
+    reasons += [(axis, "its experts are not known from its ops") for axis in ("ep", "etp")]
+    return reasons

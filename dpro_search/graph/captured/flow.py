@@ -54,9 +54,9 @@ def flow_of(graph: CapturedGraph) -> Flow:
     sources: dict[int, tuple[int, ...]] = {}
     readers: dict[int, list[int]] = defaultdict(list)
     for number, op in ops.items():
-        found = dict.fromkeys(writers[tensor.storage][-1] for tensor in op.inputs if writers.get(tensor.storage))
-        sources[number] = tuple(found)
-        for source in found:
+        producers = dict.fromkeys(writers[tensor.storage][-1] for tensor in op.inputs if writers.get(tensor.storage))
+        sources[number] = tuple(producers)
+        for source in producers:
             readers[source].append(number)
         for tensor in op.outputs:
             writers[tensor.storage].append(number)
@@ -72,9 +72,9 @@ def flow_of(graph: CapturedGraph) -> Flow:
     return Flow(
         ops=ops,
         sources=sources,
-        readers={number: tuple(found) for number, found in readers.items()},
-        backward={number: tuple(found) for number, found in backward.items()},
-        saved={number: tuple(found) for number, found in saved.items()},
+        readers={number: tuple(producers) for number, producers in readers.items()},
+        backward={number: tuple(producers) for number, producers in backward.items()},
+        saved={number: tuple(producers) for number, producers in saved.items()},
         parameter_tensors=parameters,
     )
 
@@ -96,7 +96,7 @@ def segments_of(flow: Flow, units: Sequence[str]) -> tuple[list[list[int]], str]
     if len({by_op[number] for number in labelled}) < 2:
         return _halves(order), "it has no modules that repeat"
     first, last = labelled[0], labelled[-1]
-    found: list[list[int]] = [[number for number in order if number < first]]
+    segments: list[list[int]] = [[number for number in order if number < first]]
     seen: list[str | None] = []
     for number in (number for number in order if first <= number <= last):
         unit = by_op[number]
@@ -104,12 +104,12 @@ def segments_of(flow: Flow, units: Sequence[str]) -> tuple[list[list[int]], str]
             if unit in seen:
                 return _halves(order), f"module {unit} runs in parts, with others between"
             seen.append(unit)
-            found.append([])
-        found[-1].append(number)
-    found.append([number for number in order if number > last])
-    if not found[0]:
-        found = [found[1], *found[2:]]
-    return found, "" if len(found) > 3 else "it has too few modules that repeat"
+            segments.append([])
+        segments[-1].append(number)
+    segments.append([number for number in order if number > last])
+    if not segments[0]:
+        segments = [segments[1], *segments[2:]]
+    return segments, "" if len(segments) > 3 else "it has too few modules that repeat"
 
 
 def _halves(order: list[int]) -> list[list[int]]:

@@ -36,12 +36,12 @@ def planned_modules(model: Any) -> Any:
     if isinstance(model, DistributedDataParallel):
         raise ValueError("planned_modules comes before DistributedDataParallel: give it the model itself")
     modules = dict(model.named_modules())
-    for wanted, names in (("again", plan["recomputed"]), ("in bfloat16", plan["bfloat16"])):
+    for change, names in (("again", plan["recomputed"]), ("in bfloat16", plan["bfloat16"])):
         for name in names:
             if name not in modules:
                 known = [path for path in modules if path.rpartition(".")[0] == name.rpartition(".")[0] and path]
                 raise ValueError(
-                    f"the plan computes module '{name}' {wanted}, and the model has none; beside it: {', '.join(known) or '-'}"
+                    f"the plan computes module '{name}' {change}, and the model has none; beside it: {', '.join(known) or '-'}"
                 )
     for name in plan["recomputed"]:
         _compute_again(modules[name])
@@ -58,8 +58,8 @@ def _compute_in_bfloat16(module: Any) -> None:
 
     def planned_forward(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = forward(*args, **kwargs)
-        return _in_float32(found)
+            outputs = forward(*args, **kwargs)
+        return _in_float32(outputs)
 
     module.forward = planned_forward
 
@@ -102,9 +102,9 @@ def _same_statistics(module: Any) -> Iterator[None]:
     import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    found = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training and part.track_running_stats]
-    kept = [(part, part.momentum, None if part.num_batches_tracked is None else int(part.num_batches_tracked)) for part in found]
-    for part in found:
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.training and part.track_running_stats]
+    kept = [(part, part.momentum, None if part.num_batches_tracked is None else int(part.num_batches_tracked)) for part in norms]
+    for part in norms:
         part.momentum = 0.0  # of the new statistics
     try:
         yield

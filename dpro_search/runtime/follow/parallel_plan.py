@@ -107,9 +107,9 @@ def apply(
         if ranks != plan["ranks"]:
             raise ValueError(f"the plan is for {plan['ranks']} ranks, and there are {ranks}")
         mesh = init_device_mesh(device.type, sizes, mesh_dim_names=_AXES)
-    found = tuple(mesh[axis].size() for axis in _AXES)
-    if found != sizes:
-        raise ValueError(f"the plan needs a mesh of {sizes} ranks over {_AXES}, not {found}")
+    mesh_sizes = tuple(mesh[axis].size() for axis in _AXES)
+    if mesh_sizes != sizes:
+        raise ValueError(f"the plan needs a mesh of {sizes} ranks over {_AXES}, not {mesh_sizes}")
     _used()
     path = _layers_path(model, plan["layers"])
     tied = _tied(model)
@@ -224,12 +224,12 @@ class Planned:
         """Micro-batch by micro-batch."""
         (model,), count, stage = self.parts, self._plan["micro_batches"], self._plan["zero_stage"]
         total = None
-        for number, (some, wanted) in enumerate(zip(inputs.chunk(count), targets.chunk(count), strict=True), 1):
+        for number, (some, target) in enumerate(zip(inputs.chunk(count), targets.chunk(count), strict=True), 1):
             last = number == count
             model.set_is_last_backward(last)
             model.set_requires_gradient_sync(last or stage >= 2)
             model.set_reshard_after_backward(last or stage == 3)
-            loss = self._loss(model(some), wanted) / count
+            loss = self._loss(model(some), target) / count
             loss.backward()
             total = loss.detach() if total is None else total + loss.detach()
         return total
@@ -304,23 +304,23 @@ def _around(model: Any, path: str) -> tuple[list[str], list[str]]:
     behind: list[str] = []
     parent, prefix = model, ""
     for word in path.split("."):
-        found = before
+        names = before
         for name, child in parent.named_children():
             if name == word:
-                found = behind
+                names = behind
             elif any(True for _ in child.parameters()):
-                found.append(prefix + name)
+                names.append(prefix + name)
         parent, prefix = getattr(parent, word), f"{prefix}{word}."
     return before, behind
 
 
 def _tied(model: Any) -> tuple[str, str] | None:
     """Two modules with one weight."""
-    found: dict[int, str] = {}
+    name_of_weight: dict[int, str] = {}
     for name, module in model.named_modules():
         weight = getattr(module, "_parameters", {}).get("weight")
-        if weight is not None and found.setdefault(id(weight), name) != name:
-            return found[id(weight)], name
+        if weight is not None and name_of_weight.setdefault(id(weight), name) != name:
+            return name_of_weight[id(weight)], name
     return None
 
 
@@ -340,11 +340,11 @@ def _stage_of(model: Any, path: str, stage: int, plan: Mapping[str, Any]) -> Any
     before, behind = _around(model, path)
     part = copy.deepcopy(model)
     layers = _module(part, path)
-    own = range(first, first + counts[stage])
+    layers_of_stage = range(first, first + counts[stage])
     if isinstance(layers, nn.ModuleDict):
-        kept: Any = nn.ModuleDict({name: layer for number, (name, layer) in enumerate(layers.items()) if number in own})
+        kept: Any = nn.ModuleDict({name: layer for number, (name, layer) in enumerate(layers.items()) if number in layers_of_stage})
     else:
-        kept = nn.ModuleList([layer for number, layer in enumerate(layers) if number in own])
+        kept = nn.ModuleList([layer for number, layer in enumerate(layers) if number in layers_of_stage])
     _replace(part, path, kept)
     for name in (before if stage > 0 else []) + (behind if stage < len(counts) - 1 else []):
         _replace(part, name, None)
@@ -363,8 +363,8 @@ def _schedule(parts: list[Any], loss: Callable[[Any, Any], Any], mesh: Any, plan
     indices, count = plan["stages"][mesh.get_local_rank()], len(plan["stage_layers"])
     stages = [PipelineStage(part, index, count, device, group=mesh.get_group()) for part, index in zip(parts, indices, strict=True)]
     kind = get_schedule_class(plan["schedule"])
-    own = stages[0] if issubclass(kind, PipelineScheduleSingle) else stages
-    return kind(own, n_microbatches=plan["micro_batches"], loss_fn=loss)
+    scheduled = stages[0] if issubclass(kind, PipelineScheduleSingle) else stages
+    return kind(scheduled, n_microbatches=plan["micro_batches"], loss_fn=loss)
 
 
 # Tensor parallelism.

@@ -201,14 +201,14 @@ def _planned_function(concrete: Any, plan: Mapping[str, Any]) -> Any:
         values = [*given, *(graph.capture(value) for value in captured)]
         fed = {name: values[i] for i, name in enumerate(arguments)}
         made = [name for name in returned if name not in fed]
-        found = tf.import_graph_def(
+        imported = tf.import_graph_def(
             definition,
             input_map={name: value for name, value in fed.items() if name in read},
             return_elements=made + effects,
             name="",
         )
-        tensors = {**fed, **{name: found[i] for i, name in enumerate(made)}}
-        with tf.control_dependencies(found[len(made) :]):
+        tensors = {**fed, **{name: imported[i] for i, name in enumerate(made)}}
+        with tf.control_dependencies(imported[len(made) :]):
             made_again = iter([tf.identity(tensors[name]) for name in returned])
         leaves = tf.nest.flatten(structure, expand_composites=True)
         filled = [None if leaf is None else next(made_again) for leaf in leaves]
@@ -276,8 +276,8 @@ def with_parts(plan: Mapping[str, Any], definition: Any) -> dict[str, Any]:
     def in_parts(ops: Sequence[Any]) -> list[list[Any]]:
         return [[*ops], *([(names[name], kind) for name, kind in ops if name in names] for names in of_part.values())]
 
-    found: dict[str, Any] = {"clusters": [part for cluster in plan["clusters"] for part in in_parts(cluster) if part]}
-    return found | {kind: [op for part in in_parts(plan[kind]) for op in part] for kind in ("bfloat16", "recomputed")}
+    parts: dict[str, Any] = {"clusters": [part for cluster in plan["clusters"] for part in in_parts(cluster) if part]}
+    return parts | {kind: [op for part in in_parts(plan[kind]) for op in part] for kind in ("bfloat16", "recomputed")}
 
 
 def with_absorbed(ops: Sequence[Sequence[Any]], definition: Any) -> list[str]:
@@ -326,19 +326,19 @@ def with_passed(clusters: Sequence[Sequence[str]], definition: Any) -> list[list
     """
     nodes = {node.name: node for node in definition.node}
     taken = {name for cluster in clusters for name in cluster}
-    found = []
+    extended = []
     for cluster in clusters:
-        mine = dict.fromkeys(cluster)
+        ops = dict.fromkeys(cluster)
         for name in cluster:
             for entry in nodes[name].input if name in nodes else ():
                 source, passed = _node(entry), []
                 while source not in taken and nodes[source].op in _PASSING and len(nodes[source].input) == 1:
                     passed.append(source)
                     source = _node(nodes[source].input[0])
-                if source in mine:
-                    mine.update(dict.fromkeys(passed))
-        found.append(list(mine))
-    return found
+                if source in ops:
+                    ops.update(dict.fromkeys(passed))
+        extended.append(list(ops))
+    return extended
 
 
 def _check_exist(names: Sequence[str], definition: Any) -> None:

@@ -80,7 +80,7 @@ class Ddp(ProgramJob[DdpPredictor]):
         self._compute, self._allow_lossy = tuple(compute), allow_lossy
         job, modules = JobFacts(name=self.title, tensors=predictor.tensors), predictor.graph.modules
         copied = bool(predictor.graph.copy_us.any())
-        found: list[Transformation] = [
+        transformations: list[Transformation] = [
             BucketSize(job),
             FirstBucketSize(job),
             BucketViews(  # not searched, so that searches of earlier versions go on: new ones try it among the job's questions
@@ -88,19 +88,19 @@ class Ddp(ProgramJob[DdpPredictor]):
             ),
         ]
         if allow_lossy:
-            found.append(DdpCompression(job, predictor.graph.compression, predictor.graph.comm_hook))
+            transformations.append(DdpCompression(job, predictor.graph.compression, predictor.graph.comm_hook))
         if "precision" in compute:
-            found.append(ModulePrecision(job, modules, predictor.ratios))
+            transformations.append(ModulePrecision(job, modules, predictor.ratios))
         if "recomputation" in compute:
-            found.append(ModuleRecomputation(job, modules))
-        self.space = PlanSpace(job, found)
+            transformations.append(ModuleRecomputation(job, modules))
+        self.space = PlanSpace(job, transformations)
 
     def allowing(self, plan: Plan, options: PlanOptions) -> Ddp:
-        wanted = options.allowing(plan)
-        predictor, compute = self.predictor, {*self._compute, *wanted.compute} & {"precision", "recomputation"}
+        allowed = options.allowing(plan)
+        predictor, compute = self.predictor, {*self._compute, *allowed.compute} & {"precision", "recomputation"}
         if "precision" in compute:
             predictor = predictor.at(ratios=named_model(options.precision_table, "torch"))
-        return Ddp(predictor, compute, allow_lossy=self._allow_lossy or wanted.allow_lossy, trace=self.trace)
+        return Ddp(predictor, compute, allow_lossy=self._allow_lossy or allowed.allow_lossy, trace=self.trace)
 
     def _with(self, predictor: DdpPredictor) -> Ddp:
         return Ddp(predictor, self._compute, allow_lossy=self._allow_lossy, trace=self.trace)
@@ -149,14 +149,14 @@ class Ddp(ProgramJob[DdpPredictor]):
         numbers = {"as recorded": graph.bucket_of}
         if best is not None and (limits := self.predictor.limits_bytes(best)):
             numbers[describe(best)] = bucket_assignment(graph.tensors, limits)
-        found: dict[str, Sequence[Group]] = {}
+        groups: dict[str, Sequence[Group]] = {}
         for setting, bucket_of in numbers.items():
             members = [np.flatnonzero(bucket_of == bucket).tolist() for bucket in range(int(bucket_of.max(initial=-1)) + 1)]
-            found[setting] = [
+            groups[setting] = [
                 Group(
                     tensors=tuple(graph.tensors[place].name for place in own),
                     size_bytes=round(float(graph.gradient_bytes[own].sum())),
                 )
                 for own in members
             ]
-        return TensorGroups(groups=found, noun="bucket")
+        return TensorGroups(groups=groups, noun="bucket")

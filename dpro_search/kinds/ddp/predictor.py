@@ -130,8 +130,8 @@ class DdpPredictor(ProgramPredictor):
 
         PyTorch makes the first bucket smaller than the others only where the user names no size; here it is named on its own.
         """
-        own = DdpSettings.of(plan)
-        limits = [own.first_bucket_bytes, own.bucket_cap_bytes]
+        settings = DdpSettings.of(plan)
+        limits = [settings.first_bucket_bytes, settings.bucket_cap_bytes]
         if limits[0] is not None and limits[1] is None:
             limits[1] = self._bucket_cap_bytes
         return [limit for limit in limits if limit is not None]
@@ -161,6 +161,6 @@ class DdpPredictor(ProgramPredictor):
         names = plan.bfloat16_modules or ()
         uncertainties = [uncertainty_us(self.graph, names, self.ratios)] if names else []
         if plan.compression in POWERSGD:
-            found = low_rank(self.tensors, self._bucket_of(plan), POWERSGD[plan.compression])
-            uncertainties.append(machine_constants().powersgd.uncertainty * float(found.stages_us.sum()))
+            factors = low_rank(self.tensors, self._bucket_of(plan), POWERSGD[plan.compression])
+            uncertainties.append(machine_constants().powersgd.uncertainty * float(factors.stages_us.sum()))
         return float(np.linalg.norm(uncertainties))

@@ -49,13 +49,13 @@ class FsdpPredictor(ProgramPredictor):
     def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> LabelledJob:
         """The job under a plan; raises `InputError` for a plan that such a job cannot follow. See `apply_fsdp`."""
         self.space.check(plan)
-        own = FsdpSettings.of(plan)
+        settings = FsdpSettings.of(plan)
         return apply_fsdp(
             self.graph,
             self.costs,
             self.cluster,
-            prefetch=bool(own.prefetch),
-            reshard=own.reshard_after_forward is None,
+            prefetch=bool(settings.prefetch),
+            reshard=settings.reshard_after_forward is None,
             cluster=cluster or self._wanted,
         )
 

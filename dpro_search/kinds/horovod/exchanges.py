@@ -28,10 +28,10 @@ def horovod_exchanges(predictor: Predictor, plan: Plan) -> tuple[Exchange, ...]:
         return ()
     # Core time passes slower while a core is shared: in between posts, evenly.
     clock_core, clock_us = np.append(0.0, posts_core_us[order]), np.append(0.0, np.maximum.accumulate(posted_us))
-    found = []
+    exchanges = []
     for place, number in enumerate(order):
         members = sorted(groups[number], key=lambda tensor: float(core_us[tensor]))
-        found.append(
+        exchanges.append(
             Exchange(
                 tensors=tuple(predictor.tensors[tensor].name for tensor in members),
                 ready_us=tuple(np.interp(core_us[members], clock_core, clock_us).tolist()),
@@ -40,14 +40,14 @@ def horovod_exchanges(predictor: Predictor, plan: Plan) -> tuple[Exchange, ...]:
                 ended_us=float(ended_us[place]),
             )
         )
-    return tuple(found)
+    return tuple(exchanges)
 
 
 def _core_time_of_posts(predictor: Predictor) -> Floats:
     """Core time from the start of an iteration until each tensor is posted on the rank where that is latest, [tensors]."""
     profiles = predictor.graph.profiles
-    found: Floats = np.max([(profile.post_us + profile.host_us[:, None]).mean(axis=0) for profile in profiles], axis=0)
-    return found
+    slowest_us: Floats = np.max([(profile.post_us + profile.host_us[:, None]).mean(axis=0) for profile in profiles], axis=0)
+    return slowest_us
 
 
 def _replayed(predictor: Predictor, plan: Plan, count: int) -> tuple[Floats, Floats]:

@@ -19,17 +19,17 @@ _REPLAYED_ITERATIONS = 8
 def tensor_groups(trace: Trace, predictor: Predictor, step: int | None, best: Plan | None) -> TensorGroups | None:
     """See `Job.tensor_groups`: groups are the plan's, or form while the job runs."""
     recorded = () if step is None else recorded_groups(trace, step)
-    found: dict[str, Sequence[Group]] = {"as recorded": recorded} if recorded else {}
+    groups: dict[str, Sequence[Group]] = {"as recorded": recorded} if recorded else {}
     note = ""
     if best is not None and best.tensor_groups is not None:
-        found[describe(best)] = planned_groups(trace.tensors, best.tensor_groups)
+        groups[describe(best)] = planned_groups(trace.tensors, best.tensor_groups)
     elif best is not None and {"fusion_threshold_bytes", "cycle_time_us"} & best.settings.keys():
         # Algorithms, of which only the search's model knows, hardly change which groups form.
         planned = replayed_groups(predictor, best.changed(allreduce_algorithms=None))
         if planned:
-            found[describe(best)] = planned
+            groups[describe(best)] = planned
             note = "The plan sets a limit; these groups formed under it in a replayed iteration, and vary from one to the next."
-    return TensorGroups(groups=found, note=note) if found else None
+    return TensorGroups(groups=groups, note=note) if groups else None
 
 
 def replayed_groups(predictor: Predictor, plan: Plan) -> tuple[Group, ...]:
@@ -42,10 +42,10 @@ def replayed_groups(predictor: Predictor, plan: Plan) -> tuple[Group, ...]:
     if not whole:
         return ()
     chosen = whole[len(whole) // 2]
-    found: dict[float, list[int]] = {}
+    units_of_collective: dict[float, list[int]] = {}
     for row in chosen[np.argsort(chosen[:, machine.LOG_END], kind="stable")]:
-        found.setdefault(float(row[machine.LOG_COLLECTIVE]), []).append(int(row[machine.LOG_UNIT]))
+        units_of_collective.setdefault(float(row[machine.LOG_COLLECTIVE]), []).append(int(row[machine.LOG_UNIT]))
     return tuple(
         Group(tensors=(), size_bytes=round(float(job.unit_bytes[units].sum())), unnamed=int(job.unit_tensors[units].sum()))
-        for units in found.values()
+        for units in units_of_collective.values()
     )

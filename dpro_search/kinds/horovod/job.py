@@ -131,14 +131,14 @@ class Horovod(PredictedJob[Predictor]):
                 "plan: allreduce_algorithms: give --all-reduce-model, which 'dpro-search fit' makes of all-reduces measured on "
                 "Open MPI"
             )
-        found = horovod_job(self.trace, options.allowing(plan), self.predictor, exact_groups=plan.tensor_groups is not None)
-        found._changed = self._changed
-        return found
+        job = horovod_job(self.trace, options.allowing(plan), self.predictor, exact_groups=plan.tensor_groups is not None)
+        job._changed = self._changed
+        return job
 
     def _with(self, predictor: Predictor) -> Horovod:
-        found = Horovod(predictor, self._compute, self._own, self.trace, exact_groups=self._exact_groups)
-        found._changed = True
-        return found
+        job = Horovod(predictor, self._compute, self._own, self.trace, exact_groups=self._exact_groups)
+        job._changed = True
+        return job
 
     def op_count(self, plan: Plan) -> int:
         return len(self.applied(plan)[0].graph)
@@ -200,15 +200,15 @@ class Horovod(PredictedJob[Predictor]):
     def _predict(self, plan: Plan) -> Prediction:
         communication = _communication(plan)
         step = self._under(plan)
-        found = step.predictor.predict(communication)
+        prediction = step.predictor.predict(communication)
         if step.predictor is self.predictor:
-            return found
-        low, high = found.interval_us
+            return prediction
+        low, high = prediction.interval_us
         half = math.hypot((high - low) / 2, step.uncertainty_us)
-        peak, more = found.peak_memory_bytes, step.more_bytes
+        peak, more = prediction.peak_memory_bytes, step.more_bytes
         return msgspec.structs.replace(
-            found,
-            interval_us=(found.iteration_us - half, found.iteration_us + half),
+            prediction,
+            interval_us=(prediction.iteration_us - half, prediction.iteration_us + half),
             source="extrapolated",
             peak_memory_bytes=None if peak is None or more is None else max(round(peak + more), 0),
         )
@@ -269,37 +269,37 @@ def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None 
     exact_groups = exact_groups or trace.meta.framework == "tensorflow"
     if options.all_reduce_model is not None:
         predictor = predictor.at(all_reduces=_all_reduces(trace, options.all_reduce_model))
-    wanted = set(options.compute)
-    if wanted and trace.meta.framework != "tensorflow":
-        raise InputError(f"{min(wanted)}: only for TensorFlow's graphs, and this trace is of {trace.meta.framework}")
+    requested = set(options.compute)
+    if requested and trace.meta.framework != "tensorflow":
+        raise InputError(f"{min(requested)}: only for TensorFlow's graphs, and this trace is of {trace.meta.framework}")
     if options.memory_limit_bytes is not None and predictor.graph.memory is not None:
-        wanted |= {"recomputation", "accumulation"}
-    if not wanted and not options.allow_lossy:
+        requested |= {"recomputation", "accumulation"}
+    if not requested and not options.allow_lossy:
         return Horovod(predictor, trace=trace, exact_groups=exact_groups)
     facts, compute = horovod_facts(predictor.tensors, predictor.recorded), ComputeGraph(predictor.graph)
-    found: list[Transformation] = []
+    transformations: list[Transformation] = []
     precision = None
-    if "precision" in wanted:
+    if "precision" in requested:
         from dpro_search.costmodel.precision import named_model
 
         precision = Precision(facts, compute, named_model(options.precision_table, "tensorflow"))
-    if "op-fusion" in wanted:
+    if "op-fusion" in requested:
         from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
         from dpro_search.costmodel.learned.model_file import FusionModel
 
         model = default_model() if options.cluster_model is None else FusionModel.load(options.cluster_model)
         # A job is planned as its first rank ran; a trace may hold the shapes of its tensors.
         recorded = trace.graphs[trace.graph_of_rank[0]] if trace.graphs else None
-        found.append(OpFusion(facts, compute, ClusterCosts(model, predictor.graph, recorded=recorded), precision))
+        transformations.append(OpFusion(facts, compute, ClusterCosts(model, predictor.graph, recorded=recorded), precision))
     if precision is not None:
-        found.append(precision)
-    if "recomputation" in wanted:
-        found.append(Recomputation(facts, compute))
-    if "accumulation" in wanted:
-        found.append(Accumulation(facts, compute, allow_lossy=options.allow_lossy))
+        transformations.append(precision)
+    if "recomputation" in requested:
+        transformations.append(Recomputation(facts, compute))
+    if "accumulation" in requested:
+        transformations.append(Accumulation(facts, compute, allow_lossy=options.allow_lossy))
     if options.allow_lossy:
-        found.append(Compression(facts, compute, copy_us_per_byte=predictor.costs.copy_in_us, allow_lossy=True))
-    return Horovod(predictor, compute, tuple(found), trace, exact_groups=exact_groups)
+        transformations.append(Compression(facts, compute, copy_us_per_byte=predictor.costs.copy_in_us, allow_lossy=True))
+    return Horovod(predictor, compute, tuple(transformations), trace, exact_groups=exact_groups)
 
 
 def _all_reduces(trace: Trace, folder: Path) -> CommunicationModel:

@@ -25,12 +25,12 @@ def questions() -> dict[str, Plan]:
 
 def _knobs(plan: Plan) -> list[tuple[str, str, Plan]]:
     """Settings of Horovod that are worth a look: (option of ``replay --set``, variable, plan)."""
-    found = []
+    settings = []
     for mib in (1, 8, 64):
         threshold = mib * 2**20
         changed = plan.changed(fusion_threshold_bytes=threshold, tensor_groups=None)
-        found.append((f"fusion_threshold_bytes={threshold}", f"HOROVOD_FUSION_THRESHOLD={threshold}", changed))
+        settings.append((f"fusion_threshold_bytes={threshold}", f"HOROVOD_FUSION_THRESHOLD={threshold}", changed))
     for cycle_ms in (1, 10):
         changed = plan.changed(cycle_time_us=cycle_ms * 1000.0)
-        found.append((f"cycle_time_us={cycle_ms * 1000}", f"HOROVOD_CYCLE_TIME={cycle_ms}", changed))
-    return found
+        settings.append((f"cycle_time_us={cycle_ms * 1000}", f"HOROVOD_CYCLE_TIME={cycle_ms}", changed))
+    return settings

@@ -37,15 +37,17 @@ class ProfiledDdpKind(Kind):
             return False
         from dpro_search.graph.gradient_events import gradients_of
 
-        found = gradients_of(trace)
-        return found is not None and (bool(found.tensors) or _MARK in trace.names)
+        gradients = gradients_of(trace)
+        return gradients is not None and (bool(gradients.tensors) or _MARK in trace.names)
 
     def facts(self, trace: Trace) -> JobFacts:
         """With the gradients in the order in which they become ready."""
         from dpro_search.graph.gradient_events import gradients_of
 
-        found = gradients_of(trace)
-        return replace(super().facts(trace), tensors=() if found is None else found.tensors, ready_order=found is not None)
+        gradients = gradients_of(trace)
+        return replace(
+            super().facts(trace), tensors=() if gradients is None else gradients.tensors, ready_order=gradients is not None
+        )
 
 
 KIND = ProfiledDdpKind()

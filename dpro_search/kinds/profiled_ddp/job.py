@@ -60,10 +60,10 @@ class ProfiledDdp(PlannedSteps):
     @classmethod
     def of(cls, trace: Trace, options: PlanOptions) -> Self:
         refuse_compute(options, trace, cls.askable)
-        found = gradients_of(trace)
-        if found is None:
+        gradients = gradients_of(trace)
+        if gradients is None:
             raise InputError("the ranks or the steps of the trace differ in the buckets that they all-reduce")
-        return cls(trace, found, allow_lossy=options.allow_lossy)
+        return cls(trace, gradients, allow_lossy=options.allow_lossy)
 
     def __init__(self, trace: Trace, gradients: Gradients, *, allow_lossy: bool = False) -> None:
         self.gradients, self._allow_lossy = gradients, allow_lossy
@@ -75,22 +75,22 @@ class ProfiledDdp(PlannedSteps):
         return f"{self.gradients.why}; the sizes of the buckets were not recorded either: there is nothing to search"
 
     def allowing(self, plan: Plan, options: PlanOptions) -> Job:
-        wanted = self._allow_lossy or options.allowing(plan).allow_lossy
-        if wanted == self._allow_lossy:
+        allow_lossy = self._allow_lossy or options.allowing(plan).allow_lossy
+        if allow_lossy == self._allow_lossy:
             return self
-        found = type(self)(self.trace, self.gradients, allow_lossy=wanted)
-        found._scales = self._scales
-        return found
+        job = type(self)(self.trace, self.gradients, allow_lossy=allow_lossy)
+        job._scales = self._scales
+        return job
 
     def limits_bytes(self, plan: Plan) -> list[int]:
         """Those of `bucket_assignment`; none: buckets are as recorded. Raises `InputError` if the recorded limit is not known."""
-        own = DdpSettings.of(plan)
-        if own.first_bucket_bytes is None:
-            return [] if own.bucket_cap_bytes is None else [own.bucket_cap_bytes]
-        later = own.bucket_cap_bytes or self._recorded_cap_bytes
+        settings = DdpSettings.of(plan)
+        if settings.first_bucket_bytes is None:
+            return [] if settings.bucket_cap_bytes is None else [settings.bucket_cap_bytes]
+        later = settings.bucket_cap_bytes or self._recorded_cap_bytes
         if later is None:
             raise InputError("plan: first_bucket_bytes: the size of the later buckets is not known; set bucket_cap_bytes too")
-        return [own.first_bucket_bytes, later]
+        return [settings.first_bucket_bytes, later]
 
     @cached_property
     def _recorded_cap_bytes(self) -> int | None:
@@ -111,12 +111,12 @@ class ProfiledDdp(PlannedSteps):
         explain_copies(edit, self.trace, self.gradients, step)
 
     def _rewrite(self, edit: StepEdit, step: int, plan: Plan) -> None:
-        own = DdpSettings.of(plan)
+        settings = DdpSettings.of(plan)
         changed = BucketPlan(
             bucket_of=self.bucket_of(plan),
             half=plan.compression in _HALVES,
-            as_views=bool(own.gradient_as_bucket_view),
-            static=bool(own.static_graph),
+            as_views=bool(settings.gradient_as_bucket_view),
+            static=bool(settings.static_graph),
         )
         rank = POWERSGD.get(plan.compression or "")
         if rank is None:
@@ -165,10 +165,10 @@ class ProfiledDdp(PlannedSteps):
     def _buckets(self) -> list[dict[str, Any]]:
         """Of each recorded bucket: gradients, bytes, and its transfer, mean over ranks and steps."""
         events = self.trace.events
-        found = []
+        buckets = []
         for bucket in range(self.gradients.buckets):
             parts = [each.parts[bucket] for each in self.gradients.steps.values()]
-            found.append(
+            buckets.append(
                 {
                     "bucket": bucket,
                     "gradients": int((self.gradients.bucket_of == bucket).sum()) if self.gradients.known else None,
@@ -176,7 +176,7 @@ class ProfiledDdp(PlannedSteps):
                     "transfer_us": float(np.mean(events.end_us[parts] - events.start_us[parts])),
                 }
             )
-        return found
+        return buckets
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
         rows = [
@@ -201,11 +201,11 @@ class ProfiledDdp(PlannedSteps):
         return TensorGroups(groups={name: self._groups(bucket_of) for name, bucket_of in numbers.items()}, noun="bucket")
 
     def _groups(self, bucket_of: Ints) -> list[Group]:
-        found = []
+        groups = []
         for bucket in range(int(bucket_of.max(initial=-1)) + 1):
-            own = [tensor for tensor, number in zip(self.tensors, bucket_of.tolist(), strict=True) if number == bucket]
-            found.append(Group(tensors=tuple(t.name for t in own), size_bytes=sum(t.size_bytes for t in own)))
-        return found
+            tensors = [tensor for tensor, number in zip(self.tensors, bucket_of.tolist(), strict=True) if number == bucket]
+            groups.append(Group(tensors=tuple(t.name for t in tensors), size_bytes=sum(t.size_bytes for t in tensors)))
+        return groups
 
 
 def _space(trace: Trace, gradients: Gradients, *, allow_lossy: bool) -> PlanSpace:
@@ -220,7 +220,7 @@ def _space(trace: Trace, gradients: Gradients, *, allow_lossy: bool) -> PlanSpac
     nothing_searched = None if gradients.searches else (
         "the recorded job searches no unused parameters (find_unused_parameters): nothing would change"
     )  # fmt: skip
-    found: list[Transformation] = [
+    transformations: list[Transformation] = [
         BucketSize(facts),
         FirstBucketSize(facts),
         BucketViews(facts, refused=no_copies),
@@ -229,4 +229,4 @@ def _space(trace: Trace, gradients: Gradients, *, allow_lossy: bool) -> PlanSpac
             facts, allow_lossy=allow_lossy, on_gpus=on_gpus, refused=compressed, unshaped=None if gradients.known else gradients.why
         ),
     ]
-    return PlanSpace(facts, found)
+    return PlanSpace(facts, transformations)

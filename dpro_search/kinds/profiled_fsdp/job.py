@@ -68,12 +68,12 @@ class ProfiledFsdp(PlannedSteps):
         return f"{self.units.why}; search it on a cluster, like --cluster 16xhgx-h100"
 
     def allowing(self, plan: Plan, options: PlanOptions) -> Job:
-        wanted = self._allow_lossy or options.allowing(plan).allow_lossy
-        if wanted == self._allow_lossy:
+        allow_lossy = self._allow_lossy or options.allowing(plan).allow_lossy
+        if allow_lossy == self._allow_lossy:
             return self
-        found = type(self)(self.trace, self.units, allow_lossy=wanted)
-        found._scales = self._scales
-        return found
+        job = type(self)(self.trace, self.units, allow_lossy=allow_lossy)
+        job._scales = self._scales
+        return job
 
     def _moved(self, change: ClusterChange) -> Self:
         changed = super()._moved(change)
@@ -99,20 +99,22 @@ class ProfiledFsdp(PlannedSteps):
         with_units(edit, self.units, step, self._unit_plan(plan), self.prices)
 
     def _unit_plan(self, plan: Plan) -> UnitPlan:
-        own = FsdpSettings.of(plan)
+        settings = FsdpSettings.of(plan)
         back = [each.unit for each in self.units.first.backward]  # the last of the forward pass first
-        kept = back if own.reshard_after_forward is False else own.kept_units or back[: own.kept_last_units or 0]
+        kept = back if settings.reshard_after_forward is False else settings.kept_units or back[: settings.kept_last_units or 0]
         sharding = None
-        if own.shard_ranks is not None:
+        if settings.shard_ranks is not None:
             assert self.place is not None, "else refused"
             assert self._shared_by is not None, "likewise"
-            sharding = Sharding(cluster=self.place.cluster, ranks=self.place.ranks, was=self._shared_by, becomes=own.shard_ranks)
+            sharding = Sharding(
+                cluster=self.place.cluster, ranks=self.place.ranks, was=self._shared_by, becomes=settings.shard_ranks
+            )
         return UnitPlan(
-            ahead=own.prefetch_depth or 1 if own.prefetch else 0,
-            backward_ahead=own.backward_prefetch_depth or 1,
+            ahead=settings.prefetch_depth or 1 if settings.prefetch else 0,
+            backward_ahead=settings.backward_prefetch_depth or 1,
             kept=frozenset(kept),
-            groups=unit_groups([tensor.name for tensor in self.tensors], own.units_together),
-            reduced_share=0.5 if own.reduce_dtype else 1.0,
+            groups=unit_groups([tensor.name for tensor in self.tensors], settings.units_together),
+            reduced_share=0.5 if settings.reduce_dtype else 1.0,
             again=frozenset(plan.recomputed_modules or ()),
             sharding=sharding,
         )
@@ -182,12 +184,12 @@ class ProfiledFsdp(PlannedSteps):
 
     def _unit_facts(self) -> list[dict[str, Any]]:
         """Of each unit: its bytes, and its all-gathers and reductions, mean over ranks and steps, with waits."""
-        found = []
+        facts = []
         for tensor in self.tensors:
             steps = self.units.steps.values()
             gathers = [each.part for step in steps for each in (*step.forward, *step.backward) if each.unit == tensor.name]
             reductions = [part for step in steps for each in step.reductions if each.unit == tensor.name for part in each.parts]
-            found.append(
+            facts.append(
                 {
                     "unit": tensor.name,
                     "bytes": tensor.size_bytes or None,
@@ -196,7 +198,7 @@ class ProfiledFsdp(PlannedSteps):
                     "reduce_us": self._mean_us(reductions),
                 }
             )
-        return found
+        return facts
 
     def _mean_us(self, parts: list[int]) -> float | None:
         events = self.trace.events

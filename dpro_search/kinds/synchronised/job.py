@@ -93,18 +93,18 @@ class SynchronisedJob(Job):
         """With other workers and links."""
         if change.machines is not None:
             raise InputError(f"{change.machines.name}: {self.title} is predicted for workers of given speeds: --set speeds=1:1:2:3")
-        found = self._trainings
+        trainings = self._trainings
         if change.speeds is not None and change.ranks is not None:
             raise InputError("ranks and speeds both say how many workers there are: give one of them")
         if change.speeds is not None:
-            found = found.with_speeds(change.speeds)
+            trainings = trainings.with_speeds(change.speeds)
         if change.ranks is not None:
-            found = found.with_workers(change.ranks)
-        if found.workers < 2:
+            trainings = trainings.with_workers(change.ranks)
+        if trainings.workers < 2:
             raise InputError("one worker has nobody to exchange updates with; ask for two or more")
         if change.delay_us is not None:
-            found = replace(found, delay_s=change.delay_us / 1e6)
-        return self._with(found)
+            trainings = replace(trainings, delay_s=change.delay_us / 1e6)
+        return self._with(trainings)
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
         more = () if change.speeds is not None else super().left_out(change)
@@ -151,8 +151,8 @@ class SynchronisedJob(Job):
 
     @property
     def measured_iteration_us(self) -> float | None:
-        found = self.measured_iterations_us()
-        return float(np.median(found)) if len(found) else None
+        measured_us = self.measured_iterations_us()
+        return float(np.median(measured_us)) if len(measured_us) else None
 
     def measured_iterations_us(self) -> Floats:
         target = self._trainings.target_loss
@@ -179,10 +179,12 @@ class SynchronisedJob(Job):
         return self._found[scheme]
 
     def _predict(self, plan: Plan) -> Prediction:
-        found = self.training(plan)
-        end_s = found.simulated.end_s if found.time_s is None else found.time_s
-        low_s, high_s = found.interval_s
-        never = f"does not reach a loss of {self._trainings.target_loss:g} within {end_s:.0f} s" if found.time_s is None else None
+        training = self.training(plan)
+        end_s = training.simulated.end_s if training.time_s is None else training.time_s
+        low_s, high_s = training.interval_s
+        never = (
+            f"does not reach a loss of {self._trainings.target_loss:g} within {end_s:.0f} s" if training.time_s is None else None
+        )
         return Prediction(
             iteration_us=1e6 * end_s,
             interval_us=(1e6 * min(low_s, end_s), 1e6 * (high_s if math.isfinite(high_s) else 2 * end_s)),
@@ -194,30 +196,32 @@ class SynchronisedJob(Job):
 
     def replayed(self, plan: Plan) -> Prediction:
         """With the mean time of a worker for steps, commits and waiting."""
-        found = self.predict(plan)
+        prediction = self.predict(plan)
         rows = [row["breakdown_us"] for row in self._workers(plan)]
-        return msgspec.structs.replace(found, breakdown_us={name: float(np.mean([row[name] for row in rows])) for name in rows[0]})
+        return msgspec.structs.replace(
+            prediction, breakdown_us={name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        )
 
     def more_facts(self, plan: Plan) -> dict[str, Any]:
         """The target, and what is done until then."""
-        found, convergence = self.training(plan), self._trainings.convergence
+        training, convergence = self.training(plan), self._trainings.convergence
         return {
-            "synchronisation": str(found.scheme),
+            "synchronisation": str(training.scheme),
             "target_loss": self._trainings.target_loss,
-            "time_to_loss_s": found.time_s,
-            "training_steps": found.steps,
-            "commits": found.commits,
-            "bytes": 2 * 4 * self._source.runs[0].elements * found.commits,
-            "waiting_share": found.waiting_share,
+            "time_to_loss_s": training.time_s,
+            "training_steps": training.steps,
+            "commits": training.commits,
+            "bytes": 2 * 4 * self._source.runs[0].elements * training.commits,
+            "waiting_share": training.waiting_share,
             "convergence": {"drift": convergence.drift, "staleness": convergence.staleness, "runs": convergence.runs},
-            "notes": [f"An iteration is a training to a loss of {self._trainings.target_loss:g} by {found.scheme}."],
+            "notes": [f"An iteration is a training to a loss of {self._trainings.target_loss:g} by {training.scheme}."],
         }
 
     def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
         words = [f"An iteration is a training to a loss of {self._trainings.target_loss:g}."]
         for number, plan in enumerate(plans[:_REASONS], 1):
-            found = self.training(plan)
-            words.append(f"Plan {number}: {_work(found)}.")
+            training = self.training(plan)
+            words.append(f"Plan {number}: {_work(training)}.")
         return (*words, f"Today: {_work(self.training(Plan()))}.")
 
     def ranked(self, settled: Callable[[Hashable, float], bool]) -> Iterator[BoundedPlan]:
@@ -238,13 +242,13 @@ class SynchronisedJob(Job):
 
     def _graph(self, plan: Plan) -> Any:
         self.space.check(plan)
-        found = self.training(plan)
-        until_s = found.simulated.end_s if found.time_s is None else found.time_s
-        return training_graph(found.simulated, self._trainings.paces(found.scheme), until_s)
+        training = self.training(plan)
+        until_s = training.simulated.end_s if training.time_s is None else training.time_s
+        return training_graph(training.simulated, self._trainings.paces(training.scheme), until_s)
 
     def _workers(self, plan: Plan) -> list[dict[str, Any]]:
-        found = self.training(plan)
-        return worker_facts(found, self._trainings.paces(found.scheme))
+        training = self.training(plan)
+        return worker_facts(training, self._trainings.paces(training.scheme))
 
     def diagnose(self) -> dict[str, Any]:
         """The facts of `Job.diagnose`, and ``target_loss``."""
@@ -268,5 +272,6 @@ class SynchronisedJob(Job):
         return tables(facts)
 
 
-def _work(found: TimeToLoss) -> str:
-    return f"{found.scheme}, {found.steps} steps and {found.commits} commits, waiting {found.waiting_share:.0%} of the time"
+def _work(training: TimeToLoss) -> str:
+    waiting = f"waiting {training.waiting_share:.0%} of the time"
+    return f"{training.scheme}, {training.steps} steps and {training.commits} commits, {waiting}"

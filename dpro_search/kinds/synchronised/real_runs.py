@@ -111,20 +111,20 @@ class TrainedJob(RecordedJob):
         return Run(times=StepTimes(iteration_us=np.array([1e6 * time_s]), compute_cpu_us=nothing, comm_cpu_us=nothing), losses=())
 
     def _recorded(self) -> tuple[RecordedRun, ...]:
-        found = recorded_runs(self.records) if self.records.is_file() else None
-        return () if found is None else found.runs
+        short_runs = recorded_runs(self.records) if self.records.is_file() else None
+        return () if short_runs is None else short_runs.runs
 
     def _kept(self, written: Path, scheme: Scheme) -> RecordedRun:
         """The run that the workers recorded, which is appended to `records`."""
         if not written.is_file():
             raise JobError("the script records nothing: it must call synchronise(model, optimizer) and, at its end, sync.close()")
-        found = recorded_runs(written)
-        if found is None or found.runs[-1].scheme != scheme:
+        short_runs = recorded_runs(written)
+        if short_runs is None or short_runs.runs[-1].scheme != scheme:
             raise JobError(f"the script does not follow {scheme}: it must call synchronise(model, optimizer) without a scheme")
         self.records.parent.mkdir(parents=True, exist_ok=True)
         with self.records.open("ab") as file:
             file.write(written.read_bytes())
-        return found.runs[-1]
+        return short_runs.runs[-1]
 
 
 def train(spec: JobSpec, folder: Path, scheme: Scheme, framework: str | None) -> None:
@@ -137,8 +137,8 @@ def train(spec: JobSpec, folder: Path, scheme: Scheme, framework: str | None) ->
         run_with_servers(spec, folder, servers)
         return
     engine, quotas = _engine(scheme, spec.interpreter, spec.env, folder), hosts_with_quotas(spec.ranks, spec.limits)
-    with engine as found, quotas as hosts:
-        run_ranks(replace(spec, env={**spec.env, **found}), folder, places, hosts=hosts)
+    with engine as engine_env, quotas as hosts:
+        run_ranks(replace(spec, env={**spec.env, **engine_env}), folder, places, hosts=hosts)
 
 
 def trained_job(source: ShortRuns, facts: JobFacts, targets: tuple[Target, ...], run: Path, command: Sequence[str]) -> TrainedJob:
@@ -185,9 +185,9 @@ def _engine(scheme: Scheme, python: str, env: Mapping[str, str], work: Path) -> 
     token = work / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    with _served([python, "-c", _RAY], {**env, **own}) as address:
-        yield {**own, "RAY_ADDRESS": address}
+    ray_env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    with _served([python, "-c", _RAY], {**env, **ray_env}) as address:
+        yield {**ray_env, "RAY_ADDRESS": address}
 
 
 @contextmanager

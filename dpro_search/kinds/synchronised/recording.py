@@ -144,7 +144,7 @@ def recorded_runs(path: Path) -> ShortRuns | None:
         if raw.strip():
             line = _decoded(raw, f"{path}, line {number}")
             lines.setdefault(line.run, []).append(line)
-    runs = tuple(_run(found, str(path)) for found in lines.values())
+    runs = tuple(_run(lines_of_run, str(path)) for lines_of_run in lines.values())
     late = sum(run.late_steps for run in runs) / max(sum(float(run.steps.sum()) for run in runs), 1.0)
     warnings = [w for run in runs if (w := _missing(run)) is not None]
     if late > 0.02:

@@ -107,19 +107,19 @@ def fitted(runs: Sequence[RecordedRun], target_loss: float) -> tuple[Convergence
         )
     start = float(np.mean([run.start_loss for run in plain]))
     levels = falling_levels(start, target_loss)
-    found = fit_convergence(start, levels, [_short_run(run, levels) for run in plain])
+    convergence = fit_convergence(start, levels, [_short_run(run, levels) for run in plain])
     factors: dict[str, list[float]] = {}
     for run in runs:
         if isinstance(run.scheme, Diloco):
             (reached,) = reached_at(*run.curve, levels[-1:])
             made = sum(
-                found.gain(steps, weight, behind)
+                convergence.gain(steps, weight, behind)
                 for time, steps, weight, behind in zip(run.time_s, run.steps, run.weights, run.behind_steps, strict=True)
                 if time <= reached
             )
             if made:
-                factors.setdefault(str(run.scheme), []).append(found.needed[-1] / made)
-    return found, {scheme: float(np.exp(np.mean(np.log(each)))) for scheme, each in factors.items()}
+                factors.setdefault(str(run.scheme), []).append(convergence.needed[-1] / made)
+    return convergence, {scheme: float(np.exp(np.mean(np.log(each)))) for scheme, each in factors.items()}
 
 
 def _short_run(run: RecordedRun, levels: Sequence[float]) -> ShortRun:

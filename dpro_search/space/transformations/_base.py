@@ -44,15 +44,15 @@ class Choice:
 
     def nearest(self, plan: Plan) -> tuple[str, int]:
         """Grid and index of the point nearest to a plan; `RECORDED` where no grid sets the same fields."""
-        own = {name: value for name in self.fields if (value := plan.get(name)) is not None}
-        found, least = (RECORDED, 0), math.inf
+        values_of_plan = {name: value for name in self.fields if (value := plan.get(name)) is not None}
+        nearest, least = (RECORDED, 0), math.inf
         for grid, points in self.grids.items():
             for index, point in enumerate(points):
-                if point.keys() == own.keys():
-                    distance = sum(_distance(own[name], point[name]) for name in own)
+                if point.keys() == values_of_plan.keys():
+                    distance = sum(_distance(values_of_plan[name], point[name]) for name in values_of_plan)
                     if distance < least:
-                        found, least = (grid, index), distance
-        return found
+                        nearest, least = (grid, index), distance
+        return nearest
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
         """The plan some grid points up or down, more often few than many, or at a random point of another grid."""
@@ -105,8 +105,8 @@ class Transformation(abc.ABC):
 
     def simplest(self, plan: Plan) -> Plan:
         """The plan without fields of its own that repeat the recording or have no effect."""
-        own = {name: value for name in self.fields if (value := plan.get(name)) is not None}
-        repeated = [name for name, value in own.items() if value == self.job.values.get(name)]
+        values_of_plan = {name: value for name in self.fields if (value := plan.get(name)) is not None}
+        repeated = [name for name, value in values_of_plan.items() if value == self.job.values.get(name)]
         return plan.changed(**dict.fromkeys(repeated)) if repeated else plan
 
     def detailed(self, plan: Plan) -> Plan:

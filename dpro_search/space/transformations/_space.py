@@ -99,10 +99,10 @@ class PlanSpace:
 
     def starts(self, count: int) -> list[Plan]:
         """Plans to begin walks from, in full: the recorded setting, then `count` - 1 spread over the space."""
-        found = [self.detailed(Plan())]
+        plans = [self.detailed(Plan())]
         for number in range(count - 1):
             plan = Plan()
             for transformation in self.transformations:
                 plan = transformation.start(plan, number, count - 1)
-            found.append(self.detailed(plan if self.refusal(plan) is None else Plan()))
-        return found
+            plans.append(self.detailed(plan if self.refusal(plan) is None else Plan()))
+        return plans

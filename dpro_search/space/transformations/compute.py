@@ -68,17 +68,17 @@ class ComputeGraph:
         self.due = self.due_with(np.full(len(graph), -1))
         self._recorded_us = self.by_due(graph.op_work_us, self.due)
         source, target = graph.edges()
-        own = graph.op_rank[source] == graph.op_rank[target]
-        by_source = np.argsort(source[own], kind="stable")
-        self._user_idx = target[own][by_source]
-        self._user_ptr = np.searchsorted(source[own][by_source], np.arange(len(graph) + 1))
+        within_rank = graph.op_rank[source] == graph.op_rank[target]
+        by_source = np.argsort(source[within_rank], kind="stable")
+        self._user_idx = target[within_rank][by_source]
+        self._user_ptr = np.searchsorted(source[within_rank][by_source], np.arange(len(graph) + 1))
         work = np.median(graph.op_work_us, axis=0)[self.main]
         self.launch_us = float(np.quantile(work[work > 0], _LAUNCH_QUANTILE)) if (work > 0).any() else 0.0
 
     def users(self, op: int) -> Ints:
         """Ops of the same rank that need an op."""
-        found: Ints = self._user_idx[self._user_ptr[op] : self._user_ptr[op + 1]]
-        return found
+        users: Ints = self._user_idx[self._user_ptr[op] : self._user_ptr[op + 1]]
+        return users
 
     def needs(self, op: int) -> Ints:
         """Ops that an op needs."""
@@ -208,11 +208,11 @@ def transformed(compute: ComputeGraph, plan: Plan, transformations: Sequence[Tra
     transformations
         Those of the job's space; others than `ComputeTransformation` and `GraphTransformation` have no say.
     """
-    own = [t for t in transformations if isinstance(t, ComputeTransformation) and _sets(plan, t)]
+    active = [t for t in transformations if isinstance(t, ComputeTransformation) and _sets(plan, t)]
     graph, uncertainty_us = compute.graph, 0.0
-    if own:
+    if active:
         change = compute.unchanged()
-        for transformation in own:
+        for transformation in active:
             transformation.apply(change, plan)
         graph, uncertainty_us = compute.rebuilt(change), change.uncertainty_us
     for whole in transformations:

@@ -42,8 +42,8 @@ class CycleTime(Transformation):
         low, high = CYCLE_RANGE_US
         values = sorted({rounded_cycle_us(us) for us in np.arange(low, high + 1, 10.0).tolist()})
         # Evenly spread over the logarithm, like the differences that matter.
-        wanted = np.geomspace(low, high, 48)
-        spread = sorted({min(values, key=lambda value: abs(math.log(value / us))) for us in wanted.tolist()})
+        evenly_spaced_us = np.geomspace(low, high, 48)
+        spread = sorted({min(values, key=lambda value: abs(math.log(value / us))) for us in evenly_spaced_us.tolist()})
         return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid("cycle_time_us", spread)})
 
 

@@ -91,9 +91,9 @@ class _Parts:
         touched = self.parts()
         self._price(touched)
         for _ in range(_ROUNDS):
-            found = dict.fromkeys(move for part in touched for move in moves_of(part))
-            self._price([part for move in found for part in (*move.old, *move.new)])
-            for move in found:
+            moves = dict.fromkeys(move for part in touched for move in moves_of(part))
+            self._price([part for move in moves for part in (*move.old, *move.new)])
+            for move in moves:
                 gain_us = sum(self._cost_us[part] for part in move.old) - sum(self._cost_us[part] for part in move.new)
                 if gain_us >= least_us:
                     gains[move] = gain_us

@@ -44,12 +44,12 @@ def change_of(lowered: LoweredOps, ratios: Ratios) -> ModuleChange:
     added, uncertainties_us = {False: cast_us, True: cast_us}, defaultdict[str, float](float)
     unmeasured = machine_constants().errors.unmeasured_ops
     for op in lowered.ops:
-        found = ratios.ratio(op.type, op.us / op.calls)
-        if found is None:
+        ratio_bounds = ratios.ratio(op.type, op.us / op.calls)
+        if ratio_bounds is None:
             uncertainties_us[op.type] += 0.0 if kind_of(op.type) == "free" else unmeasured * op.us
             continue
-        added[op.backward] += op.us * (found[0] - 1)
-        uncertainties_us[op.type] += op.us * (found[2] - found[1]) / 2
+        added[op.backward] += op.us * (ratio_bounds[0] - 1)
+        uncertainties_us[op.type] += op.us * (ratio_bounds[2] - ratio_bounds[1]) / 2
     return ModuleChange(forward_us=added[False], backward_us=added[True], uncertainties_us=uncertainties_us)
 
 
@@ -79,8 +79,8 @@ class ModulePrecision(ModuleTransformation):
 
     def suggested(self, plan: Plan, delay_us: Mapping[str, float]) -> Plan | None:
         """All that gain."""
-        found = self._with(plan, set(outermost(self._candidates)))
-        return None if found == plan else found
+        suggestion = self._with(plan, set(outermost(self._candidates)))
+        return None if suggestion == plan else suggestion
 
     @cached_property
     def choice(self) -> Choice | None:
@@ -152,7 +152,7 @@ class _Stretch:
 
 def _stretches(graph: DdpGraph, names: Sequence[str], ratios: Ratios) -> list[_Stretch]:
     """The change for the passes of modules. Core time changes in proportion to the profile's time."""
-    found = []
+    stretches = []
     for number in numbers_of(graph.modules, names):
         lowered = graph.modules[number].lowered
         assert lowered is not None, "a legal plan has modules with such ops only"
@@ -164,11 +164,11 @@ def _stretches(graph: DdpGraph, names: Sequence[str], ratios: Ratios) -> list[_S
             graph.backward_until_us[:, :, number],
             change.backward_us / max(lowered.backward_us, 1.0),
         )
-        found += [
+        stretches += [
             _Stretch(from_us=from_us, until_us=until_us, more_us=(until_us - from_us) * max(share, -1.0))
             for from_us, until_us, share in (forward, backward)
         ]
-    return found
+    return stretches
 
 
 def _later(points_us: Floats, stretches: Sequence[_Stretch]) -> Floats:

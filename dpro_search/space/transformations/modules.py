@@ -150,8 +150,8 @@ def outermost(names: Sequence[str]) -> tuple[str, ...]:
 
 def numbers_of(modules: Sequence[ModuleInfo], names: Sequence[str]) -> list[int]:
     """Places of modules, in the order in which they run."""
-    wanted = set(names)
-    return [number for number, module in enumerate(modules) if module.name in wanted]
+    selected = set(names)
+    return [number for number, module in enumerate(modules) if module.name in selected]
 
 
 def _nested(one: str, other: str) -> bool:

@@ -139,10 +139,10 @@ class OpFusion(ComputeTransformation):
                 self._suggestions.clear()
             self._suggestions[key] = self._best(kept, delay_us)
         clusters, alone = self._suggestions[key]
-        found = plan.changed(op_clusters=clusters or None)
+        suggestion = plan.changed(op_clusters=clusters or None)
         if self._precision is not None:
-            found = found.changed(bfloat16_ops=alone or None)
-        return found if found != plan and self.legal(found) is None else None
+            suggestion = suggestion.changed(bfloat16_ops=alone or None)
+        return suggestion if suggestion != plan and self.legal(suggestion) is None else None
 
     def _best(self, kept: frozenset[str], delay_us: Mapping[str, float]) -> tuple[Clusters, tuple[str, ...]]:
         """Clusters without some ops, and the ops outside of them that are faster in bfloat16."""
@@ -169,9 +169,9 @@ class OpFusion(ComputeTransformation):
         if not clusters:
             return
         self._price_all(clusters)
-        found = [self._taken(cluster) for cluster in clusters]
-        change.work_us[:, np.concatenate([one.ops.ravel() for one in found])] = 0.0
-        change.work_us[:, np.concatenate([one.ops[:, 0] for one in found])] = np.concatenate([one.us for one in found], axis=1)
+        fused = [self._taken(cluster) for cluster in clusters]
+        change.work_us[:, np.concatenate([one.ops.ravel() for one in fused])] = 0.0
+        change.work_us[:, np.concatenate([one.ops[:, 0] for one in fused])] = np.concatenate([one.us for one in fused], axis=1)
         change.cluster[:] = self._labels(clusters)
         for cluster in clusters:
             change.uncertainty_us += self._known[cluster].half_width_us
@@ -180,7 +180,7 @@ class OpFusion(ComputeTransformation):
         """No other change of a legal plan touches the ops of a cluster, so that its work is the recorded one's share."""
         if cluster not in self._fused:
             ops, price = self._ops(cluster), self._known[cluster]
-            work_us = [self.compute.graph.op_work_us[:, own].sum(axis=1) for own in ops.tolist()]
+            work_us = [self.compute.graph.op_work_us[:, ops_of_rank].sum(axis=1) for ops_of_rank in ops.tolist()]
             self._fused[cluster] = _Fused(ops, np.stack(work_us, axis=1) * (price.us / price.members_us))
         return self._fused[cluster]
 
@@ -221,8 +221,8 @@ class OpFusion(ComputeTransformation):
         new = [cluster for cluster in dict.fromkeys(clusters) if cluster not in self._known]
         if not new:
             return
-        found = self._prices.times(new)
-        rows = zip(new, found.us.tolist(), found.low_us.tolist(), found.high_us.tolist(), found.members_us.tolist(), strict=True)
+        times = self._prices.times(new)
+        rows = zip(new, times.us.tolist(), times.low_us.tolist(), times.high_us.tolist(), times.members_us.tolist(), strict=True)
         for cluster, us, low_us, high_us, members_us in rows:
             self._known[cluster] = _Price(us if members_us > 0 else math.nan, (high_us - low_us) / 2, members_us)
 

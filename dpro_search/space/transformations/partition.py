@@ -56,11 +56,11 @@ class Credit(Knob):
 def byteps_under(plan: Plan, job: BytepsJob) -> BytepsJob:
     """A BytePS job as a plan would have it."""
     core, host = servers_under(plan, job)
-    own = BytepsSettings.of(plan)
+    settings = BytepsSettings.of(plan)
     return replace(
         job,
-        partition_bytes=job.partition_bytes if own.partition_bytes is None else own.partition_bytes,
-        credit=job.credit if own.credit is None else own.credit,
+        partition_bytes=job.partition_bytes if settings.partition_bytes is None else settings.partition_bytes,
+        credit=job.credit if settings.credit is None else settings.credit,
         server_core=core,
         server_host=host,
         halves=job.halves if plan.compression is None else _halves(),

@@ -97,18 +97,18 @@ class Precision(ComputeTransformation):
         if self.choice is None:
             return None
         taken = self.taken(plan)
-        found = self._with(plan, {*(plan.bfloat16_ops or ()), *self.choice.grids["set"][-1]["bfloat16_ops"]} - taken)
-        return None if found == plan else found
+        suggestion = self._with(plan, {*(plan.bfloat16_ops or ()), *self.choice.grids["set"][-1]["bfloat16_ops"]} - taken)
+        return None if suggestion == plan else suggestion
 
     def gaining_us(self, float32_us: Mapping[str, float], without: Collection[str] = ()) -> dict[str, float]:
         """Times in bfloat16, about what is cast included, of the ops that are faster with it than the times given."""
-        found = {}
+        gain_us_of = {}
         for name in self._able.difference(without):
             change = self._change(name)
             us = float32_us[name] * change.factor + change.casts_us
             if us < float32_us[name]:
-                found[name] = us
-        return found
+                gain_us_of[name] = us
+        return gain_us_of
 
     def simplest(self, plan: Plan) -> Plan:
         return plan if plan.bfloat16_ops is None else self._with(plan, set(plan.bfloat16_ops))
@@ -130,9 +130,11 @@ class Precision(ComputeTransformation):
         """The change of an op. No other change of a legal plan touches that op."""
         if name not in self._changes:
             float32_us = float(self.compute.graph.op_work_us[:, list(self.compute.ops[name])].mean())
-            found = self._ratios.ratio(self.type(name), float32_us)
-            assert found is not None, "a legal plan has measured types only"
-            self._changes[name] = _Change(found[0], float32_us * (found[2] - found[1]) / 2, float32_us * self._ratios.cast_share)
+            ratio_bounds = self._ratios.ratio(self.type(name), float32_us)
+            assert ratio_bounds is not None, "a legal plan has measured types only"
+            self._changes[name] = _Change(
+                ratio_bounds[0], float32_us * (ratio_bounds[2] - ratio_bounds[1]) / 2, float32_us * self._ratios.cast_share
+            )
         return self._changes[name]
 
     def _casts_us(self, names: Sequence[str]) -> dict[str, float] | None:
@@ -144,7 +146,9 @@ class Precision(ComputeTransformation):
 
     @cached_property
     def choice(self) -> Choice | None:
-        gaining = [op_type for op_type in self._types if (found := self._ratios.ratio(op_type)) is not None and found[0] < 1]
+        gaining = [
+            op_type for op_type in self._types if (ratio_bounds := self._ratios.ratio(op_type)) is not None and ratio_bounds[0] < 1
+        ]
         points = [self._names([op_type for op_type in gaining if _plain(op_type) in SAFE]), self._names(gaining)]
         distinct = [names for names in dict.fromkeys(points) if names]
         if not distinct:

@@ -57,8 +57,8 @@ class Recomputation(ComputeTransformation):
         taken = self.taken(plan)
         first = int(rng.integers(len(self._candidates)))
         run = self._candidates[first : first + int(rng.geometric(4 / (len(self._candidates) + 4)))]
-        wanted, chosen = set(run) - taken, set(plan.recomputed_ops or ())
-        return self._with(plan, chosen - wanted if self._candidates[first] in chosen else chosen | wanted)
+        toggled, chosen = set(run) - taken, set(plan.recomputed_ops or ())
+        return self._with(plan, chosen - toggled if self._candidates[first] in chosen else chosen | toggled)
 
     def simplest(self, plan: Plan) -> Plan:
         return plan if plan.recomputed_ops is None else self._with(plan, set(plan.recomputed_ops))
@@ -92,7 +92,7 @@ class Recomputation(ComputeTransformation):
             names = tuple(name for i, name in enumerate(self._candidates) if i not in kept)
             points.append({"recomputed_ops": names})
         grids = {RECORDED: ({},), "segments": tuple(point for point in points if all(point.values()))}
-        return Choice(name=self.name, fields=self.fields, grids={name: found for name, found in grids.items() if found})
+        return Choice(name=self.name, fields=self.fields, grids={name: grid for name, grid in grids.items() if grid})
 
     def _with(self, plan: Plan, names: set[str]) -> Plan:
         known = [name for name in self._candidates if name in names]

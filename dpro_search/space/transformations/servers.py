@@ -64,11 +64,11 @@ def servers_under(plan: Plan, job: KvstoreJob | BytepsJob) -> tuple[tuple[int, .
     servers = recorded if plan.servers is None else plan.servers
     together = on_workers(workers, job.server_host)
     chosen = None if job.bytes_per_us is None else plan.servers_on_workers
-    wanted = together if chosen is None else chosen
-    if servers == recorded and wanted == together:
+    on_workers_now = together if chosen is None else chosen
+    if servers == recorded and on_workers_now == together:
         return job.server_core, job.server_host
     core = _cores(servers, job.worker_core, job.server_core)
-    if not wanted:
+    if not on_workers_now:
         return core, own_hosts(workers, servers)
     host = hosts_of_workers(job.worker_hosts, servers)
     if set(job.server_core) <= set(job.worker_core):

@@ -199,13 +199,13 @@ class ShardRanks(Knob):
         self._ranks, self._shared_by, self._refused = ranks, shared_by, refused
 
     def legal(self, plan: Plan) -> str | None:
-        wanted = plan.get("shard_ranks")
-        if wanted is None:
+        shard_ranks = plan.get("shard_ranks")
+        if shard_ranks is None:
             return None
         if self._refused is not None:
             return f"shard_ranks: {self._refused}"
-        if self._ranks % wanted or wanted < 2:
-            return f"shard_ranks: {self._ranks} ranks do not make groups of {wanted}; use {_listed(self._divisors)}"
+        if self._ranks % shard_ranks or shard_ranks < 2:
+            return f"shard_ranks: {self._ranks} ranks do not make groups of {shard_ranks}; use {_listed(self._divisors)}"
         return None
 
     def simplest(self, plan: Plan) -> Plan:

@@ -32,10 +32,10 @@ class KeySlicing(Knob):
         super().__init__(job)
 
     def legal(self, plan: Plan) -> str | None:
-        own = KvstoreSettings.of(plan)
-        if own.p3 is None and own.slice_threshold is None:
+        settings = KvstoreSettings.of(plan)
+        if settings.p3 is None and settings.slice_threshold is None:
             return None
-        threshold = own.slice_threshold or self.job.values["slice_threshold"]
+        threshold = settings.slice_threshold or self.job.values["slice_threshold"]
         slices = sum(math.ceil(count / threshold) for count in self.elements)
         if in_priority_slices(plan, self.job) and slices > MOST_SLICES:
             return f"slice_threshold={threshold} cuts the tensors into {slices} slices; at most {MOST_SLICES} are replayed"
@@ -73,19 +73,19 @@ class KeySlicing(Knob):
 
 def in_priority_slices(plan: Plan, job: JobFacts) -> bool:
     """Whether a job has priority slices under a plan."""
-    own = KvstoreSettings.of(plan)
-    return bool(job.values["p3"] if own.p3 is None else own.p3)
+    settings = KvstoreSettings.of(plan)
+    return bool(job.values["p3"] if settings.p3 is None else settings.p3)
 
 
 def kvstore_under(plan: Plan, job: KvstoreJob) -> KvstoreJob:
     """A job with parameter servers as a plan would have it."""
-    old, own = job.slicing, KvstoreSettings.of(plan)
+    old, settings = job.slicing, KvstoreSettings.of(plan)
     slicing = replace(
         old,
         servers=old.servers if plan.servers is None else plan.servers,
-        bound=old.bound if own.bigarray_bound is None else own.bigarray_bound,
-        priority=old.priority if own.p3 is None else own.p3,
-        slice_threshold=old.slice_threshold if own.slice_threshold is None else own.slice_threshold,
+        bound=old.bound if settings.bigarray_bound is None else settings.bigarray_bound,
+        priority=old.priority if settings.p3 is None else settings.p3,
+        slice_threshold=old.slice_threshold if settings.slice_threshold is None else settings.slice_threshold,
     )
     compression = job.compression if plan.compression is None else _two_bit()
     core, host = servers_under(plan, job)

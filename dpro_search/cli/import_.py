@@ -46,7 +46,7 @@ def import_(
     from dpro_search.collect.trace import EventKind
     from dpro_search.errors import InputError
     from dpro_search.kinds import assemble_raw, described_in
-    from dpro_search.space.recorded import iterations_us, unmeasured_steps, unmeasured_text
+    from dpro_search.space.recorded.step_graph import iterations_us, unmeasured_steps, unmeasured_text
 
     require_new(out)
     for source in sources:

@@ -24,7 +24,7 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.space.scenario import Scale
 
 _AFTER = {"start": "nothing", "dependency": "what it needs", "device": "its device", "collective": "other ranks"}
-_BEFORE = {"host until the launch of ": "host: ", "launch of ": "launch: "}  # in the names of ops (`space.recorded_ops`), and shown
+_BEFORE = {"host until the launch of ": "host: ", "launch of ": "launch: "}  # in the names of ops (`space.recorded.ops`), and shown
 _NAME_LENGTH = 50  # of an op in a table of 80 columns
 _COUNTS_LENGTH = 16  # of two more columns
 _TOP_GAINS = 12

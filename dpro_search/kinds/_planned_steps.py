@@ -23,11 +23,11 @@ from dpro_search.kinds._recorded_job import RecordedSteps, as_prediction
 from dpro_search.quantities import size_text
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.recorded_cluster import Placed, Recorded
-from dpro_search.space.recorded_edit import StepEdit
-from dpro_search.space.recorded_events import RUNS
-from dpro_search.space.recorded_memory import MemoryChange, peak_bytes
-from dpro_search.space.recorded_ops import RecordedOps
+from dpro_search.space.recorded.cluster_change import Placed, Recorded
+from dpro_search.space.recorded.events import RUNS
+from dpro_search.space.recorded.memory import MemoryChange, peak_bytes
+from dpro_search.space.recorded.ops import RecordedOps
+from dpro_search.space.recorded.step_edit import StepEdit
 from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.scenario import ClusterChange, Scale
 from dpro_search.space.transformations import PlanSpace

@@ -21,10 +21,10 @@ from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import StagesEven
 from dpro_search.replay.sentences import differs_from_median
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us, unmeasured_text
-from dpro_search.space.recorded_events import CLOSES, steps_in_order
-from dpro_search.space.recorded_ops import RecordedOps, recorded_ops, transfer_limits_us
-from dpro_search.space.recorded_scales import OpSorts, scaled
+from dpro_search.space.recorded.events import CLOSES, steps_in_order
+from dpro_search.space.recorded.ops import RecordedOps, recorded_ops, transfer_limits_us
+from dpro_search.space.recorded.scales import OpSorts, scaled
+from dpro_search.space.recorded.step_graph import graph_of_all, graph_of_step, iterations_us, unmeasured_text
 from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.scenario import Scale
 

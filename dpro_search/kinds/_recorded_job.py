@@ -24,7 +24,7 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.report.groups import TensorGroups, recorded_groups
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.recorded_memory import peak_bytes
+from dpro_search.space.recorded.memory import peak_bytes
 from dpro_search.space.scenario import OP_SCALES, SCALES, ClusterChange, Scale
 from dpro_search.space.transformations import JobFacts, PlanSpace
 
@@ -63,7 +63,7 @@ class RecordedSteps(Job):
         return self._moved(ClusterChange(machines=cluster, ranks=ranks))
 
     def _moved(self, change: ClusterChange) -> Self:
-        """The recorded steps on other GPUs and links (`space.recorded_cluster`)."""
+        """The recorded steps on other GPUs and links (`space.recorded.cluster_change`)."""
         changed = copy.copy(self)
         here = self._in_profile if self._unprofiled is None else self.predictor
         changed._elsewhere = elsewhere(self.trace, here, change)

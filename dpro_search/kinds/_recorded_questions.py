@@ -17,7 +17,7 @@ from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
 from dpro_search.graph.measured import replay_error
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.replay.sensitivity import compute_us_of_ranks
-from dpro_search.space.recorded_scales import Bools
+from dpro_search.space.recorded.scales import Bools
 from dpro_search.space.scenario import Scale
 
 _MOST_RANKS = 16  # with more, only those with the most work are asked about

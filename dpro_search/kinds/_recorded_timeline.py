@@ -10,8 +10,8 @@ from dpro_search.collect.trace import EventKind, Floats, Ints, Trace
 from dpro_search.graph.origins import origins
 from dpro_search.replay.outputs import MeasuredOps, PredictedOps
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.recorded_events import CALL_KINDS, DEVICE_KINDS, outermost
-from dpro_search.space.recorded_ops import RecordedOps
+from dpro_search.space.recorded.events import CALL_KINDS, DEVICE_KINDS, outermost
+from dpro_search.space.recorded.ops import RecordedOps
 
 _DECIMALS = 3
 

@@ -20,7 +20,7 @@ from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_ddp
 from dpro_search.replay.replayer import replay
 from dpro_search.space.plan import Plan
-from dpro_search.space.recorded_buckets import BucketPlan, with_buckets
+from dpro_search.space.recorded.buckets import BucketPlan, with_buckets
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, START, Profile, distributed
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"

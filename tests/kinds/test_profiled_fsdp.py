@@ -17,7 +17,7 @@ from dpro_search.costmodel.nccl import collective_us, placement_of
 from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_fsdp
 from dpro_search.space.plan import Plan
-from dpro_search.space.recorded_units import UnitPlan, with_units
+from dpro_search.space.recorded.units import UnitPlan, with_units
 from dpro_search.space.scenario import Scenario
 from dpro_search.space.transformations import JobFacts
 from dpro_search.space.transformations.sharding import KeptUnits

@@ -10,8 +10,8 @@ from dpro_search.graph.arrivals import lateness
 from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.replay import replay
 from dpro_search.replay.device_time import RankTime, covered, mean_breakdown_us, mean_times, rank_times
-from dpro_search.space.recorded import graph_of_step
-from dpro_search.space.recorded_ops import recorded_ops
+from dpro_search.space.recorded.ops import recorded_ops
+from dpro_search.space.recorded.step_graph import graph_of_step
 
 BEGIN = 1_700_000_000_000_000
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"

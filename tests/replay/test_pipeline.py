@@ -16,7 +16,7 @@ from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.kinds.imported.job import Imported
 from dpro_search.kinds.imported.pipeline import PipelinePredictor, recorded_predictor
 from dpro_search.replay import replay
-from dpro_search.space.pipeline_parallel import pipeline_graph
+from dpro_search.space.recorded.pipeline_parallel import pipeline_graph
 from dpro_search.space.scenario import Scale
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "stragglers"

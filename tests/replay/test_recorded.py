@@ -22,7 +22,7 @@ from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.replay import replay
 from dpro_search.replay.device_time import mean_breakdown_us, rank_times
 from dpro_search.space.plan import Plan
-from dpro_search.space.recorded import graph_of_step
+from dpro_search.space.recorded.step_graph import graph_of_step
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
 from dpro_search.space.scenario import Scale
 

@@ -15,7 +15,7 @@ from dpro_search.kinds._recorded import HeldOut, RecordedPredictor
 from dpro_search.replay.device_time import busiest_us
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import StragglerGone
-from dpro_search.space.pipeline_parallel import pipeline_graph
+from dpro_search.space.recorded.pipeline_parallel import pipeline_graph
 from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.scenario import Scale
 
@@ -30,7 +30,7 @@ class PipelinePredictor(RecordedPredictor):
     """As `RecordedPredictor`, but for recordings whose steps are samples of a long job.
 
     Such steps do not follow each other, so what is measured and predicted is a step by itself: from its start to the last end of
-    any rank. Steps are graphs of `space.pipeline_parallel`.
+    any rank. Steps are graphs of `space.recorded.pipeline_parallel`.
     """
 
     @cached_property

@@ -23,10 +23,10 @@ from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
-from dpro_search.space.recorded_buckets import BucketPlan, cut_at_gradients, explain_copies, with_buckets
-from dpro_search.space.recorded_edit import StepEdit
-from dpro_search.space.recorded_low_rank import with_low_rank_buckets
-from dpro_search.space.recorded_memory import MemoryChange, buckets_changes
+from dpro_search.space.recorded.buckets import BucketPlan, cut_at_gradients, explain_copies, with_buckets
+from dpro_search.space.recorded.low_rank_buckets import with_low_rank_buckets
+from dpro_search.space.recorded.memory import MemoryChange, buckets_changes
+from dpro_search.space.recorded.step_edit import StepEdit
 from dpro_search.space.schemes import DdpSettings
 from dpro_search.space.transformations import (
     BucketSize,

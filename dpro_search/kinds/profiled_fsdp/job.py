@@ -15,10 +15,10 @@ from dpro_search.kinds._planned_diagnosis import with_plans
 from dpro_search.kinds._planned_steps import PlannedSteps
 from dpro_search.quantities import size_text, time_text
 from dpro_search.space.plan import Plan
-from dpro_search.space.recorded_edit import StepEdit
-from dpro_search.space.recorded_memory import MemoryChange, units_changes
-from dpro_search.space.recorded_shards import Sharding
-from dpro_search.space.recorded_units import UnitPlan, cut_at_units, explain_units, with_units
+from dpro_search.space.recorded.memory import MemoryChange, units_changes
+from dpro_search.space.recorded.sharding import Sharding
+from dpro_search.space.recorded.step_edit import StepEdit
+from dpro_search.space.recorded.units import UnitPlan, cut_at_units, explain_units, with_units
 from dpro_search.space.scenario import ClusterChange
 from dpro_search.space.schemes import FsdpSettings
 from dpro_search.space.transformations import JobFacts, PlanSpace

@@ -8,7 +8,7 @@ from dpro_search.collect.readers.importers import import_trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
 from dpro_search.kinds._replay_facts import ReplayRequest, facts_of_job
-from dpro_search.space.recorded import iterations_us, unmeasured_steps, unmeasured_text
+from dpro_search.space.recorded.step_graph import iterations_us, unmeasured_steps, unmeasured_text
 from tests.collect.kineto_files import START, Profile, distributed
 from tests.in_process import dpro, succeeds
 

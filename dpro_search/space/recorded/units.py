@@ -14,10 +14,10 @@ from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.marked_spans import Span
 from dpro_search.graph.sharded_units import ROOT, Gather, Reduction, ShardedUnits, StepUnits
-from dpro_search.space.recorded_again import compute_again
-from dpro_search.space.recorded_buckets import thread_devices
-from dpro_search.space.recorded_edit import StepEdit
-from dpro_search.space.recorded_shards import Sharding
+from dpro_search.space.recorded.activation_checkpointing import compute_again
+from dpro_search.space.recorded.buckets import thread_devices
+from dpro_search.space.recorded.sharding import Sharding
+from dpro_search.space.recorded.step_edit import StepEdit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.gradient_events import Gradients, StepGradients
 from dpro_search.graph.marked_spans import Span
-from dpro_search.space.recorded_edit import StepEdit
+from dpro_search.space.recorded.step_edit import StepEdit
 
 _LEAST_SHARE = 0.5  # of its price, that a bucket takes at least, however fast the one recorded in its place was
 _CAST_BYTES = 6  # that a cast of a float32 reads and writes; a copy reads and writes 8

@@ -10,7 +10,7 @@ from dpro_search.collect.trace import EventKind, Role, Trace, TraceMeta
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay import replay
-from dpro_search.space.pipeline_parallel import pipeline_graph
+from dpro_search.space.recorded.pipeline_parallel import pipeline_graph
 
 
 def two_stages(*, compute_us: tuple[float, float] = (100.0, 300.0), steps: int = 1) -> Trace:

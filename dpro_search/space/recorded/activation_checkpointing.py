@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.sharded_units import Passes
-from dpro_search.space.recorded_edit import StepEdit
+from dpro_search.space.recorded.step_edit import StepEdit
 
 _AGAIN = "again: "  # before the name of what is computed again
 

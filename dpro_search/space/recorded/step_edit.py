@@ -15,7 +15,7 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.recorded_ops import RecordedOps
+from dpro_search.space.recorded.ops import RecordedOps
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
 
 _CLOCK_US = 5.0  # by which clocks of host and device may disagree

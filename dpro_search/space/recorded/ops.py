@@ -35,7 +35,7 @@ from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Ints, R
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
-from dpro_search.space.recorded_events import (
+from dpro_search.space.recorded.events import (
     CALL_KINDS,
     CLOSES,
     DEVICE_KINDS,
@@ -58,7 +58,7 @@ from dpro_search.space.recorded_events import (
     step_ends,
     steps_in_order,
 )
-from dpro_search.space.recorded_rows import COLUMNS, Block, Op, block_of, codes, empty_block, occurrences
+from dpro_search.space.recorded.op_table import COLUMNS, Block, Op, block_of, codes, empty_block, occurrences
 from dpro_search.space.replay_graph import Int32s, OrderPolicy
 
 # What stands before an event's name in the name of an op.
@@ -88,7 +88,7 @@ class RecordedOps:
     peer: Ints
     event: Ints  # Event of the trace that each op is, -1 for stretches of a host thread and launches, [n].
     about: Ints  # Event that each op is, launches, or ends before, [n].
-    role: npt.NDArray[np.int8]  # What each op is to an event, [n]: one of the numbers of `recorded_events`.
+    role: npt.NDArray[np.int8]  # What each op is to an event, [n]: one of the numbers of `recorded.events`.
     loading_us: Floats  # Part of each stretch of a host thread in which it loads input or waits for it, [n].
     end_us: Floats  # Recorded end of each stretch of a host thread, which began its duration earlier; NaN of other ops, [n].
     on_device: Bools  # Whether the op is work of a device (not of a host thread, nor a launch), [n].

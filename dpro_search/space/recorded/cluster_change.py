@@ -28,7 +28,7 @@ from dpro_search.costmodel.roofline import LEAST_US, Ratio, dtype_of_kernel, ker
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.kernel_class import kernel_class
-from dpro_search.space.recorded_ops import RecordedOps
+from dpro_search.space.recorded.ops import RecordedOps
 
 _NAMES = {
     CollectiveKind.ALL_REDUCE: "all_reduce",

@@ -16,7 +16,7 @@ import numpy as np
 from dpro_search.collect.trace import EventKind, MemorySamples, TensorType, Trace
 from dpro_search.graph.gradient_events import Gradients
 from dpro_search.graph.sharded_units import Gather, Passes, ShardedUnits, StepUnits
-from dpro_search.space.recorded_units import UnitPlan
+from dpro_search.space.recorded.units import UnitPlan
 
 _HOST = (EventKind.OP, EventKind.RUNTIME, EventKind.SYNC)
 

@@ -19,8 +19,8 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.replay import replay
 from dpro_search.replay.reference import replay_reference
-from dpro_search.space.recorded import graph_of_all, graph_of_step, iterations_us
-from dpro_search.space.recorded_ops import recorded_ops
+from dpro_search.space.recorded.ops import recorded_ops
+from dpro_search.space.recorded.step_graph import graph_of_all, graph_of_step, iterations_us
 from dpro_search.space.replay_graph import ReplayGraph
 
 HOST_BOUND: Program = [Launch("gemm", 100, 20), Launch("relu", 80, 10)]

@@ -13,7 +13,7 @@ from dpro_search.costmodel.powersgd import SENT_PARTS, low_rank
 from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.gradient_events import Gradients
-from dpro_search.space.recorded_buckets import (
+from dpro_search.space.recorded.buckets import (
     BucketPlan,
     RecordedRank,
     last_gradients,
@@ -22,7 +22,7 @@ from dpro_search.space.recorded_buckets import (
     post_bucket,
     recorded_ranks,
 )
-from dpro_search.space.recorded_edit import StepEdit
+from dpro_search.space.recorded.step_edit import StepEdit
 
 
 def with_low_rank_buckets(

@@ -10,8 +10,8 @@ import numpy as np
 from dpro_search.collect.trace import Floats, Ints, Trace
 from dpro_search.errors import InputError
 from dpro_search.quantities import time_text
-from dpro_search.space.recorded_events import steps_in_order
-from dpro_search.space.recorded_ops import RecordedOps
+from dpro_search.space.recorded.events import steps_in_order
+from dpro_search.space.recorded.ops import RecordedOps
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
 
 _SHOWN_STEPS = 8  # in a sentence

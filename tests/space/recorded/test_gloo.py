@@ -13,8 +13,8 @@ from dpro_search.collect.readers.kineto import read
 from dpro_search.collect.trace import DependencyKind, Trace
 from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.replay.replayer import replay
-from dpro_search.space.recorded import graph_of_step
-from dpro_search.space.recorded_ops import recorded_ops
+from dpro_search.space.recorded.ops import recorded_ops
+from dpro_search.space.recorded.step_graph import graph_of_step
 from tests.collect.kineto_files import MAIN, START, Profile, distributed, needs
 
 GLOO = 300

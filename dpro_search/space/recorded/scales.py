@@ -18,9 +18,9 @@ from dpro_search.costmodel.roofline import LEAST_US
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.kernel_class import kernel_class
-from dpro_search.space.recorded_events import LAUNCHES
-from dpro_search.space.recorded_fused import fused_us
-from dpro_search.space.recorded_ops import RecordedOps
+from dpro_search.space.recorded.events import LAUNCHES
+from dpro_search.space.recorded.fused_kernels import fused_us
+from dpro_search.space.recorded.ops import RecordedOps
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 from dpro_search.space.scenario import Scale
 

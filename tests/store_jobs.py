@@ -8,9 +8,9 @@ import numpy as np
 
 from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.byteps_job import BytepsJob
-from dpro_search.space.kvstore_job import KvstoreJob
-from dpro_search.space.store_job import Segment
+from dpro_search.space.servers.byteps_job import BytepsJob
+from dpro_search.space.servers.kvstore_job import KvstoreJob
+from dpro_search.space.servers.store_job import Segment
 
 MIB = 2**20
 Segments = tuple[Segment, ...]

@@ -35,16 +35,16 @@ from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
 from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.report.quality import Term
-from dpro_search.space.byteps_job import BytepsJob
 from dpro_search.space.cluster import ClusterSpec, spec_on
-from dpro_search.space.cost_spread import CostFactors, CostSpread
 from dpro_search.space.describe import describe
-from dpro_search.space.kvstore_job import KvstoreJob
-from dpro_search.space.placement import on_workers
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.recorded_stores import server_hosts
 from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.scenario import SCALES, ClusterChange, Scale
+from dpro_search.space.servers.byteps_job import BytepsJob
+from dpro_search.space.servers.cost_spread import CostFactors, CostSpread
+from dpro_search.space.servers.kvstore_job import KvstoreJob
+from dpro_search.space.servers.placement import on_workers
+from dpro_search.space.servers.recorded_workers import server_hosts
 from dpro_search.space.transformations import PlanSpace
 
 _Job = TypeVar("_Job", KvstoreJob, BytepsJob)

@@ -25,7 +25,7 @@ from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.stores import BYTEPS
 from dpro_search.machine import machine_constants
 from dpro_search.space.plan import Plan
-from dpro_search.space.recorded_stores import untraced_us
+from dpro_search.space.servers.recorded_workers import untraced_us
 from experiments.search.testbed_jobs import SCHEMES
 
 _RANKS, _STEPS = 2, 21

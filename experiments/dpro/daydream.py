@@ -24,9 +24,9 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.measured import profiled_iterations_us
 from dpro_search.replay.replayer import replay
-from dpro_search.space.byteps_recorded import recorded_byteps_job
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.servers.byteps_recorded import recorded_byteps_job
 from experiments.dpro.worker import Worker, worker_of
 
 _BITS = 8.0

@@ -20,9 +20,9 @@ from dpro_search.collect.trace import Dependencies, EventKind, Events, Floats, T
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.ddp import build_ddp_graph
-from dpro_search.space.byteps_recorded import recorded_byteps_job
-from dpro_search.space.kvstore_recorded import recorded_kvstore_job
-from dpro_search.space.recorded_stores import first_users
+from dpro_search.space.servers.byteps_recorded import recorded_byteps_job
+from dpro_search.space.servers.kvstore_recorded import recorded_kvstore_job
+from dpro_search.space.servers.recorded_workers import first_users
 
 _OF_LIBRARY = (
     *(EventKind.NEGOTIATE, EventKind.QUEUE, EventKind.MEMCPY_IN, EventKind.ALLREDUCE, EventKind.MEMCPY_OUT),

@@ -27,10 +27,10 @@ from dpro_search.kinds.byteps.job import Byteps
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay.replayer import settled_us
-from dpro_search.space.byteps_job import PAGE_BYTES, BytepsJob, Part, byteps_graph
-from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.servers.byteps_job import PAGE_BYTES, BytepsJob, Part, byteps_graph
+from dpro_search.space.servers.kvstore_job import KvstoreJob, kvstore_graph
 
 _OCTAVES, _STEPS = 9, 4  # sizes from the largest tensor down, and steps in an octave
 _DRAWN = 3  # tensors whose size changes in a step: 1 to so many

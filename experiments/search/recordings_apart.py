@@ -21,9 +21,9 @@ from dpro_search.collect.trace import SETTLING_STEPS, Floats, Trace
 from dpro_search.kinds import job_of
 from dpro_search.kinds.byteps.job import Byteps
 from dpro_search.kinds.kvstore.job import Kvstore
-from dpro_search.space.byteps_job import BytepsJob
-from dpro_search.space.kvstore_job import KvstoreJob
 from dpro_search.space.plan import Plan
+from dpro_search.space.servers.byteps_job import BytepsJob
+from dpro_search.space.servers.kvstore_job import KvstoreJob
 
 _COSTS = ("all workers", "each worker", "messages", "servers", "steps")
 

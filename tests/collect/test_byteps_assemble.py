@@ -14,7 +14,7 @@ from importer_kit import FUZZ, check_trace, plain
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
-from dpro_search.space.byteps_job import hash_of
+from dpro_search.space.servers.byteps_job import hash_of
 from tests.recordings import DATA
 
 RECORDING = "byteps_mlp"

@@ -21,7 +21,7 @@ from dpro_search.kinds._calibration import device_of
 from dpro_search.machine import BUNDLED, VARIABLE, calibration, load_machine, machine_constants, machine_toml
 from dpro_search.machine.constants import SECTIONS
 from dpro_search.space.plan import Plan
-from dpro_search.space.store_job import goodput_bytes_per_us
+from dpro_search.space.servers.store_job import goodput_bytes_per_us
 from dpro_search.space.transformations.module_precision import change_of
 
 FSDP = Path(__file__).parent.parent / "data" / "traces_v1" / "fsdp_mlp"

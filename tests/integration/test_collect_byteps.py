@@ -14,8 +14,8 @@ from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import JobError
 from dpro_search.replay.replayer import replay
-from dpro_search.space.byteps_job import byteps_graph
-from dpro_search.space.byteps_recorded import recorded_byteps_job
+from dpro_search.space.servers.byteps_job import byteps_graph
+from dpro_search.space.servers.byteps_recorded import recorded_byteps_job
 
 pytestmark = pytest.mark.integration
 

@@ -20,9 +20,9 @@ from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError, JobError, TraceFormatError
 from dpro_search.kinds import recorded_job
 from dpro_search.replay.replayer import replay
-from dpro_search.space.kvstore_job import kvstore_graph, process_loads
-from dpro_search.space.kvstore_recorded import recorded_kvstore_job
-from dpro_search.space.placement import hosts_of_workers
+from dpro_search.space.servers.kvstore_job import kvstore_graph, process_loads
+from dpro_search.space.servers.kvstore_recorded import recorded_kvstore_job
+from dpro_search.space.servers.placement import hosts_of_workers
 from tests.faults.processes import dpro
 
 pytestmark = pytest.mark.integration

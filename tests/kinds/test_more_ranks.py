@@ -24,9 +24,9 @@ from dpro_search.replay.replayer import settled_us
 from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Network, Rendezvous, Ring, layered_step, replicated
 from dpro_search.space.folding import fold
 from dpro_search.space.job_graph import build
-from dpro_search.space.kvstore_job import process_loads
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
+from dpro_search.space.servers.kvstore_job import process_loads
 
 DATA = Path(__file__).parents[1] / "data"
 

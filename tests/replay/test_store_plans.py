@@ -20,11 +20,11 @@ from dpro_search.replay.engine import Engine
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.steady import settled_distance, unrolled
-from dpro_search.space.byteps_job import byteps_graph
-from dpro_search.space.cost_spread import CostFactors, CostSpread
-from dpro_search.space.kvstore_job import kvstore_graph
 from dpro_search.space.plan import Plan
-from dpro_search.space.store_job import Segment
+from dpro_search.space.servers.byteps_job import byteps_graph
+from dpro_search.space.servers.cost_spread import CostFactors, CostSpread
+from dpro_search.space.servers.kvstore_job import kvstore_graph
+from dpro_search.space.servers.store_job import Segment
 from tests.store_jobs import byteps_job, kvstore_job, layers_of
 
 SIZES = st.lists(st.integers(1, 300).map(lambda kilobytes: 4000 * kilobytes), min_size=1, max_size=4)

@@ -11,8 +11,8 @@ from dpro_search.kinds._store_diagnosis import Rows, knob_finding, other_placeme
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.quantities import percent_text, size_text
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.byteps_job import BytepsJob
 from dpro_search.space.plan import Plan
+from dpro_search.space.servers.byteps_job import BytepsJob
 
 _ITERATIONS = 16  # of a replay that answers one of many questions
 _VARIABLES = {"servers": "DMLC_NUM_SERVER", "partition_bytes": "BYTEPS_PARTITION_BYTES"}

@@ -11,11 +11,11 @@ from dpro_search.kinds._store_diagnosis import diagnosis_tables
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.kinds._terms import per_byte
 from dpro_search.report.units import duration, percent
-from dpro_search.space.byteps_job import BytepsJob, byteps_graph
-from dpro_search.space.byteps_recorded import recorded_byteps_job
-from dpro_search.space.placement import on_workers
 from dpro_search.space.plan import Plan
-from dpro_search.space.store_job import goodput_bytes_per_us
+from dpro_search.space.servers.byteps_job import BytepsJob, byteps_graph
+from dpro_search.space.servers.byteps_recorded import recorded_byteps_job
+from dpro_search.space.servers.placement import on_workers
+from dpro_search.space.servers.store_job import goodput_bytes_per_us
 from dpro_search.space.transformations import (
     BytepsCompression,
     Credit,

@@ -11,8 +11,8 @@ from dpro_search.kinds._store_diagnosis import Rows, knob_finding, other_placeme
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.kvstore_job import KvstoreJob, process_loads
 from dpro_search.space.plan import Plan
+from dpro_search.space.servers.kvstore_job import KvstoreJob, process_loads
 
 
 def diagnosis(plans: StoreJob[KvstoreJob]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from dpro_search.kinds._store_diagnosis import diagnosis_tables
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.kinds._terms import per_byte
 from dpro_search.report.units import duration
-from dpro_search.space.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
-from dpro_search.space.kvstore_recorded import recorded_kvstore_job
-from dpro_search.space.placement import on_workers
 from dpro_search.space.plan import Plan
+from dpro_search.space.servers.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
+from dpro_search.space.servers.kvstore_recorded import recorded_kvstore_job
+from dpro_search.space.servers.placement import on_workers
 from dpro_search.space.transformations import (
     JobFacts,
     KeySlicing,

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from dpro_search.machine import machine_constants
-from dpro_search.space.byteps_job import PAGE_BYTES, BytepsJob, HalfGradients
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import BytepsSettings
+from dpro_search.space.servers.byteps_job import PAGE_BYTES, BytepsJob, HalfGradients
 from dpro_search.space.transformations._base import Choice, Knob, geometric
 from dpro_search.space.transformations.servers import servers_under
 

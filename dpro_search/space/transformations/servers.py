@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from dpro_search.space.byteps_job import BytepsJob
-from dpro_search.space.kvstore_job import KvstoreJob
-from dpro_search.space.placement import hosts_of_workers, on_workers, own_hosts
 from dpro_search.space.plan import Plan
+from dpro_search.space.servers.byteps_job import BytepsJob
+from dpro_search.space.servers.kvstore_job import KvstoreJob
+from dpro_search.space.servers.placement import hosts_of_workers, on_workers, own_hosts
 from dpro_search.space.transformations._base import Choice, JobFacts, Knob
 
 MOST_SERVERS = 1024

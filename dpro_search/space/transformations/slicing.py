@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from dpro_search.machine import machine_constants
-from dpro_search.space.kvstore_job import KvstoreJob, PushCompression
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import KvstoreSettings
+from dpro_search.space.servers.kvstore_job import KvstoreJob, PushCompression
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, geometric, grid
 from dpro_search.space.transformations.servers import servers_under
 

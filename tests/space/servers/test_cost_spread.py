@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpro_search.space.cost_spread import CostSpread
+from dpro_search.space.servers.cost_spread import CostSpread
 
 SPREAD = CostSpread(common=0.08, worker=0.06, message=0.25, server=0.4, step=0.15)
 

@@ -1,4 +1,4 @@
-"""What is read from traces of jobs with parameter servers (KVStore and BytePS) in the same way."""
+"""Workers of a trace with parameter servers (KVStore or BytePS): their number and their measured core times."""
 
 from __future__ import annotations
 

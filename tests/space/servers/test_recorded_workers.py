@@ -9,8 +9,8 @@ import pytest
 
 from dpro_search.collect.trace import SETTLING_STEPS, Steps
 from dpro_search.errors import GraphError
-from dpro_search.space.kvstore_recorded import recorded_kvstore_job
-from dpro_search.space.recorded_stores import server_hosts, slowest_worker, untraced_us
+from dpro_search.space.servers.kvstore_recorded import recorded_kvstore_job
+from dpro_search.space.servers.recorded_workers import server_hosts, slowest_worker, untraced_us
 from tests.recordings import trace_of
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.launch.parameter_servers import ServerSpec
 from dpro_search.errors import InputError
-from dpro_search.space.placement import hosts_of_workers, on_workers, own_hosts, process_hosts
+from dpro_search.space.servers.placement import hosts_of_workers, on_workers, own_hosts, process_hosts
 
 COUNTS = st.integers(1, 9)
 

@@ -13,8 +13,8 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
 from dpro_search.space.graph_builder import GraphBuilder
-from dpro_search.space.placement import hosts_of_workers, on_workers, process_hosts
 from dpro_search.space.replay_graph import Int32s, OrderPolicy
+from dpro_search.space.servers.placement import hosts_of_workers, on_workers, process_hosts
 
 
 @dataclass(frozen=True, kw_only=True)

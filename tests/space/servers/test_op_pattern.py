@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder
-from dpro_search.space.op_pattern import OpPattern
+from dpro_search.space.servers.op_pattern import OpPattern
 
 
 def started(things: int) -> tuple[GraphBuilder, list[int], list[int], list[int]]:

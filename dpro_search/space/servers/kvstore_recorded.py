@@ -18,9 +18,16 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.kvstore_job import KvstoreJob, serving_us_per_byte, store_bytes_per_us
-from dpro_search.space.recorded_stores import consumers, first_users, server_hosts, slowest_worker, untraced_us, worker_count
-from dpro_search.space.store_job import Segment
+from dpro_search.space.servers.kvstore_job import KvstoreJob, serving_us_per_byte, store_bytes_per_us
+from dpro_search.space.servers.recorded_workers import (
+    consumers,
+    first_users,
+    server_hosts,
+    slowest_worker,
+    untraced_us,
+    worker_count,
+)
+from dpro_search.space.servers.store_job import Segment
 
 _OF_STORE = (Role.COPY, Role.UPDATE)  # of operators that serve the store, not the model
 _AT_ONCE = 4  # tensors that an optimizer of MXNet updates at once (MXNET_OPTIMIZER_AGGREGATION_SIZE)

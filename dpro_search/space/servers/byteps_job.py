@@ -27,11 +27,11 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
-from dpro_search.space.cost_spread import CostFactors
 from dpro_search.space.graph_builder import GraphBuilder
-from dpro_search.space.op_pattern import OpPattern
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph
-from dpro_search.space.store_job import Processes, StoreJob
+from dpro_search.space.servers.cost_spread import CostFactors
+from dpro_search.space.servers.op_pattern import OpPattern
+from dpro_search.space.servers.store_job import Processes, StoreJob
 
 DEFAULT_PARTITION_BYTES = 4_096_000
 PAGE_BYTES = 4096

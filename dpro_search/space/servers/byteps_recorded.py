@@ -12,10 +12,10 @@ from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats,
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
-from dpro_search.space.byteps_job import DEFAULT_PARTITION_BYTES, BytepsJob, HalfGradients
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.recorded_stores import first_users, server_hosts, untraced_us, worker_count
-from dpro_search.space.store_job import Segment, goodput_bytes_per_us
+from dpro_search.space.servers.byteps_job import DEFAULT_PARTITION_BYTES, BytepsJob, HalfGradients
+from dpro_search.space.servers.recorded_workers import first_users, server_hosts, untraced_us, worker_count
+from dpro_search.space.servers.store_job import Segment, goodput_bytes_per_us
 
 _SOON = 0.02  # quantile of a delay at which no other process wanted the core or the link
 _SMALL = 0.5  # tensors up to this quantile of the sizes show how long a message takes without its bytes

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from dpro_search.errors import GraphError, InputError
 from dpro_search.replay.replayer import replay
-from dpro_search.space.byteps_job import BytepsJob, HalfGradients, byteps_graph, hash_of
-from dpro_search.space.byteps_recorded import recorded_byteps_job
-from dpro_search.space.recorded_stores import untraced_us
+from dpro_search.space.servers.byteps_job import BytepsJob, HalfGradients, byteps_graph, hash_of
+from dpro_search.space.servers.byteps_recorded import recorded_byteps_job
+from dpro_search.space.servers.recorded_workers import untraced_us
 from tests.recordings import trace_of
 from tests.store_jobs import MIB
 from tests.store_jobs import byteps_job as job
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "byteps_mxnet_2x2"
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "traces" / "byteps_mxnet_2x2"
 PAGE = 4096
 SIZES = st.lists(st.integers(1, 5 * MIB), min_size=1, max_size=6)
 FREE_CASTS = HalfGradients(call_us=0.0, us_per_byte=0.0)

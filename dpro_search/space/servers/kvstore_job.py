@@ -33,11 +33,11 @@ from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
 from dpro_search.space.alike import host_groups
-from dpro_search.space.cost_spread import CostFactors
 from dpro_search.space.graph_builder import GraphBuilder
-from dpro_search.space.op_pattern import OpPattern
 from dpro_search.space.replay_graph import Int32s, ReplayGraph
-from dpro_search.space.store_job import Processes, StoreJob, WorkerClasses, goodput_bytes_per_us
+from dpro_search.space.servers.cost_spread import CostFactors
+from dpro_search.space.servers.op_pattern import OpPattern
+from dpro_search.space.servers.store_job import Processes, StoreJob, WorkerClasses, goodput_bytes_per_us
 
 
 @dataclass(frozen=True, kw_only=True)

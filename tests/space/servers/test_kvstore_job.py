@@ -11,14 +11,14 @@ from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.replayer import replay
-from dpro_search.space.kvstore_job import (
+from dpro_search.space.servers.kvstore_job import (
     KvstoreJob,
     PushCompression,
     kvstore_graph,
     process_loads,
     store_bytes_per_us,
 )
-from dpro_search.space.store_job import goodput_bytes_per_us
+from dpro_search.space.servers.store_job import goodput_bytes_per_us
 from tests.store_jobs import MIB, kvstore_job, layers_of
 
 

@@ -1,0 +1,1 @@
+"""Jobs with parameter servers (MXNet's KVStore, BytePS): what a trace holds about them, and their replay graphs."""

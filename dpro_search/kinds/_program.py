@@ -14,8 +14,8 @@ from dpro_search.errors import InputError
 from dpro_search.kinds._predictor import JobPredictor
 from dpro_search.replay.ddp.timeline import DdpTimeline, replay_ddp
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.ddp_job import DdpJob
 from dpro_search.space.plan import Plan
+from dpro_search.space.programs.ddp_job import DdpJob
 
 
 class ProgramPredictor(JobPredictor):

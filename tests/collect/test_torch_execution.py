@@ -20,7 +20,7 @@ from dpro_search.costmodel.ddp import fit_ddp_costs
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.graph.ddp import build_ddp_graph
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.ddp_job import apply_ddp
+from dpro_search.space.programs.ddp_job import apply_ddp
 from tests.recordings import DATA
 
 RECORDING = "ddp_mlp"

@@ -17,8 +17,8 @@ from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, JobError
 from dpro_search.kinds.ddp.predictor import DdpPredictor
-from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.plan import Plan
+from dpro_search.space.programs.ddp_job import bucket_assignment
 from tests.faults.processes import dpro
 from tests.integration.torch_losses import assert_same_losses_unrecorded
 from tests.recordings import of_the_job

@@ -31,8 +31,8 @@ from dpro_search.kinds._job import Job
 from dpro_search.kinds._kind import DescribedKind, Description
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.space.data_parallel import layered_step
-from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.plan import Plan
+from dpro_search.space.programs.ddp_job import bucket_assignment
 from dpro_search.space.scenario import ClusterChange
 from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
 

@@ -17,8 +17,8 @@ from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
 from dpro_search.kinds._program import ProgramPredictor
 from dpro_search.machine import machine_constants
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.ddp_job import DdpJob, apply_ddp, bucket_assignment
 from dpro_search.space.plan import Plan, refuse_unknown
+from dpro_search.space.programs.ddp_job import DdpJob, apply_ddp, bucket_assignment
 from dpro_search.space.schemes import DdpSettings
 from dpro_search.space.transformations import DdpCompression, JobFacts
 from dpro_search.space.transformations.module_precision import in_bfloat16, uncertainty_us

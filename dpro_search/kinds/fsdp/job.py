@@ -13,8 +13,8 @@ from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._program_job import ProgramJob
 from dpro_search.kinds.fsdp.predictor import NAME, FsdpPredictor
 from dpro_search.kinds.fsdp.what_if import PLANS
-from dpro_search.space.fsdp_job import fsdp_steps
 from dpro_search.space.plan import Plan
+from dpro_search.space.programs.fsdp_job import fsdp_steps
 from dpro_search.space.schemes import FsdpSettings
 
 

@@ -9,9 +9,9 @@ from dpro_search.costmodel.ddp import fit_fsdp_costs
 from dpro_search.graph.fsdp import FsdpGraph, Purpose, build_fsdp_graph
 from dpro_search.kinds._program import ProgramPredictor
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.ddp_job import LabelledJob
-from dpro_search.space.fsdp_job import apply_fsdp
 from dpro_search.space.plan import Plan
+from dpro_search.space.programs.ddp_job import LabelledJob
+from dpro_search.space.programs.fsdp_job import apply_fsdp
 from dpro_search.space.schemes import FsdpSettings
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations.sharding import KeepParameters, Prefetch

@@ -20,9 +20,9 @@ from dpro_search.kinds._planned_steps import PlannedSteps
 from dpro_search.machine import machine_constants
 from dpro_search.quantities import size_text, time_text
 from dpro_search.report.groups import Group, TensorGroups
-from dpro_search.space.ddp_job import bucket_assignment
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
+from dpro_search.space.programs.ddp_job import bucket_assignment
 from dpro_search.space.recorded.buckets import BucketPlan, cut_at_gradients, explain_copies, with_buckets
 from dpro_search.space.recorded.low_rank_buckets import with_low_rank_buckets
 from dpro_search.space.recorded.memory import MemoryChange, buckets_changes

@@ -13,8 +13,8 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.ddp.timeline import DdpTimeline
 from dpro_search.replay.timeline import Timeline
 from dpro_search.replay.times import OpTimes
-from dpro_search.space.ddp_job import Action, DdpJob
 from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.programs.ddp_job import Action, DdpJob
 from dpro_search.space.replay_graph import OrderPolicy
 
 

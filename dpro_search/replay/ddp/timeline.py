@@ -10,8 +10,8 @@ import numpy as np
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.replay.iterations import DRAWS, WARMUP, IterationTimes, iteration_times, sample_order
 from dpro_search.replay.repeated import Repeated
-from dpro_search.space.ddp_job import DdpJob
-from dpro_search.space.program_graph import Pattern, pattern_graph, program_graph, segment_work_us
+from dpro_search.space.programs.ddp_job import DdpJob
+from dpro_search.space.programs.program_graph import Pattern, pattern_graph, program_graph, segment_work_us
 
 _LEAST_FACTOR = 1e-3  # of a latency
 

@@ -7,7 +7,7 @@ import pytest
 from ddp_jobs import NONE, POST, WAIT, job
 
 from dpro_search.errors import GraphError
-from dpro_search.space.program_graph import Pattern, pattern_graph, program_graph
+from dpro_search.space.programs.program_graph import Pattern, pattern_graph, program_graph
 from dpro_search.space.replay_graph import OrderPolicy
 
 PROGRAM = [(10, POST, 0), (0, WAIT, 0), (100, POST, 1), (20, WAIT, 1), (7, NONE, -1)]

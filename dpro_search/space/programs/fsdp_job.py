@@ -1,6 +1,6 @@
 """``apply_fsdp(graph, ...) -> LabelledJob``: a fully sharded job, as recorded or sharded otherwise, on a cluster.
 
-As with DistributedDataParallel (`space/ddp_job.py`), every rank runs a program of core time, posts and waits. `fsdp_steps` gives
+As with DistributedDataParallel (`space/programs/ddp_job.py`), every rank runs a program of core time, posts and waits. `fsdp_steps` gives
 that program for a `DataParallelJob`, whose collectives are rings on the links of other machines.
 """
 
@@ -18,7 +18,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.fsdp import FsdpGraph, Mark, Purpose
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.data_parallel import RankStep
-from dpro_search.space.ddp_job import GLOO_THREADS, Action, LabelledJob, numbered_cores
+from dpro_search.space.programs.ddp_job import GLOO_THREADS, Action, LabelledJob, numbered_cores
 from dpro_search.space.replay_graph import OrderPolicy
 
 _ACTION = {Mark.POST: Action.POST, Mark.WAIT: Action.WAIT}

@@ -18,7 +18,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import build_ddp_graph
 from dpro_search.replay.ddp.timeline import replay_ddp
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.ddp_job import Action, DdpJob, apply_ddp, bucket_assignment
+from dpro_search.space.programs.ddp_job import Action, DdpJob, apply_ddp, bucket_assignment
 from tests.recordings import trace_of
 
 

@@ -17,8 +17,8 @@ from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.horovod import saturation
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.ddp_job import Action, DdpJob
 from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.programs.ddp_job import Action, DdpJob
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, SharedCores
 
 _LEAST_LATENCY_US = 1.0

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.ddp_job import Action, LabelledJob
-from dpro_search.space.fsdp_job import apply_fsdp
+from dpro_search.space.programs.ddp_job import Action, LabelledJob
+from dpro_search.space.programs.fsdp_job import apply_fsdp
 
 CLUSTER = ClusterSpec(cores=(0, 1), rate_bps=1e9)
 

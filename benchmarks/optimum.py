@@ -22,10 +22,10 @@ from dpro_search.search.samplers._base import CYCLE_RANGE_US, rounded_cycle_us
 from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.data_parallel import DataParallelJob, RankStep
 from dpro_search.space.folding import classes
-from dpro_search.space.moves import Grouping
 from dpro_search.space.network import Rendezvous
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import OrderPolicy
+from dpro_search.space.tensorflow.fusion_moves import Grouping
 
 
 def contiguous_groupings(names: tuple[str, ...]) -> Iterator[Grouping]:

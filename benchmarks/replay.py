@@ -184,8 +184,8 @@ def folded(ranks: int, tensors: int) -> dict[str, float]:
 def monte_carlo(samples: int) -> dict[str, float]:
     """Monte-Carlo replays of the bundled sample: op by op, and of Horovod's state machine."""
     from dpro_search.kinds.horovod.predictor import Predictor
-    from dpro_search.space.op_level import op_level
     from dpro_search.space.plan import Plan
+    from dpro_search.space.tensorflow.op_level import op_level
 
     trace = Trace.load(sample_trace_path("resnet50_2ranks_2gbit"))
     predictor = Predictor.from_trace(trace)

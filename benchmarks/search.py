@@ -48,8 +48,8 @@ from dpro_search.replay.grouping import Shortcuts
 from dpro_search.search import Objective, run_search
 from dpro_search.search.samplers import SAMPLERS, make_sampler, sampler_for
 from dpro_search.search.samplers._base import as_change
-from dpro_search.space.moves import canonical, contiguous_groups
 from dpro_search.space.plan import Plan
+from dpro_search.space.tensorflow.fusion_moves import canonical, contiguous_groups
 
 PARTS = ("run", "ring", "ablation", "workers", "any", "contiguous", "small", "serial")
 TRIALS = 500

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -215,3 +215,15 @@ class _UnitSpans(MarkedSpans):
         return tuple(
             event for event in post.events if events.kind[event] == EventKind.COLLECTIVE and events.collective_kind[event] == kind
         )
+
+
+def unit_groups(units: Sequence[str], together: int | None) -> tuple[tuple[str, ...], ...]:
+    """Groups of units that are wrapped together: runs of `together` units in the order of the forward pass, the root alone.
+
+    Empty if each unit is wrapped by itself.
+    """
+    if not together or together < 2:
+        return ()
+    inner = [unit for unit in units if unit != ROOT]
+    root = [(ROOT,)] if ROOT in units else []
+    return (*root, *(tuple(inner[i : i + together]) for i in range(0, len(inner), together)))

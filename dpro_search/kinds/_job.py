@@ -26,9 +26,9 @@ from dpro_search.kinds._work import Work
 from dpro_search.machine import Calibration
 from dpro_search.quantities import memory_shortage_text
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import ClusterChange, Scale, Scenario
+from dpro_search.space.tensorflow.fusion_moves import contiguous_groups
 from dpro_search.space.transformations import PlanSpace
 
 if TYPE_CHECKING:

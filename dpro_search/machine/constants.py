@@ -126,7 +126,7 @@ class HalfGradientConstants(_Section, frozen=True, kw_only=True):
 
 
 class _Stores(_Section, frozen=True, kw_only=True):
-    """`space.servers.cost_spread.CostSpread` of a kind of job: standard deviations of the logarithms of its costs between recordings."""
+    """A kind's `space.servers.cost_spread.CostSpread`: standard deviations of the logarithms of its costs between recordings."""
 
     spread_common: float
     spread_worker: float

@@ -20,9 +20,9 @@ from dpro_search.errors import InputError
 from dpro_search.search.finished import FinishedTrial, PlanSize, plan_key, size_of
 from dpro_search.search.objective import Explaining, Reevaluator
 from dpro_search.search.robustness import beats
+from dpro_search.space.describe import plan_names
 from dpro_search.space.plan import Plan, Prediction, setting_names
 from dpro_search.space.plan_json import decoded
-from dpro_search.space.plan_names import plan_names
 
 Stopped = Literal["finished", "timeout", "interrupted", "exhausted", "settled", "complete"]
 OnReevaluated = Callable[[int, int, Prediction], None]

@@ -25,8 +25,8 @@ from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.quantities import parse_rate_bps
-from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan
+from dpro_search.space.tensorflow.fusion_moves import contiguous_groups
 
 WORKLOADS = ("bert", "vgg16", "resnet50", "inception_v3")
 RATES = ("2gbit", "unlimited", "500mbit")

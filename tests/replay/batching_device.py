@@ -21,7 +21,7 @@ import numpy as np
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.machine import machine_constants
 from dpro_search.replay.horovod import machine
-from dpro_search.space.horovod_job import HorovodJob
+from dpro_search.space.tensorflow.horovod_job import HorovodJob
 
 SLEEP, NEGOTIATE, COPY_IN, LATENCY, TRANSFER, COPY_OUT = "SLEEP", "NEGOTIATE", "COPY_IN", "LATENCY", "TRANSFER", "COPY_OUT"
 _EPSILON = 1e-6  # core time that does not count

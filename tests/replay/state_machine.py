@@ -22,7 +22,7 @@ ALPHA_BUSY, ALPHA_MORE, ALPHA_TAIL, BETA_BUSY, BETA_TAIL, CPU_PER_BYTE, COLLECTI
 # Rows of the breakdown
 COMPUTE, CONTENTION, EXPOSED = range(3)
 
-_POST, _WAIT = 1, 2  # of `space.ddp_job.Action`
+_POST, _WAIT = 1, 2  # of `space.programs.ddp_job.Action`
 _EPSILON = 1e-6
 
 

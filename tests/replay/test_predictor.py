@@ -14,9 +14,9 @@ from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.kinds.horovod.what_if import gains
 from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.outputs import measured_ops, perfetto_json
-from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale
+from dpro_search.space.tensorflow.fusion_moves import contiguous_groups
 
 
 def rate(bps):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.replay.exchanges import Exchange
-from dpro_search.space.moves import Grouping, threshold_groups
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.tensorflow.fusion_moves import Grouping, threshold_groups
 from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace, horovod_space
 
 

@@ -14,10 +14,10 @@ from benchmarks.optimum import all_groupings, contiguous_groupings, costs_us, ho
 from dpro_search.errors import InputError
 from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.space.data_parallel import DataParallelJob, layered_step, replicated
-from dpro_search.space.moves import canonical
 from dpro_search.space.network import Network, Rendezvous, Ring
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import OrderPolicy
+from dpro_search.space.tensorflow.fusion_moves import canonical
 
 BELL = (1, 1, 2, 5, 15, 52, 203)
 

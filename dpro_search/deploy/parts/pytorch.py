@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.deploy.parts.part import JobFacts, Part, Target, as_json, helper_file, micro_batch_files
 from dpro_search.errors import InputError
-from dpro_search.graph.sharded_units import ROOT
+from dpro_search.graph.sharded_units import ROOT, unit_groups
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import DdpSettings, FsdpSettings
 from dpro_search.space.transformations.module_precision import refusal as precision_refusal
 from dpro_search.space.transformations.modules import refusal
-from dpro_search.space.units_together import unit_groups
 
 _MIB = 2**20
 _DEFAULT_CAP_MB = 25  # PyTorch's

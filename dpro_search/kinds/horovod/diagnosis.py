@@ -23,8 +23,8 @@ from dpro_search.replay.path_segments import path_segments
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.slack import slack_us
 from dpro_search.replay.timeline import Timeline
-from dpro_search.space.op_level import op_level
 from dpro_search.space.plan import Plan
+from dpro_search.space.tensorflow.op_level import op_level
 
 _TOP_BUFFERS = 5
 

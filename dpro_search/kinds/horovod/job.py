@@ -27,11 +27,11 @@ from dpro_search.replay.outputs import MeasuredOps, measured_ops, perfetto_json
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.data_parallel import rank_step_of
-from dpro_search.space.moves import threshold_groups
-from dpro_search.space.op_level import op_level, typical_step
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES
 from dpro_search.space.schemes import HorovodSettings
+from dpro_search.space.tensorflow.fusion_moves import threshold_groups
+from dpro_search.space.tensorflow.op_level import op_level, typical_step
 from dpro_search.space.transformations import PlanSpace, Transformation, horovod_facts, horovod_space
 from dpro_search.space.transformations.accumulation import Accumulation
 from dpro_search.space.transformations.all_reduce import AllReduceAlgorithms

@@ -14,11 +14,11 @@ from dpro_search.graph.build import build_graph
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
 from dpro_search.kinds._predictor import JobPredictor
 from dpro_search.replay.horovod.timeline import HorovodTimeline, replay_horovod
-from dpro_search.space.apply import HorovodJobs
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.horovod_job import HorovodJob
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import HorovodSettings
+from dpro_search.space.tensorflow.apply_plan import HorovodJobs
+from dpro_search.space.tensorflow.horovod_job import HorovodJob
 
 if TYPE_CHECKING:
     from dpro_search.costmodel.all_reduce_choice import AllReduceChoice

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from dpro_search.collect.trace import Trace
-from dpro_search.graph.sharded_units import ROOT, ShardedUnits, sharded_units_of
+from dpro_search.graph.sharded_units import ROOT, ShardedUnits, sharded_units_of, unit_groups
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._planned_diagnosis import with_plans
@@ -31,7 +31,6 @@ from dpro_search.space.transformations.sharding import (
     ShardRanks,
     UnitsTogether,
 )
-from dpro_search.space.units_together import unit_groups
 
 _QUESTIONS: dict[str, Plan] = {
     "prefetch=1": Plan.of(prefetch=True),

@@ -12,7 +12,7 @@ from dpro_search.errors import GraphError
 from dpro_search.machine import machine_constants
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.iterations import DRAWS, WARMUP, IterationTimes, iteration_times, sample_order
-from dpro_search.space.horovod_job import LONGEST_US, HorovodJob
+from dpro_search.space.tensorflow.horovod_job import LONGEST_US, HorovodJob
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.search.samplers._guide import Part, SyncTime
-from dpro_search.space.moves import Grouping
+from dpro_search.space.tensorflow.fusion_moves import Grouping
 
 MOST_CUTS = 32  # groups
 LATE_CUTS = 8

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from dpro_search.space.moves import Grouping
 from dpro_search.space.plan import Plan
+from dpro_search.space.tensorflow.fusion_moves import Grouping
 
 if TYPE_CHECKING:
     from dpro_search.replay.exchanges import Exchange

@@ -1,7 +1,7 @@
 """``apply_fsdp(graph, ...) -> LabelledJob``: a fully sharded job, as recorded or sharded otherwise, on a cluster.
 
-As with DistributedDataParallel (`space/programs/ddp_job.py`), every rank runs a program of core time, posts and waits. `fsdp_steps` gives
-that program for a `DataParallelJob`, whose collectives are rings on the links of other machines.
+As with DistributedDataParallel (`ddp_job.py`), every rank runs a program of core time, posts and waits. `fsdp_steps` gives that
+program for a `DataParallelJob`, whose collectives are rings on the links of other machines.
 """
 
 from __future__ import annotations

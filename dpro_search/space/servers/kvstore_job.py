@@ -32,8 +32,8 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.machine import machine_constants
-from dpro_search.space.alike import host_groups
 from dpro_search.space.graph_builder import GraphBuilder
+from dpro_search.space.rank_classes import host_groups
 from dpro_search.space.replay_graph import Int32s, ReplayGraph
 from dpro_search.space.servers.cost_spread import CostFactors
 from dpro_search.space.servers.op_pattern import OpPattern

@@ -34,7 +34,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerClasses:
-    """Classes of workers that behave alike, in a job whose workers each stand for all workers of a class (`space.alike`)."""
+    """Classes of workers that behave alike, in a job whose workers each stand for all workers of a class (`space.rank_classes`)."""
 
     class_of_worker: Ints  # Class of each worker of the whole job, [workers of the whole job].
     members: tuple[int, ...]  # Number of workers in each class, [classes].

@@ -2,8 +2,9 @@
 
 Each is one class, which knows the plan fields that are its own, which values are legal for a job and why others are not, and how
 to move from one plan to a neighbour. A `PlanSpace` composes those that a kind of job knows. What a plan does to a job is done by
-``apply`` functions: `space/apply.py` (Horovod), `space/programs/ddp_job.py`, `kvstore_under`, `byteps_under`, and, for what changes
-compute, ``transformed`` of `compute.py`. Transformations of compute are imported from their modules, as they need a compiler.
+``apply`` functions: `space/tensorflow/apply_plan.py` (Horovod), `space/programs/ddp_job.py`, `kvstore_under`, `byteps_under`, and,
+for what changes compute, ``transformed`` of `compute.py`. Transformations of compute are imported from their modules, as they need
+a compiler.
 """
 
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Switch, Transformation

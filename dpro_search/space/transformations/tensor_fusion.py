@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from dpro_search.space.moves import Grouping, canonical, contiguous_groups, propose, threshold_groups
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import HorovodSettings
+from dpro_search.space.tensorflow.fusion_moves import Grouping, canonical, contiguous_groups, propose, threshold_groups
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Transformation, grid
 
 MOST_GROUPS = 32  # of the starting points and outer knobs; moves may make more

@@ -13,11 +13,11 @@ from dpro_search.costmodel.horovod import CommCosts
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.horovod.timeline import replay_horovod
 from dpro_search.replay.iterations import DRAWS, iteration_times, sample_order
-from dpro_search.space.alike import alike
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.horovod_job import HorovodJob
-from dpro_search.space.moves import contiguous_groups
 from dpro_search.space.plan import Plan
+from dpro_search.space.rank_classes import alike
+from dpro_search.space.tensorflow.fusion_moves import contiguous_groups
+from dpro_search.space.tensorflow.horovod_job import HorovodJob
 
 FREE = {
     "alpha_busy_us": 0.0, "alpha_more_us": 0.0, "alpha_tail_us": 0.0, "beta_busy_us": 1e-9, "beta_tail_us": 1e-9,

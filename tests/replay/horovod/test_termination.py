@@ -13,8 +13,8 @@ from dpro_search.costmodel.horovod import CommCosts
 from dpro_search.errors import GraphError
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.horovod.timeline import replay_horovod
-from dpro_search.space.horovod_job import HorovodJob
 from dpro_search.space.plan import Plan
+from dpro_search.space.tensorflow.horovod_job import HorovodJob
 
 # Durations that break loops: none, denormal, below and above the machine's tolerances, so long that short steps change nothing.
 WORST_US = [0.0, 5e-324, 1e-9, 1e-7, 1e-6, 1.0, 999.9999999, 1e3, 1e9, 1e16, 1e300]

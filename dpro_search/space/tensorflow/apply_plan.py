@@ -10,12 +10,12 @@ from dpro_search.collect.trace import CommSettings, Floats, Ints
 from dpro_search.costmodel.horovod import CommCosts, at_cluster
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
-from dpro_search.space.alike import alike
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.horovod_job import LONGEST_US, HorovodJob
 from dpro_search.space.plan import Plan
+from dpro_search.space.rank_classes import alike
 from dpro_search.space.schemes import HorovodSettings
-from dpro_search.space.units import enqueues_of_units, releases_of_units
+from dpro_search.space.tensorflow.horovod_job import LONGEST_US, HorovodJob
+from dpro_search.space.tensorflow.tensor_units import enqueues_of_units, releases_of_units
 
 if TYPE_CHECKING:
     from dpro_search.costmodel.all_reduce_choice import AllReduceChoice

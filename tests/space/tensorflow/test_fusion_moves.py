@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro_search.collect.trace import TensorInfo
-from dpro_search.space.moves import (
+from dpro_search.space.tensorflow.fusion_moves import (
     Grouping,
     canonical,
     contiguous_groups,

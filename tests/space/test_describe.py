@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dpro_search.space.describe import plan_names
 from dpro_search.space.plan import Plan
-from dpro_search.space.plan_names import plan_names
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from sample import predictor, sample
 
 from dpro_search.errors import InputError
 from dpro_search.replay.horovod.timeline import replay_horovod
-from dpro_search.space.apply import apply
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.moves import contiguous_groups, propose
 from dpro_search.space.plan import Plan
+from dpro_search.space.tensorflow.apply_plan import apply
+from dpro_search.space.tensorflow.fusion_moves import contiguous_groups, propose
 
 
 def applied(plan: Plan, cluster: ClusterSpec | None = None):

@@ -13,8 +13,8 @@ from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.replay import replay
-from dpro_search.space.op_level import op_level, typical_step
 from dpro_search.space.replay_graph import OrderPolicy
+from dpro_search.space.tensorflow.op_level import op_level, typical_step
 
 
 @functools.cache

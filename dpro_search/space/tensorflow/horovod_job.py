@@ -17,7 +17,7 @@ class HorovodJob:
     """A job under one plan on one cluster.
 
     A *unit* is what is enqueued and negotiated as a whole: a tensor, or an exact group. A *class* is a set of ranks that behave
-    alike (see `space/alike.py`).
+    alike (see `space/rank_classes.py`).
     """
 
     class_of_rank: Ints  # Class of each rank, [ranks]; classes are numbered by their first rank.

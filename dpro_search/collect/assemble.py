@@ -35,9 +35,9 @@ from dpro_search.collect.horovod_phases import (
     timeline_warnings,
     with_collectives,
 )
-from dpro_search.collect.readers.graphdef import CommNode, read_partition_graph
-from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, read_horovod_timeline
-from dpro_search.collect.readers.xplane import XPlaneRank, epoch_origin, read_xplane
+from dpro_search.collect.readers.horovod.timeline import HorovodTimeline, read_horovod_timeline
+from dpro_search.collect.readers.tensorflow.graphdef import CommNode, read_partition_graph
+from dpro_search.collect.readers.tensorflow.xplane import XPlaneRank, epoch_origin, read_xplane
 from dpro_search.collect.tensors import allocator_report, with_tensors
 from dpro_search.collect.trace import (
     CollectiveKind,

@@ -19,11 +19,11 @@ import numpy as np
 
 from dpro_search.collect.assembly import completed, job_facts, joined, no_profiled_step, read_json, steps_of
 from dpro_search.collect.mxnet_assemble import MxnetHookFile, ServerJobFile, on_clock, places, read_server_job, with_servers
-from dpro_search.collect.readers._byteps_events import JobEvents
-from dpro_search.collect.readers._byteps_logs import read_message_log, read_server_log
-from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, read_profile, read_symbol
-from dpro_search.collect.readers.byteps_trace import match_workers, read_worker, servers_of_logs
-from dpro_search.collect.readers.mxnet_profiler import ProfileWriter
+from dpro_search.collect.readers.byteps.events import JobEvents
+from dpro_search.collect.readers.byteps.importer import match_workers, read_worker, servers_of_logs
+from dpro_search.collect.readers.byteps.logs import read_message_log, read_server_log
+from dpro_search.collect.readers.mxnet.files import COMM, Profile, Span, read_profile, read_symbol
+from dpro_search.collect.readers.mxnet.importer import ProfileWriter
 from dpro_search.collect.trace import ClockReport, Dependencies, Steps, TensorInfo, Trace
 from dpro_search.errors import InputError, TraceFormatError
 

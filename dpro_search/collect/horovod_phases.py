@@ -11,7 +11,7 @@ import numpy as np
 
 from dpro_search.collect.assembly import JobFile, RankFile, event_columns, job_facts, joined, step_of
 from dpro_search.collect.readers._salvage import loss_warnings
-from dpro_search.collect.readers.horovod_timeline import KIND_OF_PHASE, HorovodTimeline, Phase
+from dpro_search.collect.readers.horovod.timeline import KIND_OF_PHASE, HorovodTimeline, Phase
 from dpro_search.collect.trace import CollectiveKind, CommSettings, EventKind, Events, Steps, TensorInfo
 
 EXACT_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"

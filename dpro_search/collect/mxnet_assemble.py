@@ -29,8 +29,8 @@ from dpro_search.collect.assembly import (
 )
 from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.collect.kvstore_slices import Slicing
-from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, read_profile, read_symbol
-from dpro_search.collect.readers.mxnet_profiler import ProfileWriter
+from dpro_search.collect.readers.mxnet.files import COMM, Profile, Span, Symbol, read_profile, read_symbol
+from dpro_search.collect.readers.mxnet.importer import ProfileWriter
 from dpro_search.collect.trace import ClockReport, Steps, TensorInfo, Trace
 from dpro_search.errors import InputError, TraceFormatError
 

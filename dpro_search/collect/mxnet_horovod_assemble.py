@@ -25,9 +25,9 @@ from dpro_search.collect.horovod_phases import (
 )
 from dpro_search.collect.mxnet_assemble import Parameter, StoreFacts
 from dpro_search.collect.mxnet_horovod_steps import AllReduce, StepOps, comm_node, divide_into_steps, step_graph
-from dpro_search.collect.readers._mxnet_files import COMM, Profile, Symbol, read_profile, read_symbol
-from dpro_search.collect.readers._mxnet_match import unmatched_warnings
-from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.readers.mxnet.files import COMM, Profile, Symbol, read_profile, read_symbol
+from dpro_search.collect.readers.mxnet.node_matching import unmatched_warnings
 from dpro_search.collect.recorded_names import role_in_mxnet
 from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Ints, Steps, TensorInfo, Trace, TraceMeta
 from dpro_search.errors import InputError, TraceFormatError

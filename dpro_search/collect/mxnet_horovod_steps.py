@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol
-from dpro_search.collect.readers._mxnet_match import match_backward, match_forward
+from dpro_search.collect.readers.mxnet.files import COMM, Profile, Span, Symbol
+from dpro_search.collect.readers.mxnet.node_matching import match_backward, match_forward
 from dpro_search.collect.recorded_names import made_for_backward
 from dpro_search.collect.trace import NodeGraph
 from dpro_search.errors import InputError, TraceFormatError

@@ -84,7 +84,7 @@ def assemble_torch(raw: Path) -> Trace:
 
 def _of_gpus(raw: Path, job: JobFile) -> Trace:
     """The trace of ranks with GPUs: what `import` makes of their profiles, with the command that was recorded."""
-    from dpro_search.collect.readers.kineto import read  # needs scipy
+    from dpro_search.collect.readers.kineto.importer import read  # needs scipy
 
     trace = read([raw / f"rank{rank}" / _GPU_PROFILE for rank in range(job.ranks)])
     return replace(trace, meta=msgspec.structs.replace(trace.meta, command=tuple(job.command)))

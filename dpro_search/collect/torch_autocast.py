@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.modules import LoweredOp, LoweredOps
-from dpro_search.collect.readers.kineto_cpu import HostSpans
+from dpro_search.collect.readers.kineto.host_spans import HostSpans
 from dpro_search.collect.torch_execution import ExecutionNode, TensorUse
 from dpro_search.collect.torch_spans import FUNCTION
 from dpro_search.collect.trace import Ints

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dpro_search.collect.assembly import step_of
 from dpro_search.collect.modules import LoweredOps, ModuleCalls, ModuleInfo
-from dpro_search.collect.readers.kineto_cpu import HostSpans
+from dpro_search.collect.readers.kineto.host_spans import HostSpans
 from dpro_search.collect.torch_autocast import Lowering, ModuleRows, lowered_ops, lowering
 from dpro_search.collect.torch_execution import ExecutionNode, ExecutionTrace
 from dpro_search.collect.torch_files import RawRank

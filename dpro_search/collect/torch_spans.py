@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.assembly import event_columns, joined, step_of
-from dpro_search.collect.readers.kineto_cpu import HostSpans
+from dpro_search.collect.readers.kineto.host_spans import HostSpans
 from dpro_search.collect.recorded_names import collective_kind_of, dtype_of
 from dpro_search.collect.torch_execution import EnqueuedCollective
 from dpro_search.collect.torch_files import RawRank

@@ -8,8 +8,8 @@ import pytest
 from importer_kit import shared_traces
 from kineto_files import COLLECTIVES, START, Profile, distributed
 
-from dpro_search.collect.readers import kineto
 from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.readers.kineto import importer as kineto
 from dpro_search.collect.trace import CollectiveKind, EventKind, ProcessGroup, Role, Trace
 from tests.recordings import trace_of
 from tests.sample import horovod_trace_path

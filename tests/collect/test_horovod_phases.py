@@ -5,7 +5,7 @@ import pytest
 
 from dpro_search.collect.assembly import event_columns
 from dpro_search.collect.horovod_phases import HorovodJobFile, settings_with_groups, timeline_warnings
-from dpro_search.collect.readers.horovod_timeline import HorovodTimeline
+from dpro_search.collect.readers.horovod.timeline import HorovodTimeline
 from dpro_search.collect.trace import CommSettings, EventKind, TensorInfo
 
 SETTINGS = CommSettings(fusion_threshold_bytes=2**27, cycle_time_us=1000.0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importer_kit import FUZZ, ImporterConformance, read_or_one_line, shared_traces
 
-from dpro_search.collect.readers import byteps_trace
+from dpro_search.collect.readers.byteps import importer as byteps_trace
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import TraceFormatError
 

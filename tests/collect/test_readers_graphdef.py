@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.readers.graphdef import read_partition_graph
 from dpro_search.collect.readers.protos import MESSAGES
+from dpro_search.collect.readers.tensorflow.graphdef import read_partition_graph
 from dpro_search.errors import InputError, TraceFormatError
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "tensorflow_horovod_2"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from importer_kit import ImporterConformance, shared_traces
 
-from dpro_search.collect.readers import horovod_alone
+from dpro_search.collect.readers.horovod import importer as horovod_alone
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError, TraceFormatError
 

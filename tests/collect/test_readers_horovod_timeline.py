@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.readers.horovod_timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import HorovodTimeline, Phase, read_horovod_timeline
 from dpro_search.errors import InputError, TraceFormatError
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "tensorflow_horovod_2"

@@ -7,7 +7,7 @@ import pytest
 from importer_kit import ImporterConformance, check_trace, shared_traces
 from kineto_files import MAIN, START, STREAM, Profile, collective_job, distributed, small_job
 
-from dpro_search.collect.readers.kineto import IMPORTER, read
+from dpro_search.collect.readers.kineto.importer import IMPORTER, read
 from dpro_search.collect.trace import DependencyKind, EventKind
 
 

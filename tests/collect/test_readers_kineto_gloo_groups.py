@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 from tests.collect.kineto_files import START, Profile, distributed
 

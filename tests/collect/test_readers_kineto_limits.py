@@ -6,7 +6,7 @@ from kineto_files import COLLECTIVES, START, collective_job, distributed, small_
 
 from dpro_search._text import numbers_text
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import InputError
 
 

@@ -9,8 +9,8 @@ from importer_kit import shared_traces
 from kineto_files import AUTOGRAD, START, Profile
 
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.readers.kineto import read
-from dpro_search.collect.readers.kineto_frames import tells_where
+from dpro_search.collect.readers.kineto.frames import tells_where
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import EventKind, Trace
 
 RECORDED = Path(__file__).parents[1] / "data" / "kineto_modules" / "net.json.gz"

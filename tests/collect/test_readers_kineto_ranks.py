@@ -8,9 +8,9 @@ import pytest
 from importer_kit import check_trace, plain, shared_traces
 from kineto_files import COLLECTIVES, MAIN, START, Profile, collective_job, distributed, one, small_job
 
-from dpro_search.collect.readers import kineto
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto import importer as kineto
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 from dpro_search.errors import InputError
 

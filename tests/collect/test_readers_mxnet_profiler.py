@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from importer_kit import FUZZ, ImporterConformance, read_or_one_line, shared_traces
 from mxnet_profiles import ROUNDS, STEP_US, Process, layered, server, symbol_file, worker
 
-from dpro_search.collect.readers import mxnet_profiler
-from dpro_search.collect.readers._mxnet_files import Span, Symbol, read_profile, read_symbol
-from dpro_search.collect.readers._mxnet_match import match_backward, match_forward, match_gradients, unmatched_warnings
+from dpro_search.collect.readers.mxnet import importer as mxnet_profiler
+from dpro_search.collect.readers.mxnet.files import Span, Symbol, read_profile, read_symbol
+from dpro_search.collect.readers.mxnet.node_matching import match_backward, match_forward, match_gradients, unmatched_warnings
 from dpro_search.collect.trace import DependencyKind, EventKind, Trace
 from dpro_search.errors import TraceFormatError
 

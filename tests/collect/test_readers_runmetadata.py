@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from importer_kit import ImporterConformance, shared_traces
 
-from dpro_search.collect.readers import runmetadata
 from dpro_search.collect.readers.protos import MESSAGES
+from dpro_search.collect.readers.tensorflow import runmetadata
 from dpro_search.collect.trace import DependencyKind, EventKind, Trace
 from dpro_search.errors import TraceFormatError
 

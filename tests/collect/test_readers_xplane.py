@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from xplane_files import Plane
 
-from dpro_search.collect.readers.graphdef import read_partition_graph
 from dpro_search.collect.readers.protos import MESSAGES
-from dpro_search.collect.readers.xplane import epoch_origin, read_xplane
+from dpro_search.collect.readers.tensorflow.graphdef import read_partition_graph
+from dpro_search.collect.readers.tensorflow.xplane import epoch_origin, read_xplane
 from dpro_search.errors import InputError, TraceFormatError
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "tensorflow_horovod_2"

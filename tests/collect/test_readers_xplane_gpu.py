@@ -7,8 +7,8 @@ import pytest
 from importer_kit import ImporterConformance, shared_traces
 from xplane_files import Plane
 
-from dpro_search.collect.readers import xplane_gpu
 from dpro_search.collect.readers.protos import MESSAGES
+from dpro_search.collect.readers.tensorflow import xplane_gpu
 from dpro_search.collect.trace import DependencyKind, EventKind, Trace
 from dpro_search.errors import TraceFormatError
 from dpro_search.kinds._recorded import RecordedPredictor

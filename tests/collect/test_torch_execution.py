@@ -12,7 +12,7 @@ from damage import damaged_copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.readers.kineto_cpu import read_host_spans
+from dpro_search.collect.readers.kineto.host_spans import read_host_spans
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.torch_execution import ExecutionTrace, read_execution_trace
 from dpro_search.collect.trace import EventKind, NodeGraph

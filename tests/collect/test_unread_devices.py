@@ -5,7 +5,7 @@ import json
 import pytest
 from kineto_files import START, Profile
 
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import EventKind
 from tests.in_process import fails_in_one_line, succeeds
 

@@ -5,7 +5,7 @@ from importer_kit import shared_traces
 from kineto_files import COLLECTIVES, START, Profile, distributed
 
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.bus_bandwidth import group_speeds, slow_groups
 

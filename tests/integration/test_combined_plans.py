@@ -13,7 +13,7 @@ import pytest
 
 from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.readers.horovod_timeline import Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import Phase, read_horovod_timeline
 from dpro_search.deploy.losses import Losses, compare, read_losses, tolerance_of
 from dpro_search.runtime import TIMED
 from dpro_search.space.plan import Plan

@@ -11,7 +11,7 @@ import pytest
 
 from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.collect.readers.horovod_timeline import Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import Phase, read_horovod_timeline
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD
 from dpro_search.errors import JobError

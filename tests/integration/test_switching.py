@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.readers.horovod_timeline import Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import Phase, read_horovod_timeline
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
 from dpro_search.deploy.parts.part import JobFacts

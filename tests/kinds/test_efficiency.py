@@ -78,7 +78,7 @@ def test_matrix_products_count_two_for_each_multiplication(tmp_path):
         for place, (name, dims) in enumerate(shapes.items()):
             at = START + 200 * step + 40 + 5 * place
             profile.op(name, at, 3, **{"Input Dims": dims, "Input type": ["c10::BFloat16"] * len(dims)})
-    from dpro_search.collect.readers.kineto import read
+    from dpro_search.collect.readers.kineto.importer import read
 
     found = step_flops(read([profile.write(tmp_path / "trace.json")]))
     assert found.flops == 2 * 3 * 5 * 4 + 2 * 2 * 3 * 5 * 4

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpro_search.cli import main
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, PlanOptions, job_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from kineto_files import COLLECTIVES, Profile, distributed
 
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.arrivals import lateness
 from dpro_search.kinds._recorded import RecordedPredictor

@@ -13,7 +13,7 @@ from kineto_files import small_job
 from kineto_machine import Launch, Program, Synchronize, run, scaled
 
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds import job_of

@@ -11,7 +11,7 @@ from kineto_machine import Launch, Synchronize, run
 
 from dpro_search.cli._report_facts import facts_of_source
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import _recorded as recorded
 from dpro_search.kinds import job_of

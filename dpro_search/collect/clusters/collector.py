@@ -25,7 +25,7 @@ from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.clusters.table import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
 from dpro_search.collect.launch.json_worker import JsonWorker
 from dpro_search.collect.launch.ranks import require_framework, require_tools
-from dpro_search.collect.readers.xplane import read_xplane
+from dpro_search.collect.readers.tensorflow.xplane import read_xplane
 from dpro_search.collect.this_machine import processor
 from dpro_search.errors import InputError, JobError
 from dpro_search.runtime import WORKERS

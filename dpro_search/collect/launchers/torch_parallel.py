@@ -54,7 +54,7 @@ def assemble_parallel(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged.
     """
-    from dpro_search.collect.readers.kineto import read  # needs scipy
+    from dpro_search.collect.readers.kineto.importer import read  # needs scipy
 
     job = read_job(raw, JobFile, FORMAT)
     folders = [raw / f"rank{rank}" for rank in range(job.ranks)]

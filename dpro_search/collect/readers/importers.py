@@ -34,14 +34,14 @@ HEAD_BYTES = 1 << 16
 _NUMBER = re.compile(r"\d+")
 
 IMPORTERS = (
-    "dpro_search.collect.readers.kineto",
+    "dpro_search.collect.readers.kineto.importer",
     "dpro_search.collect.readers.straggler_analysis",
-    "dpro_search.collect.readers.byteps_trace",
-    "dpro_search.collect.readers.mxnet_profiler",
-    "dpro_search.collect.readers.runmetadata",
+    "dpro_search.collect.readers.byteps.importer",
+    "dpro_search.collect.readers.mxnet.importer",
+    "dpro_search.collect.readers.tensorflow.runmetadata",
     "dpro_search.collect.readers.chakra",
-    "dpro_search.collect.readers.xplane_gpu",
-    "dpro_search.collect.readers.horovod_alone",
+    "dpro_search.collect.readers.tensorflow.xplane_gpu",
+    "dpro_search.collect.readers.horovod.importer",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.kinds import PlanOptions, job_of
 from dpro_search.machine import machine_constants
 from dpro_search.space.plan import Plan

@@ -9,7 +9,7 @@ from importer_kit import shared_traces
 from kineto_files import AUTOGRAD, START, Profile, distributed
 
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
 from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts

@@ -3,7 +3,7 @@
 import pytest
 from kineto_machine import Launch, Program, Synchronize, run
 
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
 from dpro_search.space.plan import Plan

@@ -4,7 +4,7 @@ import pytest
 from kineto_files import START, STREAM, Profile
 from kineto_machine import CALL_US, Launch, Program, Synchronize, run
 
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import InputError
 from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.space.scenario import Scale

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import DependencyKind, Trace
 from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.replay.replayer import replay

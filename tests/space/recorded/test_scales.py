@@ -5,7 +5,7 @@ import pytest
 from kineto_files import COLLECTIVES, START, Profile, distributed
 from kineto_machine import CALL_US, LATENCY_US, Launch, Program, Synchronize, run
 
-from dpro_search.collect.readers.kineto import read
+from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds._recorded import RecordedPredictor

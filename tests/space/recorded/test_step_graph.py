@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kineto_files import AUTOGRAD, COLLECTIVES, START, STREAM, Profile, distributed
 from kineto_machine import Launch, Program, Synchronize, run, run_graph, scaled
 
-from dpro_search.collect.readers.kineto import read
-from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US
+from dpro_search.collect.readers.kineto.importer import read
+from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto_events import Category, KinetoFile
-from dpro_search.collect.readers.kineto_frames import MODULE, Frames, innermost, parents_of
-from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.readers.kineto.columns import Category, KinetoFile
+from dpro_search.collect.readers.kineto.frames import MODULE, Frames, innermost, parents_of
+from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.trace import EventKind, Floats, Ints
 
 _DEEPEST = 64  # calls of modules within each other: those further in have the path of the last

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dpro_search.collect.readers._mxnet_files import Span, Symbol
+from dpro_search.collect.readers.mxnet.files import Span, Symbol
 
 _BACKWARD_TYPES = {
     "Flatten": ("_backward_copy", "_backward_Flatten"),

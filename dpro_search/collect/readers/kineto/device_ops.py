@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.trace import EventKind, Ints
 
 Pairs = list[tuple[int, int]]  # (what was waited for, what waited), events of a rank
@@ -86,7 +86,7 @@ def _launched_before(r: RankRecords, stream: Ints) -> Ints:
 
 
 def calls_named(r: RankRecords, *patterns: re.Pattern[str]) -> Ints:
-    """Calls of the runtime whose names match a pattern (`kineto_calls`)."""
+    """Calls of the runtime whose names match a pattern (`calls`)."""
     named = np.array([any(pattern.search(name) for pattern in patterns) for name in r.names] or [False])
     return np.flatnonzero(named[r.name] & np.isin(r.kind, (EventKind.RUNTIME, EventKind.SYNC)))
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.trace import CollectiveKind, ProcessGroup, Shapes
 
 GROUP_MARK = "dpro_search.group "  # and the group's ranks; of a message the sender and the receiver

@@ -17,7 +17,7 @@ from typing import Any
 
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
-from dpro_search.collect.readers.horovod_timeline import KIND_OF_PHASE, HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import KIND_OF_PHASE, HorovodTimeline, Phase, read_horovod_timeline
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, TensorInfo, Trace, TraceMeta
 from dpro_search.errors import InputError, TraceFormatError

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto_device import Pairs, places_in_step
-from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.readers.kineto.device_ops import Pairs, places_in_step
+from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.trace import EventKind, Floats, Ints
 
 _SHARE = 0.5  # of the occurrences that need an explanation, for which one of an event's waits must be one

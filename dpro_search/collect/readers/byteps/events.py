@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.readers import mxnet_profiler
-from dpro_search.collect.readers._byteps_logs import Lane, MessageLog, ServerOp, rounds_of, wire_times
-from dpro_search.collect.readers._mxnet_files import COMM, Profile
 from dpro_search.collect.readers._rows import EventRows, counted, steps_of
+from dpro_search.collect.readers.byteps.logs import Lane, MessageLog, ServerOp, rounds_of, wire_times
+from dpro_search.collect.readers.mxnet import importer as mxnet_profiler
+from dpro_search.collect.readers.mxnet.files import COMM, Profile
 from dpro_search.collect.recorded_names import role_in_mxnet, role_in_server
 from dpro_search.collect.trace import ClockReport, CollectiveKind, EventKind, TensorInfo, Trace, TraceMeta
 

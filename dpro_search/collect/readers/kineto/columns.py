@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto_frames import Frames, tells_where
-from dpro_search.collect.readers.kineto_json import JsonRecords
-from dpro_search.collect.readers.kineto_notes import Note, RecordArgs, SpanRecord, first_dtype, note_of, shapes_of
+from dpro_search.collect.readers.kineto.frames import Frames, tells_where
+from dpro_search.collect.readers.kineto.json_records import JsonRecords
+from dpro_search.collect.readers.kineto.notes import Note, RecordArgs, SpanRecord, first_dtype, note_of, shapes_of
 from dpro_search.collect.recorded_names import may_describe_collective
 from dpro_search.collect.trace import Floats, Ints, Shapes
 

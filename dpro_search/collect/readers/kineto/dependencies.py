@@ -3,7 +3,7 @@
 Profiles that were recorded with synchronisation events record it. All others only record that a stream was made to wait, but not
 for what; there it is inferred from the times. A device op that began just when an op on another stream ended, later than its launch
 and its stream explain, may have waited for it, if a stream was made to wait between the two launches, and if an event was recorded
-while that op was the last on its stream. It is believed if the occurrences in all steps agree (`kineto_evidence`). A collective
+while that op was the last on its stream. It is believed if the occurrences in all steps agree (`evidence`). A collective
 also needs what its thread launched before it on the stream of its inputs.
 
 No call shows the order between the streams of a CUDA graph, or between any streams if the profiler left such calls out. An op that
@@ -16,13 +16,13 @@ from itertools import islice
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto_calls import EVENT_RECORDS, STREAM_ORDERS
-from dpro_search.collect.readers.kineto_device import DeviceOps, Pairs, calls_named
-from dpro_search.collect.readers.kineto_evidence import Evidence
-from dpro_search.collect.readers.kineto_polls import add_polls
-from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords
-from dpro_search.collect.readers.kineto_syncs import call_of_correlation, syncs
-from dpro_search.collect.readers.kineto_threads import handed_over
+from dpro_search.collect.readers.kineto.calls import EVENT_RECORDS, STREAM_ORDERS
+from dpro_search.collect.readers.kineto.device_ops import DeviceOps, Pairs, calls_named
+from dpro_search.collect.readers.kineto.evidence import Evidence
+from dpro_search.collect.readers.kineto.host_waits import call_of_correlation, syncs
+from dpro_search.collect.readers.kineto.polls import add_polls
+from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US, RankRecords
+from dpro_search.collect.readers.kineto.threads import handed_over
 from dpro_search.collect.trace import Dependencies, DependencyKind, EventKind, Floats, Ints
 
 _AT_ONCE_US = 15.0  # from the end of what a stream waited for to the start of what waited

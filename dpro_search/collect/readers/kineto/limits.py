@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dpro_search._text import numbers_text, shortened
-from dpro_search.collect.readers.kineto_collectives import Match
-from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.readers.kineto.collectives import Match
+from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.recorded_names import computes_too
 from dpro_search.collect.trace import CollectiveKind, EventKind
 

@@ -1,6 +1,6 @@
 """MXNet's profiler: one JSON file a process, of workers and of parameter servers, with the model's symbol graph where it was kept.
 
-Operators are matched to the graph (see `_mxnet_match`). A worker's KVStore operation is one span per key and step, from the moment
+Operators are matched to the graph (see `node_matching`). A worker's KVStore operation is one span per key and step, from the moment
 at which its gradient was ready to that at which the new value was there; where the server was recorded, the span is divided into
 the way there, the server's work and the way back. Keys are not in the files: a worker's are found from the graph, a server's from
 the time at which it can have worked on a key and from how long it took.
@@ -19,19 +19,19 @@ from typing import Any
 import numpy as np
 
 from dpro_search.collect.described import described
-from dpro_search.collect.readers._mxnet_files import COMM, Profile, Span, Symbol, is_symbol, read_profile, read_symbol
-from dpro_search.collect.readers._mxnet_match import (
+from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
+from dpro_search.collect.readers._salvage import shown
+from dpro_search.collect.readers.importers import Importer, read_head
+from dpro_search.collect.readers.mxnet.files import COMM, Profile, Span, Symbol, is_symbol, read_profile, read_symbol
+from dpro_search.collect.readers.mxnet.node_matching import (
     SAME_TYPE,
     match_backward,
     match_forward,
     match_gradients,
     unmatched_warnings,
 )
-from dpro_search.collect.readers._mxnet_parameters import identified_by_order, identified_by_size
-from dpro_search.collect.readers._mxnet_servers import Comm, ServerWork
-from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
-from dpro_search.collect.readers._salvage import shown
-from dpro_search.collect.readers.importers import Importer, read_head
+from dpro_search.collect.readers.mxnet.parameters import identified_by_order, identified_by_size
+from dpro_search.collect.readers.mxnet.servers import Comm, ServerWork
 from dpro_search.collect.recorded_names import role_in_mxnet
 from dpro_search.collect.trace import (
     ClockReport,

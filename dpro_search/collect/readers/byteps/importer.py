@@ -17,9 +17,12 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.described import described
-from dpro_search.collect.readers import mxnet_profiler
-from dpro_search.collect.readers._byteps_events import FORMAT, STAGES, JobEvents, Push, Server, Worker, inside
-from dpro_search.collect.readers._byteps_logs import (
+from dpro_search.collect.readers._bytes import read_available
+from dpro_search.collect.readers._chrome import chrome_events
+from dpro_search.collect.readers._rows import clocks_checked, steps_by_repetition
+from dpro_search.collect.readers._salvage import shown
+from dpro_search.collect.readers.byteps.events import FORMAT, STAGES, JobEvents, Push, Server, Worker, inside
+from dpro_search.collect.readers.byteps.logs import (
     MessageLog,
     ServerOp,
     is_message_log,
@@ -28,12 +31,9 @@ from dpro_search.collect.readers._byteps_logs import (
     read_server_log,
     wire_times,
 )
-from dpro_search.collect.readers._bytes import read_available
-from dpro_search.collect.readers._chrome import chrome_events
-from dpro_search.collect.readers._mxnet_files import COMM, read_profile
-from dpro_search.collect.readers._rows import clocks_checked, steps_by_repetition
-from dpro_search.collect.readers._salvage import shown
 from dpro_search.collect.readers.importers import Importer, read_head
+from dpro_search.collect.readers.mxnet import importer as mxnet_profiler
+from dpro_search.collect.readers.mxnet.files import COMM, read_profile
 from dpro_search.collect.trace import ClockReport, Trace
 from dpro_search.errors import InputError, TraceFormatError
 

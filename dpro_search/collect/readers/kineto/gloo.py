@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto_gloo_groups import GlooGroups, PeerMarks
-from dpro_search.collect.readers.kineto_notes import ITEM_BYTES, Collective
-from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.readers.kineto.gloo_groups import GlooGroups, PeerMarks
+from dpro_search.collect.readers.kineto.notes import ITEM_BYTES, Collective
+from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.recorded_names import collective_kind_of
 from dpro_search.collect.trace import CollectiveKind, Dependencies, DependencyKind, EventKind, Ints, Shapes
 

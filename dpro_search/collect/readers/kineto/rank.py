@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto_calls import host_waits
-from dpro_search.collect.readers.kineto_events import Category, KinetoFile
-from dpro_search.collect.readers.kineto_notes import Collective, collective_of
+from dpro_search.collect.readers.kineto.calls import host_waits
+from dpro_search.collect.readers.kineto.columns import Category, KinetoFile
+from dpro_search.collect.readers.kineto.notes import Collective, collective_of
 from dpro_search.collect.recorded_names import (
     communicates,
     computes_too,
@@ -45,7 +45,7 @@ EVENT_COLUMNS = (
 
 @dataclass(kw_only=True)
 class RankRecords:
-    """n events of a rank in order of their starts, before inferred polls (`kineto_polls`); the columns are those of `Events`.
+    """n events of a rank in order of their starts, before inferred polls (`polls`); the columns are those of `Events`.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class RankRecords:
     role
         `Role`, [n].
     op, module, source
-        What launched each device op, in which module and at which line (`kineto_origins`); they index `names`, [n].
+        What launched each device op, in which module and at which line (`origins`); they index `names`, [n].
     collectives
         By event.
     syncs

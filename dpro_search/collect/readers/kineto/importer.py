@@ -26,13 +26,13 @@ import numpy as np
 from dpro_search.collect._memory import give_back
 from dpro_search.collect.described import described
 from dpro_search.collect.readers.importers import Importer
-from dpro_search.collect.readers.kineto_collectives import Match, align, match_collectives
-from dpro_search.collect.readers.kineto_events import Category, KinetoFile, read_kineto_file
-from dpro_search.collect.readers.kineto_gloo import find_gloo_collectives, without_impossible_waits
-from dpro_search.collect.readers.kineto_limits import leave_out_cut_steps, of_job, of_ranks, other_job, two_jobs
-from dpro_search.collect.readers.kineto_origins import find_origins
-from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords, find_unknown_communication, rank_records
-from dpro_search.collect.readers.kineto_waits import find_dependencies
+from dpro_search.collect.readers.kineto.collectives import Match, align, match_collectives
+from dpro_search.collect.readers.kineto.columns import Category, KinetoFile, read_kineto_file
+from dpro_search.collect.readers.kineto.dependencies import find_dependencies
+from dpro_search.collect.readers.kineto.gloo import find_gloo_collectives, without_impossible_waits
+from dpro_search.collect.readers.kineto.limits import leave_out_cut_steps, of_job, of_ranks, other_job, two_jobs
+from dpro_search.collect.readers.kineto.origins import find_origins
+from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US, RankRecords, find_unknown_communication, rank_records
 from dpro_search.collect.recorded_names import dtype_of, library_of
 from dpro_search.collect.trace import (
     DESCRIPTIONS,

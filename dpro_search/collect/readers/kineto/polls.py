@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto_calls import QUERIES
-from dpro_search.collect.readers.kineto_device import DeviceOps, Pairs, places_in_step
-from dpro_search.collect.readers.kineto_evidence import Evidence
-from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, EVENT_COLUMNS, Bools, RankRecords
+from dpro_search.collect.readers.kineto.calls import QUERIES
+from dpro_search.collect.readers.kineto.device_ops import DeviceOps, Pairs, places_in_step
+from dpro_search.collect.readers.kineto.evidence import Evidence
+from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US, EVENT_COLUMNS, Bools, RankRecords
 from dpro_search.collect.trace import EventKind, Floats, Ints, Role
 
 NAME = "poll of the device (inferred)"

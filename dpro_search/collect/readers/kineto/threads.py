@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto_device import Pairs
-from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.readers.kineto.device_ops import Pairs
+from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.trace import EventKind, Floats, Ints
 
 _SHARE_OF_PAUSE = 0.5

@@ -13,10 +13,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto_calls import DEVICE_WAITS, EVENT_WAITS, MEMORY_WAITS, STREAM_WAITS
-from dpro_search.collect.readers.kineto_device import DeviceOps, Pairs, calls_named
-from dpro_search.collect.readers.kineto_evidence import Evidence
-from dpro_search.collect.readers.kineto_rank import CLOCK_SLACK_US, RankRecords
+from dpro_search.collect.readers.kineto.calls import DEVICE_WAITS, EVENT_WAITS, MEMORY_WAITS, STREAM_WAITS
+from dpro_search.collect.readers.kineto.device_ops import DeviceOps, Pairs, calls_named
+from dpro_search.collect.readers.kineto.evidence import Evidence
+from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US, RankRecords
 from dpro_search.collect.trace import EventKind, Floats
 
 _RETURN_US = 40.0  # by which a call returns after what it waited for

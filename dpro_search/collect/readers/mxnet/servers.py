@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers._mxnet_files import Profile, Span
 from dpro_search.collect.readers._rows import EventRows
+from dpro_search.collect.readers.mxnet.files import Profile, Span
 from dpro_search.collect.recorded_names import role_in_server
 from dpro_search.collect.trace import ClockReport, CollectiveKind, EventKind, Floats, Ints
 

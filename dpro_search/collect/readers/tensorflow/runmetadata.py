@@ -20,9 +20,9 @@ from dpro_search.collect.assembly import shifted
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
-from dpro_search.collect.readers.graphdef import DTYPES, producer
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import parse, text
+from dpro_search.collect.readers.tensorflow.graphdef import DTYPES, producer
 from dpro_search.collect.recorded_names import collective_kind_of, made_for_backward
 from dpro_search.collect.trace import CollectiveKind, EventKind, NodeGraph, TensorInfo, Trace, TraceMeta
 from dpro_search.errors import InputError, TraceFormatError

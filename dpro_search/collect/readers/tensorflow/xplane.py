@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.readers._bytes import read_whole
-from dpro_search.collect.readers.graphdef import ALLREDUCE_OPS
 from dpro_search.collect.readers.protos import parse, text
-from dpro_search.collect.readers.xplane_memory import ALLOCATION, RELEASE, MemoryEvents, memory_events
+from dpro_search.collect.readers.tensorflow.graphdef import ALLREDUCE_OPS
+from dpro_search.collect.readers.tensorflow.xplane_memory import ALLOCATION, RELEASE, MemoryEvents, memory_events
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError, TraceFormatError
 

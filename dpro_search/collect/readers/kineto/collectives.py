@@ -12,8 +12,8 @@ import numpy as np
 
 from dpro_search._text import numbers_text
 from dpro_search.collect.clock import CommSpans, align_clocks
-from dpro_search.collect.readers.kineto_notes import Collective
-from dpro_search.collect.readers.kineto_rank import RankRecords
+from dpro_search.collect.readers.kineto.notes import Collective
+from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.trace import ClockReport, Floats
 from dpro_search.errors import InputError
 

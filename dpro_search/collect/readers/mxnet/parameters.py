@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from dpro_search.collect.readers._mxnet_servers import Comm
+from dpro_search.collect.readers.mxnet.servers import Comm
 
 _SAME_SIZE = 4  # sizes that differ by less are not distinguished by how long they are under way
 

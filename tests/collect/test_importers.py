@@ -123,7 +123,7 @@ def test_compressed_files_are_recognised_whatever_their_name(tmp_path):
         ("run.zip", b"PK\x03\x04" + bytes(100), "a zip archive; unpack it"),
         ("trace.npz", b"PK\x03\x04" + bytes(100), "give the folder to replay"),
         ("run.tar", bytes(257) + b"ustar" + bytes(100), "a tar archive; unpack it"),
-        ("run.tgz", gzip.compress(bytes(257) + b"ustar" + bytes(100)), "a tar archive; unpack it"),
+        ("run.tgz", gzip.compress(bytes(257) + b"ustar" + bytes(100), mtime=0), "a tar archive; unpack it"),
         ("report.sqlite", b"SQLite format 3\0" + bytes(100), "a report of Nsight Systems"),
         ("report.nsys-rep", b"anything", "a report of Nsight Systems"),
         ("et.json", b'{"schema": "1.0.2-chakra.0.0.4", "nodes": []}', "convert it to protobuf"),

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dpro_search.collect.trace import CommSettings, Floats, TensorInfo, Trace
-from dpro_search.costmodel.horovod import CommCosts, wire_us_per_byte
-from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
+from dpro_search.costmodel.collectives.horovod import CommCosts, wire_us_per_byte
+from dpro_search.costmodel.fused.clusters import ClusterCosts, default_model
 from dpro_search.costmodel.precision import BUNDLED_TABLE, PrecisionModel, PrecisionTable
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release
 from dpro_search.kinds import COMPUTE, PlanOptions

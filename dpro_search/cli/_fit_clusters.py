@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpro_search.costmodel.learned.model_file import FusionModel
+    from dpro_search.costmodel.fused.model_file import FusionModel
 
 
 def train_clusters(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
@@ -15,7 +15,7 @@ def train_clusters(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
     from dpro_search.collect._files import require_new
     from dpro_search.collect.clusters.bundled import bundled_table_path
     from dpro_search.collect.clusters.table import read_table
-    from dpro_search.costmodel.learned.model_file import FusionModel
+    from dpro_search.costmodel.fused.model_file import FusionModel
     from dpro_search.errors import InputError, JobError
 
     for source in sources:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpro_search.collect.communication.collector import CommRequest, Progress
-    from dpro_search.costmodel.communication_model import CommunicationModel, SeriesInfo
-    from dpro_search.costmodel.communication_points import Series
+    from dpro_search.costmodel.collectives.model_file import CommunicationModel, SeriesInfo
+    from dpro_search.costmodel.collectives.series import Series
 
 
 def are_of_communication(sources: Sequence[Path]) -> bool:
@@ -34,7 +34,7 @@ def train_communication(sources: tuple[Path, ...], out: Path, as_json: bool) -> 
     """
     from dpro_search.cli._output import print_json, stderr_console
     from dpro_search.collect._files import require_new
-    from dpro_search.costmodel.communication_model import CommunicationModel
+    from dpro_search.costmodel.collectives.model_file import CommunicationModel
     from dpro_search.errors import JobError
 
     require_new(out)
@@ -108,7 +108,7 @@ def measure_communication(request: CommRequest, out: Path, as_json: bool) -> Non
 def _write_choices(sources: Sequence[Path], out: Path) -> Path | None:
     """The library of all-reduces with what tables of its own say is the fastest; None: no table has any."""
     from dpro_search.collect.communication.table import read_comm_table
-    from dpro_search.costmodel.all_reduce_table import choices
+    from dpro_search.costmodel.collectives.all_reduce_table import choices
     from dpro_search.deploy.all_reduce import write_all_reduces
 
     tables: dict[float | None, dict[str, Any]] = {}
@@ -125,7 +125,7 @@ def _series(source: Path) -> list[Series]:
     from dpro_search.cli._output import stderr_console
     from dpro_search.collect.communication.table import read_comm_table
     from dpro_search.collect.trace import Trace
-    from dpro_search.costmodel.communication_points import nccl_series, table_series, trace_series
+    from dpro_search.costmodel.collectives.series import nccl_series, table_series, trace_series
     from dpro_search.errors import InputError
 
     if not source.is_dir():

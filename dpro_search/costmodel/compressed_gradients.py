@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.machine import machine_constants
 
 

@@ -26,7 +26,7 @@ from scipy.optimize import nnls
 from dpro_search.collect._files import write_file
 from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.learned.op_classes import kind_of
+from dpro_search.costmodel.fused.op_classes import kind_of
 from dpro_search.costmodel.pooling import Pooled, Pools
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 

@@ -1,9 +1,9 @@
 """`AtScale`: a data-parallel job on a cluster of GPUs, predicted through the cost model of NCCL's collectives.
 
 What communication costs on recorded hosts (a TCP stack on busy cores, say) tells nothing of GPUs on NVLink. There the compute of
-the known ranks is kept, and a collective takes what NCCL's takes on that cluster (`costmodel.nccl`); ranks that behave alike are
-folded (`space/data_parallel.py`, `folding.py`, `replay/grouping.py`). A recorded job comes here by `Job.at_scale`; a kind whose
-ranks run on GPUs to begin with can be a subclass.
+the known ranks is kept, and a collective takes what NCCL's takes on that cluster (`costmodel.collectives.nccl`); ranks that behave
+alike are folded (`space/data_parallel.py`, `folding.py`, `replay/grouping.py`). A recorded job comes here by `Job.at_scale`; a kind
+whose ranks run on GPUs to begin with can be a subclass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind, Ints, TensorInfo, Trace
-from dpro_search.costmodel.nccl import interval_factor, paths, placement_of, ways_of
+from dpro_search.costmodel.collectives.nccl import interval_factor, paths, placement_of, ways_of
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table

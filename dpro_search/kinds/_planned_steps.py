@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import CollectiveKind, Floats, Trace
-from dpro_search.costmodel.recorded_collectives import CollectivePrices
+from dpro_search.costmodel.collectives.recorded import CollectivePrices
 from dpro_search.errors import InputError
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_cluster import recorded_place

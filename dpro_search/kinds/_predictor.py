@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
-from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.errors import InputError
 from dpro_search.kinds._calibration import device_of
 from dpro_search.machine import Calibration, Device, calibration, machine_constants

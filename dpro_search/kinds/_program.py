@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.errors import InputError
 from dpro_search.kinds._predictor import JobPredictor
 from dpro_search.replay.ddp.timeline import DdpTimeline, replay_ddp

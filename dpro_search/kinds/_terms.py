@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.report import units
 from dpro_search.report.quality import Term
 

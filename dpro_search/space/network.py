@@ -71,7 +71,8 @@ class Rendezvous:
 
     latency_us: float = 0.0
     us_per_byte: float = 0.0
-    # (CollectiveKind, latency in us, us of a byte): the algorithms and protocols that a library chooses among (`costmodel.nccl`).
+    # (CollectiveKind, latency in us, us of a byte): the algorithms and protocols that a library chooses among
+    # (`costmodel.collectives.nccl`).
     ways: tuple[tuple[int, float, float], ...] = ()
 
     def ways_of(self, kind: int) -> Floats:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import msgspec
 
 from dpro_search._text import listed
-from dpro_search.costmodel.collectives import MpiAlgorithm
+from dpro_search.costmodel.collectives.counts import MpiAlgorithm
 from dpro_search.errors import InputError
 from dpro_search.quantities import size_text, time_text
 

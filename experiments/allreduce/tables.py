@@ -12,9 +12,9 @@ import numpy as np
 
 from dpro_search.collect.communication.backends import LIBRARIES
 from dpro_search.collect.communication.table import AllReduceRow, CommTable, read_comm_table
-from dpro_search.costmodel.all_reduce_table import OF_LIBRARIES, choices, predicted_choice
-from dpro_search.costmodel.communication_model import CommunicationModel
-from dpro_search.costmodel.communication_points import table_series
+from dpro_search.costmodel.collectives.all_reduce_table import OF_LIBRARIES, choices, predicted_choice
+from dpro_search.costmodel.collectives.model_file import CommunicationModel
+from dpro_search.costmodel.collectives.series import table_series
 from dpro_search.quantities import size_text
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce import Choice
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import joined, of_size

@@ -20,9 +20,9 @@ import numpy as np
 from dpro_search.collect._files import write_file
 from dpro_search.collect.communication.table import read_comm_table
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.collectives import Points
-from dpro_search.costmodel.communication import AllReduceRegressor
-from dpro_search.costmodel.communication_points import Series, algorithms_of, nccl_series, table_series
+from dpro_search.costmodel.collectives.cost import CollectiveCost, fit_collective_cost
+from dpro_search.costmodel.collectives.counts import Points
+from dpro_search.costmodel.collectives.series import Series, algorithms_of, nccl_series, table_series
 
 ASKED_PCT = {"sizes": 5.0, "ranks": 15.0, "rates": 8.0, "regret": 5.0}
 FOLDS = 4  # every fourth size between the smallest and the largest
@@ -160,9 +160,9 @@ def _errors(series: Series, splits: Splits, *, intervals: bool = False) -> dict[
         fit = _fit(series, kept, intervals=intervals)
         inside = np.zeros(0, dtype=bool)
         if intervals:
-            found = fit.predict_interval(held.matrix())
+            found = fit.predict_interval(held)
             inside = (found.low_us <= truth) & (truth <= found.high_us)
-        both.append((np.abs(fit.predict(held.matrix()) / truth - 1), np.abs(fit.cost_.predict(held) / truth - 1), inside))
+        both.append((np.abs(fit.predict(held) / truth - 1), np.abs(fit.formula.predict(held) / truth - 1), inside))
     if not both:
         return None
     errors, alone, within = (np.concatenate(column) * 100 for column in zip(*both, strict=True))
@@ -181,14 +181,19 @@ def _left_out(series: Series, splits: Splits) -> dict[tuple[float, ...], float]:
     found: dict[tuple[float, ...], float] = {}
     for kept, out in splits:
         held = series.points.select(out)
-        found |= dict(zip(_keys(held), _fit(series, kept).predict(held.matrix()).tolist(), strict=True))
+        found |= dict(zip(_keys(held), _fit(series, kept).predict(held).tolist(), strict=True))
     return found
 
 
-def _fit(series: Series, kept: Mask, *, intervals: bool = False) -> AllReduceRegressor:
-    groups = None if intervals else np.zeros(int(kept.sum()))
-    regressor = AllReduceRegressor(algorithms=series.algorithms, meets=series.meets)
-    return regressor.fit(series.points.select(kept).matrix(), series.duration_us[kept], groups, series.busy_us[kept])
+def _fit(series: Series, kept: Mask, *, intervals: bool = False) -> CollectiveCost:
+    return fit_collective_cost(
+        series.points.select(kept),
+        series.duration_us[kept],
+        algorithms=series.algorithms,
+        busy_us=series.busy_us[kept],
+        groups=None if intervals else np.zeros(int(kept.sum())),
+        meets=series.meets,
+    )
 
 
 def _size_folds(points: Points) -> Splits:

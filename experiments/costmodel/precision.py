@@ -31,7 +31,7 @@ from dpro_search.collect._files import write_file
 from dpro_search.collect.readers.tensorflow.xplane import read_xplane
 from dpro_search.collect.readers.tensorflow.xplane_memory import tensor_types
 from dpro_search.collect.this_machine import machine
-from dpro_search.costmodel.learned.op_classes import kind_of
+from dpro_search.costmodel.fused.op_classes import kind_of
 from dpro_search.costmodel.precision import (
     CastRow,
     PrecisionModel,

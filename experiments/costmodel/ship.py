@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpro_search.collect.clusters.bundled import MODEL_NAME, TABLE_NAME
 from dpro_search.collect.clusters.table import ClusterTable, compact, read_table
-from dpro_search.costmodel.learned.model_file import FusionModel, distinct
+from dpro_search.costmodel.fused.model_file import FusionModel, distinct
 from dpro_search.errors import InputError
 
 

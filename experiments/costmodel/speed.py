@@ -14,9 +14,9 @@ from pathlib import Path
 
 from dpro_search.collect.clusters.table import read_table
 from dpro_search.collect.trace import Trace
-from dpro_search.costmodel.learned.clusters import ClusterCosts, ClusterTimes, default_model
-from dpro_search.costmodel.learned.features import shaped_features
-from dpro_search.costmodel.learned.flatten import flatten
+from dpro_search.costmodel.fused.clusters import ClusterCosts, ClusterTimes, default_model
+from dpro_search.costmodel.fused.features import shaped_features
+from dpro_search.costmodel.fused.flatten import flatten
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import horovod_facts

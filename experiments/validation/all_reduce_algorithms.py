@@ -26,8 +26,8 @@ from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
-from dpro_search.costmodel.communication_model import CommunicationModel
-from dpro_search.costmodel.communication_points import table_series
+from dpro_search.costmodel.collectives.model_file import CommunicationModel
+from dpro_search.costmodel.collectives.series import table_series
 from dpro_search.deploy.validate import typical_us
 from dpro_search.kinds import recorded_job
 from dpro_search.kinds.horovod.job import Horovod

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dpro_search.costmodel.learned.model_file import FusionModel
+from dpro_search.costmodel.fused.model_file import FusionModel
 from tests.in_process import dpro
 from tests.recordings import FEW_CLUSTERS as TABLE
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, read_comm_table, write_comm_table
-from dpro_search.costmodel.communication_model import CommunicationModel
+from dpro_search.costmodel.collectives.model_file import CommunicationModel
 from dpro_search.errors import InputError
 from tests.in_process import dpro
 from tests.sample import horovod_trace_path
@@ -74,7 +74,7 @@ def test_a_useless_series_is_left_out_of_the_model(tmp_path):
     assert done.returncode == 1
     assert "left out of the model: 'mpi smoke' is wrong by " in done.stderr
     assert {one["name"]: one["useful"] for one in json.loads(done.stdout)["models"]} == {"gloo ring": True, "mpi smoke": False}
-    assert list(CommunicationModel.load(tmp_path / "model").regressors) == ["gloo ring"]
+    assert list(CommunicationModel.load(tmp_path / "model").costs) == ["gloo ring"]
 
 
 def test_a_useless_model_of_before_is_not_used(tmp_path):

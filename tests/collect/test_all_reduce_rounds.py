@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.collectives import Algorithm, counts
+from dpro_search.costmodel.collectives.counts import Algorithm, counts
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce import ALGORITHMS, Choice
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import of_size
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.memory import HostMemory, Registry

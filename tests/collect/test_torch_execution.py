@@ -16,7 +16,7 @@ from dpro_search.collect.readers.kineto.host_spans import read_host_spans
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.torch_execution import ExecutionTrace, read_execution_trace
 from dpro_search.collect.trace import EventKind, NodeGraph
-from dpro_search.costmodel.ddp import fit_ddp_costs
+from dpro_search.costmodel.collectives.ddp import fit_ddp_costs
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.graph.ddp import build_ddp_graph
 from dpro_search.space.cluster import ClusterSpec

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import EventKind, Trace
-from dpro_search.costmodel.ddp import fit_fsdp_costs
+from dpro_search.costmodel.collectives.ddp import fit_fsdp_costs
 from dpro_search.errors import DproSearchError, GraphError, InputError, TraceFormatError
 from dpro_search.graph.fsdp import Mark, Purpose, build_fsdp_graph
 from dpro_search.graph.main_thread import covered

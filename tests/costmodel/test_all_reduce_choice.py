@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
-from dpro_search.costmodel.collectives import Points
+from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
+from dpro_search.costmodel.collectives.counts import Points
 from dpro_search.errors import InputError
 
 # By size in bytes, us. By itself the library takes what doubling takes up to 1 MiB, and what the ring takes beyond.
@@ -25,12 +25,12 @@ class Model:
     """A model of communication whose predictions are `times` of a size."""
 
     def __init__(self, times=TIMES) -> None:
-        self.regressors = times
+        self.costs = times
         self.asked: list[Points] = []
 
     def predict(self, name: str, points: Points) -> SimpleNamespace:
         self.asked.append(points)
-        return SimpleNamespace(us=np.asarray(self.regressors[name](points.size_bytes)))
+        return SimpleNamespace(us=np.asarray(self.costs[name](points.size_bytes)))
 
 
 def choice() -> AllReduceChoice:

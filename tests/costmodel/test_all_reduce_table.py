@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable
-from dpro_search.costmodel.all_reduce_table import choices
-from dpro_search.costmodel.collectives import Algorithm
-from dpro_search.costmodel.communication_points import algorithms_of
+from dpro_search.costmodel.collectives.all_reduce_table import choices
+from dpro_search.costmodel.collectives.counts import Algorithm
+from dpro_search.costmodel.collectives.series import algorithms_of
 from dpro_search.deploy.all_reduce import write_all_reduces
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce import Choice
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import SEGMENTS, joined, of_size, parted

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.all_reduce_cost import AllReduceCost
-from dpro_search.costmodel.all_reduce_fit import fit_all_reduce
-from dpro_search.costmodel.collectives import Algorithm, Points, _leaves_a_host, counts
+from dpro_search.costmodel.collectives.all_reduce_formula import AllReduceCost, fit_all_reduce
+from dpro_search.costmodel.collectives.counts import Algorithm, Points, _leaves_a_host, counts
 from dpro_search.errors import InputError
 from dpro_search.replay import replay
 from dpro_search.space.data_parallel import DataParallelJob, layered_step
@@ -235,10 +234,3 @@ def test_the_algorithm_that_explains_the_points_best_is_taken():
     size, ranks = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e7, 9), [2, 4, 8]))
     points = Points(size_bytes=size, ranks=ranks)
     assert fit_all_reduce((Algorithm.TREE, Algorithm.CHAIN), points, true.predict(points)).algorithm is Algorithm.CHAIN
-
-
-def test_points_survive_as_a_matrix():
-    points = Points(size_bytes=np.array([1.0, 2.0]), ranks=np.array([2, 8]), cores=np.array(2))
-    np.testing.assert_array_equal(Points.of_matrix(points.matrix()).matrix(), points.matrix())
-    with pytest.raises(InputError, match="expected"):
-        Points.of_matrix(np.zeros((2, 3)))

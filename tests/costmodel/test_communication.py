@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.all_reduce_cost import AllReduceCost
-from dpro_search.costmodel.collectives import Algorithm, Points
-from dpro_search.costmodel.communication import AllReduceRegressor, folds
-from dpro_search.costmodel.communication_model import CommunicationModel
-from dpro_search.costmodel.communication_points import Series
+from dpro_search.costmodel.collectives.all_reduce_formula import AllReduceCost
+from dpro_search.costmodel.collectives.cost import CollectiveCost, fit_collective_cost, folds
+from dpro_search.costmodel.collectives.counts import Algorithm, Points
+from dpro_search.costmodel.collectives.model_file import CommunicationModel
+from dpro_search.costmodel.collectives.series import Series
 from dpro_search.costmodel.intervals import Origin
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError, TraceVersionError
 
@@ -43,17 +43,17 @@ SIZES = 2.0 ** np.arange(10, 27)
 
 
 @functools.cache
-def usual() -> AllReduceRegressor:
+def usual() -> CollectiveCost:
     """Fitted to the whole grid."""
     return fitted(grid(SIZES))
 
 
-def fitted(points: Points, **parameters) -> AllReduceRegressor:
-    return AllReduceRegressor(**parameters).fit(points.matrix(), measured(points))
+def fitted(points: Points, **parameters) -> CollectiveCost:
+    return fit_collective_cost(points, measured(points), **parameters)
 
 
-def error(regressor: AllReduceRegressor, points: Points) -> float:
-    return float(np.abs(regressor.predict(points.matrix()) / measured(points, seed=1) - 1).mean())
+def error(cost: CollectiveCost, points: Points) -> float:
+    return float(np.abs(cost.predict(points) / measured(points, seed=1) - 1).mean())
 
 
 def test_sizes_between_measured_ones_are_met_though_the_formula_alone_misses_them():
@@ -62,15 +62,15 @@ def test_sizes_between_measured_ones_are_met_though_the_formula_alone_misses_the
 
 
 def test_far_from_what_was_measured_the_formula_alone_counts():
-    regressor = usual()
+    cost = usual()
     far = Points(size_bytes=np.array([2.0**40]), ranks=np.array([2]), link_bytes_per_us=np.array(60.0))
-    np.testing.assert_allclose(regressor.predict(far.matrix()), regressor.cost_.predict(far), rtol=1e-3)
+    np.testing.assert_allclose(cost.predict(far), cost.formula.predict(far), rtol=1e-3)
 
 
 def test_intervals_widen_away_from_what_was_measured_until_nothing_is_predicted():
-    regressor = usual()
+    cost = usual()
     asked = Points(size_bytes=np.array([1e6, 2.0**28, 2.0**40]), ranks=np.array(2), link_bytes_per_us=np.array(60.0))
-    found = regressor.predict_interval(asked.matrix())
+    found = cost.predict_interval(asked)
     assert found.origin.tolist() == [Origin.INTERPOLATED, Origin.EXTRAPOLATED, Origin.REFUSED]
     width = np.log(found.high_us / found.low_us)
     assert 0 < width[0] < width[1]
@@ -80,27 +80,27 @@ def test_intervals_widen_away_from_what_was_measured_until_nothing_is_predicted(
 def test_more_ranks_are_as_uncertain_as_the_most_were_from_the_others():
     points = grid(SIZES, ranks=(2, 3, 4))
     slower = measured(points) * points.ranks**0.7  # what no formula of a ring knows
-    regressor = AllReduceRegressor().fit(points.matrix(), slower)
+    cost = fit_collective_cost(points, slower)
     many = grid(SIZES, ranks=(8,))
-    found = regressor.predict_interval(many.matrix())
+    found = cost.predict_interval(many)
     truth = measured(many, seed=1) * many.ranks**0.7
     assert ((found.low_us <= truth) & (truth <= found.high_us)).mean() > 0.8
-    inside = regressor.predict_interval(grid(SIZES, ranks=(4,)).matrix())
+    inside = cost.predict_interval(grid(SIZES, ranks=(4,)))
     assert (found.high_us / found.low_us > inside.high_us / inside.low_us).all()
 
 
 def test_where_ranks_never_differed_all_that_the_formula_adds_for_more_of_them_is_uncertain():
-    regressor = fitted(grid(SIZES, ranks=(2,)))
-    assert "ranks" not in regressor.carried_
-    found = regressor.predict_interval(grid(SIZES, ranks=(8,)).matrix())
-    here, there = (regressor.cost_.predict(grid(SIZES, ranks=(ranks,))) for ranks in (8, 2))
+    cost = fitted(grid(SIZES, ranks=(2,)))
+    assert "ranks" not in cost.carried
+    found = cost.predict_interval(grid(SIZES, ranks=(8,)))
+    here, there = (cost.formula.predict(grid(SIZES, ranks=(ranks,))) for ranks in (8, 2))
     assert (found.high_us / found.us >= here / there * (1 - 1e-9)).all()
 
 
 def test_intervals_hold_about_as_often_as_they_say():
-    regressor = usual()
+    cost = usual()
     between = grid(np.geomspace(2e3, 5e7, 60))
-    found = regressor.predict_interval(between.matrix())
+    found = cost.predict_interval(between)
     truth = measured(between, seed=2)
     assert 0.8 < ((found.low_us <= truth) & (truth <= found.high_us)).mean() <= 1.0
 
@@ -115,14 +115,14 @@ def test_left_out_sizes_are_predicted_by_fits_without_them():
 
 def test_a_few_points_give_a_formula_and_no_residual():
     points = Points(size_bytes=np.array([1e4, 1e5, 1e6, 1e7, 1e8]), ranks=np.array(2))
-    regressor = fitted(points)
-    assert regressor.residual_ is None
-    assert len(regressor.scores_)
+    cost = fitted(points)
+    assert cost.residual is None
+    assert len(cost.scores)
 
 
 def test_one_size_alone_has_an_interval_from_its_own_repeats():
     points = Points(size_bytes=np.full(12, 1e6), ranks=np.array(2))
-    found = fitted(points).predict_interval(points.matrix()[:1])
+    found = fitted(points).predict_interval(points.select(np.array([0])))
     assert found.low_us < found.us < found.high_us
 
 

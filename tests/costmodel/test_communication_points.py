@@ -11,9 +11,9 @@ from sample import sample
 from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import EventKind
-from dpro_search.costmodel.collectives import Algorithm
-from dpro_search.costmodel.communication_model import CommunicationModel
-from dpro_search.costmodel.communication_points import Series, nccl_series, table_series, trace_series
+from dpro_search.costmodel.collectives.counts import Algorithm
+from dpro_search.costmodel.collectives.model_file import CommunicationModel
+from dpro_search.costmodel.collectives.series import Series, nccl_series, table_series, trace_series
 from dpro_search.errors import InputError, TraceFormatError
 from dpro_search.graph.share import collective_spans
 from tests.recordings import trace_of

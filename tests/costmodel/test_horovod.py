@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from sample import predictor, sample
 
 from dpro_search.collect.trace import EventKind
-from dpro_search.costmodel.horovod import at_cluster, fit_comm_costs, fit_transfer, saturation, usual_alpha_us, wire_us_per_byte
+from dpro_search.costmodel.collectives.horovod import (
+    at_cluster,
+    fit_comm_costs,
+    fit_transfer,
+    saturation,
+    usual_alpha_us,
+    wire_us_per_byte,
+)
 from dpro_search.errors import GraphError
 
 

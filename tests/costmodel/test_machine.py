@@ -13,8 +13,8 @@ from sample import sample
 
 from dpro_search.collect.modules import LoweredOp, LoweredOps
 from dpro_search.collect.trace import EventKind, Trace
+from dpro_search.costmodel.collectives.horovod import wire_us_per_byte
 from dpro_search.costmodel.compressed_gradients import half_cast_us
-from dpro_search.costmodel.horovod import wire_us_per_byte
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
 from dpro_search.kinds._calibration import device_of

@@ -9,8 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.cluster import parse_cluster
-from dpro_search.costmodel.nccl import COLLECTIVES, Placement, bytes_in, collective_us, estimate, paths, placement_of, ways_of
-from dpro_search.costmodel.nccl.constants import nccl_constants
+from dpro_search.costmodel.collectives.nccl import (
+    COLLECTIVES,
+    Placement,
+    bytes_in,
+    collective_us,
+    estimate,
+    paths,
+    placement_of,
+    ways_of,
+)
+from dpro_search.costmodel.collectives.nccl.constants import nccl_constants
 from dpro_search.errors import InputError
 
 MIB = 2**20

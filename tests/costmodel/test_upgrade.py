@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from costmodel.learned.clusters import clusters
+from costmodel.fused.clusters import clusters
 
-from dpro_search.costmodel.collectives import Points
-from dpro_search.costmodel.communication_model import CommunicationModel
-from dpro_search.costmodel.learned.features import shaped_features
-from dpro_search.costmodel.learned.model_file import FusionModel
+from dpro_search.costmodel.collectives.counts import Points
+from dpro_search.costmodel.collectives.model_file import CommunicationModel
+from dpro_search.costmodel.fused.features import shaped_features
+from dpro_search.costmodel.fused.model_file import FusionModel
 from dpro_search.errors import TraceVersionError
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "models_v3.zip"

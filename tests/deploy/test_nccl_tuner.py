@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpro_search.cluster import parse_cluster
-from dpro_search.costmodel.nccl import Placement, collective_us, ways_of
+from dpro_search.costmodel.collectives.nccl import Placement, collective_us, ways_of
 from dpro_search.deploy.parallel.nccl import tuned_groups, tuner_file
 from dpro_search.errors import InputError
 from tests.deploy.parallel_exports import exported

@@ -21,15 +21,15 @@ import pytest
 import xgboost
 
 from dpro_search.collect.clusters.bundled import bundled_model_path
-from dpro_search.costmodel.collectives import POINT_COLUMNS, Algorithm, Points
-from dpro_search.costmodel.communication_model import CommunicationModel
-from dpro_search.costmodel.communication_points import Series
+from dpro_search.costmodel.collectives.counts import Algorithm, Points
+from dpro_search.costmodel.collectives.model_file import CommunicationModel
+from dpro_search.costmodel.collectives.series import Series
 from dpro_search.costmodel.devices import Stack, gemm, model_file
+from dpro_search.costmodel.fused.features import ClusterFeatures, feature_names
+from dpro_search.costmodel.fused.files import MOST_BYTES, digest, load_trees
+from dpro_search.costmodel.fused.model_file import FusionModel
+from dpro_search.costmodel.fused.parts import NAMES_OF, growing
 from dpro_search.costmodel.intervals import Durations
-from dpro_search.costmodel.learned.features import ClusterFeatures, feature_names
-from dpro_search.costmodel.learned.files import MOST_BYTES, digest, load_trees
-from dpro_search.costmodel.learned.model_file import FusionModel
-from dpro_search.costmodel.learned.parts import NAMES_OF, growing
 from dpro_search.errors import DproSearchError, TraceFormatError
 from tests.faults.processes import SEARCH
 from tests.in_process import fails_in_one_line
@@ -259,15 +259,15 @@ def communication() -> dict:
 def test_every_field_of_a_model_of_communication_may_hold_anything(tmp_path):
     path = tmp_path / "communication.json"
     whole = communication()
-    points = Points.of_matrix(np.tile([[1e5, 3.0, 200.0, *[1.0] * (len(POINT_COLUMNS) - 3)]], (3, 1)))
+    points = Points(size_bytes=np.full(3, 1e5), ranks=np.array(3.0), link_bytes_per_us=np.array(200.0))
     read = refused = 0
     for what, data in hostile(whole):
         path.write_bytes(data)
         model = or_refused(path, lambda: CommunicationModel.load(tmp_path))
         refused += model is None
         read += model is not None
-        for name, regressor in model.regressors.items() if model else ():
-            if len(regressor.scores_):
+        for name, cost in model.costs.items() if model else ():
+            if len(cost.scores):
                 assert_usable(model.predict(name, points), what)
     assert read > 10
     assert refused > 100

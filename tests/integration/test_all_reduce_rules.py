@@ -9,7 +9,7 @@ import pytest
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.costmodel.collectives import Algorithm, counts
+from dpro_search.costmodel.collectives.counts import Algorithm, counts
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD
 from dpro_search.deploy.parts.part import JobFacts

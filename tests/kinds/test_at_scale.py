@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpro_search.cluster import Cluster, parse_cluster
-from dpro_search.costmodel.nccl import Placement, collective_us
+from dpro_search.costmodel.collectives.nccl import Placement, collective_us
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, job_of
 from dpro_search.space.plan import Plan

@@ -15,8 +15,8 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import CollectiveKind, Trace
-from dpro_search.costmodel.horovod import at_cluster
-from dpro_search.costmodel.nccl import Placement, collective_us
+from dpro_search.costmodel.collectives.horovod import at_cluster
+from dpro_search.costmodel.collectives.nccl import Placement, collective_us
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, job_of
 from dpro_search.kinds._at_scale import AtScale

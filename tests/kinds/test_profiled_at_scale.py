@@ -11,7 +11,7 @@ import pytest
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
-from dpro_search.costmodel.nccl import Placement, collective_us
+from dpro_search.costmodel.collectives.nccl import Placement, collective_us
 from dpro_search.kinds import imported, job_of, kind_of, profiled_ddp, profiled_fsdp
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario

@@ -13,7 +13,7 @@ import pytest
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import TensorInfo, Trace
-from dpro_search.costmodel.nccl import collective_us, placement_of
+from dpro_search.costmodel.collectives.nccl import collective_us, placement_of
 from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_fsdp
 from dpro_search.space.plan import Plan

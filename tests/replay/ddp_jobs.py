@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.space.programs.ddp_job import Action, DdpJob
 
 NONE, POST, WAIT = Action.NONE, Action.POST, Action.WAIT

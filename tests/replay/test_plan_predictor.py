@@ -14,7 +14,7 @@ import pytest
 from sample import predictor, sample
 
 from dpro_search.collect.trace import GraphTensors, TensorInfo, TensorType, Trace
-from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
+from dpro_search.costmodel.fused.clusters import ClusterCosts, default_model
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds import Job, PlanOptions, job_of, searchable_job_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dpro_search.cluster import Cluster
-from dpro_search.costmodel.nccl import Choice, Placement, choices
+from dpro_search.costmodel.collectives.nccl import Choice, Placement, choices
 from dpro_search.deploy.parallel.workloads import planned
 from dpro_search.deploy.parts.part import FOLDER, JobFacts, Part
 from dpro_search.errors import InputError

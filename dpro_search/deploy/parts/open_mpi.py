@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
-from dpro_search.costmodel.collectives import HIERARCHY, MpiAlgorithm
+from dpro_search.costmodel.collectives.counts import HIERARCHY, MpiAlgorithm
 from dpro_search.deploy.parts.part import FOLDER, JobFacts, Part
 from dpro_search.errors import InputError
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.library import OPEN_MPI, OPEN_MPI_OBEYS

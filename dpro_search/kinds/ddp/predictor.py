@@ -7,8 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from dpro_search.collect.trace import Ints, Trace
-from dpro_search.costmodel.ddp import fit_ddp_costs
-from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.costmodel.collectives.ddp import fit_ddp_costs
+from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.costmodel.powersgd import kept_bytes, low_rank
 from dpro_search.costmodel.precision import no_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from dpro_search.collect.trace import Trace
-from dpro_search.costmodel.ddp import fit_fsdp_costs
+from dpro_search.costmodel.collectives.ddp import fit_fsdp_costs
 from dpro_search.graph.fsdp import FsdpGraph, Purpose, build_fsdp_graph
 from dpro_search.kinds._program import ProgramPredictor
 from dpro_search.space.cluster import ClusterSpec

@@ -42,7 +42,7 @@ from dpro_search.space.transformations.precision import Precision
 from dpro_search.space.transformations.recomputation import Recomputation
 
 if TYPE_CHECKING:
-    from dpro_search.costmodel.communication_model import CommunicationModel
+    from dpro_search.costmodel.collectives.model_file import CommunicationModel
     from dpro_search.report.groups import TensorGroups
 
 _COMMUNICATION = ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "allreduce_algorithms")
@@ -284,8 +284,8 @@ def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None 
 
         precision = Precision(facts, compute, named_model(options.precision_table, "tensorflow"))
     if "op-fusion" in requested:
-        from dpro_search.costmodel.learned.clusters import ClusterCosts, default_model
-        from dpro_search.costmodel.learned.model_file import FusionModel
+        from dpro_search.costmodel.fused.clusters import ClusterCosts, default_model
+        from dpro_search.costmodel.fused.model_file import FusionModel
 
         model = default_model() if options.cluster_model is None else FusionModel.load(options.cluster_model)
         # A job is planned as its first rank ran; a trace may hold the shapes of its tensors.
@@ -304,7 +304,7 @@ def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None 
 
 def _all_reduces(trace: Trace, folder: Path) -> CommunicationModel:
     """What Open MPI's algorithms take; raises `InputError` if the job is on something else."""
-    from dpro_search.costmodel.communication_model import CommunicationModel
+    from dpro_search.costmodel.collectives.model_file import CommunicationModel
 
     if not polls(trace):
         raise InputError("the all-reduce model is for jobs on Open MPI, and this one was recorded on Gloo, which has one algorithm")

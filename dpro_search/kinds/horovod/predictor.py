@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpro_search.collect.trace import CommSettings, Trace
-from dpro_search.costmodel.horovod import CommCosts, fit_comm_costs
+from dpro_search.costmodel.collectives.horovod import CommCosts, fit_comm_costs
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
 from dpro_search.kinds._predictor import JobPredictor
@@ -21,8 +21,8 @@ from dpro_search.space.tensorflow.apply_plan import HorovodJobs
 from dpro_search.space.tensorflow.horovod_job import HorovodJob
 
 if TYPE_CHECKING:
-    from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
-    from dpro_search.costmodel.communication_model import CommunicationModel
+    from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
+    from dpro_search.costmodel.collectives.model_file import CommunicationModel
 
 
 class Predictor(JobPredictor):
@@ -126,7 +126,7 @@ class Predictor(JobPredictor):
 
     def all_reduce_choice(self, cluster: ClusterSpec | None = None) -> AllReduceChoice:
         """What `all_reduces`, which must be known, say of a cluster; raises `InputError` if they say nothing."""
-        from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
+        from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
 
         assert self.all_reduces is not None
         where = cluster or self.wanted_cluster

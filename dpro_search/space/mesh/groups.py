@@ -7,8 +7,8 @@ from functools import cached_property
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.costmodel.nccl import Placement, ways_of
-from dpro_search.costmodel.nccl.lines import Line
+from dpro_search.costmodel.collectives.nccl import Placement, ways_of
+from dpro_search.costmodel.collectives.nccl.lines import Line
 from dpro_search.errors import InputError
 from dpro_search.space.mesh.recorded import RecordedTimes
 from dpro_search.space.mesh.scales import Scales
@@ -115,7 +115,7 @@ class Groups:
     def us(self, kind: CollectiveKind, size_bytes: float, axis: str, copies: int = 0) -> float:
         """What a collective over an axis takes, or one hop where all ranks send to the next one; 0 for one rank.
 
-        `copies`: of an all-to-all whose items each cross to a host once (`costmodel.nccl.lines`).
+        `copies`: of an all-to-all whose items each cross to a host once (`costmodel.collectives.nccl.lines`).
         """
         if kind is CollectiveKind.SEND:
             return self.send_us(size_bytes, axis)
@@ -139,7 +139,7 @@ class Groups:
         return self._fastest_us("send_recv", size_bytes, pair, "send" if axis == "pp" else axis)
 
     def _fastest_us(self, collective: str, size_bytes: float, placement: Placement, axis: str, copies: int = 0) -> float:
-        """`costmodel.nccl.collective_us` of one call, with the scales."""
+        """`costmodel.collectives.nccl.collective_us` of one call, with the scales."""
         if axis in self._scales.free:
             return 0.0
         if self._recorded is not None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from dpro_search.collect.parallel_times import BlockTime, ParallelTimes
 from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.collectives.nccl import Placement
 from dpro_search.costmodel.gpu_ops import expected_largest
-from dpro_search.costmodel.nccl import Placement
 
 _LONGEST = 1.5
 """What takes so many times what is modelled of a GPU waited for the host: nine in ten ops take less, where nothing was measured of

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, Ints, TensorInfo
+from dpro_search.costmodel.collectives.horovod import CommCosts, at_cluster
 from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us, of_halves
-from dpro_search.costmodel.horovod import CommCosts, at_cluster
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.costmodel.powersgd import SENT_PARTS, low_rank
 from dpro_search.errors import InputError

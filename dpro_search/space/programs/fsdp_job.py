@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from dpro_search.collect.trace import CollectiveKind, Floats, Ints
-from dpro_search.costmodel.horovod import CommCosts, at_cluster
+from dpro_search.costmodel.collectives.horovod import CommCosts, at_cluster
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.fsdp import FsdpGraph, Mark, Purpose
 from dpro_search.space.cluster import ClusterSpec

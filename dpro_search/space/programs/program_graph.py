@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.horovod import saturation
+from dpro_search.costmodel.collectives.horovod import saturation
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.graph_builder import GraphBuilder

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dpro_search.collect.trace import CollectiveKind, Floats, Ints, Trace
+from dpro_search.costmodel.collectives.recorded import CollectivePrices
 from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us
-from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.gradient_events import Gradients, StepGradients
 from dpro_search.graph.marked_spans import Span

@@ -1,9 +1,9 @@
 """Recorded ops on other GPUs and links: ``moved_ops(trace, ops, recorded, target)``.
 
 The graph stays as it was recorded. Transfers take the time that was measured times model(target) / model(recorded), of the cost
-model of NCCL's collectives (`costmodel.nccl`), so that what a trace shows of its own machine stays. Kernels take their time times
-the ratio of what their op is predicted to take on both devices (`costmodel.devices.ratios`) where its shapes were recorded, else
-that of the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
+model of NCCL's collectives (`costmodel.collectives.nccl`), so that what a trace shows of its own machine stays. Kernels take
+their time times the ratio of what their op is predicted to take on both devices (`costmodel.devices.ratios`) where its shapes were
+recorded, else that of the devices' peaks (`costmodel.roofline`). Host threads, launches and copies take what they took.
 
 Where the recorded links are not known, transfers take model(target). Where the recorded GPU is not known either, kernels take what
 they took, and the interval holds for any of the bundled GPUs.
@@ -20,10 +20,10 @@ import numpy as np
 
 from dpro_search.cluster import Cluster, Device, bundled
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
+from dpro_search.costmodel.collectives.nccl import bytes_in, collective_us, interval_factor, paths, placement_of
 from dpro_search.costmodel.devices import OpSpec
 from dpro_search.costmodel.devices.ratios import OpRatios
 from dpro_search.costmodel.devices.recorded import RecordedSpecs
-from dpro_search.costmodel.nccl import bytes_in, collective_us, interval_factor, paths, placement_of
 from dpro_search.costmodel.roofline import LEAST_US, Ratio, dtype_of_kernel, kernel_ratio, product_precision
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind

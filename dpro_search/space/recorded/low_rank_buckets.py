@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpro_search.collect.trace import CollectiveKind, Ints
+from dpro_search.costmodel.collectives.recorded import CollectivePrices
 from dpro_search.costmodel.powersgd import SENT_PARTS, low_rank
-from dpro_search.costmodel.recorded_collectives import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.gradient_events import Gradients
 from dpro_search.space.recorded.buckets import (

@@ -2,8 +2,8 @@
 
 Of N ranks, k neighbours each share all parameters, and the i-th ranks of these groups average their gradients: an all-gather and a
 reduce-scatter among k ranks, and an all-reduce of a k-th of the bytes among N / k. The recorded transfers are scaled as the cost
-model of NCCL's collectives (`costmodel.nccl`) differs between the two; an all-reduce that was not there takes the model's time, as
-much longer as the recorded reduce-scatter took.
+model of NCCL's collectives (`costmodel.collectives.nccl`) differs between the two; an all-reduce that was not there takes the
+model's time, as much longer as the recorded reduce-scatter took.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpro_search.cluster import Cluster
-from dpro_search.costmodel.nccl import collective_us, placement_of
+from dpro_search.costmodel.collectives.nccl import collective_us, placement_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpro_search.collect.trace import CollectiveKind, Trace
-from dpro_search.costmodel.recorded_collectives import CollectivePrices
+from dpro_search.costmodel.collectives.recorded import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.marked_spans import Span
 from dpro_search.graph.sharded_units import ROOT, Gather, Reduction, ShardedUnits, StepUnits

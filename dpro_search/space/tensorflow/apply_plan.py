@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpro_search.collect.trace import CommSettings, Floats, Ints
-from dpro_search.costmodel.horovod import CommCosts, at_cluster
+from dpro_search.costmodel.collectives.horovod import CommCosts, at_cluster
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
 from dpro_search.space.cluster import ClusterSpec
@@ -18,7 +18,7 @@ from dpro_search.space.tensorflow.horovod_job import LONGEST_US, HorovodJob
 from dpro_search.space.tensorflow.tensor_units import enqueues_of_units, releases_of_units
 
 if TYPE_CHECKING:
-    from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
+    from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
 
 
 def apply(

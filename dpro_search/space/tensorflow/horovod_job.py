@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.costmodel.collectives.horovod import CommCosts
 
 LONGEST_US = 1e12  # of any core time and of a replay: eleven days, of which float64 holds a thousandth of a microsecond
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro_search.collect.trace import EventKind, Floats, Ints, Trace
-from dpro_search.costmodel.horovod import CommCosts, saturation
+from dpro_search.costmodel.collectives.horovod import CommCosts, saturation
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
 from dpro_search.graph.share import collective_spans

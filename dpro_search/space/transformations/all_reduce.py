@@ -11,7 +11,7 @@ from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
 
 if TYPE_CHECKING:
-    from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
+    from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
 
 _LOG2_BOUNDARIES = range(12, 25)  # 4 KiB to 16 MiB
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpro_search.collect.modules import LoweredOps, ModuleInfo
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.learned.op_classes import kind_of
+from dpro_search.costmodel.fused.op_classes import kind_of
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.machine import machine_constants

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.learned.op_classes import OTHER, kind_of
+from dpro_search.costmodel.fused.op_classes import OTHER, kind_of
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import JobFacts
@@ -17,7 +17,7 @@ from dpro_search.space.transformations.compute import ComputeChange, ComputeGrap
 from dpro_search.space.transformations.fusing import Step, fused
 
 if TYPE_CHECKING:
-    from dpro_search.costmodel.learned.clusters import ClusterTimes
+    from dpro_search.costmodel.fused.clusters import ClusterTimes
     from dpro_search.space.transformations.precision import Precision
 
 Clusters = tuple[tuple[str, ...], ...]
@@ -31,7 +31,7 @@ _COSTLY_SHARE = 0.1  # of the moves to clusters that take longer than their ops 
 
 
 class ClusterPrices(Protocol):
-    """Says what clusters take; `costmodel.learned.clusters.ClusterCosts` does."""
+    """Predicts the duration of fused clusters, as `costmodel.fused.clusters.ClusterCosts` does."""
 
     def times(self, clusters: Sequence[Sequence[str]]) -> ClusterTimes:
         """Predictions of clusters, each the names of its ops."""

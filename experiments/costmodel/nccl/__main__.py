@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-import dpro_search.costmodel.nccl.constants as shipped
+import dpro_search.costmodel.collectives.nccl.constants as shipped
 from experiments.costmodel.nccl import crossover
 from experiments.costmodel.nccl.data import Measured, measured
 from experiments.costmodel.nccl.fit import SMALL_BYTES, Calls, constants, fitted, for_fit, table, thinned

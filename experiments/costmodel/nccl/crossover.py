@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.costmodel.nccl.placement import paths
+from dpro_search.costmodel.collectives.nccl.placement import paths
 from experiments.costmodel.nccl.data import OF_FITS, Measured, cluster_of
 
 Floats = npt.NDArray[np.float64]

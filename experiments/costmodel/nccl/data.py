@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dpro_search.cluster import Cluster, parse_cluster
-from dpro_search.costmodel.nccl import Placement
+from dpro_search.costmodel.collectives.nccl import Placement
 
 MACHINES = {
     "ABCI2.0-A": "abci-a",

@@ -1,4 +1,4 @@
-"""Fits the constants of `dpro_search.costmodel.nccl` to measured calls, every system with the same weight."""
+"""Fits the constants of `dpro_search.costmodel.collectives.nccl` to measured calls, every system with the same weight."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from dpro_search.costmodel.nccl.constants import PROTOCOLS, NcclConstants, constants_of
-from dpro_search.costmodel.nccl.lines import lines
-from dpro_search.costmodel.nccl.placement import Paths, paths
+from dpro_search.costmodel.collectives.nccl.constants import PROTOCOLS, NcclConstants, constants_of
+from dpro_search.costmodel.collectives.nccl.lines import lines
+from dpro_search.costmodel.collectives.nccl.placement import Paths, paths
 from experiments.costmodel.nccl.data import Measured, cluster_of
 
 SMALL_BYTES = 2**20

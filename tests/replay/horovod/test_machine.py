@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample import predictor
 
-from dpro_search.costmodel.horovod import CommCosts
+from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.horovod.timeline import replay_horovod
 from dpro_search.replay.iterations import DRAWS, iteration_times, sample_order

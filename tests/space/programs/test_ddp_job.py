@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro_search.collect.trace import TensorInfo
+from dpro_search.costmodel.collectives.ddp import fit_ddp_costs
 from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us, of_halves
-from dpro_search.costmodel.ddp import fit_ddp_costs
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.costmodel.powersgd import low_rank
 from dpro_search.errors import InputError

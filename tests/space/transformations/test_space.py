@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.collect.trace import CommSettings
-from dpro_search.costmodel.all_reduce_choice import AllReduceChoice
+from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, refuse_unknown
 from dpro_search.space.transformations import (

@@ -1,0 +1,209 @@
+"""Trained cost models as a folder of data: ``model.json`` and the trees in XGBoost's JSON. Nothing in it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import xgboost
+
+from dpro_search._version import __version__
+from dpro_search.collect._files import written_folder
+from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
+from dpro_search.costmodel.fused.additive import AdditiveModel
+from dpro_search.costmodel.fused.domain import LEAST_DISTANCE, LEAST_SPREAD, MOST_POINTS, Domain
+from dpro_search.costmodel.fused.features import feature_names, shaped_features, timed_features
+from dpro_search.costmodel.fused.files import digest, load_trees, read_info, trees_json
+from dpro_search.costmodel.fused.flatten import flatten
+from dpro_search.costmodel.fused.parts import CLASSES_OF, NAMES_OF, growing, term_count
+from dpro_search.costmodel.fused.regressor import FusedTimeRegressor
+from dpro_search.costmodel.fused.scores import ALL, MOST_ERROR_PCT, Score, left_out_scores
+from dpro_search.costmodel.fused.timed import timed_ops
+from dpro_search.errors import InputError, TraceFormatError
+
+MODEL_VERSION = 3
+_MOST, _MOST_LOG = 1e9, 100.0  # beyond any number of a fit, and any logarithm
+
+
+class EstimatorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An estimator, but for its trees."""
+
+    scores: tuple[Score, ...]
+    parameters: dict[str, float | str]
+    features: tuple[str, ...]  # of whole clusters
+    part_features: tuple[str, ...]
+    part_classes: tuple[str, ...]
+    trees_digest: str  # of the file of the trees
+    base: tuple[float, ...]
+    residuals: tuple[float, ...]
+    domain_centre: tuple[float, ...]
+    domain_spread: tuple[float, ...]
+    domain_points: tuple[tuple[float, ...], ...]
+    domain_usual: float
+
+    @property
+    def overall(self) -> Score:
+        """The score over all left-out models."""
+        return next(score for score in self.scores if score.model == ALL)
+
+
+class FusionModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of `model.json`: provenance, scores, and what the trees need beside them."""
+
+    version: int = MODEL_VERSION
+    name: str = "xla-fusion"
+    rows: int
+    sources: tuple[TableHeader, ...]  # where the rows were measured
+    trained_at: str
+    versions: dict[str, str]
+    shapes: EstimatorInfo  # of the estimator that sees shapes
+    times: EstimatorInfo  # of the one that does not
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """Per left-out model, of the estimator that sees shapes."""
+        return self.shapes.scores
+
+    @property
+    def overall(self) -> Score:
+        """The score over all left-out models, likewise."""
+        return self.shapes.overall
+
+    @property
+    def refusal(self) -> str | None:
+        """Why predictions from it are useless; None: they are not."""
+        worst_pct = max(self.shapes.overall.mape_pct, self.times.overall.mape_pct)
+        if worst_pct <= MOST_ERROR_PCT:
+            return None
+        return (
+            f"it is wrong by {worst_pct:.0f} % on models that were left out (at most {MOST_ERROR_PCT:.0f} %): measure more "
+            "clusters, of more models, on an idle machine"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusionModel:
+    """A trained model and what is known about it."""
+
+    info: FusionModelInfo
+    estimator: FusedTimeRegressor  # For clusters with shapes, as `shaped_features` has them.
+    timed: FusedTimeRegressor  # For those of a trace, as `timed_features` has them.
+
+    @staticmethod
+    def train(tables: Sequence[ClusterTable]) -> FusionModel:
+        """Train on measured clusters, each distinct one counted once.
+
+        Raises
+        ------
+        InputError
+            There are too few clusters, they are of one model only, or they were measured on different machines.
+        """
+        headers = tuple(table.header for table in tables)
+        machines = sorted({header.machine for header in headers})
+        if len(machines) > 1:
+            raise InputError(f"the tables are of different machines ({'; '.join(machines)}): durations do not carry over")
+        rows = distinct(tables)
+        clusters = flatten([row.cluster for row in rows])
+        fused, groups = np.array([row.fused_us for row in rows]), np.array([row.model for row in rows])
+        estimator = FusedTimeRegressor(sees="shapes").fit(shaped_features(clusters), fused, groups)
+        timed = FusedTimeRegressor(sees="times").fit(timed_features(timed_ops(clusters)), fused, groups)
+        info = FusionModelInfo(
+            rows=len(rows),
+            sources=headers,
+            trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions={"dpro-search": __version__, "xgboost": xgboost.__version__},
+            shapes=_described(estimator, rows),
+            times=_described(timed, rows),
+        )
+        return FusionModel(info=info, estimator=estimator, timed=timed)
+
+    def save(self, folder: Path) -> None:
+        """Write the folder; raises `InputError` if it exists already."""
+        with written_folder(folder) as tmp:
+            (tmp / "model.json").write_bytes(msgspec.json.encode(self.info) + b"\n")
+            for estimator in (self.estimator, self.timed):
+                (tmp / _trees_file(estimator.sees)).write_bytes(trees_json(estimator.model_.booster))
+
+    @staticmethod
+    def load(folder: Path) -> FusionModel:
+        """Read a folder written by `save`; raises what `CommunicationModel.load` does."""
+        info = read_info(folder / "model.json", FusionModelInfo, MODEL_VERSION, "cost model")
+        if not all(any(score.model == ALL for score in one.scores) for one in (info.shapes, info.times)):
+            raise TraceFormatError(f"{folder / 'model.json'}: no score of all models; train it again with 'dpro-search fit'")
+        if info.refusal is not None:
+            raise InputError(f"{folder / 'model.json'}: {info.refusal}; train it again")
+        return FusionModel(info=info, estimator=_loaded(folder, "shapes", info.shapes), timed=_loaded(folder, "times", info.times))
+
+
+def distinct(tables: Sequence[ClusterTable]) -> tuple[MeasuredCluster, ...]:
+    """The measured clusters of some tables, equal ones once."""
+    found: dict[str, MeasuredCluster] = {}
+    for table in tables:
+        for row in table.measured:
+            found.setdefault(row.cluster.fingerprint, row)
+    return tuple(found.values())
+
+
+def _described(estimator: FusedTimeRegressor, rows: Sequence[MeasuredCluster]) -> EstimatorInfo:
+    domain = estimator.domain_
+    return EstimatorInfo(
+        scores=left_out_scores(rows, estimator),
+        parameters=estimator.get_params(),
+        features=feature_names(estimator.sees),
+        part_features=NAMES_OF[estimator.sees],
+        part_classes=CLASSES_OF[estimator.sees],
+        trees_digest=digest(trees_json(estimator.model_.booster)),
+        base=tuple(estimator.model_.base.tolist()),
+        residuals=tuple(estimator.scores_.tolist()),
+        domain_centre=tuple(domain.centre.tolist()),
+        domain_spread=tuple(domain.spread.tolist()),
+        domain_points=tuple(map(tuple, domain.points.tolist())),
+        domain_usual=domain.usual,
+    )
+
+
+def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
+    path = folder / "model.json"
+    estimator = FusedTimeRegressor(sees=sees)
+    known = (*feature_names(sees), *NAMES_OF[sees], *CLASSES_OF[sees])
+    found = (*info.features, *info.part_features, *info.part_classes)
+    if found != known:
+        missing = sorted(set(found) ^ set(known))
+        what = f"other features ({', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''})" if missing else "another order"
+        raise InputError(f"{path}: the model was trained on {what} than this program has; train it again with 'dpro-search fit'")
+    for wrong, what in _problems(info, term_count(sees)):
+        if wrong:
+            raise TraceFormatError(f"{path}: {what}; train it again with 'dpro-search fit'")
+    booster = load_trees(folder / _trees_file(sees), info.trees_digest, len(growing(sees)))
+    estimator.model_ = AdditiveModel(base=np.array(info.base), booster=booster)
+    estimator.scores_, estimator.left_out_ = np.array(info.residuals), None
+    estimator.domain_ = Domain(
+        centre=np.array(info.domain_centre),
+        spread=np.array(info.domain_spread),
+        points=np.array(info.domain_points),
+        usual=info.domain_usual,
+    )
+    return estimator
+
+
+def _problems(info: EstimatorInfo, terms: int) -> Iterator[tuple[bool, str]]:
+    """What no fit gives."""
+    count, residuals = len(info.features), np.array(info.residuals)
+    sizes = {len(row) for row in (info.domain_centre, info.domain_spread, *info.domain_points)}
+    yield len(info.base) != terms or sizes != {count}, "its parts do not fit the features"
+    yield not 0 < len(info.domain_points) <= MOST_POINTS, f"{len(info.domain_points)} points of what was measured"
+    yield not len(residuals) or bool((np.diff(residuals) < 0).any()), "residuals that are not sorted, or none"
+    yield not 0 <= residuals.min(initial=0) <= residuals.max(initial=0) <= _MOST_LOG, "impossible residuals"
+    yield not all(0 <= us <= _MOST for us in info.base), "an impossible cost of a term"
+    points = np.array((info.domain_centre, *info.domain_points))
+    yield bool((np.abs(points) > _MOST).any()), "an impossible point"
+    yield not all(LEAST_SPREAD <= spread <= _MOST for spread in info.domain_spread), "an impossible spread"
+    yield not LEAST_DISTANCE <= info.domain_usual <= _MOST, "an impossible distance"
+
+
+def _trees_file(sees: str) -> str:
+    return f"{sees}.trees.json"

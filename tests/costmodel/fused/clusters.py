@@ -1,0 +1,24 @@
+"""Measured clusters for tests: every sixth of the bundled table, as they were recorded in TensorFlow on one core; loaded once."""
+
+import functools
+
+from dpro_search.collect.clusters.bundled import bundled_table_path
+from dpro_search.collect.clusters.table import Cluster, ClusterTable, read_table
+from dpro_search.costmodel.fused.model_file import FusionModel
+
+_EVERY = 6
+
+
+@functools.cache
+def table() -> ClusterTable:
+    whole = read_table(bundled_table_path())
+    return ClusterTable(header=whole.header, rows=whole.measured[::_EVERY], dropped={})
+
+
+@functools.cache
+def model() -> FusionModel:
+    return FusionModel.train([table()])
+
+
+def clusters() -> list[Cluster]:
+    return [row.cluster for row in table().measured]

@@ -57,14 +57,14 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def changed(self, *, ranks: int | None = None, cores: int | None = None, rate_bps: float | None = None) -> ClusterSpec:
         """The same with the given values; None keeps one. Ranks share `cores` round-robin; `math.inf` is a rate without limit."""
-        found = self
+        cluster = self
         if ranks == self.ranks and cores is None:
             ranks = None
         if ranks is not None or cores is not None:
-            found = found.with_ranks(self.ranks if ranks is None else ranks, cores)
+            cluster = cluster.with_ranks(self.ranks if ranks is None else ranks, cores)
         if rate_bps is not None:
-            found = msgspec.structs.replace(found, rate_bps=None if math.isinf(rate_bps) else rate_bps)
-        return found
+            cluster = msgspec.structs.replace(cluster, rate_bps=None if math.isinf(rate_bps) else rate_bps)
+        return cluster
 
     def faster(self, factor: float, text: str) -> ClusterSpec:
         """The same with links that many times as fast; raises `InputError` that shows `text` if they have no limit."""
@@ -131,15 +131,15 @@ def _rate_bps(cluster: Cluster, kinds: list[Host], farthest: Link | None) -> flo
 
 
 def _differing(kinds: list[Host]) -> list[str]:
-    found = []
+    sentences = []
     if len({kind.rate_bps for kind in kinds}) > 1:
-        found.append("hosts have NICs of several rates: the slowest is taken for all")
+        sentences.append("hosts have NICs of several rates: the slowest is taken for all")
     devices = sorted({kind.device.name for kind in kinds})
     if len(devices) > 1:
-        found.append(f"hosts have several kinds of devices ({', '.join(devices)}): all are taken as the recorded one")
+        sentences.append(f"hosts have several kinds of devices ({', '.join(devices)}): all are taken as the recorded one")
     elif kinds[0].device.kind == "gpu":
-        found.append(f"computation is as fast as it was recorded, not as on {devices[0]}")
-    return found
+        sentences.append(f"computation is as fast as it was recorded, not as on {devices[0]}")
+    return sentences
 
 
 def _inside(kinds: list[Host], hosts: dict[int, int]) -> list[str]:

@@ -181,15 +181,15 @@ def replicated(step: RankStep, ranks: int, scheme: Scheme, **options: Any) -> Da
 
 def buckets(tensor_bytes: Floats, bucket_bytes: float) -> tuple[tuple[int, ...], ...]:
     """Tensors fused in their order, as long as a bucket is not larger than `bucket_bytes` (a larger tensor is alone)."""
-    found: list[list[int]] = []
+    filled: list[list[int]] = []
     size = 0.0
     for tensor, tensor_size in enumerate(tensor_bytes.tolist()):
-        if not found or size + tensor_size > bucket_bytes:
-            found.append([])
+        if not filled or size + tensor_size > bucket_bytes:
+            filled.append([])
             size = 0.0
-        found[-1].append(tensor)
+        filled[-1].append(tensor)
         size += tensor_size
-    return tuple(tuple(bucket) for bucket in found)
+    return tuple(tuple(bucket) for bucket in filled)
 
 
 def layered_step(

@@ -65,12 +65,12 @@ def _apart(i: int, names: Sequence[str], plans: Sequence[Plan], more: Callable[[
     """A plan's name and what `more` tells of the fields in which it differs from plans of the same name."""
     alike = [plan for name, plan in zip(names, plans, strict=True) if name == names[i]]
     details = []
-    for name, own in plans[i].settings.items():
+    for name, value_here in plans[i].settings.items():
         values = [plan.get(name) for plan in alike]
         if any(value != values[0] for value in values):
-            details.append(more(own, values))
-    found = "; ".join(filter(None, details))
-    return f"{names[i]} ({found})" if found else names[i]
+            details.append(more(value_here, values))
+    text = "; ".join(filter(None, details))
+    return f"{names[i]} ({text})" if text else names[i]
 
 
 def _sizes(value: Any, _: Sequence[Any]) -> str:
@@ -86,8 +86,8 @@ def _sizes(value: Any, _: Sequence[Any]) -> str:
 def _first_difference(value: Any, values: Sequence[Any]) -> str:
     """The first name that not all of these values hold in this place."""
     flat = [_flat(other) for other in values]
-    own = _flat(value)
-    return next((f"with {own[k]}" for k in range(len(own)) if any(other[k : k + 1] != own[k : k + 1] for other in flat)), "")
+    parts = _flat(value)
+    return next((f"with {parts[k]}" for k in range(len(parts)) if any(other[k : k + 1] != parts[k : k + 1] for other in flat)), "")
 
 
 def _flat(value: Any) -> tuple[str, ...]:

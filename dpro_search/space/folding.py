@@ -79,9 +79,9 @@ def fold(job: DataParallelJob, *, most_ops: int = _MOST_OPS) -> FoldedJob:
     _, representative = np.unique(rank_class, return_index=True)
     ops = job.most_ops(len(representative))
     if ops > most_ops:
-        found = f"{job.ranks} ranks under {type(job.scheme).__name__} fold into {len(representative)} classes, up to {ops:,} ops"
+        summary = f"{job.ranks} ranks under {type(job.scheme).__name__} fold into {len(representative)} classes, up to {ops:,} ops"
         advice = "fuse tensors into larger groups" if isinstance(job.scheme, Rendezvous) else "use Rendezvous, which folds better,"
-        raise GraphError(f"{found} (most_ops is {most_ops:,}): {advice} or raise most_ops")
+        raise GraphError(f"{summary} (most_ops is {most_ops:,}): {advice} or raise most_ops")
     return FoldedJob(graph=build_rows(job, representative, rank_class), rank_class=rank_class, representative=representative)
 
 
@@ -99,8 +99,8 @@ def classes(job: DataParallelJob) -> Ints:
         return apart
     if isinstance(job.scheme, Ring):
         return _by_first_rank(_ring_colours(job, colour))
-    found = _by_first_rank(_hypercube_colours(job, colour))
-    return apart if flows and found.any() else found
+    class_of_rank = _by_first_rank(_hypercube_colours(job, colour))
+    return apart if flows and class_of_rank.any() else class_of_rank
 
 
 def _ring_colours(job: DataParallelJob, colour: Ints) -> Ints:

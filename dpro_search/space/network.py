@@ -77,8 +77,8 @@ class Rendezvous:
 
     def ways_of(self, kind: int) -> Floats:
         """Latency and us of a byte of each way, [ways, 2]."""
-        found: Floats = np.array([way[1:] for way in self.ways if way[0] == kind] or [(self.latency_us, self.us_per_byte)])
-        return found
+        rows: Floats = np.array([way[1:] for way in self.ways if way[0] == kind] or [(self.latency_us, self.us_per_byte)])
+        return rows
 
     def time_us(self, kind: int, size_bytes: float) -> float:
         """What a collective takes."""

@@ -108,11 +108,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
         common = {name: value for name, value in settings.items() if owner_of(name) is None}
         if len(common) == len(settings):
             return msgspec.structs.replace(self, **common)
-        own = {name: value for name, value in settings.items() if name not in common}
+        scheme_settings = {name: value for name, value in settings.items() if name not in common}
         if self.scheme is not None:
-            own = self.scheme.settings | own
-        own = {name: value for name, value in own.items() if value is not None}
-        scheme = _only_owner(own)(**own) if own else None
+            scheme_settings = self.scheme.settings | scheme_settings
+        scheme_settings = {name: value for name, value in scheme_settings.items() if value is not None}
+        scheme = _only_owner(scheme_settings)(**scheme_settings) if scheme_settings else None
         return msgspec.structs.replace(self, scheme=scheme, **common)
 
     def get(self, name: str) -> Any:
@@ -122,13 +122,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     @property
     def settings(self) -> dict[str, Any]:
         """Values by name of all that the plan changes, in a fixed order."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, value in zip(self.__struct_fields__, msgspec.structs.astuple(self), strict=True):
             if name == "scheme" and value is not None:
-                found |= value.settings
+                values |= value.settings
             elif value is not None:
-                found[name] = value
-        return found
+                values[name] = value
+        return values
 
     def to_json(self) -> bytes:
         """The plan as indented JSON, with its format's version."""
@@ -163,28 +163,30 @@ def upgraded(fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises `msgspec.ValidationError` for settings of two schemes.
     """
     names = setting_names()
-    own = {name: value for name, value in fields.items() if name in names and value is not None and owner_of(name) is not None}
-    if not own or "scheme" in fields:
+    scheme_fields = {
+        name: value for name, value in fields.items() if name in names and value is not None and owner_of(name) is not None
+    }
+    if not scheme_fields or "scheme" in fields:
         return dict(fields)
     try:
-        owner = _only_owner(own)
+        owner = _only_owner(scheme_fields)
     except InputError as error:
         raise msgspec.ValidationError(str(error)) from error
-    rest = {name: value for name, value in fields.items() if name not in own and value is not None}
-    return {"scheme": {"name": owner.__struct_config__.tag, **own}, **rest}
+    rest = {name: value for name, value in fields.items() if name not in scheme_fields and value is not None}
+    return {"scheme": {"name": owner.__struct_config__.tag, **scheme_fields}, **rest}
 
 
 def setting_names() -> tuple[str, ...]:
     """The names of all settings: those of each scheme, then those that several know."""
-    own = [name for each in scheme_types() for name in each.__struct_fields__]
-    return (*own, *(name for name in Plan.__struct_fields__ if name != "scheme"))
+    of_schemes = [name for each in scheme_types() for name in each.__struct_fields__]
+    return (*of_schemes, *(name for name in Plan.__struct_fields__ if name != "scheme"))
 
 
 def setting_types() -> dict[str, Any]:
     """Their types, by name."""
     types: list[type[msgspec.Struct]] = [*scheme_types(), Plan]
-    found = {field.name: field.type for each in types for field in msgspec.structs.fields(each)}
-    return {name: found[name] for name in setting_names()}
+    type_of = {field.name: field.type for each in types for field in msgspec.structs.fields(each)}
+    return {name: type_of[name] for name in setting_names()}
 
 
 @cache

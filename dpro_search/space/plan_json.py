@@ -31,8 +31,8 @@ def by_setting(value: Any) -> Any:
 
 
 def _flat(fields: dict[str, Any]) -> dict[str, Any]:
-    own = {name: value for name, value in fields.get("scheme", {}).items() if name != "name"}
-    return {**own, **{name: value for name, value in fields.items() if name != "scheme"}}
+    scheme_fields = {name: value for name, value in fields.get("scheme", {}).items() if name != "name"}
+    return {**scheme_fields, **{name: value for name, value in fields.items() if name != "scheme"}}
 
 
 def _each_plan(value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:

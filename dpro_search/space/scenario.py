@@ -110,8 +110,8 @@ class Scale:
     def at(self, numbers: Sequence[int]) -> Scale:
         """The scale with places in place of ranks; raises `InputError` if one is not among the recorded ranks' `numbers`."""
         place = {number: position for position, number in enumerate(numbers)}
-        asked = (*(() if self.rank is None else (self.rank,)), *(self.group or ()))
-        if any(number not in place for number in asked):
+        named_ranks = (*(() if self.rank is None else (self.rank,)), *(self.group or ()))
+        if any(number not in place for number in named_ranks):
             several = len(numbers) > 1
             raise InputError(f"'{self.text}': the trace has {'ranks' if several else 'rank'} {numbers_text(numbers)}")
         return replace(
@@ -219,11 +219,11 @@ class Scenario:
         InputError
             A name that the job does not have (with the nearest one that it has), or a value that cannot be read.
         """
-        found = self
+        scenario = self
         for text in texts:
             for part in changes_in(text):
-                found = found._with(part, known, job)
-        return found
+                scenario = scenario._with(part, known, job)
+        return scenario
 
     def _with(self, text: str, known: Collection[str], job: str) -> Scenario:
         name, equals, value = (piece.strip() for piece in text.partition("="))
@@ -274,28 +274,28 @@ def changes_in(text: str) -> list[str]:
 
 def readers() -> dict[str, Callable[[str], Any]]:
     """How the value of each setting is read from text, by its name and type; names as "a+b", lists of lists not at all."""
-    found: dict[str, Callable[[str], Any]] = {}
+    reader_of: dict[str, Callable[[str], Any]] = {}
     for name, hint in setting_types().items():
         kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
         if name.endswith("_bytes"):
-            found[name] = parse_size_setting
+            reader_of[name] = parse_size_setting
         elif name.endswith("_us"):
-            found[name] = parse_time_setting
+            reader_of[name] = parse_time_setting
         elif bool in kinds:
-            found[name] = parse_switch
+            reader_of[name] = parse_switch
         elif int in kinds:
-            found[name] = parse_count
+            reader_of[name] = parse_count
         elif float in kinds:
-            found[name] = parse_number
+            reader_of[name] = parse_number
         elif typing.get_origin(kinds[0]) is Literal:
-            found[name] = _one_of(typing.get_args(kinds[0]))
+            reader_of[name] = _one_of(typing.get_args(kinds[0]))
         elif typing.get_args(kinds[0]) == (int, ...):
-            found[name] = parse_counts
+            reader_of[name] = parse_counts
         elif typing.get_args(kinds[0]) == (str, ...):
-            found[name] = _names
+            reader_of[name] = _names
         elif str in kinds:
-            found[name] = str
-    return found
+            reader_of[name] = str
+    return reader_of
 
 
 def _names(text: str) -> tuple[str, ...]:

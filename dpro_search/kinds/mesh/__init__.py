@@ -34,10 +34,10 @@ class MeshKind(DescribedKind[MeshDescription]):
     def read(self, path: Path) -> MeshDescription | None:
         return described(path)
 
-    def text(self, wanted: Wanted) -> str:
+    def text(self, request: Wanted) -> str:
         from dpro_search.kinds.mesh.template import job_toml
 
-        return job_toml(wanted)
+        return job_toml(request)
 
     def names(self) -> Mapping[str, Sequence[str]]:
         return {"models": (*names(), *NETWORKS), "clusters": known_names(), "frameworks": tuple(FRAMEWORKS)}

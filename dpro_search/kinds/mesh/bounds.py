@@ -57,9 +57,9 @@ class PassBounds:
     def _counts(self, strategy: Strategy) -> Floats:
         key = strategy.stage_layers or strategy.pp * strategy.virtual_stages
         if key not in self._stages:
-            found = [Counter(block.name for block in stage) for stage in self._steps.stages(strategy)]
+            block_counts = [Counter(block.name for block in stage) for stage in self._steps.stages(strategy)]
             names = list(self._steps.passes(strategy))
-            self._stages[key] = np.array([[stage[name] for name in names] for stage in found], np.float64)
+            self._stages[key] = np.array([[stage[name] for name in names] for stage in block_counts], np.float64)
         return self._stages[key]
 
 
@@ -87,23 +87,28 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
     beside = costs.gathers_every_pass or (costs.overlap and costs.overlap_gathers)
     for rank in range(ranks):
         numbers = stages_on(strategy.schedule, rank, ranks, strategy.virtual_stages)
-        own = [stages[number] for number in numbers]
+        stages_of_rank = [stages[number] for number in numbers]
         own_us = 0.0 if costs.overlap_send else strategy.micro_batches * send_us * _sends(numbers, len(stages))
-        end_us = there_us + sum(stage.passes_us(strategy.micro_batches) for stage in own) + own_us
+        end_us = there_us + sum(stage.passes_us(strategy.micro_batches) for stage in stages_of_rank) + own_us
         if split:
-            until_us = there_us + strategy.micro_batches * sum(stage.inputs_us for stage in own) + back_us + stages[0].weights_us
-            ends.append(max(end_us, until_us) + min(stage.last_reduce_us for stage in own))
+            until_us = (
+                there_us
+                + strategy.micro_batches * sum(stage.inputs_us for stage in stages_of_rank)
+                + back_us
+                + stages[0].weights_us
+            )
+            ends.append(max(end_us, until_us) + min(stage.last_reduce_us for stage in stages_of_rank))
         else:
-            ends.append(max(end_us + own[0].exposed_us, end_us + back_us - (own_us > 0) * send_us))
+            ends.append(max(end_us + stages_of_rank[0].exposed_us, end_us + back_us - (own_us > 0) * send_us))
         if costs.reduces_every_pass:
-            ends[-1] = max(ends[-1], strategy.micro_batches * sum(stage.exchanged_us for stage in own))
+            ends[-1] = max(ends[-1], strategy.micro_batches * sum(stage.exchanged_us for stage in stages_of_rank))
         elif beside and not split:
-            ends[-1] = max(ends[-1], _exchanged_us(own, strategy, there_us))
+            ends[-1] = max(ends[-1], _exchanged_us(stages_of_rank, strategy, there_us))
         elif not costs.overlap:
-            ends[-1] = max(ends[-1], end_us + sum(stage.reduce_us for stage in own))
-        after.append(updates[rank] + (0.0 if beside else sum(stage.gather_us for stage in own)))
-        there_us += own[0].first_us + send_us
-        back_us += (own[0].inputs_us - own[0].forward_us if split else own[0].last_us) + send_us
+            ends[-1] = max(ends[-1], end_us + sum(stage.reduce_us for stage in stages_of_rank))
+        after.append(updates[rank] + (0.0 if beside else sum(stage.gather_us for stage in stages_of_rank)))
+        there_us += stages_of_rank[0].first_us + send_us
+        back_us += (stages_of_rank[0].inputs_us - stages_of_rank[0].forward_us if split else stages_of_rank[0].last_us) + send_us
     if costs.tied_us and ranks > 1 and strategy.schedule not in V_SHAPED:
         ends[0] = ends[-1] = max(ends[0], ends[-1]) + costs.tied_us
     if costs.norm_us:
@@ -111,19 +116,19 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
     return max(end_us + after_us for end_us, after_us in zip(ends, after, strict=True)) + costs.shared_us
 
 
-def _exchanged_us(own: list[_Stage], strategy: Strategy, there_us: float) -> float:
+def _exchanged_us(stages_of_rank: list[_Stage], strategy: Strategy, there_us: float) -> float:
     """A bound from what a rank gathers before its last stage's first pass, and reduces from that stage's last backward pass on.
 
     Rounds of micro-batches go through the stages of a rank in turn, so that all passes lie between but those of one round through
     the other stages, forward at the start and backward at the end.
     """
-    *others, last = own
+    *others, last = stages_of_rank
     count = strategy.micro_batches
     size = count // rounds(strategy.pp, count)
     forward_us = sum(stage.forward_us for stage in others) * size + last.forward_us
     backward_us = sum(stage.pass_us - stage.forward_us for stage in others) * size + last.pass_us - last.forward_us
-    all_us = count * sum(stage.pass_us for stage in own)
-    gather_us, reduce_us = sum(stage.gather_us for stage in own), sum(stage.reduce_us for stage in own)
+    all_us = count * sum(stage.pass_us for stage in stages_of_rank)
+    gather_us, reduce_us = sum(stage.gather_us for stage in stages_of_rank), sum(stage.reduce_us for stage in stages_of_rank)
     return max(gather_us - forward_us, there_us) + all_us + max(reduce_us - backward_us, 0.0)
 
 

@@ -43,18 +43,18 @@ def breakdown_us(steps: ParallelSteps, strategy: Strategy, step_us: float) -> di
             without_us = steps.scaled(_with(base, free, base.host)).step_us(strategy)
             between[name], left_us = max(left_us - without_us, 0.0), min(left_us, without_us)
     rank, busy_us, update_us = busiest(steps, strategy)
-    found = {"bubble": max(left_us - busy_us - update_us, 0.0), **between}
+    parts_us = {"bubble": max(left_us - busy_us - update_us, 0.0), **between}
     free = frozenset()
     for name, axes in IN_PASSES.items():
         if _used(axes, strategy):
             free |= axes
             without_us = passes_us(steps.scaled(_with(base, free, base.host)), strategy, rank)
-            found[name], busy_us = max(busy_us - without_us, 0.0), min(busy_us, without_us)
+            parts_us[name], busy_us = max(busy_us - without_us, 0.0), min(busy_us, without_us)
     without_us = passes_us(steps.scaled(_with(base, free, 0.0)), strategy, rank)
-    found["host"], busy_us = max(busy_us - without_us, 0.0), min(busy_us, without_us)
-    update_us = step_us - busy_us - sum(found.values())
-    found = {"compute": busy_us, "optimizer": update_us, **found}
-    return {name: value_us for name, value_us in found.items() if value_us > _LEAST * step_us or name == "compute"}
+    parts_us["host"], busy_us = max(busy_us - without_us, 0.0), min(busy_us, without_us)
+    update_us = step_us - busy_us - sum(parts_us.values())
+    parts_us = {"compute": busy_us, "optimizer": update_us, **parts_us}
+    return {name: value_us for name, value_us in parts_us.items() if value_us > _LEAST * step_us or name == "compute"}
 
 
 def computation_us(steps: ParallelSteps, strategy: Strategy, compute_us: float) -> dict[str, float]:
@@ -97,8 +97,8 @@ def _again_selectively(steps: ParallelSteps, op: Op) -> bool:
 def busiest(steps: ParallelSteps, strategy: Strategy) -> tuple[int, float, float]:
     """The pipeline rank that has most to do, its passes, and its update."""
     updates = steps.costs(strategy).update_us or (0.0,) * strategy.pp
-    found = [(passes_us(steps, strategy, rank), updates[rank], rank) for rank in range(strategy.pp)]
-    most, update_us, rank = max(found, key=lambda each: each[0] + each[1])
+    totals = [(passes_us(steps, strategy, rank), updates[rank], rank) for rank in range(strategy.pp)]
+    most, update_us, rank = max(totals, key=lambda each: each[0] + each[1])
     return rank, most, update_us
 
 

@@ -100,8 +100,8 @@ class Candidates:
         fixed = self._fixed
         for tp, pp, cp in _degrees(fixed, self.choices):
             dp = fixed.devices // (tp * pp * cp)
-            own = fixed.global_batch // dp
-            for micro_batch in _micro_batches(fixed, own):
+            replica_batch = fixed.global_batch // dp
+            for micro_batch in _micro_batches(fixed, replica_batch):
                 if fixed.global_batch % (dp * micro_batch):
                     continue
                 for ep, etp in _experts(fixed, dp * cp * tp, tp):
@@ -125,14 +125,14 @@ class Candidates:
             cut = replace(shape, schedule=schedule, virtual_stages=stages)
             if not self._legal(cut):
                 continue
-            found = [cut] if self._fixed.layer_count % (cut.pp * stages) == 0 or stages == 1 else []
+            cuts = [cut] if self._fixed.layer_count % (cut.pp * stages) == 0 or stages == 1 else []
             if self.choices.uneven_stages and cut.pp > 1:
                 uneven = replace(cut, stage_layers=self._balanced(cut))
                 if uneven.stage_layers and self._legal(uneven):
-                    found.append(uneven)
-            yield from found
+                    cuts.append(uneven)
+            yield from cuts
             if shape.cp > 1 and self.choices.rings:
-                yield from (replace(each, cp_ring=True) for each in found)
+                yield from (replace(each, cp_ring=True) for each in cuts)
 
     def splits(self, cut: Strategy) -> Iterator[Strategy]:
         """ZeRO's stages of a cut, over all replicas."""
@@ -160,34 +160,34 @@ class Candidates:
     def recomputations(self, split: Strategy) -> Sequence[Recomputation]:
         """What of a split's activations may be computed again, the least first: what, and of how many layers of each stage."""
         most = max(split.stage_layers) if split.stage_layers else -(-self._fixed.layer_count // (split.pp * split.virtual_stages))
-        found: list[Recomputation] = []
+        recomputations: list[Recomputation] = []
         for recompute in self.choices.recompute:
             if self.choices.recomputes_some and recompute is Recompute.FULL:
-                found += [(recompute, count) for count in range(1, most)]
-            found.append((recompute, 0))
-        return found
+                recomputations += [(recompute, count) for count in range(1, most)]
+            recomputations.append((recompute, 0))
+        return recomputations
 
     def values(self) -> dict[str, set[Any]]:
         """Values of each setting in any of them, by the names of `Strategy`; layers of stages, which go with them, are left out."""
-        found: dict[str, set[Any]] = defaultdict(set)
+        values_of: dict[str, set[Any]] = defaultdict(set)
         pipelines: set[tuple[int, bool]] = set()
         for shape in self.shapes():
             for name in _OF_SHAPES:
-                found[name].add(getattr(shape, name))
-            found["dp_replicate"] |= {1, *(self._copies(shape) if self.choices.replicates else ())}
+                values_of[name].add(getattr(shape, name))
+            values_of["dp_replicate"] |= {1, *(self._copies(shape) if self.choices.replicates else ())}
             pipeline = shape.pp, shape.micro_batches % shape.pp == 0
             if pipeline not in pipelines:
                 pipelines.add(pipeline)
                 for schedule, stages in self._schedules(shape):
-                    found["schedule"].add(schedule.value)
-                    found["virtual_stages"].add(stages)
-        found["zero_stage"] |= {*self.choices.zero_stages}
-        found["recompute"] |= {Recompute.NONE.value, *(recompute.value for recompute in self.choices.recompute)}
-        found["cp_ring"] |= {False, self.choices.rings}
-        found["reshard_after_forward"] |= {True, 3 not in self.choices.zero_stages}
+                    values_of["schedule"].add(schedule.value)
+                    values_of["virtual_stages"].add(stages)
+        values_of["zero_stage"] |= {*self.choices.zero_stages}
+        values_of["recompute"] |= {Recompute.NONE.value, *(recompute.value for recompute in self.choices.recompute)}
+        values_of["cp_ring"] |= {False, self.choices.rings}
+        values_of["reshard_after_forward"] |= {True, 3 not in self.choices.zero_stages}
         if self.choices.recomputes_some:
-            found["recompute_layers"] |= {0, *_powers_of_two(self._fixed.layer_count // 2)}
-        return found
+            values_of["recompute_layers"] |= {0, *_powers_of_two(self._fixed.layer_count // 2)}
+        return values_of
 
     def _schedules(self, shape: Strategy) -> Iterator[tuple[Schedule, int]]:
         """Schedules, and numbers of virtual stages that they may have."""
@@ -256,14 +256,14 @@ def _experts(fixed: Fixed, ranks: int, tp: int) -> Iterator[tuple[int, int]]:
                 yield ep, etp
 
 
-def _micro_batches(fixed: Fixed, own: int) -> Iterator[int]:
+def _micro_batches(fixed: Fixed, replica_batch: int) -> Iterator[int]:
     """Sizes of a micro-batch for a replica's part of the batch."""
     if isinstance(fixed.model, CapturedModel) and not fixed.micro_batches:
-        yield from (size for size in (fixed.model.batch,) if size <= own)
+        yield from (size for size in (fixed.model.batch,) if size <= replica_batch)
     elif fixed.has_tokens:
-        yield from _powers_of_two(min(MOST_MICRO_BATCH, own))
+        yield from _powers_of_two(min(MOST_MICRO_BATCH, replica_batch))
     else:
-        yield from _divisors(own)
+        yield from _divisors(replica_batch)
 
 
 def _divisors(number: int) -> tuple[int, ...]:

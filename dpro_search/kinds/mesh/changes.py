@@ -78,8 +78,8 @@ def remedies(job: Predictor, plan: Plan, strategy: Strategy) -> list[dict[str, A
     alone = list(_saving_changes(strategy))
     pairs = ({**one, **other} for one, other in itertools.combinations(alone, 2) if not one.keys() & other.keys())
     for settings in (alone, pairs):
-        found = [row for row in (_predicted(job, plan, values) for values in settings) if row is not None]
-        fits = [row for row in found if row.pop("infeasible") is None]
+        predicted = [row for row in (_predicted(job, plan, values) for values in settings) if row is not None]
+        fits = [row for row in predicted if row.pop("infeasible") is None]
         if fits:
             return sorted(fits, key=lambda row: float(row["predicted_iteration_us"]))[:_MOST_REMEDIES]
     return []
@@ -88,14 +88,14 @@ def remedies(job: Predictor, plan: Plan, strategy: Strategy) -> list[dict[str, A
 def _predicted(job: Predictor, plan: Plan, values: Mapping[str, Any]) -> dict[str, Any] | None:
     """A row of `remedies`; None for what is not legal."""
     try:
-        found = job.predict(plan.changed(**values))
+        prediction = job.predict(plan.changed(**values))
     except InputError:
         return None
     return {
         "change": change_text(values),
-        "predicted_iteration_us": found.iteration_us,
-        "peak_memory_bytes": found.peak_memory_bytes,
-        "infeasible": found.infeasible,
+        "predicted_iteration_us": prediction.iteration_us,
+        "peak_memory_bytes": prediction.peak_memory_bytes,
+        "infeasible": prediction.infeasible,
     }
 
 

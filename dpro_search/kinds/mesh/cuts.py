@@ -19,15 +19,15 @@ def balanced_cut(steps: ParallelSteps, strategy: Strategy) -> tuple[int, ...]:
     count = sum(block.count for block in layers)
     layer_us = sum(block.count * took[block.name] for block in layers) / count
     ranks, per_rank = strategy.pp, strategy.virtual_stages
-    found = balanced_layers(
+    balanced = balanced_layers(
         *(count, layer_us, took[embedding.name], took[head.name]), ranks=ranks, per_rank=per_rank, schedule=strategy.schedule
     )
     usual = steps.stages(strategy)
-    own = [stages_on(strategy.schedule, rank, ranks, per_rank) for rank in range(ranks)]
+    stages_of_rank = [stages_on(strategy.schedule, rank, ranks, per_rank) for rank in range(ranks)]
     ends_us = {0: took[embedding.name], len(usual) - 1: took[head.name]}
-    now_us = max(sum(took[block.name] for stage in mine for block in usual[stage]) for mine in own)
-    then_us = max(sum(found[stage] * layer_us + ends_us.get(stage, 0.0) for stage in mine) for mine in own)
-    return found if then_us < now_us * (1 - _WORTH) else ()
+    now_us = max(sum(took[block.name] for stage in on_rank for block in usual[stage]) for on_rank in stages_of_rank)
+    then_us = max(sum(balanced[stage] * layer_us + ends_us.get(stage, 0.0) for stage in on_rank) for on_rank in stages_of_rank)
+    return balanced if then_us < now_us * (1 - _WORTH) else ()
 
 
 def balanced_layers(
@@ -51,12 +51,14 @@ def balanced_layers(
     work_us = [0.0] * stages
     work_us[0] += first_us
     work_us[-1] += last_us
-    own = [stages_on(schedule, rank, ranks, per_rank) for rank in range(ranks)]
-    loads = [(sum(work_us[stage] + counts[stage] * layer_us for stage in mine), -rank) for rank, mine in enumerate(own)]
+    stages_of_rank = [stages_on(schedule, rank, ranks, per_rank) for rank in range(ranks)]
+    loads = [
+        (sum(work_us[stage] + counts[stage] * layer_us for stage in on_rank), -rank) for rank, on_rank in enumerate(stages_of_rank)
+    ]
     heapq.heapify(loads)
     for _ in range(layers - sum(counts)):
         load_us, place = loads[0]
-        stage = min(own[-place], key=lambda each: (work_us[each] + counts[each] * layer_us, -each))
+        stage = min(stages_of_rank[-place], key=lambda each: (work_us[each] + counts[each] * layer_us, -each))
         counts[stage] += 1
         heapq.heapreplace(loads, (load_us + layer_us, place))
     return tuple(counts)

@@ -147,91 +147,95 @@ def described(path: Path) -> MeshDescription | None:
     another = isinstance(table, Mapping) and not table.keys() & {*ModelTable.__struct_fields__}
     if another or not any(key in values for key in KEYS):
         return None
-    found = converted(file, values)
+    job_file = converted(file, values)
     files: dict[str, Path] = {}
-    model, warnings = _model(file, found, files)
-    cluster = _cluster(file, found.cluster, files)
-    times = _times(file, found, files)
+    model, warnings = _model(file, job_file, files)
+    cluster = _cluster(file, job_file.cluster, files)
+    times = _times(file, job_file, files)
     if times is not None and times.device:
         warnings = (*warnings, *filter(None, [other_device(cluster.groups[0].host.device, times.device)]))
-    if found.framework == CPU_FRAMEWORK and times is None:
+    if job_file.framework == CPU_FRAMEWORK and times is None:
         warnings = (*warnings, "no times were recorded, and nobody measured such a job: only their order may be trusted")
     warnings = (*warnings, *_about_cluster(cluster, files.get("cluster_file")))
-    framework = FRAMEWORKS.get(found.framework)
+    framework = FRAMEWORKS.get(job_file.framework)
     if framework is None:
-        file.fail("framework", unknown_text(found.framework, tuple(FRAMEWORKS)))
-    if found.compiled is not None and not framework.compiles:
+        file.fail("framework", unknown_text(job_file.framework, tuple(FRAMEWORKS)))
+    if job_file.compiled is not None and not framework.compiles:
         those = ", ".join(name for name, each in FRAMEWORKS.items() if each.compiles)
-        file.fail("compiled", f"{found.framework} has no eager and compiled form (those that have: {those}); leave it out")
-    if found.compiled is None and framework.compiles and times is None and not isinstance(model, CapturedModel):
+        file.fail("compiled", f"{job_file.framework} has no eager and compiled form (those that have: {those}); leave it out")
+    if job_file.compiled is None and framework.compiles and times is None and not isinstance(model, CapturedModel):
         warnings = (*warnings, "'compiled' is not given: the interval holds eager and compiled (torch.compile) steps")
     try:
-        cluster = with_known_devices(cluster, found.precision, found.framework, times)
+        cluster = with_known_devices(cluster, job_file.precision, job_file.framework, times)
     except InputError as error:
         file.fail("precision" if "its peak" in str(error) else "cluster", str(error))
     has_tokens = model.sequence is not None if isinstance(model, CapturedModel) else isinstance(model, Architecture)
-    if found.sequence is None and has_tokens:
+    if job_file.sequence is None and has_tokens:
         file.fail("", "'sequence' is missing; 'dpro-search describe' writes a complete file")
-    if (found.global_batch is None) is (found.batch_per_replica is None):
+    if (job_file.global_batch is None) is (job_file.batch_per_replica is None):
         file.fail("", "one of 'global_batch' and 'batch_per_replica' is needed; 'dpro-search describe' writes a complete file")
     for key in ("global_batch", "batch_per_replica", "sequence", "cores"):
-        value = getattr(found, key)
+        value = getattr(job_file, key)
         if value is not None and not 0 < value <= MOST:
             file.fail(key, f"must be from 1 to 1e9, not {value}")
     fixed = Fixed(
         model=model,
-        sequence=(found.sequence or 1) if has_tokens else 1,
-        global_batch=found.global_batch or global_batch_of(found.batch_per_replica or 1, found.runs, cluster.ranks),
+        sequence=(job_file.sequence or 1) if has_tokens else 1,
+        global_batch=job_file.global_batch or global_batch_of(job_file.batch_per_replica or 1, job_file.runs, cluster.ranks),
         devices=cluster.ranks,
         zero_stage=framework.zero_stage,
     )
-    runs = found.runs
-    measured = _measured(file, found.model, fixed) if isinstance(found.model, ModelTable) else ()
+    runs = job_file.runs
+    measured = _measured(file, job_file.model, fixed) if isinstance(job_file.model, ModelTable) else ()
     try:
         if runs is None:
-            runtime = runtime_of(found.framework, model, found.precision)
-            runs = usual_strategy(fixed, cluster, found.precision, runtime, found.framework)
+            runtime = runtime_of(job_file.framework, model, job_file.precision)
+            runs = usual_strategy(fixed, cluster, job_file.precision, runtime, job_file.framework)
         strategy = resolved(runs, fixed)
     except InputError as error:
         fail_at_setting(file, str(error), values)
     return MeshDescription(
-        framework=found.framework,
-        provenance=_provenance(found, fixed, cluster, strategy),
+        framework=job_file.framework,
+        provenance=_provenance(job_file, fixed, cluster, strategy),
         warnings=warnings,
         files=files,
         fixed=fixed,
         cluster=cluster,
-        precision=found.precision,
+        precision=job_file.precision,
         measured=measured,
         runs=runs,
         strategy=strategy,
-        chosen=found.runs is None,
-        batch_per_replica=found.batch_per_replica,
-        compiled=found.compiled,
+        chosen=job_file.runs is None,
+        batch_per_replica=job_file.batch_per_replica,
+        compiled=job_file.compiled,
         times=times,
-        cores=found.cores,
+        cores=job_file.cores,
     )
 
 
-def _times(file: File, found: JobFile, files: dict[str, Path]) -> ParallelTimes | None:
-    if found.times is None:
+def _times(file: File, job_file: JobFile, files: dict[str, Path]) -> ParallelTimes | None:
+    if job_file.times is None:
         return None
-    path = file.path.parent / found.times
+    path = file.path.parent / job_file.times
     if not path.exists():  # before it is recorded
         return None
     try:
         times = ParallelTimes.load(path)
     except InputError as error:
         file.fail("times", str(error))
-    if times.precision != found.precision:
-        file.fail("times", f"{found.times} was recorded in {times.precision}, and the job runs in {found.precision}")
+    if times.precision != job_file.precision:
+        file.fail("times", f"{job_file.times} was recorded in {times.precision}, and the job runs in {job_file.precision}")
     files["times"] = path
     return times
 
 
-def other_device(device: Device, found: str) -> str | None:
+def other_device(device: Device, recorded_device: str) -> str | None:
     """A warning where a GPU, as its driver calls it, is not the device of a job; None: it is."""
-    return None if bundled.is_called(device, found) else f"times are those of {found}, and the job's cluster has {device.name}"
+    return (
+        None
+        if bundled.is_called(device, recorded_device)
+        else f"times are those of {recorded_device}, and the job's cluster has {device.name}"
+    )
 
 
 def with_known_devices(cluster: Cluster, precision: str, framework: str, times: ParallelTimes | None = None) -> Cluster:
@@ -281,29 +285,29 @@ def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:
     return from_config(values, str(path)), path
 
 
-def _model(file: File, found: JobFile, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
+def _model(file: File, job_file: JobFile, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
     """The model, and what to warn of."""
-    table = found.model if isinstance(found.model, ModelTable) else ModelTable(name=found.model)
+    table = job_file.model if isinstance(job_file.model, ModelTable) else ModelTable(name=job_file.model)
     if table.capture is not None:
         for key in ("name", "times"):
             if getattr(table, key):
                 file.fail(f"model.{key}", "goes with a model that is named: a captured one has its own")
-        if found.tied_embeddings is not None:
+        if job_file.tied_embeddings is not None:
             file.fail("tied_embeddings", "goes with a model that is named: a captured one has its own")
-        return _captured(file, table.capture, found.precision, files)
+        return _captured(file, table.capture, job_file.precision, files)
     if table.name is None:
         file.fail("model", "needs 'name', a built-in model or a config.json, or 'capture', a graph.json")
     try:
         model, path = model_of(table.name, file.path.parent)
     except InputError as error:
-        file.fail("model" if isinstance(found.model, str) else "model.name", str(error))
+        file.fail("model" if isinstance(job_file.model, str) else "model.name", str(error))
     if path is not None:
         files["model_config"] = path
-    if found.tied_embeddings is not None:
+    if job_file.tied_embeddings is not None:
         if not isinstance(model, Architecture):
             file.fail("tied_embeddings", f"{model.name} has no embedding that a head could use: leave it out")
-        model = replace(model, tied=found.tied_embeddings)
-    return _with_targets(file, found, model) if isinstance(model, Architecture) else (model, ())
+        model = replace(model, tied=job_file.tied_embeddings)
+    return _with_targets(file, job_file, model) if isinstance(model, Architecture) else (model, ())
 
 
 def _with_targets(file: File, job_file: JobFile, model: Architecture) -> tuple[Architecture, tuple[str, ...]]:
@@ -323,7 +327,7 @@ def _measured(file: File, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, 
     """Times of blocks; each under a strategy that is legal."""
     names = [block.name for block in blocks_of(fixed.model)]
     layers = any(name.startswith("layer") for name in names)
-    found = []
+    measured = []
     for number, row in enumerate(table.times, 1):
         where = f"model.times, table {number}:"
         if row.block not in names and not (layers and row.block == "layer"):
@@ -342,8 +346,8 @@ def _measured(file: File, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, 
             times.strategy.check(fixed.model, sequence)
         except InputError as error:
             file.fail("model.times", f"{where} {error}")
-        found.append(times)
-    return tuple(found)
+        measured.append(times)
+    return tuple(measured)
 
 
 def _captured(file: File, capture: str, precision: Precision, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
@@ -404,14 +408,14 @@ def _unused_keys(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
             yield f"{table}{key}"
 
 
-def _provenance(found: JobFile, fixed: Fixed, cluster: Cluster, strategy: Strategy) -> tuple[tuple[str, str], ...]:
+def _provenance(job_file: JobFile, fixed: Fixed, cluster: Cluster, strategy: Strategy) -> tuple[tuple[str, str], ...]:
     degrees = ", ".join(
         f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "dp", "ep") if getattr(strategy, name) > 1
     )
     what = f"sequences of {fixed.sequence} tokens" if fixed.has_tokens else "samples"
     return (
         ("model", fixed.model.name),
-        ("batch", f"{fixed.global_batch} {what}, {found.precision}, {found.optimizer}"),
+        ("batch", f"{fixed.global_batch} {what}, {job_file.precision}, {job_file.optimizer}"),
         ("cluster", cluster.name),
         ("devices", f"{fixed.devices} of {cluster.describe()}"),
         ("strategy", degrees or "one device"),

@@ -202,8 +202,8 @@ class MeshJob(Job):
         return work.flops / work.peak_flops_per_s * 1e6 * faster
 
     def replayed(self, plan: Plan) -> Prediction:
-        found = self.predict(plan)
-        return msgspec.structs.replace(found, breakdown_us=self._parts_us(plan))
+        prediction = self.predict(plan)
+        return msgspec.structs.replace(prediction, breakdown_us=self._parts_us(plan))
 
     def split(self, plan: Plan) -> StepSplit:
         """Where the time of a step goes, as it is measured of paced ranks."""
@@ -215,14 +215,14 @@ class MeshJob(Job):
 
     def more_facts(self, plan: Plan) -> dict[str, Any]:
         """The strategy, memory by category, and, where it does not fit, why and what would."""
-        strategy, found = self._mesh.strategy(plan), self.predict(plan)
+        strategy, prediction = self._mesh.strategy(plan), self.predict(plan)
         memory, limit = self._memory_bytes(strategy), self._limit_bytes
-        possible = [] if found.infeasible is None else remedies(self, plan, strategy)
+        possible = [] if prediction.infeasible is None else remedies(self, plan, strategy)
         return {
             "strategy": settings_of(strategy).settings,
             "computation_us": computation_us(self._steps, strategy, self.replayed(plan).breakdown_us["compute"]),
             "memory_bytes": memory,
-            "infeasible": found.infeasible,
+            "infeasible": prediction.infeasible,
             "remedies": possible,
             "notes": [memory_sentence(memory, limit, possible)],
         }
@@ -332,16 +332,16 @@ class MeshJob(Job):
             return ()
         best, *others = plans
         parts = self.replayed(best).breakdown_us
-        found = []
+        sentences = []
         for number, plan in enumerate(others[:_MOST_COMPARED], 2):
-            found.append(comparison(f"Plan {number}", "plan 1", self.replayed(plan).breakdown_us, parts))
+            sentences.append(comparison(f"Plan {number}", "plan 1", self.replayed(plan).breakdown_us, parts))
         if others:
             domain = harder(*(self._steps.domain(self._mesh.strategy(plan)) for plan in (best, others[0])))
-            found += filter(None, [doubt(self.predict(best).iteration_us, self.predict(others[0]).iteration_us, domain)])
+            sentences += filter(None, [doubt(self.predict(best).iteration_us, self.predict(others[0]).iteration_us, domain)])
         if Plan() not in plans[: _MOST_COMPARED + 1]:
             today = "The usual plan" if self._description.chosen else "The described setting"
-            found.append(comparison(today, "plan 1", self.replayed(Plan()).breakdown_us, parts))
-        return (*found, *self._stated())
+            sentences.append(comparison(today, "plan 1", self.replayed(Plan()).breakdown_us, parts))
+        return (*sentences, *self._stated())
 
     def _stated(self) -> Iterator[str]:
         """Sentences on the setting that a search compares with, and on the memory that it leaves free."""
@@ -486,11 +486,11 @@ def forward_flops(model: Model, sequence: int) -> float:
 def _gradients(description: MeshDescription) -> tuple[TensorInfo, ...]:
     """One for each block, the last one first: what data parallel ranks exchange."""
     dtype = {"bf16": "bfloat16", "fp8": "bfloat16", "fp16": "float16"}.get(description.precision, "float32")
-    found = []
+    tensors = []
     for block in reversed(blocks_of(description.fixed.model)):
         count = round(block.parameters())
         for number in reversed(range(block.count)):
             name = f"{block.name}.{number}" if block.count > 1 else block.name
             size = count * (4 if dtype == "float32" else 2)
-            found.append(TensorInfo(name=name, node=name, dtype=dtype, shape=(count,), size_bytes=size))
-    return tuple(found)
+            tensors.append(TensorInfo(name=name, node=name, dtype=dtype, shape=(count,), size_bytes=size))
+    return tuple(tensors)

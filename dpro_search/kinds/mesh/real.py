@@ -35,8 +35,8 @@ def real_job(
     InputError
         No command was given, the cluster has other devices than this machine, or more ranks than its cores can carry.
     """
-    found = startable(job, facts, targets, command)
-    description, ranks, cores = job.description, found.spec.ranks, len(this_machines_cores())
+    startable_job = startable(job, facts, targets, command)
+    description, ranks, cores = job.description, startable_job.spec.ranks, len(this_machines_cores())
     most = cores * (MOST_PACED_ON_A_CORE if paced else MOST_ON_A_CORE)
     if ranks > most:
         remedy = "describe a smaller cluster" if paced else f"--paced runs up to {cores * MOST_PACED_ON_A_CORE}"
@@ -47,7 +47,7 @@ def real_job(
             "file and search again, or use --paced"
         )
     if not paced:
-        return found
+        return startable_job
     if description.cores is not None:
         raise InputError("--paced: ranks wait in place of computing, and share no cores: leave 'cores' out of the job's file")
     if description.times is None:
@@ -55,7 +55,7 @@ def real_job(
     paced_ranks = Paced(
         times=lambda plan: paced_times(job, plan), split=lambda plan, folder, warmup: paced_split(job, plan, folder, warmup)
     )
-    return replace(found, spec=replace(found.spec, cores=()), paced=paced_ranks)
+    return replace(startable_job, spec=replace(startable_job.spec, cores=()), paced=paced_ranks)
 
 
 def startable(job: MeshJob, facts: JobFacts, targets: Sequence[Target], command: Sequence[str]) -> RecordedJob:

@@ -65,17 +65,17 @@ def record_times(
     JobError
         The script failed, runs too few steps, or follows no plan.
     """
-    found = ParallelTimes.load(out) if out.exists() else ParallelTimes()
+    times = ParallelTimes.load(out) if out.exists() else ParallelTimes()
     description = job.description
     cores = len(set(real.spec.cores)) or 1
     facts = {"machine": platform.node(), "precision": description.precision, "cores": cores}
-    found = msgspec.structs.replace(found, **facts)
-    known = {_key(row) for row in found.blocks}
+    times = msgspec.structs.replace(times, **facts)
+    known = {_key(row) for row in times.blocks}
     on_gpu = description.device.kind == "gpu"
     for plan in plans:
         alone = alone_job(description, job.workload(plan).strategy, on_gpu=on_gpu)
         strategy = alone.description.strategy
-        timed = _settings(strategy) in [step.settings for step in found.steps] if on_gpu else _wanted(alone) in known
+        timed = _settings(strategy) in [step.settings for step in times.steps] if on_gpu else _wanted(alone) in known
         if timed:
             continue
         on_start(f"blocks of {_text(strategy)}")
@@ -83,33 +83,37 @@ def record_times(
         rows = tuple(_blocks(alone.description, content))
         if on_gpu:
             step = _step(strategy, content, rows)
-            found = _on(found, content[0]).with_rows(steps=[step], updates=[beside_passes(alone, step, content[0]["elements"])])
+            times = _on(times, content[0]).with_rows(steps=[step], updates=[beside_passes(alone, step, content[0]["elements"])])
             rows = tuple(msgspec.structs.replace(row, reduce_us=0.0) for row in rows)
         else:
-            found = found.with_rows(updates=_updates(content))
+            times = times.with_rows(updates=_updates(content))
         if strategy.recompute is not Recompute.FULL:
-            found = found.with_rows(blocks=rows)
+            times = times.with_rows(blocks=rows)
         elif _wanted(alone) not in known:
-            found = found.with_rows(blocks=[_without_recomputation(row, alone) for row in rows])
-        found = msgspec.structs.replace(
-            found, **{name: max(float(np.median([run[name] for run in content])), 0.0) for name in _OF_A_CORE}
+            times = times.with_rows(blocks=[_without_recomputation(row, alone) for row in rows])
+        times = msgspec.structs.replace(
+            times, **{name: max(float(np.median([run[name] for run in content])), 0.0) for name in _OF_A_CORE}
         )
-        known = {_key(row) for row in found.blocks}
-        found.save(out)
+        known = {_key(row) for row in times.blocks}
+        times.save(out)
     world, rate_bps = real.spec.ranks, real.rate_bps
-    if exchanges and world > 1 and not any(row.world == world and row.rate_bps == rate_bps for row in found.collectives):
+    if exchanges and world > 1 and not any(row.world == world and row.rate_bps == rate_bps for row in times.collectives):
         on_start(f"exchanges of {world} ranks")
-        found = found.with_rows(collectives=timed_exchanges(real.spec, rate_bps=rate_bps, shaped=real.shaped))
-    found.save(out)
-    return found
+        times = times.with_rows(collectives=timed_exchanges(real.spec, rate_bps=rate_bps, shaped=real.shaped))
+    times.save(out)
+    return times
 
 
 def paced_times(job: MeshJob, plan: Plan) -> bytes:
     """What paced ranks read (`runtime/timed/dpro_search_paced.py`): predicted times of a rank's own work."""
     times = job.workload(plan).times
     assert times is not None, "paced jobs have recorded times"
-    own = {name: [each.forward_us, each.backward_us, each.reduce_us, each.spread] for name, each in job.own(plan).items()}
-    embedding, *layers, head = [own[block.name] for block in blocks_of(job.description.fixed.model) for _ in range(block.count)]
+    times_of_block = {
+        name: [each.forward_us, each.backward_us, each.reduce_us, each.spread] for name, each in job.own(plan).items()
+    }
+    embedding, *layers, head = [
+        times_of_block[block.name] for block in blocks_of(job.description.fixed.model) for _ in range(block.count)
+    ]
     return json.dumps({"embedding": embedding, "layers": layers, "head": head, "update_us": times.update}).encode()
 
 
@@ -246,11 +250,11 @@ def _settings(strategy: Strategy) -> dict[str, Any]:
     return {name: value for name, value in settings_of(strategy).settings.items() if name in kept or value != usual[name]}
 
 
-def _on(found: ParallelTimes, run: dict[str, Any]) -> ParallelTimes:
+def _on(times: ParallelTimes, run: dict[str, Any]) -> ParallelTimes:
     """With the GPU that a process ran on; raises `InputError` where other times are another one's."""
-    if found.device not in ("", run["device"]):
-        raise InputError(f"--out: its times are those of {found.device}, and this machine has {run['device']}: name another file")
-    return msgspec.structs.replace(found, device=run["device"], torch=run["torch"])
+    if times.device not in ("", run["device"]):
+        raise InputError(f"--out: its times are those of {times.device}, and this machine has {run['device']}: name another file")
+    return msgspec.structs.replace(times, device=run["device"], torch=run["torch"])
 
 
 def _key(row: BlockTime) -> tuple[Any, ...]:

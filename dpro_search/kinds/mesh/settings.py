@@ -305,19 +305,19 @@ def settings_of(strategy: Strategy) -> MeshSettings:
     )
 
 
-def change(runs: MeshSettings, today: Strategy, wanted: Strategy, fixed: Fixed) -> MeshSettings:
+def change(runs: MeshSettings, today: Strategy, target: Strategy, fixed: Fixed) -> MeshSettings:
     """The fewest settings that make of today's strategy the wanted one: what follows from others is left out."""
-    full, now = settings_of(wanted).settings, settings_of(today).settings
+    full, now = settings_of(target).settings, settings_of(today).settings
     kept = {name: value for name, value in full.items() if value != now.get(name)}
-    found = _meant(runs, kept, fixed)
-    if found is not None:  # what a change takes back that is wanted
-        now = settings_of(found).settings
+    meant = _meant(runs, kept, fixed)
+    if meant is not None:  # what a change takes back that is wanted
+        now = settings_of(meant).settings
         kept |= {name: value for name, value in full.items() if value != now.get(name)}
     for name in _FOLLOWING:
         fewer = {other: value for other, value in kept.items() if other != name}
-        if name in kept and _meant(runs, fewer, fixed) == wanted:
+        if name in kept and _meant(runs, fewer, fixed) == target:
             kept = fewer
-    return MeshSettings(**(kept if _meant(runs, kept, fixed) == wanted else full))
+    return MeshSettings(**(kept if _meant(runs, kept, fixed) == target else full))
 
 
 def _meant(runs: MeshSettings, changed: Mapping[str, Any], fixed: Fixed) -> Strategy | None:

@@ -56,8 +56,8 @@ class MeshSpace(PlanSpace):
 
     def plan(self, strategy: Strategy) -> Plan:
         """The shortest plan that means a strategy."""
-        found = change(self._runs, self.today, strategy, self._fixed)
-        return Plan.of(**found.settings) if found.settings else Plan()
+        changes = change(self._runs, self.today, strategy, self._fixed)
+        return Plan.of(**changes.settings) if changes.settings else Plan()
 
     def refusal(self, plan: Plan) -> str | None:
         reason = super().refusal(plan)
@@ -83,5 +83,5 @@ class MeshSpace(PlanSpace):
     @cached_property
     def _values(self) -> dict[str, list[Any]]:
         """Values of each setting in any candidate."""
-        found = self.candidates.values()
-        return {name: sorted(found[_STRATEGY_NAMES.get(name, name)]) for name in MeshSettings.__struct_fields__}
+        candidates = self.candidates.values()
+        return {name: sorted(candidates[_STRATEGY_NAMES.get(name, name)]) for name in MeshSettings.__struct_fields__}

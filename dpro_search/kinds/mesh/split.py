@@ -121,17 +121,17 @@ def _rank_parts(steps: ParallelSteps, strategy: Strategy, timeline: Timeline, ra
 _SHORT = {"exposed_expert_parallel": "ep", "exposed_context_parallel": "cp", "exposed_tensor_parallel": "tp"}
 
 
-def _add(found: dict[str, float], axis: str, us: float) -> None:
-    found[axis] = found.get(axis, 0.0) + us
+def _add(totals: dict[str, float], axis: str, us: float) -> None:
+    totals[axis] = totals.get(axis, 0.0) + us
 
 
 def _own_us(steps: ParallelSteps, strategy: Strategy, rank: int) -> tuple[float, float]:
     """A rank's own work in its passes, and when it hands gradients over; its micro-batches' together."""
-    own, stages = steps.own(strategy), steps.stages(strategy)
-    found = [own[block.name] for stage in steps.stages_on(strategy, rank) for block in stages[stage]]
-    passes = strategy.micro_batches * sum(each.forward_us + each.backward_us for each in found)
+    times_of_block, stages = steps.own(strategy), steps.stages(strategy)
+    blocks = [times_of_block[block.name] for stage in steps.stages_on(strategy, rank) for block in stages[stage]]
+    passes = strategy.micro_batches * sum(each.forward_us + each.backward_us for each in blocks)
     reductions = strategy.micro_batches if steps.costs(strategy).reduces_every_pass else 1
-    return passes, reductions * sum(each.reduce_us for each in found)
+    return passes, reductions * sum(each.reduce_us for each in blocks)
 
 
 def _intervals(timeline: Timeline, rank: int) -> tuple[list[Interval], dict[str, list[Interval]]]:
@@ -145,10 +145,10 @@ def _intervals(timeline: Timeline, rank: int) -> tuple[list[Interval], dict[str,
     source, target = graph.edges()
     last = np.setdiff1d(np.flatnonzero(exchange & (graph.rank_of_op == rank)), source)  # nothing needs it but the step's end
     needed = np.union1d(source[exchange[source] & (graph.rank_of_op[target] == rank)], last)
-    found: dict[str, list[Interval]] = {}
+    exchanges: dict[str, list[Interval]] = {}
     for op in needed.tolist():
-        found.setdefault(axis_of(graph.name(op)), []).append((float(times.start_us[op]), float(times.end_us[op])))
-    return [(float(times.start_us[op]), float(times.end_us[op])) for op in computing.tolist()], found
+        exchanges.setdefault(axis_of(graph.name(op)), []).append((float(times.start_us[op]), float(times.end_us[op])))
+    return [(float(times.start_us[op]), float(times.end_us[op])) for op in computing.tolist()], exchanges
 
 
 def _covered_us(intervals: Iterable[Interval]) -> float:

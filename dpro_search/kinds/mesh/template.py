@@ -48,7 +48,7 @@ MORE: Mapping[str, tuple[str, str]] = {  # what a strategy has beside, with an e
 }
 
 
-def job_toml(wanted: Wanted) -> str:
+def job_toml(request: Wanted) -> str:
     """A legal description; without a batch `SEQUENCES_A_DEVICE` for each device, of at most `USUAL_SEQUENCE` tokens.
 
     Raises
@@ -56,11 +56,11 @@ def job_toml(wanted: Wanted) -> str:
     InputError
         The model or the cluster is not known, or no strategy is legal.
     """
-    model, cluster = wanted.model, wanted.cluster
+    model, cluster = request.model, request.cluster
     architecture, _ = model_of(model, Path())
     machines = parse_cluster(cluster)
     device = machines.groups[0].host.device
-    precision, framework = wanted.precision or _usual_precision(device), wanted.framework or _usual_framework(device)
+    precision, framework = request.precision or _usual_precision(device), request.framework or _usual_framework(device)
     if precision not in PRECISIONS:
         raise InputError(f"--precision {precision}: use {', '.join(PRECISIONS)}")
     if framework not in FRAMEWORKS:
@@ -73,8 +73,8 @@ def job_toml(wanted: Wanted) -> str:
     longest = (architecture.max_positions or USUAL_SEQUENCE) if isinstance(architecture, Architecture) else 1
     fixed = Fixed(
         model=architecture,
-        sequence=min(longest, USUAL_SEQUENCE) if wanted.sequence is None else wanted.sequence,
-        global_batch=SEQUENCES_A_DEVICE * machines.ranks if wanted.global_batch is None else wanted.global_batch,
+        sequence=min(longest, USUAL_SEQUENCE) if request.sequence is None else request.sequence,
+        global_batch=SEQUENCES_A_DEVICE * machines.ranks if request.global_batch is None else request.global_batch,
         devices=machines.ranks,
         zero_stage=FRAMEWORKS[framework].zero_stage,
     )
@@ -133,11 +133,11 @@ def _tied(model: Architecture) -> str:
 
 def _runs(settings: Mapping[str, object], *, has_experts: bool) -> list[str]:
     """A line for each setting; those that most jobs leave alone as comments."""
-    found = []
+    lines = []
     for name, note in NOTES.items():
         if (name in ("ep", "etp") and not has_experts) or (name == "sequence_parallel" and not settings[name]):
             continue
         mark = "# " if name == "dp" else ""  # it follows, also when another degree is changed
-        found.append(f"{mark}{name} = {json.dumps(settings[name])}  # {note}")
+        lines.append(f"{mark}{name} = {json.dumps(settings[name])}  # {note}")
     more = {name: line for name, line in MORE.items() if has_experts or name != "expert_load"}
-    return [*found, *(f"# {name} = {example}  # {note}" for name, (example, note) in more.items())]
+    return [*lines, *(f"# {name} = {example}  # {note}" for name, (example, note) in more.items())]

@@ -101,8 +101,10 @@ def _simplest_first(fixed: Fixed, cluster: Cluster, framework: Framework, runtim
         yield MeshSettings(micro_batch=fixed.model.batch)
         return
     if not fixed.layer_count:  # a network: a rank's part of the batch at once, or as much as fits
-        own = max(fixed.global_batch // fixed.devices, 1)
-        yield from (MeshSettings(micro_batch=own // parts) for parts in (2**power for power in range(own.bit_length())))
+        replica_batch = max(fixed.global_batch // fixed.devices, 1)
+        yield from (
+            MeshSettings(micro_batch=replica_batch // parts) for parts in (2**power for power in range(replica_batch.bit_length()))
+        )
         return
     if usual_of(framework).order is UsualOrder.DATA:
         yield from _data_first(fixed, cluster, framework)

@@ -55,6 +55,6 @@ def nearest(times: Sequence[BlockTimes], block: Block, sequence: int, strategy: 
         )
         return sum(abs(math.log(ratio)) for ratio in ratios)
 
-    own = [found for found in times if found.block == block.name]
-    own = own or [found for found in times if found.block == "layer" and block.name.startswith("layer")]
-    return min(own, key=distance, default=None)
+    same_block = [found for found in times if found.block == block.name]
+    same_block = same_block or [found for found in times if found.block == "layer" and block.name.startswith("layer")]
+    return min(same_block, key=distance, default=None)

@@ -165,8 +165,8 @@ class _Compiler:
             for name in op.saves:
                 if name in op.inputs:
                     need = restricted(self._splits[op.name], self._shape(name))
-                    found = self._converted(name, self._made(name), frozenset(), need, gradient=False)
-                    yield from (collective for collective in found if collective.type is CollectiveKind.ALL_GATHER)
+                    conversions = self._converted(name, self._made(name), frozenset(), need, gradient=False)
+                    yield from (collective for collective in conversions if collective.type is CollectiveKind.ALL_GATHER)
 
     def _loss(self, op: Op) -> Iterator[Collective]:
         """Of logits of which each rank has a part of the vocabulary: their maximum, the sum of exponentials, and the target's."""
@@ -242,19 +242,19 @@ class _Compiler:
         return axes_of(self._splits[name], self._ops[name].partial_dims) if name else frozenset()
 
     def _local(self, op: Op) -> dict[str, float]:
-        found = self._layout.local(self._sizes, self._splits[op.name])
+        local_sizes = self._layout.local(self._sizes, self._splits[op.name])
         ways = self._layout.axes.get(CONTEXT, 1)
         if op.type is OpType.ATTENTION and not self._layout.balanced and self._block.context_share < 1:
             # of n x n / 2 products the last of p ranks has n / p rows of n - n / (2 p) on average
-            found["context"] *= (2 * ways - 1) / ways
-        return found
+            local_sizes["context"] *= (2 * ways - 1) / ways
+        return local_sizes
 
     def _saved(self) -> dict[str, float]:
-        found: dict[str, float] = {}
+        saved: dict[str, float] = {}
         for op in self._block.ops:
             for name in op.saves:
-                found[name] = max(found.get(name, 0.0), self._kept(op, name))
-        return found
+                saved[name] = max(saved.get(name, 0.0), self._kept(op, name))
+        return saved
 
     def _kept(self, op: Op, name: str) -> float:
         """Elements of a tensor that an op's backward pass needs: a part, or the whole that was gathered for it."""

@@ -83,12 +83,12 @@ class Pricer:
     def program(self, block: Block) -> BlockProgram:
         """What a rank does in a block."""
         key = block.name, self.split
-        found = self._known.programs.get(key)
-        if found is None:
+        program = self._known.programs.get(key)
+        if program is None:
             workload = self._workload
-            found = compile_block(block, self._layout, workload.strategy.micro_batch, workload.sequence)
-            self._known.programs[key] = found
-        return found
+            program = compile_block(block, self._layout, workload.strategy.micro_batch, workload.sequence)
+            self._known.programs[key] = program
+        return program
 
     def layer(self, block: Block, *, again: bool = True) -> LayerCosts:
         """What a block takes; `again`: whether it is one of those whose activations the strategy computes again."""
@@ -112,18 +112,18 @@ class Pricer:
         recompute = strategy.recompute if recompute is None else recompute
         places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
         key = block.name, self.split, self._devices, recompute, strategy.gradient_dtype, places, self._sharded
-        found = self._known.passes.get(key)
-        if found is None:
-            found = self._known.passes[key] = self._passes(block, self.program(block), recompute)
-        return found
+        passes = self._known.passes.get(key)
+        if passes is None:
+            passes = self._known.passes[key] = self._passes(block, self.program(block), recompute)
+        return passes
 
     def _passes(self, block: Block, program: BlockProgram, recompute: Recompute) -> LayerCosts:
         """Forward and backward pass of a block; of the strategy only what is in the key of `passes` decides."""
         workload = self._workload
-        own, forward, backward = self._recorded_own(block), 1.0, 1.0
+        recorded, forward, backward = self._recorded_own(block), 1.0, 1.0
         waits = [self._waits_us(steps, backward=steps is program.backward) for steps in (program.forward, program.backward)]
-        if own is not None:
-            slowest_own = own.of_slowest(self._waiting_ranks)
+        if recorded is not None:
+            slowest_own = recorded.of_slowest(self._waiting_ranks)
             forward_us, backward_us = slowest_own.forward_us + waits[0], slowest_own.backward_us + waits[1]
         else:
             forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
@@ -142,9 +142,9 @@ class Pricer:
         if workload.cores:
             costs = replace(costs, waits_forward_us=waits[0], waits_backward_us=waits[1])
         weights_us = backward * self._weights_us(program)
-        if own is not None:  # their share of the pass is as modelled
+        if recorded is not None:  # their share of the pass is as modelled
             modelled_us = self._modelled(block, self._cut).backward.us
-            weights_us *= own.backward_us / modelled_us if modelled_us > 0 else 0.0
+            weights_us *= recorded.backward_us / modelled_us if modelled_us > 0 else 0.0
         return replace(costs, weights_us=weights_us)
 
     def _selective_us(self, program: BlockProgram) -> float:
@@ -167,14 +167,16 @@ class Pricer:
     def _factors(self, block: Block) -> tuple[float, float]:
         """Of a block's passes, measured over predicted where it was measured, or where its work was most alike; 1: never."""
         workload = self._workload
-        found = nearest(workload.measured, block, workload.sequence, workload.strategy)
-        if found is None:
+        block_times = nearest(workload.measured, block, workload.sequence, workload.strategy)
+        if block_times is None:
             return 1.0, 1.0
-        key = block.name, found
+        key = block.name, block_times
         if key not in self._known.factors:
-            there = replace(workload, strategy=found.strategy, sequence=found.sequence, measured=(), scales=UNSCALED)
-            alone = Pricer(there, waits_for=self._devices).passes(block)
-            self._known.factors[key] = found.forward_us / alone.forward_us, found.backward_us / alone.backward_us
+            measured_setting = replace(
+                workload, strategy=block_times.strategy, sequence=block_times.sequence, measured=(), scales=UNSCALED
+            )
+            alone = Pricer(measured_setting, waits_for=self._devices).passes(block)
+            self._known.factors[key] = block_times.forward_us / alone.forward_us, block_times.backward_us / alone.backward_us
         return self._known.factors[key]
 
     def op_times(self, block: Block) -> tuple[OpTime, ...]:
@@ -193,14 +195,16 @@ class Pricer:
 
     def own(self, block: Block) -> Own:
         """What a rank does itself in a block."""
-        own, program, costs = self._recorded_own(block), self.program(block), self.passes(block)
-        if own is None:
+        recorded, program, costs = self._recorded_own(block), self.program(block), self.passes(block)
+        if recorded is None:
             forward_us, backward_us = (
                 self._waits_us(steps, backward=steps is program.backward) for steps in (program.forward, program.backward)
             )
             return Own(costs.forward_us - forward_us, costs.backward_us - backward_us)
-        again_us = own.forward_us if self._workload.strategy.recompute is Recompute.FULL and block.name.startswith("layer") else 0.0
-        return replace(own, backward_us=own.backward_us + again_us)
+        again_us = (
+            recorded.forward_us if self._workload.strategy.recompute is Recompute.FULL and block.name.startswith("layer") else 0.0
+        )
+        return replace(recorded, backward_us=recorded.backward_us + again_us)
 
     @property
     def _waiting_ranks(self) -> int:
@@ -221,11 +225,11 @@ class Pricer:
         workload = self._workload
         if workload.times is None or workload.strategy.cp > 1 or workload.strategy.ep * workload.strategy.etp > 1:
             return None
-        found = workload.times.block(block.name, self._cut, lambda cut: self._modelled(block, cut))
-        if found is None:
+        recorded = workload.times.block(block.name, self._cut, lambda cut: self._modelled(block, cut))
+        if recorded is None:
             return None
         factor = workload.scales.compute
-        return Own(found.forward_us * factor, found.backward_us * factor, found.reduce_us * factor, found.spread)
+        return Own(recorded.forward_us * factor, recorded.backward_us * factor, recorded.reduce_us * factor, recorded.spread)
 
     def _modelled(self, block: Block, cut: Cut) -> ModelledOwn:
         """What cost models say of a rank's own work, with the copies of gathered parameters and exchanged gradients."""
@@ -376,29 +380,33 @@ class Pricer:
     def _exchanges(self, program: BlockProgram) -> tuple[float, float]:
         """All-gather of parameters and reduction of gradients of a block, over the ranks that hold the same."""
         gather_us = reduce_us = 0.0
-        for found in parameter_collectives(program, self._workload.strategy, frozen=self._workload.frozen):
-            if found.gradient:
-                reduce_us += self._exchanged_us(found.type, found.elements * self._workload.gradient_bytes, found.axis)
+        for collective in parameter_collectives(program, self._workload.strategy, frozen=self._workload.frozen):
+            if collective.gradient:
+                reduce_us += self._exchanged_us(
+                    collective.type, collective.elements * self._workload.gradient_bytes, collective.axis
+                )
             else:
-                gather_us += self._exchanged_us(found.type, found.elements * self._workload.element_bytes, found.axis)
+                gather_us += self._exchanged_us(
+                    collective.type, collective.elements * self._workload.element_bytes, collective.axis
+                )
         return gather_us, reduce_us
 
     def _handed_over_us(self, block: Block) -> float:
         """What a rank does itself when it exchanges a block's gradients, where that was recorded."""
-        own = self._recorded_own(block)
-        return 0.0 if own is None else own.reduce_us
+        recorded = self._recorded_own(block)
+        return 0.0 if recorded is None else recorded.reduce_us
 
     def stage(self, blocks: Sequence[Block]) -> tuple[LayerCosts, ...]:
         """What the blocks of a stage take; where gradients are summed in buckets, a bucket counts with the block that fills it."""
         flags = recomputed(self._workload.strategy, blocks)
-        found = tuple(self.layer(block, again=again) for block, again in zip(blocks, flags, strict=True))
+        layers = tuple(self.layer(block, again=again) for block, again in zip(blocks, flags, strict=True))
         strategy, runtime = self._workload.strategy, self._workload.runtime
         if strategy.zero_stage and not runtime.overlap_split_gradients and not self._workload.frozen:
             check_us = self._check_us("shard")
-            last = replace(found[-1], reduce_us=found[-1].reduce_us + check_us, gather_us=found[-1].gather_us + check_us)
-            return (*found[:-1], last)
+            last = replace(layers[-1], reduce_us=layers[-1].reduce_us + check_us, gather_us=layers[-1].gather_us + check_us)
+            return (*layers[:-1], last)
         if strategy.zero_stage or not runtime.bucket_bytes or self._workload.frozen:
-            return found
+            return layers
         backward = [
             [size * self._workload.gradient_bytes for size in backward_tensors(self.program(block))] for block in reversed(blocks)
         ]
@@ -407,7 +415,7 @@ class Pricer:
         sums = [
             sum(check_us + self._exchanged_us(CollectiveKind.ALL_REDUCE, size, "replicas") for size in full) for full in buckets
         ]
-        return tuple(replace(layer, reduce_us=sum_us) for layer, sum_us in zip(found, reversed(sums), strict=True))
+        return tuple(replace(layer, reduce_us=sum_us) for layer, sum_us in zip(layers, reversed(sums), strict=True))
 
     def shared_us(self) -> float:
         """At the end of a step, the sum of gradients of which tensor parallel ranks have parts, on the rank that has most."""
@@ -492,8 +500,8 @@ def _cores(workload: Workload) -> tuple[tuple[int, int], ...]:
     ranks, stages = workload.strategy.devices, workload.strategy.pp
     if not 0 < workload.cores < ranks:
         return ()
-    each, found = ranks // stages, []
+    each, ranks_on_core = ranks // stages, []
     for first in range(0, ranks, each):
         core = first % workload.cores
-        found.append((core, sum(rank % workload.cores == core for rank in range(first, first + each))))
-    return tuple(found)
+        ranks_on_core.append((core, sum(rank % workload.cores == core for rank in range(first, first + each))))
+    return tuple(ranks_on_core)

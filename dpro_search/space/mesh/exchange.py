@@ -53,17 +53,17 @@ def gradient_buckets(tensors: Sequence[Sequence[float]], cap_bytes: float, first
     cap_bytes, first_bytes
         Of all buckets, and of the first one.
     """
-    found: list[list[float]] = [[] for _ in tensors]
+    buckets: list[list[float]] = [[] for _ in tensors]
     size, limit = 0.0, first_bytes
-    for full, layer in zip(found, tensors, strict=True):
+    for full, layer in zip(buckets, tensors, strict=True):
         for tensor_bytes in layer:
             size += tensor_bytes
             if size >= limit:
                 full.append(size)
                 size, limit = 0.0, cap_bytes
     if size:
-        found[-1].append(size)
-    return found
+        buckets[-1].append(size)
+    return buckets
 
 
 def backward_tensors(program: BlockProgram) -> tuple[float, ...]:

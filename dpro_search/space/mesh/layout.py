@@ -36,29 +36,29 @@ class Layout:
 
     def of(self, op: Op) -> Splits:
         """The splits of an op's dims."""
-        found = {(axis, dim) for dim in op.dims for axis in self.splits.get(kind_of(dim), ()) if self.axes[axis] > 1}
+        splits = {(axis, dim) for dim in op.dims for axis in self.splits.get(kind_of(dim), ()) if self.axes[axis] > 1}
         if (
             self.stream_axis is not None
             and self.axes[self.stream_axis] > 1
             and "sequence" in op.dims
-            and not any(axis == self.stream_axis for axis, _ in found)
+            and not any(axis == self.stream_axis for axis, _ in splits)
         ):
-            found.add((self.stream_axis, "sequence"))
-        return tuple(sorted(found))
+            splits.add((self.stream_axis, "sequence"))
+        return tuple(sorted(splits))
 
     def local(self, sizes: Mapping[str, float], splits: Splits) -> dict[str, float]:
         """Sizes of dims on one rank; a dim with fewer parts than ranks is repeated (heads of keys and values).
 
         An expert's tokens come from all ranks that share the experts, each of which has a part of the sequence.
         """
-        found = dict(sizes)
+        local_sizes = dict(sizes)
         for axis, dim in splits:
-            found[dim] = max(float(math.ceil(found[dim] / self.axes[axis])), 1.0)
-        if "capacity" in found:
-            found["capacity"] *= (
+            local_sizes[dim] = max(float(math.ceil(local_sizes[dim] / self.axes[axis])), 1.0)
+        if "capacity" in local_sizes:
+            local_sizes["capacity"] *= (
                 self.axes.get("ep", 1) * self.axes.get("etp", 1) / math.prod(self.axes[axis] for axis in self.token_axes)
             )
-        return found
+        return local_sizes
 
     @property
     def token_axes(self) -> tuple[str, ...]:

@@ -151,16 +151,16 @@ class _Ledger:
         gathered = self._gathered_bytes(blocks)
         activations += self._deferred_bytes(blocks)
         states = replace(states, workspace_bytes=self._workspace_bytes(blocks))
-        found = replace(states, activations_bytes=activations, logits_bytes=logits, gathered_bytes=gathered)
+        peak = replace(states, activations_bytes=activations, logits_bytes=logits, gathered_bytes=gathered)
         step = self._step_bytes(states)
         passing = states.weights_bytes / self._workload.element_bytes * self._rules.pass_gradient_bytes
         if max(step, passing) > activations + logits + gathered:  # the optimizer's step holds most
-            found = replace(states, gathered_bytes=max(step, passing))
+            peak = replace(states, gathered_bytes=max(step, passing))
         largest = max((self._of(block).largest_bytes for block in blocks), default=0.0)
         fragments = largest if self._plan.micro_batches > 1 else 0.0
         waiting = self._waiting_bytes(blocks, in_flight, fragments)
-        unfit = 0.0 if found.gathered_bytes >= step > 0 else self._unfit_bytes(step, largest)
-        return replace(found, fragments_bytes=fragments, cached_bytes=waiting + unfit)
+        unfit = 0.0 if peak.gathered_bytes >= step > 0 else self._unfit_bytes(step, largest)
+        return replace(peak, fragments_bytes=fragments, cached_bytes=waiting + unfit)
 
     def _deferred_bytes(self, blocks: tuple[Block, ...]) -> float:
         """Gradients of the logits that wait for the end of the step."""
@@ -208,17 +208,17 @@ class _Ledger:
         has_dummies = rules.transformer_engine and rules.dummy_gradients and not self._workload.frozen
         dummies = sum(rows * columns for rows, columns in shapes) if has_dummies else 0.0
         shared = max((each.shared_bytes for each in kept), default=0.0)
-        own = rules.workspace_bytes(self._workload.cluster.groups[0].host.device, experts=experts)
-        return own + shared + dummies * self._workload.element_bytes
+        workspace_bytes = rules.workspace_bytes(self._workload.cluster.groups[0].host.device, experts=experts)
+        return workspace_bytes + shared + dummies * self._workload.element_bytes
 
     def _held_elements(self, block: Block) -> dict[tuple[bool, bool], float]:
         """Parameters of a block, by whether they are experts', and whether they have gradients and optimizer state."""
         key = block.name, self._pricer.split
         if key not in self._known.parameters:
-            found: dict[tuple[bool, bool], float] = defaultdict(float)
+            elements: dict[tuple[bool, bool], float] = defaultdict(float)
             for weight in self._pricer.program(block).weights:
-                found[weight.expert, not (self._workload.frozen or weight.sparse)] += weight.elements
-            self._known.parameters[key] = dict(found)
+                elements[weight.expert, not (self._workload.frozen or weight.sparse)] += weight.elements
+            self._known.parameters[key] = dict(elements)
         return self._known.parameters[key]
 
     def _passes(self, order: tuple[Pass, ...]) -> tuple[float, float, int]:

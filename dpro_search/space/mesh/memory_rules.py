@@ -80,11 +80,11 @@ class MemoryRules:
         Sources: aten/src/ATen/cuda/CublasHandlePool.cpp, transformer_engine/pytorch/module/base.py.
         """
         recent = _HOPPER_ON.search(device.name.upper()) is not None
-        own = self.matmul_workspace_bytes
-        if own is None:
-            own = 32.0 * MIB if recent else 8.125 * MIB
+        thread_bytes = self.matmul_workspace_bytes
+        if thread_bytes is None:
+            thread_bytes = 32.0 * MIB if recent else 8.125 * MIB
         engines = (1 + self.grouped_workspaces * experts) * self.transformer_engine
-        return self.matmul_threads * own + (32.0 * MIB if recent else 4.0 * MIB) * engines
+        return self.matmul_threads * thread_bytes + (32.0 * MIB if recent else 4.0 * MIB) * engines
 
 
 _HOPPER_ON = re.compile(r"\bG?[HB][1-9]00\b")

@@ -18,12 +18,12 @@ def products_of(workload: Workload) -> list[OpSpec]:
     """Of one rank's blocks, with the sizes that the strategy leaves to a rank; distinct ones, forward and backward."""
     pricer = Pricer(workload)
     precision = "bf16" if workload.precision in ("fp8", "fp4") else "fp32" if workload.precision == "tf32" else workload.precision
-    found: set[OpSpec] = set()
+    specs: set[OpSpec] = set()
     for block in {block.name: block for stage in stages_of(workload) for block in stage}.values():
         for step in pricer.program(block).forward:
             if isinstance(step, LocalOp):
-                found |= {spec for backward in (False, True) if (spec := _spec(step, precision, backward)) is not None}
-    return sorted(found)
+                specs |= {spec for backward in (False, True) if (spec := _spec(step, precision, backward)) is not None}
+    return sorted(specs)
 
 
 def _spec(step: LocalOp, precision: str, backward: bool) -> OpSpec | None:
@@ -33,8 +33,8 @@ def _spec(step: LocalOp, precision: str, backward: bool) -> OpSpec | None:
             m, k, n = (max(math.ceil(elements(shape, sizes)), 1) for shape in (op.rows, op.reduction, op.columns))
             return OpSpec.of("gemm", precision, backward=backward, m=m, n=n, k=k, transposes=0 if backward else 1)
         if op.type is OpType.ATTENTION:
-            own = {name: max(math.ceil(sizes[key]), 1) for name, key in _SIZES.items()}
-            return OpSpec.of("attention", precision, backward=backward, **own)
+            size_of = {name: max(math.ceil(sizes[key]), 1) for name, key in _SIZES.items()}
+            return OpSpec.of("attention", precision, backward=backward, **size_of)
     except (InputError, KeyError):  # sizes of a model that has no such attention
         return None
     return None

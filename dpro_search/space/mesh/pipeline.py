@@ -67,17 +67,17 @@ def _zero_bubble(rank: int, ranks: int, stages: int, micro_batches: int) -> Orde
     """
     ahead = (ranks - rank - 1) + (stages - 1) * (micro_batches // rounds(ranks, micro_batches))
     forward, inputs = _rounds_of(rank, ranks, stages, micro_batches, "I")
-    found: list[Pass] = []
+    order: list[Pass] = []
     waiting: deque[Pass] = deque()
     done = 0
     for step in _in_turn(forward, inputs, ahead):
-        found.append(step)
+        order.append(step)
         if step.direction == "I":
             waiting.append(step._replace(direction="W"))
             done += 1
             if done > rank:
-                found.append(waiting.popleft())
-    return (*found, *waiting)
+                order.append(waiting.popleft())
+    return (*order, *waiting)
 
 
 def _rounds_of(rank: int, ranks: int, stages: int, micro_batches: int, back: Direction) -> tuple[list[Pass], list[Pass]]:
@@ -88,18 +88,18 @@ def _rounds_of(rank: int, ranks: int, stages: int, micro_batches: int, back: Dir
         group, place = divmod(number, size * stages)
         return place // size, group * size + place % size
 
-    found = [numbered(number) for number in range(micro_batches * stages)]
-    forward = [Pass("F", chunk * ranks + rank, micro_batch) for chunk, micro_batch in found]
-    return forward, [Pass(back, (stages - 1 - chunk) * ranks + rank, micro_batch) for chunk, micro_batch in found]
+    chunks = [numbered(number) for number in range(micro_batches * stages)]
+    forward = [Pass("F", chunk * ranks + rank, micro_batch) for chunk, micro_batch in chunks]
+    return forward, [Pass(back, (stages - 1 - chunk) * ranks + rank, micro_batch) for chunk, micro_batch in chunks]
 
 
 def _in_turn(forward: Sequence[Pass], backward: Sequence[Pass], ahead: int) -> Order:
     """Some forward passes ahead, then one forward and one backward pass in turn, then what is left."""
     ahead = min(ahead, len(forward))
-    found = list(forward[:ahead])
+    order = list(forward[:ahead])
     for one, other in zip(forward[ahead:], backward, strict=False):
-        found += [one, other]
-    return (*found, *backward[len(forward) - ahead :])
+        order += [one, other]
+    return (*order, *backward[len(forward) - ahead :])
 
 
 class _VShaped:

@@ -88,15 +88,15 @@ class RecordedTimes:
         if not rows:
             return None
         nearest = min(rows, key=lambda row: _distance(_cut(row), cut))
-        found = Own(nearest.forward_us, nearest.backward_us, nearest.reduce_us, nearest.spread)
+        recorded = Own(nearest.forward_us, nearest.backward_us, nearest.reduce_us, nearest.spread)
         if _cut(nearest) == cut:
-            return found
-        timed, wanted = modelled(_cut(nearest)), modelled(cut)
+            return recorded
+        timed, modelled_here = modelled(_cut(nearest)), modelled(cut)
         return Own(
-            _scaled_us(found.forward_us, timed.forward, wanted.forward),
-            _scaled_us(found.backward_us, timed.backward, wanted.backward),
-            found.reduce_us * _ratio(wanted.reduce_us, timed.reduce_us),
-            found.spread,
+            _scaled_us(recorded.forward_us, timed.forward, modelled_here.forward),
+            _scaled_us(recorded.backward_us, timed.backward, modelled_here.backward),
+            recorded.reduce_us * _ratio(modelled_here.reduce_us, timed.reduce_us),
+            recorded.spread,
         )
 
     @property
@@ -114,10 +114,10 @@ class RecordedTimes:
 
     def collective_us(self, collective: str, placement: Placement, size_bytes: float) -> float | None:
         """An exchange of a group that was timed with such links; None: none was."""
-        found = self._curves.get((collective, placement.ranks_per_node, placement.nodes))
-        if found is None:
+        curve = self._curves.get((collective, placement.ranks_per_node, placement.nodes))
+        if curve is None:
             return None
-        sizes, us = found
+        sizes, us = curve
         if size_bytes > sizes[-1] and len(sizes) > 1:
             return float(us[-1] + (size_bytes - sizes[-1]) * max(us[-1] - us[-2], 0.0) / (sizes[-1] - sizes[-2]))
         return float(np.interp(size_bytes, sizes, us))
@@ -129,7 +129,7 @@ class RecordedTimes:
         Within a host the links' rate does not matter: what was timed at another one serves where nothing was at this.
         """
         rows = [row for row in self.times.collectives if row.rate_bps == self._rate_bps or row.hosts == 1]
-        found: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
+        curves: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
         for key in {(row.collective, row.ranks_per_host, row.hosts) for row in rows}:
             group = [row for row in rows if (row.collective, row.ranks_per_host, row.hosts) == key]
             worlds = {row.world for row in group}
@@ -138,8 +138,8 @@ class RecordedTimes:
             by_size: dict[float, list[float]] = defaultdict(list)
             for row in [row for row in group if row.rate_bps == self._rate_bps] or group:
                 by_size[row.size_bytes].append(row.us)
-            found[key] = np.array(sorted(by_size)), np.array([np.mean(by_size[size]) for size in sorted(by_size)])
-        return found
+            curves[key] = np.array(sorted(by_size)), np.array([np.mean(by_size[size]) for size in sorted(by_size)])
+        return curves
 
 
 def _cut(row: BlockTime) -> Cut:
@@ -158,12 +158,12 @@ def _distance(one: Cut, other: Cut) -> tuple[float, ...]:
     )
 
 
-def _scaled_us(recorded_us: float, timed: Work, wanted: Work) -> float:
+def _scaled_us(recorded_us: float, timed: Work, target: Work) -> float:
     """A pass that was timed under one cut, under another."""
     if timed.host_us and recorded_us > _LONGEST * timed.device_us:
-        return max(wanted.device_us, recorded_us + wanted.host_us - timed.host_us)
-    return max(recorded_us * _ratio(wanted.device_us, timed.device_us), wanted.host_us)
+        return max(target.device_us, recorded_us + target.host_us - timed.host_us)
+    return max(recorded_us * _ratio(target.device_us, timed.device_us), target.host_us)
 
 
-def _ratio(wanted: float, timed: float) -> float:
-    return wanted / timed if timed > 0 else 1.0
+def _ratio(target: float, timed: float) -> float:
+    return target / timed if timed > 0 else 1.0

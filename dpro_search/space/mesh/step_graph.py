@@ -157,12 +157,12 @@ class _Step:
 
     @staticmethod
     def _first(order: Sequence[Pass], stage: int) -> Pass:
-        return next(found for found in order if found.direction == "F" and found.stage == stage)
+        return next(step for step in order if step.direction == "F" and step.stage == stage)
 
     @staticmethod
     def _last_pass(order: Sequence[Pass], stage: int) -> Pass:
         """After which the stage's gradients are complete."""
-        return next(found for found in reversed(order) if found.direction in "BW" and found.stage == stage)
+        return next(step for step in reversed(order) if step.direction in "BW" and step.stage == stage)
 
     def _needs(self, done: Pass) -> Pass | None:
         """The pass whose result a pass needs, by what it makes."""
@@ -245,9 +245,9 @@ class _Step:
                 not forward and done.stage == len(costs.stages) - 1 and number == len(layers) - 1
             )  # the head, used last and first
             if gathers and layer.gather_us and not kept:
-                mine = self._gathered[rank]
+                gathered = self._gathered[rank]
                 ahead = costs.prefetch + 1
-                start = mine[-ahead : -ahead + 1 or None] if costs.gathers_every_pass and len(mine) >= ahead else []
+                start = gathered[-ahead : -ahead + 1 or None] if costs.gathers_every_pass and len(gathered) >= ahead else []
                 gather = builder.add_op(
                     (self._waiting if costs.blocking else self._exchange)[rank],
                     layer.gather_us,

@@ -53,8 +53,8 @@ class Workload:
     @property
     def gradient_bytes(self) -> float:
         """Of an element of a gradient while it is summed over micro-batches and ranks."""
-        own = self.strategy.gradient_dtype
-        return self.runtime.gradient_bytes if own is None else _DTYPE_BYTES[own]
+        dtype = self.strategy.gradient_dtype
+        return self.runtime.gradient_bytes if dtype is None else _DTYPE_BYTES[dtype]
 
     @property
     def reduces_once(self) -> bool:
@@ -103,14 +103,14 @@ def _stages_by_cost(layers: Sequence[Block], head: Block, count: int) -> list[in
     """
     costs = [sum(elements(op.weight, block.sizes) for op in block.ops if op.rows) for block in layers]
     total = sum(costs) + sum(elements(op.columns, head.sizes) * elements(op.reduction, head.sizes) for op in head.ops if op.rows)
-    found, spent, stage = [0] * count, 0.0, 0
+    counts, spent, stage = [0] * count, 0.0, 0
     for number, cost in enumerate(costs, 1):
         spent += cost
-        found[stage] += 1
+        counts[stage] += 1
         full = spent >= total * (stage + 1) / count or len(costs) - number < count - 1 - stage
         if full and stage < count - 1:
             stage += 1
-    return found
+    return counts
 
 
 def copies_embedding(workload: Workload) -> bool:
@@ -124,7 +124,7 @@ def ranks_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Bloc
     """Blocks of each rank of the pipeline."""
     plan, stages = workload.strategy, stages_of(workload, known)
     on_rank = (stages_on(plan.schedule, rank, plan.pp, plan.virtual_stages) for rank in range(plan.pp))
-    return tuple(tuple(block for stage in mine for block in stages[stage]) for mine in on_rank)
+    return tuple(tuple(block for stage in stages_of_rank for block in stages[stage]) for stages_of_rank in on_rank)
 
 
 def recomputed(strategy: Strategy, blocks: Sequence[Block]) -> tuple[bool, ...]:

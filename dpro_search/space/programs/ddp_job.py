@@ -73,18 +73,18 @@ class DdpJob:
     def segment_names(self) -> list[str]:
         """What people call the segments."""
         labels, first = self.collective_names, self.first_bucket
-        found = []
+        names = []
         for action, collective in zip(self.action.tolist(), self.collective.tolist(), strict=True):
             if action == Action.NONE:
-                found.append(f"copies out of {labels[-1]}, optimizer")
+                names.append(f"copies out of {labels[-1]}, optimizer")
             elif collective < first:
                 back = "" if action == Action.POST else " back"
-                found.append(f"forward until {labels[collective]}{back}")
+                names.append(f"forward until {labels[collective]}{back}")
             elif action == Action.POST:
-                found.append(f"{'forward, ' if collective == first else ''}backward until {labels[collective]}")
+                names.append(f"{'forward, ' if collective == first else ''}backward until {labels[collective]}")
             else:
-                found.append("end of backward" if collective == first else f"copies out of {labels[collective - 1]}")
-        return found
+                names.append("end of backward" if collective == first else f"copies out of {labels[collective - 1]}")
+        return names
 
     @property
     def segment_kinds(self) -> list[OpKind]:
@@ -141,18 +141,18 @@ def bucket_assignment(tensors: Sequence[TensorInfo], limits_bytes: Sequence[int]
     open_of: dict[str, tuple[list[int], int]] = {}
     closed: dict[str, int] = {}
     for index, tensor in enumerate(tensors):
-        own, size = open_of.pop(tensor.dtype, ([], 0))
-        own, size = [*own, index], size + tensor.size_bytes
+        bucket, size = open_of.pop(tensor.dtype, ([], 0))
+        bucket, size = [*bucket, index], size + tensor.size_bytes
         number = closed.get(tensor.dtype, 0)
         if size >= limits_bytes[min(number, len(limits_bytes) - 1)]:
-            members.append(own)
+            members.append(bucket)
             closed[tensor.dtype] = number + 1
         else:
-            open_of[tensor.dtype] = own, size
-    members += [own for own, _ in open_of.values()]
+            open_of[tensor.dtype] = bucket, size
+    members += [bucket for bucket, _ in open_of.values()]
     bucket_of = np.zeros(len(tensors), dtype=np.int64)
-    for number, own in enumerate(members):
-        bucket_of[own] = number
+    for number, bucket in enumerate(members):
+        bucket_of[bucket] = number
     return bucket_of
 
 
@@ -238,14 +238,14 @@ def _low_rank_job(
 
     An all-reduce of nothing is left out: Gloo has none to send.
     """
-    profile, found = np.arange(cluster.ranks) % graph.ranks, low_rank(graph.tensors, bucket_of, rank)
+    profile, factors = np.arange(cluster.ranks) % graph.ranks, low_rank(graph.tensors, bucket_of, rank)
     forward = len(graph.forward_bytes)
     forward_us = np.diff(np.maximum.accumulate(graph.forward_post_us, axis=2), axis=2, prepend=0.0)
     steps = [(Action.POST, c, forward_us[:, :, c]) for c in range(forward)]
     steps += [(Action.WAIT, c, np.zeros_like(graph.backward_us)) for c in range(forward)]
     labels, sizes = [f"buffers {c}" for c in range(forward)], graph.forward_bytes.tolist()
     now_us, pending_us = forward_us.sum(axis=2), np.zeros_like(graph.backward_us)
-    for bucket, (sent, stages) in enumerate(zip(found.sent_bytes.tolist(), found.stages_us.tolist(), strict=True)):
+    for bucket, (sent, stages) in enumerate(zip(factors.sent_bytes.tolist(), factors.stages_us.tolist(), strict=True)):
         pending_us = pending_us + np.maximum(full_us[:, :, bucket] - now_us, 0.0)
         now_us = np.maximum(now_us, full_us[:, :, bucket])
         for part, size_bytes, before_us in zip(SENT_PARTS, sent, stages, strict=False):

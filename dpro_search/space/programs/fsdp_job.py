@@ -142,15 +142,15 @@ def _forward_segments(program: Sequence[_Step], graph: FsdpGraph) -> int:
 def _kept(program: Sequence[_Step], last: _Step, dropped: set[int]) -> tuple[list[_Step], _Step]:
     """Without some gathers and the copies that belong to them; what was computed beside stays."""
     copied = {step.collective for step in program if step.mark == Mark.COPY_IN}
-    found: list[_Step] = []
+    steps: list[_Step] = []
     carried = np.zeros_like(last.work_us)
     for step in program:
         if step.collective not in dropped:
-            found.append(replace(step, work_us=step.work_us + carried))
+            steps.append(replace(step, work_us=step.work_us + carried))
             carried = np.zeros_like(carried)
         elif step.mark not in (Mark.POST, Mark.READY) or step.collective not in copied:  # before these: the copies
             carried = carried + step.work_us
-    return found, replace(last, work_us=last.work_us + carried)
+    return steps, replace(last, work_us=last.work_us + carried)
 
 
 def _awaited_late(program: Sequence[_Step], graph: FsdpGraph) -> Iterator[_Step]:
@@ -192,11 +192,11 @@ def _posted_early(program: list[_Step], graph: FsdpGraph) -> list[_Step]:
 
 def _joined(program: Sequence[_Step], last: _Step) -> tuple[list[_Step], _Step]:
     """Posts and waits only."""
-    found: list[_Step] = []
+    steps: list[_Step] = []
     carried = np.zeros_like(last.work_us)
     for step in program:
         carried = carried + step.work_us
         if step.mark in _ACTION:
-            found.append(replace(step, work_us=carried))
+            steps.append(replace(step, work_us=carried))
             carried = np.zeros_like(carried)
-    return found, replace(last, work_us=last.work_us + carried)
+    return steps, replace(last, work_us=last.work_us + carried)

@@ -67,11 +67,11 @@ def thread_devices(edit: StepEdit) -> dict[tuple[int, str], int]:
 def cut_at_gradients(edit: StepEdit, gradients: Gradients, step: int) -> None:
     """Cut host threads where gradients are ready, buckets are posted, and copies begin and end: plans then change whole ops."""
     devices = thread_devices(edit)
-    for (_, number), found in gradients.steps.items():
+    for (_, number), rank_gradients in gradients.steps.items():
         if number != step:
             continue
-        for span in (*found.ready, *found.posts, *found.back, *found.searches):
-            device = devices.get((found.rank, f"host thread {-span.thread}"))
+        for span in (*rank_gradients.ready, *rank_gradients.posts, *rank_gradients.back, *rank_gradients.searches):
+            device = devices.get((rank_gradients.rank, f"host thread {-span.thread}"))
             if device is not None:
                 edit.cut(device, span.start_us)
                 edit.cut(device, span.end_us)
@@ -81,11 +81,11 @@ def explain_copies(edit: StepEdit, trace: Trace, gradients: Gradients, step: int
     """Let the first copy out of each recorded bucket need its all-reduce, as DDP makes the device's stream wait for it."""
     if not gradients.has_copies:
         return
-    for (_, number), found in gradients.steps.items():
+    for (_, number), rank_gradients in gradients.steps.items():
         if number != step:
             continue
-        for bucket, part in enumerate(found.parts):
-            span = found.back[int(np.flatnonzero(gradients.bucket_of == bucket)[0])]
+        for bucket, part in enumerate(rank_gradients.parts):
+            span = rank_gradients.back[int(np.flatnonzero(gradients.bucket_of == bucket)[0])]
             if span.events:
                 edit.explain_event(trace, part, span.events[0])
 
@@ -144,20 +144,20 @@ def recorded_ranks(edit: StepEdit, gradients: Gradients, step: int) -> list[Reco
     """The ranks of a step, by what carries out their buckets."""
     devices = thread_devices(edit)
     return [
-        _rank(edit, found, devices[found.rank, f"host thread {-found.posts[0].thread}"])
-        for (_, number), found in gradients.steps.items()
-        if number == step and found.rank in {rank for rank, _ in devices}
+        _rank(edit, rank_gradients, devices[rank_gradients.rank, f"host thread {-rank_gradients.posts[0].thread}"])
+        for (_, number), rank_gradients in gradients.steps.items()
+        if number == step and rank_gradients.rank in {rank for rank, _ in devices}
     ]
 
 
-def _rank(edit: StepEdit, found: StepGradients, device: int) -> RecordedRank:
-    parts = [edit.event_op[event] for event in found.parts]
+def _rank(edit: StepEdit, rank_gradients: StepGradients, device: int) -> RecordedRank:
+    parts = [edit.event_op[event] for event in rank_gradients.parts]
     launches = [edit.launch_of(part) for part in parts]
     return RecordedRank(
-        found,
+        rank_gradients,
         device,
         parts,
-        float(np.median([post.end_us - post.start_us for post in found.posts])),
+        float(np.median([post.end_us - post.start_us for post in rank_gradients.posts])),
         float(np.median([edit.duration_us[launch] for launch in launches if launch >= 0] or [0.0])),
     )
 
@@ -245,11 +245,11 @@ def _rewired(
 
 def _first_copies(edit: StepEdit, each: RecordedRank) -> set[int]:
     """What copies gradients out of buckets: device ops, or stretches of the host thread where there is no device."""
-    found = {edit.event_op[event] for span in each.found.back for event in span.events}
-    if not found:
+    copies = {edit.event_op[event] for span in each.found.back for event in span.events}
+    if not copies:
         for span in each.found.back:  # with the stretch from the wait to the copy
-            found.update((edit.cut(each.device, span.start_us), *edit.within(each.device, span.start_us, span.end_us)))
-    return found
+            copies.update((edit.cut(each.device, span.start_us), *edit.within(each.device, span.start_us, span.end_us)))
+    return copies
 
 
 def let_copies_wait(edit: StepEdit, each: RecordedRank, bucket_of: Ints) -> None:

@@ -103,21 +103,22 @@ def moved_ops(trace: Trace, ops: RecordedOps, recorded: Recorded, target: Placed
     assumed: list[str] = []
     # Idle time of the stream stays, with the op that follows it; unknown time is an op of its own.
     fixed_us = np.where(ops.kind == OpKind.UNKNOWN, 0.0, np.minimum(ops.unexplained_us, ops.duration_us))
-    own_us = ops.duration_us - fixed_us
-    found = np.tile(own_us, (3, 1))
-    _kernels(trace, ops, own_us, recorded, target, found, assumed)
-    _transfers(trace, ops, own_us, recorded, target, found, assumed)
-    _unknown(ops, own_us, found, assumed)
+    recorded_us = ops.duration_us - fixed_us
+    moved_us = np.tile(recorded_us, (3, 1))
+    _kernels(trace, ops, recorded_us, recorded, target, moved_us, assumed)
+    _transfers(trace, ops, recorded_us, recorded, target, moved_us, assumed)
+    _unknown(ops, recorded_us, moved_us, assumed)
     if target.ranks > recorded.ranks:
         assumed.append(f"{target.ranks} ranks compute like the {trace.meta.ranks} recorded ones")
     middle, low, high = (
-        replace(ops, duration_us=np.where(us == own_us, ops.duration_us, us + np.where(us > 0, fixed_us, 0.0))) for us in found
+        replace(ops, duration_us=np.where(us == recorded_us, ops.duration_us, us + np.where(us > 0, fixed_us, 0.0)))
+        for us in moved_us
     )
     return MovedOps(middle=middle, low=low, high=high, assumed=tuple(assumed))
 
 
 def _kernels(
-    trace: Trace, ops: RecordedOps, own_us: Floats, recorded: Recorded, target: Placed, found: Floats, assumed: list[str]
+    trace: Trace, ops: RecordedOps, recorded_us: Floats, recorded: Recorded, target: Placed, moved_us: Floats, assumed: list[str]
 ) -> None:
     """Sets the durations of kernels: middle, low, high."""
     before, after = recorded.known_device, target.cluster.devices[0]
@@ -139,7 +140,10 @@ def _kernels(
             of_kind = kernels[order[starts[number] : starts[number + 1]]]
             element = trace.dtypes[dtype] if dtype >= 0 else ""
             of_gpus = [kernel_ratio(trace.names[name], element, device, after).middle for device in _known_gpus()]
-            found[1, of_kind], found[2, of_kind] = own_us[of_kind] * min(1.0, *of_gpus), own_us[of_kind] * max(1.0, *of_gpus)
+            moved_us[1, of_kind], moved_us[2, of_kind] = (
+                recorded_us[of_kind] * min(1.0, *of_gpus),
+                recorded_us[of_kind] * max(1.0, *of_gpus),
+            )
         return
     known = OpRatios(before, after)
     shaped = _op_ratios(trace, kinds, known)
@@ -149,27 +153,30 @@ def _kernels(
         of_op, element = shaped[number], trace.dtypes[dtype] if dtype >= 0 else ""
         alike, envelope = None, kernel_ratio(trace.names[name], element, before, after)
         if of_op is None:
-            took_us = np.maximum(own_us[of_kind], LEAST_US)
+            took_us = np.maximum(recorded_us[of_kind], LEAST_US)
             alike = known.of_times(kernel_class(trace.names[name]), product_precision(trace.names[name], element), took_us)
         ratios: Sequence[float | Floats] = of_op or alike or envelope
-        predicted_us += float(own_us[of_kind].sum()) if of_op else 0.0
-        guessed_us += float(own_us[of_kind].sum()) if alike else 0.0
-        least = np.minimum(own_us[of_kind], LEAST_US)
+        predicted_us += float(recorded_us[of_kind].sum()) if of_op else 0.0
+        guessed_us += float(recorded_us[of_kind].sum()) if alike else 0.0
+        least = np.minimum(recorded_us[of_kind], LEAST_US)
         for row, ratio in enumerate(_within(ratios, envelope)):
-            found[row, of_kind] = least + (own_us[of_kind] - least) * ratio
-    whole_us = max(float(own_us[kernels].sum()), 1e-9)
+            moved_us[row, of_kind] = least + (recorded_us[of_kind] - least) * ratio
+    whole_us = max(float(recorded_us[kernels].sum()), 1e-9)
     assumed += _said_of_kernels(before.name, after.name, predicted_us / whole_us, guessed_us / whole_us)
     assumed.append("host threads, launches and copies between host and device take as long as recorded")
 
 
-def _unknown(ops: RecordedOps, own_us: Floats, found: Floats, assumed: list[str]) -> None:
+def _unknown(ops: RecordedOps, recorded_us: Floats, moved_us: Floats, assumed: list[str]) -> None:
     """Sets the ends of time that nothing in the recording explains: it may stay, or change like any op whose kind is known."""
-    unknown = (ops.kind == OpKind.UNKNOWN) & (own_us > 0)
-    known = (ops.kind != OpKind.UNKNOWN) & (own_us > 0)
+    unknown = (ops.kind == OpKind.UNKNOWN) & (recorded_us > 0)
+    known = (ops.kind != OpKind.UNKNOWN) & (recorded_us > 0)
     if not unknown.any() or not known.any():
         return
-    least, most = (found[row, known] / own_us[known] for row in (1, 2))
-    found[1, unknown], found[2, unknown] = own_us[unknown] * min(1.0, least.min()), own_us[unknown] * max(1.0, most.max())
+    least, most = (moved_us[row, known] / recorded_us[known] for row in (1, 2))
+    moved_us[1, unknown], moved_us[2, unknown] = (
+        recorded_us[unknown] * min(1.0, least.min()),
+        recorded_us[unknown] * max(1.0, most.max()),
+    )
     assumed.append(
         "time that nothing in the recording explains takes as long as recorded; the interval also holds if it changes as much as "
         "any other op"
@@ -232,7 +239,7 @@ def _one_device(cluster: Cluster) -> str:
 
 
 def _transfers(
-    trace: Trace, ops: RecordedOps, own_us: Floats, recorded: Recorded, target: Placed, found: Floats, assumed: list[str]
+    trace: Trace, ops: RecordedOps, recorded_us: Floats, recorded: Recorded, target: Placed, moved_us: Floats, assumed: list[str]
 ) -> None:
     """Sets the durations of collectives: middle, low, high."""
     events = trace.events
@@ -245,7 +252,7 @@ def _transfers(
             )
         return
     groups = _Groups(trace, recorded, target)
-    transfer_us, alone = _transfer_us(ops, parts, own_us)
+    transfer_us, alone = _transfer_us(ops, parts, recorded_us)
     sorts: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for number, part in enumerate(parts.tolist()):
         event = int(ops.event[part])
@@ -255,27 +262,27 @@ def _transfers(
         sorts.setdefault((_NAMES.get(kind, "all_reduce"), was, becomes), []).append(number)
     unsized = 0
     for (collective, was, becomes), numbers in sorts.items():
-        mine = np.array(numbers)
+        group = np.array(numbers)
         if len(becomes) == 1:  # there is no other rank to wait for either
-            found[:, parts[mine]] = 0.0
+            moved_us[:, parts[group]] = 0.0
             continue
         model = _Model(collective, recorded.cluster, was, target.cluster, becomes)
         if model.same:
             continue
-        size = events.size_bytes[ops.event[parts[mine]]].astype(np.float64)
+        size = events.size_bytes[ops.event[parts[group]]].astype(np.float64)
         unsized += int((size <= 0).sum())
-        before_us, after_us, width = model.times_us(size, transfer_us[mine])
-        waits_us = own_us[parts[mine]] - transfer_us[mine]
+        before_us, after_us, width = model.times_us(size, transfer_us[group])
+        waits_us = recorded_us[parts[group]] - transfer_us[group]
         # Where other ranks were not recorded, what exceeds the model may be waiting for them as well.
-        surely_us = np.where(alone[mine], np.minimum(transfer_us[mine], before_us), transfer_us[mine])
+        surely_us = np.where(alone[group], np.minimum(transfer_us[group], before_us), transfer_us[group])
         ends = [
-            own_us[parts[mine]] - moved + moved * after_us / before_us * by
+            recorded_us[parts[group]] - moved + moved * after_us / before_us * by
             for by in (width, 1 / width)
-            for moved in (transfer_us[mine], surely_us)
+            for moved in (transfer_us[group], surely_us)
         ]
-        found[0, parts[mine]] = waits_us + transfer_us[mine] * after_us / before_us
-        found[1, parts[mine]] = np.minimum(np.min(ends, axis=0), found[0, parts[mine]])
-        found[2, parts[mine]] = np.maximum(np.max(ends, axis=0), found[0, parts[mine]])
+        moved_us[0, parts[group]] = waits_us + transfer_us[group] * after_us / before_us
+        moved_us[1, parts[group]] = np.minimum(np.min(ends, axis=0), moved_us[0, parts[group]])
+        moved_us[2, parts[group]] = np.maximum(np.max(ends, axis=0), moved_us[0, parts[group]])
     if alone.any():
         assumed.append(
             "of collectives whose other ranks were not recorded, the shortest recorded time of each is taken as the transfer, "
@@ -286,15 +293,15 @@ def _transfers(
     assumed.extend(groups.sentences())
 
 
-def _transfer_us(ops: RecordedOps, parts: Ints, own_us: Floats) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+def _transfer_us(ops: RecordedOps, parts: Ints, recorded_us: Floats) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
     """Of each part of a collective the time without waiting, and whether other ranks' parts are missing, [parts] each."""
     alone = ops.collective[parts] < 0
     shortest: dict[int, float] = {}
     for part in parts[alone].tolist():
         key = int(ops.key[part])
-        shortest[key] = min(shortest.get(key, math.inf), float(own_us[part]))
-    found = np.array([shortest.get(int(ops.key[part]), math.inf) for part in parts.tolist()])
-    return np.where(alone, found, own_us[parts]), alone
+        shortest[key] = min(shortest.get(key, math.inf), float(recorded_us[part]))
+    least_us = np.array([shortest.get(int(ops.key[part]), math.inf) for part in parts.tolist()])
+    return np.where(alone, least_us, recorded_us[parts]), alone
 
 
 class _Model:
@@ -366,18 +373,18 @@ class _Groups:
 
     def sentences(self) -> Sequence[str]:
         """What was taken for granted."""
-        found = []
+        sentences = []
         if self._target.ranks != self._recorded.ranks:
-            found.append(f"groups of all {self._recorded.ranks} ranks become groups of all {self._target.ranks}")
+            sentences.append(f"groups of all {self._recorded.ranks} ranks become groups of all {self._target.ranks}")
         if self._kept:
-            found.append("smaller groups stay as they are, with the ranks that they have")
+            sentences.append("smaller groups stay as they are, with the ranks that they have")
         if self._assumed_all:
-            found.append("collectives whose group was not recorded are among all ranks")
+            sentences.append("collectives whose group was not recorded are among all ranks")
         if self._assumed_block:
-            found.append("groups of which only the size was recorded are neighbouring ranks")
+            sentences.append("groups of which only the size was recorded are neighbouring ranks")
         if self.unknown_kinds:
-            found.append(f"{self.unknown_kinds} collectives of an unknown type are taken for all-reduces")
-        return found
+            sentences.append(f"{self.unknown_kinds} collectives of an unknown type are taken for all-reduces")
+        return sentences
 
     def _recorded_ranks(self, event: int) -> tuple[int, ...]:
         events, everyone = self._trace.events, self._recorded.ranks

@@ -38,34 +38,34 @@ def sources_of(trace: Trace, *kinds: DependencyKind) -> dict[int, list[int]]:
     """The events that each event depends on, by dependencies of the given kinds."""
     needs = trace.dependencies
     of_kind = np.isin(needs.kind, kinds)
-    found: dict[int, list[int]] = defaultdict(list)
+    sources: dict[int, list[int]] = defaultdict(list)
     for source, target in zip(needs.source[of_kind].tolist(), needs.target[of_kind].tolist(), strict=True):
-        found[target].append(source)
-    return found
+        sources[target].append(source)
+    return sources
 
 
 def first_launched(trace: Trace) -> Ints:
     """The first op that each event launched, [events]; -1: none."""
     needs = trace.dependencies
     launches = np.flatnonzero(needs.kind == DependencyKind.LAUNCH)[::-1]
-    found = np.full(len(trace.events), -1, np.int64)
-    found[needs.source[launches]] = needs.target[launches]
-    return found
+    launched = np.full(len(trace.events), -1, np.int64)
+    launched[needs.source[launches]] = needs.target[launches]
+    return launched
 
 
 def last_enqueues(trace: Trace, in_step: Bools) -> Floats:
     """When the last rank enqueued, of each part of a collective that several ranks are seen to enqueue, [events]; else NaN."""
     events = trace.events
-    found = np.full(len(events), np.nan)
+    enqueued_us = np.full(len(events), np.nan)
     parts = np.flatnonzero((events.collective >= 0) & (events.kind == EventKind.COLLECTIVE) & in_step)
     if not len(parts):
-        return found
+        return enqueued_us
     _, group, count = np.unique(events.collective[parts], return_inverse=True, return_counts=True)
     last_us = np.full(len(count), -np.inf)
     np.maximum.at(last_us, group, events.start_us[parts])
     shared = count[group] > 1
-    found[parts[shared]] = last_us[group[shared]]
-    return found
+    enqueued_us[parts[shared]] = last_us[group[shared]]
+    return enqueued_us
 
 
 def complete_us(trace: Trace) -> Floats:
@@ -76,36 +76,36 @@ def complete_us(trace: Trace) -> Floats:
     for it went on. What is left of a part is its rank's own time.
     """
     events, needs = trace.events, trace.dependencies
-    found: Floats = events.end_us.copy()
+    completion_us: Floats = events.end_us.copy()
     computes = np.isin(events.kind, (EventKind.KERNEL, EventKind.COPY))
     on_threads = ~np.isin(events.rank, np.unique(events.rank[computes]))
     parts = np.flatnonzero((events.collective >= 0) & (events.kind == EventKind.COLLECTIVE) & on_threads)
     if not len(parts):
-        return found
+        return completion_us
     passed_us = events.end_us.copy()
     waits = np.flatnonzero(needs.kind == DependencyKind.SYNC)
     np.minimum.at(passed_us, needs.source[waits], events.end_us[needs.target[waits]])
     _, group = np.unique(events.collective[parts], return_inverse=True)
     first_us = np.full(int(group.max()) + 1, np.inf)
     np.minimum.at(first_us, group, passed_us[parts])
-    found[parts] = np.maximum(first_us[group], events.start_us[parts])
-    return found
+    completion_us[parts] = np.maximum(first_us[group], events.start_us[parts])
+    return completion_us
 
 
 def host_points(trace: Trace, host: Ints, in_step: Bools) -> tuple[Ints, Floats, Ints, Ints]:
     """Where a rank's host threads launch, wait or are waited for: thread, time, what happens, event, [points] each, in order."""
     events, needs = trace.events, trace.dependencies
-    mine = np.zeros(len(events), np.bool_)
-    mine[host] = True
-    leaving = mine[needs.source] & in_step[needs.target]
-    arriving = mine[needs.target] & in_step[needs.source]
-    found = [
+    on_host = np.zeros(len(events), np.bool_)
+    on_host[host] = True
+    leaving = on_host[needs.source] & in_step[needs.target]
+    arriving = on_host[needs.target] & in_step[needs.source]
+    point_columns = [
         (LAUNCHES, events.start_us, needs.source[leaving & (needs.kind == DependencyKind.LAUNCH)]),
         (ENDS, events.end_us, needs.source[leaving & (needs.kind == DependencyKind.HOST)]),
         (WAITS, events.start_us, needs.target[arriving & np.isin(needs.kind, WAITS_OF_HOST)]),
         (RESUMES, events.start_us, needs.target[arriving & (needs.kind == DependencyKind.HOST)]),
     ]
-    parts = [(order, times_us, np.unique(at)) for order, times_us, at in found]
+    parts = [(order, times_us, np.unique(at)) for order, times_us, at in point_columns]
     event = np.concatenate([at for _, _, at in parts])
     time_us = np.concatenate([times_us[at] for _, times_us, at in parts])
     order = np.concatenate([np.full(len(at), order) for order, _, at in parts])

@@ -35,7 +35,7 @@ _OTHERS = (
 )
 
 
-def fused_us(trace: Trace, ops: RecordedOps, mine: Ints, duration_us: Floats, scale: Scale) -> Floats:
+def fused_us(trace: Trace, ops: RecordedOps, in_step: Ints, duration_us: Floats, scale: Scale) -> Floats:
     """Durations of a step's ops with each run of kernels that can be fused as one.
 
     Parameters
@@ -53,40 +53,40 @@ def fused_us(trace: Trace, ops: RecordedOps, mine: Ints, duration_us: Floats, sc
         No two kernels that follow each other can be fused.
     """
     after_us = duration_us.copy()
-    launching = ops.role[mine] == LAUNCHES
+    launching = ops.role[in_step] == LAUNCHES
     launches: dict[int, list[int]] = {}
     for place in np.flatnonzero(launching).tolist():
-        launches.setdefault(int(ops.about[mine[place]]), []).append(place)
-    found = False
-    for run in _runs(trace, ops, mine, launches, scale):
-        found = True
+        launches.setdefault(int(ops.about[in_step[place]]), []).append(place)
+    fused_any = False
+    for run in _runs(trace, ops, in_step, launches, scale):
+        fused_any = True
         longest_us = max(float(duration_us[place]) for place in run)
         for place in run[1:]:
             after_us[place] = 0.0
-            for launch in launches.get(int(ops.event[mine[place]]), ()):
-                after_us[launch] = min(float(ops.loading_us[mine[launch]]), float(duration_us[launch]))
+            for launch in launches.get(int(ops.event[in_step[place]]), ()):
+                after_us[launch] = min(float(ops.loading_us[in_step[launch]]), float(duration_us[launch]))
         after_us[run[0]] = longest_us * scale.factor
-    if not found:
+    if not fused_any:
         raise InputError(f"'{scale.text}': the trace shows no kernels that follow each other and that a compiler would fuse")
     return after_us
 
 
-def _runs(trace: Trace, ops: RecordedOps, mine: Ints, launches: dict[int, list[int]], scale: Scale) -> Iterator[list[int]]:
+def _runs(trace: Trace, ops: RecordedOps, in_step: Ints, launches: dict[int, list[int]], scale: Scale) -> Iterator[list[int]]:
     """Places of kernels that become one, two or more each."""
     events = trace.events
     can = np.array([kernel_class(name) in FUSED and not name.startswith(_COMPILED) for name in trace.names] or [False])
     of_others = _launched_by_others(trace)
-    device = ops.device[mine]
-    on_stream = np.flatnonzero(ops.on_device[mine] & (ops.event[mine] >= 0))
+    device = ops.device[in_step]
+    on_stream = np.flatnonzero(ops.on_device[in_step] & (ops.event[in_step] >= 0))
     on_stream = on_stream[np.argsort(device[on_stream], kind="stable")]
 
     def sort_of(place: int) -> tuple[int, int, bool]:
         """Stream and launching thread of a kernel, and whether it can be fused."""
-        event = int(ops.event[mine[place]])
+        event = int(ops.event[in_step[place]])
         threads = [int(device[launch]) for launch in launches.get(event, ())]
         fusable = bool(can[events.name[event]] and events.kind[event] == EventKind.KERNEL and threads and event not in of_others)
-        wanted = scale.rank is None or int(ops.rank_of_device[device[place]]) == scale.rank
-        return int(device[place]), min(threads, default=-1), fusable and wanted
+        of_rank = scale.rank is None or int(ops.rank_of_device[device[place]]) == scale.rank
+        return int(device[place]), min(threads, default=-1), fusable and of_rank
 
     for (_, _, fusable), places in groupby(on_stream.tolist(), key=sort_of):
         run = list(places)
@@ -100,13 +100,13 @@ def _launched_by_others(trace: Trace) -> set[int]:
     launches = np.flatnonzero(needs.kind == DependencyKind.LAUNCH)
     call, launched = needs.source[launches], needs.target[launches]
     spans = np.flatnonzero(np.array([name.startswith(_OTHERS) for name in trace.names] or [False])[events.name])
-    found: set[int] = set()
+    by_others: set[int] = set()
     for rank, stream in sorted(set(zip(events.rank[spans].tolist(), events.stream[spans].tolist(), strict=True))):
-        own = spans[(events.rank[spans] == rank) & (events.stream[spans] == stream)]
-        own = own[np.argsort(events.start_us[own], kind="stable")]
-        covered_us = np.maximum.accumulate(events.end_us[own])  # the end of what began so far
-        mine = (events.rank[call] == rank) & (events.stream[call] == stream)
-        before = np.searchsorted(events.start_us[own], events.start_us[call[mine]], side="right") - 1
-        inside = (before >= 0) & (covered_us[np.maximum(before, 0)] >= events.start_us[call[mine]])
-        found |= set(launched[mine][inside].tolist())
-    return found
+        spans_of_stream = spans[(events.rank[spans] == rank) & (events.stream[spans] == stream)]
+        spans_of_stream = spans_of_stream[np.argsort(events.start_us[spans_of_stream], kind="stable")]
+        covered_us = np.maximum.accumulate(events.end_us[spans_of_stream])  # the end of what began so far
+        on_stream = (events.rank[call] == rank) & (events.stream[call] == stream)
+        before = np.searchsorted(events.start_us[spans_of_stream], events.start_us[call[on_stream]], side="right") - 1
+        inside = (before >= 0) & (covered_us[np.maximum(before, 0)] >= events.start_us[call[on_stream]])
+        by_others |= set(launched[on_stream][inside].tolist())
+    return by_others

@@ -46,13 +46,13 @@ def with_low_rank_buckets(
     """
     ranks, bucket_of = recorded_ranks(edit, gradients, step), plan.bucket_of
     leave_out_spans(edit, ranks, plan)
-    found, last = low_rank(gradients.tensors, bucket_of, rank), last_gradients(bucket_of)
+    factors, last = low_rank(gradients.tensors, bucket_of, rank), last_gradients(bucket_of)
     for each in ranks:  # before posts are put in where these end
         for post in each.found.posts:
             edit.leave_out_time(each.device, post.start_us, post.end_us)
     ends: list[list[int]] = [[] for _ in ranks]  # the last op of each bucket, by rank
     for bucket, gradient in enumerate(last):
-        sent_bytes, stages_us = found.sent_bytes[bucket].tolist(), found.stages_us[bucket].tolist()
+        sent_bytes, stages_us = factors.sent_bytes[bucket].tolist(), factors.stages_us[bucket].tolist()
         shared = [edit.new_collective() if size and len(ranks) > 1 else -1 for size in sent_bytes]
         for each, of_rank in zip(ranks, ends, strict=True):
             end = _computed(edit, each, gradient, stages_us[0], f"bucket {bucket}")

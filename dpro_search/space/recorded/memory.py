@@ -59,24 +59,24 @@ def units_changes(trace: Trace, units: ShardedUnits, plan: UnitPlan, *, shared_b
     if not units.sized and plan != UnitPlan():
         return None
     sizes = {tensor.name: float(tensor.size_bytes) for tensor in units.tensors}
-    found: list[MemoryChange] = []
+    changes: list[MemoryChange] = []
     states: dict[int, MemoryChange] = {}
     counts = _Counts(trace)
     for (rank, step), steps in units.steps.items():
         one = _Rank(rank, steps, sizes, counts.end_us(rank, step))
-        found += [*one.kept(plan), *one.ahead(plan), *one.together(plan)]
+        changes += [*one.kept(plan), *one.ahead(plan), *one.together(plan)]
         for number, passes in enumerate(steps.passes):
             if passes.unit in plan.again:
                 saved = counts.saved_bytes(rank, passes, steps.passes[number + 1 : number + 2])
                 if saved is None:
                     return None
-                found.append(MemoryChange(rank, passes.forward.end_us, passes.backward_us, -saved))
+                changes.append(MemoryChange(rank, passes.forward.end_us, passes.backward_us, -saved))
         if shared_by is not None and units.shared_by is not None and shared_by != units.shared_by:
             more = 1 / shared_by - 1 / units.shared_by
-            found += one.shared_gradients(more)
+            changes += one.shared_gradients(more)
             if rank not in states:
                 states[rank] = one.shared_state(counts, more, units.shared_by)
-    return [*found, *states.values()]
+    return [*changes, *states.values()]
 
 
 def buckets_changes(
@@ -92,16 +92,16 @@ def buckets_changes(
         return None
     sizes = [float(tensor.size_bytes) for tensor in gradients.tensors]
     kept = {rank for rank, _ in gradients.steps} if hook_bytes else set()
-    found, counts = [MemoryChange(rank, -np.inf, np.inf, hook_bytes) for rank in sorted(kept)], _Counts(trace)
+    changes, counts = [MemoryChange(rank, -np.inf, np.inf, hook_bytes) for rank in sorted(kept)], _Counts(trace)
     for (rank, step), one in gradients.steps.items():
         end_us = counts.end_us(rank, step)
         if as_views:
-            found += [MemoryChange(rank, ready.end_us, end_us, -size) for ready, size in zip(one.ready, sizes, strict=False)]
+            changes += [MemoryChange(rank, ready.end_us, end_us, -size) for ready, size in zip(one.ready, sizes, strict=False)]
         if half:
             buckets = np.bincount(gradients.bucket_of, weights=sizes)
             for post, part, size in zip(one.posts, one.parts, buckets.tolist(), strict=False):
-                found.append(MemoryChange(rank, post.start_us, float(trace.events.end_us[part]), size / 2))
-    return found
+                changes.append(MemoryChange(rank, post.start_us, float(trace.events.end_us[part]), size / 2))
+    return changes
 
 
 class _Counts:
@@ -183,10 +183,10 @@ class _Rank:
         """Units that are gathered with the first of their group, given up with its last, and reduced with it."""
         for group in plan.groups:
             for gathers in (self.steps.forward, self.steps.backward):
-                own = [each for each in gathers if each.unit in group]
-                for each, following in pairwise(own):
-                    yield MemoryChange(self.rank, own[0].post.start_us, following.post.start_us, self.sizes[following.unit])
-                    yield MemoryChange(self.rank, following.post.start_us, own[-1].post.end_us, self.sizes[each.unit])
+                members = [each for each in gathers if each.unit in group]
+                for each, following in pairwise(members):
+                    yield MemoryChange(self.rank, members[0].post.start_us, following.post.start_us, self.sizes[following.unit])
+                    yield MemoryChange(self.rank, following.post.start_us, members[-1].post.end_us, self.sizes[each.unit])
             reduced = [reduction for reduction in self.steps.reductions if reduction.unit in group]
             for reduction in reduced[:-1]:
                 yield MemoryChange(self.rank, reduction.post.end_us, reduced[-1].post.end_us, self.sizes[reduction.unit])

@@ -62,6 +62,6 @@ def occurrences(codes: Ints) -> Ints:
     """How many of the same code came before each, [n]."""
     order = np.argsort(codes, kind="stable")
     first = np.searchsorted(codes[order], codes[order])
-    found = np.empty(len(codes), np.int64)
-    found[order] = np.arange(len(codes)) - first
-    return found
+    number_of_row = np.empty(len(codes), np.int64)
+    number_of_row[order] = np.arange(len(codes)) - first
+    return number_of_row

@@ -189,14 +189,14 @@ class _Builder:
 
     def add_rank(self, rank: int) -> None:
         events = self._events
-        mine = np.flatnonzero((events.rank == rank) & self._in_step)
-        calls = np.isin(events.kind[mine], CALL_KINDS)
-        on_device = np.isin(events.kind[mine], DEVICE_KINDS)
+        rank_events = np.flatnonzero((events.rank == rank) & self._in_step)
+        calls = np.isin(events.kind[rank_events], CALL_KINDS)
+        on_device = np.isin(events.kind[rank_events], DEVICE_KINDS)
         if calls.any():
-            self._add_host(rank, mine[~on_device])
-            self._add_streams(rank, mine[on_device])
+            self._add_host(rank, rank_events[~on_device])
+            self._add_streams(rank, rank_events[on_device])
         else:
-            self._add_streams(rank, outermost(events.stream, events.start_us, events.end_us, mine))
+            self._add_streams(rank, outermost(events.stream, events.start_us, events.end_us, rank_events))
 
     def finish(self) -> RecordedOps:
         if not self._count:
@@ -233,8 +233,8 @@ class _Builder:
         edges = np.concatenate(self._edges, axis=1)
         event, op, at_end = np.concatenate(self._waiting, axis=1)
         needed = np.where(at_end, self._after[event], self._of_event[event])
-        found = needed >= 0
-        edges, waits = edges[:, np.argsort(edges[1], kind="stable")], np.stack((needed, op))[:, found]
+        known = needed >= 0
+        edges, waits = edges[:, np.argsort(edges[1], kind="stable")], np.stack((needed, op))[:, known]
         waits = waits[:, np.argsort(waits[1], kind="stable")]
         source, target = np.concatenate((edges, waits), axis=1)
         return source, target
@@ -276,8 +276,8 @@ class _Builder:
             begin_us[MAIN_THREAD] = max(closed.begin_us, self._begin_us)
         for stream in np.unique(streams)[::-1].tolist():
             device = self._device(rank, OrderPolicy.PROGRAM, f"host thread {-stream}" if stream < 0 else f"host thread {stream}")
-            mine = streams == stream
-            points = list(zip(*(column[mine].tolist() for column in columns), strict=True))
+            on_stream = streams == stream
+            points = list(zip(*(column[on_stream].tolist() for column in columns), strict=True))
             on_thread = host[events.stream[host] == stream]
             loads = on_thread[events.role[on_thread] == Role.LOADING]
             spans = np.stack((events.start_us[loads], events.end_us[loads]))
@@ -346,7 +346,7 @@ class _Builder:
         events = self._events
         ops = ops[np.lexsort((events.end_us[ops], events.start_us[ops], events.stream[ops]))]
         streams, first = np.unique(events.stream[ops], return_index=True)
-        before_us = np.concatenate([_before_us(self._complete_us[mine]) for mine in np.split(ops, first[1:])])
+        before_us = np.concatenate([_before_us(self._complete_us[of_rank]) for of_rank in np.split(ops, first[1:])])
         call = self._launches(rank, ops)
         usual_us = self._usual_latency(ops, call, np.maximum(before_us, self._queued_until_us(rank, ops)))
         launching = self._device(rank, OrderPolicy.UNBOUNDED, "launches") if (call >= 0).any() else -1
@@ -355,12 +355,12 @@ class _Builder:
         devices = np.array([self._device(rank, OrderPolicy.PROGRAM, place) for place in places])
         device = np.repeat(devices, np.diff(np.append(first, len(ops))))
         self._add_device_ops(ops, device, launching, call, before_us, usual_us, kinds)
-        needs, mine = self._needs, self._needs_of_rank[rank]
-        target = needs.target[mine]
-        waits = (needs.kind[mine] != DependencyKind.LAUNCH) | np.isfinite(self._last_post_us[target])
-        mine = mine[waits & (self._waits_for[target] >= 0)]
-        op = self._waits_for[needs.target[mine]]
-        self._waiting.append(np.stack((needs.source[mine], op, np.zeros_like(op))))
+        needs, of_rank = self._needs, self._needs_of_rank[rank]
+        target = needs.target[of_rank]
+        waits = (needs.kind[of_rank] != DependencyKind.LAUNCH) | np.isfinite(self._last_post_us[target])
+        of_rank = of_rank[waits & (self._waits_for[target] >= 0)]
+        op = self._waits_for[needs.target[of_rank]]
+        self._waiting.append(np.stack((needs.source[of_rank], op, np.zeros_like(op))))
 
     def _add_device_ops(
         self, ops: Ints, device: Ints, launching: int, call: Ints, before_us: Floats, usual_us: float, kinds: npt.NDArray[np.int8]
@@ -432,8 +432,8 @@ class _Builder:
 
     def _launches(self, rank: int, ops: Ints) -> Ints:
         """The call that launched each op of a rank, if its moment is known, [ops]; -1: none."""
-        needs, mine = self._needs, self._needs_of_rank[rank]
-        known = mine[(needs.kind[mine] == DependencyKind.LAUNCH) & (self._out[needs.source[mine]] >= 0)][::-1]
+        needs, of_rank = self._needs, self._needs_of_rank[rank]
+        known = of_rank[(needs.kind[of_rank] == DependencyKind.LAUNCH) & (self._out[needs.source[of_rank]] >= 0)][::-1]
         self._call[needs.target[known]] = needs.source[known]  # of several, the first
         return self._call[ops]
 
@@ -444,14 +444,14 @@ class _Builder:
         """
         events = self._events
         outside = np.flatnonzero((events.rank == rank) & ~self._in_step & np.isin(events.kind, DEVICE_KINDS))
-        found = np.full(len(ops), -np.inf)
+        until_us = np.full(len(ops), -np.inf)
         for stream in np.unique(events.stream[outside]).tolist():
             early = outside[events.stream[outside] == stream]
             early = early[np.argsort(events.start_us[early], kind="stable")]
-            mine = np.flatnonzero(events.stream[ops] == stream)
-            count = np.searchsorted(events.start_us[early], events.start_us[ops[mine]])
-            found[mine] = np.append(-np.inf, np.maximum.accumulate(events.end_us[early]))[count]
-        return found
+            on_stream = np.flatnonzero(events.stream[ops] == stream)
+            count = np.searchsorted(events.start_us[early], events.start_us[ops[on_stream]])
+            until_us[on_stream] = np.append(-np.inf, np.maximum.accumulate(events.end_us[early]))[count]
+        return until_us
 
     def _usual_latency(self, ops: Ints, call: Ints, before_us: Floats) -> float:
         """Median time from the call to the start, of ops whose stream was idle at the call."""

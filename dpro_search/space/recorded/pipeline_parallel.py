@@ -78,11 +78,14 @@ def _operations(trace: Trace, step: int) -> Events:
 
 def _same_operations(layout: Events, events: Events) -> Ints | None:
     """Where each operation of `layout` is among `events`, which may come in another order; None if they are not the same."""
-    here, there = np.lexsort((layout.name, layout.rank)), np.lexsort((events.name, events.rank))
-    if not (np.array_equal(layout.name[here], events.name[there]) and np.array_equal(layout.rank[here], events.rank[there])):
+    in_layout, in_events = np.lexsort((layout.name, layout.rank)), np.lexsort((events.name, events.rank))
+    if not (
+        np.array_equal(layout.name[in_layout], events.name[in_events])
+        and np.array_equal(layout.rank[in_layout], events.rank[in_events])
+    ):
         return None
     place = np.empty(len(layout), np.int64)
-    place[here] = there
+    place[in_layout] = in_events
     return place
 
 

@@ -39,8 +39,8 @@ class OpSorts:
     @cached_property
     def host(self) -> Bools:
         """Work of host threads, [n]."""
-        found: Bools = (self.ops.kind == OpKind.HOST) & ~self._launching
-        return found
+        selected: Bools = (self.ops.kind == OpKind.HOST) & ~self._launching
+        return selected
 
     @cached_property
     def of_samples(self) -> Bools:
@@ -59,18 +59,18 @@ class OpSorts:
     @cached_property
     def launch(self) -> Bools:
         """Work of host threads up to a launch, and what each launch takes, [n]."""
-        found: Bools = (self.ops.kind == OpKind.HOST) & (self.ops.role == LAUNCHES)
-        return found
+        selected: Bools = (self.ops.kind == OpKind.HOST) & (self.ops.role == LAUNCHES)
+        return selected
 
     @cached_property
     def kernels(self) -> dict[str, Bools]:
         """Kernels of each class, and copies, [n] each; the classes that take longest first."""
         kind = self._of_events(self.trace.events.kind)
         classes = {name: kernel_class(self.trace.names[name]) for name in np.unique(self._names[kind == EventKind.KERNEL]).tolist()}
-        found = {_COPIES: kind == EventKind.COPY}
+        selected = {_COPIES: kind == EventKind.COPY}
         for one in set(classes.values()):
-            found[one] = (kind == EventKind.KERNEL) & np.isin(self._names, [name for name, its in classes.items() if its == one])
-        return self._longest_first(found)
+            selected[one] = (kind == EventKind.KERNEL) & np.isin(self._names, [name for name, its in classes.items() if its == one])
+        return self._longest_first(selected)
 
     @cached_property
     def collectives(self) -> dict[str, Bools]:
@@ -83,12 +83,12 @@ class OpSorts:
         """What devices do for each module and those within it, but for communication, [n] each; the longest first."""
         computes = np.isin(self._of_events(self.trace.events.kind), (EventKind.OP, EventKind.KERNEL, EventKind.COPY))
         module = np.where(computes, self._of_events(self.trace.events.module), -1)
-        found: dict[str, list[int]] = {}
+        numbers_of_path: dict[str, list[int]] = {}
         for number in np.unique(module[module >= 0]).tolist():
             parts = self.trace.names[number].split(".")
             for depth in range(1, len(parts) + 1):
-                found.setdefault(".".join(parts[:depth]), []).append(number)
-        return self._longest_first({path: np.isin(module, numbers) for path, numbers in found.items()})
+                numbers_of_path.setdefault(".".join(parts[:depth]), []).append(number)
+        return self._longest_first({path: np.isin(module, numbers) for path, numbers in numbers_of_path.items()})
 
     def _of_module(self, scale: Scale) -> Bools:
         """Of the module with a path, else of all whose paths end so, [n]; raises `InputError` if there is none."""
@@ -98,8 +98,8 @@ class OpSorts:
             shown = ", ".join(list(modules)[:_SHOWN_MODULES]) + (" ..." if len(modules) > _SHOWN_MODULES else "")
             known = f"the modules of the trace are {shown}" if modules else "the trace has no modules; record it with_stack=True"
             raise InputError(f"'{scale.text}': {known}")
-        found: Bools = np.any([modules[path] for path in chosen], axis=0)
-        return found
+        selected: Bools = np.any([modules[path] for path in chosen], axis=0)
+        return selected
 
     def of(self, scale: Scale) -> Bools:
         """The ops that a scale is about, [n]; raises `InputError` for a sort of which there is none."""
@@ -128,15 +128,17 @@ class OpSorts:
         _, matching = np.unique(np.concatenate((pairs[0][inside], numbers)), return_counts=True)
         size = len(scale.group or ())
         chosen = numbers[(count == size) & (matching - 1 == size)]
-        found: Bools = (self.ops.kind == OpKind.COMM) & np.isin(self._of_events(events.collective), chosen) & (self.ops.event >= 0)
-        if not found.any():
+        selected: Bools = (
+            (self.ops.kind == OpKind.COMM) & np.isin(self._of_events(events.collective), chosen) & (self.ops.event >= 0)
+        )
+        if not selected.any():
             raise InputError(f"'{scale.text}': the trace shows no collective among these ranks alone")
-        return found
+        return selected
 
     @cached_property
     def _launching(self) -> Bools:
-        found: Bools = self.ops.policy[self.ops.device] == OrderPolicy.UNBOUNDED
-        return found
+        selected: Bools = self.ops.policy[self.ops.device] == OrderPolicy.UNBOUNDED
+        return selected
 
     @property
     def _types(self) -> npt.NDArray[np.generic]:
@@ -148,8 +150,8 @@ class OpSorts:
 
     def _of_events(self, column: npt.NDArray[np.generic]) -> Ints:
         """A column of the events, for each op that is one; -1 for the others, [n]."""
-        found: Ints = np.where(self.ops.event >= 0, column[self.ops.event].astype(np.int64), -1)
-        return found
+        values: Ints = np.where(self.ops.event >= 0, column[self.ops.event].astype(np.int64), -1)
+        return values
 
     def _longest_first(self, sorts: dict[str, Bools]) -> dict[str, Bools]:
         total_us = {name: float(self.ops.duration_us[chosen].sum()) for name, chosen in sorts.items() if chosen.any()}
@@ -172,15 +174,15 @@ def scaled(sorts: OpSorts, step: int, graph: ReplayGraph, scale: Scale) -> Repla
         The trace has no such ops, or no other ranks to compare with.
     """
     ops = sorts.ops
-    mine = ops.step == step
+    in_step = ops.step == step
     before_us = graph.duration_us
     if scale.what == "usual":
-        return graph.with_durations(_usual(ops, np.flatnonzero(mine), before_us, scale))
+        return graph.with_durations(_usual(ops, np.flatnonzero(in_step), before_us, scale))
     if scale.what == "batch":
-        return graph.with_durations(_of_batch(sorts, mine, before_us, scale))
+        return graph.with_durations(_of_batch(sorts, in_step, before_us, scale))
     if scale.what == "compile":
-        return graph.with_durations(fused_us(sorts.trace, ops, np.flatnonzero(mine), before_us, scale))
-    chosen, loading_us = sorts.of(scale)[mine], np.minimum(ops.loading_us[mine], before_us)
+        return graph.with_durations(fused_us(sorts.trace, ops, np.flatnonzero(in_step), before_us, scale))
+    chosen, loading_us = sorts.of(scale)[in_step], np.minimum(ops.loading_us[in_step], before_us)
     if scale.what == "loading":
         after_us = before_us - (1 - scale.factor) * np.where(chosen, loading_us, 0.0)
     else:
@@ -189,26 +191,26 @@ def scaled(sorts: OpSorts, step: int, graph: ReplayGraph, scale: Scale) -> Repla
     return graph.with_durations(after_us)
 
 
-def _of_batch(sorts: OpSorts, mine: Bools, before_us: Floats, scale: Scale) -> Floats:
+def _of_batch(sorts: OpSorts, in_step: Bools, before_us: Floats, scale: Scale) -> Floats:
     """Durations with another batch: what kernels of the passes take above `LEAST_US` grows in proportion."""
-    chosen = sorts.of_samples[mine]
+    chosen = sorts.of_samples[in_step]
     if not chosen.any():
         raise InputError(f"'{scale.text}': the trace shows no kernels, of which a batch could have more")
     after_us = before_us + (scale.factor - 1) * np.maximum(before_us - LEAST_US, 0.0)
     return np.where(chosen, after_us, before_us)
 
 
-def _usual(ops: RecordedOps, mine: Ints, duration_us: Floats, scale: Scale) -> Floats:
+def _usual(ops: RecordedOps, in_step: Ints, duration_us: Floats, scale: Scale) -> Floats:
     """Durations with those of one rank's ops replaced by the median of the same op on the other ranks, where there is one."""
-    rank = ops.rank_of_device[ops.device[mine]]
-    alone = ops.collective[mine] < 0  # what a collective takes is not one rank's
-    own = alone & (rank == scale.rank)
-    theirs = alone & ~own & np.isin(ops.peer[mine], ops.peer[mine][own])
-    if not theirs.any():
+    rank = ops.rank_of_device[ops.device[in_step]]
+    alone = ops.collective[in_step] < 0  # what a collective takes is not one rank's
+    of_scaled_rank = alone & (rank == scale.rank)
+    of_other_ranks = alone & ~of_scaled_rank & np.isin(ops.peer[in_step], ops.peer[in_step][of_scaled_rank])
+    if not of_other_ranks.any():
         raise InputError(f"'{scale.text}': rank {scale.rank} has no op in common with another recorded rank")
-    usual_us = dict(_medians(ops.peer[mine][theirs], duration_us[theirs]))
+    usual_us = dict(_medians(ops.peer[in_step][of_other_ranks], duration_us[of_other_ranks]))
     return np.array([usual_us.get(peer, us) if is_own else us for peer, us, is_own in zip(
-        ops.peer[mine].tolist(), duration_us.tolist(), own.tolist(), strict=True)])  # fmt: skip
+        ops.peer[in_step].tolist(), duration_us.tolist(), of_scaled_rank.tolist(), strict=True)])  # fmt: skip
 
 
 def _medians(key: Ints, value: Floats) -> Iterator[tuple[int, float]]:

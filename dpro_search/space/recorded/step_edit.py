@@ -60,20 +60,20 @@ class StepEdit:
         source, target = base.edges()
         for one, other in zip(source.tolist(), target.tolist(), strict=True):
             self.need(one, other)
-        own = {(order[-1], order[0]) for device, order in self._order.items() if self.policy[device] == OrderPolicy.PROGRAM}
+        repeats = {(order[-1], order[0]) for device, order in self._order.items() if self.policy[device] == OrderPolicy.PROGRAM}
         carried = zip(base.carry_src.tolist(), base.carry_dst.tolist(), strict=True)
-        self._carried: list[tuple[int, int]] = [pair for pair in carried if pair not in own]
+        self._carried: list[tuple[int, int]] = [pair for pair in carried if pair not in repeats]
         self._out: set[int] = set()
         self._collectives = max(self.collective, default=-1) + 1
 
     def copy(self) -> StepEdit:
         """The same ops, to be changed on their own."""
-        found = copy.copy(self)
+        duplicate = copy.copy(self)
         for name in _LISTS:
-            setattr(found, name, getattr(self, name).copy())
-        found.needs, found.users = [set(row) for row in self.needs], [set(row) for row in self.users]
-        found._order = defaultdict(list, {device: order.copy() for device, order in self._order.items()})
-        return found
+            setattr(duplicate, name, getattr(self, name).copy())
+        duplicate.needs, duplicate.users = [set(row) for row in self.needs], [set(row) for row in self.users]
+        duplicate._order = defaultdict(list, {device: order.copy() for device, order in self._order.items()})
+        return duplicate
 
     # Looking.
 
@@ -209,10 +209,10 @@ class StepEdit:
 
     def forget_users(self, op: int) -> set[int]:
         """Let no op need this one; returns those that did."""
-        found = set(self.users[op])
-        for target in found:
+        users = set(self.users[op])
+        for target in users:
             self.forget(op, target)
-        return found
+        return users
 
     def carried_users(self, op: int) -> list[int]:
         """What needs an op of the iteration before."""

@@ -34,30 +34,30 @@ def graph_of_step(ops: RecordedOps, step: int, without: Sequence[int] = (), *, s
     """
     if step not in ops.steps or step in without:
         raise InputError(f"step {step} is not among the recorded steps {', '.join(map(str, ops.steps))}, or was left out")
-    mine = np.flatnonzero(ops.step == step)
+    in_step = np.flatnonzero(ops.step == step)
     number = np.full(len(ops), -1, np.int64)
-    number[mine] = np.arange(len(mine))
+    number[in_step] = np.arange(len(in_step))
     inside = (number[ops.source] >= 0) & (number[ops.target] >= 0)
-    pred_ptr, pred_idx = csr(number[ops.target[inside]], number[ops.source[inside]], len(mine))
-    duration_us, known = ops.duration_us[mine], ops.known[mine]
+    pred_ptr, pred_idx = csr(number[ops.target[inside]], number[ops.source[inside]], len(in_step))
+    duration_us, known = ops.duration_us[in_step], ops.known[in_step]
     samples_us = np.zeros((0, 0))
     if samples or not known.all():
-        samples_us = _samples(ops, mine, [s for s in ops.steps if s not in without])
+        samples_us = _samples(ops, in_step, [s for s in ops.steps if s not in without])
         duration_us = np.where(known, duration_us, np.median(samples_us, axis=0))
-    carry_src, carry_dst = _carried(ops, mine, number, step)
+    carry_src, carry_dst = _carried(ops, in_step, number, step)
     return ReplayGraph(
         duration_us=duration_us,
-        device=ops.device[mine],
+        device=ops.device[in_step],
         pred_ptr=pred_ptr,
         pred_idx=pred_idx,
         policy=ops.policy,
         rank_of_device=ops.rank_of_device,
-        kind=ops.kind[mine],
-        collective=_whole_collectives(ops.collective[mine]),
+        kind=ops.kind[in_step],
+        collective=_whole_collectives(ops.collective[in_step]),
         carry_src=carry_src,
         carry_dst=carry_dst,
         samples_us=samples_us.astype(np.float32),
-        names=tuple(map(ops.name.__getitem__, mine.tolist())),
+        names=tuple(map(ops.name.__getitem__, in_step.tolist())),
         device_names=ops.device_names,
     )
 
@@ -121,20 +121,20 @@ def _distances_us(trace: Trace) -> dict[int, float]:
     return {step: end_us[step] - end_us[before] for before, step in pairwise(order)}
 
 
-def _carried(ops: RecordedOps, mine: Ints, number: Ints, step: int) -> tuple[Int32s, Int32s]:
+def _carried(ops: RecordedOps, in_step: Ints, number: Ints, step: int) -> tuple[Int32s, Int32s]:
     """Each device's last op before its first; and what depended on the step before."""
     first = np.full(len(ops.policy), -1, np.int64)
     last = first.copy()
-    device = ops.device[mine]
-    first[device[::-1]] = np.arange(len(mine))[::-1]
-    last[device] = np.arange(len(mine))
+    device = ops.device[in_step]
+    first[device[::-1]] = np.arange(len(in_step))[::-1]
+    last[device] = np.arange(len(in_step))
     ordered = (first >= 0) & (ops.policy == OrderPolicy.PROGRAM)
     at = ops.steps.index(step)
     if at == 0:
         return last[ordered].astype(np.int32), first[ordered].astype(np.int32)
     before = ops.steps[at - 1]
     crossing = (number[ops.target] >= 0) & (ops.step[ops.source] == before)
-    of_key = dict(zip(ops.key[mine].tolist(), range(len(mine)), strict=True))
+    of_key = dict(zip(ops.key[in_step].tolist(), range(len(in_step)), strict=True))
     pairs = [
         (of_key[key], int(number[target]))
         for key, target in zip(ops.key[ops.source[crossing]].tolist(), ops.target[crossing].tolist(), strict=True)
@@ -145,18 +145,18 @@ def _carried(ops: RecordedOps, mine: Ints, number: Ints, step: int) -> tuple[Int
     return source.astype(np.int32), np.concatenate((first[ordered], extra[:, 1])).astype(np.int32)
 
 
-def _samples(ops: RecordedOps, mine: Ints, steps: Sequence[int]) -> Floats:
+def _samples(ops: RecordedOps, in_step: Ints, steps: Sequence[int]) -> Floats:
     """Duration of each op in each step, [steps, ops]; the median of the others where a step has no such op."""
-    order = np.argsort(ops.key[mine], kind="stable")
-    keys = ops.key[mine][order]
-    table = np.full((len(steps), len(mine)), np.nan)
+    order = np.argsort(ops.key[in_step], kind="stable")
+    keys = ops.key[in_step][order]
+    table = np.full((len(steps), len(in_step)), np.nan)
     for row, step in enumerate(steps):
         theirs = np.flatnonzero((ops.step == step) & ops.known)
         at = np.minimum(np.searchsorted(keys, ops.key[theirs]), len(keys) - 1)
         same = keys[at] == ops.key[theirs]
         table[row, order[at[same]]] = ops.duration_us[theirs[same]]
     nobody = np.isnan(table).all(axis=0)
-    table[:, nobody] = ops.duration_us[mine[nobody]]
+    table[:, nobody] = ops.duration_us[in_step[nobody]]
     usual = np.nanmedian(table, axis=0)
     return np.where(np.isnan(table), usual, table)
 

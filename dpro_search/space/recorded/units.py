@@ -52,11 +52,14 @@ class UnitPlan:
 def cut_at_units(edit: StepEdit, units: ShardedUnits, step: int) -> None:
     """Cut host threads where units begin and end to gather and to reduce: plans then change whole ops."""
     devices = thread_devices(edit)
-    for (rank, number), found in units.steps.items():
+    for (rank, number), step_units in units.steps.items():
         if number != step:
             continue
-        gathers = (*found.forward, *found.backward)
-        for span in (*(span for each in gathers for span in (each.post, each.copy_out)), *(each.post for each in found.reductions)):
+        gathers = (*step_units.forward, *step_units.backward)
+        for span in (
+            *(span for each in gathers for span in (each.post, each.copy_out)),
+            *(each.post for each in step_units.reductions),
+        ):
             device = devices.get((rank, f"host thread {-span.thread}"))
             if device is not None:
                 edit.cut(device, span.start_us)
@@ -65,8 +68,8 @@ def cut_at_units(edit: StepEdit, units: ShardedUnits, step: int) -> None:
 
 def explain_units(edit: StepEdit, trace: Trace, units: ShardedUnits, step: int) -> None:
     """Let the copy of a unit's parameters to their places need their gather, as FSDP makes the device's stream wait for it."""
-    for (_, number), found in units.steps.items():
-        for each in (*found.forward, *found.backward) if number == step else ():
+    for (_, number), step_units in units.steps.items():
+        for each in (*step_units.forward, *step_units.backward) if number == step else ():
             if each.copy_out.events:
                 edit.explain_event(trace, each.part, each.copy_out.events[0])
 
@@ -74,9 +77,9 @@ def explain_units(edit: StepEdit, trace: Trace, units: ShardedUnits, step: int) 
 def with_units(edit: StepEdit, units: ShardedUnits, step: int, plan: UnitPlan, prices: CollectivePrices) -> None:
     """Change a step of all ranks, prepared by `cut_at_units`; raises `InputError` if a price is needed and not known."""
     groups = _Groups(edit)
-    for (_, number), found in units.steps.items():
+    for (_, number), step_units in units.steps.items():
         if number == step:
-            _Rank(edit, found, units, prices, groups).change(plan)
+            _Rank(edit, step_units, units, prices, groups).change(plan)
 
 
 class _Groups:
@@ -99,15 +102,21 @@ class _Groups:
 class _Rank:
     """A rank's step."""
 
-    def __init__(self, edit: StepEdit, found: StepUnits, units: ShardedUnits, prices: CollectivePrices, groups: _Groups) -> None:
-        self._edit, self._found, self._prices, self._groups = edit, found, prices, groups
-        self._number = units.numbers[found.rank]  # in the job
+    def __init__(
+        self, edit: StepEdit, step_units: StepUnits, units: ShardedUnits, prices: CollectivePrices, groups: _Groups
+    ) -> None:
+        self._edit, self._found, self._prices, self._groups = edit, step_units, prices, groups
+        self._number = units.numbers[step_units.rank]  # in the job
         self._bytes = {tensor.name: tensor.size_bytes for tensor in units.tensors}
         self._devices = thread_devices(edit)
         self._copies_device = -1  # the stream that copies of gradients are averaged on, once there is one
         self._last_moved: dict[int, int] = {}  # by span: the last op that was moved behind it
-        gathers = (*found.forward, *found.backward)
-        spans = [*(each.post for each in gathers), *(each.copy_out for each in gathers), *(each.post for each in found.reductions)]
+        gathers = (*step_units.forward, *step_units.backward)
+        spans = [
+            *(each.post for each in gathers),
+            *(each.copy_out for each in gathers),
+            *(each.post for each in step_units.reductions),
+        ]
         self._ops = {id(span): edit.within(self._thread(span), span.start_us, span.end_us) for span in spans}
 
     def change(self, plan: UnitPlan) -> None:

@@ -80,21 +80,21 @@ class OpPattern:
     def into(self, builder: GraphBuilder) -> Int32s:
         """Add the ops of all things; returns their numbers, [things, places], -1 where a thing has no such op."""
         shape = len(self._things), len(self._ops)
-        there = np.ones(shape, np.bool_)
+        exists = np.ones(shape, np.bool_)
         for place, op in enumerate(self._ops):
             if op.where is not None:
-                there[:, place] = op.where
+                exists[:, place] = op.where
         numbers = np.full(shape, -1, np.int32)
         most = max(len(op.links) for op in self._ops)
-        numbers[there] = builder.add_ops(
-            self._column([op.device for op in self._ops], np.int32)[there],
-            self._column([op.duration_us for op in self._ops], np.float64)[there],
-            kind=self._column([int(op.kind) for op in self._ops], np.int8)[there],
-            priority=self._column([op.priority for op in self._ops], np.int32)[there],
-            flow_bytes=self._column([op.flow_bytes for op in self._ops], np.float64)[there],
+        numbers[exists] = builder.add_ops(
+            self._column([op.device for op in self._ops], np.int32)[exists],
+            self._column([op.duration_us for op in self._ops], np.float64)[exists],
+            kind=self._column([int(op.kind) for op in self._ops], np.int8)[exists],
+            priority=self._column([op.priority for op in self._ops], np.int32)[exists],
+            flow_bytes=self._column([op.flow_bytes for op in self._ops], np.float64)[exists],
             links=np.stack(
                 [
-                    self._column([op.links[k] if k < len(op.links) else -1 for op in self._ops], np.int32)[there]
+                    self._column([op.links[k] if k < len(op.links) else -1 for op in self._ops], np.int32)[exists]
                     for k in range(most)
                 ],
                 axis=-1,
@@ -102,26 +102,26 @@ class OpPattern:
             if most
             else None,
             name="{0}",
-            axes=(_Names(self._things, [op.name for op in self._ops], np.flatnonzero(there)),),
+            axes=(_Names(self._things, [op.name for op in self._ops], np.flatnonzero(exists)),),
         )
         self._add_edges(builder, numbers)
         return numbers
 
     def _column(self, values: Sequence[Each], dtype: type[np.generic]) -> npt.NDArray[np.generic]:
         """Values by place, as rows of things."""
-        found = np.empty((len(values), len(self._things)), dtype)
-        for row, value in zip(found, values, strict=True):
+        column = np.empty((len(values), len(self._things)), dtype)
+        for row, value in zip(column, values, strict=True):
             row[:] = value
-        return found.T
+        return column.T
 
     def _add_edges(self, builder: GraphBuilder, numbers: Int32s) -> None:
         things = np.arange(len(numbers))
         source: list[Ints | Int32s] = []
         place: list[int] = []
-        for own, op in enumerate(self._ops):
+        for number, op in enumerate(self._ops):
             source += [numbers[:, before] if isinstance(before, int) else numbers[things, before] for before in op.after]
             source += [] if op.since is None else [op.since]
-            place += [own] * (len(source) - len(place))
+            place += [number] * (len(source) - len(place))
         if source:
             needs = numbers[:, place]
             builder.add_edges(np.stack(source, axis=1)[needs >= 0], needs[needs >= 0])

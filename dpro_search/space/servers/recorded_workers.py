@@ -47,16 +47,16 @@ def _trimmed_mean(values: Floats) -> float:
 
 def _untraced(trace: Trace, rank: int, column: Floats) -> Floats:
     """A column's values of a rank's steps without the profiler, else of all its steps, [steps]."""
-    mine = trace.steps.select(trace.steps.rank == rank)
+    rank_steps = trace.steps.select(trace.steps.rank == rank)
     used_us: Floats = column[trace.steps.rank == rank]
-    if not len(mine):
+    if not len(rank_steps):
         return used_us
-    settled = mine.index >= SETTLING_STEPS
+    settled = rank_steps.index >= SETTLING_STEPS
     # The engine runs behind the script: two steps after the profiler's have what is left of its work, or lack what is not yet done.
-    after = np.convolve(mine.traced, np.ones(3))[: len(mine)] > 0
-    chosen = next((mask for mask in (settled & ~after, ~mine.traced) if mask.any()), np.ones(len(mine), np.bool_))
-    found: Floats = used_us[chosen]
-    return found
+    after = np.convolve(rank_steps.traced, np.ones(3))[: len(rank_steps)] > 0
+    chosen = next((mask for mask in (settled & ~after, ~rank_steps.traced) if mask.any()), np.ones(len(rank_steps), np.bool_))
+    untraced_us: Floats = used_us[chosen]
+    return untraced_us
 
 
 def server_hosts(trace: Trace, workers: int) -> tuple[int, ...]:
@@ -88,8 +88,8 @@ def first_users(trace: Trace, names: Sequence[str]) -> list[tuple[int, ...]]:
     reads, left = consumers(trace), set(range(len(trace.tensors)))
     uses: list[tuple[int, ...]] = []
     for name in names:
-        mine = [tensor for tensor in reads.get(name, []) if tensor in left]
-        left -= set(mine)
-        uses.append(tuple(mine))
+        first_used = [tensor for tensor in reads.get(name, []) if tensor in left]
+        left -= set(first_used)
+        uses.append(tuple(first_used))
     uses[0] = (*uses[0], *sorted(left))
     return uses

@@ -39,12 +39,12 @@ class Pace:
 
     def step_at(self, time_s: float) -> float:
         """Seconds of a step that begins at a time, in seconds since the start."""
-        found = self.step_s
+        step_s = self.step_s
         for start, step in self.changes:
             if time_s < start:
                 break
-            found = step
-        return found
+            step_s = step
+        return step_s
 
 
 def parse_paces(text: str, *, step_s: float, commit_s: float = 0.0) -> tuple[Pace, ...]:

@@ -75,8 +75,8 @@ class AdaptiveSteps(Lockstep):
         if self._first_loss is None:
             self._first_loss = max(mean, 1e-12)
             return
-        wanted = math.ceil(math.sqrt(max(mean, 0.0) / self._first_loss) * self._first_steps)
-        self.steps = max(1, wanted if wanted < self.steps else self.steps // 2)
+        steps = math.ceil(math.sqrt(max(mean, 0.0) / self._first_loss) * self._first_steps)
+        self.steps = max(1, steps if steps < self.steps else self.steps // 2)
 
 
 class Shares(Lockstep):
@@ -98,8 +98,8 @@ def shares(step_s: dict[int, float | None], batches: int) -> dict[int, int]:
     """
     if any(each is None for each in step_s.values()):
         return dict.fromkeys(step_s, max(1, batches // max(len(step_s), 1)))
-    found = dict.fromkeys(step_s, 1)
+    batches_of = dict.fromkeys(step_s, 1)
     for _ in range(batches - len(step_s)):
-        first = min(found, key=lambda key: ((found[key] + 1) * (step_s[key] or 0.0), key))
-        found[first] += 1
-    return found
+        first = min(batches_of, key=lambda key: ((batches_of[key] + 1) * (step_s[key] or 0.0), key))
+        batches_of[first] += 1
+    return batches_of

@@ -198,13 +198,13 @@ def parse_scheme(text: str | Scheme) -> Scheme:
     """
     if isinstance(text, Scheme):
         return text
-    found = _TEXT.fullmatch(text)
-    if found is None or found[1] not in SCHEMES:
+    match = _TEXT.fullmatch(text)
+    if match is None or match[1] not in SCHEMES:
         raise InputError(f"synchronisation: {text!r} is none of {', '.join(SCHEMES)}; write one like 'ssp(staleness=3)'")
-    kind = SCHEMES[found[1]]
+    kind = SCHEMES[match[1]]
     types = {field.name: field.type for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
-    for part in filter(None, map(str.strip, (found[2] or "").split(","))):
+    for part in filter(None, map(str.strip, (match[2] or "").split(","))):
         name, _, value = map(str.strip, part.partition("="))
         if name not in types:
             raise InputError(f"synchronisation: {kind.name} has no parameter {name!r} (it has: {', '.join(types) or 'none'})")

@@ -96,14 +96,14 @@ class HorovodJobs:
         post_us, post_order, number = enqueues_of_units(self._post_us, unit_of, units)
         unit_of = number[unit_of]
         owner, work_us, ptr, unit = releases_of_units(*self._releases, unit_of, len(self._classes.core), units)
-        own = HorovodSettings.of(plan)
-        exact = plan.tensor_groups is not None or (own.fusion_threshold_bytes is None and settings.groups is not None)
-        threshold = settings.fusion_threshold_bytes if own.fusion_threshold_bytes is None else own.fusion_threshold_bytes
+        planned = HorovodSettings.of(plan)
+        exact = plan.tensor_groups is not None or (planned.fusion_threshold_bytes is None and settings.groups is not None)
+        threshold = settings.fusion_threshold_bytes if planned.fusion_threshold_bytes is None else planned.fusion_threshold_bytes
         slower: dict[str, Floats] = {}
-        if own.allreduce_algorithms is not None:
+        if planned.allreduce_algorithms is not None:
             if self._choice is None:
                 raise InputError("plan: allreduce_algorithms: nothing is known of what other algorithms take")
-            slower = dict(zip(("ratio_from_bytes", "ratio"), self._choice.ratios(own.allreduce_algorithms), strict=True))
+            slower = dict(zip(("ratio_from_bytes", "ratio"), self._choice.ratios(planned.allreduce_algorithms), strict=True))
         return HorovodJob(
             class_of_rank=self._classes.class_of_rank,
             core=self._classes.core,
@@ -120,7 +120,7 @@ class HorovodJobs:
             release_unit=unit,
             fusion_threshold_bytes=float(threshold),
             exact_groups=exact,
-            cycle_us=settings.cycle_time_us if own.cycle_time_us is None else own.cycle_time_us,
+            cycle_us=settings.cycle_time_us if planned.cycle_time_us is None else planned.cycle_time_us,
             comm=self._comm,
             **slower,
         )
@@ -139,10 +139,10 @@ class HorovodJobs:
                 if tensor is None:
                     raise InputError(f"plan: the trace has no tensor '{name}' (its first is '{self._tensors[0].name}')")
                 unit_of[tensor] = unit
-        found = np.array(unit_of, dtype=np.int64)
-        alone = np.flatnonzero(found < 0)
-        found[alone] = len(groups) + np.arange(len(alone))
-        return found
+        units = np.array(unit_of, dtype=np.int64)
+        alone = np.flatnonzero(units < 0)
+        units[alone] = len(groups) + np.arange(len(alone))
+        return units
 
 
 def _releases(profiles: list[RankProfile], tensors: int) -> tuple[Ints, Floats, Ints, Ints]:

@@ -69,10 +69,10 @@ def typical_step(trace: Trace, graph: DataflowGraph) -> int:
     whole = [s for s in graph.steps if len(np.unique(transfers.tensor[transfers.step == s])) == len(graph.tensors)]
     if not whole:
         raise GraphError("in no profiled step were all gradients seen in collectives; record the job again with a Horovod timeline")
-    mine = trace.steps.select(trace.steps.rank == 0)
-    at = np.searchsorted(mine.index, whole)
-    following = np.minimum(at + 1, len(mine) - 1)
-    iteration = np.where(following > at, mine.start_us[following], mine.end_us[at]) - mine.start_us[at]
+    rank_steps = trace.steps.select(trace.steps.rank == 0)
+    at = np.searchsorted(rank_steps.index, whole)
+    following = np.minimum(at + 1, len(rank_steps) - 1)
+    iteration = np.where(following > at, rank_steps.start_us[following], rank_steps.end_us[at]) - rank_steps.start_us[at]
     return int(whole[int(np.argsort(iteration, kind="stable")[len(iteration) // 2])])
 
 
@@ -127,13 +127,13 @@ def _recorded_cycles(trace: Trace, graph: DataflowGraph, costs: CommCosts, step:
     taken = copies + np.minimum(costs.collective_cpu_us, latency / 2) + size * costs.cpu_us
     marks = np.sort(trace.events.start_us[trace.events.kind == EventKind.CYCLE])
     number = np.searchsorted(marks, spans["copy_in_us"], side="right") if len(marks) else np.arange(len(size))
-    found = []
+    cycles_of_step = []
     for cycle in np.unique(number):
         rows = np.flatnonzero(number == cycle)
         negotiation = costs.negotiate_busy_us if left_us[rows[0]] > 0 else costs.negotiate_idle_us
         # An enqueue falls into a long cycle more often than into a short one (the inspection paradox), on average into its middle.
         length = np.maximum(negotiation, trace.horovod_settings.cycle_time_us)
-        found.append(
+        cycles_of_step.append(
             _Cycle(
                 wait_us=float((length**2).mean() / length.mean() / 2),
                 negotiate_us=negotiation,
@@ -150,7 +150,7 @@ def _recorded_cycles(trace: Trace, graph: DataflowGraph, costs: CommCosts, step:
                 taken_us=float((share * np.minimum(taken, whole))[rows].sum()),
             )
         )
-    return found
+    return cycles_of_step
 
 
 def _members(trace: Trace, graph: DataflowGraph, numbers: Floats, step: int) -> list[Ints]:
@@ -200,11 +200,11 @@ def _recorded_position(trace: Trace, graph: DataflowGraph) -> Floats:
 
 def _op_of_name(trace: Trace, graph: DataflowGraph) -> Ints:
     """Op of the graph of each rank and name of the trace, -1 where there is none, [ranks, names]."""
-    found = np.full((graph.ranks, len(trace.names)), -1)
+    op_of_name = np.full((graph.ranks, len(trace.names)), -1)
     number = {name: i for i, name in enumerate(trace.names)}
     name = np.array([number.get(name, -1) for name in graph.op_name])
-    found[graph.op_rank[name >= 0], name[name >= 0]] = np.flatnonzero(name >= 0)
-    return found
+    op_of_name[graph.op_rank[name >= 0], name[name >= 0]] = np.flatnonzero(name >= 0)
+    return op_of_name
 
 
 class _Ops:
@@ -235,14 +235,14 @@ class _Ops:
     def add_rank(self, rank: int, cycles: list[_Cycle]) -> None:
         """Add what a rank does beside its ops, and what all that needs."""
         graph = self._graph
-        mine = np.flatnonzero(graph.op_rank == rank)
+        ops_of_rank = np.flatnonzero(graph.op_rank == rank)
         begin = self._add("step begins", rank, _FREE, OpKind.HOST)
         script = self._add("script", rank, _CORE, OpKind.HOST, graph.profiles[rank].host_us * self._stretch[rank])
         end = self._add("step ends", rank, _FREE, OpKind.HOST)
         self._need(script, [begin])
-        roots = mine[self._roots[mine]]
+        roots = ops_of_rank[self._roots[ops_of_rank]]
         self._edges.append((np.full(len(roots), script), roots))
-        self._need(end, mine)
+        self._need(end, ops_of_rank)
         self._carries.append((end, begin))
         for tensor in graph.tensors:
             self._buffers.append((begin, tensor.size_bytes, [], f"variable of {tensor.name}@{rank}"))

@@ -105,7 +105,7 @@ def _merge(
     new_unit: Ints,
 ) -> int:
     """Number the merged release of each release in `becomes`; returns how many there are."""
-    found, filled = 0, 0
+    count, filled = 0, 0
     for i in range(len(owner)):
         first = filled
         for k in range(ptr[i], ptr[i + 1]):
@@ -120,12 +120,12 @@ def _merge(
                 becomes[i] = of_unit[owner[i], unit]
                 filled = first
                 continue
-            of_unit[owner[i], unit] = found
-        becomes[i] = found
-        new_owner[found] = owner[i]
-        found += 1
-        new_ptr[found] = filled
-    return found
+            of_unit[owner[i], unit] = count
+        becomes[i] = count
+        new_owner[count] = owner[i]
+        count += 1
+        new_ptr[count] = filled
+    return count
 
 
 @njit(nogil=True)

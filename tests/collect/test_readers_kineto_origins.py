@@ -9,7 +9,7 @@ from importer_kit import shared_traces
 from kineto_files import AUTOGRAD, START, Profile
 
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.readers.kineto.frames import tells_where
+from dpro_search.collect.readers.kineto.columns import tells_where
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import EventKind, Trace
 

@@ -8,8 +8,8 @@ from importer_kit import shared_traces
 from kineto_files import AUTOGRAD, START, STREAM, Profile, needs, one, small_job
 
 from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.readers.kineto.host_waits import NAME
 from dpro_search.collect.readers.kineto.importer import read
-from dpro_search.collect.readers.kineto.polls import NAME
 from dpro_search.collect.trace import DependencyKind, EventKind
 
 

@@ -1,4 +1,4 @@
-"""Which calls of a device's runtime wait, by their names.
+"""Names of the calls of a device's runtime that wait, order streams or ask for events.
 
 CUDA's names are the pattern for HIP, MUSA (Moore Threads) and most others. CNRT (Cambricon) calls a stream a queue and an event a
 notifier; ACL (Ascend) puts the verb first; Unified Runtime, Level Zero and OpenCL have queues, command lists, fences and `Finish`.

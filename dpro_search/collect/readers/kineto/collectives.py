@@ -1,4 +1,4 @@
-"""Which ranks' collective ops are parts of one collective, and what follows for the ranks' clocks."""
+"""Collective ops of several ranks that are parts of one collective, and the alignment of the ranks' clocks that follows."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def align(ranks: Sequence[RankRecords], matches: Sequence[Match], hosts: tuple[s
             return _unaligned(ranks, hosts, str(error))
     if len(set(hosts)) == 1:
         return align_clocks(_spans(ranks, [], range(count), origin_us), hosts), []
-    return _aligned_by_ways(ranks, matches, hosts, origin_us)
+    return _aligned_by_pairs(ranks, matches, hosts, origin_us)
 
 
-def _aligned_by_ways(
+def _aligned_by_pairs(
     ranks: Sequence[RankRecords], matches: Sequence[Match], hosts: tuple[str, ...], origin_us: Floats
 ) -> tuple[ClockReport, list[str]]:
     shared: dict[tuple[int, int], list[Match]] = defaultdict(list)
@@ -128,11 +128,11 @@ def _aligned_by_ways(
                     shared[a, b].append(match)
     offset, residual = {0: 0.0}, {0: 0.0}
     method = ""
-    ways = sorted(shared, key=lambda pair: -len(shared[pair]))
+    pairs = sorted(shared, key=lambda pair: -len(shared[pair]))
     before = 0
     while len(offset) > before:  # the ranks that became known may lead to others
         before = len(offset)
-        for pair in ways:
+        for pair in pairs:
             known = [rank for rank in pair if rank in offset]
             if len(known) != 1:
                 continue

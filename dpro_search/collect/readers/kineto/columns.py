@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,13 +16,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto.frames import Frames, tells_where
 from dpro_search.collect.readers.kineto.json_records import JsonRecords
 from dpro_search.collect.readers.kineto.notes import Note, RecordArgs, SpanRecord, first_dtype, note_of, shapes_of
 from dpro_search.collect.recorded_names import may_describe_collective
 from dpro_search.collect.trace import Floats, Ints, Shapes
 
 _Entry = TypeVar("_Entry")
+
+MODULE = "nn.Module: "  # before the class of a module and its number among those of the class
+_LINE = re.compile(r"(?P<file>[^<(][^(]*\.py)\(\d+\): ")
+_LIBRARY = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib/python[\d.]+)/")
+_NOT_THE_USERS = sys.stdlib_module_names | {"torch"}
 
 _LONGEST_SPAN_US = 3e13  # a year: a longer span is damage
 _NANOSECONDS = 1e16  # a time stamp beyond this is nanoseconds since the epoch: as microseconds it would be the year 2286
@@ -80,6 +85,19 @@ _INTEGERS = {
     "wait_stream": attrgetter("wait_stream"),
     "wait_record": attrgetter("wait_record"),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frames:
+    """n calls, [n] each; `name` and `thread` index the tables of the file."""
+
+    name: npt.NDArray[np.int32]
+    thread: npt.NDArray[np.int32]
+    start_us: Floats
+    end_us: Floats
+
+    def __len__(self) -> int:
+        return len(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,6 +431,16 @@ class _Columns:
 
     def _joined(self, column: str, dtype: Any) -> npt.NDArray[Any]:
         return np.concatenate([np.zeros(0, dtype), *self.parts.pop(column, [])])
+
+
+def tells_where(name: str) -> bool:
+    """Whether a frame is a module's call, or a function in a file that is neither Python's own nor PyTorch's nor installed."""
+    if name.startswith(MODULE):
+        return True
+    line = _LINE.match(name)
+    if line is None or _LIBRARY.search(line["file"]):
+        return False
+    return line["file"].partition("/")[0].removesuffix(".py") not in _NOT_THE_USERS
 
 
 def first_of_equal_rows(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:

@@ -27,12 +27,13 @@ from dpro_search.collect._memory import give_back
 from dpro_search.collect.described import described
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.kineto.collectives import Match, align, match_collectives
-from dpro_search.collect.readers.kineto.columns import Category, KinetoFile, read_kineto_file
+from dpro_search.collect.readers.kineto.columns import read_kineto_file
 from dpro_search.collect.readers.kineto.dependencies import find_dependencies
 from dpro_search.collect.readers.kineto.gloo import find_gloo_collectives, without_impossible_waits
-from dpro_search.collect.readers.kineto.limits import leave_out_cut_steps, of_job, of_ranks, other_job, two_jobs
+from dpro_search.collect.readers.kineto.job import Rank, distinct_ranks, process_of, rows_of_ranks, two_jobs
+from dpro_search.collect.readers.kineto.limits import leave_out_cut_steps, of_job, of_ranks
 from dpro_search.collect.readers.kineto.origins import find_origins
-from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US, RankRecords, find_unknown_communication, rank_records
+from dpro_search.collect.readers.kineto.rank import RankRecords, find_unknown_communication, rank_records
 from dpro_search.collect.recorded_names import dtype_of, library_of
 from dpro_search.collect.trace import (
     DESCRIPTIONS,
@@ -57,13 +58,10 @@ _CATEGORIES = re.compile(
     rb'"cat"\s*:\s*"(?:[Kk]ernel|cpu_op|Operator|(?:\w+_)?(?:[Rr]untime|driver|[Mm]emcpy|[Mm]emset)|user_annotation|ac2g)"'
 )
 _HEADER = re.compile(rb'^\s*\{\s*(?:"[\w ]+"\s*:\s*[^,\[{]*,\s*)*"(?:schemaVersion|deviceProperties|distributedInfo)"\s*:')
-_RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|node)[-_. ]?(\d+)", re.IGNORECASE)
 _ORIGINS = ("op", "module", "source")  # columns that index the table of names
-_LEAST_SHARE = 0.05  # of another rank's calls: a process with fewer is no rank
 _WORTH_PROCESSES = 64 << 20  # bytes of all files
 
 _Entry = TypeVar("_Entry", bound=Hashable)
-_Rank = tuple[RankRecords, Dependencies]
 
 
 def recognise(head: bytes, path: Path) -> bool:
@@ -82,7 +80,7 @@ def read(paths: Sequence[Path]) -> Trace:
     TraceFormatError
         A file is no Kineto profile or holds no event.
     """
-    ranks, dropped = _distinct_ranks(paths, _sharing(_read_files(paths)))
+    ranks, dropped = distinct_ranks(paths, _sharing(_read_files(paths)))
     for r, _ in ranks:
         dropped += r.dropped
     records = [r for r, _ in ranks]
@@ -133,7 +131,7 @@ def read(paths: Sequence[Path]) -> Trace:
     return described(trace, numbers) if whole else trace
 
 
-def _read_files(paths: Sequence[Path]) -> Iterator[list[_Rank]]:
+def _read_files(paths: Sequence[Path]) -> Iterator[list[Rank]]:
     """The ranks of each file."""
     workers = min(len(paths), os.cpu_count() or 1)
     large = sum(path.stat().st_size for path in paths if path.exists()) > _WORTH_PROCESSES
@@ -145,14 +143,14 @@ def _read_files(paths: Sequence[Path]) -> Iterator[list[_Rank]]:
         yield from map(_read_file, paths)
 
 
-def _read_file(path: Path) -> list[_Rank]:
+def _read_file(path: Path) -> list[Rank]:
     file = read_kineto_file(path)
     if not len(file):
         raise TraceFormatError(f"{path}: the Kineto profile has no events{_what_was_dropped(file.dropped)}")
     found = []
-    for number, rows in enumerate(_rows_of_ranks(file)):
+    for number, rows in enumerate(rows_of_ranks(file)):
         r, row_of_event = rank_records(file, rows, rank=None)
-        r.process = _process_of(file, rows)
+        r.process = process_of(file, rows)
         find_origins(r, file, row_of_event)
         find_unknown_communication(r)
         find_gloo_collectives(r)
@@ -167,16 +165,7 @@ def _read_file(path: Path) -> list[_Rank]:
     return found
 
 
-def _process_of(file: KinetoFile, rows: Ints) -> int | str | None:
-    """The process that called the runtime, or else the operators, most often."""
-    for category in (Category.RUNTIME, Category.HOST_OP):
-        calls = rows[file.category[rows] == category]
-        if len(calls):
-            return file.processes[int(np.bincount(file.process[calls]).argmax())]
-    return None
-
-
-def _sharing(files: Iterable[list[_Rank]]) -> list[list[_Rank]]:
+def _sharing(files: Iterable[list[Rank]]) -> list[list[Rank]]:
     """The ranks of all files; names and shapes that are equal, as those of most ranks are, take their memory once."""
     known: dict[Any, Any] = {}
     found = []
@@ -191,133 +180,6 @@ def _sharing(files: Iterable[list[_Rank]]) -> list[list[_Rank]]:
 
 def _what_was_dropped(dropped: dict[str, int]) -> str:
     return f" (left out: {', '.join(f'{number} {reason}' for reason, number in dropped.items())})" if dropped else ""
-
-
-def _rows_of_ranks(file: KinetoFile) -> list[Ints]:
-    """Rows of each rank: one, unless several processes of the host launched work (merged profiles).
-
-    A device's records belong to the process whose calls have their correlation ids and began before them, at the steadiest
-    distance: ids alone collide. As long as there are processes, each gets a device.
-    """
-    from scipy.optimize import linear_sum_assignment  # merged profiles are rare, and it takes long to import
-
-    everything = np.arange(len(file), dtype=np.int64)
-    device = np.isin(file.category, (Category.KERNEL, Category.COPY, Category.DEVICE_SYNC))
-    calls = np.flatnonzero((file.category == Category.RUNTIME) & (file.correlation > 0))
-    hosts, counts = np.unique(file.process[calls], return_counts=True)
-    hosts = hosts[counts >= _LEAST_SHARE * counts.max()] if len(hosts) else hosts
-    processes = np.unique(file.process[device]).tolist()
-    if len(hosts) < 2 or not processes:
-        return [everything]
-    of_process = {int(host): calls[file.process[calls] == host] for host in hosts}
-    ops = [everything[device & (file.process == process) & (file.correlation > 0)] for process in processes]
-    cost = np.array([[_misfit(file, mine, calls_of_host) for calls_of_host in of_process.values()] for mine in ops])
-    owner = {process: list(of_process)[int(row.argmin())] for process, row in zip(processes, cost, strict=True)}
-    for row, column in zip(*linear_sum_assignment(cost), strict=True):
-        owner[processes[row]] = list(of_process)[column]
-    used = [host for host in of_process if host in owner.values()]
-    if len(used) < 2:
-        return [everything]
-    rows = []
-    for host in used:
-        mine = [process for process, of in owner.items() if of == host]
-        rows.append(everything[(~device & (file.process == host)) | (device & np.isin(file.process, mine))])
-    lost = len(file) - sum(map(len, rows))
-    if lost:
-        file.dropped["records of processes that launched no work"] = lost
-    return rows
-
-
-def _misfit(file: KinetoFile, ops: Ints, calls: Ints) -> float:
-    """How badly a host's calls fit device ops: ops without a call of their id before them, then how much the distance varies."""
-    order = np.argsort(file.correlation[calls], kind="stable")
-    ids = file.correlation[calls][order]
-    at = np.minimum(np.searchsorted(ids, file.correlation[ops]), len(ids) - 1)
-    same = ids[at] == file.correlation[ops]
-    lag_us = file.start_us[ops] - file.start_us[calls[order[at]]]
-    fits = lag_us[same & (lag_us >= -CLOCK_SLACK_US)]
-    spread_us = float(np.median(np.abs(fits - np.median(fits)))) if len(fits) else 0.0
-    return 1e6 * (len(ops) - len(fits)) + min(spread_us, 1e6)
-
-
-def _distinct_ranks(paths: Sequence[Path], files: list[list[_Rank]]) -> tuple[list[_Rank], Counter[str]]:
-    """Ranks in order; several files of one rank are refused, but for copies of one another, which count once."""
-    numbers = _ranks_from_names(paths)
-    _require_one_cycle(paths, files)
-    dropped: Counter[str] = Counter()
-    by_rank: dict[int, tuple[Path, _Rank]] = {}
-    sizes: dict[int, Path] = {}
-    for path, ranks, from_name in zip(paths, files, numbers, strict=True):
-        for r, needs in ranks:
-            if r.rank is None:
-                r.rank = from_name if from_name is not None else (0 if len(paths) == 1 else None)
-            if r.rank is None:
-                raise InputError(
-                    f"{path}: neither its distributedInfo nor its name has the rank's number; name it rank0.json, rank1.json"
-                )
-            if r.world_size is not None:
-                other = next((p for size, p in sizes.items() if size != r.world_size), None)
-                sizes.setdefault(r.world_size, path)
-                if other is not None:
-                    raise InputError(f"{path}: of a job with {r.world_size} ranks, but {other} is not; import one job at a time")
-            if (different := other_job(next(iter(by_rank.values()))[1][0], r) if by_rank else "") != "":
-                raise InputError(f"{path}: {different} than in {next(iter(by_rank.values()))[0]}; import one job at a time")
-            if r.rank in by_rank:
-                before = by_rank[r.rank]
-                if _same(before[1][0], r):
-                    dropped["copies of a rank's file"] += 1
-                    continue
-                raise InputError(f"{path}: rank {r.rank} again, after {before[0]}; import one file of each rank")
-            by_rank[r.rank] = (path, (r, needs))
-    return [by_rank[rank][1] for rank in sorted(by_rank)], dropped
-
-
-def _require_one_cycle(paths: Sequence[Path], files: list[list[_Rank]]) -> None:
-    """Raise `InputError` if two files are of one process, one after the other, as `tensorboard_trace_handler` writes them.
-
-    Ranks of a job run at the same time, so that two profiles that do not overlap are no two ranks, unless they say so.
-    """
-    seen: dict[tuple[object, ...], tuple[Path, RankRecords]] = {}
-    said = _ranks_said(paths) is not None
-    for path, ranks in zip(paths, files, strict=True):
-        r = ranks[0][0]
-        if len(ranks) > 1 or r.process is None or not len(r) or (r.rank is None and said):
-            continue
-        other_path, other = seen.setdefault((r.host, r.process, r.rank), (path, r))
-        (first_ns, first_end_ns), (second_ns, second_end_ns) = _span_ns(r), _span_ns(other)
-        if first_end_ns < second_ns or second_end_ns < first_ns:
-            raise InputError(
-                f"{path}: a second profiling cycle of the process of {other_path.name}, not another rank; "
-                "import one of the two, or import each and compare them with 'dpro-search diff'"
-            )
-
-
-def _span_ns(r: RankRecords) -> tuple[int, int]:
-    return r.origin_ns + int(r.start_us.min() * 1e3), r.origin_ns + int(r.end_us.max() * 1e3)
-
-
-def _same(a: RankRecords, b: RankRecords) -> bool:
-    return a.origin_ns == b.origin_ns and len(a) == len(b) and bool((a.start_us == b.start_us).all())
-
-
-def _ranks_said(paths: Sequence[Path]) -> list[int] | None:
-    """Numbers behind "rank" or "worker" in the names of several files; None unless they differ."""
-    found = [_RANK_IN_NAME.findall(path.name) for path in paths]
-    if len(paths) > 1 and all(found) and len({match[-1] for match in found}) == len(paths):
-        return [int(match[-1][:9]) for match in found]
-    return None
-
-
-def _ranks_from_names(paths: Sequence[Path]) -> list[int | None]:
-    """The numbers of `_ranks_said`, else the only number in which the names differ."""
-    if (said := _ranks_said(paths)) is not None:
-        return list(said)
-    numbers = [re.findall(r"\d+", path.name) for path in paths]
-    if len(paths) > 1 and len({len(n) for n in numbers}) == 1:
-        for column in zip(*numbers, strict=True):
-            if sorted(map(int, column)) == list(range(len(paths))):
-                return [int(value) for value in column]
-    return [None] * len(paths)
 
 
 def _shown(r: RankRecords, position: int) -> int:
@@ -338,7 +200,7 @@ def _memory(ranks: Sequence[RankRecords], offsets: Floats) -> MemorySamples:
 
 
 def _joined(
-    ranks: Sequence[_Rank], matches: Sequence[Match], offsets: Floats
+    ranks: Sequence[Rank], matches: Sequence[Match], offsets: Floats
 ) -> tuple[tuple[str, ...], dict[str, Any], Dependencies]:
     """Names, columns and dependencies of all ranks; ranks are numbered by their place. Their own columns are given up."""
     table: dict[str, int] = {}

@@ -1,16 +1,14 @@
-"""What Kineto profiles lack, one line each: which ranks, which steps, which communication; and what can still be asked of them."""
+"""Warnings about what Kineto profiles lack: ranks, steps, communication; each says what can still be asked."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from dpro_search._text import numbers_text, shortened
-from dpro_search.collect.readers.kineto.collectives import Match
 from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.recorded_names import computes_too
 from dpro_search.collect.trace import CollectiveKind, EventKind
@@ -20,8 +18,6 @@ _TRAINS = ("autograd::engine", "Optimizer.step", "optimizer.step")
 _TRAINING = re.compile(r"Backward\d*$|_backward")
 _WHOLE_STEP = 0.5  # of the usual number of device ops: a step at an end of the recording with fewer was cut off
 _MOST_RANKS = 1 << 20
-_SAME_BYTES = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.BROADCAST)
-_SAME_JOB = ("backend", "nccl_version")  # of distributedInfo
 
 
 def of_ranks(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:
@@ -37,32 +33,6 @@ def of_ranks(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:
 def of_job(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:
     """Warnings about what the profiles lack of the job as a whole."""
     return [*_missing_devices(ranks, numbers), *_missing_ranks(ranks, numbers), *_communication(ranks), *_inference(ranks)]
-
-
-def other_job(first: RankRecords, other: RankRecords) -> str:
-    """What in the distributedInfo of a rank contradicts that it is of the same job as another; empty: nothing."""
-    for key in _SAME_JOB:
-        ours, theirs = first.job.get(key), other.job.get(key)
-        if ours is not None and theirs is not None and ours != theirs:
-            return f"distributedInfo has another {key} ({theirs})"
-    ours, theirs = _world(first.job), _world(other.job)
-    if ours is not None and theirs is not None and ours != theirs:
-        return "distributedInfo has another process group of all ranks"
-    return ""
-
-
-def two_jobs(ranks: Sequence[RankRecords], matches: Sequence[Match], numbers: Sequence[int]) -> str:
-    """Why ranks cannot be of one job: most collectives that they would have taken part in differ in bytes; empty: they can."""
-    sized = [
-        [int(ranks[position].size_bytes[event]) for position, event in match.event.items()]
-        for match in matches
-        if all(ranks[position].collectives[event].kind in _SAME_BYTES for position, event in match.event.items())
-    ]
-    known = [sizes for sizes in sized if min(sizes) > 0]
-    other = [sizes for sizes in known if min(sizes) != max(sizes)]
-    if 2 * len(other) <= len(known):
-        return ""
-    return f"{len(other)} of {len(known)} collectives of ranks {numbers_text(numbers)} differ in bytes between the ranks"
 
 
 def leave_out_cut_steps(r: RankRecords) -> None:
@@ -159,12 +129,3 @@ def _inference(ranks: Sequence[RankRecords]) -> Iterator[str]:
             "no backward pass and no optimizer were recorded: the iteration is one of inference (or the profile has no ops of the "
             "host); everything but training settings can be asked"
         )
-
-
-def _world(job: dict[str, Any]) -> Any:
-    """Size and members of the process group of all ranks, where they are listed."""
-    groups = job.get("pg_config")
-    for group in groups if isinstance(groups, list) else ():
-        if isinstance(group, dict) and (group.get("pg_desc") == "default_pg" or group.get("pg_name") == "0"):
-            return group.get("pg_size"), group.get("ranks")
-    return None

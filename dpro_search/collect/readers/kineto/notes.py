@@ -1,4 +1,4 @@
-"""The records of a Kineto file as the profiler spells them, and what they hold about the collectives that they are part of."""
+"""Records of a Kineto file as the profiler spells them, and their notes about the collectives that they are part of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in the user's program the events of a rank come from: ``find_origins(records, file, rows)``.
+"""Origins of a rank's events in the user's program: the op, the module and the source line (``find_origins(records, file, rows)``).
 
 A device op is launched by a call within an op of the framework, by time on the thread, else by the external id that the profiler
 gives both. Ops of the backward pass have the sequence number of the op of the forward pass that they differentiate: module and
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto.columns import Category, KinetoFile
-from dpro_search.collect.readers.kineto.frames import MODULE, Frames, innermost, parents_of
+from dpro_search.collect.readers.kineto.columns import MODULE, Category, Frames, KinetoFile
 from dpro_search.collect.readers.kineto.rank import RankRecords
-from dpro_search.collect.trace import EventKind, Floats, Ints
+from dpro_search.collect.trace import Codes, EventKind, Floats, Ints
 
 _DEEPEST = 64  # calls of modules within each other: those further in have the path of the last
 
@@ -121,3 +120,45 @@ def _paths(names: list[str], spans: Frames, up: Ints) -> Ints:
             names.append(text)
         found.append(number)
     return np.array(found, np.int64)
+
+
+def parents_of(thread: Codes, start_us: Floats, end_us: Floats) -> Ints:
+    """Of each span, the innermost other span of its thread that is open when it begins, -1: none, [n].
+
+    Spans of a thread must be nested.
+    """
+    order = np.lexsort((-end_us, start_us, thread))
+    parent = np.full(len(order), -1, np.int64)
+    open_spans: list[tuple[int, float]] = []
+    current = -1
+    columns = (order, thread[order], start_us[order], end_us[order])
+    for span, on, begins, ends in zip(*(column.tolist() for column in columns), strict=True):
+        if on != current:
+            open_spans.clear()
+            current = on
+        while open_spans and open_spans[-1][1] <= begins:
+            open_spans.pop()
+        if open_spans:
+            parent[span] = open_spans[-1][0]
+        open_spans.append((span, ends))
+    return parent
+
+
+def innermost(thread: Codes, start_us: Floats, end_us: Floats, at_thread: Codes, at_us: Floats, parent: Ints | None = None) -> Ints:
+    """Of each instant on a thread, the innermost span that is open then, -1: none, [instants]."""
+    if not len(thread) or not len(at_us):
+        return np.full(len(at_us), -1, np.int64)
+    parent = parents_of(thread, start_us, end_us) if parent is None else parent
+    order = np.lexsort((-end_us, start_us, thread))
+    both = np.lexsort(
+        (np.repeat((False, True), (len(order), len(at_us))), np.concatenate((start_us[order], at_us)),
+         np.concatenate((thread[order], at_thread)))
+    )  # fmt: skip
+    before = np.empty(len(both), np.int64)
+    before[both] = np.cumsum(both < len(order)) - 1
+    last = before[len(order) :]
+    found = np.where(last >= 0, order[np.maximum(last, 0)], -1)
+    found[(found >= 0) & (thread[found] != at_thread)] = -1
+    while (over := (found >= 0) & (end_us[found] < at_us)).any():
+        found[over] = parent[found[over]]
+    return found

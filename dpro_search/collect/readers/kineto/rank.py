@@ -45,7 +45,7 @@ EVENT_COLUMNS = (
 
 @dataclass(kw_only=True)
 class RankRecords:
-    """n events of a rank in order of their starts, before inferred polls (`polls`); the columns are those of `Events`.
+    """Records of a rank: n events in order of their starts, before inferred polls are added; the columns are those of `Events`.
 
     Attributes
     ----------

@@ -1,0 +1,203 @@
+"""The ranks of a job: which records of a file belong to which rank, and which files are of one job."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpro_search._text import numbers_text
+from dpro_search.collect.readers.kineto.collectives import Match
+from dpro_search.collect.readers.kineto.columns import Category, KinetoFile
+from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US, RankRecords
+from dpro_search.collect.trace import CollectiveKind, Dependencies, Ints
+from dpro_search.errors import InputError
+
+Rank = tuple[RankRecords, Dependencies]
+
+_RANK_IN_NAME = re.compile(r"(?:rank|worker|gpu|node)[-_. ]?(\d+)", re.IGNORECASE)
+_LEAST_SHARE = 0.05  # a process with a smaller share of the calls of the busiest process is no rank
+_SAME_BYTES = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.BROADCAST)
+_SAME_JOB = ("backend", "nccl_version")  # keys of distributedInfo that have one value in a job
+
+
+def rows_of_ranks(file: KinetoFile) -> list[Ints]:
+    """Rows of each rank: one rank, unless several processes of the host launched work (merged profiles).
+
+    A device's records belong to the process whose calls have their correlation ids and began before them, at the steadiest
+    distance: ids alone collide. As long as there are processes, each gets a device.
+    """
+    from scipy.optimize import linear_sum_assignment  # merged profiles are rare, and it takes long to import
+
+    everything = np.arange(len(file), dtype=np.int64)
+    on_device = np.isin(file.category, (Category.KERNEL, Category.COPY, Category.DEVICE_SYNC))
+    calls = np.flatnonzero((file.category == Category.RUNTIME) & (file.correlation > 0))
+    hosts, counts = np.unique(file.process[calls], return_counts=True)
+    hosts = hosts[counts >= _LEAST_SHARE * counts.max()] if len(hosts) else hosts
+    devices = np.unique(file.process[on_device]).tolist()
+    if len(hosts) < 2 or not devices:
+        return [everything]
+    calls_of_host = {int(host): calls[file.process[calls] == host] for host in hosts}
+    ops_of_device = [everything[on_device & (file.process == device) & (file.correlation > 0)] for device in devices]
+    cost = np.array([[_misfit(file, ops, calls) for calls in calls_of_host.values()] for ops in ops_of_device])
+    host_of_device = {device: list(calls_of_host)[int(row.argmin())] for device, row in zip(devices, cost, strict=True)}
+    for row, column in zip(*linear_sum_assignment(cost), strict=True):
+        host_of_device[devices[row]] = list(calls_of_host)[column]
+    used_hosts = [host for host in calls_of_host if host in host_of_device.values()]
+    if len(used_hosts) < 2:
+        return [everything]
+    rows = []
+    for host in used_hosts:
+        its_devices = [device for device in devices if host_of_device[device] == host]
+        rows.append(everything[(~on_device & (file.process == host)) | (on_device & np.isin(file.process, its_devices))])
+    lost = len(file) - sum(map(len, rows))
+    if lost:
+        file.dropped["records of processes that launched no work"] = lost
+    return rows
+
+
+def _misfit(file: KinetoFile, ops: Ints, calls: Ints) -> float:
+    """How badly a host's calls fit device ops: ops without a call of their id before them, then how much the distance varies."""
+    order = np.argsort(file.correlation[calls], kind="stable")
+    ids = file.correlation[calls][order]
+    at = np.minimum(np.searchsorted(ids, file.correlation[ops]), len(ids) - 1)
+    same = ids[at] == file.correlation[ops]
+    lag_us = file.start_us[ops] - file.start_us[calls[order[at]]]
+    fits = lag_us[same & (lag_us >= -CLOCK_SLACK_US)]
+    spread_us = float(np.median(np.abs(fits - np.median(fits)))) if len(fits) else 0.0
+    return 1e6 * (len(ops) - len(fits)) + min(spread_us, 1e6)
+
+
+def process_of(file: KinetoFile, rows: Ints) -> int | str | None:
+    """The process that called the runtime, or else the operators, most often."""
+    for category in (Category.RUNTIME, Category.HOST_OP):
+        calls = rows[file.category[rows] == category]
+        if len(calls):
+            return file.processes[int(np.bincount(file.process[calls]).argmax())]
+    return None
+
+
+def distinct_ranks(paths: Sequence[Path], files: list[list[Rank]]) -> tuple[list[Rank], Counter[str]]:
+    """The ranks of a job's files in order, and what was left out: copies of a rank's file.
+
+    Raises
+    ------
+    InputError
+        A rank has no number, several files are of one rank, or files are of different jobs or times.
+    """
+    _require_one_cycle(paths, files)
+    dropped: Counter[str] = Counter()
+    by_rank: dict[int, tuple[Path, Rank]] = {}
+    sizes: dict[int, Path] = {}
+    for path, ranks, number_in_name in zip(paths, files, _ranks_from_names(paths), strict=True):
+        for r, dependencies in ranks:
+            if r.rank is None:
+                r.rank = 0 if number_in_name is None and len(paths) == 1 else number_in_name
+            if r.rank is None:
+                raise InputError(
+                    f"{path}: neither its distributedInfo nor its name has the rank's number; name it rank0.json, rank1.json"
+                )
+            if r.world_size is not None:
+                other = next((p for size, p in sizes.items() if size != r.world_size), None)
+                sizes.setdefault(r.world_size, path)
+                if other is not None:
+                    raise InputError(f"{path}: of a job with {r.world_size} ranks, but {other} is not; import one job at a time")
+            if by_rank:
+                first_path, (first, _) = next(iter(by_rank.values()))
+                if difference := _difference_of_jobs(first, r):
+                    raise InputError(f"{path}: {difference} than in {first_path}; import one job at a time")
+            if r.rank in by_rank:
+                earlier_path, (earlier, _) = by_rank[r.rank]
+                if not _same_records(earlier, r):
+                    raise InputError(f"{path}: rank {r.rank} again, after {earlier_path}; import one file of each rank")
+                dropped["copies of a rank's file"] += 1
+                continue
+            by_rank[r.rank] = (path, (r, dependencies))
+    return [by_rank[rank][1] for rank in sorted(by_rank)], dropped
+
+
+def two_jobs(ranks: Sequence[RankRecords], matches: Sequence[Match], numbers: Sequence[int]) -> str:
+    """Why ranks cannot be of one job: most collectives that they would have taken part in differ in bytes; empty: they can."""
+    sizes = [
+        [int(ranks[position].size_bytes[event]) for position, event in match.event.items()]
+        for match in matches
+        if all(ranks[position].collectives[event].kind in _SAME_BYTES for position, event in match.event.items())
+    ]
+    known = [of_match for of_match in sizes if min(of_match) > 0]
+    different = [of_match for of_match in known if min(of_match) != max(of_match)]
+    if 2 * len(different) <= len(known):
+        return ""
+    return f"{len(different)} of {len(known)} collectives of ranks {numbers_text(numbers)} differ in bytes between the ranks"
+
+
+def _difference_of_jobs(first: RankRecords, other: RankRecords) -> str:
+    """What in the distributedInfo of two ranks contradicts that they are of one job; empty: nothing."""
+    for key in _SAME_JOB:
+        value, other_value = first.job.get(key), other.job.get(key)
+        if value is not None and other_value is not None and value != other_value:
+            return f"distributedInfo has another {key} ({other_value})"
+    group, other_group = _group_of_all(first.job), _group_of_all(other.job)
+    if group is not None and other_group is not None and group != other_group:
+        return "distributedInfo has another process group of all ranks"
+    return ""
+
+
+def _group_of_all(job: dict[str, Any]) -> Any:
+    """Size and members of the process group of all ranks; None: it is not listed."""
+    groups = job.get("pg_config")
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, dict) and (group.get("pg_desc") == "default_pg" or group.get("pg_name") == "0"):
+            return group.get("pg_size"), group.get("ranks")
+    return None
+
+
+def _require_one_cycle(paths: Sequence[Path], files: list[list[Rank]]) -> None:
+    """Raise `InputError` if two files are of one process, one after the other, as `tensorboard_trace_handler` writes them.
+
+    Ranks of a job run at the same time, so that two profiles that do not overlap are no two ranks, unless they say so.
+    """
+    first_of_process: dict[tuple[object, ...], tuple[Path, RankRecords]] = {}
+    names_differ = _ranks_in_names(paths) is not None
+    for path, ranks in zip(paths, files, strict=True):
+        r = ranks[0][0]
+        if len(ranks) > 1 or r.process is None or not len(r) or (r.rank is None and names_differ):
+            continue
+        other_path, other = first_of_process.setdefault((r.host, r.process, r.rank), (path, r))
+        (start_ns, end_ns), (other_start_ns, other_end_ns) = _span_ns(r), _span_ns(other)
+        if end_ns < other_start_ns or other_end_ns < start_ns:
+            raise InputError(
+                f"{path}: a second profiling cycle of the process of {other_path.name}, not another rank; "
+                "import one of the two, or import each and compare them with 'dpro-search diff'"
+            )
+
+
+def _span_ns(r: RankRecords) -> tuple[int, int]:
+    return r.origin_ns + int(r.start_us.min() * 1e3), r.origin_ns + int(r.end_us.max() * 1e3)
+
+
+def _same_records(a: RankRecords, b: RankRecords) -> bool:
+    return a.origin_ns == b.origin_ns and len(a) == len(b) and bool((a.start_us == b.start_us).all())
+
+
+def _ranks_in_names(paths: Sequence[Path]) -> list[int] | None:
+    """Numbers behind "rank" or "worker" in the names of several files; None unless they differ."""
+    numbers = [_RANK_IN_NAME.findall(path.name) for path in paths]
+    if len(paths) > 1 and all(numbers) and len({of_name[-1] for of_name in numbers}) == len(paths):
+        return [int(of_name[-1][:9]) for of_name in numbers]
+    return None
+
+
+def _ranks_from_names(paths: Sequence[Path]) -> list[int] | list[None]:
+    """The numbers of `_ranks_in_names`, else the only number in which the names differ."""
+    if (ranks := _ranks_in_names(paths)) is not None:
+        return ranks
+    numbers = [re.findall(r"\d+", path.name) for path in paths]
+    if len(paths) > 1 and len({len(of_name) for of_name in numbers}) == 1:
+        for column in zip(*numbers, strict=True):
+            if sorted(map(int, column)) == list(range(len(paths))):
+                return [int(value) for value in column]
+    return [None] * len(paths)

@@ -73,7 +73,7 @@ class Rows(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What is communicated: a fused tensor group."""
+    """A fused tensor group, which is communicated as one."""
 
     name: str
     size_bytes: float
@@ -134,7 +134,7 @@ class Hypercube(NamedTuple):
 
 
 def halving_doubling_partners(ranks: int) -> Hypercube:
-    """Of the first 2 (p - 2^k) ranks the even ones are surplus, each kept by the rank that follows it."""
+    """Surplus ranks: the even ones of the first 2 (p - 2^k) ranks. The rank that follows each of them takes its data."""
     dimensions = ranks.bit_length() - 1
     surplus_count = ranks - (1 << dimensions)
     rank = np.arange(ranks)

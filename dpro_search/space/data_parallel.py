@@ -233,7 +233,7 @@ def layered_step(
 
 
 def rank_step_of(graph: DataflowGraph, rank: int) -> RankStep:
-    """What a recorded rank computes, at tensor level: means over the recorded steps.
+    """Computation of a recorded rank at the level of tensors: means over the recorded steps.
 
     The compute thread is cut where the rank enqueues its tensors: forward, a backward segment up to each enqueue, and what is left
     after the last one. The updates are the recorded releases. The script between two steps ends the iteration, when all tensors
@@ -291,7 +291,7 @@ def rank_step_of(graph: DataflowGraph, rank: int) -> RankStep:
 
 
 def together(names: Sequence[str]) -> str:
-    """What several tensors are called: the first, and how many more."""
+    """Name of several tensors: the first one, and how many more."""
     return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
 
 

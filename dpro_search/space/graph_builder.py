@@ -24,7 +24,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
 
 
 class Axis(Protocol):
-    """What a template is formatted with along an axis of a block."""
+    """The values that a template is formatted with along an axis of a block."""
 
     def __len__(self) -> int: ...
 

@@ -171,11 +171,11 @@ class ReplayGraph:
         return bool(self.flow_bytes.any() or slowed or self.cores is not None or (self.servers > 1).any())
 
     def name(self, op: int) -> str:
-        """What people call an op."""
+        """Name of an op for people."""
         return self.names[op] if len(self.names) else f"op {op}"
 
     def device_name(self, device: int) -> str:
-        """What people call a device."""
+        """Name of a device for people."""
         return self.device_names[device] if len(self.device_names) else f"device {device}"
 
     def with_durations(self, duration_us: Floats) -> ReplayGraph:

@@ -149,7 +149,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterChange:
-    """What is different about the cluster; None leaves it as recorded."""
+    """Changes of the cluster; None leaves a property as recorded."""
 
     machines: Cluster | None = None  # A cluster in place of the recorded one; what follows changes it further.
     # ranks, cores: Number of ranks (None with `machines`: one on each of their devices), and of the cores that they share.
@@ -162,7 +162,7 @@ class ClusterChange:
     delay_us: float | None = None
 
     def applied(self, recorded: ClusterSpec) -> ClusterSpec:
-        """What the change makes of a cluster; raises `InputError` if the machines have fewer devices than ranks are asked for."""
+        """The changed cluster; raises `InputError` if the machines have fewer devices than ranks are asked for."""
         if self.machines is None:
             return recorded.changed(ranks=self.ranks, cores=self.cores, rate_bps=self.rate_bps)
         return spec_on(self.machines, self.ranks).spec.changed(cores=self.cores, rate_bps=self.rate_bps)
@@ -174,7 +174,7 @@ class ClusterChange:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What of the machines predictions do not know, a sentence each."""
+        """Properties of the machines that predictions do not know, a sentence each."""
         return () if self.machines is None else spec_on(self.machines, self.ranks).left_out
 
 

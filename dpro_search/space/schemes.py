@@ -21,7 +21,7 @@ MOST = 1e15  # of any number in a plan: a petabyte, or thirty years; arrays and 
 
 
 class _Plan(Protocol):
-    """What this module needs of a `Plan`, which imports it."""
+    """The part of a `Plan` that this module needs. `Plan` imports this module."""
 
     @property
     def scheme(self) -> Any: ...
@@ -52,7 +52,7 @@ class SchemeSettings(
 
     @classmethod
     def of(cls, plan: _Plan) -> Self:
-        """What a plan sets of this scheme: nothing, if it has settings of another one."""
+        """The settings of a plan for this scheme; none if the plan has settings of another scheme."""
         return plan.scheme if isinstance(plan.scheme, cls) else cls()
 
     @property

@@ -40,7 +40,7 @@ class Accuracy:
     ordered: Mapping[Domain, tuple[float, ...]]
 
     def interval_us(self, step_us: float, domain: Domain, vendor: str = "") -> tuple[float, float]:
-        """That holds a measured step in 9 of 10 cases."""
+        """The interval that holds a measured step in 9 of 10 cases."""
         low, high = self._ratio_of(domain, vendor)
         return low * step_us, high * step_us
 
@@ -73,7 +73,7 @@ class Accuracy:
 
 @lru_cache(maxsize=1)
 def accuracy() -> Accuracy:
-    """Of the shipped cost models."""
+    """The accuracy of the shipped cost models."""
     values = tomllib.loads((files("dpro_search.kinds.mesh") / "accuracy.toml").read_text())
     return Accuracy(
         on=values["on"],

@@ -28,7 +28,7 @@ class PassBounds:
         self._stages: dict[object, Floats] = {}  # how many of each block each stage has, [stages, blocks]
 
     def shape_us(self, shape: Strategy) -> float:
-        """Of any pipeline of the shape: its ranks have as much to do on average."""
+        """Bound for any pipeline of the shape, from the average work of its ranks."""
         both_us = self._block_times(shape)[1]
         return shape.micro_batches * float((self._counts(shape) @ both_us).sum()) / shape.pp
 
@@ -45,7 +45,7 @@ class PassBounds:
         return float(np.maximum(there_us + busy_us, there_us + until_us + back_us + weights_us[0]).max())
 
     def _block_times(self, strategy: Strategy) -> tuple[Floats, Floats, Floats]:
-        """Of each block, [blocks]: its forward pass, both, and what of them is for gradients of weights."""
+        """Times of each block, [blocks]: its forward pass, both passes, and the part for gradients of weights."""
         passes = self._steps.passes(strategy)
         key = id(passes)  # they live as long as the steps
         if key not in self._times:
@@ -187,5 +187,5 @@ class _Stage(NamedTuple):
         )
 
     def passes_us(self, micro_batches: int) -> float:
-        """Of all micro-batches."""
+        """Time of all micro-batches."""
         return micro_batches * self.pass_us + self.once_us

@@ -23,7 +23,7 @@ _OF_SHAPES = ("tp", "pp", "dp", "cp", "ep", "etp", "sequence_parallel", "micro_b
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a search may set beside degrees; degrees follow from the model, the batch and the devices."""
+    """Choices of a search in addition to degrees, which follow from the model, the batch and the devices."""
 
     zero_stages: tuple[int, ...]
     recompute: tuple[Recompute, ...]
@@ -148,7 +148,7 @@ class Candidates:
         return [each for each in self.choices.zero_stages if not ((each >= 2 and shape.pp > 1) or (each and alone))]
 
     def relaxed(self, split: Strategy) -> Iterator[Strategy]:
-        """Of a split those with more memory and less communication: ZeRO over fewer replicas, parameters kept for backward."""
+        """Variants of a split with more memory and less communication: ZeRO over fewer replicas, or parameters kept."""
         if not split.zero_stage:
             return
         if split.zero_stage == 3:
@@ -158,7 +158,7 @@ class Candidates:
                 yield replace(split, dp_replicate=copies)
 
     def recomputations(self, split: Strategy) -> Sequence[Recomputation]:
-        """What of a split's activations may be computed again, the least first: what, and of how many layers of each stage."""
+        """Recomputations that are possible for a split, the smallest first: the kind, and the number of layers of each stage."""
         most = max(split.stage_layers) if split.stage_layers else -(-self._fixed.layer_count // (split.pp * split.virtual_stages))
         recomputations: list[Recomputation] = []
         for recompute in self.choices.recompute:

@@ -47,7 +47,7 @@ def single_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
 
 
 def _saving_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
-    """Of those, the ones that need less memory, also further ones; of recomputation also that of some layers of each stage."""
+    """Changes that need less memory, among them the recomputation of only some layers of each stage."""
     if strategy.recompute is Recompute.NONE:
         yield from ({"recompute": "full", "recompute_layers": layers} for layers in (1, 2, 4, 8, 16, 32))
     elif strategy.recompute_layers:

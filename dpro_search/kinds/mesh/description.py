@@ -81,7 +81,7 @@ class MeshDescription(Description):
 
     @property
     def device(self) -> Device:
-        """What a rank computes on."""
+        """The device that a rank computes on."""
         return self.cluster.groups[0].host.device
 
     @property
@@ -102,7 +102,7 @@ class MeshDescription(Description):
 
     @property
     def runtime(self) -> Runtime:
-        """What the framework does, with the bytes of parameters and of the optimizer's state of a captured model."""
+        """Behaviour of the framework, with the bytes of parameters and of the optimizer's state of a captured model."""
         return runtime_of(self.framework, self.fixed.model, self.precision, self.compiled)
 
     @property

@@ -39,7 +39,7 @@ _PASSES = {
 
 
 def stage_facts(timeline: Timeline, strategy: Strategy) -> list[dict[str, Any]]:
-    """What one rank of each pipeline stage does; all ranks of a stage do the same."""
+    """Times of one rank of each pipeline stage. All ranks of a stage do the same."""
     graph = timeline.graph
     alike = strategy.devices // strategy.pp
     found = []
@@ -92,7 +92,7 @@ def findings(breakdown_us: Mapping[str, float], gains: Sequence[Mapping[str, Any
 
 
 def memory_sentence(memory: Mapping[str, float], limit_bytes: int | None, remedies: Sequence[Mapping[str, Any]]) -> str:
-    """What the rank needs that needs most, and, where a device has not so much, the fastest change that fits."""
+    """Memory of the rank that needs most and, if a device has less, the fastest change that fits."""
     total = sum(memory.values())
     most = max(memory, key=lambda name: memory[name])
     of = "" if limit_bytes is None else f" of {size_text(limit_bytes)}"

@@ -206,7 +206,7 @@ class MeshJob(Job):
         return msgspec.structs.replace(prediction, breakdown_us=self._parts_us(plan))
 
     def split(self, plan: Plan) -> StepSplit:
-        """Where the time of a step goes, as it is measured of paced ranks."""
+        """Breakdown of the time of a step, in the parts that paced ranks measure."""
         return predicted_split(self._steps, self._mesh.strategy(plan))
 
     def alone_us(self, plan: Plan) -> AloneUs:
@@ -228,7 +228,7 @@ class MeshJob(Job):
         }
 
     def _memory_bytes(self, strategy: Strategy) -> dict[str, float]:
-        """Of the rank that needs most, by what it is for."""
+        """Memory of the rank that needs most, by purpose."""
         memory = self._steps.memory(strategy)
         return {
             field.name.removesuffix("_bytes"): getattr(memory, field.name)
@@ -322,12 +322,12 @@ class MeshJob(Job):
 
     @property
     def _limit_bytes(self) -> int | None:
-        """What a rank may have: of its device, or less where that was asked for."""
+        """Memory that a rank may use: that of its device, or less if the user limits it."""
         known = [limit for limit in (self._device_bytes, self.memory_limit_bytes) if limit is not None]
         return min(known, default=None)
 
     def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
-        """What today's plan and the others of the best lose to the first, and whether their order is certain."""
+        """Sentences that say what today's plan and the other best plans lose to the first, and whether their order is certain."""
         if not plans:
             return ()
         best, *others = plans
@@ -406,7 +406,7 @@ class MeshJob(Job):
         }
 
     def _gains(self, base_us: float) -> list[dict[str, Any]]:
-        """What speeds and single changes of the plan would gain: those that are legal, fit, and gain anything."""
+        """Gains of other speeds and of single changes of the plan that are legal, fit into memory, and gain anything."""
         asked = ("compute=0.9", "communication=0", "bandwidth=2")
         found = {text: self.scaled(Scale.parse(text)).predict(Plan()).iteration_us for text in asked}
         for values in single_changes(self._mesh.today):
@@ -479,7 +479,7 @@ def _with_fixed(description: MeshDescription, fixed: Fixed, cluster: Cluster, ru
 
 
 def forward_flops(model: Model, sequence: int) -> float:
-    """Of the forward pass of one sequence, without what is masked."""
+    """FLOPs of the forward pass of one sequence, without masked scores."""
     return sum(block.count * op.forward_flops(block.sizes_at(1, sequence)) for block in blocks_of(model) for op in block.ops)
 
 

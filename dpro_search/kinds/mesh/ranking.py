@@ -22,7 +22,7 @@ from dpro_search.replay.parallel_step import ParallelSteps
 from dpro_search.space.mesh import Strategy
 
 RELAXED = 0.005
-"""Of a step: strategies that can only hide communication are not looked at where less of it is exposed."""
+"""Share of a step: if less communication than this is exposed, strategies that can only hide communication are skipped."""
 
 
 class _Level(IntEnum):

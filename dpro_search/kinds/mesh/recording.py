@@ -105,7 +105,7 @@ def record_times(
 
 
 def paced_times(job: MeshJob, plan: Plan) -> bytes:
-    """What paced ranks read (`runtime/timed/dpro_search_paced.py`): predicted times of a rank's own work."""
+    """Input of paced ranks (`runtime/timed/dpro_search_paced.py`): predicted times of a rank's own work."""
     times = job.workload(plan).times
     assert times is not None, "paced jobs have recorded times"
     times_of_block = {
@@ -135,7 +135,7 @@ def alone_job(description: MeshDescription, strategy: Strategy, *, on_gpu: bool)
 
 
 def _timed(alone: MeshJob, real: RecordedJob, cores: int) -> list[dict[str, Any]]:
-    """What each process wrote."""
+    """The records that each process wrote."""
     devices = alone.description.fixed.devices
     require_framework(real.spec.interpreter, ("torch",), "torch")
     with scratch_folder("blocks") as work:
@@ -187,7 +187,7 @@ def _blocks(description: MeshDescription, content: Sequence[dict[str, Any]]) -> 
 
 
 class _Passes(NamedTuple):
-    """Of a block's passes, a usual micro-batch's, the last one's of a step, and the usual ones' deviation over their mean.
+    """Times of a block's passes: of a usual micro-batch, of the last one of a step, and the relative deviation of the usual ones.
 
     The first micro-batches add no gradients to others. A step waits for every pass, so that means count; the longest is left out,
     for now and then a machine stalls.
@@ -220,7 +220,7 @@ def _without_recomputation(row: BlockTime, alone: MeshJob) -> BlockTime:
 
 
 def _step(strategy: Strategy, content: Sequence[dict[str, Any]], rows: tuple[BlockTime, ...]) -> RankStep:
-    """Of one process, which a GPU has."""
+    """Records of one process, which has a GPU."""
     (run,) = content
     return RankStep(
         settings=_settings(strategy),
@@ -234,7 +234,7 @@ def _step(strategy: Strategy, content: Sequence[dict[str, Any]], rows: tuple[Blo
 
 
 def beside_passes(alone: MeshJob, step: RankStep, elements: float) -> UpdateTime:
-    """What a GPU's step takes beside the passes of usual micro-batches.
+    """Time of a GPU's step in addition to the passes of usual micro-batches.
 
     The update; what the first micro-batch has to gather and to cast, and what the last one hands over to be exchanged.
     """

@@ -161,7 +161,7 @@ def _repeated(counts: Sequence[int]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
-    """What no plan changes: the model, the batch, the devices, and what the framework does where nothing is set."""
+    """The part of a job that no plan changes: the model, the batch, the devices, and the framework's defaults."""
 
     model: Model
     sequence: int
@@ -171,7 +171,7 @@ class Fixed:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Of a transformer; a network has none that could be split."""
+        """Heads of a transformer. A network has none that could be split."""
         return self.model.layers if isinstance(self.model, Architecture) else ()
 
     @property
@@ -188,7 +188,7 @@ class Fixed:
 
     @property
     def heads(self) -> int:
-        """What degrees of tensor parallelism divide."""
+        """The size that degrees of tensor parallelism divide."""
         if isinstance(self.model, CapturedModel):
             return self.model.widths
         return self.layers[0].attention.heads if self.layers else 1

@@ -51,7 +51,7 @@ class MeshSpace(PlanSpace):
         super().__init__(facts, [Setting(facts, name, lambda: self._values) for name in MeshSettings.__struct_fields__])
 
     def strategy(self, plan: Plan) -> Strategy:
-        """What a plan means; raises `InputError` with the nearest legal value where it is impossible."""
+        """The strategy that a plan describes; raises `InputError` with the nearest legal value if it is impossible."""
         return resolved(under(self._runs, MeshSettings.of(plan)), self._fixed)
 
     def plan(self, strategy: Strategy) -> Plan:

@@ -45,7 +45,7 @@ class Splits(Protocol):
 
 
 def paced_split(job: Splits, plan: Plan, folder: Path, warmup: int) -> ComparedSplit | None:
-    """What paced ranks wrote into a folder, beside the prediction; None: they ran too few steps."""
+    """The measured breakdown that paced ranks wrote into a folder, beside the prediction; None if they ran too few steps."""
     measured = measured_split(read_spans(folder), warmup, job.alone_us(plan))
     return None if measured is None else ComparedSplit.of(measured, job.split(plan))
 
@@ -80,7 +80,7 @@ def alone_us(workload: Workload) -> AloneUs:
 
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """Of a step, means over ranks; exposed communication by axis."""
+    """Breakdown of a step as means over ranks; exposed communication by axis."""
 
     step_us: float
     compute_us: float
@@ -99,7 +99,7 @@ def _parts(steps: ParallelSteps, strategy: Strategy) -> _Parts:
 
 
 def _rank_parts(steps: ParallelSteps, strategy: Strategy, timeline: Timeline, rank: int) -> tuple[float, dict[str, float]]:
-    """What a rank of the replay computes, and its exposed communication by axis, in us."""
+    """Compute of a rank in the replay, and its exposed communication by axis, in us."""
     computing, needed = _intervals(timeline, rank)
     compute_us = _covered_us(computing)
     by_axis_us = {axis: _covered_us([*computing, *spans]) - compute_us for axis, spans in needed.items()}

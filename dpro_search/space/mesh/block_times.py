@@ -43,7 +43,7 @@ class BlockTimes:
 
 
 def nearest(times: Sequence[BlockTimes], block: Block, sequence: int, strategy: Strategy) -> BlockTimes | None:
-    """Of measurements of a block that whose work on a rank is most alike; None: the block was not measured."""
+    """The measurement of a block whose work on a rank is most similar; None if the block was not measured."""
 
     def distance(found: BlockTimes) -> float:
         ratios = (

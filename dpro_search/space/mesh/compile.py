@@ -31,7 +31,7 @@ class LocalOp(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """What the ranks along an axis exchange; all send, to the next one of a ring, where the type is SEND."""
+    """An exchange between the ranks along an axis. If the type is SEND, each rank sends to the next one of a ring."""
 
     type: CollectiveKind
     axis: str  # Of the strategy's groups.
@@ -53,7 +53,7 @@ class Weight(NamedTuple):
 
     @property
     def elements(self) -> float:
-        """Of all its tensors."""
+        """Elements of all its tensors."""
         return sum(self.tensors)
 
 
@@ -169,7 +169,7 @@ class _Compiler:
                     yield from (collective for collective in conversions if collective.type is CollectiveKind.ALL_GATHER)
 
     def _loss(self, op: Op) -> Iterator[Collective]:
-        """Of logits of which each rank has a part of the vocabulary: their maximum, the sum of exponentials, and the target's."""
+        """Exchanges of a loss with a vocabulary split over ranks: the maximum, the sum of exponentials, the target's logit."""
         for axis in sorted(self._partial(op.name)):
             yield Collective(CollectiveKind.ALL_REDUCE, axis, elements(op.output, self._local(op)), op.name, False, 3)
 
@@ -264,7 +264,7 @@ class _Compiler:
         return self._elements(name)
 
     def _elements(self, name: str) -> float:
-        """Of a tensor on one rank, in the layout in which it is kept: that in which it was made, or split further to be summed."""
+        """Elements of a tensor on one rank, in the layout in which it was made, or split further to be summed."""
         splits = self._made(name)
         if self._partial(name):
             splits = tuple(sorted({*splits, *(pair for pair in self._input if pair[0] in self._partial(name))}))

@@ -27,7 +27,7 @@ ADAM_PASSES_BYTES = 30.0
 CONTENTION = 0.2
 """By how much compute is slower beside collectives: Duan et al. ("Proteus", TPDS 2024) fit 0.1 to 0.3 to machines and models."""
 SLOWED = CONTENTION / (1 + CONTENTION)
-"""Of the time of a collective that runs beside compute, what the compute loses."""
+"""Fraction of an overlapping collective's duration by which compute is slowed down."""
 
 _SPLIT = (OpType.MATMUL, OpType.GATHER)  # ops whose weights tensor parallel ranks share
 _AXES_OF_PASSES = ("tp", "cp", "ep", "etp")
@@ -81,7 +81,7 @@ class Pricer:
         )
 
     def program(self, block: Block) -> BlockProgram:
-        """What a rank does in a block."""
+        """The work of a rank in a block."""
         key = block.name, self.split
         program = self._known.programs.get(key)
         if program is None:
@@ -91,7 +91,7 @@ class Pricer:
         return program
 
     def layer(self, block: Block, *, again: bool = True) -> LayerCosts:
-        """What a block takes; `again`: whether it is one of those whose activations the strategy computes again."""
+        """Costs of a block. `again`: whether the strategy recomputes the activations of this block."""
         key = block.name, again
         if key not in self._layers:
             self._layers[key] = self._priced(block, self._workload.strategy.recompute if again else Recompute.NONE)
@@ -107,7 +107,7 @@ class Pricer:
         return replace(self.passes(block, recompute), gather_us=gather_us, reduce_us=reduce_us + self._handed_over_us(block))
 
     def passes(self, block: Block, recompute: Recompute | None = None) -> LayerCosts:
-        """What a block takes without what replicas exchange; `recompute`: other than the strategy's."""
+        """Costs of a block without the exchanges between replicas. `recompute`: replaces the strategy's value."""
         strategy = self._workload.strategy
         recompute = strategy.recompute if recompute is None else recompute
         places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
@@ -165,7 +165,7 @@ class Pricer:
         return total_us
 
     def _factors(self, block: Block) -> tuple[float, float]:
-        """Of a block's passes, measured over predicted where it was measured, or where its work was most alike; 1: never."""
+        """Ratios of measured to predicted time of a block's passes, from the most similar measured block; 1 if there is none."""
         workload = self._workload
         block_times = nearest(workload.measured, block, workload.sequence, workload.strategy)
         if block_times is None:
@@ -194,7 +194,7 @@ class Pricer:
         return tuple(OpTime(op, forward_us[op.name], backward_us.get(op.name, 0.0)) for op in ops)
 
     def own(self, block: Block) -> Own:
-        """What a rank does itself in a block."""
+        """The time of a rank's own work in a block."""
         recorded, program, costs = self._recorded_own(block), self.program(block), self.passes(block)
         if recorded is None:
             forward_us, backward_us = (
@@ -232,7 +232,7 @@ class Pricer:
         return Own(recorded.forward_us * factor, recorded.backward_us * factor, recorded.reduce_us * factor, recorded.spread)
 
     def _modelled(self, block: Block, cut: Cut) -> ModelledOwn:
-        """What cost models say of a rank's own work, with the copies of gathered parameters and exchanged gradients."""
+        """Modelled time of a rank's own work, with the copies of gathered parameters and exchanged gradients."""
         split = Strategy(
             tp=cut.tp, sequence_parallel=cut.sequence_parallel, micro_batch=cut.micro_batch, global_batch=cut.micro_batch
         )
@@ -256,7 +256,7 @@ class Pricer:
         return ModelledOwn(Work(forward_us + added_us[0]), Work(backward_us + added_us[1]), reduce_us)
 
     def _split_us(self, program: BlockProgram, cut: Cut, *, side_by_side: bool) -> tuple[float, float]:
-        """What the framework adds to both passes where tensor parallel ranks share weights.
+        """Work that the framework adds to both passes where tensor-parallel ranks share weights.
 
         `side_by_side`: to each of the weights of an op, as queries, keys and values are layers of their own in a script.
         """
@@ -268,11 +268,11 @@ class Pricer:
         return shared * times.split_forward_us, shared * times.split_backward_us
 
     def _waits_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
-        """Of a pass, collectives beside which nothing is computed."""
+        """Time of the collectives of a pass that no computation overlaps."""
         return sum(self._step_us(step, backward=backward) for step in steps if isinstance(step, Collective))
 
     def _weights_us(self, program: BlockProgram) -> float:
-        """Of a backward pass, the gradients of weights."""
+        """Time of the gradients of weights in a backward pass."""
         ops = [
             step for step in program.backward if isinstance(step, LocalOp) and step.op.type in (OpType.MATMUL, OpType.CONVOLUTION)
         ]
@@ -281,7 +281,7 @@ class Pricer:
         return self._matmul * sum(self._ops.weight_gradient_us(step.op, step.sizes) for step in ops)
 
     def _backward_us(self, steps: tuple[LocalOp | Collective, ...]) -> float:
-        """Of a backward pass. Tensor parallel collectives run beside matmuls that do not need them, where the runtime does so.
+        """Time of a backward pass. Tensor-parallel collectives overlap with independent matmuls, if the runtime does that.
 
         A matmul's input that is gathered again is needed by the gradient of the weight only, and the gradient of the input can be
         exchanged while that of the weight is computed (Megatron-LM's linear layers with asynchronous communication).
@@ -312,11 +312,11 @@ class Pricer:
         return total_us + weight_us + gathered_us
 
     def _beside(self, compute_us: float, collective_us: float) -> float:
-        """Of a collective and of compute that neither waits for the other."""
+        """Time of a collective and of independent compute that run at the same time."""
         return max(collective_us, compute_us + self.slowed * collective_us)
 
     def _accumulated_us(self, program: BlockProgram) -> float:
-        """What it takes to add a micro-batch's gradients to those before."""
+        """Time to add a micro-batch's gradients to the gradients of earlier micro-batches."""
         if self._workload.frozen:
             return 0.0
         held = sum(weight.elements for weight in program.weights if not weight.sparse)
@@ -326,7 +326,7 @@ class Pricer:
         return self._workload.scales.memory * self._ops.moved_us(count_bytes)
 
     def _host_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
-        """Of the host, to start a pass."""
+        """Time of the host to start a pass."""
         host, scales = self._workload.runtime.host, self._workload.scales
         kernels = sum(self._ops.launches(step.op, backward=backward) for step in steps if isinstance(step, LocalOp))
         collectives = sum(isinstance(step, Collective) for step in steps)
@@ -336,12 +336,12 @@ class Pricer:
         return total_us + sum(step.repeats * self._check_us(step.axis) for step in exchanges)
 
     def _check_us(self, axis: str) -> float:
-        """Of the host, to check that all ranks call the same collective."""
+        """Time of the host to check that all ranks call the same collective."""
         ranks = self.groups.placements[axis].ranks
         return self._workload.scales.checks * self._workload.runtime.host.check_rank_us * ranks if ranks > 1 else 0.0
 
     def _element_bytes(self, step: Collective) -> float:
-        """Of what is exchanged; sums stay in 16 bits.
+        """Bytes of an exchanged element; sums stay in 16 bits.
 
         Inputs of products in 8 bits, and gradients of their outputs, are quantized before tensor parallel ranks gather them
         (Transformer Engine's linear layers).
@@ -363,7 +363,7 @@ class Pricer:
         return self._ring_us(op_us, step.beside) if step.beside else op_us
 
     def _ring_us(self, op_us: float, beside: Sequence[Collective]) -> float:
-        """Of an op in as many parts as a ring has ranks: beside each part what the next one needs is on its way."""
+        """Time of an op in as many parts as a ring has ranks. The input of the next part is transferred during each part."""
         element_bytes = self._workload.element_bytes
         sends = [(self._exchanged_us(each.type, each.elements * element_bytes, each.axis), each.repeats) for each in beside]
         parts = self.groups.placements[beside[0].axis].ranks
@@ -392,12 +392,12 @@ class Pricer:
         return gather_us, reduce_us
 
     def _handed_over_us(self, block: Block) -> float:
-        """What a rank does itself when it exchanges a block's gradients, where that was recorded."""
+        """Recorded time of a rank's own work when it exchanges a block's gradients; 0 if it was not recorded."""
         recorded = self._recorded_own(block)
         return 0.0 if recorded is None else recorded.reduce_us
 
     def stage(self, blocks: Sequence[Block]) -> tuple[LayerCosts, ...]:
-        """What the blocks of a stage take; where gradients are summed in buckets, a bucket counts with the block that fills it."""
+        """Costs of the blocks of a stage. If gradients are summed in buckets, a bucket counts with the block that fills it."""
         flags = recomputed(self._workload.strategy, blocks)
         layers = tuple(self.layer(block, again=again) for block, again in zip(blocks, flags, strict=True))
         strategy, runtime = self._workload.strategy, self._workload.runtime
@@ -463,7 +463,7 @@ class Pricer:
 
 
 def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
-    """What the parts of a step take."""
+    """Costs of the parts of a step."""
     strategy, pricer = workload.strategy, Pricer(workload, known)
     stages = stages_of(workload, known)
     stream = strategy.micro_batch * workload.sequence * workload.model.hidden / strategy.cp
@@ -496,7 +496,7 @@ def _reduces_beside(workload: Workload) -> bool:
 
 
 def _cores(workload: Workload) -> tuple[tuple[int, int], ...]:
-    """Of the first rank of each pipeline stage, its core, and how many ranks of the stage compute there."""
+    """The core of the first rank of each pipeline stage, and how many ranks of the stage compute on that core."""
     ranks, stages = workload.strategy.devices, workload.strategy.pp
     if not 0 < workload.cores < ranks:
         return ()

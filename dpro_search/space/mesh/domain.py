@@ -38,5 +38,5 @@ def domain_of(workload: Workload, known: Known | None = None) -> Domain:
 
 
 def harder(one: Domain, other: Domain) -> Domain:
-    """Of two domains the one that comes first, on which the error of a comparison depends."""
+    """The first of two domains, which decides the error of a comparison."""
     return min(one, other, key=list(Domain).index)

@@ -1,4 +1,4 @@
-"""What ranks that hold the same parameters exchange in a step: parameters, gradients, and what is left to do at the end of it."""
+"""Exchanges in a step between ranks that hold the same parameters: parameters, gradients, and the rest at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARAMETERS = "parameters"  # what the collectives here are about, in place of th
 
 
 def parameter_collectives(program: BlockProgram, strategy: Strategy, *, frozen: bool = False) -> Iterator[Collective]:
-    """Of a block: the all-gather of what ZeRO splits, and the sum of its gradients.
+    """Collectives of a block's parameters: the all-gather of what ZeRO splits, and the sum of its gradients.
 
     Ranks with copies of what is split (HSDP) sum the parts that they are left with. Frozen parameters have no gradients, and are
     gathered only where ZeRO splits parameters. Sizes are those of whole tensors on a tensor parallel rank.

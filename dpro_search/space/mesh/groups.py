@@ -68,7 +68,7 @@ class Groups:
 
     @cached_property
     def placements(self) -> dict[str, Placement]:
-        """Where the group of the first rank is, by axis."""
+        """Placement of the group of the first rank, by axis."""
         return {axis: self._placement(stride, size) for axis, (stride, size) in self._strides.items()}
 
     def ranks(self, axis: str) -> range:
@@ -113,7 +113,7 @@ class Groups:
         )
 
     def us(self, kind: CollectiveKind, size_bytes: float, axis: str, copies: int = 0) -> float:
-        """What a collective over an axis takes, or one hop where all ranks send to the next one; 0 for one rank.
+        """Duration of a collective over an axis, or of one hop if all ranks send to the next one; 0 for one rank.
 
         `copies`: of an all-to-all whose items each cross to a host once (`costmodel.collectives.nccl.lines`).
         """
@@ -125,7 +125,7 @@ class Groups:
         return self._fastest_us(_NAMES[kind], size_bytes, placement, axis, copies)
 
     def send_us(self, size_bytes: float, axis: str = "pp") -> float:
-        """What it takes to send to the next rank along an axis; every rank does at the same time."""
+        """Duration of sending to the next rank along an axis, which every rank does at the same time."""
         placement = self.placements[axis]
         if placement.ranks == 1:
             return 0.0
@@ -149,7 +149,7 @@ class Groups:
         return self._scales.communication * self._modelled_us(collective, size_bytes, placement, copies)
 
     def _alone(self, collective: str, size_bytes: float, placement: Placement) -> float:
-        """What is left of the time of a group that others exchange beside, where they do not: 1 for groups that share links."""
+        """Ratio of a group's time alone to its time beside the exchanges of other groups; 1 for groups that share links."""
         together = replace(placement, concurrent=max(self._per_host // placement.ranks_per_node, 1))
         if self._shared or together == placement:
             return 1.0

@@ -13,7 +13,7 @@ from dpro_search.space.mesh.memory_rules import DROPOUT_SCORE_BYTES, MemoryRules
 from dpro_search.space.mesh.runtime import Selective
 
 STATISTIC_BYTES = 4.0
-"""Of a row of a norm or of a query of fused attention: its scale, or the logarithm of its sum, in fp32."""
+"""Bytes per row of a norm or per query of fused attention: its scale, or the logarithm of its sum, in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def kept_of(
     copies_output: bool = False,
     adapters: bool = False,
 ) -> Kept:
-    """What one micro-batch leaves in a block.
+    """Memory that one micro-batch leaves in a block.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def _has_gradients(op: Op) -> bool:
 
 
 def _copies_bytes(step: LocalOp, rules: MemoryRules, element_bytes: float) -> float:
-    """What an op keeps beside the tensors that its backward pass needs."""
+    """Memory that an op keeps in addition to the tensors that its backward pass needs."""
     op, sizes = step.op, step.sizes
     if op.role is Role.NORM and "hidden" in op.dims:
         rows = elements(op.output, sizes) / max(sizes.get("hidden", 1.0), 1.0)

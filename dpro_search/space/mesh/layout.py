@@ -68,7 +68,7 @@ class Layout:
 
 
 def kind_of(dim: str) -> str:
-    """What decides over which axes a dim is split: of "width:3" the part before the colon, else its name."""
+    """The kind of a dim, which decides over which axes it is split: the part of "width:3" before the colon, or else its name."""
     return dim.partition(":")[0]
 
 

@@ -19,10 +19,10 @@ from dpro_search.space.mesh.strategy import Recompute
 from dpro_search.space.mesh.workload import Known, Workload, ranks_of, recomputed, stages_of
 
 CONTEXT_BYTES = 1.05 * 2**30
-"""What the driver holds back (0.55 GiB of an H100: 79.1 GiB of nvidia-smi's 79.65), and a process's context and loaded kernels."""
+"""Memory that the driver holds back (0.55 GiB of an H100: 79.1 GiB of nvidia-smi's 79.65), and a process's context and kernels."""
 CHANNELS = 16
 CHANNEL_BYTES = 2 * 10 * 2**20
-"""Of a channel of an NCCL communicator, to send and to receive: buffers of its protocols, 4 MiB and less (`NCCL_BUFFSIZE`)."""
+"""Buffers of a channel of an NCCL communicator, to send and to receive: 4 MiB and less for each protocol (`NCCL_BUFFSIZE`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class PeakMemory:
 
     @property
     def allocated_bytes(self) -> float:
-        """What tensors hold: `torch.cuda.max_memory_allocated`."""
+        """Memory of tensors: `torch.cuda.max_memory_allocated`."""
         return (
             self.weights_bytes
             + self.gradients_bytes
@@ -57,12 +57,12 @@ class PeakMemory:
 
     @property
     def reserved_bytes(self) -> float:
-        """What the allocator holds: `torch.cuda.max_memory_reserved`."""
+        """Memory that the allocator holds: `torch.cuda.max_memory_reserved`."""
         return self.allocated_bytes + self.fragments_bytes + self.cached_bytes
 
     @property
     def total_bytes(self) -> float:
-        """What a device shows and must have.
+        """Memory that a device shows and must have.
 
         The allocator gives cached blocks back rather than fail, but jobs that need them to be given back in every step mostly do
         fail (experiments/truth, out-of-memory rows).
@@ -70,18 +70,18 @@ class PeakMemory:
         return self.reserved_bytes + self.context_bytes
 
     def reserved_within(self, limit_bytes: float) -> float:
-        """What the allocator holds on a device: it gives cached blocks back rather than fail."""
+        """Memory that the allocator holds on a device. It returns cached blocks rather than fail."""
         fits = self.reserved_bytes + self.context_bytes <= limit_bytes
         return self.reserved_bytes if fits else self.reserved_bytes - self.cached_bytes
 
 
 def peak_memory(workload: Workload, known: Known | None = None) -> PeakMemory:
-    """Of the pipeline rank that needs most."""
+    """Peak memory of the pipeline rank that needs most."""
     return max(rank_memories(workload, known), key=lambda memory: memory.total_bytes)
 
 
 def rank_memories(workload: Workload, known: Known | None = None) -> tuple[PeakMemory, ...]:
-    """Of each pipeline rank, from the first stage's on."""
+    """Peak memory of each pipeline rank, in the order of stages."""
     return _Ledger(workload, known).memories()
 
 
@@ -171,7 +171,7 @@ class _Ledger:
         return waiting * logits * self._workload.element_bytes
 
     def _states(self, blocks: tuple[Block, ...]) -> PeakMemory:
-        """What lives as long as the job."""
+        """Memory that stays allocated as long as the job runs."""
         plan, runtime, rules = self._plan, self._workload.runtime, self._rules
         in_8_bits = self._workload.frozen and self._workload.precision in ("fp8", "fp4")  # weights that nothing updates
         element = 1.0 if in_8_bits else self._workload.element_bytes
@@ -201,7 +201,7 @@ class _Ledger:
         )
 
     def _workspace_bytes(self, blocks: tuple[Block, ...]) -> float:
-        """Of matmul libraries, and buffers that layers share: of scores, and in place of gradients of weights."""
+        """Workspace of matmul libraries, and buffers that layers share for scores and in place of gradients of weights."""
         rules, kept = self._rules, [self._of(block) for block in {block.name: block for block in blocks}.values()]
         experts = any(block.top_k for block in blocks)
         shapes = frozenset[tuple[float, float]]().union(*(each.weight_shapes for each in kept))
@@ -238,7 +238,7 @@ class _Ledger:
         return best
 
     def _stage(self, number: int) -> _Stage:
-        """What a micro-batch of a stage holds."""
+        """Memory of a micro-batch of a stage."""
         if number not in self._of_stages:
             blocks = self._stages[number]
             kept = [(self._of(block), again) for block, again in zip(blocks, recomputed(self._plan, blocks), strict=True)]
@@ -251,13 +251,13 @@ class _Ledger:
         return self._of_stages[number]
 
     def _held_bytes(self, kept: Kept, again: bool) -> float:
-        """What a block keeps of a micro-batch from its forward to its backward pass; logits count apart."""
+        """Memory that a block keeps for a micro-batch from its forward to its backward pass. Logits count apart."""
         if not again:
             return kept.activations_bytes + kept.scores_bytes
         return kept.selective_bytes if self._plan.recompute is Recompute.SELECTIVE else kept.input_bytes
 
     def _again_bytes(self, kept: Kept, again: bool) -> float:
-        """What the backward pass of a block holds for a while: gradients, and activations that it computes again."""
+        """Temporary memory of the backward pass of a block: gradients, and activations that it recomputes."""
         if not again:
             return kept.transient_bytes
         left = 0.0 if self._plan.recompute is Recompute.FULL else kept.selective_bytes

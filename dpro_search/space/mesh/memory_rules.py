@@ -9,7 +9,7 @@ from dpro_search.cluster import Device
 
 MIB = 2**20
 DROPOUT_SCORE_BYTES = 3.0
-"""Of each score of an attention with dropout, beside the softmax: a mask and its product (Korthikanti et al. 2022, section 4)."""
+"""Bytes per score of an attention with dropout: a mask and its product (Korthikanti et al. 2022, section 4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class MemoryRules:
         return self.transformer_engine and _HOPPER_ON.search(device.name.upper()) is None
 
     def workspace_bytes(self, device: Device, *, experts: bool = False) -> float:
-        """Of matmul libraries on a device: 32 MiB from Hopper on, before that 8.125 MiB (PyTorch) and 4 MiB (Transformer Engine).
+        """Workspace of matmul libraries: 32 MiB from Hopper on, before that 8.125 MiB (PyTorch) and 4 MiB (Transformer Engine).
 
         Sources: aten/src/ATen/cuda/CublasHandlePool.cpp, transformer_engine/pytorch/module/base.py.
         """

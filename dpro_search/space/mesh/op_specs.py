@@ -15,7 +15,7 @@ _SIZES = {"batch": "batch", "heads": "heads", "queries": "sequence", "keys": "ke
 
 
 def products_of(workload: Workload) -> list[OpSpec]:
-    """Of one rank's blocks, with the sizes that the strategy leaves to a rank; distinct ones, forward and backward."""
+    """Distinct products of one rank's blocks, forward and backward, with the sizes that the strategy leaves to a rank."""
     pricer = Pricer(workload)
     precision = "bf16" if workload.precision in ("fp8", "fp4") else "fp32" if workload.precision == "tf32" else workload.precision
     specs: set[OpSpec] = set()

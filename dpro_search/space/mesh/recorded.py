@@ -29,14 +29,14 @@ class Own:
     spread: float = 0.0
 
     def of_slowest(self, ranks: int) -> Own:
-        """Of so many ranks that wait for each other in each pass."""
+        """Time of the slowest of so many ranks that wait for each other in each pass."""
         factor = 1.0 + self.spread * expected_largest(ranks)
         return replace(self, forward_us=self.forward_us * factor, backward_us=self.backward_us * factor)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What cost models say of a pass on a rank, in us."""
+    """Modelled time of a pass on a rank, in us."""
 
     device_us: float
     host_us: float = 0.0  # Of a GPU's host, which starts kernels meanwhile; a core does both.
@@ -49,7 +49,7 @@ class Work:
 
 @dataclass(frozen=True)
 class ModelledOwn:
-    """What cost models say of a rank's own work in a block; see `Own`."""
+    """Modelled time of a rank's own work in a block; see `Own`."""
 
     forward: Work
     backward: Work
@@ -101,7 +101,7 @@ class RecordedTimes:
 
     @property
     def update(self) -> tuple[float, float]:
-        """Of an update, what it takes whatever is updated, and for each element; from the recorded points by least squares."""
+        """Fixed time of an update and its time per element, by least squares from the recorded points."""
         rows = self.times.updates
         if not rows:
             return 0.0, 0.0

@@ -27,7 +27,7 @@ class Selective(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What the host takes to start work on the device; the device waits for it where its own work is shorter.
+    """Time of the host to start work on the device. The device waits for the host if its own work is shorter.
 
     Defaults: Megatron-LM's layers in Python. On tensors too small to matter (OPT-350M, tensor parallel 8, micro-batch 1) the 14
     kernels of a layer's forward pass take 1.1 to 1.4 ms on hosts of V100, RTX 3090 and A100, with modules, random states and checks
@@ -76,7 +76,7 @@ class Runtime:
     # Tokens cross to a host once, however many of its experts they go to, and are passed on there: DeepEP and HybridEP, which
     # NVIDIA's recipes of Megatron-Core choose for experts on several hosts (moe_flex_dispatcher_backend of Megatron-Bridge).
     tokens_once_a_host: bool = True
-    gradient_bytes: float = 4.0  # Of an element of a gradient while it is summed over micro-batches and ranks.
+    gradient_bytes: float = 4.0  # Bytes of an element of a gradient while it is summed over micro-batches and ranks.
     # Moved for each parameter when a micro-batch's gradient is added to those before: the matmul itself reads and writes fp32.
     accumulate_bytes: float = 6.0
     optimizer_bytes: float = 12.0  # Of optimizer state for each parameter: Adam's moments and the parameter in fp32.

@@ -41,4 +41,4 @@ class Scales:
 
 
 MEASURED = ("matmul", "attention", "memory", "inside", "between", "host", "checks")
-"""What is learned from measured steps of a device and framework."""
+"""Factors learned from measured steps of a device and framework."""

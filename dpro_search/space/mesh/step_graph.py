@@ -19,7 +19,7 @@ from dpro_search.space.replay_graph import ReplayGraph, SharedCores
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCosts:
-    """What a layer takes on a rank, for one micro-batch; tensor, context and expert parallel collectives are within the passes."""
+    """Costs of a layer on a rank for one micro-batch. Passes contain the tensor-, context- and expert-parallel collectives."""
 
     forward_us: float
     backward_us: float  # With what is computed again.
@@ -31,19 +31,19 @@ class LayerCosts:
     reduce_us: float = 0.0  # All-reduce or reduce-scatter of its gradients.
 
     def pass_us(self, direction: Direction) -> float:
-        """What it takes of a pass."""
+        """Duration of the layer in one pass, in microseconds."""
         if direction == "F":
             return self.forward_us
         return {"B": self.backward_us, "I": self.backward_us - self.weights_us, "W": self.weights_us}[direction]
 
     def waits_us(self, direction: Direction) -> float:
-        """Of a pass, what the rank does not compute."""
+        """Time of a pass in which the rank does not compute."""
         return {"F": self.waits_forward_us, "W": 0.0}.get(direction, self.waits_backward_us)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """What the parts of a step take.
+    """Costs of the parts of a step.
 
     A stage's collectives of parameters overlap with its first forward pass, or with every pass where parameters are freed between
     passes; those of gradients overlap with its last backward pass, or with every one where no rank holds a sum of whole gradients.
@@ -301,7 +301,7 @@ class _Step:
                 self._alone(rank, "gather parameters", gather_us, after[rank])
 
     def _summed_at_the_end(self, after: list[list[int]]) -> list[list[int]]:
-        """What each rank's update waits for, with the collectives that come once in a step."""
+        """The ops that each rank's update waits for, with the collectives that come once in a step."""
         costs = self._costs
         if costs.shared_us:
             after = [[self._alone(rank, "reduce shared gradients", costs.shared_us, before)] for rank, before in enumerate(after)]

@@ -47,12 +47,12 @@ class Workload:
 
     @property
     def element_bytes(self) -> float:
-        """Of activations and parameters."""
+        """Bytes of an element of activations and parameters."""
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
 
     @property
     def gradient_bytes(self) -> float:
-        """Of an element of a gradient while it is summed over micro-batches and ranks."""
+        """Bytes of an element of a gradient while it is summed over micro-batches and ranks."""
         dtype = self.strategy.gradient_dtype
         return self.runtime.gradient_bytes if dtype is None else _DTYPE_BYTES[dtype]
 
@@ -138,7 +138,7 @@ def recomputed(strategy: Strategy, blocks: Sequence[Block]) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What was found of a workload under other strategies, to be used again under the next: only the strategy may differ."""
+    """Intermediate results of a workload that are used again under the next strategy. Only the strategy may differ."""
 
     stages: dict[Any, tuple[tuple[Block, ...], ...]] = field(default_factory=dict)
     programs: dict[Any, BlockProgram] = field(default_factory=dict)

@@ -27,7 +27,7 @@ GLOO_THREADS = 2  # collectives that a process group of Gloo runs at a time, unl
 
 
 class Action(enum.IntEnum):
-    """What a rank's main thread does at the end of a segment."""
+    """The action of a rank's main thread at the end of a segment."""
 
     NONE = 0
     POST = 1
@@ -65,13 +65,13 @@ class DdpJob:
 
     @property
     def collective_names(self) -> list[str]:
-        """What people call the collectives: buffers that the forward pass synchronises, then buckets."""
+        """Names of the collectives for people: buffers that the forward pass synchronises, then buckets."""
         first = self.first_bucket
         return [f"buffers {c}" if c < first else f"bucket {c - first}" for c in range(len(self.size_bytes))]
 
     @property
     def segment_names(self) -> list[str]:
-        """What people call the segments."""
+        """Names of the segments for people."""
         labels, first = self.collective_names, self.first_bucket
         names = []
         for action, collective in zip(self.action.tolist(), self.collective.tolist(), strict=True):
@@ -106,12 +106,12 @@ class LabelledJob(DdpJob):
 
     @property
     def collective_names(self) -> list[str]:
-        """What people call the collectives."""
+        """Names of the collectives for people."""
         return list(self.labels)
 
     @property
     def segment_names(self) -> list[str]:
-        """What people call the segments."""
+        """Names of the segments for people."""
         forms = {Action.POST: "{0} until {1}", Action.WAIT: "{0} until {1} is back", Action.NONE: "end of backward, optimizer"}
         return [
             forms[Action(action)].format("forward" if number < self.forward_segments else "backward", self.labels[collective])

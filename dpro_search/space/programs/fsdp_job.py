@@ -77,7 +77,7 @@ def apply_fsdp(
 
 
 def fsdp_steps(graph: FsdpGraph, *, prefetch: bool = False, reshard: bool = True) -> tuple[tuple[RankStep, ...], Ints]:
-    """What each recorded rank runs, means over the recorded steps, and the `CollectiveKind` of each of its collectives.
+    """The program of each recorded rank, as means over the recorded steps, and the `CollectiveKind` of each of its collectives.
 
     Collectives stand as tensors of their whole size: their exchange begins after a post, and what comes after a wait needs it.
     Parameters are those of `apply_fsdp`.

@@ -26,7 +26,7 @@ _KEPT = 32  # patterns that are kept: a search asks for jobs of one pattern agai
 
 
 class Pattern(NamedTuple):
-    """What jobs with one program on the same cores have in common, to look up what was made of it."""
+    """The part that jobs with one program on the same cores share. It is the key of the graphs that were built from it."""
 
     # action, collective, is_broadcast, core: The bytes of these arrays of `DdpJob`.
     action: bytes

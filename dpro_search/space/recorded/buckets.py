@@ -26,7 +26,7 @@ _CAST_BYTES = 6  # that a cast of a float32 reads and writes; a copy reads and w
 
 @dataclass(frozen=True, kw_only=True)
 class BucketPlan:
-    """What changes about the buckets.
+    """Changes of the buckets.
 
     Attributes
     ----------
@@ -244,7 +244,7 @@ def _rewired(
 
 
 def _first_copies(edit: StepEdit, each: RecordedRank) -> set[int]:
-    """What copies gradients out of buckets: device ops, or stretches of the host thread where there is no device."""
+    """Ops that copy gradients out of buckets: device ops, or stretches of the host thread if no device was recorded."""
     copies = {edit.event_op[event] for span in each.found.back for event in span.events}
     if not copies:
         for span in each.found.back:  # with the stretch from the wait to the copy

@@ -197,7 +197,7 @@ def _within(ratios: Sequence[float | Floats], envelope: Ratio) -> tuple[float | 
 
 
 def _said_of_kernels(before: str, after: str, predicted: float, guessed: float) -> Iterator[str]:
-    """What parts of the kernels' time, and the rest of it, are multiplied by."""
+    """Factors of the parts of the kernels' time, and of the rest of it."""
     if predicted:
         yield (
             f"GEMMs, convolutions and norms whose shapes were recorded ({predicted * 100:.0f} % of the kernels' time) are scaled "
@@ -218,7 +218,7 @@ def _said_of_kernels(before: str, after: str, predicted: float, guessed: float) 
 
 
 def _op_ratios(trace: Trace, kinds: Ints, known: OpRatios) -> list[Ratio | None]:
-    """Of sorts of kernels, (name, element type, op, shapes) [4, n]: that of the op, where its shapes were recorded."""
+    """Ratios of classes of kernels, (name, element type, op, shapes) [4, n]: the op's ratio, if its shapes were recorded."""
     recorded = RecordedSpecs(trace)
     specs: list[OpSpec | None] = []
     for name, dtype, op, shapes in kinds.T.tolist():
@@ -294,7 +294,7 @@ def _transfers(
 
 
 def _transfer_us(ops: RecordedOps, parts: Ints, recorded_us: Floats) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """Of each part of a collective the time without waiting, and whether other ranks' parts are missing, [parts] each."""
+    """Time of each part of a collective without waiting, and whether other ranks' parts are missing, [parts] each."""
     alone = ops.collective[parts] < 0
     shortest: dict[int, float] = {}
     for part in parts[alone].tolist():
@@ -305,7 +305,7 @@ def _transfer_us(ops: RecordedOps, parts: Ints, recorded_us: Floats) -> tuple[Fl
 
 
 class _Model:
-    """What collectives of one sort take among their ranks, here and there."""
+    """Times of collectives of one class among their ranks, on the recorded and on the other cluster."""
 
     def __init__(
         self, name: str, recorded: Cluster | None, was: tuple[int, ...], target: Cluster, becomes: tuple[int, ...]
@@ -372,7 +372,7 @@ class _Groups:
         return was, was
 
     def sentences(self) -> Sequence[str]:
-        """What was taken for granted."""
+        """Assumptions, a sentence each."""
         sentences = []
         if self._target.ranks != self._recorded.ranks:
             sentences.append(f"groups of all {self._recorded.ranks} ranks become groups of all {self._target.ranks}")

@@ -93,7 +93,7 @@ def complete_us(trace: Trace) -> Floats:
 
 
 def host_points(trace: Trace, host: Ints, in_step: Bools) -> tuple[Ints, Floats, Ints, Ints]:
-    """Where a rank's host threads launch, wait or are waited for: thread, time, what happens, event, [points] each, in order."""
+    """Points where a rank's host threads launch, wait or are waited for: thread, time, action, event, [points] each, in order."""
     events, needs = trace.events, trace.dependencies
     on_host = np.zeros(len(events), np.bool_)
     on_host[host] = True
@@ -115,7 +115,7 @@ def host_points(trace: Trace, host: Ints, in_step: Bools) -> tuple[Ints, Floats,
 
 
 class StepEnds(NamedTuple):
-    """Where n steps of a rank's main thread end."""
+    """Ends of n steps of a rank's main thread."""
 
     time_us: Floats  # [n]
     event: Ints  # The last event of the thread that began in the step, [n].
@@ -124,7 +124,7 @@ class StepEnds(NamedTuple):
 
 
 def step_ends(trace: Trace, rank: int, host: Ints) -> StepEnds:
-    """Where the steps of a rank without a device end, in order; none if a device worked, for then its ends are those of the steps.
+    """Ends of the steps of a rank without a device, in order. Empty if a device worked, because then the steps end with its work.
 
     `host` holds the events of the rank's threads.
     """

@@ -52,7 +52,7 @@ def peak_bytes(memory: MemorySamples, changes: Iterable[MemoryChange] = ()) -> i
 
 
 def units_changes(trace: Trace, units: ShardedUnits, plan: UnitPlan, *, shared_by: int | None) -> list[MemoryChange] | None:
-    """What a plan of a fully sharded job changes; None where the profile does not tell it.
+    """Memory that a plan of a fully sharded job changes; None if the profile does not tell it.
 
     `shared_by` ranks share the parameters under the plan; None: as many as in the recording.
     """
@@ -82,7 +82,7 @@ def units_changes(trace: Trace, units: ShardedUnits, plan: UnitPlan, *, shared_b
 def buckets_changes(
     trace: Trace, gradients: Gradients, *, as_views: bool, half: bool, hook_bytes: int = 0
 ) -> list[MemoryChange] | None:
-    """What a plan of a DistributedDataParallel job changes; None where the profile does not tell it.
+    """Memory that a plan of a DistributedDataParallel job changes; None if the profile does not tell it.
 
     Gradients that are views of buckets take no memory of their own from when they are ready to the end of the step; a bucket of
     halves lives from its post to the end of its all-reduce. What a communication hook keeps from step to step (`hook_bytes` of each
@@ -105,7 +105,7 @@ def buckets_changes(
 
 
 class _Counts:
-    """What was allocated when."""
+    """Allocated memory over time."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -129,7 +129,7 @@ class _Counts:
         return float(self._bytes[max(place, first)])
 
     def saved_bytes(self, rank: int, passes: Passes, following: Sequence[Passes]) -> float | None:
-        """What a unit's forward pass leaves allocated but for its result, which the next unit has as its input; None: not known."""
+        """Memory that a unit's forward pass leaves allocated, without its result, the next unit's input; None: not known."""
         left = self.at(rank, passes.forward.end_us) - self.at(rank, passes.forward.start_us)
         result = self._input_bytes(rank, following[0]) if following else 0.0
         return None if result is None else max(left - result, 0.0)

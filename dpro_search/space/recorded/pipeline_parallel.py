@@ -27,7 +27,7 @@ _KINDS = {Role.FORWARD: OpKind.FORWARD, Role.BACKWARD: OpKind.BACKWARD, Role.UPD
 
 @dataclass(frozen=True, kw_only=True)
 class _StepTimes:
-    """What the n operations of one step took, in the order of rank and start; microseconds."""
+    """Durations of the n operations of one step in microseconds, in the order of rank and start."""
 
     work_us: Floats  # of an operation that is no part of a collective, its length; else its tail
     transfer_us: Floats  # of the collective that it is a part of; 0 for none
@@ -77,7 +77,7 @@ def _operations(trace: Trace, step: int) -> Events:
 
 
 def _same_operations(layout: Events, events: Events) -> Ints | None:
-    """Where each operation of `layout` is among `events`, which may come in another order; None if they are not the same."""
+    """Index of each operation of `layout` among `events`, which may come in another order; None if the operations differ."""
     in_layout, in_events = np.lexsort((layout.name, layout.rank)), np.lexsort((events.name, events.rank))
     if not (
         np.array_equal(layout.name[in_layout], events.name[in_events])

@@ -80,7 +80,7 @@ class OpSorts:
 
     @cached_property
     def modules(self) -> dict[str, Bools]:
-        """What devices do for each module and those within it, but for communication, [n] each; the longest first."""
+        """Device ops of each module and of the modules within it, without communication, [n] each; the longest first."""
         computes = np.isin(self._of_events(self.trace.events.kind), (EventKind.OP, EventKind.KERNEL, EventKind.COPY))
         module = np.where(computes, self._of_events(self.trace.events.module), -1)
         numbers_of_path: dict[str, list[int]] = {}
@@ -91,7 +91,7 @@ class OpSorts:
         return self._longest_first({path: np.isin(module, numbers) for path, numbers in numbers_of_path.items()})
 
     def _of_module(self, scale: Scale) -> Bools:
-        """Of the module with a path, else of all whose paths end so, [n]; raises `InputError` if there is none."""
+        """Ops of the module with a path, or else of all modules whose paths end so, [n]; raises `InputError` if there is none."""
         only, modules = scale.only or "", self.modules
         chosen = [only] if only in modules else [path for path in modules if path.endswith(f".{only}")]
         if not chosen:

@@ -32,15 +32,15 @@ class Sharding:
     becomes: int
 
     def gather_factor(self, size_bytes: float) -> float:
-        """By what an all-gather of a unit of so many bytes changes."""
+        """Ratio by which the time of an all-gather of a unit of so many bytes changes."""
         return self._shared_us("all_gather", size_bytes, self.becomes) / self._shared_us("all_gather", size_bytes, self.was)
 
     def scatter_factor(self, size_bytes: float) -> float:
-        """By what a reduce-scatter of so many bytes changes."""
+        """Ratio by which the time of a reduce-scatter of so many bytes changes."""
         return self._shared_us("reduce_scatter", size_bytes, self.becomes) / self._shared_us("reduce_scatter", size_bytes, self.was)
 
     def copies_factor(self, size_bytes: float) -> float:
-        """What the all-reduce of a unit's gradients takes over what it took, in a job that had one; 0: none is left."""
+        """Ratio of the new to the recorded time of the all-reduce of a unit's gradients; 0 if it is no longer needed."""
         return self._copies_us(size_bytes, self.becomes) / self._copies_us(size_bytes, self.was)
 
     def copies_share(self, size_bytes: float) -> float:

@@ -215,7 +215,7 @@ class StepEdit:
         return users
 
     def carried_users(self, op: int) -> list[int]:
-        """What needs an op of the iteration before."""
+        """Ops that need an op of the previous iteration."""
         return [target for source, target in self._carried if source == op]
 
     def carry(self, source: int, target: int) -> None:

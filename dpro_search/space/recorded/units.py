@@ -22,7 +22,7 @@ from dpro_search.space.recorded.step_edit import StepEdit
 
 @dataclass(frozen=True, kw_only=True)
 class UnitPlan:
-    """What changes about the units.
+    """Changes of the units.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class _Groups:
         self._numbers: dict[tuple[int, int, bool], int] = {}
 
     def number(self, recorded: int, group: int, *, copies: bool = False) -> int:
-        """That of a group's part of a recorded collective, or of the all-reduce behind it; -1: no other rank was recorded."""
+        """The number of the collective of a group's part, or of the all-reduce behind it; -1: no other rank was recorded."""
         if recorded < 0:
             return -1
         key = recorded, group, copies
@@ -152,7 +152,7 @@ class _Rank:
         return self._devices[self._found.rank, f"host thread {-span.thread}"]
 
     def _device_ops(self, span: Span) -> list[int]:
-        """What is launched in a span, without the collectives."""
+        """Ops that are launched in a span, without the collectives."""
         ops = [self._edit.event_op[event] for event in span.events if event in self._edit.event_op]
         return [op for op in ops if not self._edit.is_out(op) and self._edit.kind[op] != OpKind.COMM]
 
@@ -297,7 +297,7 @@ class _Rank:
     # Prefetching.
 
     def _await_late(self, each: Gather) -> None:
-        """Where a host thread waits for a gather right after it was enqueued, let it wait where its parameters are copied."""
+        """Move the wait of a host thread for a gather from right after its enqueue to the place where its parameters are copied."""
         edit, part = self._edit, self._edit.event_op[each.part]
         users = [op for op in edit.users[part] if edit.is_host(op)]
         copies = self._ops[id(each.copy_out)]

@@ -96,7 +96,7 @@ class Coordinator:
         return self._started and self.rule.ready(self.members, worker)
 
     def order(self, worker: int, now: float) -> Order:
-        """What a worker that is ready does next."""
+        """The next work of a worker that is ready."""
         return self.rule.order(self.members, worker, now)
 
 

@@ -10,7 +10,7 @@ from dpro_search.space.synchronisation.members import Members
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a worker does next: local steps until one of the limits is reached, at least one; then it commits."""
+    """The next work of a worker: at least one local step, until one of the limits is reached; then it commits."""
 
     steps: int | None = None
     seconds: float | None = None  # Since it has the global model, and including the commit.
@@ -23,14 +23,14 @@ class Order:
 
 
 class Rule:
-    """What a scheme decides. Times are seconds on one clock."""
+    """The decisions of a scheme. Times are seconds on one clock."""
 
     def ready(self, members: Members, worker: int) -> bool:
         """Whether a worker that has committed may go on."""
         return True
 
     def order(self, members: Members, worker: int, now: float) -> Order:
-        """What a worker does that has just received the global model."""
+        """The next work of a worker that has just received the global model."""
         raise NotImplementedError
 
     def loss(self, loss: float, now: float) -> None:

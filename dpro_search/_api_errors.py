@@ -46,5 +46,5 @@ def in_python(message: str) -> str:
     >>> in_python("--holdout-step 99: leave out --set; make it with 'dpro-search validate'")
     "holdout_step 99: leave out changes; make it with 'Run.validate'"
     """
-    named = _OPTION.sub(lambda found: _PARAMETERS.get(found[1], found[1].replace("-", "_")), message)
-    return _VERB.sub(lambda found: f"'{_METHODS[found[1]]}'", named)
+    named = _OPTION.sub(lambda match: _PARAMETERS.get(match[1], match[1].replace("-", "_")), message)
+    return _VERB.sub(lambda match: f"'{_METHODS[match[1]]}'", named)

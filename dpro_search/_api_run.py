@@ -152,7 +152,7 @@ class Run(Tabular):
         from dpro_search.kinds._real_runs import real_runs
 
         limits = HostLimits(cpus=tuple(host_cpus), changes_text=tuple(host_changes))
-        found, _ = real_runs(self.folder, None if trace is None else Path(trace), command, limits=limits).validate(
+        validation, _ = real_runs(self.folder, None if trace is None else Path(trace), command, limits=limits).validate(
             top=top,
             rounds=rounds,
             most_rounds=most_rounds,
@@ -160,13 +160,13 @@ class Run(Tabular):
             timeout_s=timeout_s,
             run_recorded_command=run_recorded_command,
         )
-        facts = by_setting(found)
+        facts = by_setting(validation)
         return RealRuns(
-            baseline_us=found.baseline_us,
-            noise_pct=found.noise_pct,
-            plans=found.plans,
-            refused=found.refused,
-            failed=found.failed,
+            baseline_us=validation.baseline_us,
+            noise_pct=validation.noise_pct,
+            plans=validation.plans,
+            refused=validation.refused,
+            failed=validation.failed,
             facts=facts,
         )
 

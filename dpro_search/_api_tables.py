@@ -34,5 +34,5 @@ class Tabular:
 
 def columns_of(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
     """Columns with these names; None where a row lacks a value."""
-    found = list(rows)
-    return {name: [row.get(name) for row in found] for name in names}
+    table = list(rows)
+    return {name: [row.get(name) for row in table] for name in names}

@@ -164,8 +164,8 @@ class RealRuns(Tabular):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw predicted and measured iterations with matplotlib, on `ax` or a new figure; returns the axes."""
-        found = self.columns()
-        return plots.real_runs(found["plan"], found["predicted_us"], found["measured_us"], ax)
+        columns = self.columns()
+        return plots.real_runs(columns["plan"], columns["predicted_us"], columns["measured_us"], ax)
 
     def _repr_html_(self) -> str:
         rows = [("as recorded", duration(self.facts["baseline_predicted_us"]), duration(self.baseline_us), ratio(1.0), "")]

@@ -55,22 +55,26 @@ def _shown(value: Any, depth: int) -> str:
 def _items(shown: Iterator[str], count: int, brackets: str, depth: int) -> str:
     if depth >= _MOST_DEPTH and count:
         return f"{brackets[0]}{count} items{brackets[1]}"
-    found = list(islice(shown, _MOST_ITEMS))
-    more = [f"... {count - len(found)} more"] if count > len(found) else []
-    return f"{brackets[0]}{', '.join([*found, *more])}{brackets[1]}"
+    items = list(islice(shown, _MOST_ITEMS))
+    more = [f"... {count - len(items)} more"] if count > len(items) else []
+    return f"{brackets[0]}{', '.join([*items, *more])}{brackets[1]}"
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
     """Fields of a dataclass or struct that are to be shown and say something."""
     if dataclasses.is_dataclass(value):
-        told = [(field.name, field.default) for field in dataclasses.fields(value) if field.repr]
+        defaults = [(field.name, field.default) for field in dataclasses.fields(value) if field.repr]
     else:
-        told = [(field.name, field.default) for field in msgspec.structs.fields(value)]
-    for name, default in told:
-        found = getattr(value, name)
-        sized = hasattr(found, "__len__") and not hasattr(found, "dtype")
-        if found is not None and not (sized and len(found) == 0) and not (type(found) is type(default) and found == default):
-            yield name, found
+        defaults = [(field.name, field.default) for field in msgspec.structs.fields(value)]
+    for name, default in defaults:
+        field_value = getattr(value, name)
+        sized = hasattr(field_value, "__len__") and not hasattr(field_value, "dtype")
+        if (
+            field_value is not None
+            and not (sized and len(field_value) == 0)
+            and not (type(field_value) is type(default) and field_value == default)
+        ):
+            yield name, field_value
 
 
 def _cut(text: str, most: int) -> str:

@@ -130,21 +130,21 @@ def parse_amount(text: str) -> float:
 
 def parse_switch(text: str) -> bool:
     """True of "1", "on", "yes", "true"; False of their opposites; raises `InputError` for anything else."""
-    found = _SWITCHES.get(text.strip().lower())
-    if found is None:
+    switch = _SWITCHES.get(text.strip().lower())
+    if switch is None:
         raise InputError(f"'{text}' is neither on nor off: write 1 or 0")
-    return found
+    return switch
 
 
 def parse_percent(text: str) -> float:
     """Percent of "3%", "3 %" or "3"; raises `InputError` for anything else, and for less than 0."""
     try:
-        found = float(text.strip().removesuffix("%"))
+        percent = float(text.strip().removesuffix("%"))
     except ValueError:
-        found = math.nan
-    if not found >= 0:
+        percent = math.nan
+    if not percent >= 0:
         raise InputError(f"'{text}' is not a share: write it like 3%")
-    return found
+    return percent
 
 
 def parse_count(text: str) -> int:
@@ -159,11 +159,11 @@ def parse_counts(text: str) -> tuple[int, ...]:
     """Whole numbers: "7,8,8,7", with "8x2" for two of 8; "even": none. Raises `InputError` for anything else."""
     if text.strip() == "even":
         return ()
-    found: list[int] = []
+    counts: list[int] = []
     for part in text.split(","):
         value, _, times = part.partition("x")
-        found += [parse_count(value)] * (parse_count(times) if times else 1)
-    return tuple(found)
+        counts += [parse_count(value)] * (parse_count(times) if times else 1)
+    return tuple(counts)
 
 
 def parse_number(text: str) -> float:

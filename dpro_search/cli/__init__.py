@@ -149,11 +149,11 @@ def loaded(verb: Verb) -> Callable[..., Any]:
     """The verb's function, with an option ``--quiet`` if it has none of its own."""
     function = getattr(importlib.import_module(verb.module), verb.module.rpartition(".")[2])
     signature = inspect.signature(function, eval_str=True)
-    own = "quiet" in signature.parameters
+    takes_quiet = "quiet" in signature.parameters
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        quiet = kwargs["quiet"] if own else kwargs.pop("quiet")
+        quiet = kwargs["quiet"] if takes_quiet else kwargs.pop("quiet")
         try:
             # `main`, which is outside, prints errors.
             with contextlib.redirect_stderr(io.StringIO()) if quiet else contextlib.nullcontext():
@@ -161,7 +161,7 @@ def loaded(verb: Verb) -> Callable[..., Any]:
         except KeyboardInterrupt as interrupt:
             raise _InterruptedError(*interrupt.args) from interrupt
 
-    if not own:
+    if not takes_quiet:
         flag = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Quiet)
         signature = signature.replace(parameters=[*signature.parameters.values(), flag])
         run.__annotations__ = {**function.__annotations__, flag.name: _Quiet}
@@ -176,8 +176,8 @@ def _listed() -> None:
     raise AssertionError("a verb that was not requested")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"{_PROGRAM} {__version__}")
         raise typer.Exit
 

@@ -78,14 +78,14 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    found, missing = [], []
+    present, missing = [], []
     for name in _PACKAGES:
         installed = _installed(name) or _installed(_INSTEAD.get(name, name))
         if installed:
-            found.append(installed)
+            present.append(installed)
         else:
             missing.append(name)
-    detail = f"missing: {', '.join(missing)}" if missing else ", ".join(found)
+    detail = f"missing: {', '.join(missing)}" if missing else ", ".join(present)
     return Check(name="packages", ok=not missing, detail=detail, fix=f"pip install {' '.join(missing)}", needed=True)
 
 
@@ -124,21 +124,21 @@ def _framework(framework: str) -> Check:
 
 
 def _mpi() -> Check:
-    found = shutil.which("mpirun")
+    mpirun = shutil.which("mpirun")
     return Check(
         name="MPI",
-        ok=found is not None,
-        detail=found or "no mpirun",
+        ok=mpirun is not None,
+        detail=mpirun or "no mpirun",
         fix="install OpenMPI (Debian: apt-get install openmpi-bin libopenmpi-dev), to record Horovod on MPI",
     )
 
 
 def _extra(name: str, extra: str, use: str) -> Check:
     try:
-        found = f"{importlib.metadata.version(name)} (for {use})"
+        version = f"{importlib.metadata.version(name)} (for {use})"
     except importlib.metadata.PackageNotFoundError:
         return Check(name=name, ok=False, detail=f"not installed (only for {use})", fix=f"pip install 'dpro-search[{extra}]'")
-    return Check(name=name, ok=True, detail=found)
+    return Check(name=name, ok=True, detail=version)
 
 
 def missing_for_shaped_hosts() -> list[str]:

@@ -39,7 +39,7 @@ def measure_device(
     if name is not None and not _NAME.fullmatch(bundled.plain(name)):
         raise InputError(f"--name {name}: use letters, digits, dots and hyphens")
     given = _path(out, bundled.plain(name) if name else None) if out or name else None
-    own = _ops_of(trace) if trace is not None else []
+    job_ops = _ops_of(trace) if trace is not None else []
     described = _device(specs) if specs is not None else None
     with stderr_console().status("starting PyTorch") as status, OpTimer(_interpreter(python)) as timer:
 
@@ -48,7 +48,7 @@ def measure_device(
 
         path = given or _path(None, usual_name(timer.device))
         device, progress = add_device(
-            timer, path, budget=budget, specs=described, own=own, longest_us=longest_s * 1e6, on_progress=show
+            timer, path, budget=budget, specs=described, own=job_ops, longest_us=longest_s * 1e6, on_progress=show
         )
     latency_on(device)  # says so if the samples contradict the specs
     scores, noise_pct = held_out(device), statistics.median(sample.spread_pct for sample in device.samples)
@@ -110,14 +110,14 @@ def _ops_of(source: Path) -> list[OpSpec]:
 
     if source.is_file():
         job = described(source)
-        found = [] if job is None else products_of(job.workload(job.strategy))
+        specs = [] if job is None else products_of(job.workload(job.strategy))
         hint = "describe a job with 'dpro-search describe'"
     else:
-        found = specs_of(Trace.load(source))
+        specs = specs_of(Trace.load(source))
         hint = "profile with record_shapes=True"
-    if not found:
+    if not specs:
         raise InputError(f"--trace {source}: it has no ops of known shapes; {hint}")
-    return found
+    return specs
 
 
 def _facts(name: str, scores: HeldOut) -> dict[str, Any]:

@@ -12,14 +12,14 @@ def measure_this_machine(out: Path, rounds: int, as_json: bool) -> None:
     from dpro_search.machine import BUNDLED, load_machine
 
     with stderr_console().status("starting") as status:
-        found = measure_machine(out, rounds=rounds, on_progress=status.update)
+        constants = measure_machine(out, rounds=rounds, on_progress=status.update)
     bundled = load_machine(BUNDLED)
-    names = [name for own, probe in PROBES.items() for name in (f"probes.{own}", *probe.scaled)]
+    names = [name for probe_name, probe in PROBES.items() for name in (f"probes.{probe_name}", *probe.scaled)]
     values = [
-        {"name": name, "value": value_of(found, name), "bundled": value_of(bundled, name), "how": found.origins[name].how}
+        {"name": name, "value": value_of(constants, name), "bundled": value_of(bundled, name), "how": constants.origins[name].how}
         for name in names
     ]
-    left = sum(origin.status == "bundled" for origin in found.origins.values())
+    left = sum(origin.status == "bundled" for origin in constants.origins.values())
     if as_json:
         print_json({"machine_file": str(out), "models": [], "values": values, "not_measured": left})
         return

@@ -64,10 +64,10 @@ def servers_note(plans: Sequence[Plan], servers: Servers) -> str:
     """A sentence on the plans that need more server hosts than were recorded; empty: there are none."""
     from dpro_search.deploy.targets import more_servers
 
-    found = {number: more for number, plan in enumerate(plans, 1) if (more := more_servers(plan, servers))}
-    if not found:
+    more_of_plan = {number: more for number, plan in enumerate(plans, 1) if (more := more_servers(plan, servers))}
+    if not more_of_plan:
         return ""
-    needs = ", ".join(f"plan {number} ({more} more)" for number, more in found.items())
+    needs = ", ".join(f"plan {number} ({more} more)" for number, more in more_of_plan.items())
     if servers.on_workers:
         return f"Plans that need further hosts for servers: {needs}, with links like the workers'; the recorded ones shared hosts."
     return f"Plans with more than the {servers.count} recorded servers: {needs}. Each server needs a host with a link like theirs."

@@ -135,9 +135,9 @@ def capture(
 
 def _sent(step: CapturedStep) -> dict[str, dict[str, int]]:
     """Number and bytes of collectives and messages by type."""
-    found: dict[str, dict[str, int]] = {}
+    totals: dict[str, dict[str, int]] = {}
     for each in step.collectives:
-        total = found.setdefault(each.type, {"count": 0, "bytes": 0})
+        total = totals.setdefault(each.type, {"count": 0, "bytes": 0})
         total["count"] += 1
         total["bytes"] += each.bytes
-    return found
+    return totals

@@ -53,10 +53,10 @@ def describe(
     if model is None or cluster is None:
         missing = "MODEL" if model is None else "--cluster"
         raise InputError(f"{missing} is missing; 'dpro-search describe --list' prints the names of models and clusters")
-    wanted = Wanted(
+    request = Wanted(
         model=model, cluster=cluster, global_batch=global_batch, sequence=sequence, precision=precision, framework=framework
     )
-    text = description_text(wanted)
+    text = description_text(request)
     if as_json:
         print_json({"job": text})
     else:

@@ -20,8 +20,8 @@ import numpy as np
 from dpro_search.collect.clusters.table import read_table
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.fused.features import ClusterFeatures, shaped_features
-from dpro_search.costmodel.fused.kernels import PART_FEATURES
 from dpro_search.costmodel.fused.model_file import FusionModel, FusionModelInfo, distinct
+from dpro_search.costmodel.fused.op_parts import PART_FEATURES
 from dpro_search.costmodel.fused.regressor import FusedTimeRegressor
 
 _TICKS_PCT = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)

@@ -66,7 +66,7 @@ OWN: dict[str, tuple[str, tuple[str, ...]]] = {
     "plan.json": ("plan.json", ("export", "plan.json", "--out", "tuned")),
     "model.json": ("model/model.json", _with_model := ("run", "--sample", "resnet50_2ranks_2gbit", "--with", "op-fusion",
                    "--cluster-model", "model", "--trials", "5", "--out", "fused", "--json")),
-    "times.trees.json": ("model/times.trees.json", _with_model),
+    "trees.npz": ("model/trees.npz", _with_model),
     "clusters.jsonl.gz": ("clusters.jsonl.gz", ("fit", "clusters.jsonl.gz", "--out", "fitted")),
     "machine.toml": ("machine.toml", ("replay", "trace", "--machine", "machine.toml", "--json")),
     "job.toml": ("job.toml", ("replay", "job.toml", "--json")),

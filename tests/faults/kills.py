@@ -220,7 +220,7 @@ def check_timeline(path: Path) -> None:
 
 def check_model(path: Path) -> None:
     assert json.loads((path / "model.json").read_bytes())
-    assert {found.name for found in path.iterdir()} == {"model.json", "shapes.trees.json", "times.trees.json"}
+    assert {found.name for found in path.iterdir()} == {"model.json", "trees.npz"}
 
 
 def check_export(path: Path) -> None:

@@ -1,7 +1,6 @@
 """Model files of `fit` that are made to do harm: each is a model with usable predictions, or one line of error that names the file.
 
-Every field is replaced by each of `WRONG`, with a digest that fits: a stranger can compute it. XGBoost itself ends the process on
-some of these trees, and compiled loops look at no bounds.
+Every field is replaced by each of `WRONG`, and every array by others: compiled loops look at no bounds.
 """
 
 import io
@@ -18,7 +17,6 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 import pytest
-import xgboost
 
 from dpro_search.collect.clusters.bundled import bundled_model_path
 from dpro_search.costmodel.collectives.counts import Algorithm, Points
@@ -26,10 +24,10 @@ from dpro_search.costmodel.collectives.model_file import CommunicationModel
 from dpro_search.costmodel.collectives.series import Series
 from dpro_search.costmodel.devices import Stack, gemm, model_file
 from dpro_search.costmodel.fused.features import ClusterFeatures, feature_names
-from dpro_search.costmodel.fused.files import MOST_BYTES, digest, load_trees
 from dpro_search.costmodel.fused.model_file import FusionModel
-from dpro_search.costmodel.fused.parts import NAMES_OF, growing
+from dpro_search.costmodel.fused.parts import NAMES_OF
 from dpro_search.costmodel.intervals import Durations
+from dpro_search.costmodel.model_files import MOST_BYTES
 from dpro_search.errors import DproSearchError, TraceFormatError
 from tests.faults.processes import SEARCH
 from tests.in_process import fails_in_one_line
@@ -99,73 +97,6 @@ def assert_usable(found: Durations, what: object) -> None:
     assert np.isfinite([found.us[said], found.low_us[said], found.high_us[said]]).all(), what
 
 
-# XGBoost's trees
-
-
-@cache
-def trees() -> dict:
-    """The first two of the bundled trees."""
-    found = msgspec.json.decode((bundled_model_path() / "shapes.trees.json").read_bytes())
-    model = found["learner"]["gradient_booster"]["model"]
-    model["trees"] = model["trees"][:2]
-    return found
-
-
-FEATURES = len(growing("shapes"))
-
-
-def read_trees(path: Path, data: bytes) -> xgboost.Booster | None:
-    path.write_bytes(data)
-    return or_refused(path, lambda: load_trees(path, digest(data), FEATURES))
-
-
-@sweep
-def test_every_field_of_trees_may_hold_anything(tmp_path):
-    rows = np.random.default_rng(0).uniform(0, 20, (50, FEATURES)).astype(np.float32)
-    refused = 0
-    for what, data in hostile(trees()):
-        booster = read_trees(tmp_path / "t.json", data)
-        refused += booster is None
-        assert booster is None or np.isfinite(booster.inplace_predict(rows)).all(), what
-    assert refused > 100
-
-
-@pytest.mark.parametrize(
-    ("name", "node", "value", "what"),
-    [
-        ("left_children", 0, 10**6, "a child that is not there"),
-        ("left_children", 1, 0, "a child before its parent"),
-        ("right_children", 0, 1, "nodes that are no tree"),
-        ("split_indices", 0, 2**20, "a feature that is not there"),
-        ("split_conditions", -1, 1e30, "an impossible leaf"),
-        ("split_conditions", 0, 1e300, "a threshold beyond float32"),
-    ],
-)
-def test_what_is_wrong_with_a_tree_is_said(name, node, value, what, tmp_path):
-    data = msgspec.json.encode(changed(trees(), ("learner", "gradient_booster", "model", "trees", 0, name, range(23)[node]), value))
-    (tmp_path / "t.json").write_bytes(data)
-    with pytest.raises(TraceFormatError, match=f"tree 0: {what}"):
-        load_trees(tmp_path / "t.json", digest(data), FEATURES)
-
-
-def test_trees_in_xgboosts_binary_form_are_refused(tmp_path):
-    booster = xgboost.Booster({"nthread": 1})
-    booster.load_model(str(bundled_model_path() / "shapes.trees.json"))
-    assert read_trees(tmp_path / "t.json", bytes(booster.save_raw("json"))) is not None
-    for form in ("ubj", "deprecated") if xgboost.__version__ < "3" else ("ubj",):
-        assert read_trees(tmp_path / "t.json", bytes(booster.save_raw(form))) is None
-
-
-def test_what_is_checked_predicts_what_xgboost_reads(tmp_path):
-    path = bundled_model_path() / "shapes.trees.json"
-    rows = np.random.default_rng(0).uniform(0, 20, (1000, FEATURES)).astype(np.float32)
-    rows[::7, ::3] = np.nan
-    plain = xgboost.Booster({"nthread": 1})
-    plain.load_model(str(path))
-    ours = load_trees(path, digest(path.read_bytes()), FEATURES)
-    np.testing.assert_array_equal(ours.inplace_predict(rows), plain.inplace_predict(rows))
-
-
 # model.json
 
 
@@ -208,25 +139,28 @@ def test_every_field_of_a_model_may_hold_anything(fused):
     assert refused > 1000
 
 
-def test_a_model_of_another_models_trees_is_refused(fused):
-    shutil.copyfile(fused / "times.trees.json", fused / "shapes.trees.json")
-    with pytest.raises(TraceFormatError, match="damaged or of another model"):
+@pytest.mark.parametrize("damage", [{"shapes_leaf": lambda leaf: leaf * 2}, {"shapes_feature": lambda feature: feature + 200}])
+def test_a_model_of_other_trees_is_refused(damage, fused):
+    with np.load(fused / "trees.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    np.savez(fused / "trees.npz", **{name: damage.get(name, np.asarray)(array) for name, array in arrays.items()})
+    with pytest.raises(TraceFormatError, match=r"trees\.npz: damaged or (of another model|no trees)"):
         FusionModel.load(fused)
 
 
-@pytest.mark.parametrize("name", ["model.json", "shapes.trees.json"])
-def test_a_file_of_any_size_is_not_read(name, fused):
+@pytest.mark.parametrize(("name", "message"), [("model.json", "more than 64 MiB, as no model has"), ("trees.npz", "damaged")])
+def test_a_file_of_any_size_is_not_read(name, message, fused):
     with (fused / name).open("r+b") as file:
         file.truncate(MOST_BYTES + 1)  # takes no room on the disk
-    with pytest.raises(TraceFormatError, match=rf"{name}: more than 64 MiB, as no model has"):
+    with pytest.raises(TraceFormatError, match=rf"{name}: {message}"):
         FusionModel.load(fused)
 
 
-@pytest.mark.parametrize("name", ["model.json", "shapes.trees.json"])
+@pytest.mark.parametrize("name", ["model.json", "trees.npz"])
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, fused):
     (fused / name).unlink()
     os.mkfifo(fused / name)
-    with pytest.raises(DproSearchError, match=rf"{name}: no file"):
+    with pytest.raises(DproSearchError, match=rf"{name}: (no file|cannot be read)"):
         FusionModel.load(fused)
 
 

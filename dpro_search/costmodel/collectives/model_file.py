@@ -22,9 +22,8 @@ from dpro_search.costmodel.collectives.all_reduce_formula import AllReduceCost
 from dpro_search.costmodel.collectives.cost import CollectiveCost, Residual, fit_collective_cost
 from dpro_search.costmodel.collectives.counts import POINT_COLUMNS, Points
 from dpro_search.costmodel.collectives.series import Series
-from dpro_search.costmodel.fused.files import read_info
-from dpro_search.costmodel.fused.scores import MOST_ERROR_PCT
 from dpro_search.costmodel.intervals import Durations, conformal_quantile
+from dpro_search.costmodel.model_files import MOST_ERROR_PCT, read_info
 from dpro_search.errors import InputError, TraceFormatError
 
 MODEL_VERSION = 3  # 1: corrected by trees; 2: the correction did not see servers

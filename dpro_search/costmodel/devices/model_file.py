@@ -19,17 +19,17 @@ from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.devices.correction import COORDINATES, PARTS, Similarity
 from dpro_search.costmodel.devices.domain import Domain
 from dpro_search.costmodel.devices.features import FEATURES
-from dpro_search.costmodel.devices.forest import Forest
 from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, Widths
 from dpro_search.costmodel.devices.ops import STACKS
 from dpro_search.costmodel.devices.profile import Shares
 from dpro_search.costmodel.devices.trees import Trees
+from dpro_search.costmodel.forest import ARRAY_NAME, Forest
 from dpro_search.errors import TraceFormatError, TraceVersionError
 
 LATENCY_VERSION = 1
-_FOREST = ("feature", "threshold", "leaf")
-_ARRAYS = re.compile(r"info|deviations|lengths|domain_low|domain_high|element_bytes|(base|shapes)_(feature|threshold|leaf)")
-_MOST_TREES, _MOST_DEPTH, _MOST_LOG, _MOST = 10_000, 20, 100.0, 1e9  # beyond any number of a fit
+_FORESTS = "base", "shapes"
+_ARRAYS = re.compile(f"info|deviations|lengths|domain_low|domain_high|element_bytes|({'|'.join(_FORESTS)})_{ARRAY_NAME}")
+_MOST = 1e9  # beyond any number of a fit
 
 
 class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +60,8 @@ def save(model: LatencyModel, info: LatencyInfo, path: Path) -> None:
         "domain_high": model.domain.high.astype(np.float32),
         "element_bytes": model.domain.element_bytes,
     }
-    for name, forest in (("base", model.trees.base), ("shapes", model.trees.shapes)):
-        arrays.update({f"{name}_{part}": getattr(forest, part) for part in _FOREST})
+    for name in _FORESTS:
+        arrays |= getattr(model.trees, name).arrays(name)
     data = io.BytesIO()
     np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
     path.write_bytes(data.getvalue())
@@ -83,12 +83,10 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
         for wrong, what in _problems(arrays, info):
             if wrong:
                 raise ValueError(what)
-        forests = [
-            Forest(**{part: arrays[f"{name}_{part}"] for part in _FOREST}, base=base)
-            for name, base in zip(("base", "shapes"), info.forest_bases, strict=True)
-        ]
+        bases = zip(_FORESTS, info.forest_bases, strict=True)
+        forests = {name: Forest.from_arrays(arrays, name, len(FEATURES), base) for name, base in bases}
         model = LatencyModel(
-            trees=Trees(base=forests[0], shapes=forests[1]),
+            trees=Trees(**forests),
             similarity=Similarity(deviations=arrays["deviations"], roughness=info.roughness, lengths=arrays["lengths"]),
             widths=info.widths,
             domain=Domain(low=arrays["domain_low"], high=arrays["domain_high"], element_bytes=arrays["element_bytes"]),
@@ -103,16 +101,6 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
 
 def _problems(arrays: dict[str, npt.NDArray[Any]], info: LatencyInfo) -> Iterator[tuple[bool, str]]:
     """What no fit gives; compiled loops look at no bounds."""
-    for name in ("base", "shapes"):
-        feature, threshold, leaf = (arrays[f"{name}_{part}"] for part in _FOREST)
-        kinds = feature.dtype == np.uint8 and threshold.dtype == leaf.dtype == np.float32
-        yield not kinds or feature.ndim != 2, f"{name}: arrays of other types"
-        trees, nodes = feature.shape
-        depth = (nodes + 1).bit_length() - 1
-        yield not 0 < trees <= _MOST_TREES or not 0 < depth <= _MOST_DEPTH or nodes + 1 != 2**depth, f"{name}: no complete trees"
-        yield threshold.shape != feature.shape or leaf.shape != (trees, nodes + 1), f"{name}: arrays that do not fit"
-        yield int(feature.max()) >= len(FEATURES), f"{name}: a feature that is not there"
-        yield bool(np.isnan(threshold).any()) or not (np.abs(leaf) <= _MOST_LOG).all(), f"{name}: impossible numbers"
     domain = {arrays["domain_low"].shape, arrays["domain_high"].shape}
     yield domain != {Domain.shape()} or arrays["element_bytes"].ndim != 1, "a domain of another shape"
     alike = arrays["deviations"], arrays["lengths"]
@@ -122,7 +110,6 @@ def _problems(arrays: dict[str, npt.NDArray[Any]], info: LatencyInfo) -> Iterato
     yield not all(bool((array > 0).all() and (array <= _MOST).all()) for array in alike), "an impossible similarity"
     deviations, floors_us = info.widths.deviations, info.usual.floor_us
     yield len(deviations) != len(BUDGETS) or len(floors_us) != len(STACKS), "intervals or shares of another number"
-    yield max(map(abs, info.forest_bases)) > _MOST_LOG, "an impossible base"
     scales = (info.roughness, info.widths.specs, *deviations, info.usual.matrix, info.usual.stream, *floors_us)
     yield not all(0 < scale <= _MOST for scale in scales), "an impossible scale"
 

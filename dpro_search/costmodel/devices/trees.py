@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.costmodel.devices.features import FEATURES, OP_FEATURES
-from dpro_search.costmodel.devices.forest import Forest
 from dpro_search.costmodel.devices.ops import Floats, Singles
+from dpro_search.costmodel.forest import Forest
 
 EVERYTHING = tuple(range(len(FEATURES)))
 OF_OPS = tuple(place for place, name in enumerate(FEATURES) if name in OP_FEATURES)
@@ -72,7 +72,7 @@ def _boosted(
         "nthread": threads,
         "seed": seed,
     }
-    return Forest.of(xgboost.train(options, data, num_boost_round=settings.trees), settings.depth, columns)
+    return Forest.of_booster(xgboost.train(options, data, num_boost_round=settings.trees), settings.depth, columns)
 
 
 def even_weights(*labels: npt.NDArray[np.generic]) -> Floats:

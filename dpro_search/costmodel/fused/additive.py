@@ -16,6 +16,7 @@ from scipy.optimize import nnls
 
 from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
+from dpro_search.costmodel.forest import Forest
 
 _HUBER = 0.3  # errors of the logarithm beyond this count linearly
 _LEAST_HESSIAN = 1e-6
@@ -53,7 +54,7 @@ class AdditiveModel:
     """A fitted sum. `base`: us for each unit of a term."""
 
     base: Floats
-    booster: xgboost.Booster
+    forest: Forest
 
     @staticmethod
     def fit(parts: Parts, y: Floats, usual: Floats, settings: TreeSettings) -> AdditiveModel:
@@ -99,11 +100,11 @@ class AdditiveModel:
             num_boost_round=settings.trees,
             obj=errors,
         )
-        return AdditiveModel(base=base, booster=booster)
+        return AdditiveModel(base=base, forest=Forest.of_booster(booster, settings.depth))
 
     def parts_us(self, parts: Parts) -> Floats:
         """What each part takes, us, [parts]."""
-        margins = np.clip(self.booster.inplace_predict(parts.trees), -_MOST_FACTOR, _MOST_FACTOR)
+        margins = np.clip(self.forest.predict(parts.trees), -_MOST_FACTOR, _MOST_FACTOR)
         return np.asarray(_base_us(self.base, parts) * np.exp(margins), dtype=np.float64)
 
     def predict(self, parts: Parts, count: int) -> Floats:

@@ -18,8 +18,8 @@ from dpro_search.collect.clusters.table import Cluster
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.fused.flat import FlatClusters
 from dpro_search.costmodel.fused.flatten import flatten
-from dpro_search.costmodel.fused.kernels import kernel_parts
 from dpro_search.costmodel.fused.op_classes import CLASSES, HEAVY, REFINED
+from dpro_search.costmodel.fused.op_parts import op_parts
 from dpro_search.costmodel.fused.timed import TIMED_FEATURES, TimedOps, leaders, timed_ops, timed_parts, timed_whole
 
 _SIZES = ("flops", "in_bytes", "out_bytes", "inner_bytes", "variable_tensor_bytes", "largest_tensor_bytes")
@@ -76,7 +76,7 @@ def shaped_features(clusters: Sequence[Cluster] | FlatClusters) -> ClusterFeatur
     """Features of clusters whose tensors' shapes are known."""
     flat = clusters if isinstance(clusters, FlatClusters) else flatten(clusters)
     leads = leaders(flat)
-    parts, of = kernel_parts(flat, leads)
+    parts, of = op_parts(flat, leads)
     sized = np.zeros((len(flat.op_ptr) - 1, len(_SIZED)))
     _add_sizes(flat, leads, _FIRST + len(REFINED), _FIRST + len(REFINED) + len(CLASSES), sized)
     return ClusterFeatures(whole=np.hstack([timed_whole(timed_ops(flat, leads)), sized]), parts=parts, of=of)

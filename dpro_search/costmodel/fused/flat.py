@@ -16,9 +16,9 @@ Records = npt.NDArray[np.void]
 # Of a distinct op. Places in tuples of names are -1 where the op is in none of them.
 OP = np.dtype(
     [
-        ("lowered", "i8"),  # one of the ways of `lowering`
+        ("way", "i8"),  # how it computes, one of the constants of `op_parts`
         *((name, "i8") for name in ("kind", "class_", "refined", "heavy")),  # in KINDS, CLASSES, REFINED, HEAVY
-        ("kernel", "i8"),  # in KERNELS
+        ("part", "i8"),  # in PART_CLASSES
         ("flops", "f8"),
         *((name, "i8") for name in ("leads", "follows", "strided_grad", "multiplies")),  # 1: yes
         *((name, "f8") for name in ("batches", "rows", "depth", "columns", "pixels", "holes", "swapped", "pairs")),

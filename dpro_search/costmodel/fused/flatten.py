@@ -1,21 +1,23 @@
 """Makes arrays of clusters, so that compiled passes can look at many at a time.
 
-What an op's type and shapes say of it is worked out once for each distinct op and kept, for clusters have many ops in common.
+The record of an op, which follows from its type and shapes, is computed once for each distinct op and kept, because clusters have
+many ops in common. Convolutions and matrix products are described as a compiler computes them: products of two matrices, perhaps
+many of them.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from math import prod, sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpro_search.collect.clusters.table import ROLES, Cluster
 from dpro_search.collect.trace import Ints
-from dpro_search.costmodel.fused import lowering
+from dpro_search.costmodel.fused import op_parts
 from dpro_search.costmodel.fused.flat import OP, TENSOR, FlatClusters, Records, pointers
-from dpro_search.costmodel.fused.lowering import KERNELS, LOOP, SCATTER
 from dpro_search.costmodel.fused.op_classes import (
     CLASSES,
     EPILOGUES,
@@ -31,26 +33,25 @@ from dpro_search.costmodel.fused.op_classes import (
     kind_of,
     size_bytes,
 )
-from dpro_search.costmodel.fused.products import Product, product_of
 
 _NARROW = ("float32", "int32", "bool")  # what nearly all measured ops compute with
 _LEADING = ("conv", "depthwise", "matmul")  # kinds that the framework fuses with what follows
 _CHEAP_TYPES = frozenset(["ZerosLike", "OnesLike", "Fill", "Range"])  # made of nothing
 _SCATTERS = frozenset(["UnsortedSegmentSum", "ResourceScatterAdd", "ScatterNd"])
-_OF_KIND = {
-    "reduction": lowering.REDUCTION,
-    "norm": lowering.NORM,
-    "norm_grad": lowering.NORM_GRAD,
-    "softmax": lowering.SOFTMAX,
-    "pool": lowering.WHOLE,
-    "pool_grad": lowering.WHOLE,
-    OTHER: lowering.WHOLE,
-    "layout": lowering.TURN,
-    "movement": lowering.MOVE,
-    "transcendental": lowering.COSTLY,
-    "free": lowering.FREE,
+_WAY_OF_KIND = {
+    "reduction": op_parts.REDUCTION,
+    "norm": op_parts.NORM,
+    "norm_grad": op_parts.NORM,
+    "softmax": op_parts.SOFTMAX,
+    "pool": op_parts.WHOLE,
+    "pool_grad": op_parts.WHOLE,
+    OTHER: op_parts.WHOLE,
+    "layout": op_parts.TRANSPOSE,
+    "movement": op_parts.MOVE,
+    "transcendental": op_parts.COSTLY,
+    "free": op_parts.ALIAS,
 }
-_OF_VARIABLE = {"ReadVariableOp": lowering.READ, "AssignVariableOp": lowering.ASSIGN}
+_WAY_OF_VARIABLE = {"ReadVariableOp": op_parts.READ, "AssignVariableOp": op_parts.ASSIGN}
 _PRODUCT_FIELDS = ("batches", "rows", "depth", "columns", "pixels", "holes", "swapped", "pairs")
 _REMEMBERED = 1 << 16  # distinct ops
 
@@ -112,14 +113,16 @@ def type_records(types: Iterable[tuple[str, Shape]]) -> tuple[Records, Ints]:
 def _op_record(op: TypedOp) -> tuple[Any, ...]:
     kind, name = kind_of(op.type), class_of(op)
     product = product_of(op) if name in HEAVY else None
-    across = _across(kind, product) if product is not None else lowering.ALONG
+    across = _across(kind, product) if product is not None else op_parts.ALONG
+    way = _way_of(op.type, kind, name)
+    part = op_parts.SCATTER if way == op_parts.WHOLE_MOVE else name if name in op_parts.PART_CLASSES else op_parts.LOOP
     return (
-        _lowered(op.type, kind, name),
+        way,
         KINDS.index(kind),
         CLASSES.index(name),
         REFINED.index(name) if name in REFINED else -1,
         HEAVY.index(name) if name in HEAVY else -1,
-        KERNELS.index(SCATTER if op.type in _SCATTERS else name if name in KERNELS else LOOP),
+        op_parts.PART_CLASSES.index(part),
         flops(op),
         int(kind in _LEADING),
         int(op.type in EPILOGUES),
@@ -127,31 +130,118 @@ def _op_record(op: TypedOp) -> tuple[Any, ...]:
         int(product is not None),
         *(0.0 if product is None else float(getattr(product, field)) for field in _PRODUCT_FIELDS),
         across.elements,
-        across.misses(*lowering.NEAR),
-        across.misses(*lowering.FAR),
+        across.misses(*op_parts.NEAR),
+        across.misses(*op_parts.FAR),
     )
 
 
-def _lowered(op_type: str, kind: str, name: str) -> int:
-    """How an op becomes kernels."""
+def _way_of(op_type: str, kind: str, name: str) -> int:
+    """How an op computes, one of the constants of `op_parts`."""
     if kind == "variable":
-        return _OF_VARIABLE.get(op_type, lowering.UPDATE)
+        return _WAY_OF_VARIABLE.get(op_type, op_parts.UPDATE)
     if op_type in _CHEAP_TYPES:
-        return lowering.NOTHING
+        return op_parts.FILL
     if name in HEAVY:
-        return lowering.PRODUCT
+        return op_parts.PRODUCT
     if kind == "gather":
-        return lowering.WHOLE_MOVE if op_type in _SCATTERS else lowering.PICK
-    return _OF_KIND.get(kind, lowering.PLAIN)
+        return op_parts.WHOLE_MOVE if op_type in _SCATTERS else op_parts.PICK
+    return _WAY_OF_KIND.get(kind, op_parts.PLAIN)
 
 
-def _across(kind: str, product: Product) -> lowering.Strided:
-    """Of a product: a transposed right operand, the filters of an input's gradient, the image of a filter's."""
+def _across(kind: str, product: Product) -> op_parts.Strided:
+    """Elements read across rows: a transposed right operand, the filters of an input's gradient, the image of a filter's."""
     if kind == "conv_filter_grad":
         channels = product.rows / product.pixels
-        return lowering.Strided(product.rows * product.depth, product.depth, int(4 * channels))
+        return op_parts.Strided(product.rows * product.depth, product.depth, int(4 * channels))
     if kind == "conv_input_grad":
-        return lowering.Strided(product.depth * product.columns, product.columns, int(4 * product.depth / product.pixels))
+        return op_parts.Strided(product.depth * product.columns, product.columns, int(4 * product.depth / product.pixels))
     if kind in ("matmul", "batch_matmul") and product.right_swapped:
-        return lowering.Strided(product.batches * product.depth * product.columns, product.columns, int(4 * product.depth))
-    return lowering.ALONG
+        return op_parts.Strided(product.batches * product.depth * product.columns, product.columns, int(4 * product.depth))
+    return op_parts.ALONG
+
+
+class Product(NamedTuple):
+    """`batches` times [rows, depth] x [depth, columns]."""
+
+    batches: float
+    rows: float
+    depth: float
+    columns: float
+    pixels: float = 1.0  # Of a convolution's filter; 1 for others.
+    holes: float = 1.0  # Of a gradient of a strided convolution: pixels of the image for one of the result, along an axis.
+    # swapped, right_swapped: Operands that are stored as their transpose; whether the right one is.
+    swapped: float = 0.0
+    right_swapped: bool = False
+    # Of the filter gradient of a depthwise convolution: its channels, for XLA computes the product for each pair of channels and
+    # takes the diagonal (`ConvolutionGroupConverter`); 1 for others.
+    pairs: float = 1.0
+
+
+def product_of(op: TypedOp) -> Product | None:
+    """What an op multiplies, from the shapes of its tensors; None where these do not fit its type."""
+    kind = kind_of(op.type)
+    shapes, made = op.read, op.made[0] if op.made else ()
+    if kind in ("matmul", "batch_matmul"):
+        if len(shapes) < 2:
+            return None
+        if op.equation:
+            return _einsum(op.equation, shapes)
+        return _matrices(shapes[0], shapes[1], made)
+    gradient = kind.endswith("_grad")
+    if len(shapes) < (3 if gradient else 2):
+        return None
+    if kind.endswith("input_grad"):
+        image, filters, result = made, shapes[1], shapes[2]
+    elif kind.endswith("filter_grad"):
+        image, filters, result = shapes[0], made, shapes[2]
+    else:
+        image, filters, result = shapes[0], shapes[1], made
+    if not (len(image) == len(filters) == len(result) == 4 and min(*image, *filters, *result) > 0):
+        return None
+    return _convolution(kind, image, filters, result)
+
+
+def _convolution(kind: str, image: Shape, filters: Shape, result: Shape) -> Product:
+    """Images and results are [n, height, width, channels], filters [height, width, in, out] or, depthwise, [.., channels, each]."""
+    pixels, positions = float(filters[0] * filters[1]), float(prod(result[:3]))
+    groups, inner, outer = (filters[2], 1, filters[3]) if kind.startswith("depthwise") else (1, filters[2], filters[3])
+    if kind.endswith("input_grad"):  # every pixel of the image from all results around it, also where there are none
+        sizes = float(prod(image[:3])), pixels * outer, float(inner)
+    elif kind.endswith("filter_grad"):  # every pixel of the filter from all positions
+        sizes = pixels * inner, positions, float(outer)
+    else:
+        sizes = positions, pixels * inner, float(outer)
+    holes = float(max(1, round(image[1] / result[1]))) if kind.endswith("_grad") else 1.0
+    pairs = float(groups) if kind.endswith("filter_grad") else 1.0
+    return Product(float(groups), *sizes, pixels=pixels, holes=holes, pairs=pairs)
+
+
+def _matrices(left: Shape, right: Shape, made: Shape) -> Product | None:
+    if min(len(left), len(right), len(made)) < 2 or min(*left, *right, *made) <= 0:
+        return None
+    rows, columns = made[-2:]
+    batches = float(prod(made[:-2]))
+    depth = round(sqrt(prod(left) / prod(left[:-2]) * prod(right) / prod(right[:-2]) / (rows * columns)))
+    turned = right[-1] != columns and right[-2] == columns
+    swapped = float(left[-2] != rows and left[-1] == rows) + turned
+    return Product(batches, float(rows), float(max(depth, 1)), float(columns), swapped=swapped, right_swapped=turned)
+
+
+def _einsum(equation: str, shapes: tuple[Shape, ...]) -> Product | None:
+    """Indices of both operands and the result count batches, of both operands only the depth."""
+    operands, _, result = equation.replace(" ", "").partition("->")
+    terms = operands.split(",")
+    if len(terms) != 2 or len(shapes) < 2 or any(len(term) != len(shape) for term, shape in zip(terms, shapes, strict=False)):
+        return None
+    size = {letter: length for term, shape in zip(terms, shapes, strict=False) for letter, length in zip(term, shape, strict=True)}
+    left, right = map(set, terms)
+
+    def length(letters: set[str]) -> float:
+        return float(prod(size[letter] for letter in letters))
+
+    both = left & right
+    over = both - set(result)
+    turned = bool(over) and terms[1][-1] in over
+    swapped = float(bool(over) and terms[0][-1] not in over) + turned
+    batches, rows, columns = length(both & set(result)), length(left - both), length(right - both)
+    return Product(batches, rows, length(over), columns, swapped=swapped, right_swapped=turned)

@@ -1,31 +1,38 @@
-"""Trained cost models as a folder of data: ``model.json`` and the trees in XGBoost's JSON. Nothing in it is run."""
+"""Trained cost models as a folder of data: ``model.json``, and the trees in ``trees.npz``. Nothing in it is run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xgboost
 
 from dpro_search._version import __version__
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
+from dpro_search.collect.trace_check import read_columns
+from dpro_search.costmodel.forest import ARRAY_NAME, Forest
 from dpro_search.costmodel.fused.additive import AdditiveModel
 from dpro_search.costmodel.fused.domain import LEAST_DISTANCE, LEAST_SPREAD, MOST_POINTS, Domain
 from dpro_search.costmodel.fused.features import feature_names, shaped_features, timed_features
-from dpro_search.costmodel.fused.files import digest, load_trees, read_info, trees_json
 from dpro_search.costmodel.fused.flatten import flatten
 from dpro_search.costmodel.fused.parts import CLASSES_OF, NAMES_OF, growing, term_count
 from dpro_search.costmodel.fused.regressor import FusedTimeRegressor
-from dpro_search.costmodel.fused.scores import ALL, MOST_ERROR_PCT, Score, left_out_scores
+from dpro_search.costmodel.fused.scores import ALL, Score, left_out_scores
 from dpro_search.costmodel.fused.timed import timed_ops
+from dpro_search.costmodel.model_files import MOST_ERROR_PCT, read_info
 from dpro_search.errors import InputError, TraceFormatError
 
-MODEL_VERSION = 3
+MODEL_VERSION = 4  # 3: parts as a simulated compiler made them, trees as XGBoost's JSON
+_TREES = "trees.npz"
+_ARRAYS = re.compile(f"(shapes|times)_{ARRAY_NAME}")
 _MOST, _MOST_LOG = 1e9, 100.0  # beyond any number of a fit, and any logarithm
 
 
@@ -37,7 +44,7 @@ class EstimatorInfo(msgspec.Struct, frozen=True, kw_only=True):
     features: tuple[str, ...]  # of whole clusters
     part_features: tuple[str, ...]
     part_classes: tuple[str, ...]
-    trees_digest: str  # of the file of the trees
+    trees_digest: str  # `Forest.digest` of its trees
     base: tuple[float, ...]
     residuals: tuple[float, ...]
     domain_centre: tuple[float, ...]
@@ -125,8 +132,10 @@ class FusionModel:
         """Write the folder; raises `InputError` if it exists already."""
         with written_folder(folder) as tmp:
             (tmp / "model.json").write_bytes(msgspec.json.encode(self.info) + b"\n")
+            arrays: dict[str, npt.NDArray[Any]] = {}
             for estimator in (self.estimator, self.timed):
-                (tmp / _trees_file(estimator.sees)).write_bytes(trees_json(estimator.model_.booster))
+                arrays |= estimator.model_.forest.arrays(estimator.sees)
+            np.savez_compressed(tmp / _TREES, **arrays)  # type: ignore[arg-type]
 
     @staticmethod
     def load(folder: Path) -> FusionModel:
@@ -156,7 +165,7 @@ def _described(estimator: FusedTimeRegressor, rows: Sequence[MeasuredCluster]) -
         features=feature_names(estimator.sees),
         part_features=NAMES_OF[estimator.sees],
         part_classes=CLASSES_OF[estimator.sees],
-        trees_digest=digest(trees_json(estimator.model_.booster)),
+        trees_digest=estimator.model_.forest.digest,
         base=tuple(estimator.model_.base.tolist()),
         residuals=tuple(estimator.scores_.tolist()),
         domain_centre=tuple(domain.centre.tolist()),
@@ -178,8 +187,10 @@ def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
     for wrong, what in _problems(info, term_count(sees)):
         if wrong:
             raise TraceFormatError(f"{path}: {what}; train it again with 'dpro-search fit'")
-    booster = load_trees(folder / _trees_file(sees), info.trees_digest, len(growing(sees)))
-    estimator.model_ = AdditiveModel(base=np.array(info.base), booster=booster)
+    forest = _read_forest(folder / _TREES, sees)
+    if forest.digest != info.trees_digest:
+        raise TraceFormatError(f"{folder / _TREES}: damaged or of another model; train it again with 'dpro-search fit'")
+    estimator.model_ = AdditiveModel(base=np.array(info.base), forest=forest)
     estimator.scores_, estimator.left_out_ = np.array(info.residuals), None
     estimator.domain_ = Domain(
         centre=np.array(info.domain_centre),
@@ -188,6 +199,15 @@ def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
         usual=info.domain_usual,
     )
     return estimator
+
+
+def _read_forest(path: Path, sees: str) -> Forest:
+    try:
+        return Forest.from_arrays(read_columns(path, _ARRAYS), sees, len(growing(sees)))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); name a folder made by 'dpro-search fit'") from error
+    except (ValueError, KeyError) as error:
+        raise TraceFormatError(f"{path}: damaged or no trees ({error}); train it again with 'dpro-search fit'") from error
 
 
 def _problems(info: EstimatorInfo, terms: int) -> Iterator[tuple[bool, str]]:
@@ -203,7 +223,3 @@ def _problems(info: EstimatorInfo, terms: int) -> Iterator[tuple[bool, str]]:
     yield bool((np.abs(points) > _MOST).any()), "an impossible point"
     yield not all(LEAST_SPREAD <= spread <= _MOST for spread in info.domain_spread), "an impossible spread"
     yield not LEAST_DISTANCE <= info.domain_usual <= _MOST, "an impossible distance"
-
-
-def _trees_file(sees: str) -> str:
-    return f"{sees}.trees.json"

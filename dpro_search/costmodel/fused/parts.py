@@ -1,6 +1,6 @@
 """What clusters consist of, as the additive model takes it: terms that a base is linear in, and what trees see.
 
-With shapes, parts are the call and the kernels that XLA makes (`kernels`); without, the call and the ops of each kind.
+With shapes, parts are the call, loops and other ops (`op_parts`); without, the call and the ops of each kind.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy.typing as npt
 from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.fused.additive import Parts
-from dpro_search.costmodel.fused.kernels import PART_FEATURES
-from dpro_search.costmodel.fused.lowering import CALL, COLUMNS, KERNELS, LOOP, ROWS, SCATTER
 from dpro_search.costmodel.fused.op_classes import HEAVY, KINDS, OTHER
+from dpro_search.costmodel.fused.op_parts import CALL, COMPOSED, LOOP, PART_CLASSES, PART_FEATURES, SCATTER
 
 TIMED_PARTS = ("class", "us", "count", "largest_us", "members_us", "ops", "inputs", "outputs", "depth", "width")
 TIMED_CLASSES = (CALL, *KINDS)
-_LIGHT = (LOOP, ROWS, COLUMNS)
+_REDUCTIONS = ("row_reduction", "column_reduction", *COMPOSED)
+_BY_COLUMNS = ("column_reduction", "norm", "norm_grad")
 _DEPTHWISE = tuple(name for name in HEAVY if name.startswith("depthwise"))
 _PRODUCTS = ("matmul", "batch_matmul")
 _CONVOLUTIONS = tuple(name for name in HEAVY if name not in (*_DEPTHWISE, *_PRODUCTS))
@@ -42,21 +42,24 @@ def _each(classes: tuple[str, ...], *features: str) -> tuple[_Term, ...]:
 _TERMS = {
     "shapes": (
         *_each((CALL,), "1", "us", "sources", "outputs", "variables", "kernels", "read_bytes", "written_bytes"),
-        *_each(_LIGHT, "1", "us", "bytes", "work", "costly"),
+        *_each((LOOP,), "kernels", "us", "work", "costly"),
+        *_each(_REDUCTIONS, "1", "us", "work"),
+        _Term((LOOP, *_REDUCTIONS), "bytes"),
+        _Term((LOOP,), "moved"),
+        _Term(("row_reduction",), "windowed"),
+        _Term((*_BY_COLUMNS, "softmax"), "windowed"),
         *_each(_DEPTHWISE, "work"),
         _Term(("depthwise_filter_grad",), "made"),
         *_each(_CONVOLUTIONS, "1", "us", "work", "left", "right", "made"),
         *_each(_PRODUCTS, "1", "us", "far_bytes", "work", "left", "made"),
         *_each(("pool", "pool_grad", SCATTER, OTHER), "1", "us", "bytes", "work"),
-        _Term((LOOP, COLUMNS, ROWS), "moved"),
-        *_each((ROWS, COLUMNS), "windowed"),
         *(_Term(classes, name) for name in ("strided", "near_misses", "far_misses") for classes in (_CONVOLUTIONS, _PRODUCTS)),
-        *(_Term((COLUMNS,), name) for name in ("windowed_near", "windowed_far")),
+        *(_Term(_BY_COLUMNS, name) for name in ("windowed_near", "windowed_far")),
         *(_Term((LOOP,), name) for name in ("near_misses", "far_misses")),
     ),
     "times": (*_each((CALL,), "1", "inputs", "outputs"), *_each(KINDS, "us", "count")),
 }
-CLASSES_OF = {"shapes": KERNELS, "times": TIMED_CLASSES}
+CLASSES_OF = {"shapes": PART_CLASSES, "times": TIMED_CLASSES}
 NAMES_OF = {"shapes": PART_FEATURES, "times": TIMED_PARTS}
 # What a base may be linear in beside these.
 _DERIVED = {"shapes": ("1", "bytes", "far_bytes", "windowed_near", "windowed_far"), "times": ("1",)}

@@ -21,9 +21,6 @@ from dpro_search.errors import InputError
 
 COVERAGE = 0.9
 SCALED_SUM = 0.8
-# Mean error, on what was left out of its fit, beyond which a model is useless. Empirical: 21 % for the bundled recording, hundreds
-# for measurements on a busy machine.
-MOST_ERROR_PCT = 50.0
 ALL = "all"
 
 

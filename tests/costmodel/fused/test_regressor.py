@@ -8,8 +8,8 @@ from costmodel.fused.clusters import clusters, model, table
 from sklearn.base import clone
 
 from dpro_search.costmodel.fused.features import FEATURES, shaped_features
-from dpro_search.costmodel.fused.kernels import PART_FEATURES
 from dpro_search.costmodel.fused.model_file import FusionModel
+from dpro_search.costmodel.fused.op_parts import PART_FEATURES
 from dpro_search.costmodel.fused.regressor import FusedTimeRegressor
 from dpro_search.costmodel.fused.scores import ALL
 from dpro_search.costmodel.intervals import Origin, conformal_quantile

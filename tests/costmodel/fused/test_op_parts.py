@@ -1,4 +1,4 @@
-"""The kernels that XLA makes of a cluster: loops take loops along, reductions and products lie in memory, caches have sets."""
+"""Parts of a cluster: loops are one part, what other ops read and write lies in memory, caches have sets."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,9 @@ from costmodel.fused.clusters import clusters
 
 from dpro_search.collect.clusters.table import Cluster, ClusterOp, ClusterTensor
 from dpro_search.costmodel.fused.features import shaped_features
-from dpro_search.costmodel.fused.kernels import PART_FEATURES
-from dpro_search.costmodel.fused.lowering import KERNELS, Strided
+from dpro_search.costmodel.fused.flatten import Product, product_of
 from dpro_search.costmodel.fused.op_classes import TypedOp
-from dpro_search.costmodel.fused.products import Product, product_of
+from dpro_search.costmodel.fused.op_parts import PART_CLASSES, PART_FEATURES, Strided
 
 
 def cluster_of(*ops, **tensors):
@@ -22,56 +21,63 @@ def cluster_of(*ops, **tensors):
     )
 
 
-def kernels_of(cluster):
-    """(class, features by name) of each kernel, without the call."""
+def parts_of(cluster):
+    """Features by name of each part but the call, by class."""
     rows = [dict(zip(PART_FEATURES, row, strict=True)) for row in shaped_features([cluster]).parts.tolist()]
-    return [(KERNELS[int(row["class"])], row) for row in rows[1:]]
+    return {PART_CLASSES[int(row["class"])]: row for row in rows[1:]}
 
 
-def test_a_loop_takes_along_what_only_loops_need():
+def test_a_loop_that_only_a_reduction_reads_writes_nothing_to_memory():
     cluster = cluster_of(
         ("MatMul", "ab", "m", 9.0), ("BiasAdd", "mc", "d", 1.0), ("Relu", "d", "r", 2.0), ("Sum", "r", "s", 3.0),
         a=((8, 16), "in"), b=((16, 32), "in"), c=((32,), "in"), m=((8, 32), "inner"), d=((8, 32), "inner"),
         r=((8, 32), "inner"), s=((32,), "out"),
     )  # fmt: skip
-    (product, matmul), (reduction, summed) = kernels_of(cluster)
-    assert (product, matmul["ops"], matmul["us"], matmul["work"]) == ("matmul", 1, 9.0, 2 * 8 * 16 * 32)
-    assert (reduction, summed["ops"], summed["us"], summed["sources"]) == ("column_reduction", 3, 6.0, 2)
-    assert summed["read_bytes"] == 4 * (8 * 32 + 32)
-    assert summed["written_bytes"] == 4 * 32
+    parts = parts_of(cluster)
+    assert (parts["matmul"]["us"], parts["matmul"]["work"]) == (9.0, 2 * 8 * 16 * 32)
+    assert (parts["loop"]["ops"], parts["loop"]["us"], parts["loop"]["sources"]) == (2, 3.0, 2)
+    assert (parts["loop"]["read_bytes"], parts["loop"]["written_bytes"]) == (4 * (8 * 32 + 32), 0)
+    assert (parts["column_reduction"]["read_bytes"], parts["column_reduction"]["written_bytes"]) == (0, 4 * 32)
 
 
-def test_what_is_needed_outside_lies_in_memory():
+def test_a_result_that_is_needed_outside_or_by_a_product_lies_in_memory():
     cluster = cluster_of(
-        ("Neg", "a", "b", 1.0), ("Square", "b", "c", 1.0), a=((64,), "in"), b=((64,), "out"), c=((64,), "out")
+        ("Neg", "a", "b", 1.0), ("Square", "b", "c", 1.0), ("Neg", "b", "d", 1.0), ("MatMul", "de", "f", 1.0),
+        a=((8, 8), "in"), b=((8, 8), "out"), c=((8, 8), "out"), d=((8, 8), "inner"), e=((8, 8), "in"), f=((8, 8), "out"),
     )  # fmt: skip
-    assert [name for name, _ in kernels_of(cluster)] == ["loop", "loop"]
+    loops = parts_of(cluster)["loop"]
+    assert (loops["kernels"], loops["written_bytes"]) == (3, 3 * 256)
 
 
-def test_updates_of_variables_are_written_and_read_back():
+def test_a_tensor_that_several_loops_read_counts_once():
     cluster = cluster_of(
-        ("Neg", "g", "n", 1.0), ("AssignVariableOp", "vn", "", 1.0), ("ReadVariableOp", "v", "r", 0.1), ("Square", "r", "s", 1.0),
-        g=((64,), "in"), v=((64,), "variable"), n=((64,), "inner"), r=((64,), "inner"), s=((64,), "out"),
+        ("Neg", "a", "b", 1.0), ("Square", "a", "c", 1.0), a=((64,), "in"), b=((64,), "out"), c=((64,), "out")
     )  # fmt: skip
-    (_, written), (_, squared) = kernels_of(cluster)
-    assert (written["written_bytes"], squared["read_bytes"]) == (256, 256)
+    assert parts_of(cluster)["loop"]["read_bytes"] == 256
 
 
-def test_normalisation_is_two_reductions_and_a_loop_that_goes_on():
+def test_updates_of_variables_are_written():
+    cluster = cluster_of(
+        ("Neg", "g", "n", 1.0), ("AssignVariableOp", "vn", "", 1.0),
+        g=((64,), "in"), v=((64,), "variable"), n=((64,), "inner"),
+    )  # fmt: skip
+    assert parts_of(cluster)["loop"]["written_bytes"] == 256
+
+
+def test_normalisation_takes_the_loop_before_it_along():
     stats = dict.fromkeys("cdef", ((16,), "in")) | dict.fromkeys("ghijk", ((16,), "inner"))
     cluster = cluster_of(
-        ("FusedBatchNormV3", "acdef", "bghijk", 6.0), ("Relu", "b", "r", 1.0),
-        a=((2, 8, 8, 16), "in"), b=((2, 8, 8, 16), "inner"), r=((2, 8, 8, 16), "out"), **stats,
+        ("Relu", "r", "a", 1.0), ("FusedBatchNormV3", "acdef", "bghijk", 6.0),
+        r=((2, 8, 8, 16), "in"), a=((2, 8, 8, 16), "inner"), b=((2, 8, 8, 16), "out"), **stats,
     )  # fmt: skip
-    found = kernels_of(cluster)
-    assert [name for name, _ in found] == ["column_reduction", "column_reduction", "loop"]
-    assert sum(row["us"] for _, row in found) == pytest.approx(7.0)
+    parts = parts_of(cluster)
+    assert (parts["loop"]["written_bytes"], parts["norm"]["us"], parts["norm"]["strided"]) == (0, 6.0, 2048)
 
 
 @pytest.mark.parametrize(("rows", "windowed"), [(32, 0), (33, 33 * 64)])
 def test_a_long_axis_is_reduced_in_windows(rows, windowed):
     cluster = cluster_of(("BiasAddGrad", "a", "b", 1.0), a=((rows, 64), "in"), b=((64,), "out"))
-    assert kernels_of(cluster)[0][1]["windowed"] == windowed
+    assert parts_of(cluster)["column_reduction"]["windowed"] == windowed
 
 
 def test_rows_a_power_of_two_apart_fall_into_few_sets_of_a_cache():
@@ -103,18 +109,19 @@ def test_the_gradient_of_a_depthwise_filter_is_computed_for_all_pairs_of_channel
         ("DepthwiseConv2dNativeBackpropFilter", "asg", "f", 9.0),
         a=((2, 8, 8, 16), "in"), s=((4,), "const"), g=((2, 8, 8, 16), "in"), f=((3, 3, 16, 1), "out"),
     )  # fmt: skip
-    ((name, row),) = kernels_of(cluster)
-    assert (name, row["made"], row["work"]) == ("depthwise_filter_grad", 9 * 16 * 16, 2 * 9 * 16 * 16 * 128)
+    row = parts_of(cluster)["depthwise_filter_grad"]
+    assert (row["made"], row["work"]) == (9 * 16 * 16, 2 * 9 * 16 * 16 * 128)
 
 
 def test_parts_of_real_clusters_hold_their_members_times():
-    found = shaped_features(clusters())
+    features = shaped_features(clusters())
     for number, cluster in enumerate(clusters()):
-        rows = found.parts[found.of == number]
-        assert (rows[0, 0], rows[0, PART_FEATURES.index("kernels")]) == (0, len(rows) - 1)
+        rows = features.parts[features.of == number]
+        kernels = rows[:, PART_FEATURES.index("kernels")]
+        assert (rows[0, 0], kernels[0]) == (0, kernels[1:].sum())
         assert rows[:, PART_FEATURES.index("us")].sum() == pytest.approx(sum(cluster.op_us))
-    assert np.isfinite(found.parts).all()
-    assert (found.parts >= 0).all()
+    assert np.isfinite(features.parts).all()
+    assert (features.parts >= 0).all()
 
 
 def test_clusters_at_once_have_the_features_that_each_has_alone():

@@ -105,8 +105,8 @@ def _ops_of(source: Path) -> list[OpSpec]:
     from dpro_search.collect.trace import Trace
     from dpro_search.costmodel.devices.recorded import specs_of
     from dpro_search.errors import InputError
-    from dpro_search.kinds.mesh.description import described
-    from dpro_search.space.mesh.op_specs import products_of
+    from dpro_search.parallel.costs.op_specs import products_of
+    from dpro_search.parallel.file.description import described
 
     if source.is_file():
         job = described(source)

@@ -14,7 +14,7 @@ not tell them apart. Shares of the step, means over ranks:
   recorded, so that it is less by what the cost model of the links says that costs; the difference between measured and predicted
   contention does not depend on that.
 
-The prediction has the same parts of the replayed step (`kinds/mesh/split.py`). It knows nothing of what Python takes beyond
+The prediction has the same parts of the replayed step (`parallel/timed/split.py`). It knows nothing of what Python takes beyond
 recorded work, nor of contention between exchanges of different kinds, or for cores.
 """
 

@@ -32,12 +32,12 @@ from dpro_search.space.tensorflow.fusion_moves import contiguous_groups
 from dpro_search.space.transformations import PlanSpace
 
 if TYPE_CHECKING:
+    from dpro_search.deploy.parts.part import DescribedWorkload
     from dpro_search.replay.outputs import MeasuredOps
     from dpro_search.replay.timeline import Timeline
     from dpro_search.report.groups import TensorGroups
     from dpro_search.report.parallel import ParallelSetting
     from dpro_search.report.quality import Term
-    from dpro_search.space.mesh import Workload
 
 
 _LONGEST_US = 30 * 24 * 3600e6  # of an iteration: nobody trains with steps of a month
@@ -354,7 +354,7 @@ class Job(ABC):
         return ()
 
     @property
-    def workload(self) -> Callable[[Plan], Workload] | None:
+    def workload(self) -> Callable[[Plan], DescribedWorkload] | None:
         """What a plan makes of a described parallel job, for its export; None: it is no such job."""
         return None
 

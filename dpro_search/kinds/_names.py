@@ -14,7 +14,7 @@ KINDS: tuple[str, ...] = (  # in the order in which they are asked whether a tra
     "dpro_search.kinds.profiled_ddp",
     "dpro_search.kinds.profiled_fsdp",
     "dpro_search.kinds.synchronised",
-    "dpro_search.kinds.mesh",
+    "dpro_search.parallel",
     "dpro_search.kinds.imported",
 )
 

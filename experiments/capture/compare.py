@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from dpro_search.collect.capture import CapturedGraph, CapturedStep, Phase, read_graph, written_graph
 from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_mesh
-from dpro_search.graph.captured import captured_model
-from dpro_search.graph.model import (
+from dpro_search.parallel.captured import captured_model
+from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.model import (
     Architecture,
     Attention,
     Block,
@@ -36,8 +37,9 @@ from dpro_search.graph.model import (
     parameters_of,
     published,
 )
-from dpro_search.space.mesh import Collective, Schedule, Strategy, compile_block, layout_of, pipeline_orders
-from dpro_search.space.mesh.schedule import stages_on
+from dpro_search.parallel.schedule import Schedule, stages_on
+from dpro_search.parallel.steps.pipeline import pipeline_orders
+from dpro_search.parallel.strategy import Strategy, layout_of
 
 HERE = Path(__file__).parent
 CASES = (

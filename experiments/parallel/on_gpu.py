@@ -27,15 +27,15 @@ import numpy as np
 
 from dpro_search.cluster import bundled
 from dpro_search.collect.parallel_times import BlockTime, ParallelTimes
-from dpro_search.costmodel.gpu_ops import slowest
-from dpro_search.graph.model import blocks_of
 from dpro_search.kinds import job_of, load_source, timed_job
-from dpro_search.kinds.mesh.breakdown import BETWEEN_PASSES, IN_PASSES
-from dpro_search.kinds.mesh.job import MeshJob
-from dpro_search.kinds.mesh.recording import alone_job, beside_passes
-from dpro_search.replay.parallel_step import ParallelSteps
-from dpro_search.space.mesh import Scales
-from dpro_search.space.mesh.recorded import RecordedTimes
+from dpro_search.parallel.answers.breakdown import BETWEEN_PASSES, IN_PASSES
+from dpro_search.parallel.costs.recorded import RecordedTimes
+from dpro_search.parallel.costs.scales import Scales
+from dpro_search.parallel.gpu_ops import slowest
+from dpro_search.parallel.job import MeshJob
+from dpro_search.parallel.model import blocks_of
+from dpro_search.parallel.steps.predicted_steps import ParallelSteps
+from dpro_search.parallel.timed.recording import alone_job, beside_passes
 from dpro_search.space.scenario import Scenario
 
 TRAIN = Path(__file__).with_name("train_on_gpu.py")

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from scipy.stats import kendalltau
 
-from dpro_search.replay.parallel_step import step_us
-from dpro_search.space.mesh import peak_memory
+from dpro_search.parallel.memory.peak import peak_memory
+from dpro_search.parallel.steps.predicted_steps import step_us
 from experiments.proteus.cases import Case, cases
 
 

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import msgspec
 
 from dpro_search.cluster import Cluster, parse_cluster
-from dpro_search.costmodel.gpu_ops import AttentionKernels, Kernels, LossKernels
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Model, Network, model
-from dpro_search.graph.model.recommenders import dlrm
-from dpro_search.space.mesh import Recompute, Runtime, Strategy, Workload
+from dpro_search.parallel.gpu_ops import AttentionKernels, Kernels, LossKernels
+from dpro_search.parallel.model import Model, Network, model
+from dpro_search.parallel.model.recommenders import dlrm
+from dpro_search.parallel.runtime import Runtime
+from dpro_search.parallel.strategy import Recompute, Strategy
+from dpro_search.parallel.workload import Workload
 
 RUNTIME = Runtime(
     name="PyTorch",

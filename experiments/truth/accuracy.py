@@ -36,7 +36,7 @@ def accuracy_toml(scored: Sequence[Scored]) -> str:
             "[ordered]",
             *orders,
             "",
-            "# Measured over predicted step time by domain (space/mesh/domain.py): quantiles of 5 and 95 % of another source.",
+            "# Measured over predicted step time by domain (parallel/costs/domain.py): quantiles of 5 and 95 % of another source.",
             "[ratio]",
             *ratios,
             "",

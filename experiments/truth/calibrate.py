@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpro_search.replay.parallel_step import ParallelSteps, step_us
-from dpro_search.space.mesh import MEASURED, Scales
+from dpro_search.parallel.costs.scales import MEASURED, Scales
+from dpro_search.parallel.steps.predicted_steps import ParallelSteps, step_us
 from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import Kind, kind_of, workload_of
 from experiments.truth.pooling import Errors, Floats, pooled

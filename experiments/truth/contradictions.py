@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dpro_search.errors import DproSearchError
-from dpro_search.graph.model import Architecture, Experts, parameters_of
+from dpro_search.parallel.model import Architecture, Experts, parameters_of
 from experiments.truth.jobs import workload_of
 from experiments.truth.machines import machine_of
 from experiments.truth.models import model_of

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.errors import InputError
-from dpro_search.space.mesh import Domain, domain_of
+from dpro_search.parallel.costs.domain import Domain, domain_of
 from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import workload_of
 from experiments.truth.score import Scored

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from dpro_search.costmodel.gpu_ops import AttentionKernels, NormKernels
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Network
-from dpro_search.kinds.mesh.frameworks import FRAMEWORKS
-from dpro_search.space.mesh import CHECKED_RANK_US, Host, Recompute, Runtime, Schedule, Strategy, Workload
+from dpro_search.parallel.frameworks import FRAMEWORKS
+from dpro_search.parallel.gpu_ops import AttentionKernels, NormKernels
+from dpro_search.parallel.model import Network
+from dpro_search.parallel.runtime import CHECKED_RANK_US, Host, Runtime
+from dpro_search.parallel.schedule import Schedule
+from dpro_search.parallel.strategy import Recompute, Strategy
+from dpro_search.parallel.workload import Workload
 from experiments.truth.machines import cluster_of, devices_of, gpu_of, machine_of
 from experiments.truth.megatron_tests import (
     dense_layers,

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from dpro_search.space.mesh import MemoryRules, PeakMemory
+from dpro_search.parallel.memory.peak import PeakMemory
+from dpro_search.parallel.memory.rules import MemoryRules
 from experiments.truth.megatron_tests import (
     adds_gradients_in_matmuls,
     fuses_loss,

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import (
+from dpro_search.parallel.model import (
     Architecture,
     Attention,
     Experts,

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpro_search.space.mesh import Domain, Strategy, domain_of, harder
+from dpro_search.parallel.costs.domain import Domain, domain_of, harder
+from dpro_search.parallel.strategy import Strategy
 from experiments.truth.jobs import workload_of
 from experiments.truth.score import Scored, group_of
 

@@ -11,7 +11,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dpro_search.space.mesh import Domain, PeakMemory, Workload, rank_memories
+from dpro_search.parallel.costs.domain import Domain
+from dpro_search.parallel.memory.peak import PeakMemory, rank_memories
+from dpro_search.parallel.workload import Workload
 from experiments.truth.__main__ import main
 from experiments.truth.contradictions import contradictions
 from experiments.truth.jobs import workload_of

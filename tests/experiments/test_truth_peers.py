@@ -10,8 +10,9 @@ import pytest
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.errors import InputError
-from dpro_search.graph.model import model, parameters_of, published
-from dpro_search.space.mesh import Strategy, Workload
+from dpro_search.parallel.model import model, parameters_of, published
+from dpro_search.parallel.strategy import Strategy
+from dpro_search.parallel.workload import Workload
 from experiments.truth.peers import described
 
 ROOT = Path(__file__).parents[2]

@@ -336,8 +336,8 @@ def _clusters(folder: Path) -> None:
 
 
 def _times(folder: Path) -> None:
-    from tests.kinds.mesh.test_split import CONFIG as SMALL
-    from tests.kinds.mesh.test_split import HOSTS, blocks, exchanges
+    from tests.parallel.test_split import CONFIG as SMALL
+    from tests.parallel.test_split import HOSTS, blocks, exchanges
 
     (folder / "config.json").write_bytes(json.dumps(SMALL).encode())
     (folder / "cluster.toml").write_text(HOSTS)

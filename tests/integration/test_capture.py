@@ -13,10 +13,11 @@ import pytest
 from dpro_search.collect.capture import CapturedStep, Phase, read_graph
 from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_mesh
 from dpro_search.errors import InputError
-from dpro_search.graph.captured import captured_model
-from dpro_search.graph.model import blocks_of
 from dpro_search.kinds import job_of, load_source
-from dpro_search.space.mesh import Collective, Strategy, compile_block, layout_of
+from dpro_search.parallel.captured import captured_model
+from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.model import blocks_of
+from dpro_search.parallel.strategy import Strategy, layout_of
 from dpro_search.space.plan import Plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]

@@ -11,9 +11,12 @@ import pytest
 from dpro_search.collect.capture import Phase
 from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_mesh
 from dpro_search.errors import InputError
-from dpro_search.graph.model import Architecture, Attention, Experts, FeedForward, Layer, blocks_of
-from dpro_search.kinds.mesh.captured import captured_job_toml
-from dpro_search.space.mesh import Collective, Schedule, Strategy, compile_block, layout_of, pipeline_orders
+from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.file.captured import captured_job_toml
+from dpro_search.parallel.model import Architecture, Attention, Experts, FeedForward, Layer, blocks_of
+from dpro_search.parallel.schedule import Schedule
+from dpro_search.parallel.steps.pipeline import pipeline_orders
+from dpro_search.parallel.strategy import Strategy, layout_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 

@@ -14,11 +14,13 @@ import pytest
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.graph.model import Architecture, Attention, Experts, FeedForward, Layer, blocks_of
-from dpro_search.space.mesh import Collective, Strategy, compile_block, layout_of, pipeline_orders, step_graph
-from dpro_search.space.mesh.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
-from dpro_search.space.mesh.groups import Groups
-from dpro_search.space.mesh.step_graph import LayerCosts, StepCosts
+from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.costs.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
+from dpro_search.parallel.costs.groups import Groups
+from dpro_search.parallel.model import Architecture, Attention, Experts, FeedForward, Layer, blocks_of
+from dpro_search.parallel.steps.pipeline import pipeline_orders
+from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
+from dpro_search.parallel.strategy import Strategy, layout_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.parallel_exports import exported
+from tests.parallel.parallel_exports import exported
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dpro_search.errors import InputError
-from dpro_search.graph.model import parameters_of, published
+from dpro_search.parallel.model import parameters_of, published
 from experiments.truth import peers
 from experiments.truth.rows import Row
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -12,9 +12,6 @@ from dpro_search.collect.modules import ModuleInfo
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.runtime import FOLLOW
 from dpro_search.space.plan import Plan
-
-if TYPE_CHECKING:
-    from dpro_search.space.mesh import Workload
 
 FOLDER = "{folder}"
 HELPERS = ("ddp.py", "fsdp.py", "micro_batches.py", "modules.py", "parallel_plan.py", "tape.py", "trainer.py", "xla.py")
@@ -27,6 +24,15 @@ class Servers:
 
     count: int = 0
     on_workers: bool = False
+
+
+class DescribedWorkload(Protocol):
+    """A described parallel job under one plan: `dpro_search.parallel.workload.Workload`."""
+
+    @property
+    def precision(self) -> str:
+        """Number format of the products, like "bf16"."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,7 @@ class JobFacts:
     ranks: int | None = None
     ranks_per_host: int | None = None
     # What a plan makes of a described parallel job: its model, degrees and batch; None: it is no such job, or not known.
-    workload: Callable[[Plan], Workload] | None = None
+    workload: Callable[[Plan], DescribedWorkload] | None = None
 
     @staticmethod
     def of(trace: Trace) -> JobFacts:

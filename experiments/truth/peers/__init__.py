@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dpro_search.errors import InputError, MissingCapabilityError
-from dpro_search.graph.model import Experts, Network, parameters_of
-from dpro_search.space.mesh import Workload
+from dpro_search.parallel.model import Experts, Network, parameters_of
+from dpro_search.parallel.workload import Workload
 from experiments.truth.jobs import workload_of
 from experiments.truth.rows import Row
 from experiments.truth.score import Predict, Predicted

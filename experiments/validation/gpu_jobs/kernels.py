@@ -14,7 +14,7 @@ from dpro_search.costmodel.devices.ops import Stack
 from dpro_search.costmodel.devices.recorded import RecordedSpecs
 from dpro_search.costmodel.devices.sampled import latency_on
 from dpro_search.costmodel.devices.written import OpSpec, ops_of
-from dpro_search.costmodel.gpu_ops import OpCosts
+from dpro_search.parallel.gpu_ops import OpCosts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,0 @@
-"""The graph of a captured step as a model that strategies can split: `captured_model`.
-
-`segments` cuts the forward pass at repeated modules, `regions` says which tensors tensor parallel ranks split, `blocks` makes ops
-with named dims.
-"""
-
-from dpro_search.graph.captured.build import captured_model as captured_model

@@ -1,0 +1,128 @@
+"""Facts and tables of `diagnose` for a parallel job: stages, gains of changes, findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds._facts import critical_table, gain_table
+from dpro_search.kinds._job import Table
+from dpro_search.parallel.answers.explain import WORDS
+from dpro_search.parallel.strategy import Strategy
+from dpro_search.quantities import size_text, time_text
+from dpro_search.replay.path_findings import costliest
+from dpro_search.replay.sentences import share
+from dpro_search.replay.timeline import Timeline
+from dpro_search.report.parallel import PARTS
+from dpro_search.space.scenario import SCALES
+
+_MOST_ROWS = 16
+_SPANS = {int(OpKind.FORWARD): "forward", int(OpKind.BACKWARD): "backward", int(OpKind.UPDATE): "update"}
+_PASS = re.compile(r"(?P<before>.* )?(?P<direction>[FBIW])\d+( of (layer \d+ of )?stage (?P<stage>\d+))?$")
+_COLLECTIVES = {  # of layers' passes, and messages between stages, by the words before the pass
+    "gather for ": "all-gathers of parameters",
+    "reduce of ": "reductions of gradients",
+    "collectives of ": "collectives within passes",
+    "send ": "sends to the next stage",
+    "receives ": "receives from the stage before",
+}
+_PASSES = {
+    "F": "forward passes",
+    "B": "backward passes",
+    "I": "backward passes for inputs",
+    "W": "backward passes for weights",
+}
+
+
+def stage_facts(timeline: Timeline, strategy: Strategy) -> list[dict[str, Any]]:
+    """Times of one rank of each pipeline stage. All ranks of a stage do the same."""
+    graph = timeline.graph
+    alike = strategy.devices // strategy.pp
+    found = []
+    for stage in range(strategy.pp):
+        own = graph.rank_of_op == stage
+        passes_us = float(graph.duration_us[own & np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.BACKWARD))].sum())
+        update_us = float(graph.duration_us[own & (graph.op_kind == OpKind.UPDATE)].sum())
+        waits_us = max(timeline.iteration_us - passes_us - update_us, 0.0)
+        found.append(
+            {
+                "rank": stage * alike,
+                "host": f"stage {stage}",
+                "alike": alike,
+                "breakdown_us": {"passes": passes_us, "optimizer": update_us, "waits": waits_us},
+                "last_pct": None,
+                "waited_us": waits_us,
+            }
+        )
+    return found
+
+
+def stage_spans(timeline: Timeline, stages: int) -> list[dict[str, list[tuple[float, float]]]]:
+    """For each pipeline stage, when it is in which kind of pass, and when it only communicates, in us."""
+    graph, times = timeline.graph, timeline.times
+    rows: list[dict[str, list[tuple[float, float]]]] = [{key: [] for key in ("comm", *_SPANS.values())} for _ in range(stages)]
+    for op in range(len(graph)):
+        start_us, end_us = float(times.start_us[op]), float(times.end_us[op])
+        if (stage := int(graph.rank_of_op[op])) >= 0 and end_us > start_us:
+            rows[stage][_SPANS.get(int(graph.op_kind[op]), "comm")].append((start_us, end_us))
+    return rows
+
+
+def pass_name(op: str) -> str:
+    """The passes or exchanges of a stage to which an op of a step's graph belongs, or the op's own name."""
+    match = _PASS.match(op)
+    if match is None:
+        return op
+    before = match["before"]
+    what = _PASSES[match["direction"]] if before is None else _COLLECTIVES.get(before, before.strip())
+    return what + (f" of stage {match['stage']}" if match["stage"] else "")
+
+
+def findings(breakdown_us: Mapping[str, float], gains: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences: parts of the step beside computation, the costliest first, then the best change."""
+    step_us = sum(breakdown_us.values())
+    parts = [(us, f"{_capital(WORDS[name])} takes {share(us, step_us)}.") for name, us in breakdown_us.items() if name != "compute"]
+    changes = [row for row in gains if row["gain_us"] > 0 and not row["what_if"].startswith(SCALES)]
+    best = [(row["gain_us"], f"'{row['what_if']}' would gain {share(row['gain_us'], step_us)}.") for row in changes[:1]]
+    return [*costliest(parts, step_us), *costliest(best, step_us)]
+
+
+def memory_sentence(memory: Mapping[str, float], limit_bytes: int | None, remedies: Sequence[Mapping[str, Any]]) -> str:
+    """Memory of the rank that needs most and, if a device has less, the fastest change that fits."""
+    total = sum(memory.values())
+    most = max(memory, key=lambda name: memory[name])
+    of = "" if limit_bytes is None else f" of {size_text(limit_bytes)}"
+    sentence = f"Memory of the rank that needs most: {size_text(total)}{of}, {size_text(memory[most])} of it for {most}"
+    if limit_bytes is None or total <= limit_bytes:
+        return f"{sentence}."
+    if not remedies:
+        return f"{sentence}: it does not fit, and no change of one or two settings is enough; 'dpro-search run' tries all."
+    best = remedies[0]
+    then = f"{size_text(best['peak_memory_bytes'])}, {time_text(best['predicted_iteration_us'])} an iteration"
+    return f"{sentence}: it does not fit. '{best['change']}' would ({then})."
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def tables(facts: Mapping[str, Any]) -> list[Table]:
+    """The facts as tables."""
+    stages = [
+        (row["host"], str(row["alike"]), *(time_text(row["breakdown_us"][part]) for part in ("passes", "optimizer", "waits")))
+        for row in facts["ranks"][:_MOST_ROWS]
+    ]
+    memory = [(name, size_text(size)) for name, size in facts["memory_bytes"].items() if size]
+    parts_us = {**facts["computation_us"], **{name: us for name, us in facts["breakdown_us"].items() if name != "compute"}}
+    parts = [(PARTS[name], time_text(us)) for name, us in parts_us.items()]
+    return [
+        Table(title="iteration", columns=("part", "time"), rows=parts),
+        Table(title="memory of the rank that needs most", columns=("for", "size"), rows=memory),
+        Table(title="pipeline stages", columns=("stage", "ranks", "passes", "optimizer", "waits"), rows=stages),
+        critical_table(facts["critical_ops"]),
+        gain_table(facts["gains"], facts["iteration_us"]),
+    ]

@@ -1,0 +1,425 @@
+"""``job.toml``: a parallel job as it is written down, and `described` to read it.
+
+    model = "llama3-8b"           # a built-in name, or the path of a config.json of Hugging Face
+    cluster = "4xhgx-h100"
+    global_batch = 512            # sequences
+    sequence = 8192               # tokens
+
+    [runs]                        # how it runs today; without this table: a usual strategy that fits in memory
+    tp = 2
+
+Every error is one line with the file, the line and the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dpro_search._regular_files import read_regular
+from dpro_search.cluster import Cluster, Device, bundled, parse_cluster
+from dpro_search.cluster.link import BETWEEN, INSIDE
+from dpro_search.cluster.names import file_beside
+from dpro_search.cluster.table import File
+from dpro_search.cluster.this_machine import core_of_this_machine
+from dpro_search.collect.capture import read_graph
+from dpro_search.collect.parallel_times import ParallelTimes
+from dpro_search.errors import InputError
+from dpro_search.kinds._kind import Description
+from dpro_search.parallel.captured import captured_model
+from dpro_search.parallel.costs.block_times import BlockTimes
+from dpro_search.parallel.costs.recorded import RecordedTimes
+from dpro_search.parallel.file.keys import JobFile, ModelTable, Precision, converted, fail_at_setting, unknown_text
+from dpro_search.parallel.file.usual_strategy import usual_strategy
+from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled
+from dpro_search.parallel.gpu_ops import OpCosts, capped_clock
+from dpro_search.parallel.model import Architecture, CapturedModel, Model, blocks_of, from_config
+from dpro_search.parallel.model import model as built_in
+from dpro_search.parallel.runtime import Runtime
+from dpro_search.parallel.settings import Fixed, MeshSettings, resolved
+from dpro_search.parallel.strategy import Strategy
+from dpro_search.parallel.workload import Workload
+from dpro_search.space.cluster import spec_on
+
+KEYS = ("model", "global_batch", "sequence")  # any of them marks a description
+MOST = 10**9  # sequences, samples, tokens
+_LONGEST_US = 1e12
+CPU_FRAMEWORK = "pytorch-gloo"
+_USUAL_BYTES_PER_S = 1e10  # that a core moves, before it is measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshDescription(Description):
+    """What a file says, with what follows from it."""
+
+    fixed: Fixed
+    cluster: Cluster
+    precision: Precision
+    measured: tuple[BlockTimes, ...] = ()
+    runs: MeshSettings
+    strategy: Strategy  # That of `runs`.
+    chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
+    compiled: bool | None = None
+    batch_per_replica: int | None = None  # Sequences of one replica, if the file gives these in place of the whole batch.
+    times: ParallelTimes | None = None
+    cores: int | None = None
+
+    def workload(self, strategy: Strategy) -> Workload:
+        """The job under a strategy."""
+        return Workload(
+            model=self.fixed.model,
+            sequence=self.fixed.sequence,
+            strategy=strategy,
+            cluster=self.cluster,
+            precision=self.precision,
+            runtime=self.runtime,
+            measured=self.measured,
+            times=self._recorded,
+            cores=self.cores or 0,
+        )
+
+    @property
+    def device(self) -> Device:
+        """The device that a rank computes on."""
+        return self.cluster.groups[0].host.device
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the model or its times come from the job itself, as eager or compiled as it is."""
+        return isinstance(self.fixed.model, CapturedModel) or self.times is not None
+
+    @property
+    def gpu_vendor(self) -> str:
+        """The vendor of the device, if it is a GPU."""
+        return self.device.vendor if self.device.kind == "gpu" else ""
+
+    @property
+    def _recorded(self) -> RecordedTimes | None:
+        if self.times is None:
+            return None
+        return RecordedTimes(self.times, spec_on(self.cluster, self.fixed.devices).spec.rate_bps, self.fixed.devices)
+
+    @property
+    def runtime(self) -> Runtime:
+        """Behaviour of the framework, with the bytes of parameters and of the optimizer's state of a captured model."""
+        return runtime_of(self.framework, self.fixed.model, self.precision, self.compiled)
+
+    @property
+    def possible_runtimes(self) -> tuple[Runtime, ...]:
+        """Beside `runtime`, eager and compiled, where the file does not say which the job is."""
+        if self.compiled is not None or not FRAMEWORKS[self.framework].compiles or self.is_recorded:
+            return ()
+        return tuple(as_compiled(self.runtime, compiled=compiled) for compiled in (False, True))
+
+
+def global_batch_of(per_replica: int, runs: MeshSettings | None, devices: int) -> int:
+    """The batch of all replicas that some devices have room for."""
+    ways = 1 if runs is None else (runs.tp or 1) * (runs.pp or 1) * (runs.cp or 1)
+    return per_replica * max(devices // ways, 1)
+
+
+def runtime_of(framework: str, model: Model, precision: Precision, compiled: bool | None = None) -> Runtime:
+    """See `MeshDescription.runtime`."""
+    runtime = FRAMEWORKS[framework].runtime
+    if compiled is not None:
+        runtime = as_compiled(runtime, compiled=compiled)
+    if not isinstance(model, CapturedModel):
+        return runtime
+    held = 4.0 if precision in ("fp32", "tf32") else 2.0  # of a parameter, beside the optimizer's state
+    beside = model.parameter_bytes - held if model.parameter_bytes > held else 0.0
+    return replace(runtime, gradient_bytes=model.gradient_bytes, optimizer_bytes=beside + model.state_bytes)
+
+
+def described(path: Path) -> MeshDescription | None:
+    """The job that a file describes; None: it describes something else.
+
+    Raises
+    ------
+    InputError
+        Something in it is wrong or impossible.
+    """
+    if path.suffix.lower() != ".toml":
+        return None
+    file = File(path)
+    values = file.values()
+    table = values.get("model")
+    another = isinstance(table, Mapping) and not table.keys() & {*ModelTable.__struct_fields__}
+    if another or not any(key in values for key in KEYS):
+        return None
+    job_file = converted(file, values)
+    files: dict[str, Path] = {}
+    model, warnings = _model(file, job_file, files)
+    cluster = _cluster(file, job_file.cluster, files)
+    times = _times(file, job_file, files)
+    if times is not None and times.device:
+        warnings = (*warnings, *filter(None, [other_device(cluster.groups[0].host.device, times.device)]))
+    if job_file.framework == CPU_FRAMEWORK and times is None:
+        warnings = (*warnings, "no times were recorded, and nobody measured such a job: only their order may be trusted")
+    warnings = (*warnings, *_about_cluster(cluster, files.get("cluster_file")))
+    framework = FRAMEWORKS.get(job_file.framework)
+    if framework is None:
+        file.fail("framework", unknown_text(job_file.framework, tuple(FRAMEWORKS)))
+    if job_file.compiled is not None and not framework.compiles:
+        those = ", ".join(name for name, each in FRAMEWORKS.items() if each.compiles)
+        file.fail("compiled", f"{job_file.framework} has no eager and compiled form (those that have: {those}); leave it out")
+    if job_file.compiled is None and framework.compiles and times is None and not isinstance(model, CapturedModel):
+        warnings = (*warnings, "'compiled' is not given: the interval holds eager and compiled (torch.compile) steps")
+    try:
+        cluster = with_known_devices(cluster, job_file.precision, job_file.framework, times)
+    except InputError as error:
+        file.fail("precision" if "its peak" in str(error) else "cluster", str(error))
+    has_tokens = model.sequence is not None if isinstance(model, CapturedModel) else isinstance(model, Architecture)
+    if job_file.sequence is None and has_tokens:
+        file.fail("", "'sequence' is missing; 'dpro-search describe' writes a complete file")
+    if (job_file.global_batch is None) is (job_file.batch_per_replica is None):
+        file.fail("", "one of 'global_batch' and 'batch_per_replica' is needed; 'dpro-search describe' writes a complete file")
+    for key in ("global_batch", "batch_per_replica", "sequence", "cores"):
+        value = getattr(job_file, key)
+        if value is not None and not 0 < value <= MOST:
+            file.fail(key, f"must be from 1 to 1e9, not {value}")
+    fixed = Fixed(
+        model=model,
+        sequence=(job_file.sequence or 1) if has_tokens else 1,
+        global_batch=job_file.global_batch or global_batch_of(job_file.batch_per_replica or 1, job_file.runs, cluster.ranks),
+        devices=cluster.ranks,
+        zero_stage=framework.zero_stage,
+    )
+    runs = job_file.runs
+    measured = _measured(file, job_file.model, fixed) if isinstance(job_file.model, ModelTable) else ()
+    try:
+        if runs is None:
+            runtime = runtime_of(job_file.framework, model, job_file.precision)
+            runs = usual_strategy(fixed, cluster, job_file.precision, runtime, job_file.framework)
+        strategy = resolved(runs, fixed)
+    except InputError as error:
+        fail_at_setting(file, str(error), values)
+    return MeshDescription(
+        framework=job_file.framework,
+        provenance=_provenance(job_file, fixed, cluster, strategy),
+        warnings=warnings,
+        files=files,
+        fixed=fixed,
+        cluster=cluster,
+        precision=job_file.precision,
+        measured=measured,
+        runs=runs,
+        strategy=strategy,
+        chosen=job_file.runs is None,
+        batch_per_replica=job_file.batch_per_replica,
+        compiled=job_file.compiled,
+        times=times,
+        cores=job_file.cores,
+    )
+
+
+def _times(file: File, job_file: JobFile, files: dict[str, Path]) -> ParallelTimes | None:
+    if job_file.times is None:
+        return None
+    path = file.path.parent / job_file.times
+    if not path.exists():  # before it is recorded
+        return None
+    try:
+        times = ParallelTimes.load(path)
+    except InputError as error:
+        file.fail("times", str(error))
+    if times.precision != job_file.precision:
+        file.fail("times", f"{job_file.times} was recorded in {times.precision}, and the job runs in {job_file.precision}")
+    files["times"] = path
+    return times
+
+
+def other_device(device: Device, recorded_device: str) -> str | None:
+    """A warning where a GPU, as its driver calls it, is not the device of a job; None: it is."""
+    return (
+        None
+        if bundled.is_called(device, recorded_device)
+        else f"times are those of {recorded_device}, and the job's cluster has {device.name}"
+    )
+
+
+def with_known_devices(cluster: Cluster, precision: str, framework: str, times: ParallelTimes | None = None) -> Cluster:
+    """The cluster with everything about its devices that predictions need.
+
+    Raises
+    ------
+    InputError
+        Hosts have devices of several kinds, or nobody says how fast the device is.
+    """
+    kinds = {group.host.device.name for group in cluster.groups}
+    if len(kinds) > 1:
+        raise InputError(f"devices of one kind are needed, not {' and '.join(sorted(kinds))}")
+    if framework == CPU_FRAMEWORK:
+        cluster = _with_peaks(cluster, times)
+    OpCosts(cluster.groups[0].host.device, precision)
+    return cluster
+
+
+def _with_peaks(cluster: Cluster, times: ParallelTimes | None) -> Cluster:
+    """The cluster with what the recording, or else Linux, says of a core without a data sheet: by it other shapes are scaled."""
+    (group, *others) = cluster.groups
+    device = group.host.device
+    if others or device.kind != "cpu" or device.memory_bytes_per_s is not None:
+        return cluster
+    if times is not None and times.memory_bytes_per_s:
+        peak = msgspec.structs.replace(device.peak, fp32=times.flops_per_s, bf16=times.flops_per_s)
+        device = msgspec.structs.replace(device, peak=peak, memory_bytes_per_s=times.memory_bytes_per_s, cores=1)
+    else:
+        core = core_of_this_machine(_USUAL_BYTES_PER_S)
+        peak = msgspec.structs.replace(core.peak, bf16=core.peak.fp32)
+        device = msgspec.structs.replace(device, peak=peak, memory_bytes_per_s=core.memory_bytes_per_s, cores=1)
+    host = msgspec.structs.replace(group.host, device=device)
+    return msgspec.structs.replace(cluster, groups=(msgspec.structs.replace(group, host=host),))
+
+
+def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:
+    """The model of a built-in name or of a ``config.json``, and that file; raises `InputError`."""
+    if not name.lower().endswith(".json") and "/" not in name:
+        return built_in(name), None
+    path = folder / name
+    try:
+        values = msgspec.json.decode(read_regular(path), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: not a config.json of a model: {reason}") from error
+    return from_config(values, str(path)), path
+
+
+def _model(file: File, job_file: JobFile, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
+    """The model, and what to warn of."""
+    table = job_file.model if isinstance(job_file.model, ModelTable) else ModelTable(name=job_file.model)
+    if table.capture is not None:
+        for key in ("name", "times"):
+            if getattr(table, key):
+                file.fail(f"model.{key}", "goes with a model that is named: a captured one has its own")
+        if job_file.tied_embeddings is not None:
+            file.fail("tied_embeddings", "goes with a model that is named: a captured one has its own")
+        return _captured(file, table.capture, job_file.precision, files)
+    if table.name is None:
+        file.fail("model", "needs 'name', a built-in model or a config.json, or 'capture', a graph.json")
+    try:
+        model, path = model_of(table.name, file.path.parent)
+    except InputError as error:
+        file.fail("model" if isinstance(job_file.model, str) else "model.name", str(error))
+    if path is not None:
+        files["model_config"] = path
+    if job_file.tied_embeddings is not None:
+        if not isinstance(model, Architecture):
+            file.fail("tied_embeddings", f"{model.name} has no embedding that a head could use: leave it out")
+        model = replace(model, tied=job_file.tied_embeddings)
+    return _with_targets(file, job_file, model) if isinstance(model, Architecture) else (model, ())
+
+
+def _with_targets(file: File, job_file: JobFile, model: Architecture) -> tuple[Architecture, tuple[str, ...]]:
+    """The model whose decoder reads as many tokens as the file says, and what to warn of."""
+    reads_encoder = any(layer.cross_attention is not None for layer in model.layers)
+    if job_file.target_sequence is not None:
+        if not reads_encoder:
+            file.fail("target_sequence", f"{model.name} has no encoder whose output a decoder reads: leave it out")
+        if not 0 < job_file.target_sequence <= (job_file.sequence or MOST):
+            file.fail("target_sequence", f"must be from 1 to 'sequence', not {job_file.target_sequence}")
+        return replace(model, target_share=job_file.target_sequence / (job_file.sequence or 1)), model.assumed
+    said = "'target_sequence' is not given: the decoder is taken to read as many tokens as the encoder" if reads_encoder else None
+    return model, (*model.assumed, *filter(None, [said]))
+
+
+def _measured(file: File, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, ...]:
+    """Times of blocks; each under a strategy that is legal."""
+    names = [block.name for block in blocks_of(fixed.model)]
+    layers = any(name.startswith("layer") for name in names)
+    measured = []
+    for number, row in enumerate(table.times, 1):
+        where = f"model.times, table {number}:"
+        if row.block not in names and not (layers and row.block == "layer"):
+            file.fail("model.times", f"{where} block {unknown_text(row.block, tuple(names))}")
+        for name in ("forward_us", "backward_us"):
+            if not 0 < getattr(row, name) < _LONGEST_US:
+                file.fail("model.times", f"{where} {name} must be above 0 and below {_LONGEST_US:g}, not {getattr(row, name):g}")
+        sequence = fixed.sequence if row.sequence is None else row.sequence
+        for name, value in (("sequence", sequence), *((name, getattr(row, name)) for name in ("micro_batch", "tp", "cp", "ep"))):
+            if not 0 < value <= MOST:
+                file.fail("model.times", f"{where} {name} must be from 1 to {MOST:g}, not {value}")
+        times = BlockTimes(**{**msgspec.structs.asdict(row), "sequence": sequence})
+        try:
+            if times.strategy.devices > fixed.devices:
+                raise InputError(f"it was measured on {times.strategy.devices} ranks, and the cluster has {fixed.devices} devices")
+            times.strategy.check(fixed.model, sequence)
+        except InputError as error:
+            file.fail("model.times", f"{where} {error}")
+        measured.append(times)
+    return tuple(measured)
+
+
+def _captured(file: File, capture: str, precision: Precision, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
+    path = file.path.parent / capture
+    try:
+        graph = read_graph(path)
+        model = captured_model(graph)
+    except InputError as error:
+        file.fail("model.capture", str(error))
+    if graph.precision != precision and (graph.precision, precision) != ("fp32", "tf32"):
+        file.fail("precision", f"{capture} was captured in {graph.precision}; capture it with --precision {precision}")
+    files["capture"] = path
+    return model, tuple(dict.fromkeys([*graph.notes, *model.notes]))
+
+
+def _cluster(file: File, name: str, files: dict[str, Path]) -> Cluster:
+    text, path = file_beside(name, file.path.parent)
+    try:
+        cluster = parse_cluster(text)
+    except InputError as error:
+        file.fail("cluster", str(error))
+    if path is not None and path.is_file():
+        files["cluster_file"] = path
+    return cluster
+
+
+_NOT_USED = frozenset(
+    (
+        *(f"device.{key}" for key in ("l2_cache", "clock", "launch", "samples")),
+        "cpu_cores",
+        *(f"{level}.latency" for level in (*INSIDE, "nic")),
+        *(f"{level}.duplex" for level in BETWEEN),
+    )
+)
+"""Keys of a cluster file that decide predictions of recorded jobs only, or none: NCCL's steps have latencies of their own."""
+
+
+def _about_cluster(cluster: Cluster, path: Path | None) -> tuple[str, ...]:
+    """Sentences on a cluster of GPUs: on a power limit below the rated one, and on keys of its file that decide nothing here."""
+    device, sentences = cluster.groups[0].host.device, list[str]()
+    if device.kind != "gpu":
+        return ()
+    likely, least = capped_clock(device)
+    if likely < 1:
+        said = f"at {device.power_w:g} W, below its rated power, {device.name} is taken to compute at {likely:.0%} of its clock"
+        sentences.append(f"{said} (the cube root of the power); the interval reaches to {least:.0%}")
+    unused = sorted(_unused_keys(File(path).values())) if path is not None else []
+    if unused:
+        sentences.append(f"{path}: {', '.join(unused)}: not used by predictions of described jobs")
+    return tuple(sentences)
+
+
+def _unused_keys(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key != "source":
+            yield from _unused_keys(value, f"{table}{key}.")
+        elif f"{table}{key}" in _NOT_USED:
+            yield f"{table}{key}"
+
+
+def _provenance(job_file: JobFile, fixed: Fixed, cluster: Cluster, strategy: Strategy) -> tuple[tuple[str, str], ...]:
+    degrees = ", ".join(
+        f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "dp", "ep") if getattr(strategy, name) > 1
+    )
+    what = f"sequences of {fixed.sequence} tokens" if fixed.has_tokens else "samples"
+    return (
+        ("model", fixed.model.name),
+        ("batch", f"{fixed.global_batch} {what}, {job_file.precision}, {job_file.optimizer}"),
+        ("cluster", cluster.name),
+        ("devices", f"{fixed.devices} of {cluster.describe()}"),
+        ("strategy", degrees or "one device"),
+    )

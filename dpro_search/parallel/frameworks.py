@@ -1,0 +1,245 @@
+"""Frameworks that a description can name: how each runs a step (`Runtime`), and its usual ZeRO stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from dpro_search.parallel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels
+from dpro_search.parallel.memory.rules import MemoryRules
+from dpro_search.parallel.runtime import Host, Runtime, Selective
+from dpro_search.parallel.schedule import Schedule
+
+_COMPILED_US = 10.0  # Host time of a kernel that compiled code starts from C++: PyTorch's launch alone, estimated.
+_LAUNCH_US = 25.0  # Host time of an op of an eager module: PyTorch's dispatch and launch (10 us), and Python.
+
+
+def as_compiled(runtime: Runtime, *, compiled: bool) -> Runtime:
+    """A runtime of PyTorch whose layers `torch.compile` compiles, or whose ops run one by one.
+
+    Compiled, activations, rotations and norms are fused kernels that C++ starts; eager, each op of a module is dispatched in Python
+    and is a kernel of its own, and DTensor's collectives of tensor parallel ranks run beside nothing.
+    """
+    kernels = replace(runtime.kernels, fused=compiled, norm=NormKernels.FUSED if compiled else NormKernels.TWICE)
+    if compiled:
+        return replace(runtime, kernels=kernels, host=replace(runtime.host, forward_us=_COMPILED_US, backward_us=_COMPILED_US))
+    host = replace(runtime.host, forward_us=_LAUNCH_US, backward_us=12.0)
+    return replace(runtime, kernels=kernels, host=host, overlap_tensor=False)
+
+
+class Framework(NamedTuple):
+    """A framework for training on many devices."""
+
+    runtime: Runtime
+    zero_stage: int  # Where a job sets none.
+    zero_stages: tuple[int, ...] = (0, 1)  # That a search may set, as all that follows.
+    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
+    uneven_stages: bool = False  # Layers of each stage can be given.
+    replicates: bool = False  # ZeRO splits over a part of the replicas (HSDP).
+    rings: bool = False  # Keys and values of context parallel ranks can go round them.
+    recomputes_some: bool = False  # The first layers of each stage, and not all.
+    compiles: bool = False  # Whether a job may be eager or compiled (`as_compiled`).
+    target: str | None = None  # What plans of its jobs are exported to where nothing else is said.
+
+
+# CUDA queues 1,024 kernels and events before the host waits; nanotron's forward pass of a layer enqueues about 60: 40 kernels, and
+# four collectives with events and copies (its llama.py).
+_LAUNCHES_QUEUED, _NANOTRON_LAUNCHES = 1024, 60
+
+_FSDP = Runtime(
+    name="PyTorch FSDP",
+    selective=Selective.EVERY_SECOND_MATMUL,
+    stages_reduce_once=True,
+    tokens_once_a_host=False,
+    regather_inputs=False,
+    host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
+    kernels=Kernels(attention=AttentionKernels.FLASH_2, norm=NormKernels.TWICE, loss=LossKernels.LOG_SOFTMAX),
+    gradient_bytes=2.0,
+    accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
+    # PyTorch's own loss: logits in 16 bits, in fp32, log-softmax and its gradient in fp32.
+    memory=MemoryRules(logits_bytes=14.0, weighted_activations=False, transformer_engine=False),
+)
+# Composer's loss is flash-attention's, which writes gradients over the logits.
+_LLM_FOUNDRY = replace(_FSDP, name="LLM Foundry", memory=replace(_FSDP.memory, logits_bytes=4.0))
+# Fused softmax, bias and GELU, layer norm; gradients of each micro-batch are added in 16 bits, reduced and gathered at the end.
+_MEGATRON_DEEPSPEED = Runtime(
+    name="Megatron-DeepSpeed",
+    tokens_once_a_host=False,
+    kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.VOCAB_PARALLEL),
+    overlap_gradients=False,
+    overlap_gathers=False,
+    overlap_sends=False,
+    overlap_tensor=False,
+    memory=MemoryRules(flat_elements=5e8, weighted_activations=False, transformer_engine=False),
+)
+# nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32,
+# gradients added to fp32 copies by a hook, parameters gathered after the update.
+_NANOTRON = Runtime(
+    name="nanotron",
+    tokens_once_a_host=False,
+    # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook
+    # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
+    host=Host(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
+    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
+    overlap_split_gradients=False,  # trainer.py (`make_ddp`): sums in fp32 that ZeRO splits have no DistributedDataParallel.
+    overlap_gathers=False,
+    overlap_sends=False,
+    bucket_bytes=50 * 2.0**20,  # DistributedDataParallel's 25 MiB of 16-bit gradients, which a hook sums in fp32.
+    first_bucket_bytes=2 * 2.0**20,
+    accumulate_bytes=10.0,
+    stages_by_cost=True,
+    # models/llama.py: queries stay in the storage of all three, keys and values are copied; SiLU and product apart; loss in fp32 on
+    # an fp32 copy. optim/gradient_accumulator.py: 16-bit gradients until the pass ends, DDP's buckets without ZeRO. distributed.py
+    # (`all_gather_coalesced`): flat copies of the parameters, and those of torch.distributed's list all-gather.
+    memory=MemoryRules(
+        pass_gradient_bytes=2.0,
+        bucket_bytes=2.0,
+        step_bytes=4.0,
+        rotation_copies=(0.0, 1.0, 1.0),
+        gate_copies=1.0,
+        weighted_activations=False,
+        logits_bytes=8.0,
+        transformer_engine=False,
+        layers_ahead=_LAUNCHES_QUEUED / _NANOTRON_LAUNCHES,
+        layer_host_us=_NANOTRON_LAUNCHES * _LAUNCH_US,
+    ),
+)
+_PYTORCH = Runtime(
+    name="PyTorch, eager",
+    selective=Selective.EVERY_SECOND_MATMUL,
+    stages_reduce_once=True,
+    tokens_once_a_host=False,
+    regather_inputs=False,
+    kernels=Kernels(
+        fused=False,
+        attention=AttentionKernels.EAGER,
+        attention_dropout=True,
+        norm=NormKernels.TWICE,
+        loss=LossKernels.LOG_SOFTMAX,
+        autocast=True,
+    ),
+    # Hugging Face's eager modules: norms in fp32, logits in fp32 with a shifted copy, log-softmax.
+    memory=MemoryRules(
+        norm_bytes=6.0,
+        gate_copies=1.0,
+        rotation_copies=(0.0, 0.0, 0.0),
+        weighted_activations=False,
+        logits_bytes=14.0,
+        transformer_engine=False,
+    ),
+)
+_PYTORCH_2 = Runtime(
+    name="PyTorch 2",
+    selective=Selective.EVERY_SECOND_MATMUL,
+    stages_reduce_once=True,
+    tokens_once_a_host=False,
+    regather_inputs=False,
+    # Each op of a captured step is dispatched and launched on its own; in the backward pass from C++.
+    host=Host(forward_us=_LAUNCH_US, backward_us=12.0, layer_us=0.0),  # The latter estimated.
+    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
+    clip_gradients=False,
+    overlap_tensor=False,
+    bucket_bytes=25 * 2.0**20,
+    memory=MemoryRules(logits_bytes=14.0, weighted_activations=False, transformer_engine=False),
+)
+# PyTorch on CPU cores: `fully_shard` waits for each collective there, and gives each layer one of its own; a script that follows a
+# plan takes the mean of the losses of all ranks before an update, in place of a norm (runtime/follow/parallel_plan.py).
+_PYTORCH_GLOO = replace(
+    _PYTORCH_2,
+    name="PyTorch 2 on Gloo",
+    overlap_gradients=False,
+    overlap_gathers=False,
+    blocking=True,
+    bucket_bytes=0.0,
+    clip_gradients=True,
+)
+# A graph of ops that XLA fuses, started from C++; attention of 2020: scale, mask, softmax and dropout of stored scores are clusters
+# with a reduction each, which XLA does not join; Horovod.
+_TENSORFLOW = Runtime(
+    name="TensorFlow",
+    tokens_once_a_host=False,
+    host=Host(forward_us=10.0, backward_us=10.0, collective_us=100.0, parameter_us=10.0),
+    kernels=Kernels(
+        attention=AttentionKernels.EAGER,
+        attention_dropout=True,
+        instance_norm=NormKernels.COMPILED,
+        loss=LossKernels.LOG_SOFTMAX,
+        autocast=True,
+    ),
+    memory=MemoryRules(weighted_activations=False, transformer_engine=False),
+)
+# CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
+_GRAPHS = Runtime(
+    name="Megatron-Core, CUDA graphs",
+    host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0),
+    kernels=Kernels(searched_convolutions=True),
+)
+
+# Megatron-Core: --pipeline-model-parallel-layout, --num-distributed-optimizer-instances, --cp-comm-type, --recompute-method block.
+_MEGATRON = Framework(
+    Runtime(),
+    1,
+    schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
+    uneven_stages=True,
+    replicates=True,
+    rings=True,
+    recomputes_some=True,
+    target="megatron",
+)
+
+_TORCH_SCHEDULES = tuple(schedule for schedule in Schedule if schedule is not Schedule.GPIPE)  # GPipe is never faster than 1F1B
+
+FRAMEWORKS: Mapping[str, Framework] = {
+    "megatron-core": _MEGATRON,
+    "megatron-core-cuda-graphs": _MEGATRON._replace(runtime=_GRAPHS),
+    # `fully_shard` on a mesh of two dims, torch.distributed's context_parallel, checkpoint_wrapper of single layers.
+    "fsdp": Framework(_FSDP, 3, (3,), compiles=True, replicates=True, rings=True, recomputes_some=True, target="pytorch"),
+    "llm-foundry": Framework(_LLM_FOUNDRY, 3, (3,), compiles=True, replicates=True, recomputes_some=True, target="pytorch"),
+    "torchtitan": Framework(
+        replace(_PYTORCH_2, name="torchtitan"),
+        3,
+        (3,),
+        compiles=True,
+        schedules=_TORCH_SCHEDULES,
+        uneven_stages=True,
+        replicates=True,
+        target="torchtitan",
+    ),
+    "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1),
+    "nanotron": Framework(_NANOTRON, 1),
+    # torch.distributed.pipelining: a stage is any module.
+    "pytorch": Framework(
+        _PYTORCH,
+        0,
+        compiles=True,
+        schedules=_TORCH_SCHEDULES,
+        uneven_stages=True,
+        rings=True,
+        recomputes_some=True,
+        target="pytorch",
+    ),
+    "pytorch-2": Framework(
+        _PYTORCH_2,
+        0,
+        (0, 3),
+        compiles=True,
+        schedules=_TORCH_SCHEDULES,
+        uneven_stages=True,
+        replicates=True,
+        rings=True,
+        recomputes_some=True,
+        target="pytorch",
+    ),
+    "pytorch-gloo": Framework(
+        _PYTORCH_GLOO,
+        0,
+        (0, 3),
+        schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
+        uneven_stages=True,
+        replicates=True,
+        recomputes_some=True,
+        target="pytorch",
+    ),
+    "tensorflow": Framework(_TENSORFLOW, 0, (0,)),
+}

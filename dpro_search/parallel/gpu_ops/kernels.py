@@ -1,0 +1,175 @@
+"""`Kernels`: which kernels a framework computes memory-bound ops, attention and losses with, and what each reads and writes.
+
+Counts follow from the sources of the kernels: a *pass* is one read or one write of a tensor. What an op reads
+forward it reads again backward beside the gradient of its output, unless its kernel keeps something smaller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from dpro_search.parallel.model import Op, OpType
+from dpro_search.parallel.model.op import Role, dims_of
+
+
+class AttentionKernels(StrEnum):
+    """How attention is computed."""
+
+    NEWEST = "newest"  # the fastest fused kernels of the device: flash-attention 3 on Hopper, cuDNN on Blackwell
+    FLASH_2 = "flash-attention 2"  # also on devices that have faster ones
+    FLASH_TRITON = "flash-attention in Triton"
+    SCORES = "scores"  # two batched matmuls with a fused softmax between them (Megatron-LM before 2023)
+    EAGER = "eager"  # the same with PyTorch's own ops: scale, mask, softmax, dropout
+
+
+class LossKernels(StrEnum):
+    """How the cross-entropy over the vocabulary is computed."""
+
+    FUSED = "fused"  # one kernel that writes the gradients over 16-bit logits (Transformer Engine, Liger)
+    LOG_SOFTMAX = "log softmax"  # of PyTorch, on a copy of the logits in fp32
+    VOCAB_PARALLEL = "vocab parallel"  # Megatron-LM's, on a copy in fp32: maximum, difference, exponential, sum, quotient
+
+
+class NormKernels(StrEnum):
+    """How norms are computed."""
+
+    FUSED = "fused"  # what is read once is kept (Transformer Engine, Triton, XLA)
+    TWICE = "twice"  # layer norms of PyTorch 2.1: statistics first, and gradients of scale and shift on their own
+    COMPILED = "compiled"  # of ops that XLA fuses, but for reductions of which one needs the other
+    COMPOSED = "composed"  # of TensorFlow's ops, a kernel each: moments, batch_normalization and their gradients
+
+
+class Passes(NamedTuple):
+    """What the kernels of an op move, once forward or once backward."""
+
+    reads: float  # Passes over what the op reads.
+    output: float  # Passes over its output.
+    kernels: int
+
+
+class ScorePasses(NamedTuple):
+    """What the kernels between the two matmuls of an unfused attention move, in passes over the scores."""
+
+    passes: float
+    kernels: int
+
+
+class LossBytes(NamedTuple):
+    """What the kernels of a loss move, in bytes of each logit (16-bit logits)."""
+
+    forward: float
+    backward: float
+    kernels: tuple[int, int]  # Forward, backward.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """The kernels of a framework. Defaults: Megatron-Core's with Transformer Engine."""
+
+    fused: bool = True  # Hand-written or compiled kernels for activations, rotations, and residual sums with dropout.
+    attention: AttentionKernels = AttentionKernels.NEWEST
+    attention_dropout: bool = False  # Of unfused attention, on the scores.
+    norm: NormKernels = NormKernels.FUSED  # Of layer norms.
+    instance_norm: NormKernels = NormKernels.FUSED  # Of norms of each image alone and of volumes, with the activation behind them.
+    loss: LossKernels = LossKernels.FUSED
+    searched_convolutions: bool = False  # In 16 bits: of cuDNN's kernels the fastest for each, as in submissions to MLPerf.
+    # Of training in 16 bits: parameters are in fp32 and are cast for each product, as its gradient is back; norms, residual sums,
+    # softmaxes and tables stay in fp32, and what they give is cast for the next product (PyTorch's autocast, TensorFlow's
+    # auto_mixed_precision_lists.h). False: all is in 16 bits beside a copy of the parameters in fp32 that only the optimizer sees.
+    autocast: bool = False
+
+    @property
+    def stores_scores(self) -> bool:
+        """Whether the scores of attention are written to memory."""
+        return self.attention in (AttentionKernels.SCORES, AttentionKernels.EAGER)
+
+    def passes(self, op: Op, *, backward: bool) -> Passes:
+        """Of a memory-bound op."""
+        if op.type in _MOVES:
+            return _MOVES[op.type]
+        table = _FUSED if self.fused else _EAGER
+        found = table.get(op.role, _ANY)[backward]
+        if self.fused and backward and op.role is Role.GATED_ACTIVATION and "capacity" in dims_of(op.output):
+            more = _TOKEN_WEIGHTS
+            found = Passes(found.reads + more.reads, found.output + more.output, found.kernels + more.kernels)
+        if op.role is Role.NORM and self.norm is NormKernels.TWICE and "hidden" in dims_of(op.output):
+            found = _NORM_TWICE[backward]
+        if op.role is Role.INSTANCE_NORM and self.instance_norm in _INSTANCE_NORM:
+            found = _INSTANCE_NORM[self.instance_norm][backward]
+        if op.saves_bytes:  # dropout: a mask of bytes, and a kernel of its own where nothing is fused
+            mask = Passes(0.0, 0.5, 0) if self.fused else Passes(0.0, 2.5, 1)
+            found = Passes(found.reads, found.output + mask.output, found.kernels + mask.kernels)
+        return found
+
+    def stays_wide(self, op: Op) -> bool:
+        """Whether a memory-bound op is in fp32 though products are in 16 bits; batch norms of images are not."""
+        stream = op.role in (Role.NORM, Role.RESIDUAL) and "hidden" in dims_of(op.output)
+        return self.autocast and (op.type is OpType.GATHER or stream)
+
+    def score_passes(self, *, backward: bool, wide: bool = False) -> ScorePasses:
+        """Of an unfused attention, beside its matmuls, in passes over scores of the products' type.
+
+        A causal softmax in one kernel reads only what is not masked. `wide`: products are in 16 bits, the softmax in fp32.
+        """
+        if wide and self.autocast and self.attention is AttentionKernels.EAGER:
+            dropout = 4.5 if self.attention_dropout else 0.0
+            return ScorePasses(14 + dropout, 5 + bool(dropout))
+        softmax = {AttentionKernels.SCORES: (1.5, 2, 1), AttentionKernels.EAGER: (6, 7, 3)}[self.attention]
+        dropout = 2.5 if self.attention_dropout else 0.0
+        return ScorePasses(softmax[backward] + dropout, softmax[2] + bool(dropout))
+
+    def loss_bytes(self) -> LossBytes:
+        """Of the loss."""
+        return _LOSS[self.loss]
+
+
+# Forward and backward passes by role. Residual sums: the gradient goes to both branches as it is, and where they meet again their
+# gradients are added. Fused gates read gate and value once; eager ones compute the activation and the product in two kernels, and
+# backward three products and the concatenation of the two gradients. Rotations rotate a copy of queries, keys and values.
+# Expert biases: each expert's bias times the weights of its tokens, which are in fp32, is a tensor (4 bytes an element), added
+# (2 + 4 + 4), concatenated over experts (4 + 4) and cast (4 + 2). Backward cast back (2 + 4), of the sum (4 + 2), concatenated
+# (2 + 2), and gradients of bias and weight, each a product and its sum (4 + 4 + 4) (Megatron-Core 0.16, experts.py, _apply_bias).
+_ANY = (Passes(1, 1, 1), Passes(1, 1, 1))
+_FUSED = {
+    Role.NORM: (Passes(1, 1, 1), Passes(1, 2, 2)),
+    Role.INSTANCE_NORM: (Passes(1, 1, 1), Passes(1, 2, 2)),
+    Role.ROTATION: (Passes(1, 1, 1), Passes(1, 1, 1)),
+    Role.ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
+    Role.GATED_ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
+    Role.RESIDUAL: (Passes(1, 1, 1), Passes(1, 1, 1)),
+    Role.EXPERT_BIAS: (Passes(7, 7, 4), Passes(10, 10, 8)),
+}
+# An expert's activations are multiplied by the weights of their tokens; the gradients of those, a kernel of their own, read gate,
+# value and gradient again (Megatron-Core, fused_bias_swiglu.py, weighted_swiglu_back).
+_TOKEN_WEIGHTS = Passes(1, 1, 1)
+_EAGER = {
+    **_FUSED,
+    Role.ROTATION: (Passes(2, 2, 3), Passes(2, 2, 3)),
+    Role.GATED_ACTIVATION: (Passes(1.5, 2, 2), Passes(4, 5, 4)),
+}
+# What layer norms take, in passes at the rate of sums of the same size: forward 2.9 to 3.2 (NeuSight's tables on A100, V100, P100;
+# Sailor's op profiles on A100, V100), backward 9.3 to 10.9 (Sailor's, fp16 and fp32; 5 would be enough for two reads each).
+_NORM_TWICE = (Passes(2, 1, 1), Passes(5, 5, 3))
+# TensorFlow has a kernel for batch norm of images only. COMPOSED (nn_impl.py, math_grad.py): mean, squared difference from it and
+# its mean; product and sum; the convolution's bias before and ReLU behind are kernels, too. Backward: gradients of ReLU, sum and
+# product with their sums over positions; of both means, spread over positions, and of the squared difference; the sum of three; the
+# bias's sum. COMPILED: mean, variance, result; backward both sums over positions, then the result from what they give.
+_INSTANCE_NORM = {
+    NormKernels.COMPILED: (Passes(3, 1, 3), Passes(2, 3, 2)),
+    NormKernels.COMPOSED: (Passes(7, 5, 13), Passes(8, 18, 24)),
+}
+# Autocast, EAGER: scale (2 + 2) and mask (2 + 2) in 16 bits, cast (2 + 4), softmax (4 + 4), dropout in fp32 (4 + 4 + 1), cast back
+# (4 + 2); backward cast (2 + 4), dropout (4 + 4 + 1), softmax (4 + 4 + 4), cast back (4 + 2), scale (2 + 2).
+# Tokens are sorted by the rank of their expert, and there by expert, before the experts and back behind them (Megatron-Core's
+# permutation and chunk sort). The kernels that choose experts count as those of the dispatch: softmax, top-k, counts, losses.
+_MOVES = {OpType.DISPATCH: Passes(1, 3, 16), OpType.COMBINE: Passes(3, 1, 3)}
+# LOG_SOFTMAX: cast (2 + 4), log-softmax (4 + 4 + 4), its gradient (zeros 4, 8 + 4), cast back (4 + 2).
+# VOCAB_PARALLEL: cast (2 + 4), maximum (4), difference (4 + 4), exponential (4 + 4), sum (4), quotient (4 + 4); product with the
+# loss's gradient (4 + 4), cast back (4 + 2).
+_LOSS = {
+    LossKernels.FUSED: LossBytes(6.0, 4.0, (1, 1)),
+    LossKernels.LOG_SOFTMAX: LossBytes(18.0, 22.0, (3, 3)),
+    LossKernels.VOCAB_PARALLEL: LossBytes(38.0, 14.0, (12, 4)),
+}

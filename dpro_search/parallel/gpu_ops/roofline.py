@@ -1,0 +1,272 @@
+"""`OpCosts`: durations of a model's ops on a device, by a roofline whose compute roof has the steps of tiles and waves.
+
+A matmul is computed in tiles, one on each multiprocessor at a time: time is that of whole waves of tiles, of the tile shape that is
+fastest, with the reduction split where there are too few tiles. Memory-bound ops take their bytes at the achieved rate, in as many
+passes as their kernels make. Kernels take a floor at least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dpro_search.cluster import Device
+from dpro_search.errors import InputError
+from dpro_search.parallel.gpu_ops.achieved import Achieved, achieved_by, capped_clock
+from dpro_search.parallel.gpu_ops.kernels import AttentionKernels, Kernels
+from dpro_search.parallel.model import Op, OpType, elements
+from dpro_search.parallel.model.op import Role, Shape
+
+SPLITS = (1, 2, 4, 8, 16, 32)
+"""Parts of a product's reduction that multiprocessors compute apart and then sum, where there are fewer tiles than multiprocessors
+(split-k of cuBLAS and cuDNN): gradients of a convolution's weights are few sums over very many positions."""
+WIDE_TILE = 256 * 128  # elements of the largest tile
+HALF_BYTES, WIDE_BYTES = 2.0, 4.0
+PADDING_PASSES = 2.0
+"""Over the tokens at experts that compute in 8 bits: their rows are copied to multiples of 16 or 32 before the products, and back
+behind them (Transformer Engine's Fp8Padding and Fp8Unpadding in Megatron-Core 0.16, moe/experts.py)."""
+CAST_BYTES = 6.0  # of an element that is cast from fp32 to 16 bits, or back
+BACKWARD_ATTENTION = 2.5  # FLOPs of the backward pass over those of the forward pass (Dao 2023, section 3.2)
+BACKWARD_ATTENTION_SHARE = (
+    0.8  # of the forward pass's speed: 550 of 700 TFLOP/s on an H100 (Shah et al. 2024, flash-attention 3, figure 6)
+)
+TRITON_ATTENTION = 0.71  # of the speed of flash-attention 2, which is 1.3 to 1.5 times as fast (Dao 2023, section 4.1)
+
+
+CONVOLUTION_TILES = ((256, 32, 0.7), (128, 32, 0.65))
+"""Further tiles, for the few channels of convolutions (cuDNN's kernels of tile size 256 x 32 and 128 x 32; shares estimated)."""
+
+
+CONVOLUTION_SHARE = 0.6
+"""Of a matmul's speed on matrix units, that of an implicit matrix product, which gathers its rows (estimated; on units without
+matrices of fixed size both are as fast)."""
+SPLIT_REDUCTION = 512.0
+"""Columns of a reduction, at least, that a core of several computes of a tile (split-k kernels of cuDNN; estimated)."""
+
+
+@dataclass(frozen=True)
+class OpCosts:
+    """Durations on one device at one precision.
+
+    Raises
+    ------
+    InputError
+        The device's peak, its memory rate or its number of multiprocessors is not known.
+    """
+
+    device: Device
+    precision: str = "bf16"  # Of matmuls and attention.
+    bytes_per_element: float = 2.0  # Of activations and of the weights that ops read.
+    kernels: Kernels = field(default_factory=Kernels)
+    continuous: bool = False  # Whether the device computes without rest, so that the power limit lowers its clock.
+
+    def __post_init__(self) -> None:
+        for what, value in (
+            (f"its peak in {self.precision}", self.device.peak_flops_per_s(self.precision)),
+            ("its memory's rate", self.device.memory_bytes_per_s),
+            ("its number of multiprocessors", self.device.cores),
+        ):
+            if value is None:
+                raise InputError(f"{self.device.name}: {what} is not known: name it in the cluster's file")
+
+    def forward_us(self, op: Op, sizes: Mapping[str, float]) -> float:
+        """Of an op whose dims have the given local sizes."""
+        if op.type is OpType.MATMUL:
+            beside_us = self._quantized_us(op, elements(op.reads or op.rows, sizes)) + self._cast_us(op, sizes)
+            return beside_us + self._matmul(op, sizes, op.rows, op.reduction, op.columns)
+        if op.type is OpType.CONVOLUTION:
+            return self._cast_us(op, sizes) + self._convolution(op, sizes, op.rows, op.reduction, op.columns)
+        if op.type is OpType.ATTENTION:
+            return self._attention(op, sizes, backward=False)
+        if op.type is OpType.LOSS:
+            return self._loss(op, sizes, backward=False)
+        return self._memory_bound(op, sizes, backward=False)
+
+    def backward_us(self, op: Op, sizes: Mapping[str, float], *, frozen: bool = False) -> float:
+        """Of the gradients of an op's inputs and, unless they are frozen, of its weights."""
+        if op.frozen:
+            return 0.0
+        if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
+            return self.input_gradient_us(op, sizes) + (0.0 if frozen else self.weight_gradient_us(op, sizes))
+        if op.type is OpType.ATTENTION:
+            return self._attention(op, sizes, backward=True)
+        if op.type is OpType.LOSS:
+            return self._loss(op, sizes, backward=True)
+        return self._memory_bound(op, sizes, backward=True)
+
+    def input_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
+        """Of the gradient of the input of a matmul or convolution."""
+        if op.type is OpType.CONVOLUTION:
+            return self._convolution(op, sizes, op.rows, op.columns, op.reduction)
+        quantized_us = self._quantized_us(op, elements(op.output, sizes))
+        return quantized_us + self._matmul(op, sizes, op.rows, op.columns, op.reduction)
+
+    def weight_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
+        """Of the gradient of the weight of a matmul or convolution."""
+        cast_us = self._cast_us(op, sizes)
+        if op.type is OpType.CONVOLUTION:
+            return cast_us + self._convolution(op, sizes, op.reduction, op.rows, op.columns)
+        return cast_us + self._matmul(op, sizes, op.reduction, op.rows, op.columns)
+
+    def launches(self, op: Op, *, backward: bool) -> int:
+        """Kernels that an op starts."""
+        if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
+            return 2 if backward else 1
+        if op.type is OpType.ATTENTION:
+            if not self.kernels.stores_scores:
+                return 2 if backward else 1
+            return (4 if backward else 2) + self.kernels.score_passes(backward=backward, wide=self._casts).kernels + 1
+        if op.type is OpType.LOSS:
+            return self.kernels.loss_bytes().kernels[backward]
+        if op.moved_bytes is not None:
+            return op.kernels[backward]
+        return self.kernels.passes(op, backward=backward).kernels
+
+    def moved_us(self, count_bytes: float) -> float:
+        """Of a kernel that reads and writes so many bytes."""
+        return self._moved(count_bytes)
+
+    def _matmul(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
+        m, k, n = (elements(shape, sizes) for shape in (rows, reduction, columns))
+        precision = "bf16" if self._in_16_bits(op) else self.precision
+        batch = sizes["experts"] if any("experts" in term for term in op.rows) else 1.0
+        if batch > 1:  # rows are those of all experts, each of which has a matmul of its own
+            m, k = (m / batch, k) if rows is op.rows else (m, k / batch) if reduction is op.rows else (m, k)
+            n = n / batch if columns is op.rows else n
+        floor_us = achieved_by(self.device).floor_us
+        return batch * (self.matmul_us(m, k, n, 1.0, precision) - floor_us) + floor_us
+
+    def _in_16_bits(self, op: Op) -> bool:
+        """Whether a matmul is, though others are in 8 bits: the head and routers."""
+        return self.precision in ("fp8", "fp4") and any("vocab" in term or "choices" in term for term in op.columns)
+
+    def _quantized_us(self, op: Op, count: float) -> float:
+        """Of elements of 16 bits that are read, and written in 8 bits as they are and transposed."""
+        return self.moved_us(4.0 * count) if self.precision in ("fp8", "fp4") and not self._in_16_bits(op) else 0.0
+
+    @property
+    def _casts(self) -> bool:
+        """Whether products are in 16 bits and their parameters in fp32."""
+        return self.kernels.autocast and self.bytes_per_element == HALF_BYTES
+
+    def _cast_us(self, op: Op, sizes: Mapping[str, float]) -> float:
+        """Of a product's parameters, or of their gradients."""
+        count = elements(op.weight, sizes)
+        return self._moved(CAST_BYTES * count) if self._casts and count else 0.0
+
+    def _convolution(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
+        """An implicit matrix product for each group, which moves the input, the output and the weight once."""
+        groups = sizes.get(f"{op.name}.groups", 1.0)
+        m, k, n = (elements(shape, sizes) / (groups if shape is op.columns else 1.0) for shape in (rows, reduction, columns))
+        weight = elements(op.reduction, sizes) * elements(op.columns, sizes)
+        if self.precision == "fp32":  # not on matrix units
+            k *= op.winograd_share
+        return self.matmul_us(m, k, n, groups, moved=elements(op.reads, sizes) + elements(op.output, sizes) + weight)
+
+    def matmul_us(
+        self, m: float, k: float, n: float, batch: float = 1.0, precision: str | None = None, *, moved: float | None = None
+    ) -> float:
+        """Of `batch` products of m x k with k x n matrices, by default at the precision of matmuls.
+
+        `moved`: elements, where it is not all three matrices once.
+        """
+        achieved, precision = achieved_by(self.device), precision or self.precision
+        peak, rate, cores = self._matmul_peak(precision), self.device.memory_bytes_per_s, self.device.cores
+        assert rate is not None
+        assert cores is not None
+        # What the start of a tile costs is time: fewer columns of a reduction where the units are slower.
+        matrix_peak = self.device.peak_flops_per_s("bf16") or self.device.peak_flops_per_s("fp16") or peak
+        start = achieved.reduction * min(peak / matrix_peak, 1.0)
+        implicit = self._convolution_share(achieved) if moved is not None and precision != "fp32" else 1.0
+        reached = achieved.fp32 if precision == "fp32" and achieved.fp32 and moved is None else achieved.matmul
+        compute_us = math.inf
+        narrow = batch * m * n < cores * WIDE_TILE
+        for rows, columns, share in (*achieved.tiles, *(CONVOLUTION_TILES if moved is not None else ())):
+            tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
+            splits = SPLITS if narrow else SPLITS[:1]
+            if moved is not None:  # a weight's gradient has few tiles, and a reduction over all positions that is split among cores
+                splits = (max(min(cores // tiles, k // SPLIT_REDUCTION), 1.0),)
+            for parts in splits:
+                flops = math.ceil(tiles * parts / cores) * cores * rows * columns * 2 * (k / parts + start)
+                sums_us = 0.0
+                if parts > 1 and moved is None:  # fp32, written and read
+                    sums_us = 2 * 4.0 * parts * batch * m * n / (rate * achieved.memory) * 1e6
+                compute_us = min(compute_us, flops / (peak * reached * share * implicit) * 1e6 + sums_us)
+        count = batch * (m * k + k * n + m * n) if moved is None else moved
+        memory_us = self.bytes_per_element * count / (rate * achieved.memory) * 1e6
+        power = achieved.blend
+        return float(achieved.floor_us + (compute_us**power + memory_us**power) ** (1 / power))
+
+    def _convolution_share(self, achieved: Achieved) -> float:
+        return achieved.convolution if self.kernels.searched_convolutions else CONVOLUTION_SHARE
+
+    def _matmul_peak(self, precision: str) -> float:
+        """Of the units that multiply matrices, at the clock that the power limit leaves them."""
+        achieved, peak = achieved_by(self.device), self.device.peak_flops_per_s(precision)
+        assert peak is not None
+        if precision == "fp32":
+            peak *= achieved.fp32_units
+        elif self.continuous and precision != "fp64":  # matrix units draw the power
+            peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
+        joules = {"fp32": achieved.fp32_joules, "fp16": achieved.half_joules, "bf16": achieved.half_joules}.get(precision, 0.0)
+        if joules and self.device.power_w:
+            return min(peak, self.device.power_w / (joules * 1e-12 * achieved.matmul))
+        return peak * capped_clock(self.device)[0]
+
+    def _memory_bound(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
+        if op.moved_bytes is not None:
+            kernels = op.kernels[backward]
+            if not kernels:
+                return 0.0
+            return self._moved(elements(op.moved_bytes[backward], sizes)) + (kernels - 1) * achieved_by(self.device).floor_us
+        passes, achieved = self.kernels.passes(op, backward=backward), achieved_by(self.device)
+        moved = passes.reads * elements(op.reads or op.output, sizes) + passes.output * elements(op.output, sizes)
+        if self.precision in ("fp8", "fp4") and op.type in (OpType.DISPATCH, OpType.COMBINE) and "capacity" in op.dims:
+            moved += PADDING_PASSES * elements(op.output if op.type is OpType.DISPATCH else op.reads, sizes)
+        count_bytes, kernels = moved * self.bytes_per_element, passes.kernels
+        if self._casts and self.kernels.stays_wide(op):
+            count_bytes *= WIDE_BYTES / HALF_BYTES
+            if op.role is Role.NORM and not self.kernels.fused:  # what it gives is cast, and backward its gradient
+                count_bytes, kernels = count_bytes + CAST_BYTES * elements(op.output, sizes), kernels + 1
+        return self._moved(count_bytes) + (kernels - 1) * achieved.floor_us
+
+    def _loss(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
+        found = self.kernels.loss_bytes()
+        count_bytes = found.backward if backward else found.forward
+        return self._moved(count_bytes * elements(op.reads, sizes))
+
+    def _attention(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
+        if self.kernels.stores_scores:
+            return self._scores(sizes, backward=backward)
+        achieved = achieved_by(self.device)
+        factor = BACKWARD_ATTENTION if backward else 1.0
+        speed = self._attention_share(achieved) * (BACKWARD_ATTENTION_SHARE if backward else 1.0)
+        peak = self.device.peak_flops_per_s(self.precision if self.precision not in ("fp8", "fp4") else "bf16")
+        assert peak is not None
+        compute_us = factor * op.forward_flops(sizes) / (peak * speed * capped_clock(self.device)[0]) * 1e6
+        memory_us = self._moved(factor * (elements(op.reads, sizes) + elements(op.output, sizes)) * self.bytes_per_element)
+        return max(compute_us, memory_us) + achieved.floor_us
+
+    def _attention_share(self, achieved: Achieved) -> float:
+        if self.kernels.attention is AttentionKernels.NEWEST:
+            return achieved.attention
+        triton = TRITON_ATTENTION if self.kernels.attention is AttentionKernels.FLASH_TRITON else 1.0
+        return achieved.attention * achieved.flash_2 * triton
+
+    def _scores(self, sizes: Mapping[str, float], *, backward: bool) -> float:
+        """Attention that stores its scores: batched matmuls over all keys, masked ones too, and the ops between them."""
+        batch, queries, keys = sizes["batch"] * sizes["heads"], sizes["sequence"], sizes["keys"]
+        passes, achieved = self.kernels.score_passes(backward=backward, wide=self._casts), achieved_by(self.device)
+        total_us = passes.kernels * achieved.floor_us
+        total_us += self._moved(passes.passes * batch * queries * keys * self.bytes_per_element)
+        for width in (sizes["head_dim"], sizes["value_dim"]):
+            total_us += self.matmul_us(queries, width, keys, batch)
+            if backward:
+                total_us += self.matmul_us(keys, queries, width, batch)
+        return total_us
+
+    def _moved(self, count_bytes: float) -> float:
+        achieved, rate = achieved_by(self.device), self.device.memory_bytes_per_s
+        assert rate is not None
+        return achieved.floor_us + count_bytes / (rate * achieved.memory) * 1e6

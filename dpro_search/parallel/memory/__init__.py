@@ -1,0 +1,1 @@
+"""Peak memory of the ranks of a described job."""

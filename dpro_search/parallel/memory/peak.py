@@ -1,0 +1,313 @@
+"""`rank_memories`, `peak_memory`: what ranks hold when they hold most, by category.
+
+A rank holds most at the end of a forward pass (the loss's on the last stage), with the activations of all micro-batches that its
+stages have in flight; or, with few activations, in the optimizer's step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from dpro_search.parallel.costs.compile import LocalOp
+from dpro_search.parallel.costs.step_costs import Pricer
+from dpro_search.parallel.memory.kept import Kept, kept_of
+from dpro_search.parallel.model import Block
+from dpro_search.parallel.steps.pipeline import Pass, pipeline_orders
+from dpro_search.parallel.strategy import Recompute
+from dpro_search.parallel.workload import Known, Workload, ranks_of, recomputed, stages_of
+
+CONTEXT_BYTES = 1.05 * 2**30
+"""Memory that the driver holds back (0.55 GiB of an H100: 79.1 GiB of nvidia-smi's 79.65), and a process's context and kernels."""
+CHANNELS = 16
+CHANNEL_BYTES = 2 * 10 * 2**20
+"""Buffers of a channel of an NCCL communicator, to send and to receive: 4 MiB and less for each protocol (`NCCL_BUFFSIZE`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakMemory:
+    """Bytes on a rank when it holds most, by category."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float  # Of all micro-batches in flight, and what is computed again.
+    logits_bytes: float  # The logits, their copy for the loss, and the gradient.
+    gathered_bytes: float  # Parameters and gradients of layers that are gathered for a while (ZeRO-3), or in the optimizer's step.
+    buckets_bytes: float = 0.0  # Of gradients that are reduced, beside the gradients.
+    workspace_bytes: float = 0.0  # Of matmul libraries.
+    fragments_bytes: float = 0.0  # Of the allocator: blocks that are cut up when a tensor of their size is asked for.
+    cached_bytes: float = 0.0  # Of the allocator: what it has, does not use, and gives back when memory is short.
+    context_bytes: float = 0.0  # Of the driver and of NCCL, outside the allocator.
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Memory of tensors: `torch.cuda.max_memory_allocated`."""
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.logits_bytes
+            + self.gathered_bytes
+            + self.buckets_bytes
+            + self.workspace_bytes
+        )
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Memory that the allocator holds: `torch.cuda.max_memory_reserved`."""
+        return self.allocated_bytes + self.fragments_bytes + self.cached_bytes
+
+    @property
+    def total_bytes(self) -> float:
+        """Memory that a device shows and must have.
+
+        The allocator gives cached blocks back rather than fail, but jobs that need them to be given back in every step mostly do
+        fail (experiments/truth, out-of-memory rows).
+        """
+        return self.reserved_bytes + self.context_bytes
+
+    def reserved_within(self, limit_bytes: float) -> float:
+        """Memory that the allocator holds on a device. It returns cached blocks rather than fail."""
+        fits = self.reserved_bytes + self.context_bytes <= limit_bytes
+        return self.reserved_bytes if fits else self.reserved_bytes - self.cached_bytes
+
+
+def peak_memory(workload: Workload, known: Known | None = None) -> PeakMemory:
+    """Peak memory of the pipeline rank that needs most."""
+    return max(rank_memories(workload, known), key=lambda memory: memory.total_bytes)
+
+
+def rank_memories(workload: Workload, known: Known | None = None) -> tuple[PeakMemory, ...]:
+    """Peak memory of each pipeline rank, in the order of stages."""
+    return _Ledger(workload, known).memories()
+
+
+def mean_state_bytes(workload: Workload, known: Known | None = None) -> float:
+    """Weights, gradients and optimizer state of a rank, the mean of all pipeline ranks: some rank needs no less than that."""
+    return _Ledger(workload, known).mean_state_bytes()
+
+
+class _Stage(NamedTuple):
+    """Bytes of one micro-batch of a stage."""
+
+    held_bytes: float  # From its forward to its backward pass.
+    again_bytes: float  # Beside them, in its backward pass.
+    logits_bytes: float
+    layers: int
+
+
+class _Ledger:
+    def __init__(self, workload: Workload, known: Known | None) -> None:
+        self._known = known = known or Known()
+        self._workload, self._pricer = workload, Pricer(workload, known)
+        self._plan, self._rules = workload.strategy, workload.runtime.memory
+        self._stages, self._on_ranks = stages_of(workload, known), ranks_of(workload, known)
+        self._kept: dict[str, Kept] = {}
+        self._of_stages: dict[int, _Stage] = {}
+
+    def memories(self) -> tuple[PeakMemory, ...]:
+        plan = self._plan
+        key = (
+            *(self._pricer.split, plan.pp, plan.virtual_stages, plan.stage_layers, plan.schedule, plan.micro_batches),
+            *(plan.recompute, plan.recompute_layers),
+        )
+        held = self._known.held.get(key)
+        if held is None:
+            orders = pipeline_orders(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)
+            held = self._known.held[key] = tuple(self._passes(order) for order in orders)
+        return tuple(self._of_rank(rank, *each) for rank, each in enumerate(held))
+
+    def mean_state_bytes(self) -> float:
+        states = self._states(tuple(block for blocks in self._on_ranks for block in blocks))
+        return (states.weights_bytes + states.gradients_bytes + states.optimizer_bytes) / self._plan.pp
+
+    def _of(self, block: Block) -> Kept:
+        if block.name not in self._kept:
+            key = block.name, self._pricer.split
+            if key not in self._known.kept:
+                self._known.kept[key] = self._new_kept(block)
+            self._kept[block.name] = self._known.kept[key]
+        return self._kept[block.name]
+
+    def _new_kept(self, block: Block) -> Kept:
+        workload = self._workload
+        return kept_of(
+            self._pricer.program(block),
+            self._rules,
+            workload.element_bytes,
+            selective=workload.runtime.selective,
+            stores_scores=not workload.runtime.flash_attention,
+            copies_output=self._rules.copies_output(workload.cluster.groups[0].host.device),
+            dropout=workload.model.dropout > 0,
+            adapters=workload.frozen,
+        )
+
+    def _of_rank(self, rank: int, activations: float, logits: float, in_flight: int) -> PeakMemory:
+        blocks = self._on_ranks[rank]
+        states = self._states(blocks)
+        gathered = self._gathered_bytes(blocks)
+        activations += self._deferred_bytes(blocks)
+        states = replace(states, workspace_bytes=self._workspace_bytes(blocks))
+        peak = replace(states, activations_bytes=activations, logits_bytes=logits, gathered_bytes=gathered)
+        step = self._step_bytes(states)
+        passing = states.weights_bytes / self._workload.element_bytes * self._rules.pass_gradient_bytes
+        if max(step, passing) > activations + logits + gathered:  # the optimizer's step holds most
+            peak = replace(states, gathered_bytes=max(step, passing))
+        largest = max((self._of(block).largest_bytes for block in blocks), default=0.0)
+        fragments = largest if self._plan.micro_batches > 1 else 0.0
+        waiting = self._waiting_bytes(blocks, in_flight, fragments)
+        unfit = 0.0 if peak.gathered_bytes >= step > 0 else self._unfit_bytes(step, largest)
+        return replace(peak, fragments_bytes=fragments, cached_bytes=waiting + unfit)
+
+    def _deferred_bytes(self, blocks: tuple[Block, ...]) -> float:
+        """Gradients of the logits that wait for the end of the step."""
+        waiting = min(self._rules.deferred_logits, self._plan.micro_batches)
+        if not waiting:
+            return 0.0
+        logits = sum(self._of(block).logits_bytes for block in blocks) / self._rules.logits_bytes
+        return waiting * logits * self._workload.element_bytes
+
+    def _states(self, blocks: tuple[Block, ...]) -> PeakMemory:
+        """Memory that stays allocated as long as the job runs."""
+        plan, runtime, rules = self._plan, self._workload.runtime, self._rules
+        in_8_bits = self._workload.frozen and self._workload.precision in ("fp8", "fp4")  # weights that nothing updates
+        element = 1.0 if in_8_bits else self._workload.element_bytes
+        weights = gradients = optimizer = whole = 0.0
+        counts = Counter(block.name for block in blocks)
+        splits_gradients = plan.zero_stage >= 2 and not self._workload.reduces_once
+        for block in {block.name: block for block in blocks}.values():
+            for (expert, trained), each in self._held_elements(block).items():
+                elements = each * counts[block.name]
+                ways = plan.expert_zero_ways if expert else plan.zero_ways
+                weights += elements * element / (ways if plan.zero_stage == 3 else 1)
+                if trained:
+                    whole += elements
+                    gradients += elements * self._workload.gradient_bytes / (ways if splits_gradients else 1)
+                    optimizer += elements * runtime.optimizer_bytes / (ways if plan.zero_stage >= 1 else 1)
+        flat = min(whole, rules.flat_elements) * 2 * self._workload.element_bytes
+        communicators = sum(degree > 1 for degree in (plan.dp * plan.cp, plan.tp, plan.pp, plan.cp, plan.ep))
+        return PeakMemory(
+            weights_bytes=weights,
+            gradients_bytes=gradients,
+            optimizer_bytes=optimizer,
+            activations_bytes=0.0,
+            logits_bytes=0.0,
+            gathered_bytes=0.0,
+            buckets_bytes=flat + (whole * rules.bucket_bytes if plan.dp * plan.cp > 1 and not plan.zero_stage else 0.0),
+            context_bytes=CONTEXT_BYTES + communicators * CHANNELS * CHANNEL_BYTES,
+        )
+
+    def _workspace_bytes(self, blocks: tuple[Block, ...]) -> float:
+        """Workspace of matmul libraries, and buffers that layers share for scores and in place of gradients of weights."""
+        rules, kept = self._rules, [self._of(block) for block in {block.name: block for block in blocks}.values()]
+        experts = any(block.top_k for block in blocks)
+        shapes = frozenset[tuple[float, float]]().union(*(each.weight_shapes for each in kept))
+        has_dummies = rules.transformer_engine and rules.dummy_gradients and not self._workload.frozen
+        dummies = sum(rows * columns for rows, columns in shapes) if has_dummies else 0.0
+        shared = max((each.shared_bytes for each in kept), default=0.0)
+        workspace_bytes = rules.workspace_bytes(self._workload.cluster.groups[0].host.device, experts=experts)
+        return workspace_bytes + shared + dummies * self._workload.element_bytes
+
+    def _held_elements(self, block: Block) -> dict[tuple[bool, bool], float]:
+        """Parameters of a block, by whether they are experts', and whether they have gradients and optimizer state."""
+        key = block.name, self._pricer.split
+        if key not in self._known.parameters:
+            elements: dict[tuple[bool, bool], float] = defaultdict(float)
+            for weight in self._pricer.program(block).weights:
+                elements[weight.expert, not (self._workload.frozen or weight.sparse)] += weight.elements
+            self._known.parameters[key] = dict(elements)
+        return self._known.parameters[key]
+
+    def _passes(self, order: tuple[Pass, ...]) -> tuple[float, float, int]:
+        """Activations and logits when a rank holds most of both, and the layers then in flight."""
+        held, flying, best = 0.0, 0, (0.0, 0.0, 0)
+        for done in order:
+            if done.direction == "I":  # gradients of weights need all that the input's needs
+                continue
+            stage = self._stage(done.stage)
+            if done.direction != "F":
+                held, flying = held - stage.held_bytes, flying - stage.layers
+                continue
+            held, flying = held + stage.held_bytes, flying + stage.layers
+            logits, again = stage.logits_bytes, stage.again_bytes
+            if held + max(logits, again) > sum(best[:2]):
+                best = (held + again, logits, flying) if again > logits else (held, logits, flying)
+        return best
+
+    def _stage(self, number: int) -> _Stage:
+        """Memory of a micro-batch of a stage."""
+        if number not in self._of_stages:
+            blocks = self._stages[number]
+            kept = [(self._of(block), again) for block, again in zip(blocks, recomputed(self._plan, blocks), strict=True)]
+            self._of_stages[number] = _Stage(
+                held_bytes=sum(self._held_bytes(each, again) for each, again in kept),
+                again_bytes=max((self._again_bytes(each, again) for each, again in kept), default=0.0),
+                logits_bytes=sum(each.logits_bytes for each, _ in kept),
+                layers=sum(block.name.startswith("layer") for block in blocks),
+            )
+        return self._of_stages[number]
+
+    def _held_bytes(self, kept: Kept, again: bool) -> float:
+        """Memory that a block keeps for a micro-batch from its forward to its backward pass. Logits count apart."""
+        if not again:
+            return kept.activations_bytes + kept.scores_bytes
+        return kept.selective_bytes if self._plan.recompute is Recompute.SELECTIVE else kept.input_bytes
+
+    def _again_bytes(self, kept: Kept, again: bool) -> float:
+        """Temporary memory of the backward pass of a block: gradients, and activations that it recomputes."""
+        if not again:
+            return kept.transient_bytes
+        left = 0.0 if self._plan.recompute is Recompute.FULL else kept.selective_bytes
+        return kept.transient_bytes + kept.scores_bytes + max(kept.activations_bytes - left, 0.0)
+
+    def _gathered_bytes(self, blocks: tuple[Block, ...]) -> float:
+        """Parameters of the layers that compute and are gathered ahead, or of all that are kept, and gradients of one (ZeRO-3)."""
+        if self._plan.zero_stage < 3:
+            return 0.0
+        element, each = self._workload.element_bytes, [self._elements(block) for block in blocks] or [0.0]
+        gathered = max(each) * (1 + self._plan.prefetch_layers) if self._plan.reshard_after_forward else sum(each)
+        return gathered * element + max(each) * (0.0 if self._workload.frozen else self._workload.gradient_bytes)
+
+    def _elements(self, block: Block) -> float:
+        return sum(self._held_elements(block).values())
+
+    def _step_bytes(self, states: PeakMemory) -> float:
+        """Temporaries of the optimizer's step."""
+        if self._plan.zero_stage not in (1, 2) or self._plan.dp * self._plan.cp == 1:
+            return 0.0
+        return states.weights_bytes / self._workload.element_bytes * self._rules.step_bytes
+
+    def _waiting_bytes(self, blocks: tuple[Block, ...], flying: int, fragments: float) -> float:
+        """Buffers of collectives that the device has not run yet, of as many layers as the host is ahead.
+
+        With several micro-batches in turn a forward pass starts while those of the backward pass before it wait; what they displace
+        is among the fragments.
+        """
+        layers = [self._of(block) for block in blocks if block.name.startswith("layer")]
+        ahead = self._layers_ahead(blocks)
+        forward = max((kept.forward_sent_bytes for kept in layers), default=0.0) * min(ahead, flying)
+        backward = max((kept.backward_sent_bytes for kept in layers), default=0.0) * min(ahead, len(layers))
+        return forward + (max(backward - fragments, 0.0) if self._plan.micro_batches > 1 else 0.0)
+
+    def _layers_ahead(self, blocks: tuple[Block, ...]) -> float:
+        """Layers that the host is ahead of the device.
+
+        Empirical (nanotron on H100, 1 to 32 stages): between two stages, which answer each micro-batch, the host is ahead only by
+        what the device takes longer; with one stage, or with several micro-batches to start with, it is always.
+        """
+        ahead, host_us = self._rules.layers_ahead, self._rules.layer_host_us
+        peak = self._workload.cluster.groups[0].host.device.peak_flops_per_s(self._workload.precision)
+        if self._plan.pp != 2 or not host_us or peak is None:
+            return ahead
+        layers = [self._pricer.program(block) for block in blocks if block.name.startswith("layer")]
+        flops = sum(step.op.forward_flops(step.sizes) for step in layers[0].forward if isinstance(step, LocalOp)) if layers else 0.0
+        device_us = flops / peak * 1e6
+        return ahead * max(1 - host_us / device_us, 0.0) if device_us else 0.0
+
+    def _unfit_bytes(self, step: float, largest: float) -> float:
+        """Temporaries of the optimizer's step for which no cached block is large enough: each rank's part, and their sum."""
+        ways = self._plan.dp * self._plan.cp
+        return step if step / 2 / ways > largest else step / 2 if step / 2 > largest else 0.0

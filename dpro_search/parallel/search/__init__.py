@@ -1,0 +1,1 @@
+"""The search for a described job's strategy: candidates, bounds, their order, and changes of single settings."""

@@ -1,0 +1,167 @@
+"""`ParallelSteps`: predicted steps of a model under one strategy after another ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dpro_search.parallel.costs.domain import Domain, domain_of
+from dpro_search.parallel.costs.recorded import Own
+from dpro_search.parallel.costs.scales import Scales
+from dpro_search.parallel.costs.step_costs import OpTime, Pricer, step_costs
+from dpro_search.parallel.memory.peak import PeakMemory, mean_state_bytes, peak_memory
+from dpro_search.parallel.model import Block
+from dpro_search.parallel.schedule import V_SHAPED, Schedule, stages_on
+from dpro_search.parallel.steps.pipeline import pipeline_orders
+from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
+from dpro_search.parallel.strategy import Strategy
+from dpro_search.parallel.workload import Known, Workload, stages_of
+from dpro_search.replay.engine import ends_us
+from dpro_search.space.replay_graph import ReplayGraph
+
+_FOLDED = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+_FEW = 12  # micro-batches for each rank of a pipeline, from which on a few are replayed for all
+_SAME = 1e-9  # times that differ by less, relatively, are equal
+_SHORT = 1e-3  # of the time of a micro-batch
+_FILLED = 2  # micro-batches for each rank of a pipeline, with which it is full
+
+
+class ParallelSteps:
+    """Predictions of one workload; what strategies have in common is found once.
+
+    Parameters
+    ----------
+    workload
+        Its own strategy does not matter, its scales hold for all predictions.
+    known
+        Of the same workload.
+    """
+
+    def __init__(self, workload: Workload, known: Known | None = None) -> None:
+        self.workload, self._known = workload, known or Known()
+        self._scaled: dict[Scales, ParallelSteps] = {}
+        self._passes: dict[Any, dict[str, LayerCosts]] = {}
+
+    def under(self, strategy: Strategy) -> Workload:
+        """The workload under a strategy."""
+        return replace(self.workload, strategy=strategy)
+
+    def scaled(self, scales: Scales) -> ParallelSteps:
+        """The same with parts that take another time."""
+        if scales not in self._scaled:
+            self._scaled[scales] = ParallelSteps(replace(self.workload, scales=scales), replace(self._known, passes={}))
+        return self._scaled[scales]
+
+    def costs(self, strategy: Strategy) -> StepCosts:
+        """What the parts of a step take."""
+        return step_costs(self.under(strategy), self._known)
+
+    def stages(self, strategy: Strategy) -> tuple[tuple[Block, ...], ...]:
+        """Blocks of each stage."""
+        return stages_of(self.under(strategy), self._known)
+
+    def passes(self, strategy: Strategy) -> dict[str, LayerCosts]:
+        """What the passes of each kind of block take, by its name; what replicas exchange is not in it.
+
+        Found once for all strategies that agree on what decides it.
+        """
+        plan = strategy
+        key = (
+            *(plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch, plan.recompute),
+            plan.pp > 1,  # a tied embedding has a copy
+            *(plan.schedule in V_SHAPED, plan.cp_ring, plan.cp_balanced, plan.gradient_dtype, plan.expert_load),
+        )
+        if key not in self._passes:
+            pricer = Pricer(self.under(strategy), self._known)
+            distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
+            self._passes[key] = {name: pricer.passes(block) for name, block in sorted(distinct.items())}
+        return self._passes[key]
+
+    def own(self, strategy: Strategy) -> dict[str, Own]:
+        """Of each kind of block, by its name, what a rank does itself."""
+        pricer = Pricer(self.under(strategy), self._known)
+        distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
+        return {name: pricer.own(block) for name, block in distinct.items()}
+
+    def op_times(self, strategy: Strategy) -> dict[str, tuple[OpTime, ...]]:
+        """Modelled times of the ops of each kind of block, by its name, without communication."""
+        pricer = Pricer(self.under(strategy), self._known)
+        distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
+        return {name: pricer.op_times(block) for name, block in distinct.items()}
+
+    def stages_on(self, strategy: Strategy, rank: int) -> tuple[int, ...]:
+        """Stages of a pipeline rank."""
+        return stages_on(strategy.schedule, rank, strategy.pp, strategy.virtual_stages)
+
+    def graph(self, strategy: Strategy) -> ReplayGraph:
+        """One step, a rank for each stage of the pipeline."""
+        orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, strategy.micro_batches)
+        return step_graph(self.costs(strategy), orders)
+
+    def step_us(self, strategy: Strategy) -> float:
+        """The time of a step: from its first forward pass to the last optimizer update.
+
+        Of many micro-batches a few are replayed (`_continued_us`).
+        """
+        count, costs = strategy.micro_batches, self.costs(strategy)
+        found = None
+        if strategy.schedule in _FOLDED and count > _FEW * strategy.pp:
+            found = self._continued_us(costs, strategy, count)
+        return self._replayed_us(costs, strategy, count) if found is None else found
+
+    def replayed_us(self, strategy: Strategy) -> float:
+        """The same with all micro-batches."""
+        return self._replayed_us(self.costs(strategy), strategy, strategy.micro_batches)
+
+    def _continued_us(self, costs: StepCosts, strategy: Strategy, count: int) -> float | None:
+        """The time of a step with many micro-batches, from that of few; None: they do not tell.
+
+        A full pipeline takes longer for each further micro-batch, by the work of some rank or of a circle through several, and the
+        longer it runs the more by the busiest: the time is a maximum of lines in the number of micro-batches, so it is convex. It
+        is continued as a straight line where that changes it by at most `_SHORT`.
+        """
+        start = more = max(strategy.pp, 2)
+        first, second = (self._replayed_us(costs, strategy, start + times * more) for times in (0, 1))
+        before_us, busiest_us = (second - first) / more, _busiest_us(costs, strategy.pp)
+        if abs(busiest_us - before_us) <= _SAME * busiest_us and strategy.pp > 1:
+            return second + (count - start - more) * before_us
+        third = self._replayed_us(costs, strategy, start + 2 * more)
+        each_us = (third - second) / more
+        steady = abs(each_us - before_us) <= _SHORT * each_us and busiest_us - each_us <= _SHORT * each_us
+        return third + (count - start - 2 * more) * each_us if steady else None
+
+    @staticmethod
+    def _replayed_us(costs: StepCosts, strategy: Strategy, micro_batches: int) -> float:
+        orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, micro_batches)
+        return float(ends_us(step_graph(costs, orders), 1)[0])
+
+    def domain(self, strategy: Strategy) -> Domain:
+        """What the error of the prediction depends on."""
+        return domain_of(self.under(strategy), self._known)
+
+    def memory(self, strategy: Strategy) -> PeakMemory:
+        """What the rank holds that holds most.
+
+        A pipeline holds no more micro-batches at a time than while it fills, so that twice its ranks stand for any number; only
+        with GPipe all are held.
+        """
+        most = _FILLED * strategy.pp
+        if strategy.schedule is not Schedule.GPIPE and strategy.micro_batches > most:
+            strategy = replace(strategy, global_batch=most * strategy.dp * strategy.micro_batch)
+        return peak_memory(self.under(strategy), self._known)
+
+    def least_memory_bytes(self, strategy: Strategy) -> float:
+        """A bound on that, of what does not depend on the schedule, the layers of each stage and recomputation."""
+        return mean_state_bytes(self.under(strategy), self._known)
+
+
+def _busiest_us(costs: StepCosts, ranks: int) -> float:
+    """Passes of a micro-batch on the rank that has most to do."""
+    stages = [sum(layer.forward_us + layer.backward_us for layer in stage) for stage in costs.stages]
+    return max(sum(stages[rank::ranks]) for rank in range(ranks))
+
+
+def step_us(workload: Workload) -> float:
+    """The time of one workload's step; raises `InputError` where the strategy is impossible."""
+    workload.strategy.check(workload.model, workload.sequence)
+    return ParallelSteps(workload).step_us(workload.strategy)

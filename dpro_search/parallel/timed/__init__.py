@@ -1,0 +1,1 @@
+"""Real runs of described jobs: blocks and exchanges that are timed here, and the parts of a measured step."""

@@ -20,7 +20,7 @@ DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what dec
 
 
 def what_is(path: Path) -> str:
-    """What a path is that is not what was asked for, in words."""
+    """Description of a path that is of another kind than expected."""
     if not path.exists():
         return "no such file or folder"
     if not path.is_dir():

@@ -12,7 +12,7 @@ _UNKNOWN = 1 << 62
 
 
 def available_bytes() -> int:
-    """What the machine, the container and `ulimit -v` leave; a very large number where none of them is known."""
+    """Memory that the machine, the container and `ulimit -v` leave; a very large number if none of them is known."""
     return max(min(_of_machine(), _of_container(), _of_process()), 0)
 
 
@@ -24,8 +24,8 @@ def give_back() -> None:
 
 
 def _of_machine() -> int:
-    found = re.search(r"MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")))
-    return int(found[1]) * 1024 if found else _UNKNOWN
+    match = re.search(r"MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")))
+    return int(match[1]) * 1024 if match else _UNKNOWN
 
 
 def _of_container() -> int:

@@ -87,29 +87,29 @@ class _Rank:
 def assemble(raw: Path) -> Trace:
     """Build the trace of one job from its raw folder: see `Launcher.assemble`."""
     job = read_job(raw, HorovodJobFile, FORMAT)
-    found = [_read_rank(raw / f"rank{r}") for r in range(job.ranks)]
+    raw_ranks = [_read_rank(raw / f"rank{r}") for r in range(job.ranks)]
     timeline = read_horovod_timeline(raw / "horovod_timeline.json")
-    base_ns = found[0].hook.steps[0][0]
-    tensors, tensor_of_horovod = _tensors(found[0], timeline)
-    steps = steps_of([rank.hook for rank in found], base_ns)
+    base_ns = raw_ranks[0].hook.steps[0][0]
+    tensors, tensor_of_horovod = _tensors(raw_ranks[0], timeline)
+    steps = steps_of([rank.hook for rank in raw_ranks], base_ns)
     names: dict[str, int] = {}
-    per_rank = [_rank_events(rank, r, base_ns, steps, tensors, names) for r, rank in enumerate(found)]
+    per_rank = [_rank_events(rank, r, base_ns, steps, tensors, names) for r, rank in enumerate(raw_ranks)]
     phases = phase_events(timeline, base_ns, steps, tensor_of_horovod, names)
     events = joined([*per_rank, phases])
     events = with_collectives(events)
-    clock = aligned(events, tuple(rank.hook.machine for rank in found), [rank.origin_residual_us for rank in found])
+    clock = aligned(events, tuple(rank.hook.machine for rank in raw_ranks), [rank.origin_residual_us for rank in raw_ranks])
     events, steps = shifted(events, steps, clock)
-    graphs, graph_of_rank = _shared_graphs([rank.graph for rank in found])
+    graphs, graph_of_rank = _shared_graphs([rank.graph for rank in raw_ranks])
     trace = Trace(
         meta=TraceMeta(
             framework="tensorflow",
             format=FORMAT,
-            **horovod_facts(job, [rank.hook for rank in found], timeline),
+            **horovod_facts(job, [rank.hook for rank in raw_ranks], timeline),
             settings=settings_with_groups(job, tensors),
             clock=clock,
-            allocator=allocator_report([rank.profile.memory for rank in found]),
-            dropped=_dropped(found, timeline),
-            warnings=_warnings(found, timeline, events),
+            allocator=allocator_report([rank.profile.memory for rank in raw_ranks]),
+            dropped=_dropped(raw_ranks, timeline),
+            warnings=_warnings(raw_ranks, timeline, events),
         ),
         names=tuple(names),
         events=events,
@@ -222,28 +222,28 @@ def _equal(a: NodeGraph, b: NodeGraph) -> bool:
     assert b.tensors is not None
     columns = ((a.input_idx, b.input_idx), (a.input_ptr, b.input_ptr), (a.tensors.input_type, b.tensors.input_type))
     strings = (a.name, a.op, a.tensors.types) == (b.name, b.op, b.tensors.types)
-    return strings and all(np.array_equal(mine, other) for mine, other in columns)
+    return strings and all(np.array_equal(column, other) for column, other in columns)
 
 
 def _dropped(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> dict[str, int]:
-    """What the readers left out, by reason: events of the profiles, and of the timeline."""
-    found: dict[str, int] = {}
+    """Counts of events that the readers left out, by reason: events of the profiles, and of the timeline."""
+    dropped: dict[str, int] = {}
     for rank in ranks:
         for reason, count in rank.profile.dropped.items():
-            found[reason] = found.get(reason, 0) + count
+            dropped[reason] = dropped.get(reason, 0) + count
     misfits = sum(rank.misfits for rank in ranks)
-    found |= {"shapes of ops with other inputs in the graph": misfits} if misfits else {}
-    return found | timeline_dropped(timeline)
+    dropped |= {"shapes of ops with other inputs in the graph": misfits} if misfits else {}
+    return dropped | timeline_dropped(timeline)
 
 
 def _warnings(ranks: Sequence[_Rank], timeline: HorovodTimeline, events: Events) -> tuple[str, ...]:
-    found = timeline_warnings(timeline, events)
+    warnings = timeline_warnings(timeline, events)
     for number, rank in enumerate(ranks):
         unpaired = rank.profile.dropped.get("unpaired", 0)
         whole = int(((events.kind == EventKind.COMM) & (events.rank == number)).sum())
         if unpaired > _CUT_OFF * whole:
-            found.append(
+            warnings.append(
                 f"rank {number}: {unpaired} of {unpaired + whole} all-reduces of the profile lack their start or end and were left "
                 "out: record the job again"
             )
-    return tuple(found)
+    return tuple(warnings)

@@ -1,4 +1,4 @@
-"""What the assembly of a recorded job's trace has in common for all frameworks: raw JSON, steps, columns of events, clocks."""
+"""The part of assembling a trace that all frameworks share: raw JSON, steps, columns of events, clocks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _JobFormat(msgspec.Struct):
 
 
 class RankFile(msgspec.Struct, kw_only=True):
-    """What every hook writes of its rank.
+    """Facts that every hook writes about its rank.
 
     A step is [start ns, end ns, compute CPU ns so far, communication CPU ns so far, traced].
     """
@@ -86,7 +86,7 @@ def raw_format(raw: Path) -> str:
 
 
 def read_job(raw: Path, kind: type[_Job], *formats: str) -> _Job:
-    """What the launcher wrote of a job of one of the formats.
+    """The file that the launcher of a job wrote, in one of the given formats.
 
     Raises
     ------
@@ -95,9 +95,9 @@ def read_job(raw: Path, kind: type[_Job], *formats: str) -> _Job:
     TraceFormatError
         It is damaged.
     """
-    found = raw_format(raw)
-    if found not in formats:
-        raise InputError(f"{raw}/job.json: the raw files are of '{found}', not of {' or '.join(formats)}")
+    recorded_format = raw_format(raw)
+    if recorded_format not in formats:
+        raise InputError(f"{raw}/job.json: the raw files are of '{recorded_format}', not of {' or '.join(formats)}")
     job = read_json(raw / "job.json", kind, NO_JOB)
     if job.ranks < 1:
         raise TraceFormatError(f"{raw}/job.json: {job.ranks} ranks; record the job again")
@@ -150,10 +150,10 @@ def steps_of(hooks: Sequence[RankFile], base_ns: int) -> Steps:
 
 def step_of(steps: Steps, rank: int, start_us: Floats) -> Ints:
     """Step in which each instant of a rank lies (a step lasts until the next one starts), -1 outside."""
-    mine = steps.rank == rank
-    begin, index = steps.start_us[mine], steps.index[mine]
+    of_rank = steps.rank == rank
+    begin, index = steps.start_us[of_rank], steps.index[of_rank]
     position = np.searchsorted(begin, start_us, side="right") - 1
-    last_end = steps.end_us[mine][-1]
+    last_end = steps.end_us[of_rank][-1]
     inside = (position >= 0) & (start_us <= last_end)
     return np.where(inside, index[np.maximum(position, 0)], -1)
 

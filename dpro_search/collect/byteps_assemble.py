@@ -122,7 +122,7 @@ class _Computed(ProfileWriter):
 
 
 def _sent(raw: Path, job: ServerJobFile, hooks: Sequence[MxnetHookFile], base_us: float, dropped: Counter[str]) -> Trace:
-    """What BytePS traced and logged, with the steps and tensors of the hooks."""
+    """Events that BytePS traced and logged, with the steps and tensors of the hooks."""
     workers = []
     for rank in range(job.ranks):
         path = _packed_or_not(raw / f"rank{rank}" / "0" / "comm.json")
@@ -149,9 +149,15 @@ def _sent(raw: Path, job: ServerJobFile, hooks: Sequence[MxnetHookFile], base_us
     key = {part.tensor: number >> 16 for worker in workers for (number, _), part in worker.parts.items()}
     infos = []
     for tensor in tensors:
-        own = parameters[_number(tensor)]
+        parameter = parameters[_number(tensor)]
         infos.append(
-            TensorInfo(name=own.name, node=f"key{key.get(tensor, -1)}", dtype=own.dtype, shape=own.shape, size_bytes=own.size_bytes)
+            TensorInfo(
+                name=parameter.name,
+                node=f"key{key.get(tensor, -1)}",
+                dtype=parameter.dtype,
+                shape=parameter.shape,
+                size_bytes=parameter.size_bytes,
+            )
         )
     first = hooks[0].traced_steps[0]
     moved = replace(trace.events, step=np.where(trace.events.step >= 0, trace.events.step + first, -1))
@@ -205,13 +211,13 @@ def _number(tensor: str) -> int:
 
 def _server_order(raw: Path, servers: int) -> list[int]:
     """Folders of the servers in BytePS's order, by which it spreads keys; in start order where the logs do not have it."""
-    found = []
+    numbers = []
     for server in range(servers):
         log = raw / f"server{server}" / "log"
         node = _NODE.search(log.read_text(errors="replace")) if log.is_file() else None
-        found.append(int(node[1]) if node else -1)
-    known = len(set(found)) == servers and min(found) >= 0
-    return sorted(range(servers), key=lambda server: found[server] if known else server)
+        numbers.append(int(node[1]) if node else -1)
+    known = len(set(numbers)) == servers and min(numbers) >= 0
+    return sorted(range(servers), key=lambda server: numbers[server] if known else server)
 
 
 def _with_polling(steps: Steps, raw: Path, order: Sequence[int]) -> Steps:
@@ -223,14 +229,14 @@ def _with_polling(steps: Steps, raw: Path, order: Sequence[int]) -> Steps:
     ranks = len(np.unique(steps.rank))
     scheduler = _idle_share(raw / "scheduler" / "cpu.json") / ranks
     for rank in range(ranks):
-        mine = np.flatnonzero(steps.rank == rank)
-        duration_us = np.diff(np.append(steps.start_us[mine], steps.end_us[mine[-1:]]))
+        of_server = np.flatnonzero(steps.rank == rank)
+        duration_us = np.diff(np.append(steps.start_us[of_server], steps.end_us[of_server[-1:]]))
         if rank >= ranks - len(order):
             folder = raw / f"server{order[rank - ranks + len(order)]}"
-            looking_us = np.minimum(_idle_share(folder / "cpu.json") * duration_us, compute_us[mine])
-            comm_us[mine] = looking_us
-            compute_us[mine] -= looking_us
-        comm_us[mine] += scheduler * duration_us
+            looking_us = np.minimum(_idle_share(folder / "cpu.json") * duration_us, compute_us[of_server])
+            comm_us[of_server] = looking_us
+            compute_us[of_server] -= looking_us
+        comm_us[of_server] += scheduler * duration_us
     return replace(steps, comm_cpu_us=comm_us, compute_cpu_us=compute_us)
 
 

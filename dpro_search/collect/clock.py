@@ -236,9 +236,9 @@ def _regression(enqueue: Floats, end: Floats, family: Ints, host: Ints) -> tuple
     m, ranks = end.shape
     group = np.unique(family, return_inverse=True)[1]
     one_hot = np.eye(int(host.max()) + 1)[host]  # [R, H]
-    wanted = slice(1, None)  # theta_0 = 0 is known
+    unknowns = slice(1, None)  # theta_0 = 0 is known
     rows = np.empty((m, ranks, one_hot.shape[1] - 1))  # the last of a collective's equations is its duration's
-    rows[:, :-1] = one_hot[1:, wanted]  # rank 0 is on host 0
+    rows[:, :-1] = one_hot[1:, unknowns]  # rank 0 is on host 0
     right = np.empty((m, ranks))
     right[:, :-1] = end[:, 1:] - end[:, :1]
     theta = np.array([np.median((end[:, host == h] - end[:, :1]).mean(axis=1)) for h in range(one_hot.shape[1])])
@@ -246,16 +246,16 @@ def _regression(enqueue: Floats, end: Floats, family: Ints, host: Ints) -> tuple
     share = np.ones(m)
     for _ in range(_ROUNDS):
         last = (enqueue - theta[host]).argmax(axis=1)
-        rows[:, -1] = _centred((one_hot.mean(axis=0) - one_hot[last])[:, wanted], group, share)
+        rows[:, -1] = _centred((one_hot.mean(axis=0) - one_hot[last])[:, unknowns], group, share)
         right[:, -1] = _centred((end.mean(axis=1) - enqueue[np.arange(m), last])[:, None], group, share)[:, 0]
         clipped = (end - theta[host]).max(axis=1) - (enqueue - theta[host]).max(axis=1)
         sharpest = max(_MIN_COLLECTIVES, m // 10) - 1  # so many set the scale, lest one collective decides
         blur = np.maximum(clipped, max(float(np.partition(clipped, sharpest)[sharpest]), 1.0))
-        weight = _weights(right - rows @ theta[wanted], blur)
+        weight = _weights(right - rows @ theta[unknowns], blur)
         share = weight[:, -1]
         normal = np.einsum("irp,ir,irq->ipq", rows, weight, rows)
         moment = np.einsum("irp,ir,ir->ip", rows, weight, right)
-        theta[wanted] = np.linalg.solve(normal.sum(axis=0), moment.sum(axis=0))
+        theta[unknowns] = np.linalg.solve(normal.sum(axis=0), moment.sum(axis=0))
     return theta, np.concatenate([[0.0], _standard_error(normal, moment)]), blur
 
 

@@ -1,4 +1,4 @@
-"""What follows from the rest of a trace that a reader has made: element types of tensors, and the process groups that were seen."""
+"""Facts that follow from the rest of a trace: element types of tensors, and the process groups that were seen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def described(trace: Trace, ranks: Sequence[int] | None = None) -> Trace:
 
 
 def _with_dtypes(trace: Trace) -> Trace:
-    """What an event communicates is of the type of its tensor."""
+    """Set the element type of each communication event to that of its tensor."""
     number = {dtype: i for i, dtype in enumerate(trace.dtypes)}
     types = [dtype_of(tensor.dtype) for tensor in trace.tensors]
     # The last is for -1.

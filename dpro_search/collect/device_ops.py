@@ -25,7 +25,7 @@ _READY_S, _OP_S = 300.0, 120.0
 
 
 class FoundDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """What PyTorch says of the first GPU; `gpu` None: it has none, and ops are timed on a core."""
+    """PyTorch's description of the first GPU. If `gpu` is None, there is no GPU and ops are timed on a core."""
 
     gpu: str | None
     amd: bool = False
@@ -37,7 +37,7 @@ class FoundDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimedOp(msgspec.Struct, frozen=True, kw_only=True):
-    """What an op took, or why it could not be timed."""
+    """Duration of an op, or the reason why it could not be timed."""
 
     us: float | None = None
     spread_pct: float = 0.0  # Half the distance of the quartiles of seven rounds, of the median.

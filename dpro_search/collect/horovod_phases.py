@@ -1,4 +1,4 @@
-"""What the assemblies of all frameworks' Horovod jobs share: ``job.json``, and the timeline's phases as events."""
+"""The part of the assembly that Horovod jobs of all frameworks share: ``job.json``, and the timeline's phases as events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXACT_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
 
 
 class IdleComm(msgspec.Struct):
-    """What the communication's threads cost while nothing was to be sent."""
+    """Processor time of the communication's threads while nothing was to be sent."""
 
     wall_ns: tuple[int, int]
     comm_cpu_ns: int
@@ -114,21 +114,21 @@ def _idle_cycle_cpu_us(idle: IdleComm | None, timeline: HorovodTimeline) -> floa
 
 
 def timeline_warnings(timeline: HorovodTimeline, events: Events) -> list[str]:
-    """What a person should know of the timeline; `events` are those of the whole job, with their collectives."""
-    found = ["horovod_timeline.json is cut off; the last record was left out"] if timeline.truncated else []
-    found += loss_warnings(timeline.dropped)
-    mine = (events.kind == EventKind.COMM) & (events.rank == 0) & (events.step >= 0)
-    missing = mine & (events.collective < 0)
+    """Warnings about the timeline. `events`: those of the whole job, with their collectives."""
+    warnings = ["horovod_timeline.json is cut off; the last record was left out"] if timeline.truncated else []
+    warnings += loss_warnings(timeline.dropped)
+    in_steps = (events.kind == EventKind.COMM) & (events.rank == 0) & (events.step >= 0)
+    missing = in_steps & (events.collective < 0)
     if missing.any():
-        steps, without = len(np.unique(events.step[mine])), len(np.unique(events.step[missing]))
-        found.append(
-            f"horovod_timeline.json lacks {missing.sum()} of the {mine.sum()} all-reduces of the profiled steps, in {without} of "
-            f"{steps} steps: was the job ended early, or the file cut?"
+        steps, without = len(np.unique(events.step[in_steps])), len(np.unique(events.step[missing]))
+        warnings.append(
+            f"horovod_timeline.json lacks {missing.sum()} of the {in_steps.sum()} all-reduces of the profiled steps, in {without} "
+            f"of {steps} steps: was the job ended early, or the file cut?"
         )
-    return found
+    return warnings
 
 
 def timeline_dropped(timeline: HorovodTimeline) -> dict[str, int]:
-    """What the timeline's reader left out, by reason."""
-    found = {f"timeline {name.lower()}": count for name, count in timeline.skipped.items()}
-    return found | timeline.dropped | ({"timeline unfinished": timeline.unfinished} if timeline.unfinished else {})
+    """Counts of records that the timeline's reader left out, by reason."""
+    skipped = {f"timeline {name.lower()}": count for name, count in timeline.skipped.items()}
+    return skipped | timeline.dropped | ({"timeline unfinished": timeline.unfinished} if timeline.unfinished else {})

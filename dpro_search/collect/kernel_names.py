@@ -33,9 +33,9 @@ class _Parts:
 
     @property
     def functor(self) -> str:
-        """What the template applies: the first of its arguments, at any depth, that is a function and no wrapper of one."""
-        found = [word for word in _FUNCTOR.findall(" ".join(self.arguments)) if not _WRAPPER.fullmatch(word)]
-        return found[0] if found else ""
+        """The function that the template applies: its first argument, at any depth, that is a function and no wrapper."""
+        functors = [word for word in _FUNCTOR.findall(" ".join(self.arguments)) if not _WRAPPER.fullmatch(word)]
+        return functors[0] if functors else ""
 
     def with_arguments(self, shown: Sequence[str]) -> str:
         """The name with these in place of its arguments."""
@@ -55,9 +55,9 @@ def short_names(names: Sequence[str]) -> list[str]:
     """
     parts = {name: _parts(name) for name in names}
     short: dict[str, str] = {}
-    for group in _alike({name: found.with_arguments([found.functor]) for name, found in parts.items()}):
-        told = _told_apart({name: parts[name] for name in group}) if len(group) > 1 else {}
-        short |= told or {name: parts[name].with_arguments([parts[name].functor]) for name in group}
+    for group in _alike({name: name_parts.with_arguments([name_parts.functor]) for name, name_parts in parts.items()}):
+        distinct = _told_apart({name: parts[name] for name in group}) if len(group) > 1 else {}
+        short |= distinct or {name: parts[name].with_arguments([parts[name].functor]) for name in group}
     for group in _alike(short):
         short |= {name: f"{short[name]} (variant {number})" for number, name in enumerate(group, 1) if len(group) > 1}
     return [short[name] for name in names]
@@ -65,25 +65,27 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 def _alike(short: Mapping[str, str]) -> list[list[str]]:
     """Names by their short name."""
-    found: dict[str, list[str]] = {}
+    names_of_text: dict[str, list[str]] = {}
     for name, text in short.items():
-        found.setdefault(text, []).append(name)
-    return list(found.values())
+        names_of_text.setdefault(text, []).append(name)
+    return list(names_of_text.values())
 
 
 def _told_apart(parts: Mapping[str, _Parts]) -> dict[str, str]:
     """Names with the arguments in which they differ or, where these are long, with the words in them that not all have."""
-    places = range(max(len(found.arguments) for found in parts.values()))
-    differ = [place for place in places if len({found.arguments[place : place + 1] for found in parts.values()}) > 1]
-    words = {name: list(dict.fromkeys(_WORD.findall(" ".join(found.arguments)))) for name, found in parts.items()}
+    places = range(max(len(name_parts.arguments) for name_parts in parts.values()))
+    differ = [place for place in places if len({name_parts.arguments[place : place + 1] for name_parts in parts.values()}) > 1]
+    words = {name: list(dict.fromkeys(_WORD.findall(" ".join(name_parts.arguments)))) for name, name_parts in parts.items()}
     common = set.intersection(*map(set, words.values()))
-    told = {}
-    for name, found in parts.items():
-        kept = [_NAMESPACES.sub("", found.arguments[place]) for place in differ if place < len(found.arguments)]
+    distinct = {}
+    for name, name_parts in parts.items():
+        kept = [_NAMESPACES.sub("", name_parts.arguments[place]) for place in differ if place < len(name_parts.arguments)]
         if len(", ".join(kept)) > _MOST_OF_ARGUMENTS:
-            kept = [word for word in words[name] if word not in common and word != found.functor]
-        told[name] = found.with_arguments(kept if any(found.functor in one for one in kept) else [found.functor, *kept])
-    return told
+            kept = [word for word in words[name] if word not in common and word != name_parts.functor]
+        distinct[name] = name_parts.with_arguments(
+            kept if any(name_parts.functor in one for one in kept) else [name_parts.functor, *kept]
+        )
+    return distinct
 
 
 def _parts(name: str) -> _Parts:
@@ -113,18 +115,18 @@ def _pieces(text: str) -> list[str]:
 
 def _arguments(group: str) -> tuple[str, ...]:
     """The arguments between the brackets of a group."""
-    inner, found, start, place = group[1:-1], [], 0, 0
+    inner, arguments, start, place = group[1:-1], [], 0, 0
     ends = _groups(inner)
     while place < len(inner):
         if inner[place] == ",":
-            found.append(inner[start:place].strip())
+            arguments.append(inner[start:place].strip())
             start = place + 1
         place = ends.get(place, place + 1)
-    return (*found, inner[start:].strip())
+    return (*arguments, inner[start:].strip())
 
 
 def _groups(text: str) -> dict[int, int]:
-    """Where each group of brackets that is closed begins and ends; a ">" closes only what is open just then, as in "->"."""
+    """Begin and end of each closed group of brackets. A ">" closes only a group of "<", unlike the one in "->"."""
     ends: dict[int, int] = {}
     opened: list[int] = []
     for place, character in enumerate(text):

@@ -65,13 +65,13 @@ class Slicing:
         if not self.priority:
             return [self._by_bound(key, count) for key, count in zip(keys, elements, strict=True)]
         size = dict(zip(keys, elements, strict=True))
-        turn, found = 0, {}
+        turn, parts_of_key = 0, {}
         for key in range(max(size, default=-1) + 1):
             count = size.get(key, 1)
             cuts = [*range(0, count, self.slice_threshold), count]
-            found[key] = [((turn + i) % self.servers, b - a) for i, (a, b) in enumerate(pairwise(cuts))]
-            turn += len(found[key])
-        return [found[key] for key in keys]
+            parts_of_key[key] = [((turn + i) % self.servers, b - a) for i, (a, b) in enumerate(pairwise(cuts))]
+            turn += len(parts_of_key[key])
+        return [parts_of_key[key] for key in keys]
 
     def _by_bound(self, key: int, count: int) -> list[tuple[int, int]]:
         if count < self.bound:

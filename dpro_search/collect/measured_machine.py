@@ -59,7 +59,7 @@ class Partner:
             self._process.join()
 
     def receive(self) -> Any:
-        """What the process sends next; raises `JobError` if it ended or sends nothing."""
+        """The next message of the process; raises `JobError` if it ended or sends nothing."""
         try:
             if self._pipe.poll(_PATIENCE_S):
                 return self._pipe.recv()
@@ -87,9 +87,9 @@ def copy_us_per_byte() -> float:
 def tcp_us_per_byte() -> float:
     """Core time per byte of a tensor that two processes all-reduce over TCP: sent once, received once, half of it summed."""
     with _connected(_all_reduces, 5) as (partner, connection):
-        found = _reduced_us_per_byte(connection, 5)
+        rounds = _reduced_us_per_byte(connection, 5)
         partner.receive()
-    return float(np.median(found))
+    return float(np.median(rounds))
 
 
 def round_trip_us() -> float:
@@ -164,15 +164,15 @@ def measure_machine(out: Path, *, rounds: int = 3, on_progress: Callable[[str], 
     for name, probe in PROBES.items():
         if constants.origins[f"probes.{name}"].status == "measured":
             continue
-        found = []
+        measured = []
         for number in range(rounds):
             on_progress(f"{name}, round {number + 1} of {rounds}")
-            found.append(probe.measure())
-        value = float(f"{np.median(found):.4g}")
+            measured.append(probe.measure())
+        value = float(f"{np.median(measured):.4g}")
         origin = Origin(
             machine=here,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            how=f"dpro-search fit --collect machine: {probe.how}; {_spread(found)}; {_load()}",
+            how=f"dpro-search fit --collect machine: {probe.how}; {_spread(measured)}; {_load()}",
             status="measured",
         )
         constants = with_value(constants, f"probes.{name}", value, origin)
@@ -210,10 +210,10 @@ def _begun(out: Path, here: str) -> MachineConstants:
             for name, origin in bundled.origins.items()
         }
         return msgspec.structs.replace(bundled, name=here, origins=origins)
-    found = load_machine(out)
-    if found.name != here:
-        raise InputError(f"{out}: of another machine ({found.name}; this is {here}); choose another --out")
-    return found
+    constants = load_machine(out)
+    if constants.name != here:
+        raise InputError(f"{out}: of another machine ({constants.name}; this is {here}); choose another --out")
+    return constants
 
 
 def _spread(values: list[float]) -> str:
@@ -263,16 +263,16 @@ def _reduced_us_per_byte(connection: socket.socket, count: int) -> list[float]:
     """Core time per byte of all-reduces between two processes, as a ring makes them: halves are exchanged, summed, exchanged."""
     tensor = np.ones(_TENSOR_BYTES // 4, dtype=np.float32)
     received = np.empty(len(tensor) // 2, dtype=np.float32)
-    mine = tensor[: len(received)]
+    local = tensor[: len(received)]
     connection.setblocking(False)
-    found = []
+    rounds = []
     for _ in range(count + 1):
         started = time.thread_time()
-        _exchange(connection, mine, received)
-        np.add(mine, received, out=mine)
-        _exchange(connection, mine, received)
-        found.append((time.thread_time() - started) * 1e6 / _TENSOR_BYTES)
-    return found[1:]  # the first one touches new memory
+        _exchange(connection, local, received)
+        np.add(local, received, out=local)
+        _exchange(connection, local, received)
+        rounds.append((time.thread_time() - started) * 1e6 / _TENSOR_BYTES)
+    return rounds[1:]  # the first one touches new memory
 
 
 def _exchange(connection: socket.socket, out: np.ndarray[Any, Any], into: np.ndarray[Any, Any]) -> None:
@@ -295,13 +295,13 @@ def _exchange(connection: socket.socket, out: np.ndarray[Any, Any], into: np.nda
 
 
 def _receive(connection: socket.socket, size_bytes: int) -> bytes:
-    found = b""
-    while len(found) < size_bytes:
-        part = connection.recv(size_bytes - len(found))
+    received = b""
+    while len(received) < size_bytes:
+        part = connection.recv(size_bytes - len(received))
         if not part:
             raise JobError("the other process of the measurement ended; measure again")
-        found += part
-    return found
+        received += part
+    return received
 
 
 def _stretches(pipe: Connection, core: int) -> None:
@@ -311,11 +311,11 @@ def _stretches(pipe: Connection, core: int) -> None:
     pipe.recv()
     end = time.perf_counter() + _SLICES_S
     begun = last = time.perf_counter()
-    found = []
+    stretches_us = []
     while last < end:
         now = time.perf_counter()
         if (now - last) * 1e6 > _GAP_US:
-            found.append((last - begun) * 1e6)
+            stretches_us.append((last - begun) * 1e6)
             begun = now
         last = now
-    pipe.send(np.array(found[1:]))  # the first one began before the other process ran
+    pipe.send(np.array(stretches_us[1:]))  # the first one began before the other process ran

@@ -19,7 +19,7 @@ class LoweredOp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoweredOps(msgspec.Struct, frozen=True, kw_only=True):
-    """What bfloat16 autocast would change of a module."""
+    """Changes that bfloat16 autocast would make to a module."""
 
     # forward_us, backward_us: Its recorded passes, from start to end.
     forward_us: float
@@ -63,7 +63,7 @@ class ModuleCalls:
 
     @staticmethod
     def none() -> ModuleCalls:
-        """Of a job without modules, or one that was recorded before they were kept."""
+        """The modules of a job that has none, or that was recorded before modules were kept."""
         numbers, times = np.zeros(0, np.int64), np.zeros(0, np.float64)
         same = {"start_us": times, "again_us": times, "end_us": times, "backward_us": times, "backward_end_us": times}
         return ModuleCalls(module=numbers, rank=numbers, step=numbers, **same)

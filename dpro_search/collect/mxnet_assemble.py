@@ -54,7 +54,7 @@ class Parameter(msgspec.Struct, kw_only=True):
 
 
 class StoreFacts(msgspec.Struct, kw_only=True):
-    """What a worker knows of its store; `compression` is how BytePS compresses gradients ("": not, or another store)."""
+    """Facts of a worker about its store. `compression`: how BytePS compresses gradients ("": not at all, or another store)."""
 
     type: str
     update_on_kvstore: bool
@@ -78,7 +78,7 @@ class ServerJobFile(JobFile, kw_only=True):
 
 
 def read_server_job(raw: Path, format_name: str) -> ServerJobFile:
-    """What the launcher of a job with servers wrote; raises what `read_job` does."""
+    """The file that the launcher of a job with servers wrote; raises the errors of `read_job`."""
     job = read_job(raw, ServerJobFile, format_name)
     if not job.servers == len(job.server_hosts) == len(job.server_cores) >= 1:
         raise TraceFormatError(
@@ -136,14 +136,14 @@ class _Server:
 
 def _servers(raw: Path, job: ServerJobFile, dropped: Counter[str]) -> list[_Server]:
     """The servers with a profile, in the order of the store's numbers. One without a key leaves a profile without an operator."""
-    found = []
+    servers = []
     for process in range(job.servers):
         for path in sorted((raw / f"server{process}").glob("rank*_server.json"))[:1]:
             number = re.fullmatch(r"rank(\d{1,6})_server.json", path.name)
             profile = read_profile(path, dropped)
             if number is not None and profile.ops:
-                found.append(_Server(process=process, number=int(number[1]), profile=profile))
-    return sorted(found, key=lambda server: server.number)
+                servers.append(_Server(process=process, number=int(number[1]), profile=profile))
+    return sorted(servers, key=lambda server: server.number)
 
 
 class _JobWriter(ProfileWriter):
@@ -181,18 +181,18 @@ class _JobWriter(ProfileWriter):
         common = list(self._common().values())
         shape = (len(common), len(self._workers))
         spans = CommSpans(
-            enqueue_us=np.array([[comm.start_us for comm in found] for found in common]).reshape(shape),
-            end_us=np.array([[comm.end_us for comm in found] for found in common]).reshape(shape),
-            family=np.array([found[0].parameter for found in common], np.int64),
+            enqueue_us=np.array([[comm.start_us for comm in step_comms] for step_comms in common]).reshape(shape),
+            end_us=np.array([[comm.end_us for comm in step_comms] for step_comms in common]).reshape(shape),
+            family=np.array([step_comms[0].parameter for step_comms in common], np.int64),
         )
         report = align_clocks(spans, self._machines)
         beside = self._machines.index(self._boot) if self._boot in self._machines else 0
-        found = "" if self._boot in self._machines else "; servers taken to share the first worker's clock"
+        step_comms = "" if self._boot in self._machines else "; servers taken to share the first worker's clock"
         count = len(self._servers)
         return ClockReport(
             offset_us=(*report.offset_us, *[report.offset_us[beside]] * count),
             residual_us=(*report.residual_us, *[report.residual_us[beside]] * count),
-            method=report.method + found,
+            method=report.method + step_comms,
         )
 
 
@@ -203,7 +203,7 @@ def _parts(job: ServerJobFile, hook: MxnetHookFile) -> dict[str, list[tuple[int,
     parts = Slicing.of_knobs(job.knobs, job.servers).parts(
         [parameter.key for parameter in trained], [math.prod(parameter.shape) for parameter in trained]
     )
-    return {parameter.name: found for parameter, found in zip(trained, parts, strict=True)}
+    return {parameter.name: parameter_parts for parameter, parameter_parts in zip(trained, parts, strict=True)}
 
 
 def _checked_hook(folder: Path) -> MxnetHookFile:
@@ -213,8 +213,8 @@ def _checked_hook(folder: Path) -> MxnetHookFile:
     if not hook.traced_steps:
         raise no_profiled_step(folder, hook)
     if hook.kvstore is None or "dist" not in hook.kvstore.type:
-        found = "none" if hook.kvstore is None or not hook.kvstore.type else hook.kvstore.type
-        raise InputError(f"{folder}/hook.json: the Trainer's KVStore is '{found}'; use kvstore='dist_sync'")
+        kvstore_type = "none" if hook.kvstore is None or not hook.kvstore.type else hook.kvstore.type
+        raise InputError(f"{folder}/hook.json: the Trainer's KVStore is '{kvstore_type}'; use kvstore='dist_sync'")
     return hook
 
 
@@ -243,8 +243,8 @@ def with_servers(steps: Steps, raw: Path, servers: Sequence[int], base_us: float
         at_us = at_ns / 1e3 - base_us
         upto_us = np.interp([*first.start_us, first.end_us[-1]], at_us, cpu_ns / 1e3)
         rank = np.full(len(first), int(steps.rank.max()) + 1 + position)
-        mine = replace(first, rank=rank, compute_cpu_us=np.diff(upto_us), comm_cpu_us=np.zeros(len(first)))
-        parts.append(mine.select(np.array([*first.start_us[1:], first.end_us[-1]]) <= at_us[-1]))
+        server_steps = replace(first, rank=rank, compute_cpu_us=np.diff(upto_us), comm_cpu_us=np.zeros(len(first)))
+        parts.append(server_steps.select(np.array([*first.start_us[1:], first.end_us[-1]]) <= at_us[-1]))
     return joined(parts)
 
 

@@ -39,7 +39,7 @@ _END_SLACK_US = 5000.0  # between Horovod's note that an all-reduce is complete 
 
 
 class TrainerFacts(StoreFacts, kw_only=True):
-    """What a rank knows of its Trainer; the prefix is before the keys in the names of its all-reduces."""
+    """Facts of a rank about its Trainer. The prefix stands before the keys in the names of its all-reduces."""
 
     prefix: str = ""
 
@@ -79,8 +79,8 @@ def assemble_mxnet_horovod(raw: Path) -> Trace:
     symbol = read_symbol(symbol_path) if symbol_path.is_file() else None
     parameters = _trained(hooks[0])
     carried = _carried(timeline, profiles[0], hooks[0], parameters)
-    found = [_rank(profile, hook, carried, len(parameters), symbol) for profile, hook in zip(profiles, hooks, strict=True)]
-    return _trace(job, found, timeline, parameters, symbol, dropped)
+    ranks = [_rank(profile, hook, carried, len(parameters), symbol) for profile, hook in zip(profiles, hooks, strict=True)]
+    return _trace(job, ranks, timeline, parameters, symbol, dropped)
 
 
 def _checked_hook(folder: Path) -> MxnetHorovodHookFile:
@@ -109,7 +109,7 @@ def _carried(
     index = _tensors_by_name(timeline, hook, parameters)
     before = hook.traced_steps[0] * len(parameters)
     rows = _rows_of(timeline, np.sort(ends_us), before, profile.path)
-    found = []
+    all_reduces = []
     for row in rows:
         name = timeline.tensors[timeline.tensor[row]].name
         if name not in index:
@@ -117,8 +117,8 @@ def _carried(
                 f"horovod_timeline.json: '{name}' is no gradient's all-reduce of a hvd.DistributedTrainer with num_groups=0; "
                 "all-reduce nothing else in the profiled steps, and fuse with HOROVOD_FUSION_THRESHOLD"
             )
-        found.append(AllReduce(tensor=index[name], collective=int(timeline.collective[row])))
-    return found
+        all_reduces.append(AllReduce(tensor=index[name], collective=int(timeline.collective[row])))
+    return all_reduces
 
 
 def _rows_of(timeline: HorovodTimeline, ends_us: Floats, before: int, path: Path) -> Ints:
@@ -158,33 +158,33 @@ def _rank(profile: Profile, hook: MxnetHorovodHookFile, carried: list[AllReduce]
 
 def _trace(
     job: HorovodJobFile,
-    found: list[_Rank],
+    ranks: list[_Rank],
     timeline: HorovodTimeline,
     parameters: list[Parameter],
     symbol: Symbol | None,
     dropped: Counter[str],
 ) -> Trace:
-    base_ns = found[0].hook.steps[0][0]
+    base_ns = ranks[0].hook.steps[0][0]
     names: dict[str, int] = {}
-    reference = found[0].steps[min(1, len(found[0].steps) - 1)]
-    all_steps = [(number, step) for number, rank in enumerate(found) for step in rank.steps]
+    reference = ranks[0].steps[min(1, len(ranks[0].steps) - 1)]
+    all_steps = [(number, step) for number, rank in enumerate(ranks) for step in rank.steps]
     graph = step_graph(reference, [step for _, step in all_steps], symbol, [parameter.name for parameter in parameters])
-    steps = joined([_steps(rank, number, base_ns) for number, rank in enumerate(found)])
+    steps = joined([_steps(rank, number, base_ns) for number, rank in enumerate(ranks)])
     recorded = [_step_events(step, number, base_ns, parameters, names) for number, step in all_steps]
-    tensor_of = _tensors_by_name(timeline, found[0].hook, parameters)
+    tensor_of = _tensors_by_name(timeline, ranks[0].hook, parameters)
     phases = phase_events(timeline, base_ns, steps, tensor_of, names)
-    events = joined([*recorded, _in_their_steps(phases, found[0].steps)])
-    clock = aligned(events, tuple(rank.hook.machine for rank in found), [0.0] * len(found))
+    events = joined([*recorded, _in_their_steps(phases, ranks[0].steps)])
+    clock = aligned(events, tuple(rank.hook.machine for rank in ranks), [0.0] * len(ranks))
     events, steps = shifted(events, steps, clock)
     trace = Trace(
         meta=TraceMeta(
             framework="mxnet",
             format=FORMAT,
-            **horovod_facts(job, [rank.hook for rank in found], timeline),
+            **horovod_facts(job, [rank.hook for rank in ranks], timeline),
             settings=job.settings,
             clock=clock,
             dropped={reason: count for reason, count in (dropped + Counter(timeline_dropped(timeline))).items() if count},
-            warnings=_warnings(found, timeline, events, symbol),
+            warnings=_warnings(ranks, timeline, events, symbol),
         ),
         names=tuple(names),
         events=events,
@@ -267,10 +267,10 @@ def _in_their_steps(phases: Events, steps: list[StepOps]) -> Events:
     return replace(phases, step=np.array(moved, dtype=np.int64))
 
 
-def _warnings(found: list[_Rank], timeline: HorovodTimeline, events: Events, symbol: Symbol | None) -> tuple[str, ...]:
+def _warnings(ranks: list[_Rank], timeline: HorovodTimeline, events: Events, symbol: Symbol | None) -> tuple[str, ...]:
     warnings = timeline_warnings(timeline, events)
     if symbol is None:
         return (*warnings, "no graph of the network: operators are known by type and order")
-    ops = [op for rank in found for step in rank.steps for op in step.compute]
+    ops = [op for rank in ranks for step in rank.steps for op in step.compute]
     unmatched_us = sum(op.span.end_us - op.span.start_us for op in ops if op.node < 0)
     return (*warnings, *unmatched_warnings(unmatched_us, sum(op.span.end_us - op.span.start_us for op in ops)))

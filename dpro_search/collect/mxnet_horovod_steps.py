@@ -97,7 +97,7 @@ def divide_into_steps(
             break
         comm[seen[what.tensor]].append(StepComm(span, what.tensor, what.collective))
         seen[what.tensor] += 1
-    if len(reduced) != tensors * len(steps) or any(len(found) != tensors for found in comm):
+    if len(reduced) != tensors * len(steps) or any(len(divided) != tensors for divided in comm):
         raise InputError(
             f"{profile.path}: {len(reduced)} all-reduces of {tensors} gradients in {len(steps)} steps; "
             "a step must all-reduce each gradient once, with one call of the Trainer's step"
@@ -112,27 +112,27 @@ def divide_into_steps(
     if not compute:
         raise TraceFormatError(f"{profile.path}: no operator computes; record again")
     starts = _starts(compute, comm)
-    found = []
+    divided = []
     for i, (index, start_us) in enumerate(zip(steps, starts, strict=True)):
         until_us = starts[i + 1] if i + 1 < len(starts) else np.inf
         inside = [op for op in compute if start_us <= op.start_us < until_us]
-        mine = _updates(updates[i * each : (i + 1) * each], comm[i], tensors)
-        ends = [span.end_us for span in (*inside, *(c.span for c in comm[i]), *(op.span for op, _ in mine))]
-        found.append(
+        step_updates = _updates(updates[i * each : (i + 1) * each], comm[i], tensors)
+        ends = [span.end_us for span in (*inside, *(c.span for c in comm[i]), *(op.span for op, _ in step_updates))]
+        divided.append(
             StepOps(
                 index=index,
                 start_us=start_us,
                 end_us=max(ends),
                 compute=_named(inside, symbol),
                 comm=tuple(comm[i]),
-                updates=mine,
+                updates=step_updates,
             )
         )
-    return found
+    return divided
 
 
 def step_graph(reference: StepOps, steps: Sequence[StepOps], symbol: Symbol | None, parameters: Sequence[str]) -> NodeGraph:
-    """What needs what in a step, as `reference` shows it; operators that only others of the `steps` have are nodes without edges.
+    """Dependencies of operators in a step, as `reference` shows them. Operators that only other `steps` have get no edges.
 
     Parameters
     ----------
@@ -176,8 +176,8 @@ def step_graph(reference: StepOps, steps: Sequence[StepOps], symbol: Symbol | No
 def _starts(compute: Sequence[Span], comm: Sequence[Sequence[StepComm]]) -> list[float]:
     """Start of each step: of the first operator like the profile's first after the last enqueue of the step before."""
     starts = [compute[0].start_us]
-    for found in comm[:-1]:
-        enqueued_us = max(c.span.start_us for c in found)
+    for step_comm in comm[:-1]:
+        enqueued_us = max(c.span.start_us for c in step_comm)
         later = [op for op in compute if op.start_us > enqueued_us]
         alike = next((op.start_us for op in later if op.name == compute[0].name), None)
         starts.append(alike if alike is not None else later[0].start_us if later else enqueued_us)
@@ -187,8 +187,8 @@ def _starts(compute: Sequence[Span], comm: Sequence[Sequence[StepComm]]) -> list
 def _named(ops: Sequence[Span], symbol: Symbol | None) -> tuple[StepOp, ...]:
     nodes = dict.fromkeys(range(len(ops)), -1)
     if symbol is not None:
-        for match, wanted in ((match_forward, False), (match_backward, True)):
-            rows = [i for i, op in enumerate(ops) if _is_backward(op) is wanted]
+        for match, is_backward in ((match_forward, False), (match_backward, True)):
+            rows = [i for i, op in enumerate(ops) if _is_backward(op) is is_backward]
             nodes |= dict(zip(rows, match(symbol, [ops[i] for i in rows]), strict=True))
     unmatched: Counter[str] = Counter()
     named = []
@@ -215,12 +215,12 @@ def _updates(ops: Sequence[Span], comm: Sequence[StepComm], tensors: int) -> tup
         order = sorted(range(len(groups)), key=lambda g: max(end_us[tensor] for tensor in groups[g]))
         return tuple((StepOp(op, f"{op.name}#{g}"), groups[g]) for op, g in zip(ops, order, strict=True))
     left = sorted(end_us, key=lambda tensor: end_us[tensor])
-    found = []
+    updates = []
     for i, op in enumerate(ops):
         back = tuple(tensor for tensor in left if end_us[tensor] <= op.start_us or i + 1 == len(ops))
         left = [tensor for tensor in left if tensor not in back]
-        found.append((StepOp(op, f"{op.name}#{i}"), back))
-    return tuple(found)
+        updates.append((StepOp(op, f"{op.name}#{i}"), back))
+    return tuple(updates)
 
 
 def _producers(step: StepOps, symbol: Symbol | None, parameters: Sequence[str]) -> dict[int, str]:
@@ -232,17 +232,17 @@ def _producers(step: StepOps, symbol: Symbol | None, parameters: Sequence[str]) 
                 for parameter in symbol.parameters[op.node]:
                     backward[symbol.names[parameter]] = op
     by_end = sorted(step.compute, key=lambda op: op.span.end_us)
-    found = {}
+    producer_of = {}
     for comm in step.comm:
-        own = backward.get(parameters[comm.tensor])
-        if own is None or own.span.end_us > comm.span.start_us:
-            own = next((op for op in reversed(by_end) if op.span.end_us <= comm.span.start_us), by_end[0])
-        found[comm.tensor] = own.name
-    return found
+        producer = backward.get(parameters[comm.tensor])
+        if producer is None or producer.span.end_us > comm.span.start_us:
+            producer = next((op for op in reversed(by_end) if op.span.end_us <= comm.span.start_us), by_end[0])
+        producer_of[comm.tensor] = producer.name
+    return producer_of
 
 
 def _symbol_needs(symbol: Symbol | None, op: StepOp) -> list[tuple[int, bool]]:
-    """What an operator needs along the network's edges, forward and in reverse: (node, whether its backward)."""
+    """Operators that an operator needs along the network's edges, forward and in reverse: (node, whether its backward)."""
     if symbol is None or op.node < 0:
         return []
     if not _is_backward(op.span):

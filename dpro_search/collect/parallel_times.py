@@ -167,8 +167,8 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _merged(before: Iterable[_Row], more: Iterable[_Row], measured: tuple[str, ...]) -> tuple[_Row, ...]:
-    found: dict[object, _Row] = {}
+    row_of_key: dict[object, _Row] = {}
     for row in (*before, *more):
         key = tuple(value for name, value in msgspec.structs.asdict(row).items() if name not in measured)
-        found[key] = row
-    return tuple(found.values())
+        row_of_key[key] = row
+    return tuple(row_of_key.values())

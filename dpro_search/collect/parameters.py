@@ -23,7 +23,7 @@ from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.errors import InputError
 
 GRADIENT = "torch::autograd::AccumulateGrad"
-"""What PyTorch's profiler calls the op that makes a parameter's gradient; `TensorInfo.node` of the tensors that are added."""
+"""Name in PyTorch's profiler of the op that makes a parameter's gradient; `TensorInfo.node` of the added tensors."""
 
 _HOW = (
     "write it in the training script: import json; json.dump([[n, list(p.shape), str(p.dtype)] for n, p in "

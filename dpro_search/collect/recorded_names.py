@@ -94,7 +94,7 @@ _FLOAT8 = re.compile(r"float8_e\dm\d(fn|fnuz|b11fnuz)?")
 
 
 def collective_kind_of(name: str) -> CollectiveKind:
-    """Of a collective's name as a library, a profiler or a device kernel has it.
+    """The kind of a collective, from its name in a library, a profiler or a device kernel.
 
     "ncclDevKernel_AllReduce_Sum_f32", "_allgather_base" and "nccl:send 0->1" are such names.
     `CollectiveKind.UNKNOWN` where it does not identify one.
@@ -175,12 +175,12 @@ def _known_to_move(kernel: str) -> bool:
 def dtype_of(name: str) -> str:
     """An element type as numpy and PyTorch call it; "float32" of "float", "Float" and "c10::Float"; empty where it is none."""
     plain = name.lower().removeprefix("c10::").removeprefix("torch.")
-    found = _DTYPES.get(name.lower()) or _DTYPES.get(plain)
-    return found or (plain if _FLOAT8.fullmatch(plain) else "")
+    dtype = _DTYPES.get(name.lower()) or _DTYPES.get(plain)
+    return dtype or (plain if _FLOAT8.fullmatch(plain) else "")
 
 
 def role_in_mxnet(name: str) -> Role:
-    """Of an operator of MXNet, by its own name or that of its node; a node's backward operator is "<node> backward"."""
+    """The role of an operator of MXNet, by its own name or that of its node; a node's backward operator is "<node> backward"."""
     if "_update" in name:
         return Role.UPDATE
     if "CopyCPU2CPU" in name:
@@ -189,13 +189,13 @@ def role_in_mxnet(name: str) -> Role:
 
 
 def role_in_server(name: str) -> Role:
-    """Of an operation of a parameter server, MXNet's or BytePS's: what updates or copies; sums have no role of their own."""
+    """The role of an operation of a parameter server (MXNet or BytePS): update or copy. Sums have no role."""
     role = Role.COPY if "COPY_" in name else role_in_mxnet(name)
     return role if role in (Role.UPDATE, Role.COPY) else Role.UNKNOWN
 
 
 def made_for_backward(name: str, op: str) -> bool:
-    """Of a node of an executed graph: by TensorFlow's scope of gradients, or MXNet's type of operators."""
+    """The role of a node of an executed graph, by TensorFlow's scope of gradients or MXNet's type of operators."""
     return "gradient_tape/" in name or name.startswith("gradients/") or op.startswith("_backward_")
 
 
@@ -219,11 +219,11 @@ def copies_of_gathers(units: Sequence[str | None], ops: Sequence[str]) -> list[t
     for row, name in enumerate(ops):
         if name.startswith("FSDP::all_gather"):
             rows[name].append(row)
-    found = []
+    pairs = []
     for unit, numbers in gathers.items():
         around = f" ({unit})" if unit else ""
         copied_in = rows[f"FSDP::all_gather{around}/fsdp::all_gather_copy_in"]
         copied_out = rows[f"FSDP::all_gather_copy_out{around}/fsdp::split_with_sizes_copy"]
         if len(copied_in) == len(copied_out) == len(numbers):
-            found += [*zip(numbers, copied_in, strict=True), *zip(numbers, copied_out, strict=True)]
-    return found
+            pairs += [*zip(numbers, copied_in, strict=True), *zip(numbers, copied_out, strict=True)]
+    return pairs

@@ -61,9 +61,9 @@ def sample_trace_path(name: str | None = None) -> Path:
     MissingCapabilityError
         The package was built without samples.
     """
-    found = {sample.name: sample.folder for sample in samples()}
-    if not found:
+    folder_of_sample = {sample.name: sample.folder for sample in samples()}
+    if not folder_of_sample:
         raise MissingCapabilityError(f"{_SAMPLES}: no bundled trace in this installation; name a TRACE folder")
-    if (name or DEFAULT_SAMPLE) not in found:
-        raise InputError(f"--sample {name or DEFAULT_SAMPLE}: no such sample (known: {', '.join(found)})")
-    return found[name or DEFAULT_SAMPLE]
+    if (name or DEFAULT_SAMPLE) not in folder_of_sample:
+        raise InputError(f"--sample {name or DEFAULT_SAMPLE}: no such sample (known: {', '.join(folder_of_sample)})")
+    return folder_of_sample[name or DEFAULT_SAMPLE]

@@ -1,4 +1,4 @@
-"""What a rank's profile adds to its graph: the types of the tensors, the workspace of the ops, and the allocator's own count."""
+"""Facts that a rank's profile adds to its graph: types of tensors, workspace of ops, and the allocator's own count."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _report(memory: MemoryEvents) -> AllocatorReport:
 
 
 def _workspaces(profile: XPlaneRank) -> dict[str, int]:
-    """Of each op that took and gave back memory while it ran, the most that it held so at a time in any step."""
+    """Largest memory that each op allocated and freed while it ran, over all steps."""
     memory, releases = profile.memory, profile.memory.releases()
     number = {name: i for i, name in enumerate(profile.nodes)}
     runs = _runs(profile)

@@ -1,4 +1,4 @@
-"""What recordings and tables record of the machine that they were made on."""
+"""Facts about this machine that recordings and tables keep."""
 
 from __future__ import annotations
 

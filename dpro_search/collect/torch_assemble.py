@@ -92,7 +92,7 @@ def _of_gpus(raw: Path, job: JobFile) -> Trace:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What differs between the kinds of jobs."""
+    """The part of the assembly that differs between kinds of jobs."""
 
     comm: str
     tensors: Callable[[RawRank], tuple[TensorInfo, ...]]
@@ -121,9 +121,9 @@ def _ddp_knobs(rank: RawRank) -> dict[str, str]:
     """DDP's arguments, and the hook that reduces in its place."""
     ddp = rank.ddp
     switches = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
-    found = {"bucket_cap_mb": f"{ddp.bucket_cap_bytes / 2**20:g}"}
-    found |= {name: "1" for name in switches if getattr(ddp, name)}
-    return found | ({"comm_hook": ddp.comm_hook} if ddp.comm_hook else {})
+    knobs = {"bucket_cap_mb": f"{ddp.bucket_cap_bytes / 2**20:g}"}
+    knobs |= {name: "1" for name in switches if getattr(ddp, name)}
+    return knobs | ({"comm_hook": ddp.comm_hook} if ddp.comm_hook else {})
 
 
 _KINDS = {
@@ -135,12 +135,12 @@ FORMATS = tuple(_KINDS)
 
 def _graphs(ranks: Sequence[RawRank]) -> tuple[tuple[NodeGraph, ...], tuple[int, ...]]:
     """The executed graphs, those that are equal once, and which of them each rank ran; none where a rank has no execution trace."""
-    found = [rank.execution.graph for rank in ranks if rank.execution is not None]
-    if len(found) < len(ranks):
+    graphs = [rank.execution.graph for rank in ranks if rank.execution is not None]
+    if len(graphs) < len(ranks):
         return (), ()
     kept: dict[tuple[object, ...], NodeGraph] = {}
-    keys = [(graph.name, graph.input_ptr.tobytes(), graph.input_idx.tobytes()) for graph in found]
-    for key, graph in zip(keys, found, strict=True):
+    keys = [(graph.name, graph.input_ptr.tobytes(), graph.input_idx.tobytes()) for graph in graphs]
+    for key, graph in zip(keys, graphs, strict=True):
         kept.setdefault(key, graph)
     return tuple(kept.values()), tuple(list(kept).index(key) for key in keys)
 
@@ -165,9 +165,9 @@ def transfers_of(events: Events) -> Events:
 
 
 def _dropped(ranks: list[RawRank]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    dropped: dict[str, int] = {}
     for rank in ranks:
         executed = {} if rank.execution is None else rank.execution.dropped
         for reason, count in (*rank.spans.dropped.items(), *executed.items()):
-            found[reason] = found.get(reason, 0) + count
-    return found
+            dropped[reason] = dropped.get(reason, 0) + count
+    return dropped

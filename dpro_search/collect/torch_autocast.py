@@ -1,4 +1,4 @@
-"""What bfloat16 autocast would change of the modules of a recorded PyTorch model: the ops that compute in it, and what is cast.
+"""Changes that bfloat16 autocast would make to the modules of a recorded PyTorch model: ops that compute in it, and casts.
 
 Autocast acts on operators as a script calls them: products read bfloat16, some others float32 (its lists for CPUs,
 ``aten/src/ATen/autocast_mode.cpp``); what is in neither list computes in the type of what it reads. So types are followed along the
@@ -39,7 +39,7 @@ _ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleRows:
-    """Where one forward pass of a module, and its backward functions, are in a profile."""
+    """Rows of one forward pass of a module, and of its backward functions, in a profile."""
 
     ops: Ints  # Rows of its outermost operators, in order of time.
     functions: Ints  # Rows of its backward functions, in the order of the forward operators that they belong to.
@@ -50,7 +50,7 @@ class ModuleRows:
     backward_us: float
 
     def names(self, spans: HostSpans) -> tuple[str, ...]:
-        """Of the operators, then of the backward functions."""
+        """Durations of the operators, then of the backward functions."""
         rows = np.concatenate((self.ops, self.functions))
         return tuple(spans.names[name].removeprefix(FUNCTION) for name in spans.name[rows])
 
@@ -104,7 +104,7 @@ class _Region:
 
 @dataclass(frozen=True, kw_only=True)
 class Lowering:
-    """What autocast does to a module."""
+    """The effect of autocast on a module."""
 
     # Of its ops, operators before backward functions, [ops + functions]: names, those of convolutions with their kind of filter.
     types: tuple[str, ...]
@@ -138,7 +138,7 @@ def lowering(spans: HostSpans, executed: ModuleRows, nodes: Sequence[ExecutionNo
 
 
 def _filter(node: ExecutionNode) -> str:
-    """What a convolution's filter is like, behind the name of its type, of one channel each with its side; empty: as usual."""
+    """Suffix of the type of a convolution: the side of its filter if it is depthwise; empty if it is an ordinary one."""
     shapes = [use.shape for use in node.inputs[:2]]
     if not node.name.startswith("aten::conv") or len(shapes) < 2 or len(shapes[0]) != len(shapes[1]) or len(shapes[0]) < 3:
         return ""
@@ -148,8 +148,8 @@ def _filter(node: ExecutionNode) -> str:
     return " pointwise" if set(weights[2:]) == {1} else ""
 
 
-def lowered_ops(spans: HostSpans, calls: Sequence[ModuleRows], executed: ModuleRows, found: Lowering) -> LoweredOps:
-    """What of a module would run in bfloat16, with its times in float32.
+def lowered_ops(spans: HostSpans, calls: Sequence[ModuleRows], executed: ModuleRows, lowering: Lowering) -> LoweredOps:
+    """Ops of a module that would run in bfloat16, with their times in float32.
 
     Parameters
     ----------
@@ -162,12 +162,14 @@ def lowered_ops(spans: HostSpans, calls: Sequence[ModuleRows], executed: ModuleR
     rows = np.array([np.concatenate((call.ops, call.functions)) for call in alike])
     us = np.median(spans.end_us[rows] - spans.start_us[rows], axis=0)
     of_type: dict[tuple[str, bool], list[float]] = {}
-    for place in np.flatnonzero(found.lowers).tolist():
-        of_type.setdefault((found.types[place], place >= len(executed.ops)), []).append(float(us[place]))
+    for place in np.flatnonzero(lowering.lowers).tolist():
+        of_type.setdefault((lowering.types[place], place >= len(executed.ops)), []).append(float(us[place]))
     return LoweredOps(
         forward_us=round(float(np.median([call.forward_us for call in alike])), 1),
         backward_us=round(float(np.median([call.backward_us for call in alike])), 1),
-        ops=tuple(LoweredOp(name, backward, len(own), round(sum(own), 1)) for (name, backward), own in of_type.items()),
-        casts=len(found.casts),
-        cast_elements=sum(found.casts),
+        ops=tuple(
+            LoweredOp(name, backward, len(times_us), round(sum(times_us), 1)) for (name, backward), times_us in of_type.items()
+        ),
+        casts=len(lowering.casts),
+        cast_elements=sum(lowering.casts),
     )

@@ -41,24 +41,26 @@ class DdpEvents(RankEvents):
 
     def _communication(self, step: int) -> list[Events]:
         """Gradients and collectives of a step: DDP's buckets, what else it reduces at the end, and the forward pass's."""
-        mine = np.flatnonzero(self._step[self._enqueues] == step)
-        in_backward = inside(self._spans, self._enqueues[mine], self._ready)
+        in_step = np.flatnonzero(self._step[self._enqueues] == step)
+        in_backward = inside(self._spans, self._enqueues[in_step], self._ready)
         buckets, ddp = int(self._bucket_of.max()) + 1, self._rank.ddp
         # After the buckets, DDP may communicate which parameters were used.
-        reduced, extra = np.split(mine[in_backward], [buckets])
-        others = mine[~in_backward]
+        reduced, extra = np.split(in_step[in_backward], [buckets])
+        others = in_step[~in_backward]
         if len(reduced) != buckets or len(extra) > ddp.find_unused_parameters:
             raise TraceFormatError(
                 f"{self._rank.folder}: step {step} all-reduced {len(reduced) + len(extra)} buckets, DDP has {buckets}; "
                 "is the model frozen or rebuilt while it trains, or has its communication hook more than one collective a bucket?"
             )
         which = np.concatenate((reduced, others, extra))
-        executed = self._executed_bytes(mine)
-        sizes = self._believed_bytes(step, len(others), len(extra)) if executed is None else executed[np.searchsorted(mine, which)]
+        executed = self._executed_bytes(in_step)
+        sizes = (
+            self._believed_bytes(step, len(others), len(extra)) if executed is None else executed[np.searchsorted(in_step, which)]
+        )
         return [self._gradients(step, reduced), *self._collectives(step, which, self._enqueued_names(which), sizes, Role.UNKNOWN)]
 
     def _believed_bytes(self, step: int, others: int, extra: int) -> Ints:
-        """What DDP's buckets, its buffers and its note of used parameters take."""
+        """Bytes of DDP's buckets, of its buffers and of its note of used parameters."""
         ddp = self._rank.ddp
         known = others == len(ddp.buffer_bytes)
         if not known:

@@ -81,7 +81,7 @@ class ExecutionTrace:
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
-        """Of each node the row of its outermost operator, itself for one; -1 for one that the profile does not have, [nodes]."""
+        """Row of the outermost operator of each node; -1 for a node that the profile does not have, [nodes]."""
         row_of = {node.function: row for row, node in enumerate(self.nodes)}
         return tuple(row_of.get(self.outermost.get(node.function, -1), -1) for node in self.nodes)
 
@@ -100,18 +100,18 @@ class ExecutionTrace:
         for node, owner in zip(self.nodes, self.owners, strict=True):
             if owner < 0:
                 continue
-            own = place[owner]
-            needs[own].update(writer for use in node.inputs for writer in storages.writers(use))
+            number = place[owner]
+            needs[number].update(writer for use in node.inputs for writer in storages.writers(use))
             if node.is_backward:
-                needs[own].update({forward[node.sequence]} if node.sequence in forward else ())
+                needs[number].update({forward[node.sequence]} if node.sequence in forward else ())
             elif node.sequence >= 0:
-                forward[node.sequence] = own
+                forward[node.sequence] = number
             read = {use.storage for use in node.inputs}
             for use in node.writes:
-                storages.write(use, own, fresh=use.storage not in read)
+                storages.write(use, number, fresh=use.storage not in read)
             for use in node.outputs:
                 storages.give(use)
-        rows = [sorted(need - {own}) for own, need in enumerate(needs)]
+        rows = [sorted(need - {number}) for number, need in enumerate(needs)]
         names = [self.nodes[row].name.removeprefix(_EVALUATE) for row in self.operators]
         return NodeGraph(
             name=tuple(f"{name}#{count}" for name, count in _counted(names)),
@@ -137,7 +137,7 @@ class ExecutionTrace:
 
 
 def _moved_bytes(collective: ExecutionNode) -> int:
-    """Of a gathering or scattering collective, the whole of which each rank has a part; else all tensors."""
+    """Tensors of the whole of a gathering or scattering collective, of which each rank has a part; otherwise all tensors."""
     sizes = [use.size_bytes for use in collective.inputs]
     return max(sizes, default=0) if _PARTED.search(collective.name) else sum(sizes)
 
@@ -176,14 +176,14 @@ def _outermost(spans: HostSpans) -> dict[int, int]:
     rows = np.flatnonzero(spans.is_op & (spans.function > 0))
     order = rows[np.lexsort((-spans.end_us[rows], spans.start_us[rows], spans.thread[rows]))]
     columns = (spans.thread[order], spans.start_us[order], spans.end_us[order], spans.function[order])
-    found: dict[int, int] = {}
+    outermost: dict[int, int] = {}
     inside, until_us, outer = -1, -np.inf, 0
     for thread, start_us, end_us, function in zip(*(column.tolist() for column in columns), strict=True):
         # Only an outermost operator's end counts: what lies in it may end a rounding later than itself.
         if thread != inside or start_us >= until_us:
             inside, until_us, outer = thread, end_us, function
-        found[function] = outer
-    return found
+        outermost[function] = outer
+    return outermost
 
 
 def _decoded(path: Path) -> _File:

@@ -34,7 +34,7 @@ class TorchParameter(msgspec.Struct):
 
 
 class DdpFacts(msgspec.Struct, kw_only=True):
-    """What DDP reports about itself. `buckets`: in the order of their all-reduces, each the indices of its parameters."""
+    """DDP's report about itself. `buckets`: in the order of their all-reduces, each the indices of its parameters."""
 
     buckets: list[list[int]]
     bucket_cap_bytes: int
@@ -64,7 +64,7 @@ class FsdpUnit(msgspec.Struct, kw_only=True):
 
 
 class FsdpFacts(msgspec.Struct, kw_only=True):
-    """What a model that ``fully_shard`` divided into units reports about itself."""
+    """The report of a model that ``fully_shard`` divided into units."""
 
     units: list[FsdpUnit]
     world_size: int
@@ -102,7 +102,7 @@ def read_torch_hook(path: Path) -> TorchHookFile:
 
 @dataclass(frozen=True)
 class RawRank:
-    """What one rank wrote, read and checked."""
+    """The files that one rank wrote, read and checked."""
 
     folder: Path
     hook: TorchHookFile
@@ -113,19 +113,19 @@ class RawRank:
 
     @property
     def ddp(self) -> DdpFacts:
-        """Of a DistributedDataParallel job."""
+        """The facts of a DistributedDataParallel job."""
         assert self.hook.ddp is not None
         return self.hook.ddp
 
     @property
     def fsdp(self) -> FsdpFacts:
-        """Of a fully sharded job."""
+        """The facts of a fully sharded job."""
         assert self.hook.fsdp is not None
         return self.hook.fsdp
 
     @property
     def backend(self) -> str:
-        """What moves the bytes."""
+        """The library that moves the bytes."""
         facts = self.hook.ddp or self.hook.fsdp
         return "" if facts is None else facts.backend
 
@@ -156,11 +156,11 @@ def read_rank(folder: Path, kind: str = FORMAT) -> RawRank:
 
 def _check_facts(folder: Path, hook: TorchHookFile) -> None:
     """Raise `TraceFormatError` where parameters are in two places or in none, or a size is impossible."""
-    found = [("ddp.buckets", hook.ddp.buckets, hook.ddp.parameters)] if hook.ddp is not None else []
+    facts = [("ddp.buckets", hook.ddp.buckets, hook.ddp.parameters)] if hook.ddp is not None else []
     if hook.fsdp is not None:
-        found.append(("fsdp.units", [unit.parameters for unit in hook.fsdp.units], hook.fsdp.parameters))
-    for what, members, parameters in found:
-        indices = [index for own in members for index in own]
+        facts.append(("fsdp.units", [unit.parameters for unit in hook.fsdp.units], hook.fsdp.parameters))
+    for what, members, parameters in facts:
+        indices = [index for group in members for index in group]
         if not indices or sorted(indices) != sorted(set(indices)) or not 0 <= min(indices) <= max(indices) < len(parameters):
             raise TraceFormatError(f"{folder}/hook.json: {what} does not name each parameter at most once; record the job again")
         if any(not 0 <= parameter.size_bytes < _LARGEST for parameter in parameters):

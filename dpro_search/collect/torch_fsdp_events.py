@@ -39,26 +39,26 @@ class FsdpEvents(RankEvents):
     @cached_property
     def _again(self) -> npt.NDArray[np.bool_]:
         """Which collectives are enqueued for a backward pass."""
-        found = np.zeros(len(self._enqueues), dtype=np.bool_)
+        again = np.zeros(len(self._enqueues), dtype=np.bool_)
         for annotation in ("FSDP::pre_backward", "FSDP::backward_prefetch"):
             held = ~self._spans.is_op & self._spans.named(annotation, prefix=True)
-            found |= inside(self._spans, self._enqueues, held)
-        return found
+            again |= inside(self._spans, self._enqueues, held)
+        return again
 
     def _units(self, pattern: re.Pattern[str]) -> list[FsdpUnit | None]:
         """Unit that each collective is of, where its label matches a pattern."""
         units = {unit.name: unit for unit in self._rank.fsdp.units}
         matches = [pattern.fullmatch(label) for label in labels(self._spans, self._enqueues)]
-        return [None if found is None else units.get(found["unit"] or "") for found in matches]
+        return [None if match is None else units.get(match["unit"] or "") for match in matches]
 
     def _shown(self) -> npt.NDArray[np.bool_]:
         """Outermost ops but Gloo's own; of those around FSDP's own work, which hold waits, what they consist of."""
         spans = self._spans
-        own = ~spans.is_op & spans.named(_ANNOTATION, prefix=True)
+        annotations = ~spans.is_op & spans.named(_ANNOTATION, prefix=True)
         around = np.zeros(len(spans), dtype=np.bool_)
-        for thread in np.unique(spans.thread[own]):
+        for thread in np.unique(spans.thread[annotations]):
             rows = np.flatnonzero(spans.is_op & (spans.thread == thread))
-            begun = np.sort(spans.start_us[own & (spans.thread == thread)])
+            begun = np.sort(spans.start_us[annotations & (spans.thread == thread)])
             around[rows] = np.searchsorted(begun, spans.end_us[rows]) > np.searchsorted(begun, spans.start_us[rows])
         moving = np.zeros(len(spans), dtype=np.bool_)
         moving[self._runs] = True
@@ -85,10 +85,10 @@ class FsdpEvents(RankEvents):
         return {"collective": collective, "collective_kind": kind, "role": role}
 
     def _communication(self, step: int) -> list[Events]:
-        mine = np.flatnonzero(self._step[self._enqueues] == step)
-        names, believed, foreign = self._enqueued_names(mine), np.zeros(len(mine), dtype=np.int64), 0
-        role = np.full(len(mine), Role.UNKNOWN, dtype=np.int8)
-        for place, enqueue in enumerate(mine):
+        in_step = np.flatnonzero(self._step[self._enqueues] == step)
+        names, believed, foreign = self._enqueued_names(in_step), np.zeros(len(in_step), dtype=np.int64), 0
+        role = np.full(len(in_step), Role.UNKNOWN, dtype=np.int8)
+        for place, enqueue in enumerate(in_step):
             gathered, scattered = self._gathered[enqueue], self._scattered[enqueue]
             unit = gathered or scattered
             if unit is None:
@@ -98,22 +98,22 @@ class FsdpEvents(RankEvents):
             names[place] = f"{what} of {unit.name or ROOT}{AGAIN if gathered is not None and self._again[enqueue] else ''}"
             believed[place] = unit.gathered_bytes
             role[place] = Role.FORWARD if gathered is not None and not self._again[enqueue] else Role.BACKWARD
-        executed = self._executed_bytes(mine)
+        executed = self._executed_bytes(in_step)
         if executed is None and foreign:
             self._warn(f"{foreign} collectives beside those of units in step {step}: their sizes are not known")
         sizes = believed if executed is None else executed
-        return [self._gradients(step, mine), self._waits(step, mine), *self._collectives(step, mine, names, sizes, role)]
+        return [self._gradients(step, in_step), self._waits(step, in_step), *self._collectives(step, in_step, names, sizes, role)]
 
-    def _gradients(self, step: int, mine: Ints) -> Events:
+    def _gradients(self, step: int, in_step: Ints) -> Events:
         """From the enqueue of their unit's reduce-scatter to its end; none where the unit has none in the step."""
         unit_of = np.array([tensor.node for tensor in self._tensors])
         scatter = np.full(len(self._tensors), -1, dtype=np.int64)
-        for place, enqueue in enumerate(mine):
+        for place, enqueue in enumerate(in_step):
             unit = self._scattered[enqueue]
             if unit is not None:
                 scatter[unit_of == (unit.name or ROOT)] = place
         reduced = np.flatnonzero(scatter >= 0)
-        which = mine[scatter[reduced]]
+        which = in_step[scatter[reduced]]
         return event_columns(
             name=self._numbers(["fsdp gradient"])[0],
             kind=EventKind.COMM,
@@ -127,12 +127,12 @@ class FsdpEvents(RankEvents):
             end_us=self._spans.end_us[self._runs[which]] + self._shift_us,
         )
 
-    def _waits(self, step: int, mine: Ints) -> Events:
+    def _waits(self, step: int, in_step: Ints) -> Events:
         """From when the main thread had nothing else to do to when it went on; of no length where the collective had ended."""
-        spans, enqueues, runs = self._spans, self._enqueues[mine], self._runs[mine]
+        spans, enqueues, runs = self._spans, self._enqueues[in_step], self._runs[in_step]
         begin = spans.start_us[enqueues].copy()
         copies = self._copies_out(step)
-        for place, enqueue in enumerate(mine):
+        for place, enqueue in enumerate(in_step):
             unit = self._gathered[enqueue]
             if unit is not None and copies[unit.name]:
                 needed_us = copies[unit.name].pop(0)
@@ -145,8 +145,8 @@ class FsdpEvents(RankEvents):
             kind=EventKind.SYNC,
             rank=self._number,
             step=step,
-            collective=np.arange(len(mine)),
-            collective_kind=self._enqueued_kinds(mine),
+            collective=np.arange(len(in_step)),
+            collective_kind=self._enqueued_kinds(in_step),
             start_us=begin + self._shift_us,
             end_us=np.maximum(np.minimum(spans.end_us[runs], next_us), begin) + self._shift_us,
         )
@@ -154,7 +154,7 @@ class FsdpEvents(RankEvents):
     def _copies_out(self, step: int) -> defaultdict[str, list[float]]:
         """When the parameters of each unit were needed in a step, in order: then those that came are copied to their places."""
         spans = self._spans
-        unit_of_name = {i: found["unit"] or "" for i, name in enumerate(spans.names) if (found := _COPY_OUT.fullmatch(name))}
+        unit_of_name = {i: match["unit"] or "" for i, name in enumerate(spans.names) if (match := _COPY_OUT.fullmatch(name))}
         rows = np.flatnonzero(~spans.is_op & (self._step == step) & np.isin(spans.name, list(unit_of_name)))
         needed: defaultdict[str, list[float]] = defaultdict(list)
         for row in rows:

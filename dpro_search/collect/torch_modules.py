@@ -74,36 +74,36 @@ class RankModules:
         """`frees_bytes` and `behind_bytes` of modules by their number; empty without an execution trace."""
         if self._rank.execution is None:
             return {}
-        kept, found = _kept(self._rank.execution, self._rank.spans), {}
+        kept, bytes_of_module = _kept(self._rank.execution, self._rank.spans), {}
         for call in self.calls:
             if not kept or call.backward_us < kept[0].made_us:
                 continue  # of a step before that of the execution trace
             freed = sum(buffer.size_bytes for buffer in kept if buffer.is_only_of(call))
             after = sum(buffer.size_bytes for buffer in kept if buffer.made_us >= call.start_us)
-            found[call.module] = freed, after - freed
-        return found
+            bytes_of_module[call.module] = freed, after - freed
+        return bytes_of_module
 
     def lowered(self) -> dict[int, LoweredOps]:
-        """What of modules would run in bfloat16, by their number; empty without an execution trace."""
-        found = {}
+        """Ops of modules that would run in bfloat16, by the module's number; empty without an execution trace."""
+        ops_of_module = {}
         for number, (executed, lowers) in self.lowerings().items():
             calls = [call.rows for call in self.calls if call.module == number]
-            found[number] = lowered_ops(self._rank.spans, calls, executed, lowers)
-        return found
+            ops_of_module[number] = lowered_ops(self._rank.spans, calls, executed, lowers)
+        return ops_of_module
 
     def lowerings(self) -> dict[int, tuple[ModuleRows, Lowering]]:
         """The forward pass of each module that the execution trace has, and what autocast would do to it, by its number."""
         if self._rank.execution is None:
             return {}
-        nodes, found = _forward_nodes(self._rank.execution, self._rank.spans), {}
+        nodes, lowering_of_module = _forward_nodes(self._rank.execution, self._rank.spans), {}
         place = {row: i for i, row in enumerate(nodes)}
         for call in self.calls:
             if not len(call.rows.ops) or not place.keys() >= set(call.rows.ops.tolist()):
                 continue  # of another step
             lowers = lowering(self._rank.spans, call.rows, list(nodes.values()), place[int(call.rows.ops[0])])
             if lowers is not None:
-                found[call.module] = call.rows, lowers
-        return found
+                lowering_of_module[call.module] = call.rows, lowers
+        return lowering_of_module
 
 
 def modules_of(ranks: Sequence[RawRank], base_ns: int, steps: Steps) -> tuple[tuple[ModuleInfo, ...], ModuleCalls]:
@@ -141,12 +141,12 @@ def modules_of(ranks: Sequence[RawRank], base_ns: int, steps: Steps) -> tuple[tu
 
 def _refusal(of_ranks: Sequence[Sequence[_Call]]) -> str:
     """Why a module with these calls cannot be computed again; empty: it can."""
-    calls = [call for own in of_ranks for call in own]
+    calls = [call for rank_calls in of_ranks for call in rank_calls]
     if not all(of_ranks):
         return "no backward function of it was seen in the recorded steps"
     if any(call.communicates for call in calls):
         return "it communicates in its forward pass"
-    most = max(np.unique([call.step for call in own], return_counts=True)[1].max() for own in of_ranks)
+    most = max(np.unique([call.step for call in rank_calls], return_counts=True)[1].max() for rank_calls in of_ranks)
     return f"it runs {most} times in a step" if most > 1 else ""
 
 
@@ -164,7 +164,7 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
     enqueues = np.flatnonzero(spans.is_op & spans.named(_ENQUEUE, prefix=True))
     outer = np.flatnonzero(spans.outermost(spans.is_op))
     step_of_mark = step_of(steps, number, spans.start_us[marks] + shift_us)
-    found = []
+    calls = []
     for mark, step in zip(marks.tolist(), step_of_mark.tolist(), strict=True):
         name, start_us, end_us = spans.names[spans.name[mark]], float(spans.start_us[mark]), float(spans.end_us[mark])
         same = forward[spans.thread[forward] == spans.thread[mark]]
@@ -179,7 +179,7 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
             continue
         backward_us, backward_end_us = float(spans.start_us[ran].min()), float(spans.end_us[ran].max())
         ops = outer[(spans.thread[outer] == spans.thread[mark]) & _begin_within(spans, outer, start_us, end_us)]
-        found.append(
+        calls.append(
             _Call(
                 module=place[name],
                 step=step,
@@ -194,40 +194,40 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
                 rows=_rows(spans, own, ran, ops, end_us - start_us, backward_end_us - backward_us),
             )
         )
-    return found
+    return calls
 
 
 def _begin_within(spans: HostSpans, rows: Ints, start_us: float, end_us: float) -> npt.NDArray[np.bool_]:
     return (spans.start_us[rows] >= start_us) & (spans.start_us[rows] < end_us)
 
 
-def _rows(spans: HostSpans, own: Ints, ran: Ints, ops: Ints, forward_us: float, backward_us: float) -> ModuleRows:
-    """Of a call with numbered operators `own`, outermost operators `ops` and backward functions `ran`."""
-    numbers = spans.sequence[own]
+def _rows(spans: HostSpans, numbered: Ints, ran: Ints, ops: Ints, forward_us: float, backward_us: float) -> ModuleRows:
+    """Rows of a call with numbered operators, outermost operators `ops` and backward functions `ran`."""
+    numbers = spans.sequence[numbered]
     order = np.argsort(numbers, kind="stable")  # of equal numbers the last is the operator that a backward function belongs to
     last = order[np.searchsorted(numbers[order], spans.sequence[ran], side="right") - 1]
-    op_of = np.searchsorted(spans.start_us[ops], spans.start_us[own[last]], side="right") - 1
+    op_of = np.searchsorted(spans.start_us[ops], spans.start_us[numbered[last]], side="right") - 1
     return ModuleRows(ops=ops, functions=ran, op_of=np.maximum(op_of, 0), forward_us=forward_us, backward_us=backward_us)
 
 
 def _forward_nodes(execution: ExecutionTrace, spans: HostSpans) -> dict[int, ExecutionNode]:
     """The outermost operators before the first backward function of an execution trace, by their row in the profile."""
     row_of = {int(function): row for row, function in enumerate(spans.function.tolist()) if function > 0}
-    found: dict[int, ExecutionNode] = {}
+    node_of_row: dict[int, ExecutionNode] = {}
     for number in execution.operators:
         node = execution.nodes[number]
         if node.is_backward:
             break
         if node.function in row_of:
-            found[row_of[node.function]] = node
-    return found
+            node_of_row[row_of[node.function]] = node
+    return node_of_row
 
 
-def _needed_until_us(spans: HostSpans, own: Ints, ran: Ints, start_us: float) -> float:
+def _needed_until_us(spans: HostSpans, numbered: Ints, ran: Ints, start_us: float) -> float:
     """When the last tensor is there that a backward function is to have; `ran` are these functions, by their numbers."""
     for function in ran[::-1].tolist():
         name = spans.names[spans.name[function]].removeprefix(FUNCTION).partition("Backward")[0]
-        made = own[spans.sequence[own] == spans.sequence[function]]
+        made = numbered[spans.sequence[numbered] == spans.sequence[function]]
         if name in _SAVE_NOTHING or not len(made):
             continue
         innermost = made[np.argmax(spans.start_us[made])]

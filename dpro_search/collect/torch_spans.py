@@ -1,4 +1,4 @@
-"""What the profile of a rank of any PyTorch job holds: its ops, and its collectives from enqueue to end."""
+"""Content of the profile of a rank of any PyTorch job: its ops, and its collectives from enqueue to end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class RankEvents(ABC):
         ]
 
     def _enqueued_names(self, which: Ints) -> list[str]:
-        """What c10d calls the enqueued collectives: "allreduce"."""
+        """Names of the enqueued collectives in c10d: "allreduce"."""
         spans = self._spans
         return [spans.names[name].removeprefix(_ENQUEUE).rstrip("_") for name in spans.name[self._enqueues[which]]]
 
@@ -113,14 +113,14 @@ class RankEvents(ABC):
     def _enqueued_dtypes(self, which: Ints) -> Codes:
         """Element types of the collectives of a step, in any order; unknown where the execution trace's step enqueued others."""
         order = np.argsort(which, kind="stable")
-        found = np.full(len(which), -1, dtype=np.int32)
+        dtype_codes = np.full(len(which), -1, dtype=np.int32)
         for place, collective in zip(order.tolist(), self._executed(which[order]) or (), strict=False):
             if dtype := dtype_of(collective.dtype):
-                found[place] = self._dtypes.setdefault(dtype, len(self._dtypes))
-        return found
+                dtype_codes[place] = self._dtypes.setdefault(dtype, len(self._dtypes))
+        return dtype_codes
 
     def _executed_bytes(self, which: Ints) -> Ints | None:
-        """What the step of the execution trace moved with each collective of a step; None where it enqueued others."""
+        """Bytes that the step of the execution trace moved with each collective of a step; None if it enqueued others."""
         executed = self._executed(which)
         return None if executed is None else np.array([collective.size_bytes for collective in executed], dtype=np.int64)
 
@@ -136,42 +136,42 @@ def labels(spans: HostSpans, ops: Ints) -> list[str]:
     """Names of ops, after the innermost annotation around each."""
     around = np.full(len(spans), -1, dtype=np.int64)
     open_spans: list[int] = []
-    wanted = np.zeros(len(spans), dtype=np.bool_)
-    wanted[ops] = True
+    labelled = np.zeros(len(spans), dtype=np.bool_)
+    labelled[ops] = True
     other = spans.named(_RUN, prefix=True) | spans.named(MODULE, prefix=True)
     thread = -1
-    for i in np.flatnonzero(wanted | (~spans.is_op & ~other)):
+    for i in np.flatnonzero(labelled | (~spans.is_op & ~other)):
         if spans.thread[i] != thread:
             thread, open_spans = int(spans.thread[i]), []
         while open_spans and spans.end_us[open_spans[-1]] <= spans.start_us[i]:
             open_spans.pop()
-        if wanted[i]:
+        if labelled[i]:
             around[i] = open_spans[-1] if open_spans else -1
         else:
             open_spans.append(int(i))
-    found = []
+    labels_of_ops = []
     for i in ops:
         name = spans.names[spans.name[i]]
         label = "backward/" + name.removeprefix(FUNCTION) if name.startswith(FUNCTION) else name
-        found.append(label if around[i] < 0 else f"{spans.names[spans.name[around[i]]]}/{label}")
-    return found
+        labels_of_ops.append(label if around[i] < 0 else f"{spans.names[spans.name[around[i]]]}/{label}")
+    return labels_of_ops
 
 
 def inside(spans: HostSpans, rows: Ints, holders: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Which rows begin within one of the marked, disjoint spans of their thread."""
-    found = np.zeros(len(rows), dtype=np.bool_)
+    is_inside = np.zeros(len(rows), dtype=np.bool_)
     for thread in np.unique(spans.thread[rows]):
-        mine, held = np.flatnonzero(spans.thread[rows] == thread), np.flatnonzero(holders & (spans.thread == thread))
+        on_thread, held = np.flatnonzero(spans.thread[rows] == thread), np.flatnonzero(holders & (spans.thread == thread))
         if len(held):
-            at = np.searchsorted(spans.start_us[held], spans.start_us[rows[mine]], side="right") - 1
-            found[mine] = (at >= 0) & (spans.start_us[rows[mine]] < spans.end_us[held[np.maximum(at, 0)]])
-    return found
+            at = np.searchsorted(spans.start_us[held], spans.start_us[rows[on_thread]], side="right") - 1
+            is_inside[on_thread] = (at >= 0) & (spans.start_us[rows[on_thread]] < spans.end_us[held[np.maximum(at, 0)]])
+    return is_inside
 
 
 def _threads(spans: HostSpans, outer: npt.NDArray[np.bool_]) -> Ints:
     """Threads that ran ops or collectives, the one with most ops first."""
-    found, counts = np.unique(spans.thread[outer], return_counts=True)
-    first = found[np.argsort(-counts, kind="stable")]
+    threads, counts = np.unique(spans.thread[outer], return_counts=True)
+    first = threads[np.argsort(-counts, kind="stable")]
     return np.concatenate((first, np.setdiff1d(np.unique(spans.thread), first)))
 
 

@@ -267,9 +267,9 @@ _NARROW = frozenset(f"events.{name}" for name in DESCRIPTIONS)
 def _tensors(graph: _GraphStrings, columns: dict[str, npt.NDArray[Any]], prefix: str) -> GraphTensors | None:
     if graph.types is None:
         return None
-    found = GraphTensors(types=graph.types, **{name: widened(columns[f"{prefix}.{name}"]) for name in _TENSOR_COLUMNS})
+    tensors = GraphTensors(types=graph.types, **{name: widened(columns[f"{prefix}.{name}"]) for name in _TENSOR_COLUMNS})
     edges = len(columns[f"{prefix}.input_idx"])
-    lengths = [len(found.input_port), len(found.input_type), len(found.workspace_bytes)]
-    if lengths != [edges, edges, len(graph.name)] or found.input_type.max(initial=-1) >= len(graph.types):
+    lengths = [len(tensors.input_port), len(tensors.input_type), len(tensors.workspace_bytes)]
+    if lengths != [edges, edges, len(graph.name)] or tensors.input_type.max(initial=-1) >= len(graph.types):
         raise ValueError("the tensors do not fit their graph")
-    return found
+    return tensors

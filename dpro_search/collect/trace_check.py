@@ -24,7 +24,7 @@ _MOST_RANKS = 1 << 20
 _MOST_US = 1e17  # of a time: 3,000 years since 1970 or the start of a machine
 
 
-def read_columns(path: Path, wanted: re.Pattern[str]) -> dict[str, npt.NDArray[Any]]:
+def read_columns(path: Path, pattern: re.Pattern[str]) -> dict[str, npt.NDArray[Any]]:
     """The arrays in a file of `numpy.savez` whose names fit, without running anything in it or unpacking others.
 
     Raises `ValueError` if it is damaged, or would unpack to more than `MOST_BYTES` or than the memory allows; `OSError` if it
@@ -33,7 +33,7 @@ def read_columns(path: Path, wanted: re.Pattern[str]) -> dict[str, npt.NDArray[A
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
-        names = [name for name in sizes if wanted.fullmatch(name)]
+        names = [name for name in sizes if pattern.fullmatch(name)]
         total, allowed = sum(sizes[name] for name in names), min(MOST_BYTES, int(available_bytes() * _MEMORY_SHARE))
         if total > allowed:
             raise ValueError(f"{size_text(total)} when unpacked, more than the {size_text(allowed)} that can be read here")
@@ -122,10 +122,10 @@ def _problems(trace: RecordedJob) -> Iterator[tuple[bool, str]]:
 
 def _columns(title: str, columns: Any) -> Iterator[tuple[bool, str]]:
     """All columns are flat, of one length, and numbers of their kind; start and end are finite."""
-    found = {field.name: getattr(columns, field.name) for field in fields(columns)}
-    shapes = {column.shape for column in found.values()}
+    column_of = {field.name: getattr(columns, field.name) for field in fields(columns)}
+    shapes = {column.shape for column in column_of.values()}
     yield len(shapes) > 1 or any(len(shape) != 1 for shape in shapes), f"{title}: columns of different lengths"
-    for name, column in found.items():
+    for name, column in column_of.items():
         expected = "f" if name.endswith("_us") else "b" if name == "traced" else "i"
         yield column.dtype.kind != expected, f"{title}: column '{name}' has elements of type {column.dtype}"
         if expected == "f" and column.dtype.kind == "f":

@@ -20,7 +20,7 @@ _UNKNOWN: Codes = np.full(1, -1, np.int8)  # stands for a column of which nothin
 
 
 class EventKind(enum.IntEnum):
-    """What an event is. `COMM` and all later kinds carry a tensor, but for `CYCLE`."""
+    """The kind of an event. `COMM` and all later kinds except `CYCLE` carry a tensor."""
 
     OP = 0  # a computation op that ran on a rank
     COMM = 1  # a tensor's communication as its rank sees it: from the enqueue to the completion callback
@@ -69,7 +69,7 @@ class CollectiveKind(enum.IntEnum):
 
 
 class Role(enum.IntEnum):
-    """What an event does within a training step."""
+    """The role of an event within a training step."""
 
     UNKNOWN = -1
     FORWARD = 0
@@ -174,7 +174,7 @@ class Dependencies:
 
     @staticmethod
     def none() -> Dependencies:
-        """Of a trace whose format records none, or keeps them in its graphs."""
+        """The columns of a trace whose format records no dependencies, or keeps them in its graphs."""
         return Dependencies(**{f.name: np.zeros(0, np.int64) for f in fields(Dependencies)})
 
     def __len__(self) -> int:
@@ -203,7 +203,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySamples:
-    """What the allocator of each rank's device (without one, of its host) had handed out, k counts in no order."""
+    """Memory that the allocator of each rank's device (or of its host) had handed out, k counts in no order."""
 
     rank: Ints
     time_us: Floats
@@ -211,7 +211,7 @@ class MemorySamples:
 
     @staticmethod
     def none() -> MemorySamples:
-        """Of a recording without counts of memory."""
+        """The columns of a recording without counts of memory."""
         return MemorySamples(rank=np.zeros(0, np.int64), time_us=np.zeros(0), allocated_bytes=np.zeros(0, np.int64))
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What a trace holds about the recording as a whole: provenance, settings, clocks. On disk, ``meta.json``."""
+"""Facts of a trace about the recording as a whole: provenance, settings, clocks. On disk, ``meta.json``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_OF_A_KNOB = 1e15  # bytes, or anything smaller
 
 
 class AllocatorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the framework's own allocator counted in the profiled steps, of the rank that took the most.
+    """Counts of the framework's own allocator in the profiled steps, for the rank that took the most.
 
     TensorFlow's on a CPU ("mklcpu") leaves out whatever is smaller than 256 KiB.
     """
@@ -120,7 +120,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def on_this_machine(meta: TraceMeta) -> TraceMeta:
-    """Of a profiled job with all its ranks on one host, as it can be started where nothing is known of its hosts."""
+    """The launch of a profiled job with all its ranks on one host, for jobs whose hosts are not known."""
     ranks = max(round(meta.number_knob(WORLD_SIZE, 0)), meta.ranks)
     free = {"rate_bps": None, "host_cpus": (), "host_changes": ()}
     return msgspec.structs.replace(meta, ranks=ranks, hosts=("this machine",) * ranks, cores=(-1,) * ranks, **free)

@@ -76,14 +76,14 @@ def _collective_kinds(job: RecordedJob, collective: Ints) -> Codes:
     events = job.events
     if job.meta.comm == "horovod":
         return np.where(np.isin(events.kind, _HOROVOD_KINDS), CollectiveKind.ALL_REDUCE, CollectiveKind.UNKNOWN).astype(np.int8)
-    found = _by_name(job.names, lambda name: collective_kind_of(_collective(name, job.meta.format)))[events.name]
+    kinds = _by_name(job.names, lambda name: collective_kind_of(_collective(name, job.meta.format)))[events.name]
     of_byteps = job.meta.format in ("byteps", "mxnet-byteps")  # its stages within a worker are COPY events
-    found[~np.isin(events.kind, (EventKind.COLLECTIVE, EventKind.COPY) if of_byteps else (EventKind.COLLECTIVE,))] = -1
+    kinds[~np.isin(events.kind, (EventKind.COLLECTIVE, EventKind.COPY) if of_byteps else (EventKind.COLLECTIVE,))] = -1
     if job.meta.format == "kineto":  # tensors are named after collectives, "allreduce/7#3"
         of_tensor = _by_name([tensor.name for tensor in job.tensors], lambda name: collective_kind_of(re.split("[/#]", name)[0]))
         known = (events.kind == EventKind.COLLECTIVE) & (events.tensor >= 0)
-        found[known] = of_tensor[events.tensor[known]]
-    return spread(found, collective)
+        kinds[known] = of_tensor[events.tensor[known]]
+    return spread(kinds, collective)
 
 
 def _collective(name: str, format_: str) -> str:
@@ -123,10 +123,10 @@ def _with_copies(job: RecordedJob) -> Ints:
     main = (events.kind == EventKind.OP) & (events.stream == 0)
     whole = events.kind == EventKind.COLLECTIVE
     for rank, step in sorted(set(zip(events.rank[whole].tolist(), events.step[whole].tolist(), strict=True))):
-        mine = (events.rank == rank) & (events.step == step)
-        enqueued = np.flatnonzero(mine & whole)
+        in_step = (events.rank == rank) & (events.step == step)
+        enqueued = np.flatnonzero(in_step & whole)
         enqueued = enqueued[np.argsort(events.collective[enqueued], kind="stable")]
-        ops = np.flatnonzero(mine & main)
+        ops = np.flatnonzero(in_step & main)
         ops = ops[np.argsort(events.start_us[ops], kind="stable")]
         units = [_gathered_unit(job.names[name]) for name in events.name[enqueued].tolist()]
         for number, op in copies_of_gathers(units, [job.names[name] for name in events.name[ops].tolist()]):

@@ -70,10 +70,10 @@ class RecordedJob:
         Iterations beside a start or a stop of the profiler are left out, for they hold its own work. MXNet's engine runs behind the
         script, and has nothing left to do after such a switch: there, the iteration after it is short, and left out as well.
         """
-        mine = self.steps.select(self.steps.rank == 0)
-        kind = mine.traced
-        steady = (kind[:-1] == kind[1:]) & (kind[:-1] == traced) & (mine.index[:-1] >= SETTLING_STEPS)
+        rank_steps = self.steps.select(self.steps.rank == 0)
+        kind = rank_steps.traced
+        steady = (kind[:-1] == kind[1:]) & (kind[:-1] == traced) & (rank_steps.index[:-1] >= SETTLING_STEPS)
         if self.meta.framework == "mxnet":
             steady[1:] &= kind[:-2] == kind[1:-1]
-        distances: Floats = np.diff(mine.start_us)[steady]
+        distances: Floats = np.diff(rank_steps.start_us)[steady]
         return distances

@@ -36,9 +36,9 @@ class CapturedTensor(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def powers(self) -> tuple[int, int]:
-        """Of batch and of sequence with which its elements grow."""
-        found = [GROWTH[letter] for letter in self.grows]
-        return sum(batch for batch, _ in found), sum(sequence for _, sequence in found)
+        """Powers of batch and of sequence with which its elements grow."""
+        growths = [GROWTH[letter] for letter in self.grows]
+        return sum(batch for batch, _ in growths), sum(sequence for _, sequence in growths)
 
     @property
     def elements(self) -> int:
@@ -65,7 +65,7 @@ class CapturedOp(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SavedTensor(msgspec.Struct, array_like=True, frozen=True):
-    """What autograd keeps of the forward pass for the backward pass; each storage once."""
+    """Storages of the forward pass that autograd keeps for the backward pass, each once."""
 
     storage: int
     op: int  # Of the forward pass, which needs it first.
@@ -76,7 +76,7 @@ class SavedTensor(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Parameter(msgspec.Struct, array_like=True, frozen=True):
-    """Of the whole model, before it is split."""
+    """A parameter of the whole model, before it is split."""
 
     name: str
     shape: tuple[int, ...]
@@ -129,12 +129,12 @@ class CapturedStep(msgspec.Struct, frozen=True):
     seconds: float
 
     def flops(self, *phases: Phase) -> int:
-        """Of some phases, or of all."""
+        """FLOPs of some phases, or of all."""
         return sum(op.flops for op in self.ops if not phases or op.phase in phases)
 
     @property
     def activation_bytes(self) -> int:
-        """What autograd keeps, without parameters and what is computed from them alone."""
+        """Bytes of the tensors that autograd keeps, without parameters and what is computed from them alone."""
         known = set(self.parameter_tensors)
         return sum(saved.size_bytes for saved in self.saved if saved.storage not in known)
 
@@ -171,12 +171,12 @@ class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameter_bytes(self) -> int:
-        """Of the whole model."""
+        """Bytes of the parameters of the whole model."""
         return sum(each.elements * dtype_bytes(each.dtype) for each in self.plain.parameters)
 
 
 def dtype_bytes(name: str) -> int:
-    """Of an element."""
+    """Bytes of an element."""
     digits = "".join(letter for letter in name.partition("_")[0] if letter.isdigit())
     return max(int(digits) // 8, 1) if digits and not name.startswith("float8") else 16 if name == "complex128" else 1
 

@@ -31,7 +31,7 @@ _WORKER = CAPTURE / "dpro_search_capture.py"
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureRequest:
-    """What to capture.
+    """The model to capture.
 
     Functions are names in the script. `build` returns the model; `inputs` (of batch and sequence) what it reads; `loss` (of its
     output and inputs) a scalar; `tp_plan` (of the model) a plan for `parallelize_module`; `parallelize` (of the model and a
@@ -144,8 +144,8 @@ class _Answer(msgspec.Struct):
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Of ``tp=2,dp_shard=4``; ``dp`` is ``dp_replicate``. Axes of one rank are left out. Raises `InputError`."""
-    found: dict[str, int] = {}
+    """Sizes of the axes in a text like ``tp=2,dp_shard=4``, without axes of one rank; ``dp`` is ``dp_replicate``. Raises `InputError`."""
+    mesh: dict[str, int] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         axis, _, size = part.partition("=")
         axis = {"dp": "dp_replicate", "fsdp": "dp_shard"}.get(axis.strip(), axis.strip())
@@ -153,10 +153,10 @@ def parse_mesh(text: str) -> dict[str, int]:
             raise InputError(f"--mesh {part}: axes are dp (or dp_replicate), dp_shard, tp, cp, pp, ep")
         if not size.strip().isdigit() or not 1 <= int(size) <= 2**20:
             raise InputError(f"--mesh {part}: give a number of ranks, like {axis}=2")
-        if axis in found:
+        if axis in mesh:
             raise InputError(f"--mesh {part}: {axis} is given twice")
-        found[axis] = int(size)
-    return {axis: size for axis, size in found.items() if size > 1}
+        mesh[axis] = int(size)
+    return {axis: size for axis, size in mesh.items() if size > 1}
 
 
 def capture(request: CaptureRequest, say: Callable[[str], None] = lambda _: None) -> CapturedGraph:
@@ -205,16 +205,19 @@ def capture(request: CaptureRequest, say: Callable[[str], None] = lambda _: None
 
 
 def _answered(request: CaptureRequest, folder: Path, say: Callable[[str], None]) -> _Answer:
-    asked, answered = folder / "request.json", folder / "answer.json"
+    request_file, answered = folder / "request.json", folder / "answer.json"
     values: dict[str, Any] = {name: getattr(request, name) for name in ("inputs", "loss", "tp_plan", "parallelize", "batch")}
     values |= {name: getattr(request, name) for name in ("sequence", "precision", "optimizer", "bucket_mib")}
     values |= {"rotate": request.rotate, "schedule": request.schedule, "virtual_stages": request.stages_on_rank}
     values |= {"micro_batches": request.step_micro_batches}
     values |= {"script": str(request.script.resolve()), "function": request.build, "mesh": dict(request.mesh)}
-    asked.write_bytes(msgspec.json.encode(values))
+    request_file.write_bytes(msgspec.json.encode(values))
     try:
         process = subprocess.Popen(
-            [request.python, str(_WORKER), str(asked), str(answered)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            [request.python, str(_WORKER), str(request_file), str(answered)],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
         )
     except OSError as error:
         raise MissingCapabilityError(

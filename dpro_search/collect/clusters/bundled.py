@@ -1,4 +1,4 @@
-"""What the package bundles of measured clusters: the table, and the model that was trained on it."""
+"""The bundled table of measured clusters, and the model that was trained on it."""
 
 from __future__ import annotations
 

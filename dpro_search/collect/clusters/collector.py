@@ -48,7 +48,7 @@ _NOT_RUN = _NodeTime(0.0, "")
 
 @dataclass(frozen=True, kw_only=True)
 class CollectRequest:
-    """What to collect."""
+    """The clusters to collect."""
 
     python: str  # Interpreter with TensorFlow.
     workloads: Path  # Python file with `BUILDERS`: name of a model -> function of `batch` that returns (model, (inputs, labels)).
@@ -108,7 +108,7 @@ def collect_clusters(request: CollectRequest, out: Path, on_progress: Callable[[
 
 
 class _State:
-    """What the table holds already, and what the progress is reported to."""
+    """The content of the table so far, and the callback for progress."""
 
     def __init__(self, writer: TableWriter, progress: Progress, on_progress: Callable[[Progress], None]) -> None:
         self._writer, self.progress, self._on_progress = writer, progress, on_progress
@@ -148,15 +148,15 @@ def _models(request: CollectRequest) -> tuple[str, ...]:
 
 def _measure_part(request: CollectRequest, job: tuple[str, float], share: int, state: _State) -> bool:
     """Measure some clusters of a model at a batch size; whether it may have more."""
-    wanted = min(state.progress.measured + share, state.progress.limit)
+    target = min(state.progress.measured + share, state.progress.limit)
     state.progress.model = job[0]
     fruitless = 0
-    while state.progress.measured < wanted:
+    while state.progress.measured < target:
         before = state.progress.measured
         with scratch_folder("dpro-search-clusters-") as scratch:
             process = _Process(request, job, scratch)
             try:
-                exhausted = _converse(process, job, wanted, state)
+                exhausted = _converse(process, job, target, state)
             finally:
                 process.end()
         if exhausted:
@@ -167,7 +167,7 @@ def _measure_part(request: CollectRequest, job: tuple[str, float], share: int, s
     return True
 
 
-def _converse(process: _Process, job: tuple[str, float], wanted: int, state: _State) -> bool:
+def _converse(process: _Process, job: tuple[str, float], target: int, state: _State) -> bool:
     """Let a process measure until there are `wanted` clusters, or it ends; whether its model has no further ones."""
     started_s = time.monotonic()
     first = process.receive(_READY_S)
@@ -179,7 +179,7 @@ def _converse(process: _Process, job: tuple[str, float], wanted: int, state: _St
     state.progress.spent_s["start"] += time.monotonic() - started_s
     process.send(str(state.next_index[job[0], batch]))
     skipped = 0
-    while state.progress.measured < wanted:
+    while state.progress.measured < target:
         drawn = process.receive(_READY_S)
         if "ops" not in drawn:
             return "exhausted" in drawn
@@ -266,14 +266,14 @@ def _node_times(folder: Path, of: Callable[[list[float]], float]) -> dict[str, _
     if path is None:
         raise InputError(f"{folder}: the profiler wrote nothing")
     profile = read_xplane(path)
-    found: dict[int, list[float]] = defaultdict(list)
+    times_of_node: dict[int, list[float]] = defaultdict(list)
     for node, us in zip(profile.ops.node.tolist(), (profile.ops.end_us - profile.ops.start_us).tolist(), strict=True):
-        found[node].append(us)
-    return {profile.nodes[node]: _NodeTime(of(times), profile.op_types[node]) for node, times in found.items()}
+        times_of_node[node].append(us)
+    return {profile.nodes[node]: _NodeTime(of(times), profile.op_types[node]) for node, times in times_of_node.items()}
 
 
 def reason_of(error: str) -> str:
-    """What a compiler's error comes to, in few words, so that equal reasons count together."""
+    """The reason of a compiler's error in few words, so that equal reasons count together."""
     unsupported = re.search(r"unsupported operations.*?\{\{node [^}]*\}\}[^a-z]*\(?.*?op:? ?'?(\w+)", error, re.S)
     if unsupported:
         return f"XLA cannot compile {unsupported.group(1)}"

@@ -83,7 +83,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_out(self) -> tuple[bool, ...]:
-        """Of each op: whether it did not run unfused, being needed for updates of variables only where there are results as well.
+        """Whether each op did not run unfused, because only updates of variables need it although the cluster has results.
 
         TensorFlow's optimizer takes such updates for dead code where no result waits for them. Collectors did not always let one
         wait, so that older tables have such rows; the compiled cluster does the updates.
@@ -92,15 +92,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         for i, op in enumerate(self.ops):
             for number in op.inputs:
                 users.setdefault(number, []).append(i)
-        found = [False] * len(self.ops)
+        left_out = [False] * len(self.ops)
         if any(tensor.role == "out" for tensor in self.tensors):
             for i in range(len(self.ops) - 1, -1, -1):
                 needed = (
-                    self.tensors[number].role == "out" or not all(found[user] for user in users.get(number, ()))
+                    self.tensors[number].role == "out" or not all(left_out[user] for user in users.get(number, ()))
                     for number in self.ops[i].outputs
                 )
-                found[i] = self.op_us[i] == 0 and not any(needed)
-        return tuple(found)
+                left_out[i] = self.op_us[i] == 0 and not any(needed)
+        return tuple(left_out)
 
     @property
     def fingerprint(self) -> str:
@@ -295,12 +295,12 @@ def _spread(rows: Sequence[float]) -> float:
 def _decompressed(path: Path, data: bytes) -> tuple[bytes, bool]:
     """(what can be had, whether that is all)."""
     stream = zlib.decompressobj(wbits=31)
-    found = bytearray()
+    content = bytearray()
     try:
         for start in range(0, len(data), 1 << 16):
-            found += stream.decompress(data[start : start + (1 << 16)])
-            if len(found) > MOST_TABLE_BYTES:
+            content += stream.decompress(data[start : start + (1 << 16)])
+            if len(content) > MOST_TABLE_BYTES:
                 raise TraceFormatError(f"{path}: more than {MOST_TABLE_BYTES / 2**30:g} GiB when unpacked; not a table of clusters")
     except zlib.error:
-        return bytes(found), False
-    return bytes(found), stream.eof
+        return bytes(content), False
+    return bytes(content), stream.eof

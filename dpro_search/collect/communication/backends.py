@@ -183,7 +183,7 @@ def backends_named(names: tuple[str, ...], ranks_per_host: int = 1) -> tuple[Bac
     several = ranks_per_host > 1
     if several and not names:
         names = ("mpi",)
-    wanted: dict[str, list[str]] = {}
+    algorithms_of: dict[str, list[str]] = {}
     for text in names or BACKENDS:
         name, _, algorithm = text.partition(":")
         if name not in BACKENDS:
@@ -197,5 +197,5 @@ def backends_named(names: tuple[str, ...], ranks_per_host: int = 1) -> tuple[Bac
             raise InputError(f"--backends {text}: a hierarchy needs several ranks on each host: --ranks-per-host")
         if algorithm and algorithm not in known:
             raise InputError(f"--backends {text}: {name} has {', '.join(known)}")
-        wanted.setdefault(name, []).extend((algorithm,) if algorithm else known)
-    return tuple(replace(BACKENDS[name], algorithms=tuple(dict.fromkeys(found))) for name, found in wanted.items())
+        algorithms_of.setdefault(name, []).extend((algorithm,) if algorithm else known)
+    return tuple(replace(BACKENDS[name], algorithms=tuple(dict.fromkeys(algorithms))) for name, algorithms in algorithms_of.items())

@@ -46,7 +46,7 @@ _JOB_S, _EDGES_S = 3000.0, 400.0  # of orders to one job; for it to begin, to en
 
 @dataclass(frozen=True, kw_only=True)
 class CommRequest:
-    """What to measure."""
+    """The calls to measure."""
 
     backends: tuple[str, ...] = ()  # Names, or ``name:algorithm`` for one of its algorithms; empty: all that this machine has.
     # ranks, rates_bps, sizes_bytes: Numbers of ranks; limits of the links in bits a second, None: not limited; sizes of the tensor.
@@ -204,8 +204,10 @@ class _Job:
         parts = [sizes[i : i + _CARRIES] for i in range(0, len(sizes), _CARRIES)]
         for number in range(1, self._most_rounds + 1):
             for part, rate_bps in itertools.product(parts, self._request.rates_bps):
-                found = [self._cell(algorithm, size, rate_bps, number) for size in part for algorithm in self._backend.algorithms]
-                if cells := self._within_limit([cell for cell in found if cell is not None], rate_bps):
+                cells_of_part = [
+                    self._cell(algorithm, size, rate_bps, number) for size in part for algorithm in self._backend.algorithms
+                ]
+                if cells := self._within_limit([cell for cell in cells_of_part if cell is not None], rate_bps):
                     yield Order(rate_bps=rate_bps, cells=cells)
 
     def _within_limit(self, cells: Sequence[Cell], rate_bps: float | None) -> tuple[Cell, ...]:

@@ -48,7 +48,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a cell took, for each of its calls."""
+    """Duration of each call of a cell."""
 
     call_us: float  # The time of all calls over their number.
     sent_bytes: int  # The most that a host sent.
@@ -117,10 +117,10 @@ class Conversation(threading.Thread):
         """Whether the order was answered."""
         self._hosts.set_rate(order.rate_bps)
         self._post([astuple(cell) for cell in order.cells])
-        found = self._awaited(f"result-{self._given - 1}", _ANSWER_S)
-        if found is None:
+        results = self._awaited(f"result-{self._given - 1}", _ANSWER_S)
+        if results is None:
             return False
-        self._on_answers(order, [_answer(cell, [rank[number] for rank in found]) for number, cell in enumerate(order.cells)])
+        self._on_answers(order, [_answer(cell, [rank[number] for rank in results]) for number, cell in enumerate(order.cells)])
         return True
 
     def _post(self, cells: list[tuple[Any, ...]]) -> None:
@@ -128,7 +128,7 @@ class Conversation(threading.Thread):
         self._given += 1
 
     def _awaited(self, name: str, patience_s: float) -> list[Any] | None:
-        """What every rank wrote under a name; None if the job is over. Raises `JobError` if it takes too long."""
+        """Files that every rank wrote under a name; None if the job is over. Raises `JobError` if it takes too long."""
         paths = [self._folder / f"{name}-{rank}.json" for rank in range(self._ranks)]
         deadline = time.monotonic() + patience_s
         while not all(path.exists() for path in paths):

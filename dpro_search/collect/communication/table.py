@@ -75,7 +75,7 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> RowKey:
-        """What makes it one row of a table."""
+        """The key that identifies a row of a table."""
         return self.backend, self.algorithm, self.ranks, self.ranks_per_host, self.rate_bps, self.size_bytes
 
     @property
@@ -85,7 +85,7 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def standard_error(self) -> float:
-        """Of the mean of the rounds, as a part of it; infinite after a single round."""
+        """Relative standard error of the mean of the rounds; infinite after a single round."""
         if len(self.rounds_us) < 2:
             return math.inf
         return statistics.stdev(self.rounds_us) / math.sqrt(len(self.rounds_us)) / statistics.fmean(self.rounds_us)
@@ -97,7 +97,7 @@ class AllReduceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread_pct(self) -> float:
-        """What chance makes of the duration: half the difference of the odd rounds' and the even ones', over it; NaN: one round."""
+        """Relative noise of the duration: half the difference between the odd and the even rounds; NaN after one round."""
         if len(self.rounds_us) < 2:
             return math.nan
         odd, even = (_middle_mean(self.rounds_us[first::2]) for first in (0, 1))

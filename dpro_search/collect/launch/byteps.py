@@ -1,4 +1,4 @@
-"""What a job of BytePS has in the place of MXNet's own servers: `byteps_servers`."""
+"""The servers of a BytePS job, in place of MXNet's own servers: `byteps_servers`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def byteps_servers(
 
 
 def _one_device(rank: int) -> dict[str, str]:
-    """What BytePS requires of a worker with one device; its sockets are in its own /dev/shm."""
+    """Variables that BytePS requires of a worker with one device. Its sockets are in its own /dev/shm."""
     return {
         "DMLC_WORKER_ID": str(rank),
         "BYTEPS_LOCAL_RANK": "0",

@@ -27,7 +27,7 @@ _END_S = 5.0  # killed processes leave their group within
 
 @dataclass(frozen=True, kw_only=True)
 class Controller:
-    """Where the kernel's CPU controller is.
+    """Location of the kernel's CPU controller.
 
     Attributes
     ----------
@@ -141,8 +141,12 @@ def hosts_with_quotas(count: int, limits: HostLimits) -> Iterator[CpuQuotas | No
 
 def remove_leftovers() -> list[str]:
     """Remove groups whose maker was killed; returns their tags."""
-    found = Controller.of(_mounts())
-    groups = [] if found is None else [path for path in found.folder.iterdir() if re.fullmatch(rf"{TAG_PATTERN}h\d+", path.name)]
+    controller = Controller.of(_mounts())
+    groups = (
+        []
+        if controller is None
+        else [path for path in controller.folder.iterdir() if re.fullmatch(rf"{TAG_PATTERN}h\d+", path.name)]
+    )
     dead = dead_tags(group.name for group in groups)
     for group in groups:
         if group.name.rpartition("h")[0] in dead:
@@ -164,12 +168,12 @@ def _remove(group: Path) -> None:
 def _controller() -> Controller:
     if os.geteuid() != 0:
         raise MissingCapabilityError("CPU quotas of hosts need root (control groups); run as root or leave out --host-cpus")
-    found = Controller.of(_mounts())
-    if found is None:
+    controller = Controller.of(_mounts())
+    if controller is None:
         raise MissingCapabilityError(
             "CPU quotas of hosts need control groups of Linux with the CPU controller, and none are here; leave out --host-cpus"
         )
-    return found
+    return controller
 
 
 def _mounts() -> str:

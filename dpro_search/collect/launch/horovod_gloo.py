@@ -38,7 +38,7 @@ def run_horovod_gloo(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = No
 
 
 def _rank_env(rank: int, ranks: int, hosts: ShapedHosts | None, port: str) -> dict[str, str]:
-    """What horovodrun would set."""
+    """Variables that horovodrun would set."""
     alone = hosts is not None
     values = {
         "HOSTNAME": hosts.names[rank] if hosts else "localhost",

@@ -1,4 +1,4 @@
-"""What a job's hosts may use of this machine beside their links, and what changes while the job runs: `HostLimits`.
+"""Limits of a job's hosts on this machine in addition to their links, and changes while the job runs: `HostLimits`.
 
     HostLimits.parse("1,1,0.5,0.25", ["30s:h2.cpus=0.25", "60s:h0.rate=50mbit"])
 
@@ -93,13 +93,13 @@ NO_LIMITS = HostLimits()
 
 def parsed_change(text: str) -> HostChange:
     """The change that "30s:h2.cpus=0.25" or "30s:h2.rate=50mbit" asks for; raises `InputError` for anything else."""
-    found = _CHANGE.fullmatch(text.strip())
-    if found is None:
+    match = _CHANGE.fullmatch(text.strip())
+    if match is None:
         raise InputError(f"--host-change {text}: write it like 30s:h2.cpus=0.25 or 30s:h2.rate=50mbit")
-    after_s, host = parse_us(found["after"]) / 1e6, int(found["host"])
-    if found["what"] == "rate":
-        return RateChange(after_s=after_s, host=host, rate_bps=parse_rate_bps(found["value"]))
-    cpus = parse_number(found["value"])
+    after_s, host = parse_us(match["after"]) / 1e6, int(match["host"])
+    if match["what"] == "rate":
+        return RateChange(after_s=after_s, host=host, rate_bps=parse_rate_bps(match["value"]))
+    cpus = parse_number(match["value"])
     _require_cpus(cpus, f"--host-change {text}")
     return CpusChange(after_s=after_s, host=host, cpus=cpus)
 

@@ -1,4 +1,4 @@
-"""What is known of a shaped link: a token bucket, which saves up while it rests."""
+"""Model of a shaped link: a token bucket, which fills while the link is idle."""
 
 from __future__ import annotations
 

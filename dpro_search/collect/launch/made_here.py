@@ -1,4 +1,4 @@
-"""What is made on this machine for the hosts of a job: it is named after the process that makes it, and goes with that."""
+"""Names of things that are made here for the hosts of a job. They name the process that made them, and go with it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TAG_PATTERN = rf"{_PREFIX}\d+"
 
 
 def own_tag() -> str:
-    """What names of this process's things begin with."""
+    """The prefix of the names of this process's things."""
     return f"{_PREFIX}{os.getpid()}"
 
 
 def dead_tags(names: Iterable[str]) -> list[str]:
-    """Of names, the tags whose process has ended."""
-    tags = {found[0] for name in names if (found := re.match(TAG_PATTERN, name))}
+    """The tags among names whose process has ended."""
+    tags = {match[0] for name in names if (match := re.match(TAG_PATTERN, name))}
     return [tag for tag in sorted(tags) if not Path(f"/proc/{tag[len(_PREFIX) :]}").exists()]
 
 

@@ -120,20 +120,20 @@ def agent_script(prefixes: Sequence[tuple[str, Sequence[str]]]) -> str:
 
 
 def _failure(out: Path, code: int) -> JobError:
-    """What mpirun reports about a job that failed: a rank that failed, with its last lines.
+    """The error that mpirun reports about a failed job: a rank that failed, with its last lines.
 
     mpirun names the first that ended; where that one only reports that another left Horovod, the other is to blame.
     """
     text = (out / "mpirun.log").read_text(errors="replace")
-    found = _FAILED_RANK.search(text) or _SIGNALLED_RANK.search(text)
-    if found is None:
+    match = _FAILED_RANK.search(text) or _SIGNALLED_RANK.search(text)
+    if match is None:
         return JobError(f"mpirun ended with code {code}: {log_tail(out / 'mpirun.log')}")
     logs = {number: out / f"rank{number}" / "log" for number in range(len(list(out.glob("rank*"))))}
-    first, left = int(found[1]), [number for number, log in logs.items() if not _says_others_left(log)]
+    first, left = int(match[1]), [number for number, log in logs.items() if not _says_others_left(log)]
     if left and first not in left:
         return JobError(f"rank {left[0]} left the job: {log_tail(logs[left[0]])}")
-    sign = "" if found.re is _FAILED_RANK else "-"
-    return JobError(f"rank {first} ended with code {sign}{found[2]}: {log_tail(logs[first])}")
+    sign = "" if match.re is _FAILED_RANK else "-"
+    return JobError(f"rank {first} ended with code {sign}{match[2]}: {log_tail(logs[first])}")
 
 
 def _says_others_left(log: Path) -> bool:

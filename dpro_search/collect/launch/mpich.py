@@ -101,15 +101,15 @@ def _library() -> str:
         for folder in (*multiarch, *_FOLDERS):
             if (path := Path(folder) / name).exists():
                 return str(path)
-    found = ctypes.util.find_library("mpich")
-    if found is None:
+    library = ctypes.util.find_library("mpich")
+    if library is None:
         raise MissingCapabilityError("MPICH's library is missing: install MPICH (Debian: apt-get install mpich)")
-    return found
+    return library
 
 
 def _failure(out: Path, code: int) -> JobError:
     text = (out / "mpirun.log").read_text(errors="replace")
-    found = _FAILED_RANK.search(text)
-    if found is None:
+    match = _FAILED_RANK.search(text)
+    if match is None:
         return JobError(f"{MPIEXEC} ended with code {code}: {log_tail(out / 'mpirun.log')}")
-    return JobError(f"rank {found[1]} ended with code {found[2]}: {log_tail(out / f'rank{found[1]}' / 'log')}")
+    return JobError(f"rank {match[1]} ended with code {match[2]}: {log_tail(out / f'rank{match[1]}' / 'log')}")

@@ -155,7 +155,7 @@ def shaped_hosts(count: int, rate_bps: float | None, shaped: bool, limits: HostL
 def remove_leftovers() -> list[str]:
     """Remove hosts whose creator was killed; returns their tags."""
     listed = _run("ip", "netns", "list") + _run("ip", "-o", "link")
-    dead = dead_tags(found[0] for found in re.finditer(rf"\b{TAG_PATTERN}[hbv]", listed))
+    dead = dead_tags(match[0] for match in re.finditer(rf"\b{TAG_PATTERN}[hbv]", listed))
     for tag in dead:
         _remove(tag)
         (Path(tempfile.gettempdir()) / f"{tag}.hosts").unlink(missing_ok=True)

@@ -72,10 +72,10 @@ class JobSpec:
         """The Python that runs the job: the command's first word if it is one, else `python3` on the path."""
         first = self.command[0]
         name = first if Path(first).name.startswith("python") else "python3"
-        found = shutil.which(name)
-        if found is None:
+        program = shutil.which(name)
+        if program is None:
             raise InputError(f"'{name}': no such interpreter; name the one of the framework's environment")
-        return found
+        return program
 
 
 def this_machines_cores() -> tuple[int, ...]:

@@ -29,7 +29,7 @@ def run_torch_ranks(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = Non
 
 
 def _rank_env(rank: int, ranks: int, per_host: int, hosts: ShapedHosts | None, port: int) -> dict[str, str]:
-    """What torchrun would set, and what Gloo is to talk over: ranks of one host reach each other there without its link."""
+    """Variables that torchrun would set, and Gloo's interface, over which ranks of one host reach each other without its link."""
     values = {
         "RANK": rank,
         "WORLD_SIZE": ranks,

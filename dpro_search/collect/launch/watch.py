@@ -1,4 +1,4 @@
-"""What a running job does: how long it runs, which step it is in, and the last line of its output."""
+"""Progress of a running job: its duration, its step, and the last line of its output."""
 
 from __future__ import annotations
 

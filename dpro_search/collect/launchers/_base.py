@@ -248,7 +248,7 @@ def raw_folder(keep: Path | None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _with_room(folder: Path, setting: str) -> Iterator[None]:
-    """What fails on a full disk fails for that: ranks that cannot write their files look like ranks that did nothing."""
+    """Report a full disk as the cause of a failure: ranks that cannot write look like ranks that did nothing."""
     try:
         yield
     except DproSearchError as error:

@@ -28,7 +28,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class HorovodLauncher(Launcher):
-    """What Horovod's jobs of all frameworks have in common: their controller, their knobs, and rank 0's timeline."""
+    """The part that Horovod jobs of all frameworks share: their controller, their knobs, and rank 0's timeline."""
 
     comm: str = "horovod"
 
@@ -37,7 +37,7 @@ class HorovodLauncher(Launcher):
         return frozenset({_CONTROLLER, EXACT_GROUPS})
 
     def controller(self, spec: JobSpec) -> str:
-        """What the job's ranks negotiate over: gloo or mpi."""
+        """The library that the job's ranks negotiate over: gloo or mpi."""
         name = spec.env.get(_CONTROLLER, os.environ.get(_CONTROLLER, "gloo")).lower()
         if name not in _CONTROLLERS:
             raise InputError(f"{_CONTROLLER}={name}: known are {', '.join(_CONTROLLERS)}")

@@ -43,7 +43,7 @@ _SERVER_LOGS = (("BYTEPS_VAN_TRACE", "messages.log"), ("BYTEPS_SERVER_TRACE", "w
 
 @dataclass(frozen=True, kw_only=True)
 class PsLiteLauncher(Launcher):
-    """What jobs on ps-lite have in common: how many servers there are, where they run, and what settings they have."""
+    """The part that jobs on ps-lite share: the number of servers, their hosts, and their settings."""
 
     framework: str = "mxnet"
     environment: str = "mxnet"
@@ -138,7 +138,7 @@ class BytePSLauncher(PsLiteLauncher):
         )
 
     def _tracer_env(self, run: Run, rank: int) -> dict[str, str]:
-        """What BytePS's tracer traces, and where a worker's trace and log go; it makes no folder, and adds one for the device."""
+        """Variables for BytePS's tracer: the steps, and the paths of a worker's trace and log. It adds a folder for the device."""
         folder = (run.folder / f"rank{rank}").resolve()
         (folder / "0").mkdir(parents=True, exist_ok=True)
         first = run.schedule.warmup + run.schedule.untraced

@@ -112,18 +112,18 @@ def _with_axes(trace: Trace, axes: dict[tuple[int, ...], str]) -> Trace:
 
 
 def _overhead_pct(hooks: list[ParallelHookFile]) -> float | None:
-    """What profiling cost; None where fewer than three iterations were profiled, or were not."""
+    """Overhead of profiling in per cent; None if fewer than three iterations ran with or without the profiler."""
     timed = steps_of(hooks, hooks[0].steps[0][0])
-    found = []
+    medians_us = []
     for traced in (True, False):
         lengths = []
         for rank in range(len(hooks)):
-            own = timed.select((timed.rank == rank) & (timed.traced == traced))
-            lengths += np.diff(own.start_us)[np.diff(own.index) == 1].tolist()
+            rank_steps = timed.select((timed.rank == rank) & (timed.traced == traced))
+            lengths += np.diff(rank_steps.start_us)[np.diff(rank_steps.index) == 1].tolist()
         if len(lengths) < 3:
             return None
-        found.append(float(np.median(lengths)))
-    return (found[0] / found[1] - 1) * 100
+        medians_us.append(float(np.median(lengths)))
+    return (medians_us[0] / medians_us[1] - 1) * 100
 
 
 PYTORCH_MESH = ParallelLauncher(comm="mesh", format=FORMAT)

@@ -79,7 +79,7 @@ def _times(rows: Sequence[Sequence[_Point]], world: int, per_host: int, rate_bps
 
     A step waits for every exchange, so that means count; the longest call is left out, for now and then a machine stalls.
     """
-    found: dict[tuple[str, int, int, float], list[float]] = {}
+    times_of: dict[tuple[str, int, int, float], list[float]] = {}
     for points in zip(*rows, strict=True):
         name, stride, size, size_bytes, _ = points[0]
         taking = 2 if name == "send_recv" else size
@@ -90,8 +90,8 @@ def _times(rows: Sequence[Sequence[_Point]], world: int, per_host: int, rate_bps
             usual = each_us < each_us.max() if len(set(each_us)) > 1 else np.ones(len(each_us), bool)
             us = float(each_us[usual].mean())
             hosts = len({rank // per_host for rank in ranks})
-            found.setdefault((name, taking // hosts, hosts, size_bytes), []).append(us / _MESSAGES.get(name, 1))
-    for (name, on_host, hosts, size_bytes), us_of_groups in found.items():
+            times_of.setdefault((name, taking // hosts, hosts, size_bytes), []).append(us / _MESSAGES.get(name, 1))
+    for (name, on_host, hosts, size_bytes), us_of_groups in times_of.items():
         yield CollectiveTime(
             collective=name,
             ranks_per_host=on_host,

@@ -144,7 +144,10 @@ class _Answer(msgspec.Struct):
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Sizes of the axes in a text like ``tp=2,dp_shard=4``, without axes of one rank; ``dp`` is ``dp_replicate``. Raises `InputError`."""
+    """Sizes of the axes in a text like ``tp=2,dp_shard=4``, where ``dp`` is ``dp_replicate``; raises `InputError`.
+
+    Axes of one rank are left out.
+    """
     mesh: dict[str, int] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         axis, _, size = part.partition("=")

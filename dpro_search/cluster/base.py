@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from dpro_search._toml import TomlFile
 from dpro_search.cluster.device import Provenance
-from dpro_search.cluster.table import File
 from dpro_search.errors import InputError
 
 Values = dict[str, Any]
@@ -17,7 +17,7 @@ Find = Callable[[Kind, str], Path]  # the file of what is bundled under a name; 
 
 
 def with_base(
-    file: File, values: Values, kind: Kind, find: Find, above: tuple[Path, ...], prefix: str = ""
+    file: TomlFile, values: Values, kind: Kind, find: Find, above: tuple[Path, ...], prefix: str = ""
 ) -> tuple[Values, Provenance]:
     """Values over those of the file that they are based on, and where each comes from."""
     stated = _provenance(file, values, prefix)
@@ -33,7 +33,7 @@ def with_base(
         file.fail(key, str(error))
     if path in (file.path, *above):
         file.fail(key, f"leads back to {path.name}: a file cannot be based on itself")
-    base_file = File(path)
+    base_file = TomlFile(path)
     below, source = with_base(base_file, base_file.values(), kind, find, (file.path, *above))
     changed = {name: value for name, value in values.items() if name not in ("base", "source")}
     given = Provenance(source=f"given in {file.path.name}") if stated is None else stated
@@ -44,7 +44,7 @@ def with_base(
     return merged, Provenance(source=source.source, exceptions=tuple(sorted(exceptions.items())))
 
 
-def found_file(file: File, name: str, kind: Kind, find: Find) -> Path:
+def found_file(file: TomlFile, name: str, kind: Kind, find: Find) -> Path:
     """The file that a base names: beside this file, or bundled."""
     if name.lower().endswith(".toml"):
         return Path(os.path.realpath(file.path.parent / name))  # `Path.resolve` refuses loops
@@ -62,7 +62,7 @@ def _merged(below: Values, above: Values) -> Values:
     return merged
 
 
-def _provenance(file: File, values: Values, prefix: str) -> Provenance | None:
+def _provenance(file: TomlFile, values: Values, prefix: str) -> Provenance | None:
     """The sources that a file states for its values: a text, or a table with ``all`` and exceptions by key."""
     source = values.get("source")
     if source is None:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dpro_search._regular_files import open_regular, without_byte_order_mark
 from dpro_search._text import visible
+from dpro_search._toml import TomlFile, nearest
 from dpro_search.errors import InputError
 from dpro_search.machine.constants import MACHINE_VERSION, SECTIONS, Device, MachineConstants, Origin
 
 BUNDLED = Path(__file__).with_name("testbed.toml")
 VARIABLE = "DPRO_SEARCH_MACHINE"  # names the file to use in place of the bundled one
-_MOST_BYTES = 1 << 20
-_HEAD = ("version", "name", "device", "processors", "sources")
 
 
 def machine_constants() -> MachineConstants:
@@ -42,38 +39,48 @@ def _cached(path: str | None) -> MachineConstants:
         raise InputError(f"{VARIABLE}: {error}") from error
 
 
+class _Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table ``{ value = ..., source = "..." }``, whose source is a table ``[sources.NAME]``."""
+
+    value: Any
+    source: str
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of a file beside its sections."""
+
+    version: int
+    name: str
+    device: Device
+    processors: tuple[str, ...]
+    sources: dict[str, dict[str, Any]]
+
+
 def load_machine(path: Path) -> MachineConstants:
     """Read a machine file; raises `InputError` in one line if it is damaged or of a later version."""
-    values = _values(path)
+    file = TomlFile(path)
+    values = file.values()
     version = values.get("version")
     if version != MACHINE_VERSION:
         raise InputError(f"{path}: machine file of version {visible(str(version))}, this program reads {MACHINE_VERSION}")
-    if unknown := sorted(set(values) - {*_HEAD, *SECTIONS}):
-        raise InputError(f"{path}: unknown key {visible(unknown[0])!r} (known: {', '.join((*_HEAD, *SECTIONS))})")
-    try:
-        sources = msgspec.convert(values.get("sources"), dict[str, Origin])
-        origins: dict[str, Origin] = {}
-        sections: dict[str, Any] = {}
-        for name, section_type in SECTIONS.items():
-            plain: dict[str, Any] = {}
-            for key, entry in _table(values.get(name), name).items():
-                sourced = _table(entry, f"{name}.{key}")
-                if set(sourced) != {"value", "source"}:
-                    raise InputError(f"{name}.{key} must be {{ value = ..., source = ... }}")
-                if not isinstance(sourced["source"], str) or sourced["source"] not in sources:
-                    raise InputError(f"{name}.{key}: no source is called {sourced['source']!r}")
-                _require_plausible(sourced["value"], f"{name}.{key}")
-                plain[key], origins[f"{name}.{key}"] = sourced["value"], sources[sourced["source"]]
-            sections[name] = _section(plain, section_type, name)
-        return MachineConstants(
-            name=msgspec.convert(values.get("name"), str),
-            device=msgspec.convert(values.get("device"), Device),
-            processors=msgspec.convert(values.get("processors"), tuple[str, ...]),
-            origins=origins,
-            **sections,
-        )
-    except (InputError, msgspec.ValidationError) as error:
-        raise InputError(f"{path}: damaged machine file: {visible(str(error))}") from error
+    tables = {
+        name: msgspec.defstruct(name, [(key, _Constant) for key in section.__struct_fields__], forbid_unknown_fields=True)
+        for name, section in SECTIONS.items()
+    }
+    whole = msgspec.defstruct("whole", list(tables.items()), bases=(_Head,), kw_only=True, forbid_unknown_fields=True)
+    read: Any = file.convert(values, whole)
+    sources = {name: file.convert(origin, Origin, f"sources.{name}") for name, origin in read.sources.items()}
+    origins: dict[str, Origin] = {}
+    sections: dict[str, Any] = {}
+    for name, section in SECTIONS.items():
+        constants: dict[str, _Constant] = msgspec.structs.asdict(getattr(read, name))
+        for key, constant in constants.items():
+            if constant.source not in sources:
+                file.fail(f"{name}.{key}", f"no source is called '{constant.source}'; {nearest(constant.source, list(sources))}")
+            file.placed(f"{name}.{key}", partial(_require_plausible, constant.value))
+            origins[f"{name}.{key}"] = sources[constant.source]
+        sections[name] = file.convert({key: constant.value for key, constant in constants.items()}, section, name)
+    return MachineConstants(name=read.name, device=read.device, processors=read.processors, origins=origins, **sections)
 
 
 def machine_toml(constants: MachineConstants) -> str:
@@ -108,37 +115,10 @@ def _number(value: Any) -> str:
     return f"[{', '.join(map(_number, value))}]" if isinstance(value, tuple) else repr(value)
 
 
-def _values(path: Path) -> dict[str, Any]:
-    try:
-        with open_regular(path) as stream:
-            raw = without_byte_order_mark(stream.read(_MOST_BYTES + 1))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(raw) > _MOST_BYTES:
-        raise InputError(f"{path}: larger than 1 MiB: that is no machine file")
-    try:
-        return tomllib.loads(raw.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: damaged machine file: {visible(str(error))}") from error
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InputError(f"{where} is missing or no table")
-    return value
-
-
-def _section(plain: dict[str, Any], section_type: type[Any], name: str) -> Any:
-    try:
-        return msgspec.convert(plain, section_type)
-    except msgspec.ValidationError as error:
-        raise InputError(f"[{name}]: {error}") from error
-
-
-def _require_plausible(value: Any, where: str) -> None:
+def _require_plausible(value: Any) -> None:
     """No constant is negative, and none is infinite or more than 1e15."""
     if isinstance(value, list):
         for one in value:
-            _require_plausible(one, where)
+            _require_plausible(one)
     elif isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value <= 1e15 and math.isfinite(value)):
-        raise InputError(f"{where}: {value!r} is no number from 0 to 1e15")
+        raise InputError(f"{value!r} is no number from 0 to 1e15")

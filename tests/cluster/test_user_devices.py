@@ -61,11 +61,11 @@ def test_an_unknown_name_lists_the_devices_of_the_user(folder):
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ("samples = 3", r"mine.toml:2: samples: must be a list of \[op, time, spread in %\]"),
-        ('samples = [["gemm", 1, 2, 3]]', r"entry 0 must be \[op, time\]"),
-        ('samples = [["gemm", -1]]', "needs a time in microseconds above 0"),
-        ('samples = [["gemm", "soon"]]', "samples: 'soon'"),
-        ('samples = [["gemm", true]]', "entry 0 must have a time"),
+        ("samples = 3", r"mine.toml:2: samples: must be a list, not 3"),
+        ('samples = [["gemm", 1, 2, 3]]', r"samples\[0\]: must be a list of 3 values, not of 4"),
+        ('samples = [["gemm", -1]]', r"samples\[0\]\[1\]: .-1. is not a time"),
+        ('samples = [["gemm", "soon"]]', r"samples\[0\]\[1\]: .soon. is not a time"),
+        ('samples = [["gemm", true]]', "must be a quantity, like a text with a unit, not True"),
     ],
 )
 def test_samples_that_are_none_are_named(tmp_path, samples, message):

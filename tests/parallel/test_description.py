@@ -130,7 +130,7 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
         (text("micro_batch = 3"), "global_batch 64 does not divide into dp 16 x micro_batch 3: use 48"),
         (text("tp = 3"), ":6: runs.tp: tp 3: tp 3 x pp 1 x cp 1 = 3 do not divide 16 devices: use tp 2"),
         (text("tp = 0"), ":6: runs.tp: tp must be > 0"),
-        (text('tp = "8"'), ":6: runs.tp: must be a whole number, not a text"),
+        (text('tp = "8"'), ":6: runs.tp: must be a whole number, not '8'"),
         (text("tp = 2\ndp = 4"), ":7: runs.dp: dp 4: dp 4 x tp 2 x pp 1 x cp 1 = 8 are not the 16 devices: use dp 8"),
         (text("pp = 16", model="gpt2"), ":6: runs.pp: pp 16 x virtual_stages 1 is more than 12 layers: use pp 12"),
         (text("tp = 8", model="gpt2"), ":6: runs.tp: tp 8 does not divide 12 heads: use 6"),

@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 
 from dpro_search._regular_files import read_regular
+from dpro_search._toml import TomlFile
 from dpro_search.cluster import Cluster, Device, bundled, parse_cluster
 from dpro_search.cluster.link import BETWEEN, INSIDE
 from dpro_search.cluster.names import file_beside
-from dpro_search.cluster.table import File
 from dpro_search.cluster.this_machine import core_of_this_machine
 from dpro_search.collect.capture import read_graph
 from dpro_search.collect.parallel_times import ParallelTimes
@@ -144,7 +144,7 @@ def described(path: Path) -> MeshDescription | None:
     """
     if path.suffix.lower() != ".toml":
         return None
-    file = File(path)
+    file = TomlFile(path)
     values = file.values()
     table = values.get("model")
     another = isinstance(table, Mapping) and not table.keys() & {*ModelTable.__struct_fields__}
@@ -216,7 +216,7 @@ def described(path: Path) -> MeshDescription | None:
     )
 
 
-def _times(file: File, job_file: JobFile, files: dict[str, Path]) -> ParallelTimes | None:
+def _times(file: TomlFile, job_file: JobFile, files: dict[str, Path]) -> ParallelTimes | None:
     if job_file.times is None:
         return None
     path = file.path.parent / job_file.times
@@ -288,7 +288,7 @@ def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:
     return from_config(values, str(path)), path
 
 
-def _model(file: File, job_file: JobFile, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
+def _model(file: TomlFile, job_file: JobFile, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
     """The model, and what to warn of."""
     table = job_file.model if isinstance(job_file.model, ModelTable) else ModelTable(name=job_file.model)
     if table.capture is not None:
@@ -313,7 +313,7 @@ def _model(file: File, job_file: JobFile, files: dict[str, Path]) -> tuple[Model
     return _with_targets(file, job_file, model) if isinstance(model, Architecture) else (model, ())
 
 
-def _with_targets(file: File, job_file: JobFile, model: Architecture) -> tuple[Architecture, tuple[str, ...]]:
+def _with_targets(file: TomlFile, job_file: JobFile, model: Architecture) -> tuple[Architecture, tuple[str, ...]]:
     """The model whose decoder reads as many tokens as the file says, and what to warn of."""
     reads_encoder = any(layer.cross_attention is not None for layer in model.layers)
     if job_file.target_sequence is not None:
@@ -326,7 +326,7 @@ def _with_targets(file: File, job_file: JobFile, model: Architecture) -> tuple[A
     return model, (*model.assumed, *filter(None, [said]))
 
 
-def _measured(file: File, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, ...]:
+def _measured(file: TomlFile, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, ...]:
     """Times of blocks; each under a strategy that is legal."""
     names = [block.name for block in blocks_of(fixed.model)]
     layers = any(name.startswith("layer") for name in names)
@@ -353,7 +353,7 @@ def _measured(file: File, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, 
     return tuple(measured)
 
 
-def _captured(file: File, capture: str, precision: Precision, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
+def _captured(file: TomlFile, capture: str, precision: Precision, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
     path = file.path.parent / capture
     try:
         graph = read_graph(path)
@@ -366,7 +366,7 @@ def _captured(file: File, capture: str, precision: Precision, files: dict[str, P
     return model, tuple(dict.fromkeys([*graph.notes, *model.notes]))
 
 
-def _cluster(file: File, name: str, files: dict[str, Path]) -> Cluster:
+def _cluster(file: TomlFile, name: str, files: dict[str, Path]) -> Cluster:
     text, path = file_beside(name, file.path.parent)
     try:
         cluster = parse_cluster(text)
@@ -397,7 +397,7 @@ def _about_cluster(cluster: Cluster, path: Path | None) -> tuple[str, ...]:
     if likely < 1:
         said = f"at {device.power_w:g} W, below its rated power, {device.name} is taken to compute at {likely:.0%} of its clock"
         sentences.append(f"{said} (the cube root of the power); the interval reaches to {least:.0%}")
-    unused = sorted(_unused_keys(File(path).values())) if path is not None else []
+    unused = sorted(_unused_keys(TomlFile(path).values())) if path is not None else []
     if unused:
         sentences.append(f"{path}: {', '.join(unused)}: not used by predictions of described jobs")
     return tuple(sentences)

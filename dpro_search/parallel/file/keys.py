@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from dpro_search.cluster.table import File
-from dpro_search.errors import InputError
-from dpro_search.parallel.schedule import Schedule
+from dpro_search._toml import TomlFile, nearest
 from dpro_search.parallel.settings import MeshSettings
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
@@ -26,12 +22,6 @@ _NOT_YET: Mapping[str, tuple[str, ...]] = {  # what the file cannot express yet,
     "the DualPipe of DeepSeek-V3": ("dualpipe", "dual_pipe"),
 }
 _NO_OPTIMIZERS = ("adamw8bit", "adam8bit", "adafactor", "lion", "sgd", "muon", "lamb", "shampoo")
-_PATH = re.compile(r" - at `\$\.?([\w.]*)[^`]*`$")
-_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
-_MISSING = re.compile(r"Object missing required field `([^`]*)`")
-_EXPECTED = re.compile(r"Expected `(\w+)[^`]*`, got `(\w+)`")
-_KINDS = {"int": "a whole number", "str": "a text", "bool": "true or false", "float": "a number", "object": "a table"}
-_VALUE = re.compile(r"Invalid enum value (.*)")
 
 
 class MeasuredBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,37 +116,25 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     runs: MeshSettings | None = None
 
 
-def converted(file: File, values: Mapping[str, Any]) -> JobFile:
-    """The values with their types; every error of msgspec at its key."""
-    try:
-        return msgspec.convert(values, JobFile)
-    except (msgspec.ValidationError, InputError) as error:
-        text = str(error)
-    path = _PATH.search(text)
-    what = text[: path.start()] if path else text
-    key = path.group(1) if path else ""
-    tables = {"runs": MeshSettings, "model.times": MeasuredBlock, "model": ModelTable}
-    known = next((table.__struct_fields__ for name, table in tables.items() if key.startswith(name)), JobFile.__struct_fields__)
-    if unknown := _UNKNOWN.match(what):
-        topic = next((words for words in _NOT_YET if any(word in unknown[1].lower() for word in _NOT_YET[words])), None)
-        if topic is not None:
-            file.fail(f"{key}.{unknown[1]}" if key else unknown[1], f"{topic} cannot be said yet: the prediction would be without")
-        file.fail(f"{key}.{unknown[1]}" if key else unknown[1], f"unknown key; {_nearest_text(unknown[1], known)}")
-    if missing := _MISSING.match(what):
-        file.fail(key, f"'{missing[1]}' is missing; 'dpro-search describe' writes a complete file")
-    if value := _VALUE.match(what):
-        if value[1].strip("'").lower() in _NO_OPTIMIZERS and key == "optimizer":
-            file.fail(key, f"{value[1]} cannot be said yet: only Adam with two moments in fp32 can")
-        if key == "runs.schedule" and value[1].strip("'").lower().replace("-", "") in ("dualpipe", "dualpipev3"):
-            file.fail(key, "the DualPipe of DeepSeek-V3 cannot be said yet; dual-pipe-v is its variant with one copy of each layer")
-        file.fail(key, unknown_text(value[1].strip("'"), _choices(key)))
-    if expected := _EXPECTED.match(what):
-        return file.fail(key, f"must be {_KINDS.get(expected[1], expected[1])}, not {_KINDS.get(expected[2], expected[2])}")
-    named = next((f"runs.{name}" for name in MeshSettings.__struct_fields__ if what.startswith(f"{name} ")), "")
-    return file.fail(named or key, what.replace("`", ""))
+def converted(file: TomlFile, values: Mapping[str, Any]) -> JobFile:
+    """The values with their types; raises `InputError` at the first key that is wrong."""
+    advice = "; 'dpro-search describe' writes a complete file"
+    return file.convert(values, JobFile, explain=_cannot_be_said, if_missing=advice)
 
 
-def fail_at_setting(file: File, text: str, values: Mapping[str, Any]) -> NoReturn:
+def _cannot_be_said(key: str, value: object) -> str | None:
+    """Why a file cannot express what an unknown key, or an unknown value of a key, probably means; None: nobody knows."""
+    word = str(value).lower()
+    if key == "optimizer" and word in _NO_OPTIMIZERS:
+        return f"'{value}' cannot be said yet: only Adam with two moments in fp32 can"
+    if key == "runs.schedule" and word.replace("-", "") in ("dualpipe", "dualpipev3"):
+        return "the DualPipe of DeepSeek-V3 cannot be said yet; dual-pipe-v is its variant with one copy of each layer"
+    name = key.rpartition(".")[2].lower()
+    topic = next((topic for topic, words in _NOT_YET.items() if any(word in name for word in words)), None)
+    return None if topic is None else f"{topic} cannot be said yet: the prediction would be without"
+
+
+def fail_at_setting(file: TomlFile, text: str, values: Mapping[str, Any]) -> NoReturn:
     """Raise `InputError` at the setting that a message begins with."""
     first = text.split(" ", 1)[0]
     if first in MeshSettings.__struct_fields__ and "runs" in values:
@@ -164,21 +142,6 @@ def fail_at_setting(file: File, text: str, values: Mapping[str, Any]) -> NoRetur
     file.fail(first if first in JobFile.__struct_fields__ else "runs", text)
 
 
-def _choices(key: str) -> tuple[str, ...]:
-    return {
-        "precision": PRECISIONS,
-        "optimizer": ("adam", "adamw"),
-        "runs.zero_stage": ("0", "1", "2", "3"),
-        "runs.recompute": ("none", "selective", "full"),
-        "runs.gradient_dtype": ("fp32", "bf16"),
-        "runs.schedule": tuple(schedule.value for schedule in Schedule),
-    }.get(key, ())
-
-
-def unknown_text(value: str, known: tuple[str, ...]) -> str:
-    return f"'{value}' is not known; {_nearest_text(value, known)}"
-
-
-def _nearest_text(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+def unknown_text(value: str, known: Sequence[str]) -> str:
+    """The message on a name that is none of the known ones."""
+    return f"'{value}' is not known; {nearest(value, known)}"

@@ -1,17 +1,18 @@
-"""`OpRatios`: by what the time of a recorded op changes from one GPU to another, from what the op is.
+"""`OpLatency`: durations of recorded kernels on another GPU, by the nearest of three predictors.
 
-Which way is taken for which op follows from measured ops that were moved to devices of left-out architectures
-(experiments/devices/README.md): products, convolutions, norms and embeddings by the ratio of predicted latencies; element-wise ops
-and softmax by the ratio of the memories' rates, which was nearer. A product of unknown sizes is taken for the square one that takes
-as long on the recorded device, and attention of unknown sizes for that of the sequence that does: the longer it takes, the nearer
-both come to their peaks.
+Measured ops that were moved to devices of left-out architectures decided which predictor is taken for which op
+(experiments/devices/README.md): for products, convolutions, norms and embeddings the ratio of predicted latencies; for element-wise
+ops and softmax the ratio of the memories' rates (`costmodel.roofline`). A product of unknown sizes is taken for the square one that
+takes as long on the recorded device, and attention of unknown sizes for that of the sequence that does: the longer it takes, the
+nearer both come to their peaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -22,8 +23,9 @@ from dpro_search.costmodel.devices.ops import Floats, OpKind, Ops, Stack
 from dpro_search.costmodel.devices.sampled import latency_on
 from dpro_search.costmodel.devices.written import STREAMED, OpSpec, ops_of
 from dpro_search.costmodel.intervals import Durations, Origin
-from dpro_search.costmodel.roofline import Ratio
+from dpro_search.costmodel.roofline import LEAST_US, Ratio, kernel_ratio, product_precision
 from dpro_search.errors import InputError
+from dpro_search.graph.kernel_class import kernel_class
 
 _BY_MEMORY = (OpKind.ELEMENTWISE, OpKind.SOFTMAX)
 SIDES = np.round(2.0 ** np.arange(6, 14.5, 0.5))  # of square products, from 64 to 16,384
@@ -35,8 +37,66 @@ MUCH = 2.0
 """Times the launch that an op must take, to tell of its kernel: what was measured of fp32 holds the launch."""
 
 
+class Predictor(StrEnum):
+    """How the duration of a kernel on another device was predicted."""
+
+    OP = "op"  # by the latencies of its op, whose sizes are known
+    SIMILAR_OP = "similar op"  # by the latencies of an op of usual sizes that takes as long
+    PEAKS = "peaks"  # by the rates of the data sheets
+
+
+class OpLatency:
+    """Durations of recorded kernels on another device.
+
+    Parameters
+    ----------
+    before, after
+        The recorded device, and the other one.
+    specs
+        Ops behind the kernels, where their sizes were recorded; all are priced at once.
+
+    Raises
+    ------
+    InputError
+        A device's file lacks the memory's rate or all peaks (from `kernel_us`).
+    """
+
+    def __init__(self, before: Device, after: Device, specs: Iterable[OpSpec] = ()) -> None:
+        self._devices = before, after
+        self._ratios = OpRatios(before, after)
+        self._of_op = self._ratios.of(specs)
+
+    def kernel_us(self, name: str, dtype: str, spec: OpSpec | None, recorded_us: Floats) -> tuple[Floats, Predictor]:
+        """Durations of n kernels of one name and op on the other device: middle, low and high end of the interval, [3, n].
+
+        Parameters
+        ----------
+        dtype
+            Element type of the first tensor; empty: not known.
+        spec
+            The op that the kernels belong to; None: its sizes were not recorded.
+        recorded_us
+            Recorded durations, [n].
+        """
+        peaks = kernel_ratio(name, dtype, *self._devices)
+        ratios: Sequence[float | Floats] = peaks
+        predictor = Predictor.PEAKS
+        of_op = None if spec is None else self._of_op.get(spec)
+        if of_op is not None:
+            ratios, predictor = of_op, Predictor.OP
+        else:
+            similar = self._ratios.of_times(kernel_class(name), product_precision(name, dtype), np.maximum(recorded_us, LEAST_US))
+            if similar is not None:
+                ratios, predictor = similar, Predictor.SIMILAR_OP
+        middle, low, high = ratios
+        # The ends lie no further out than both rates that can bound a kernel allow, around the middle.
+        low, high = np.maximum(low, np.minimum(peaks.low, middle)), np.minimum(high, np.maximum(peaks.high, middle))
+        least_us = np.minimum(recorded_us, LEAST_US)
+        return np.stack([least_us + (recorded_us - least_us) * ratio for ratio in (middle, low, high)]), predictor
+
+
 class OpRatios:
-    """Between two devices; ops are priced once.
+    """Ratios of predicted latencies between two devices; ops are priced once.
 
     Parameters
     ----------

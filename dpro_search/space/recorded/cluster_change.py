@@ -22,12 +22,11 @@ from dpro_search.cluster import Cluster, Device, bundled
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
 from dpro_search.costmodel.collectives.nccl import bytes_in, collective_us, interval_factor, paths, placement_of
 from dpro_search.costmodel.devices import OpSpec
-from dpro_search.costmodel.devices.ratios import OpRatios
+from dpro_search.costmodel.devices.ratios import OpLatency, Predictor
 from dpro_search.costmodel.devices.recorded import RecordedSpecs
-from dpro_search.costmodel.roofline import LEAST_US, Ratio, dtype_of_kernel, kernel_ratio, product_precision
+from dpro_search.costmodel.roofline import dtype_of_kernel, kernel_ratio
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.graph.kernel_class import kernel_class
 from dpro_search.space.recorded.ops import RecordedOps
 
 _NAMES = {
@@ -145,24 +144,17 @@ def _kernels(
                 recorded_us[of_kind] * max(1.0, *of_gpus),
             )
         return
-    known = OpRatios(before, after)
-    shaped = _op_ratios(trace, kinds, known)
-    predicted_us = guessed_us = 0.0
+    specs = _specs(trace, kinds)
+    latency = OpLatency(before, after, (spec for spec in specs if spec is not None))
+    predicted_us = dict.fromkeys(Predictor, 0.0)
     for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
         of_kind = kernels[order[starts[number] : starts[number + 1]]]
-        of_op, element = shaped[number], trace.dtypes[dtype] if dtype >= 0 else ""
-        alike, envelope = None, kernel_ratio(trace.names[name], element, before, after)
-        if of_op is None:
-            took_us = np.maximum(recorded_us[of_kind], LEAST_US)
-            alike = known.of_times(kernel_class(trace.names[name]), product_precision(trace.names[name], element), took_us)
-        ratios: Sequence[float | Floats] = of_op or alike or envelope
-        predicted_us += float(recorded_us[of_kind].sum()) if of_op else 0.0
-        guessed_us += float(recorded_us[of_kind].sum()) if alike else 0.0
-        least = np.minimum(recorded_us[of_kind], LEAST_US)
-        for row, ratio in enumerate(_within(ratios, envelope)):
-            moved_us[row, of_kind] = least + (recorded_us[of_kind] - least) * ratio
+        element = trace.dtypes[dtype] if dtype >= 0 else ""
+        moved_us[:, of_kind], predictor = latency.kernel_us(trace.names[name], element, specs[number], recorded_us[of_kind])
+        predicted_us[predictor] += float(recorded_us[of_kind].sum())
     whole_us = max(float(recorded_us[kernels].sum()), 1e-9)
-    assumed += _said_of_kernels(before.name, after.name, predicted_us / whole_us, guessed_us / whole_us)
+    by_op, by_similar_op = (predicted_us[predictor] / whole_us for predictor in (Predictor.OP, Predictor.SIMILAR_OP))
+    assumed += _said_of_kernels(before.name, after.name, by_op, by_similar_op)
     assumed.append("host threads, launches and copies between host and device take as long as recorded")
 
 
@@ -190,12 +182,6 @@ def _known_gpus() -> tuple[Device, ...]:
     return tuple(one for one in devices if one.kind == "gpu" and one.memory_bytes_per_s and (one.peak.fp32 or one.peak.fp16))
 
 
-def _within(ratios: Sequence[float | Floats], envelope: Ratio) -> tuple[float | Floats, ...]:
-    """Ratios (middle, low, high) whose ends lie no further out than both rates that can bound a kernel allow, around the middle."""
-    middle, low, high = ratios
-    return middle, np.maximum(low, np.minimum(envelope.low, middle)), np.minimum(high, np.maximum(envelope.high, middle))
-
-
 def _said_of_kernels(before: str, after: str, predicted: float, guessed: float) -> Iterator[str]:
     """Factors of the parts of the kernels' time, and of the rest of it."""
     if predicted:
@@ -217,17 +203,15 @@ def _said_of_kernels(before: str, after: str, predicted: float, guessed: float) 
         )
 
 
-def _op_ratios(trace: Trace, kinds: Ints, known: OpRatios) -> list[Ratio | None]:
-    """Ratios of classes of kernels, (name, element type, op, shapes) [4, n]: the op's ratio, if its shapes were recorded."""
+def _specs(trace: Trace, kinds: Ints) -> list[OpSpec | None]:
+    """Ops behind classes of kernels, (name, element type, op, shapes) [4, n]; None where the shapes were not recorded."""
     recorded = RecordedSpecs(trace)
     specs: list[OpSpec | None] = []
     for name, dtype, op, shapes in kinds.T.tolist():
         element = trace.dtypes[dtype] if dtype >= 0 else ""
         shaped = op >= 0 and shapes >= 0
-        spec = recorded.of(trace.names[op], shapes, element or dtype_of_kernel(trace.names[name])) if shaped else None
-        specs.append(spec)
-    ratios = known.of(spec for spec in specs if spec is not None)
-    return [None if spec is None else ratios[spec] for spec in specs]
+        specs.append(recorded.of(trace.names[op], shapes, element or dtype_of_kernel(trace.names[name])) if shaped else None)
+    return specs
 
 
 def _one_device(cluster: Cluster) -> str:

@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.known_probes import known_probes
+from dpro_search.costmodel.devices.profile import known_probes
 from dpro_search.errors import InputError
 from dpro_search.graph.kernel_class import kernel_class
 

@@ -10,10 +10,8 @@ from scipy.special import inv_boxcox
 from scipy.stats import boxcox
 
 from dpro_search.costmodel.devices.correction import Correction
-from dpro_search.costmodel.devices.measured import Measured
-from dpro_search.costmodel.devices.model import tree_weights
-from dpro_search.costmodel.devices.trees import Trees
 from experiments.devices.data import Target
+from experiments.devices.fit import Measured, boosted_trees, tree_weights
 from experiments.devices.protocol import Judged, LeftOut, fitted, similarity_of
 
 
@@ -30,7 +28,7 @@ def of_other_targets(targets: Sequence[Target], seed: int, group: Callable[[Targ
         made, power = (logs, 0.0) if kind == "log" else boxcox(us)
         middle, scale = float(np.mean(made)), float(np.std(made)) / float(np.std(logs))
         features = np.concatenate([part.features for part in parts])
-        trees = Trees.fit(features, (made - middle) / scale, tree_weights(parts), seed=seed)
+        trees = boosted_trees(features, (made - middle) / scale, tree_weights(parts), seed=seed)
         for target in targets:
             if group(target) == name:
                 part = target.measured

@@ -10,8 +10,8 @@ import xgboost
 from dpro_search.costmodel.devices.features import base_us, features
 from dpro_search.costmodel.devices.ops import Floats
 from dpro_search.costmodel.devices.profile import DeviceProfile, Shares
-from dpro_search.costmodel.devices.trees import even_weights
 from experiments.devices.data import Target
+from experiments.devices.fit import even_weights
 from experiments.devices.protocol import Judged, samples
 
 PEAKS = Shares(matrix=1.0, stream=1.0)

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.measured import Measured
 from dpro_search.costmodel.devices.ops import Floats, Ops
 from dpro_search.costmodel.devices.profile import Shares, probe_places
 from dpro_search.errors import InputError
 from experiments.devices import aiconfigurator, deepbench, neusight, sailor
+from experiments.devices.fit import Measured
 from experiments.devices.sailor import OUT_OF_MEMORY_US
 from experiments.devices.table import Table, device_of, family_of, joined_tables
 

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.costmodel.devices.features import base_us, features
-from dpro_search.costmodel.devices.measured import Measured
-from dpro_search.costmodel.devices.model import fit_trees
+from dpro_search.costmodel.devices.model import Trees
 from dpro_search.costmodel.devices.ops import Floats, Ops
 from dpro_search.costmodel.devices.profile import DeviceProfile
-from dpro_search.costmodel.devices.trees import Trees
 from experiments.devices.data import USUAL, Target
+from experiments.devices.fit import Measured, fit_trees
 from experiments.devices.table import Table
 
 ModelOps = Mapping[tuple[str, str], Table]

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from dpro_search.cluster.device import PRECISIONS
 from dpro_search.costmodel.devices.features import parts_us
-from dpro_search.costmodel.devices.measured import Measured
 from dpro_search.costmodel.devices.model_file import default_model
 from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, OpKind, Ops, Stack, attention, gemm
 from dpro_search.costmodel.devices.profile import DeviceProfile, peak_flops_per_s
 from dpro_search.costmodel.devices.ratios import HEAD_DIM, HEADS, MUCH, SEQUENCES, SIDES, UNKNOWN_SIZES
 from dpro_search.costmodel.roofline import LEAST_US
 from experiments.devices.data import USUAL, Target
+from experiments.devices.fit import Measured
 from experiments.devices.models import predicted_us
 from experiments.devices.protocol import LeftOut
 

@@ -15,11 +15,10 @@ import numpy.typing as npt
 
 from dpro_search.costmodel.devices.choice import nearest_to_centres
 from dpro_search.costmodel.devices.correction import Correction, Similarity
-from dpro_search.costmodel.devices.measured import Measured
-from dpro_search.costmodel.devices.model import BUDGETS, fit_trees, interval_width
+from dpro_search.costmodel.devices.model import BUDGETS, Trees
 from dpro_search.costmodel.devices.ops import Floats
-from dpro_search.costmodel.devices.trees import Trees
 from experiments.devices.data import Target
+from experiments.devices.fit import Measured, fit_similarity, fit_trees, interval_width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,7 @@ def fitted(target: Target) -> Measured:
 
 def similarity_of(found: Sequence[LeftOut], seed: int) -> Similarity:
     """How alike errors on left-out devices are."""
-    return Similarity.fit(
+    return fit_similarity(
         [(one.target.measured.points[one.target.judge], one.errors[one.target.judge]) for one in found], seed=seed
     )
 

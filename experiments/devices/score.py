@@ -12,11 +12,10 @@ import numpy as np
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
 from dpro_search.costmodel.devices.features import features
-from dpro_search.costmodel.devices.known_probes import profile_of
 from dpro_search.costmodel.devices.model import BUDGETS
 from dpro_search.costmodel.devices.model_file import default_info, default_model
 from dpro_search.costmodel.devices.ops import Floats
-from dpro_search.costmodel.devices.profile import DeviceProfile
+from dpro_search.costmodel.devices.profile import DeviceProfile, profile_of
 from dpro_search.costmodel.intervals import Durations
 from dpro_search.errors import InputError
 from experiments.devices import ablations, baselines, models, moved, neusight, protocol, whole_models

@@ -11,13 +11,13 @@ import xgboost
 import dpro_search.costmodel.devices as package
 from dpro_search._version import __version__
 from dpro_search.costmodel.devices.correction import COORDINATES
-from dpro_search.costmodel.devices.domain import Domain
 from dpro_search.costmodel.devices.features import FEATURES, base_us
-from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, Widths, fit_trees, interval_width
-from dpro_search.costmodel.devices.model_file import LATENCY_VERSION, LatencyInfo, save
+from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, Widths
+from dpro_search.costmodel.devices.model_file import LATENCY_VERSION, LatencyInfo
 from dpro_search.costmodel.devices.ops import Floats
 from dpro_search.costmodel.devices.profile import DeviceProfile
 from experiments.devices.data import USUAL, Target, tables, targets
+from experiments.devices.fit import fit_domain, fit_trees, interval_width, save
 from experiments.devices.protocol import by_family, fitted, judged, left_out, similarity_of
 
 SEED = 0
@@ -46,7 +46,7 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
             specs=interval_width(specs),
             deviations=tuple(interval_width([one.score for one in of_budget[budget]]) for budget in BUDGETS),
         ),
-        domain=Domain.fit([one.measured.features[one.fit] for one in some]),
+        domain=fit_domain([one.measured.features[one.fit] for one in some]),
         usual=USUAL,
     )
     info = LatencyInfo(

@@ -8,7 +8,6 @@ unknown device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +37,6 @@ COORDINATES = (
 )
 _PLACES = [FEATURES.index(name) for name in COORDINATES]
 PARTS = ("device", "kind", "category", "wide", "narrow", "noise")
-_START = np.log([0.15, 0.05, 0.1, 0.15, 0.15, 0.08, 1.0, *(4.0 for _ in COORDINATES)])
-_LOW, _HIGH = np.log(1e-2), np.log(100.0)
-_PRIOR = 0.05  # Weight of a length's start: decides only where errors leave a length open.
 WINSOR = 4.0
 """Standard deviations beyond which a measured error counts no more: an op of which a library picked a bad kernel says nothing of
 others."""
@@ -83,32 +79,6 @@ class Similarity:
     def noise(self) -> float:
         """Variance of the part of an error that no other op shares."""
         return float(self.deviations[5] ** 2)
-
-    @staticmethod
-    def fit(groups: Sequence[tuple[OpPoints, Floats]], most: int = 120, seed: int = 0) -> Similarity:
-        """The parameters under which errors on left-out devices, a group each, are likeliest; at most `most` of each are used."""
-        from scipy.optimize import minimize  # only fits need it
-
-        random = np.random.default_rng(seed)
-        picked = [
-            (points[chosen], errors[chosen]) for points, errors in groups for chosen in (random.permutation(len(errors))[:most],)
-        ]
-        spread = np.maximum(np.std(np.concatenate([points.at for points, _ in picked]), axis=0), 0.1)
-        limit = 3 * float(np.median([np.sqrt(np.mean(errors**2)) for _, errors in picked]))
-        parts = [(_Group.of(points, spread), np.clip(errors, -limit, limit)) for points, errors in picked]
-
-        def cost(logs: Floats) -> tuple[float, Floats]:
-            found = [group.negative_log_likelihood(logs, errors) for group, errors in parts]
-            prior = _PRIOR * len(parts)
-            value = sum(one for one, _ in found) + prior * float(((logs - _START)[6:] ** 2).sum())
-            slope = np.sum([one for _, one in found], axis=0)
-            slope[6:] += 2 * prior * (logs - _START)[6:]
-            return value, slope
-
-        bounds = [(_LOW, _HIGH)] * len(_START)
-        found = minimize(cost, _START, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
-        values = np.exp(found.x)
-        return Similarity(deviations=values[:6], roughness=float(values[6]), lengths=values[7:] * spread)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,52 +130,6 @@ class Correction:
         low, high = self.bounds
         variance = self.similarity.variance - np.einsum("ij,ij->i", across @ _singles(self.inverse), across)
         return np.clip(across @ _singles(self.weights), low, high), np.sqrt(np.maximum(variance, self.similarity.noise))
-
-
-@dataclass(frozen=True)
-class _Group:
-    """What the likelihood of the errors of a device needs at any parameters."""
-
-    squared: Floats  # By coordinate, [coordinates, n, n].
-    same_kind: Floats
-    same: Floats
-
-    @staticmethod
-    def of(points: OpPoints, spread: Floats) -> _Group:
-        at = points.at / spread
-        return _Group(
-            ((at[:, None, :] - at[None, :, :]) ** 2).transpose(2, 0, 1),
-            (points.kind[:, None] == points.kind[None, :]).astype(float),
-            (points.category[:, None] == points.category[None, :]).astype(float),
-        )
-
-    def negative_log_likelihood(self, logs: Floats, errors: Floats) -> tuple[float, Floats]:
-        """And its slope along the logarithms of deviations, roughness and lengths."""
-        values = np.exp(logs)
-        device, kind, category, wide, narrow, noise, roughness = values[:7]
-        inverse = values[7:] ** -2
-        total = np.tensordot(inverse, self.squared, axes=1)
-        distance = np.sqrt(total + 1e-12)
-        near = wide**2 * np.exp(-0.5 * total) * self.same_kind
-        nearer = narrow**2 * np.exp(-roughness * distance) * self.same
-        covariance = device**2 + kind**2 * self.same_kind + category**2 * self.same + near + nearer
-        covariance[np.diag_indices_from(covariance)] += noise**2
-        factor = cho_factor(covariance, lower=True)
-        weights = cho_solve(factor, errors)
-        value = float(0.5 * errors @ weights + np.log(np.diag(factor[0])).sum())
-        middle = cho_solve(factor, np.eye(len(errors))) - np.outer(weights, weights)
-        along = near + nearer * roughness / distance
-        slope = [
-            device**2 * middle.sum(),
-            kind**2 * (middle * self.same_kind).sum(),
-            category**2 * (middle * self.same).sum(),
-            (middle * near).sum(),
-            (middle * nearer).sum(),
-            noise**2 * np.trace(middle),
-            -0.5 * roughness * (middle * nearer * distance).sum(),
-            *(0.5 * inverse * np.tensordot(self.squared, middle * along, axes=((1, 2), (0, 1)))),
-        ]
-        return value, np.array(slope)
 
 
 def _singles(values: Floats) -> Singles:

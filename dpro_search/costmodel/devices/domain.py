@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +10,9 @@ from dpro_search.costmodel.devices.features import DEVICE_FEATURES, FEATURES
 from dpro_search.costmodel.devices.ops import Floats, Singles
 
 _SIZES = ("log_batch", "log_m", "log_n", "log_k", "log_flops", "log_matrix_bytes", "log_stream_bytes")
-_KINDS = [place for place, name in enumerate(FEATURES) if name.startswith("is_")]
-_CHECKED = [place for place, name in enumerate(FEATURES) if name in _SIZES or (name in DEVICE_FEATURES and name.startswith("log_"))]
-_ELEMENT = FEATURES.index("element_bytes")
+KINDS = [place for place, name in enumerate(FEATURES) if name.startswith("is_")]
+CHECKED = [place for place, name in enumerate(FEATURES) if name in _SIZES or (name in DEVICE_FEATURES and name.startswith("log_"))]
+ELEMENT = FEATURES.index("element_bytes")
 MARGIN = 1.0
 """Doublings beyond the measured sizes that count as inside: trees go on as at their edge, and the base grows with the op."""
 REFUSED = 6.0
@@ -29,27 +28,15 @@ class Domain:
     element_bytes: Floats  # That were measured.
 
     @staticmethod
-    def fit(parts: Sequence[Singles]) -> Domain:
-        """Of the features of all measured ops."""
-        everything = np.concatenate(parts).astype(np.float64)
-        low = np.full((len(_KINDS), len(_CHECKED)), np.inf)
-        high = np.full((len(_KINDS), len(_CHECKED)), -np.inf)
-        for row, place in enumerate(_KINDS):
-            mine = everything[everything[:, place] > 0][:, _CHECKED]
-            if len(mine):
-                low[row], high[row] = mine.min(axis=0), mine.max(axis=0)
-        return Domain(low=low, high=high, element_bytes=np.unique(everything[:, _ELEMENT]))
-
-    @staticmethod
     def shape() -> tuple[int, int]:
         """Of `low` and `high`."""
-        return len(_KINDS), len(_CHECKED)
+        return len(KINDS), len(CHECKED)
 
     def beyond(self, features: Singles) -> Floats:
         """Doublings by which an op or its device lies beyond the margin, [n]; infinite where nothing alike was measured."""
-        kind = np.argmax(features[:, _KINDS], axis=1)
-        values = features[:, _CHECKED].astype(np.float64)
+        kind = np.argmax(features[:, KINDS], axis=1)
+        values = features[:, CHECKED].astype(np.float64)
         with np.errstate(invalid="ignore"):
             outside = np.maximum(self.low[kind] - values, values - self.high[kind]).max(axis=1) - MARGIN
-        outside = np.where(np.isin(features[:, _ELEMENT], self.element_bytes), outside, np.inf)
+        outside = np.where(np.isin(features[:, ELEMENT], self.element_bytes), outside, np.inf)
         return np.asarray(np.maximum(outside, 0.0))

@@ -12,7 +12,6 @@ the ops of devices whose whole architecture had been left out (Vovk et al. 2005)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +19,9 @@ import numpy as np
 from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
 from dpro_search.costmodel.devices.domain import REFUSED, Domain
 from dpro_search.costmodel.devices.features import base_us, features
-from dpro_search.costmodel.devices.measured import Measured
-from dpro_search.costmodel.devices.ops import Floats, Ops
+from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile, Shares
-from dpro_search.costmodel.devices.trees import Trees, even_weights
+from dpro_search.costmodel.forest import Forest
 from dpro_search.costmodel.intervals import Durations
 from dpro_search.errors import InputError
 
@@ -40,6 +38,18 @@ class Widths:
 
     specs: float  # Of the logarithm, where a device was not probed.
     deviations: tuple[float, ...]  # In expected deviations, by `BUDGETS`.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trees:
+    """log(latency / base) of ops on devices: trees that see all features, and trees that see ops only, fitted to the rest."""
+
+    base: Forest
+    shapes: Forest
+
+    def predict(self, features: Singles) -> Floats:
+        """log(latency / base), [n]."""
+        return self.base.predict(features) + self.shapes.predict(features)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,25 +126,3 @@ class DeviceLatency:
 
 def _regime(samples: int) -> int:
     return max(place for place, budget in enumerate(BUDGETS) if budget <= samples)
-
-
-def fit_trees(parts: Sequence[Measured], seed: int) -> Trees:
-    """Trees fitted to devices, each with the same weight, and in each kinds of ops alike."""
-    ratio = np.concatenate([part.ratio for part in parts])
-    return Trees.fit(np.concatenate([part.features for part in parts]), ratio, tree_weights(parts), seed=seed)
-
-
-def tree_weights(parts: Sequence[Measured]) -> Floats:
-    """Of the ops of devices in a fit, one after the other."""
-    return even_weights(
-        np.repeat(np.arange(len(parts)), [len(part) for part in parts]), np.concatenate([part.ops.kind for part in parts])
-    )
-
-
-def interval_width(scores: Sequence[Floats]) -> float:
-    """What holds 90 % of the scores, [n] of each left-out device; each device has the same weight, and one more is expected."""
-    flat = np.concatenate(list(scores))
-    weight = np.concatenate([np.full(len(one), 1 / len(one)) for one in scores])
-    order = np.argsort(flat)
-    share = np.cumsum(weight[order]) / (len(scores) + 1)
-    return float(flat[order][min(int(np.searchsorted(share, COVERAGE)), len(flat) - 1)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -19,16 +18,15 @@ from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.devices.correction import COORDINATES, PARTS, Similarity
 from dpro_search.costmodel.devices.domain import Domain
 from dpro_search.costmodel.devices.features import FEATURES
-from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, Widths
+from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, Trees, Widths
 from dpro_search.costmodel.devices.ops import STACKS
 from dpro_search.costmodel.devices.profile import Shares
-from dpro_search.costmodel.devices.trees import Trees
 from dpro_search.costmodel.forest import ARRAY_NAME, Forest
 from dpro_search.errors import TraceFormatError, TraceVersionError
 
 LATENCY_VERSION = 1
-_FORESTS = "base", "shapes"
-_ARRAYS = re.compile(f"info|deviations|lengths|domain_low|domain_high|element_bytes|({'|'.join(_FORESTS)})_{ARRAY_NAME}")
+FORESTS = "base", "shapes"
+_ARRAYS = re.compile(f"info|deviations|lengths|domain_low|domain_high|element_bytes|({'|'.join(FORESTS)})_{ARRAY_NAME}")
 _MOST = 1e9  # beyond any number of a fit
 
 
@@ -50,25 +48,8 @@ class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
     usual: Shares
 
 
-def save(model: LatencyModel, info: LatencyInfo, path: Path) -> None:
-    """Write a fitted model."""
-    arrays: dict[str, np.ndarray] = {
-        "info": np.frombuffer(msgspec.json.encode(info), dtype=np.uint8),
-        "deviations": model.similarity.deviations,
-        "lengths": model.similarity.lengths,
-        "domain_low": model.domain.low.astype(np.float32),
-        "domain_high": model.domain.high.astype(np.float32),
-        "element_bytes": model.domain.element_bytes,
-    }
-    for name in _FORESTS:
-        arrays |= getattr(model.trees, name).arrays(name)
-    data = io.BytesIO()
-    np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
-    path.write_bytes(data.getvalue())
-
-
 def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
-    """Read what `save` wrote.
+    """Read a fitted model.
 
     Raises
     ------
@@ -83,7 +64,7 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
         for wrong, what in _problems(arrays, info):
             if wrong:
                 raise ValueError(what)
-        bases = zip(_FORESTS, info.forest_bases, strict=True)
+        bases = zip(FORESTS, info.forest_bases, strict=True)
         forests = {name: Forest.from_arrays(arrays, name, len(FEATURES), base) for name, base in bases}
         model = LatencyModel(
             trees=Trees(**forests),

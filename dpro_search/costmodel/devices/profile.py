@@ -6,8 +6,12 @@ are chosen by what ops compute and move, never by how long they took.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -205,3 +209,22 @@ def _check_units(what: str, found: float, stated: float, unit: str) -> None:
             f"{what} {found:.3g} {unit} contradicts the data sheet's {stated:.3g} {unit}; "
             "are the times in microseconds, and the rates in whole units (not Gi or M)?"
         )
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    return tomllib.loads((files("dpro_search.costmodel.devices") / "probes.toml").read_text("utf-8"))
+
+
+def known_probes(device: Device) -> Probes:
+    """Rates that public measurements show of a bundled device, by its name; none of another."""
+    rates: dict[str, Any] = _table().get(device.name, {})
+    return Probes(
+        matrix_flops_per_s={precision: value[0] for precision, value in rates.get("matrix", {}).items()},
+        stream_bytes_per_s=rates["stream"][0] if "stream" in rates else None,
+    )
+
+
+def profile_of(device: Device) -> DeviceProfile:
+    """A device with its known probes, for one of which nothing was measured here."""
+    return DeviceProfile(device=device, probes=known_probes(device))

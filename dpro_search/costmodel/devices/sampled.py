@@ -13,11 +13,10 @@ import numpy as np
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.choice import stack_of
 from dpro_search.costmodel.devices.domain import REFUSED
-from dpro_search.costmodel.devices.known_probes import profile_of
 from dpro_search.costmodel.devices.model import DeviceLatency, LatencyModel
 from dpro_search.costmodel.devices.model_file import default_model
 from dpro_search.costmodel.devices.ops import Floats, Ops
-from dpro_search.costmodel.devices.profile import DeviceProfile, Probes, probe_places, probes_of
+from dpro_search.costmodel.devices.profile import DeviceProfile, Probes, probe_places, probes_of, profile_of
 from dpro_search.costmodel.devices.written import OpSpec, ops_of
 from dpro_search.errors import InputError
 

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import approx_fprime
 
-from dpro_search.costmodel.devices.correction import _START, COORDINATES, Correction, OpPoints, Similarity, _Group
+from dpro_search.costmodel.devices.correction import COORDINATES, Correction, OpPoints, Similarity
 
 WIDTH = len(COORDINATES)
 
@@ -45,22 +44,3 @@ def test_a_correction_stays_within_the_measured_errors():
 def test_one_op_with_a_bad_kernel_does_not_decide():
     found = Correction.fit(similarity(), points([0.0, 8.0]), np.array([5.0, 0.0]))
     assert found.at(points([4.0]))[0][0] < 1.5
-
-
-def test_the_slope_of_the_likelihood_is_its_derivative():
-    random = np.random.default_rng(0)
-    some = OpPoints(at=random.normal(size=(12, WIDTH)), kind=random.integers(0, 2, 12), category=random.integers(0, 3, 12))
-    group, errors = _Group.of(some, np.ones(WIDTH)), random.normal(size=12) * 0.3
-    value, slope = group.negative_log_likelihood(_START, errors)
-    assert np.isfinite(value)
-    numeric = approx_fprime(_START, lambda logs: group.negative_log_likelihood(logs, errors)[0], 1e-6)
-    assert slope == pytest.approx(numeric, abs=1e-3)
-
-
-def test_parts_of_errors_are_found_in_errors_that_have_them():
-    random = np.random.default_rng(1)
-    groups = [(points(random.uniform(0, 30, 40)), random.normal() * 0.4 + random.normal(size=40) * 0.05) for _ in range(25)]
-    found = Similarity.fit(groups)
-    shared, noise = np.sqrt((found.deviations[:3] ** 2).sum()), found.deviations[5]  # all ops are of one kind
-    assert 0.2 < shared < 0.7
-    assert noise < 0.1

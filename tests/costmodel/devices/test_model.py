@@ -15,7 +15,6 @@ from dpro_search.costmodel.devices import (
     joined,
     streamed,
 )  # fmt: skip
-from dpro_search.costmodel.devices.model import interval_width
 from dpro_search.costmodel.devices.model_file import load
 from dpro_search.costmodel.intervals import Origin
 from dpro_search.errors import InputError, TraceFormatError
@@ -102,9 +101,3 @@ def test_a_damaged_file_is_named(tmp_path):
     path.write_bytes(b"PK\x03\x04 cut off")
     with pytest.raises(TraceFormatError, match=r"latency.npz: damaged or no file of op latencies"):
         load(path)
-
-
-def test_an_interval_holds_nine_tenths_of_each_device_alike():
-    many, few = np.linspace(0, 1, 1000), np.full(10, 5.0)
-    assert interval_width([many] * 19) == pytest.approx(0.945, abs=0.01)
-    assert interval_width([many, few]) == 5.0

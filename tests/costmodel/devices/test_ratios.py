@@ -6,8 +6,8 @@ import pytest
 
 from dpro_search.cluster import bundled
 from dpro_search.costmodel.devices import OpSpec, Stack
-from dpro_search.costmodel.devices.known_probes import known_probes, profile_of
 from dpro_search.costmodel.devices.model_file import default_model
+from dpro_search.costmodel.devices.profile import known_probes, profile_of
 from dpro_search.costmodel.devices.ratios import OpRatios
 
 A100, H100 = bundled.device("a100-sxm-80gb"), bundled.device("h100-sxm")

@@ -19,10 +19,10 @@ import numpy as np
 
 from dpro_search.collect.clusters.table import read_table
 from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.fused.cost import FusedCost, fit_fused_cost
 from dpro_search.costmodel.fused.features import ClusterFeatures, shaped_features
 from dpro_search.costmodel.fused.model_file import FusionModel, FusionModelInfo, distinct
 from dpro_search.costmodel.fused.op_parts import PART_FEATURES
-from dpro_search.costmodel.fused.regressor import FusedTimeRegressor
 
 _TICKS_PCT = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000)
 SHARES = (0.1, 0.3, 1.0)  # of the clusters of the other models
@@ -84,7 +84,7 @@ def learning_curve(features: ClusterFeatures, fused: Floats, groups: np.ndarray[
             others = np.flatnonzero(np.isin(groups, chosen))
             picked = np.sort(generator.permutation(others)[: max(int(share * len(others)), 20)])
             mine = groups == group
-            predicted = FusedTimeRegressor().fit(features[picked], fused[picked]).predict(features[mine])
+            predicted = fit_fused_cost(features[picked], fused[picked]).predict(features[mine])
             errors.append(np.abs(predicted / fused[mine] - 1) * 100)
             counts.append(len(picked))
         error = float(np.concatenate(errors).mean())
@@ -101,7 +101,7 @@ def permutation_importance(
     growth = np.zeros(len(PART_FEATURES))
     for group in np.unique(groups):
         mine = groups == group
-        estimator = FusedTimeRegressor().fit(features[~mine], fused[~mine])
+        estimator = fit_fused_cost(features[~mine], fused[~mine])
         own = features[mine]
         usual = _error_pct(estimator, own, fused[mine])
         for column in columns:
@@ -114,7 +114,7 @@ def permutation_importance(
     return [{"feature": PART_FEATURES[i], "points": float(growth[i])} for i in sorted(columns, key=lambda i: -growth[i])]
 
 
-def _error_pct(estimator: FusedTimeRegressor, features: ClusterFeatures, fused: Floats) -> float:
+def _error_pct(estimator: FusedCost, features: ClusterFeatures, fused: Floats) -> float:
     """Mean error of the logarithm, in per cent: one large error does not decide."""
     return float(np.abs(np.log(estimator.predict(features) / fused)).mean()) * 100
 

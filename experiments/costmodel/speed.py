@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("table", metavar="TABLE", type=Path)
     parser.add_argument("--trace", type=Path, help="recording of a TensorFlow job with Horovod, best one with shapes")
     options = parser.parse_args()
-    estimator = default_model().estimator
+    estimator = default_model().shaped
     clusters = [row.cluster for row in read_table(options.table).measured[:_COUNT]]
     flat = flatten(clusters)
     features = shaped_features(flat)

@@ -50,7 +50,7 @@ def expected(models: Path, name: str) -> list[float]:
 
 
 def test_a_model_of_fused_ops_predicts_what_it_did(models_v4: Path) -> None:
-    predicted_us = FusionModel.load(models_v4 / "fused").estimator.predict(shaped_features(clusters()[:20]))
+    predicted_us = FusionModel.load(models_v4 / "fused").shaped.predict(shaped_features(clusters()[:20]))
     np.testing.assert_allclose(predicted_us, expected(models_v4, "fused_us"), rtol=1e-4)
 
 

@@ -133,8 +133,8 @@ def test_every_field_of_a_model_may_hold_anything(fused):
         model = or_refused(fused, lambda: FusionModel.load(fused))
         refused += model is None
         read += model is not None
-        for estimator in (model.estimator, model.timed) if model else ():
-            assert_usable(estimator.predict_interval(of_any(estimator.sees)), what)
+        for cost in (model.shaped, model.timed) if model else ():
+            assert_usable(cost.predict_interval(of_any(cost.sees)), what)
     assert read > 10
     assert refused > 1000
 

@@ -8,10 +8,10 @@ them, and a cluster of ten convolutions is the sum of ten predictions, whether o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xgboost
 from scipy.optimize import nnls
 
 from dpro_search._compiled import njit
@@ -40,13 +40,12 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeSettings:
-    """Of the boosted trees. `growing`: for each feature, 1 where more of it is never less time, else 0."""
+    """Number, size and learning rate of boosted trees, and the seed of their random subsamples."""
 
-    trees: int
-    depth: int
-    learning_rate: float
-    seed: int
-    growing: tuple[int, ...]
+    trees: int = 80
+    depth: int = 4
+    learning_rate: float = 0.06
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class AdditiveModel:
     forest: Forest
 
     @staticmethod
-    def fit(parts: Parts, y: Floats, usual: Floats, settings: TreeSettings) -> AdditiveModel:
+    def fit(parts: Parts, y: Floats, usual: Floats, growing: tuple[int, ...], settings: TreeSettings) -> AdditiveModel:
         """Fit to n sums.
 
         Parameters
@@ -65,14 +64,18 @@ class AdditiveModel:
         y
             The sums, us, [n].
         usual
-            What a unit of each term costs where hardly any was measured, us, [terms]; 0 where nothing is known.
+            Cost of a unit of each term where hardly any was measured, us, [terms]; 0 where nothing is known.
+        growing
+            For each of the trees' features, 1 where more of it is never less time, else 0.
         """
+        import xgboost  # only fits need it
+
         starts = np.searchsorted(parts.of, np.arange(len(y)))
         base = _fit_base(_summed_terms(parts, len(y), len(usual)), y, usual)
         start = _base_us(base, parts)
         logs = np.log(y)
 
-        def errors(margins: npt.NDArray[np.float32], _: xgboost.DMatrix) -> tuple[Floats, Floats]:
+        def errors(margins: npt.NDArray[np.float32], _: Any) -> tuple[Floats, Floats]:
             us = start * np.exp(np.clip(margins, -_MOST_FACTOR, _MOST_FACTOR))
             total = np.add.reduceat(us, starts)
             error = np.log(total) - logs
@@ -92,7 +95,7 @@ class AdditiveModel:
                 "base_score": 0.0,
                 "tree_method": "hist",
                 "max_bin": _BINS,
-                "monotone_constraints": f"({','.join(map(str, settings.growing))})",
+                "monotone_constraints": f"({','.join(map(str, growing))})",
                 "seed": settings.seed,
                 "nthread": 1,
             },

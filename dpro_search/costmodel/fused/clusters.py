@@ -89,11 +89,11 @@ class ClusterCosts:
             shaped = np.logical_and.reduceat(self._tensors.known[members], ptr[:-1])
         columns = np.full((3, len(clusters)), np.nan)
         origin = np.zeros(len(clusters), dtype=np.int64)
-        for estimator, chosen in ((self._model.estimator, shaped), (self._model.timed, ~shaped)):
+        for cost, chosen in ((self._model.shaped, shaped), (self._model.timed, ~shaped)):
             if chosen.any():
-                found = estimator.predict_interval(self._features(*_picked(ptr, members, chosen), estimator.sees))
-                columns[:, chosen] = np.stack([found.us, found.low_us, found.high_us])
-                origin[chosen] = found.origin
+                durations = cost.predict_interval(self._features(*_picked(ptr, members, chosen), cost.sees))
+                columns[:, chosen] = np.stack([durations.us, durations.low_us, durations.high_us])
+                origin[chosen] = durations.origin
         return ClusterTimes(
             us=columns[0],
             low_us=columns[1],

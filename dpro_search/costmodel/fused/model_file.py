@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import xgboost
 
 from dpro_search._version import __version__
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
 from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.forest import ARRAY_NAME, Forest
-from dpro_search.costmodel.fused.additive import AdditiveModel
+from dpro_search.costmodel.fused.additive import AdditiveModel, TreeSettings
+from dpro_search.costmodel.fused.cost import FusedCost, fit_fused_cost
 from dpro_search.costmodel.fused.domain import LEAST_DISTANCE, LEAST_SPREAD, MOST_POINTS, Domain
 from dpro_search.costmodel.fused.features import feature_names, shaped_features, timed_features
 from dpro_search.costmodel.fused.flatten import flatten
 from dpro_search.costmodel.fused.parts import CLASSES_OF, NAMES_OF, growing, term_count
-from dpro_search.costmodel.fused.regressor import FusedTimeRegressor
 from dpro_search.costmodel.fused.scores import ALL, Score, left_out_scores
 from dpro_search.costmodel.fused.timed import timed_ops
 from dpro_search.costmodel.model_files import MOST_ERROR_PCT, read_info
@@ -97,8 +96,8 @@ class FusionModel:
     """A trained model and what is known about it."""
 
     info: FusionModelInfo
-    estimator: FusedTimeRegressor  # For clusters with shapes, as `shaped_features` has them.
-    timed: FusedTimeRegressor  # For those of a trace, as `timed_features` has them.
+    shaped: FusedCost  # For clusters with shapes, as `shaped_features` has them.
+    timed: FusedCost  # For those of a trace, as `timed_features` has them.
 
     @staticmethod
     def train(tables: Sequence[ClusterTable]) -> FusionModel:
@@ -109,6 +108,8 @@ class FusionModel:
         InputError
             There are too few clusters, they are of one model only, or they were measured on different machines.
         """
+        import xgboost  # only fits need it
+
         headers = tuple(table.header for table in tables)
         machines = sorted({header.machine for header in headers})
         if len(machines) > 1:
@@ -116,25 +117,25 @@ class FusionModel:
         rows = distinct(tables)
         clusters = flatten([row.cluster for row in rows])
         fused, groups = np.array([row.fused_us for row in rows]), np.array([row.model for row in rows])
-        estimator = FusedTimeRegressor(sees="shapes").fit(shaped_features(clusters), fused, groups)
-        timed = FusedTimeRegressor(sees="times").fit(timed_features(timed_ops(clusters)), fused, groups)
+        shaped = fit_fused_cost(shaped_features(clusters), fused, groups, sees="shapes")
+        timed = fit_fused_cost(timed_features(timed_ops(clusters)), fused, groups, sees="times")
         info = FusionModelInfo(
             rows=len(rows),
             sources=headers,
             trained_at=datetime.now(UTC).isoformat(timespec="seconds"),
             versions={"dpro-search": __version__, "xgboost": xgboost.__version__},
-            shapes=_described(estimator, rows),
+            shapes=_described(shaped, rows),
             times=_described(timed, rows),
         )
-        return FusionModel(info=info, estimator=estimator, timed=timed)
+        return FusionModel(info=info, shaped=shaped, timed=timed)
 
     def save(self, folder: Path) -> None:
         """Write the folder; raises `InputError` if it exists already."""
         with written_folder(folder) as tmp:
             (tmp / "model.json").write_bytes(msgspec.json.encode(self.info) + b"\n")
             arrays: dict[str, npt.NDArray[Any]] = {}
-            for estimator in (self.estimator, self.timed):
-                arrays |= estimator.model_.forest.arrays(estimator.sees)
+            for cost in (self.shaped, self.timed):
+                arrays |= cost.model.forest.arrays(cost.sees)
             np.savez_compressed(tmp / _TREES, **arrays)  # type: ignore[arg-type]
 
     @staticmethod
@@ -145,7 +146,7 @@ class FusionModel:
             raise TraceFormatError(f"{folder / 'model.json'}: no score of all models; train it again with 'dpro-search fit'")
         if info.refusal is not None:
             raise InputError(f"{folder / 'model.json'}: {info.refusal}; train it again")
-        return FusionModel(info=info, estimator=_loaded(folder, "shapes", info.shapes), timed=_loaded(folder, "times", info.times))
+        return FusionModel(info=info, shaped=_loaded(folder, "shapes", info.shapes), timed=_loaded(folder, "times", info.times))
 
 
 def distinct(tables: Sequence[ClusterTable]) -> tuple[MeasuredCluster, ...]:
@@ -157,17 +158,17 @@ def distinct(tables: Sequence[ClusterTable]) -> tuple[MeasuredCluster, ...]:
     return tuple(found.values())
 
 
-def _described(estimator: FusedTimeRegressor, rows: Sequence[MeasuredCluster]) -> EstimatorInfo:
-    domain = estimator.domain_
+def _described(cost: FusedCost, rows: Sequence[MeasuredCluster]) -> EstimatorInfo:
+    domain = cost.domain
     return EstimatorInfo(
-        scores=left_out_scores(rows, estimator),
-        parameters=estimator.get_params(),
-        features=feature_names(estimator.sees),
-        part_features=NAMES_OF[estimator.sees],
-        part_classes=CLASSES_OF[estimator.sees],
-        trees_digest=estimator.model_.forest.digest,
-        base=tuple(estimator.model_.base.tolist()),
-        residuals=tuple(estimator.scores_.tolist()),
+        scores=left_out_scores(rows, cost),
+        parameters={"sees": cost.sees, **asdict(TreeSettings())},
+        features=feature_names(cost.sees),
+        part_features=NAMES_OF[cost.sees],
+        part_classes=CLASSES_OF[cost.sees],
+        trees_digest=cost.model.forest.digest,
+        base=tuple(cost.model.base.tolist()),
+        residuals=tuple(cost.scores.tolist()),
         domain_centre=tuple(domain.centre.tolist()),
         domain_spread=tuple(domain.spread.tolist()),
         domain_points=tuple(map(tuple, domain.points.tolist())),
@@ -175,9 +176,8 @@ def _described(estimator: FusedTimeRegressor, rows: Sequence[MeasuredCluster]) -
     )
 
 
-def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
+def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedCost:
     path = folder / "model.json"
-    estimator = FusedTimeRegressor(sees=sees)
     known = (*feature_names(sees), *NAMES_OF[sees], *CLASSES_OF[sees])
     found = (*info.features, *info.part_features, *info.part_classes)
     if found != known:
@@ -190,15 +190,14 @@ def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedTimeRegressor:
     forest = _read_forest(folder / _TREES, sees)
     if forest.digest != info.trees_digest:
         raise TraceFormatError(f"{folder / _TREES}: damaged or of another model; train it again with 'dpro-search fit'")
-    estimator.model_ = AdditiveModel(base=np.array(info.base), forest=forest)
-    estimator.scores_, estimator.left_out_ = np.array(info.residuals), None
-    estimator.domain_ = Domain(
+    domain = Domain(
         centre=np.array(info.domain_centre),
         spread=np.array(info.domain_spread),
         points=np.array(info.domain_points),
         usual=info.domain_usual,
     )
-    return estimator
+    model = AdditiveModel(base=np.array(info.base), forest=forest)
+    return FusedCost(sees=sees, model=model, domain=domain, scores=np.array(info.residuals))
 
 
 def _read_forest(path: Path, sees: str) -> Forest:

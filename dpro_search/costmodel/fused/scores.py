@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from dpro_search.collect.clusters.table import MeasuredCluster
 from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.fused.cost import FusedCost, widening
 from dpro_search.costmodel.fused.domain import Domain
-from dpro_search.costmodel.fused.regressor import FusedTimeRegressor, widening
 from dpro_search.costmodel.intervals import conformal_quantile
 from dpro_search.errors import InputError
 
@@ -42,13 +42,13 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     never_pays_right_pct: float | None  # of the answer that fusing never pays
 
 
-def left_out_scores(rows: Sequence[MeasuredCluster], estimator: FusedTimeRegressor) -> tuple[Score, ...]:
+def left_out_scores(rows: Sequence[MeasuredCluster], cost: FusedCost) -> tuple[Score, ...]:
     """A score for each left-out model, by name, and one for all.
 
     Parameters
     ----------
     rows
-        The n clusters that the estimator was fitted on, in the same order, grouped by their models.
+        The n clusters that the cost was fitted on, in the same order, grouped by their models.
 
     Raises
     ------
@@ -57,10 +57,10 @@ def left_out_scores(rows: Sequence[MeasuredCluster], estimator: FusedTimeRegress
     """
     groups = np.array([row.model for row in rows])
     names = sorted(set(groups.tolist()))
-    if estimator.left_out_ is None:
+    if cost.left_out is None:
         raise InputError("the measured clusters are of one model: scores on left-out models need at least two")
     fused = np.array([row.fused_us for row in rows])
-    errors, distance = estimator.left_out_
+    errors, distance = cost.left_out
     relative = np.abs(errors) / widening(distance)
     inside = np.full(len(rows), np.nan)
     if len(names) > 2:

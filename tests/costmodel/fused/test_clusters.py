@@ -87,7 +87,7 @@ def test_with_shapes_a_recorded_cluster_is_priced_as_a_measured_one():
     for cluster in some:
         graph, recorded, names = recorded_alike(cluster)
         found = ClusterCosts(model(), graph, recorded=recorded).times([names])
-        expected = model().estimator.predict_interval(shaped_features([cluster]))
+        expected = model().shaped.predict_interval(shaped_features([cluster]))
         assert found.shaped.all()
         np.testing.assert_allclose([found.us, found.low_us, found.high_us], [expected.us, expected.low_us, expected.high_us])
 

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from costmodel.fused.clusters import clusters, model, table
-from sklearn.base import clone
 
+from dpro_search.costmodel.fused.additive import TreeSettings
+from dpro_search.costmodel.fused.cost import fit_fused_cost
 from dpro_search.costmodel.fused.features import FEATURES, shaped_features
 from dpro_search.costmodel.fused.model_file import FusionModel
 from dpro_search.costmodel.fused.op_parts import PART_FEATURES
-from dpro_search.costmodel.fused.regressor import FusedTimeRegressor
 from dpro_search.costmodel.fused.scores import ALL
 from dpro_search.costmodel.intervals import Origin, conformal_quantile
 from dpro_search.errors import InputError
@@ -35,7 +35,7 @@ def test_intervals_hold_the_truth_of_left_out_models_about_as_often_as_they_say(
 
 def test_without_shapes_the_intervals_are_wider_and_hold_the_truth_as_often():
     blind = model().timed
-    assert conformal_quantile(blind.scores_, 0.9) > conformal_quantile(model().estimator.scores_, 0.9)
+    assert conformal_quantile(blind.scores, 0.9) > conformal_quantile(model().shaped.scores, 0.9)
     assert 0.8 <= model().info.times.overall.coverage <= 0.97
     assert model().info.times.overall.mape_pct > model().info.overall.mape_pct
 
@@ -48,26 +48,26 @@ def test_that_fusing_never_pays_is_a_baseline_too():
 
 def test_more_work_at_the_same_unfused_time_is_never_predicted_faster():
     features = shaped_features(clusters())
-    before = model().estimator.predict(features)
+    before = model().shaped.predict(features)
     for name in ("work", "read_bytes", "written_bytes"):
         more = features.parts.copy()
         more[:, PART_FEATURES.index(name)] *= 3
         more[:, PART_FEATURES.index(name)] += 1e4
-        found = model().estimator.predict(dataclasses.replace(features, parts=more))
+        found = model().shaped.predict(dataclasses.replace(features, parts=more))
         assert (found >= before * (1 - 1e-5)).all(), name
 
 
 def test_an_interval_holds_its_prediction_and_grows_with_the_coverage():
     features = shaped_features(clusters())
-    narrow, wide = (model().estimator.predict_interval(features, coverage) for coverage in (0.5, 0.95))
+    narrow, wide = (model().shaped.predict_interval(features, coverage) for coverage in (0.5, 0.95))
     assert (narrow.low_us < narrow.us).all()
     assert (narrow.us < narrow.high_us).all()
     assert (wide.high_us > narrow.high_us).all()
-    np.testing.assert_allclose(narrow.us, model().estimator.predict(features), rtol=1e-6)
+    np.testing.assert_allclose(narrow.us, model().shaped.predict(features), rtol=1e-6)
 
 
 def test_what_was_measured_is_interpolated():
-    origin = model().estimator.predict_interval(shaped_features(clusters())).origin
+    origin = model().shaped.predict_interval(shaped_features(clusters())).origin
     assert (origin == Origin.INTERPOLATED).mean() > 0.9
 
 
@@ -79,7 +79,7 @@ def test_the_interval_widens_outside_of_what_was_measured_until_nothing_is_predi
     for factor in (*np.geomspace(1, 1e3, 30), 1e14):
         moved = features.copy()
         moved[:, heavy] = (moved[:, heavy] + 1) * factor - 1
-        found = model().estimator.predict_interval(dataclasses.replace(one, whole=moved))
+        found = model().shaped.predict_interval(dataclasses.replace(one, whole=moved))
         widths.append(float(found.high_us[0] / found.low_us[0]))
         origins.append(Origin(int(found.origin[0])))
     assert origins[-1] == Origin.REFUSED
@@ -90,15 +90,10 @@ def test_the_interval_widens_outside_of_what_was_measured_until_nothing_is_predi
     assert predicted[-1] > predicted[0]
 
 
-def test_it_is_an_estimator_as_scikit_learn_knows_them():
-    estimator = clone(FusedTimeRegressor(trees=5, depth=3, seed=7))
-    assert estimator.get_params() == {"sees": "shapes", "trees": 5, "depth": 3, "learning_rate": 0.06, "seed": 7}
-
-
 def test_equal_seeds_give_equal_models():
     rows = table().measured
     features, fused = shaped_features(clusters()), np.array([row.fused_us for row in rows])
-    first, second = (FusedTimeRegressor(trees=20, seed=3).fit(features, fused).predict(features) for _ in range(2))
+    first, second = (fit_fused_cost(features, fused, settings=TreeSettings(trees=20, seed=3)).predict(features) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
@@ -111,17 +106,18 @@ def test_the_conformal_quantile_counts_the_new_one_in(coverage, expected):
 
 def test_without_a_second_model_there_is_no_interval():
     rows = table().measured
-    estimator = FusedTimeRegressor(trees=5).fit(shaped_features(clusters()), np.array([row.fused_us for row in rows]))
+    fused_us = np.array([row.fused_us for row in rows])
+    cost = fit_fused_cost(shaped_features(clusters()), fused_us, settings=TreeSettings(trees=5))
     with pytest.raises(InputError, match="at least two models"):
-        estimator.predict_interval(shaped_features(clusters()))
+        cost.predict_interval(shaped_features(clusters()))
 
 
 def test_wrong_features_are_refused():
     one = shaped_features(clusters()[:1])
     with pytest.raises(InputError, match="shaped_features"):
-        model().estimator.predict(dataclasses.replace(one, parts=one.parts[:, 1:]))
+        model().shaped.predict(dataclasses.replace(one, parts=one.parts[:, 1:]))
     with pytest.raises(InputError, match="not finite"):
-        model().estimator.predict(dataclasses.replace(one, whole=np.full_like(one.whole, np.nan)))
+        model().shaped.predict(dataclasses.replace(one, whole=np.full_like(one.whole, np.nan)))
 
 
 def test_a_handful_of_clusters_is_too_little():

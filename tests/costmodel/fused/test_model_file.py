@@ -37,7 +37,7 @@ def test_a_loaded_model_predicts_what_the_saved_one_did(folder):
     timed = timed_features(timed_ops(flatten(clusters())))
     reread = FusionModel.load(folder)
     for before, after, features in (
-        (model().estimator, reread.estimator, shaped_features(clusters())),
+        (model().shaped, reread.shaped, shaped_features(clusters())),
         (model().timed, reread.timed, timed),
     ):
         saved, loaded = before.predict_interval(features), after.predict_interval(features)

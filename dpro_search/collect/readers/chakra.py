@@ -20,13 +20,13 @@ from google.protobuf.message import DecodeError
 
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_available
-from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
 from dpro_search.collect.readers._salvage import cut_off, damaged
 from dpro_search.collect.readers._wire import Frames, varint
+from dpro_search.collect.readers.event_table import EventTable, clocks_as_recorded
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import MESSAGES, text
 from dpro_search.collect.recorded_names import collective_kind_of
-from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, ProcessGroup, Trace, TraceMeta
+from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, ProcessGroup, Trace
 from dpro_search.errors import TraceFormatError
 
 FORMAT = "chakra"
@@ -141,39 +141,28 @@ def read(paths: Sequence[Path]) -> Trace:
     numbers = _collectives(ranks)
     named = sorted({node.group for nodes in ranks for node in nodes if node.group})
     groups = {name: number for number, name in enumerate(named)}
-    rows = EventRows()
+    table = EventTable()
     for rank, nodes in enumerate(ranks):
-        _add_rank(rows, rank, nodes, base_us, numbers, groups, dropped)
+        _add_rank(table, rank, nodes, base_us, numbers, groups, dropped)
     warnings = [] if recorded else ["starts are not in the files: nodes are laid out by their dependencies and lengths"]
     if len(ranks) == 1 and any(node.communicates for node in ranks[0]):
         warnings.append("one rank: its collectives have no peers, and hold their wait")
-    trace = Trace(
-        meta=TraceMeta(
+    clock = "the files have no information on their clocks" if recorded else "no clock: starts are laid out"
+    return described(
+        table.trace(
+            format=FORMAT,
             framework="pytorch",
             comm="nccl" if any("nccl" in node.name.lower() for nodes in ranks for node in nodes) else "unknown",
-            ranks=len(ranks),
-            hosts=("",) * len(ranks),
-            cores=(-1,) * len(ranks),
-            format=FORMAT,
-            clock=clocks_as_recorded(
-                len(ranks), "the files have no information on their clocks" if recorded else "no clock: starts are laid out"
+            clock=clocks_as_recorded(len(ranks), clock),
+            steps=(
+                (r, 0, min(n.start_us for n in nodes) - base_us, max(n.start_us + n.length_us for n in nodes) - base_us)
+                for r, nodes in enumerate(ranks)
             ),
-            dropped=counted(dropped),
-            warnings=tuple(warnings),
-        ),
-        names=rows.names,
-        events=rows.events(),
-        steps=steps_of(
-            (r, 0, min(n.start_us for n in nodes) - base_us, max(n.start_us + n.length_us for n in nodes) - base_us)
-            for r, nodes in enumerate(ranks)
-        ),
-        tensors=(),
-        graphs=(),
-        graph_of_rank=(),
-        dependencies=rows.dependencies(),
-        groups=tuple(ProcessGroup(name=name) for name in named),
+            dropped=dropped,
+            warnings=warnings,
+            groups=(ProcessGroup(name=name) for name in named),
+        )
     )
-    return described(trace)
 
 
 def _ranks(paths: Sequence[Path]) -> list[Path]:
@@ -288,7 +277,7 @@ def _kind(node: _Node) -> EventKind:
 
 
 def _add_rank(
-    rows: EventRows,
+    table: EventTable,
     rank: int,
     nodes: Sequence[_Node],
     base_us: float,
@@ -300,7 +289,7 @@ def _add_rank(
     events: dict[int, int] = {}
     for node in sorted(nodes, key=lambda node: node.start_us):
         start_us = node.start_us - base_us
-        events[node.id] = rows.add(
+        events[node.id] = table.add(
             node.name,
             _kind(node),
             rank=rank,
@@ -322,9 +311,9 @@ def _add_rank(
                 if source is None or source == target:
                     dropped["dependencies on nodes that are not there"] += 1
                     continue
-                begins_us = rows.end_us(source) if kind is DependencyKind.DATA else rows.start_us(source)
-                if begins_us <= rows.start_us(target):
-                    rows.need(source, target, kind)
+                begins_us = table.end_us[source] if kind is DependencyKind.DATA else table.start_us[source]
+                if begins_us <= table.start_us[target]:
+                    table.need(source, target, kind)
                 else:
                     dropped["dependencies that the times contradict"] += 1
 

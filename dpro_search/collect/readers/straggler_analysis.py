@@ -16,10 +16,10 @@ import numpy as np
 
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_whole
-from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
+from dpro_search.collect.readers.event_table import EventTable, clocks_as_recorded
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.recorded_names import collective_kind_of
-from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, Role, Trace, TraceMeta
+from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, Role, Trace
 from dpro_search.errors import InputError, MissingCapabilityError, TraceFormatError
 
 FORMAT = "straggler-analysis"
@@ -81,7 +81,7 @@ def read(paths: Sequence[Path]) -> Trace:
     rows = _rows(_table(path), path, dropped)
     numbers = _collectives(rows, dropped)
     origin_us = _origins_us(rows)
-    events = EventRows()
+    events = EventTable()
     for first, last in _rank_steps(rows):
         before: list[int] = []
         for batch in _batches(rows, first, last):
@@ -110,27 +110,17 @@ def read(paths: Sequence[Path]) -> Trace:
         (rank, step, origin_us[step], origin_us[step] + lengths[step]) for rank, step in {(row.rank, row.step) for row in rows}
     ]
     missing = sorted(set(range(ranks)) - {row.rank for row in rows})
-    trace = Trace(
-        meta=TraceMeta(
+    return described(
+        events.trace(
+            format=FORMAT,
             framework="megatron",
             comm=f"pipeline {len({row.stage for row in rows})} x data {len({row.dp_rank for row in rows})}",
-            ranks=ranks,
-            hosts=("",) * ranks,
-            cores=(-1,) * ranks,
-            format=FORMAT,
             clock=clocks_as_recorded(ranks, "the publisher aligned them within each step"),
-            dropped=counted(dropped),
-            warnings=tuple(f"rank {rank} has no rows" for rank in missing),
-        ),
-        names=events.names,
-        events=events.events(),
-        steps=steps_of(steps),
-        tensors=(),
-        graphs=(),
-        graph_of_rank=(),
-        dependencies=events.dependencies(),
+            steps=steps,
+            dropped=dropped,
+            warnings=(f"rank {rank} has no rows" for rank in missing),
+        )
     )
-    return described(trace)
 
 
 def _table(path: Path) -> dict[str, list[Any]]:

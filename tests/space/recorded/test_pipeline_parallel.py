@@ -1,12 +1,13 @@
 """A step of a pipeline-parallel job as a graph: what waits for what, and how near the replay comes to the recorded step."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, steps_of
-from dpro_search.collect.trace import EventKind, Role, Trace, TraceMeta
+from dpro_search.collect.readers.event_table import EventTable, clocks_as_recorded
+from dpro_search.collect.trace import EventKind, Role, Trace
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay import replay
@@ -15,7 +16,7 @@ from dpro_search.space.recorded.pipeline_parallel import pipeline_graph
 
 def two_stages(*, compute_us: tuple[float, float] = (100.0, 300.0), steps: int = 1) -> Trace:
     """Stage 0 computes, sends in 10 us and pauses 5 us before its optimizer; stage 1 waits, computes, updates for 20 us."""
-    rows = EventRows()
+    table = EventTable()
     first, second = compute_us
     for step in range(steps):
         t = 1000.0 * step
@@ -31,17 +32,14 @@ def two_stages(*, compute_us: tuple[float, float] = (100.0, 300.0), steps: int =
         ):
             times = {"start_us": t + start, "end_us": t + end}
             role = Role.FORWARD if kind is EventKind.KERNEL else Role.UNKNOWN
-            rows.add(name, kind, rank=rank, stream=stream, step=step, collective=collective, role=role, **times)
-    return Trace(
-        meta=TraceMeta(
-            framework="test", comm="pipeline", ranks=2, hosts=("", ""), cores=(-1, -1), clock=clocks_as_recorded(2, "test")
-        ),
-        names=rows.names,
-        events=rows.events(),
-        steps=steps_of([(rank, step, 1000.0 * step, 1000.0 * step + 500) for rank in (0, 1) for step in range(steps)]),
-        tensors=(),
-        graphs=(),
-        graph_of_rank=(),
+            table.add(name, kind, rank=rank, stream=stream, step=step, collective=collective, role=role, **times)
+    return table.trace(
+        format="test",
+        framework="test",
+        comm="pipeline",
+        clock=clocks_as_recorded(2, "test"),
+        steps=[(rank, step, 1000.0 * step, 1000.0 * step + 500) for rank in (0, 1) for step in range(steps)],
+        dropped=Counter(),
     )
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.readers._rows import EventRows, counted, steps_of
 from dpro_search.collect.readers.byteps.logs import Lane, MessageLog, ServerOp, rounds_of, wire_times
+from dpro_search.collect.readers.event_table import EventTable
 from dpro_search.collect.readers.mxnet import importer as mxnet_profiler
 from dpro_search.collect.readers.mxnet.files import COMM, Profile
 from dpro_search.collect.recorded_names import role_in_mxnet, role_in_server
-from dpro_search.collect.trace import ClockReport, CollectiveKind, EventKind, TensorInfo, Trace, TraceMeta
+from dpro_search.collect.trace import ClockReport, CollectiveKind, EventKind, TensorInfo, Trace
 
 FORMAT = "byteps"
 STAGES = ("REDUCE", "COPYD2H", "PUSH", "PULL", "COPYH2D", "BROADCAST")
@@ -78,7 +78,7 @@ class JobEvents:
         self._base_us = base_us
         self._names = names
         self._tensor = {tensor: number for number, tensor in enumerate(names)}
-        self._rows = EventRows()
+        self._table = EventTable()
         self._sent = [{(tensor, step) for _, _, tensor, step in worker.totals} for worker in workers]
         self._whole: dict[tuple[str, int], int] = {}  # number of the collective of a tensor in a step
         self._totals: dict[tuple[int, int], list[int]] = defaultdict(list)  # events of a rank's push-pulls in a step, by start
@@ -94,27 +94,17 @@ class JobEvents:
             self._add_wire(rank, worker)
         for number, server in enumerate(self._servers):
             self._add_server(number, server)
-        ranks = len(self._workers) + len(self._servers)
         spans = self._step_spans()
-        return Trace(
-            meta=TraceMeta(
-                framework="mxnet" if any(worker.profile for worker in self._workers) else "unknown",
-                comm="byteps",
-                ranks=ranks,
-                hosts=("",) * ranks,
-                cores=(-1,) * ranks,
-                format=FORMAT,
-                clock=self._clock,
-                dropped=counted(self._dropped),
-                warnings=self._warnings(),
-            ),
-            names=self._rows.names,
-            events=self._rows.events(),
-            steps=steps_of((rank, step, *span) for (rank, step), span in spans.items()),
-            tensors=tuple(TensorInfo(name=name, node="", dtype="", shape=(), size_bytes=0) for name in self._names.values()),
-            graphs=(),
-            graph_of_rank=(),
-            dependencies=self._rows.dependencies(),
+        return self._table.trace(
+            format=FORMAT,
+            framework="mxnet" if any(worker.profile for worker in self._workers) else "unknown",
+            comm="byteps",
+            clock=self._clock,
+            steps=((rank, step, *span) for (rank, step), span in spans.items()),
+            dropped=self._dropped,
+            warnings=self._warnings(),
+            tensors=(TensorInfo(name=name, node="", dtype="", shape=(), size_bytes=0) for name in self._names.values()),
+            is_aligned=True,
         )
 
     def _step_spans(self) -> dict[tuple[int, int], tuple[float, float]]:
@@ -143,7 +133,7 @@ class JobEvents:
         ops = [op for op in profile.ops if start_us <= op.start_us <= end_us and not COMM.search(op.name)]
         self._dropped["operators outside the traced steps"] -= len(ops)
         events = [
-            self._rows.add(
+            self._table.add(
                 op.name,
                 EventKind.OP,
                 rank=rank,
@@ -160,9 +150,9 @@ class JobEvents:
         for comm, (enqueued_us, back_us, *_) in zip(self._totals[rank, step], totals, strict=True):
             producer, consumer = bisect_right(ends, enqueued_us) - 1, bisect_left(begins, back_us)
             if producer >= 0:
-                self._rows.need(events[producer], comm)
+                self._table.need(events[producer], comm)
             if consumer < len(ops):
-                self._rows.need(comm, events[consumer])
+                self._table.need(comm, events[consumer])
 
     def _warnings(self) -> tuple[str, ...]:
         found = ["sizes of tensors are not in the files"]
@@ -184,7 +174,7 @@ class JobEvents:
     def _add_worker(self, rank: int, worker: Worker) -> None:
         for start, end, tensor, step in worker.totals:
             number = self._whole.setdefault((tensor, step), len(self._whole))
-            event = self._rows.add(
+            event = self._table.add(
                 self._names[tensor],
                 EventKind.COMM,
                 rank=rank,
@@ -201,7 +191,7 @@ class JobEvents:
                 start, end = (self._at(rank, time_us) for time_us in part.span_us[stage])
                 name = f"{self._names[part.tensor]}[{part.key & 0xFFFF}]"
                 about = {"rank": rank, "step": part.step, "tensor": self._tensor[part.tensor]}
-                event = self._rows.add(
+                event = self._table.add(
                     f"{name} {stage}",
                     _KINDS.get(stage, EventKind.COPY),
                     start_us=start,
@@ -211,12 +201,12 @@ class JobEvents:
                     **about,
                 )
                 if before and stage == "PUSH" and start > before[1]:
-                    waits = self._rows.add(
+                    waits = self._table.add(
                         f"{name} wait for push", EventKind.QUEUE, start_us=before[1], end_us=start, stream=_QUEUE_STREAM, **about
                     )
-                    self._rows.need(before[0], waits)
+                    self._table.need(before[0], waits)
                 if before:
-                    self._rows.need(before[0], event)
+                    self._table.need(before[0], event)
                 part.event[stage] = event
                 before = event, end
 
@@ -232,9 +222,9 @@ class JobEvents:
                         back is not None
                         and push is not None
                         and push != own
-                        and self._rows.end_us(push) <= self._rows.start_us(back)
+                        and self._table.end_us[push] <= self._table.start_us[back]
                     ):
-                        self._rows.need(push, back)
+                        self._table.need(push, back)
 
     def _add_wire(self, rank: int, worker: Worker) -> None:
         """Time on the wire of the messages of a worker's pushes and pulls."""
@@ -260,8 +250,8 @@ class JobEvents:
         server_rank = len(self._workers) + number
         ends = (rank, server_rank) if own == 0 else (server_rank, rank)
         start, end = (self._at(end_rank, time_us) for end_rank, time_us in zip(ends, times[position], strict=True))
-        self._rows.join(part.event[stage], self._number())
-        event = self._rows.add(
+        self._table.collective[part.event[stage]] = self._number()
+        event = self._table.add(
             f"{self._names[part.tensor]}[{part.key & 0xFFFF}] {stage} wire",
             EventKind.COLLECTIVE,
             rank=server_rank,
@@ -275,12 +265,12 @@ class JobEvents:
         )
         if stage == "PUSH":
             if "COPYD2H" in part.event:
-                self._rows.need(part.event["COPYD2H"], event)
+                self._table.need(part.event["COPYD2H"], event)
             self._arrivals[number, part.key].append((times[position][1], event, part.step))
         else:
             self._answers[number, part.key].append((times[position][0], event))
             if "COPYH2D" in part.event:
-                self._rows.need(event, part.event["COPYH2D"])
+                self._table.need(event, part.event["COPYH2D"])
 
     def _add_server(self, number: int, server: Server) -> None:
         """Work of a server's threads: each part waits for the thread, is copied or summed; the sum is answered."""
@@ -296,7 +286,7 @@ class JobEvents:
             before = None
             for position, op in enumerate(ops):
                 start, end = self._at(rank, op.start_us), self._at(rank, op.end_us)
-                event = self._rows.add(
+                event = self._table.add(
                     f"{name} {op.operation}",
                     EventKind.SERVER,
                     start_us=start,
@@ -306,12 +296,12 @@ class JobEvents:
                     **about,
                 )
                 if before is not None:
-                    self._rows.need(before, event)
+                    self._table.need(before, event)
                 if position < len(causes):
                     arrived_us, cause, _ = causes[position]
-                    self._rows.need(cause, event)
+                    self._table.need(cause, event)
                     if self._at(rank, arrived_us) < start:
-                        self._rows.add(
+                        self._table.add(
                             f"{name} wait for server",
                             EventKind.QUEUE,
                             start_us=self._at(rank, arrived_us),
@@ -322,8 +312,8 @@ class JobEvents:
                 before = event
             if before is not None and ops[-1].operation == "COPY_MERGED" and step >= 0:
                 for sent_us, answer in self._answers[number, key]:
-                    if sent_us >= ops[-1].end_us and self._rows.step(answer) == step:
-                        self._rows.need(before, answer)
+                    if sent_us >= ops[-1].end_us and self._table.step[answer] == step:
+                        self._table.need(before, answer)
 
     def _causes(self, number: int, key: int, ops: Sequence[ServerOp]) -> tuple[list[tuple[float, int, int]], int]:
         """The arrivals that a round's copies and sums worked on, in order, and the round's step; -1 outside the traced steps."""

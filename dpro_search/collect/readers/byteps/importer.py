@@ -19,7 +19,6 @@ import numpy as np
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_available
 from dpro_search.collect.readers._chrome import chrome_events
-from dpro_search.collect.readers._rows import clocks_checked, steps_by_repetition
 from dpro_search.collect.readers._salvage import shown
 from dpro_search.collect.readers.byteps.events import FORMAT, STAGES, JobEvents, Push, Server, Worker, inside
 from dpro_search.collect.readers.byteps.logs import (
@@ -31,6 +30,7 @@ from dpro_search.collect.readers.byteps.logs import (
     read_server_log,
     wire_times,
 )
+from dpro_search.collect.readers.event_table import clocks_checked, steps_by_repetition
 from dpro_search.collect.readers.importers import Importer, read_head
 from dpro_search.collect.readers.mxnet import importer as mxnet_profiler
 from dpro_search.collect.readers.mxnet.files import COMM, read_profile

@@ -8,7 +8,7 @@ as the pause since the step before.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dpro_search.collect.described import described
-from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
+from dpro_search.collect.readers.event_table import EventTable, clocks_as_recorded, steps_by_repetition
 from dpro_search.collect.readers.horovod.timeline import KIND_OF_PHASE, HorovodTimeline, Phase, read_horovod_timeline
 from dpro_search.collect.readers.importers import Importer
-from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, TensorInfo, Trace, TraceMeta
+from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "horovod-timeline"
@@ -70,35 +70,25 @@ def read(paths: Sequence[Path]) -> Trace:
         raise TraceFormatError(f"{paths[0]}: the timeline holds no all-reduce; record some training steps")
     steps = _steps(runs)
     warnings = _warnings(timeline, runs, len(steps), paths[0])
-    events = EventRows()
+    events = EventTable()
     _add_runs(events, timeline, runs, steps)
     for instant in timeline.cycle_us.tolist():
         events.add("horovod cycle", EventKind.CYCLE, rank=0, stream=_COMM_STREAM, start_us=instant, end_us=instant)
-    ranks = max(timeline.ranks, 1)
-    trace = Trace(
-        meta=TraceMeta(
+    return described(
+        events.trace(
+            format=FORMAT,
             framework="unknown",
             comm="horovod",
-            ranks=ranks,
-            hosts=("",) * ranks,
-            cores=(-1,) * ranks,
-            format=FORMAT,
-            clock=clocks_as_recorded(ranks, "all events are rank 0's"),
-            dropped=counted(dropped),
+            clock=clocks_as_recorded(max(timeline.ranks, 1), "all events are rank 0's"),
+            steps=((0, number, start, end) for number, (start, end) in enumerate(steps)),
+            dropped=dropped,
             warnings=warnings,
-        ),
-        names=events.names,
-        events=events.events(),
-        steps=steps_of((0, number, start, end) for number, (start, end) in enumerate(steps)),
-        tensors=tuple(
-            TensorInfo(name=t.name, node="", dtype=t.dtype, shape=t.shape, size_bytes=max(t.size_bytes, 0))
-            for t in timeline.tensors
-        ),
-        graphs=(),
-        graph_of_rank=(),
-        dependencies=events.dependencies(),
+            tensors=(
+                TensorInfo(name=t.name, node="", dtype=t.dtype, shape=t.shape, size_bytes=max(t.size_bytes, 0))
+                for t in timeline.tensors
+            ),
+        )
     )
-    return described(trace)
 
 
 def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
@@ -126,20 +116,15 @@ def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
 
 def _steps(runs: Sequence[_Run]) -> list[tuple[float, float]]:
     """First enqueue and last completion of every whole step; the runs learn their step."""
-    groups: list[list[_Run]] = [[]]
-    seen: set[int] = set()
-    for run in runs:
-        if run.tensor in seen:
-            groups.append([])
-            seen = set()
-        seen.add(run.tensor)
-        groups[-1].append(run)
-    last = groups[-1]
-    before = {run.tensor for run in groups[-2]} if len(groups) > 1 else set()
-    if any(run.end_us is None for run in last) or before - seen:
-        groups.pop()
+    groups: dict[int, list[_Run]] = defaultdict(list)
+    for run, number in zip(runs, steps_by_repetition([run.tensor for run in runs]), strict=True):
+        groups[number].append(run)
+    last = len(groups) - 1
+    missing = {run.tensor for run in groups.get(last - 1, ())} - {run.tensor for run in groups[last]}
+    if missing or any(run.end_us is None for run in groups[last]):
+        del groups[last]
     steps = []
-    for number, group in enumerate(groups):
+    for number, group in groups.items():
         for run in group:
             run.step = number
         steps.append((group[0].enqueue_us, max(run.enqueue_us if run.end_us is None else run.end_us for run in group)))
@@ -165,7 +150,7 @@ def _warnings(timeline: HorovodTimeline, runs: Sequence[_Run], steps: int, path:
     return tuple(found)
 
 
-def _add_runs(events: EventRows, timeline: HorovodTimeline, runs: Sequence[_Run], steps: Sequence[tuple[float, float]]) -> None:
+def _add_runs(events: EventTable, timeline: HorovodTimeline, runs: Sequence[_Run], steps: Sequence[tuple[float, float]]) -> None:
     last_end: list[list[int]] = [[] for _ in steps]  # events that a step's end waits for
     enqueued: list[list[int]] = [[] for _ in steps]
     for run in runs:

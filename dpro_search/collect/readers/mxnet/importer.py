@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from dpro_search.collect.described import described
-from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
 from dpro_search.collect.readers._salvage import shown
+from dpro_search.collect.readers.event_table import EventTable, clocks_checked
 from dpro_search.collect.readers.importers import Importer, read_head
 from dpro_search.collect.readers.mxnet.files import COMM, Profile, Span, Symbol, is_symbol, read_profile, read_symbol
 from dpro_search.collect.readers.mxnet.node_matching import (
@@ -41,7 +41,6 @@ from dpro_search.collect.trace import (
     NodeGraph,
     TensorInfo,
     Trace,
-    TraceMeta,
 )
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -133,7 +132,7 @@ class ProfileWriter:
     ) -> None:
         self._workers, self._servers, self._symbol, self._dropped = workers, servers, symbol, dropped
         self._base_us = min(profile.ops[0].start_us for profile in (*workers, *servers))
-        self._rows = EventRows()
+        self._table = EventTable()
         self._tensors: dict[int, int] = {}  # parameter -> tensor
         self._comm: list[list[Comm]] = []
         self._unmatched: Counter[str] = Counter()
@@ -144,16 +143,15 @@ class ProfileWriter:
         self._pushes: list[tuple[list[tuple[int, float]], list[Comm]]] = []  # calls and what they sent, of each rank and step
 
     def trace(self) -> Trace:
-        ranks = len(self._workers) + len(self._servers)
         steps = [step_starts(profile) for profile in self._workers]
         for rank, profile in enumerate(self._workers):
             self._add_worker(rank, profile, steps[rank])
         self._tell_apart()
         self._add_launches()
-        numbers = self._number_collectives()
+        self._number_collectives()
         clock = self._clock()
         work = ServerWork(
-            self._rows,
+            self._table,
             base_us=self._base_us,
             clock=clock,
             common=self._common(),
@@ -171,35 +169,21 @@ class ProfileWriter:
         if self._symbol is not None:
             nothing = NodeGraph(name=(), op=(), input_ptr=np.zeros(1, np.int64), input_idx=np.zeros(0, np.int64))
             graphs = (self._symbol.graph(), nothing) if self._servers else (self._symbol.graph(),)
-        offset = np.array(clock.offset_us)
-        events = self._rows.events()
-        collective = np.array([numbers.get(i, number) for i, number in enumerate(events.collective.tolist())], np.int64)
-        moved = offset[events.rank]
-        columns: dict[str, Any] = {name: getattr(events, name) for name in events.__dataclass_fields__}
-        columns |= {"start_us": events.start_us - moved, "end_us": events.end_us - moved, "collective": collective}
-        return Trace(
-            meta=TraceMeta(
-                framework="mxnet",
-                comm=self._comm_name(),
-                ranks=ranks,
-                hosts=("",) * ranks,
-                cores=(-1,) * ranks,
-                format=FORMAT,
-                clock=clock,
-                dropped=counted(self._dropped),
-                warnings=self._warnings(),
+        return self._table.trace(
+            format=FORMAT,
+            framework="mxnet",
+            comm=self._comm_name(),
+            clock=clock,
+            steps=(
+                (rank, index, start - self._base_us, end - self._base_us)
+                for rank, of_rank in enumerate(steps)
+                for index, start, end in of_rank
             ),
-            names=self._rows.names,
-            events=type(events)(**columns),
-            steps=steps_of(
-                (rank, index, start - self._base_us - offset[rank], end - self._base_us - offset[rank])
-                for rank, found in enumerate(steps)
-                for index, start, end in found
-            ),
+            dropped=self._dropped,
+            warnings=self._warnings(),
             tensors=self._tensor_infos(),
             graphs=graphs,
             graph_of_rank=(*(0 for _ in self._workers), *(1 for _ in self._servers)) if graphs else (),
-            dependencies=self._rows.dependencies(),
         )
 
     def _comm_name(self) -> str:
@@ -273,7 +257,7 @@ class ProfileWriter:
                 elif self._symbol is not None and step >= 0:
                     self._dropped[f"operators matched to no node of the graph: {op.name}"] += 1
                     self._unmatched_us += 0.0 if _OF_STORE.search(op.name) else op.end_us - op.start_us
-                event = self._rows.add(
+                event = self._table.add(
                     name, EventKind.KERNEL, rank=rank, stream=op.thread, step=step, role=role_in_mxnet(name), **self._span(op)
                 )
                 if node >= 0:
@@ -295,9 +279,9 @@ class ProfileWriter:
             for source in row:
                 for before, after in (((source, False), (node, False)), ((node, True), (source, True))):
                     if before in events and after in events:
-                        self._rows.need(events[before], events[after])
+                        self._table.need(events[before], events[after])
             if (node, True) in events and (node, False) in events:
-                self._rows.need(events[node, False], events[node, True])
+                self._table.need(events[node, False], events[node, True])
 
     def _add_comm(
         self,
@@ -318,7 +302,7 @@ class ProfileWriter:
         sent = []
         for op, parameter in zip(comm, parameters, strict=True):
             tensor = self._tensors.setdefault(parameter, len(self._tensors))
-            event = self._rows.add(
+            event = self._table.add(
                 op.name,
                 EventKind.COMM,
                 rank=rank,
@@ -330,7 +314,7 @@ class ProfileWriter:
             )
             producer = events.get((node_of.get(parameter, -1), True), -1)
             if producer >= 0:
-                self._rows.need(producer, event)
+                self._table.need(producer, event)
             sent.append(
                 Comm(
                     event=event,
@@ -352,7 +336,7 @@ class ProfileWriter:
             position = bisect_left(starts, comm.end_us)
             if position < len(ops):
                 comm.consumer = ops[position][1]
-                self._rows.need(comm.event, comm.consumer)
+                self._table.need(comm.event, comm.consumer)
 
     def _add_calls(
         self, rank: int, step: int, calls: Sequence[Span], sent: Sequence[Comm], work: Sequence[tuple[Span, int]]
@@ -367,20 +351,20 @@ class ProfileWriter:
         launching: dict[bool, list[tuple[float, int]]] = {False: [], True: []}
         for call in calls:
             kind = EventKind.SYNC if _AWAIT.search(call.name) else EventKind.RUNTIME
-            event = self._rows.add(call.name, kind, rank=rank, stream=_API_STREAM + call.thread, step=step, **self._span(call))
+            event = self._table.add(call.name, kind, rank=rank, stream=_API_STREAM + call.thread, step=step, **self._span(call))
             if call.name == "MXKVStorePushPull":
                 pushes.append((event, call.start_us))
             if kind is EventKind.RUNTIME and call.name != "MXKVStorePushPull":
                 launching["Backward" in call.name].append((call.start_us, event))
-            last = bisect_right(ends, (call.end_us, len(self._rows))) - 1
+            last = bisect_right(ends, (call.end_us, len(self._table.name))) - 1
             if kind is EventKind.SYNC and last >= 0 and ends[last][0] >= call.start_us:
-                self._rows.need(ends[last][1], event, DependencyKind.SYNC)
+                self._table.need(ends[last][1], event, DependencyKind.SYNC)
         self._pushes.append((pushes, list(sent)))
         for op, event in work:
             calls_before = launching[op.name.startswith("_backward_")]
-            position = bisect_right(calls_before, (op.start_us, len(self._rows))) - 1
+            position = bisect_right(calls_before, (op.start_us, len(self._table.name))) - 1
             if position >= 0:
-                self._rows.need(calls_before[position][1], event, DependencyKind.LAUNCH)
+                self._table.need(calls_before[position][1], event, DependencyKind.LAUNCH)
 
     def _add_launches(self) -> None:
         """Gradients are handed over in the order of the sorted parameter names."""
@@ -390,7 +374,7 @@ class ProfileWriter:
             names = self._symbol.names
             for (event, start_us), comm in zip(pushes, sorted(sent, key=lambda comm: names[comm.parameter]), strict=True):
                 if start_us <= comm.start_us:
-                    self._rows.need(event, comm.event, DependencyKind.LAUNCH)
+                    self._table.need(event, comm.event, DependencyKind.LAUNCH)
 
     # Between workers
 
@@ -402,19 +386,18 @@ class ProfileWriter:
     def _assign(self, found: Iterable[tuple[Comm, int]]) -> None:
         for comm, parameter in found:
             comm.parameter = parameter
-            self._rows.assign(comm.event, step=comm.step, tensor=self._tensors[parameter])
+            self._table.step[comm.event], self._table.tensor[comm.event] = comm.step, self._tensors[parameter]
 
-    def _number_collectives(self) -> dict[int, int]:
-        """Number of the collective of each communication event: those of one key in one step on all workers."""
+    def _number_collectives(self) -> None:
+        """Make collectives of the communication events of one key in one step on all workers."""
         parts: dict[tuple[int, int], list[int]] = defaultdict(list)
         for comm in (comm for of_rank in self._comm for comm in of_rank):
             parts[comm.step, comm.parameter].append(comm.event)
-        numbers: dict[int, int] = {}
         for events in parts.values():
             if len(events) == len(self._workers):
-                numbers |= dict.fromkeys(events, self._collectives)
+                for event in events:
+                    self._table.collective[event] = self._collectives
                 self._collectives += 1
-        return numbers
 
     def _common(self) -> dict[tuple[int, int], list[Comm]]:
         """By step and parameter, the communication on every worker."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers._rows import EventRows
+from dpro_search.collect.readers.event_table import EventTable
 from dpro_search.collect.readers.mxnet.files import Profile, Span
 from dpro_search.collect.recorded_names import role_in_server
 from dpro_search.collect.trace import ClockReport, CollectiveKind, EventKind, Floats, Ints
@@ -51,7 +51,7 @@ class ServerWork:
 
     Parameters
     ----------
-    rows
+    table
         Events so far, at epoch times less `base_us`.
     common
         Of each key that all workers sent, its communication on every worker.
@@ -67,7 +67,7 @@ class ServerWork:
 
     def __init__(
         self,
-        rows: EventRows,
+        table: EventTable,
         *,
         base_us: float,
         clock: ClockReport,
@@ -79,7 +79,7 @@ class ServerWork:
         name: Callable[[int], str],
         first_collective: int,
     ) -> None:
-        self._rows, self._base_us, self._clock, self._common, self._workers = rows, base_us, clock, common, workers
+        self._table, self._base_us, self._clock, self._common, self._workers = table, base_us, clock, common, workers
         self._tensors, self._unmatched, self._least_size, self._parameter_name = tensors, unmatched, least_size, name
         self._collectives = first_collective
 
@@ -92,7 +92,7 @@ class ServerWork:
             Elements of each part of each parameter that the server has; None: it may have one of each.
         """
         events = [
-            self._rows.add(op.name, EventKind.SERVER, rank=rank, stream=op.thread, role=role_in_server(op.name), **self._span(op))
+            self._table.add(op.name, EventKind.SERVER, rank=rank, stream=op.thread, role=role_in_server(op.name), **self._span(op))
             for op in profile.ops
         ]
         starts = np.array([op.start_us for op in profile.ops])
@@ -118,7 +118,7 @@ class ServerWork:
             found |= of_step
         for key, served in found.items():
             for event in (event for members in served for event in members if event >= 0):
-                self._rows.assign(event, step=key[0], tensor=self._tensors[key[1]])
+                self._table.step[event], self._table.tensor[event] = key[0], self._tensors[key[1]]
         matched = {event for served in found.values() for members in served for event in members}
         without_key = [event not in matched for event in events]
         self._unmatched["operations of a server in profiled steps matched to no key"] += int(np.sum(without_key & in_steps))
@@ -180,7 +180,7 @@ class ServerWork:
             if part >= 0:
                 found.setdefault(keys[part], []).append((-1, *(events[i] for i in members)))
                 for earlier, later in pairwise(members):
-                    self._rows.need(events[earlier], events[later])
+                    self._table.need(events[earlier], events[later])
         return found
 
     def _match_copies(
@@ -196,8 +196,8 @@ class ServerWork:
         known = [(key, i, pushed) for key, pushed in zip(keys, pushed_us, strict=True) for i in range(len(found.get(key, ())))]
         pushed = np.array([pushed for *_, pushed in known])
         sums = [found[key][i][1] for key, i, _ in known]
-        summed = np.array([self._rows.start_us(event) + self._base_us for event in sums])
-        sum_us = np.array([self._rows.end_us(event) - self._rows.start_us(event) for event in sums])
+        summed = np.array([self._table.start_us[event] + self._base_us for event in sums])
+        sum_us = np.array([self._table.end_us[event] - self._table.start_us[event] for event in sums])
         begin = np.array([profile.ops[i].start_us for i in copies])
         done = np.array([profile.ops[i].end_us for i in copies])
         longer = np.log((done - begin + _GRAIN_US)[:, None] / (sum_us + _GRAIN_US))
@@ -207,17 +207,17 @@ class ServerWork:
             if place >= 0:
                 key, i, _ = known[place]
                 found[key][i] = (events[copy], *found[key][i][1:])
-                self._rows.need(events[copy], found[key][i][1])
+                self._table.need(events[copy], found[key][i][1])
 
     def add_wire(self, served: Sequence[Served]) -> None:
         """The way of each gradient to the server's first or later work on it, and of the new value back."""
+        last_names = {number for name, number in self._table.names.items() if name == _COPY or _UPDATE in name}
         for key, comms in self._common.items():
-            rounds = [members for found in served for members in found.get(key, ())]
+            rounds = [members for of_server in served for members in of_server.get(key, ())]
             if not rounds:
                 continue
             for copy, *work in rounds:  # several where the gradient is sliced over servers
-                last = self._rows.name(work[-1])
-                takes = work[:-1] if last == _COPY or _UPDATE in last else work
+                takes = work[:-1] if self._table.name[work[-1]] in last_names else work
                 taken_by = [event for event in (copy, *takes) if event >= 0]
                 by_start = sorted(range(len(comms)), key=lambda r: comms[r].start_us - self._clock.offset_us[r])
                 for order, rank in enumerate(by_start):
@@ -228,24 +228,24 @@ class ServerWork:
                         taken_us = self._at_worker(taken_by[order], rank)
                         if taken_us >= comm.start_us - self._base_us:
                             push = self._wire(CollectiveKind.PUSH, name, comm.start_us - self._base_us, taken_us, about)
-                            self._rows.need(push, taken_by[order])
+                            self._table.need(push, taken_by[order])
                             if comm.producer >= 0:
-                                self._rows.need(comm.producer, push)
+                                self._table.need(comm.producer, push)
                     back_us = self._at_worker(work[-1], rank, end=True)
                     if back_us <= comm.end_us - self._base_us:
                         pull = self._wire(CollectiveKind.PULL, name, back_us, comm.end_us - self._base_us, about)
-                        self._rows.need(work[-1], pull)
+                        self._table.need(work[-1], pull)
                         if comm.consumer >= 0:
-                            self._rows.need(pull, comm.consumer)
+                            self._table.need(pull, comm.consumer)
 
     def _at_worker(self, event: int, rank: int, *, end: bool = False) -> float:
         """Start or end of a server's event on a worker's clock."""
-        time_us = self._rows.end_us(event) if end else self._rows.start_us(event)
-        return time_us - self._clock.offset_us[self._rows.rank(event)] + self._clock.offset_us[rank]
+        time_us = self._table.end_us[event] if end else self._table.start_us[event]
+        return time_us - self._clock.offset_us[self._table.rank[event]] + self._clock.offset_us[rank]
 
     def _wire(self, kind: CollectiveKind, name: str, start_us: float, end_us: float, about: dict[str, Any]) -> int:
         self._collectives += 1
-        return self._rows.add(
+        return self._table.add(
             f"{name} {kind.label}",
             EventKind.COLLECTIVE,
             collective_kind=kind,

@@ -16,15 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.assembly import shifted
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_whole
-from dpro_search.collect.readers._rows import EventRows, clocks_checked, counted, steps_of
+from dpro_search.collect.readers.event_table import EventTable, clocks_checked
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import parse, text
 from dpro_search.collect.readers.tensorflow.graphdef import DTYPES, producer
 from dpro_search.collect.recorded_names import collective_kind_of, made_for_backward
-from dpro_search.collect.trace import CollectiveKind, EventKind, NodeGraph, TensorInfo, Trace, TraceMeta
+from dpro_search.collect.trace import CollectiveKind, EventKind, NodeGraph, TensorInfo, Trace
 from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "tensorflow-runmetadata"
@@ -107,19 +106,19 @@ def read(paths: Sequence[Path]) -> Trace:
         TensorInfo(name=name, node=name, dtype=found[0].dtype, shape=found[0].shape, size_bytes=found[0].size_bytes)
         for name, found in common.items()
     )
-    rows = EventRows()
+    table = EventTable()
     graphs = []
     for rank, (nodes, found) in enumerate(zip(ranks, metadata, strict=True)):
         graph = _graph(found, dropped)
         graphs.append(graph)
-        events = _add_rank(rows, rank, nodes, base_us, tensor)
+        events = _add_rank(table, rank, nodes, base_us, tensor)
         for target, name in enumerate(graph.name):
             for source in graph.input_idx[graph.input_ptr[target] : graph.input_ptr[target + 1]].tolist():
                 before, after = events.get(graph.name[source]), events.get(name)
                 if before is None or after is None:
                     continue
-                if rows.end_us(before) <= rows.start_us(after):
-                    rows.need(before, after)
+                if table.end_us[before] <= table.start_us[after]:
+                    table.need(before, after)
                 else:  # a loop's back edge, or the times of a device's queue
                     dropped["edges that the times contradict"] += 1
     kept: list[NodeGraph] = []
@@ -127,31 +126,21 @@ def read(paths: Sequence[Path]) -> Trace:
     steps = [
         (r, 0, min(n.start_us for n in nodes) - base_us, max(n.end_us for n in nodes) - base_us) for r, nodes in enumerate(ranks)
     ]
-    events_, steps_ = shifted(rows.events(), steps_of(steps), clock)
-    comm = any("Horovod" in node.op for nodes in ranks for node in nodes)
-    trace = Trace(
-        meta=TraceMeta(
-            framework="tensorflow",
-            comm="horovod" if comm else "unknown",
-            ranks=len(ranks),
-            hosts=("",) * len(ranks),
-            cores=(-1,) * len(ranks),
+    has_graph = any(len(graph.name) for graph in kept)
+    return described(
+        table.trace(
             format=FORMAT,
+            framework="tensorflow",
+            comm="horovod" if any("Horovod" in node.op for nodes in ranks for node in nodes) else "unknown",
             clock=clock,
-            dropped=counted(dropped),
-            warnings=()
-            if any(len(graph.name) for graph in kept)
-            else ("no executed graph in the files: dependencies are not known",),
-        ),
-        names=rows.names,
-        events=events_,
-        steps=steps_,
-        tensors=infos,
-        graphs=tuple(kept),
-        graph_of_rank=tuple(of_rank),
-        dependencies=rows.dependencies(),
+            steps=steps,
+            dropped=dropped,
+            warnings=() if has_graph else ("no executed graph in the files: dependencies are not known",),
+            tensors=infos,
+            graphs=kept,
+            graph_of_rank=of_rank,
+        )
     )
-    return described(trace)
 
 
 def _nodes(metadata: Any, dropped: Counter[str]) -> list[_Node]:
@@ -194,7 +183,7 @@ def _common(ranks: Sequence[Sequence[_Node]]) -> dict[str, list[_Node]]:
     return {name: [nodes[name] for nodes in by_name] for name in shared}
 
 
-def _add_rank(rows: EventRows, rank: int, nodes: Sequence[_Node], base_us: float, tensor: dict[str, int]) -> dict[str, int]:
+def _add_rank(table: EventTable, rank: int, nodes: Sequence[_Node], base_us: float, tensor: dict[str, int]) -> dict[str, int]:
     """The events of one rank; returns those of the nodes that were executed once, by name."""
     streams: dict[tuple[str, int], int] = {}
     events: dict[str, list[int]] = defaultdict(list)
@@ -203,7 +192,7 @@ def _add_rank(rows: EventRows, rank: int, nodes: Sequence[_Node], base_us: float
         if "stream:" in node.device or "memcpy" in node.device:
             kind = EventKind.COPY if "memcpy" in node.device.lower() + node.name.lower() else EventKind.KERNEL
         number = tensor.get(node.name, -1) if kind is EventKind.COMM else -1
-        event = rows.add(
+        event = table.add(
             node.name,
             kind,
             rank=rank,

@@ -18,11 +18,11 @@ from typing import Any
 
 from dpro_search.collect.described import described
 from dpro_search.collect.readers._bytes import read_whole
-from dpro_search.collect.readers._rows import EventRows, clocks_as_recorded, counted, steps_of
+from dpro_search.collect.readers.event_table import EventTable, clocks_as_recorded
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.protos import parse, text
 from dpro_search.collect.recorded_names import collective_kind_of, communicates, kernel_communication
-from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, Trace, TraceMeta
+from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, Trace
 from dpro_search.errors import TraceFormatError
 
 FORMAT = "xplane-gpu"
@@ -125,40 +125,33 @@ def read(paths: Sequence[Path]) -> Trace:
     base_us = min(item.start_us for gpu in gpus for item in gpu.items)
     base_us = min([base_us, *(call.start_us for of_file in calls for call in of_file)])
     steps = [_mark_steps(gpu) for gpu in gpus]
-    rows = EventRows()
+    table = EventTable()
     numbers = _collectives(gpus)
     clock = "GPUs of one process share a clock" + ("" if len(paths) == 1 else ", processes their epoch")
     for rank, gpu in enumerate(gpus):
-        _add_gpu(rows, rank, gpu, base_us, numbers)
+        _add_gpu(table, rank, gpu, base_us, numbers)
     for number, of_file in enumerate(calls):
-        _add_calls(rows, [(rank, gpu) for rank, gpu in enumerate(gpus) if gpu.file == number], of_file, base_us, dropped)
-    trace = Trace(
-        meta=TraceMeta(
+        _add_calls(table, [(rank, gpu) for rank, gpu in enumerate(gpus) if gpu.file == number], of_file, base_us, dropped)
+    return described(
+        table.trace(
+            format=FORMAT,
             framework="xla",
             comm="nccl" if numbers else "unknown",
-            ranks=len(gpus),
-            hosts=tuple(f"process {gpu.file}" for gpu in gpus),
-            cores=(-1,) * len(gpus),
-            format=FORMAT,
             clock=clocks_as_recorded(len(gpus), clock),
-            dropped=counted(dropped),
-            warnings=tuple(
+            steps=(
+                (rank, index, start - base_us, end - base_us)
+                for rank, of_rank in enumerate(steps)
+                for index, (start, end) in enumerate(of_rank)
+            ),
+            dropped=dropped,
+            warnings=(
                 f"rank {rank}: no kernel names its XLA module, so all is one step"
                 for rank, gpu in enumerate(gpus)
                 if not any("hlo_module" in item.stats for item in gpu.items)
             ),
-        ),
-        names=rows.names,
-        events=rows.events(),
-        steps=steps_of(
-            (rank, index, start - base_us, end - base_us) for rank, of in enumerate(steps) for index, (start, end) in enumerate(of)
-        ),
-        tensors=(),
-        graphs=(),
-        graph_of_rank=(),
-        dependencies=rows.dependencies(),
+            hosts=[f"process {gpu.file}" for gpu in gpus],
+        )
     )
-    return described(trace)
 
 
 def _origin_us(space: Any) -> float:
@@ -291,10 +284,10 @@ def _collectives(gpus: Sequence[_Gpu]) -> dict[int, int]:
     return {id(item): number for number, items in enumerate(whole) for item in items}
 
 
-def _add_gpu(rows: EventRows, rank: int, gpu: _Gpu, base_us: float, numbers: dict[int, int]) -> None:
+def _add_gpu(table: EventTable, rank: int, gpu: _Gpu, base_us: float, numbers: dict[int, int]) -> None:
     streams = {line: number for number, line in enumerate(sorted({item.thread for item in gpu.items}))}
     for item in gpu.items:
-        item.event = rows.add(
+        item.event = table.add(
             item.name,
             item.kind,
             rank=rank,
@@ -309,7 +302,7 @@ def _add_gpu(rows: EventRows, rank: int, gpu: _Gpu, base_us: float, numbers: dic
 
 
 def _add_calls(
-    rows: EventRows, gpus: Sequence[tuple[int, _Gpu]], calls: Sequence[_Item], base_us: float, dropped: Counter[str]
+    table: EventTable, gpus: Sequence[tuple[int, _Gpu]], calls: Sequence[_Item], base_us: float, dropped: Counter[str]
 ) -> None:
     """The calls of one process, on the rank of the GPU that they are about."""
     launched: dict[Any, list[tuple[int, _Item]]] = defaultdict(list)
@@ -329,7 +322,7 @@ def _add_calls(
         if rank < 0:
             dropped["calls for no known GPU"] += 1
             continue
-        event = rows.add(
+        event = table.add(
             call.name,
             EventKind.SYNC if _AWAIT.search(call.name) else EventKind.RUNTIME,
             rank=rank,
@@ -340,7 +333,7 @@ def _add_calls(
         )
         for _, item in targets:
             if call.start_us <= item.start_us:
-                rows.need(event, item.event, DependencyKind.LAUNCH)
+                table.need(event, item.event, DependencyKind.LAUNCH)
                 found_launch.add(item.event)
             else:
                 dropped["launches after their kernel"] += 1

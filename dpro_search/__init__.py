@@ -4,6 +4,8 @@ The names in `__all__` are the Python API (`dpro_search.api`), which is loaded w
 package alone costs nothing.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

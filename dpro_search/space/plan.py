@@ -20,8 +20,8 @@ from dpro_search._regular_files import read_regular
 from dpro_search._repr import short_call
 from dpro_search.collect._files import DAMAGED
 from dpro_search.errors import InputError
+from dpro_search.runtime.schemes.schemes import parse_scheme
 from dpro_search.space.schemes import SchemeSettings, check_numbers, import_kinds, scheme_types
-from dpro_search.space.synchronisation.schemes import parse_scheme
 
 PLAN_VERSION = 2  # 1: all settings were fields of the plan
 
@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_
     compression
         Lossy compression of gradients: "fp16", "bf16", "2bit", or PyTorch's PowerSGD with matrices of a rank ("powersgd-1").
     synchronisation
-        When workers exchange updates: the text of a `Scheme` of `space/synchronisation`, like "ssp(staleness=3)".
+        When workers exchange updates: the text of a `Scheme` of `runtime/schemes`, like "ssp(staleness=3)".
     """
 
     tensor_groups: tuple[tuple[str, ...], ...] | None = None

@@ -39,9 +39,9 @@ from dpro_search.quantities import (
     parse_switch,
     parse_time_setting,
 )
+from dpro_search.runtime.schemes.pace import parse_speeds
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, setting_types
-from dpro_search.space.synchronisation.pace import parse_speeds
 
 ScaledPart = Literal[
     "compute",

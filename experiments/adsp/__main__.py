@@ -86,8 +86,8 @@ def _all(arguments: argparse.Namespace) -> None:
 
 
 def _search(arguments: argparse.Namespace) -> None:
+    from dpro_search.runtime.schemes import parse_paces
     from dpro_search.space.plan import Plan
-    from dpro_search.space.synchronisation import parse_paces
     from experiments.adsp.predicted import predictions
     from experiments.adsp.workloads import WORKLOADS
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
-from dpro_search.space.synchronisation import Pace, parse_paces
+from dpro_search.runtime.schemes import Pace, parse_paces
 from experiments.adsp.emulate import CHECK_S
 from experiments.adsp.workloads import WORKLOADS
 

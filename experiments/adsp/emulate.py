@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dpro_search.replay.synchronisation import Commit, Simulated, simulate
-from dpro_search.space.synchronisation import Accumulation, Diloco, Pace, Scheme, parse_scheme
+from dpro_search.runtime.schemes import Accumulation, Diloco, Pace, Scheme, parse_scheme
 from experiments.adsp.workloads import Workload
 
 CHECK_S = 0.25  # between checks of the loss

@@ -21,10 +21,10 @@ import ray
 import torch
 
 from dpro_search.collect.launch.cpu_quota import CpuQuotas
-from dpro_search.deploy.synchronisation import synchronise
-from dpro_search.deploy.synchronisation.server import NAMESPACE
 from dpro_search.kinds.synchronised.recording import recorded_runs
-from dpro_search.space.synchronisation import parse_scheme
+from dpro_search.runtime.schemes import parse_scheme
+from dpro_search.runtime.synchronisation import synchronise
+from dpro_search.runtime.synchronisation.server import NAMESPACE
 from experiments.adsp.cases import Case
 from experiments.adsp.emulate import reached
 from experiments.adsp.workloads import WORKLOADS

@@ -12,7 +12,7 @@ from scipy.stats import kendalltau
 from dpro_search.costmodel.convergence import Convergence, ShortRun, falling_levels, fit_convergence, reached_at
 from dpro_search.errors import InputError
 from dpro_search.replay.synchronisation import TimeToLoss, ranked
-from dpro_search.space.synchronisation import Pace, parse_scheme
+from dpro_search.runtime.schemes import Pace, parse_scheme
 from experiments.adsp.cases import Case
 from experiments.adsp.emulate import CHECK_S, LAG_S
 from experiments.adsp.journal import Journal

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from dpro_search.space.synchronisation import parse_scheme
+from dpro_search.runtime.schemes import parse_scheme
 from experiments.adsp.journal import Journal
 from experiments.adsp.predicted import comparison
 

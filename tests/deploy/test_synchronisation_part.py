@@ -7,11 +7,11 @@ import pytest
 
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.synchronisation import mxnet_synchronisation_part, synchronisation_part
-from dpro_search.deploy.synchronisation.server_worker import server_of
-from dpro_search.deploy.synchronisation.synchronise import _given_scheme, synchronise
 from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.runtime.schemes import Asp
+from dpro_search.runtime.synchronisation.server_worker import server_of
+from dpro_search.runtime.synchronisation.synchronise import _given_scheme, synchronise
 from dpro_search.space.plan import Plan
-from dpro_search.space.synchronisation import Asp
 
 
 @pytest.mark.parametrize("scheme", ["ssp(staleness=2)", "diloco(steps=4)"])
@@ -63,3 +63,9 @@ def test_a_machine_without_ray_is_told_what_to_install(monkeypatch):
 def test_a_plan_file_without_the_field_keeps_loading():
     old = json.dumps({"version": 2, "micro_batches": 2}).encode()
     assert Plan.from_json(old).synchronisation is None
+
+
+def test_the_import_line_of_earlier_exports_still_works():
+    from dpro_search.deploy.synchronisation import synchronise as imported_as_before
+
+    assert imported_as_before is synchronise

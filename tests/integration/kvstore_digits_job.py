@@ -15,11 +15,12 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from dpro_search.deploy.synchronisation import kvstore, synchronise
-from dpro_search.deploy.synchronisation.pacing import Pacer
-from dpro_search.deploy.synchronisation.recording import RecordedCommit, write_record
 from dpro_search.errors import DproSearchError
-from dpro_search.space.synchronisation import Pace
+from dpro_search.runtime.schemes import Pace
+from dpro_search.runtime.synchronisation import synchronise
+from dpro_search.runtime.synchronisation.kvstore import store as kvstore
+from dpro_search.runtime.synchronisation.recording import RecordedCommit, write_record
+from dpro_search.runtime.synchronisation.worker import Pacer
 
 BATCH, RATE = 16, 0.2
 

@@ -12,9 +12,9 @@ import sys
 
 import torch
 
-from dpro_search.deploy.synchronisation import synchronise
 from dpro_search.errors import DproSearchError
-from dpro_search.space.synchronisation import Pace
+from dpro_search.runtime.schemes import Pace
+from dpro_search.runtime.synchronisation import synchronise
 
 
 def train(arguments: list[str]) -> None:

@@ -141,7 +141,7 @@ def test_servers_without_dpro_search_are_named_in_one_line(job: Job) -> None:
 )
 def test_what_cannot_start_is_one_line(mxnet_python: str, scheme: str, trainer: str, message: str) -> None:
     code = (
-        "import mxnet as mx; from dpro_search.deploy.synchronisation import synchronise; "
+        "import mxnet as mx; from dpro_search.runtime.synchronisation import synchronise; "
         "net = mx.gluon.nn.Dense(2, in_units=3); net.initialize(); "
         f"synchronise(net, mx.gluon.Trainer(net.collect_params(), 'sgd', {trainer}), '{scheme}')"
     )

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dpro_search.collect.launch.ports import free_port
-from dpro_search.deploy.synchronisation.server import NAMESPACE
+from dpro_search.runtime.synchronisation.server import NAMESPACE
 from dpro_search.space.plan import Plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]

@@ -15,8 +15,8 @@ from dpro_search.errors import InputError, JobError
 from dpro_search.kinds import described_job, job_of, load_source
 from dpro_search.kinds.synchronised.real_runs import _environment, train
 from dpro_search.kinds.synchronised.recording import recorded_runs
+from dpro_search.runtime.schemes import parse_scheme
 from dpro_search.space.plan import Plan
-from dpro_search.space.synchronisation import parse_scheme
 from tests.kinds.verbs import verb
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
-from dpro_search.deploy.synchronisation import synchronise
-from dpro_search.space.synchronisation import Pace
+from dpro_search.runtime.schemes import Pace
+from dpro_search.runtime.synchronisation import synchronise
 
 torch.set_num_threads(1)
 seed, worker = int(os.environ.get("DPRO_SEARCH_SEED", "0")), int(os.environ["RANK"])

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dpro_search.costmodel.convergence import Convergence
-from dpro_search.deploy.synchronisation.recording import FORMAT, VERSION
 from dpro_search.replay.synchronisation import Progress, simulate
-from dpro_search.space.synchronisation import LossWindow, Pace, Scheme, parse_paces, parse_scheme
+from dpro_search.runtime.schemes import LossWindow, Pace, Scheme, parse_paces, parse_scheme
+from dpro_search.runtime.synchronisation.recording import FORMAT, VERSION
 
 TARGET = 0.4
 LAW = Convergence(
@@ -59,7 +59,7 @@ def lines_of(
     goal: float = TARGET,
     framework: str = "pytorch",
 ) -> list[dict[str, Any]]:
-    """The lines of all workers of one run, as `deploy.synchronisation` writes them."""
+    """The lines of all workers of one run, as `runtime.synchronisation` writes them."""
     paces = parse_paces(mix, step_s=STEP_S, commit_s=COMMIT_S)
     found = trained(scheme, paces, goal)
     lines = []

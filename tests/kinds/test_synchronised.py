@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dpro_search.kinds import job_of, load_source
+from dpro_search.runtime.schemes import parse_paces
 from dpro_search.space.plan import Plan
-from dpro_search.space.synchronisation import parse_paces
 from tests.kinds import synchronised_runs as runs
 from tests.kinds.verbs import printed, refusal, verb
 

@@ -1,11 +1,11 @@
-"""Target ``synchronisation``: a job whose workers commit by a scheme, with `dpro_search.deploy.synchronisation`."""
+"""Target ``synchronisation``: a job whose workers commit by a scheme, with `dpro_search.runtime.synchronisation`."""
 
 from __future__ import annotations
 
 from dpro_search.deploy.parts.part import FOLDER, JobFacts, Part, Target, as_json
 from dpro_search.errors import InputError
+from dpro_search.runtime.schemes import parse_scheme
 from dpro_search.space.plan import Plan
-from dpro_search.space.synchronisation import parse_scheme
 
 
 def synchronisation_part(plan: Plan, facts: JobFacts) -> Part:
@@ -39,7 +39,7 @@ def _part(scheme: str, *, made: str, step: str, setup: tuple[str, ...]) -> Part:
     return Part(
         env={"DPRO_SEARCH_SYNCHRONISATION": f"{FOLDER}/synchronisation.json"},
         files={"synchronisation.json": as_json({"version": 1, "synchronisation": scheme})},
-        script=(f"`from dpro_search.deploy.synchronisation import synchronise`, and {made}", step),
+        script=(f"`from dpro_search.runtime.synchronisation import synchronise`, and {made}", step),
         setup=setup,
     )
 

@@ -1,4 +1,4 @@
-"""Jobs whose workers commit by a synchronisation scheme, from short runs that `deploy.synchronisation` recorded.
+"""Jobs whose workers commit by a synchronisation scheme, from short runs that `runtime.synchronisation` recorded.
 
 An iteration of such a job is a whole training to its target loss: all times are those from the start to that loss.
 """

@@ -12,8 +12,8 @@ from dpro_search.kinds._facts import critical_table, gain_table
 from dpro_search.kinds._job import Table
 from dpro_search.quantities import time_text
 from dpro_search.replay.synchronisation import TimeToLoss
+from dpro_search.runtime.schemes import Pace
 from dpro_search.space.scenario import Scenario
-from dpro_search.space.synchronisation import Pace
 
 if TYPE_CHECKING:
     from dpro_search.kinds._job import Job

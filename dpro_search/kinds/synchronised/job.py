@@ -25,11 +25,11 @@ from dpro_search.replay.path_segments import path_totals
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.synchronisation import TimeToLoss
 from dpro_search.replay.timeline import Timeline
+from dpro_search.runtime.schemes import Scheme, parse_scheme
 from dpro_search.search.objective import BoundedPlan
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import ClusterChange, Scale
-from dpro_search.space.synchronisation import Scheme, parse_scheme
 from dpro_search.space.transformations import JobFacts, PlanSpace
 
 _REASONS = 2  # plans behind the best that a search explains

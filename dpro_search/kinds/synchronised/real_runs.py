@@ -22,7 +22,6 @@ from dpro_search.collect.step_times import StepTimes
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import RecordedJob, Run
 from dpro_search.deploy.parts.part import JobFacts, Target
-from dpro_search.deploy.synchronisation.recording import SEED_VARIABLE
 from dpro_search.deploy.targets import targets_for
 from dpro_search.deploy.trained_run import TrainedRun
 from dpro_search.errors import InputError, JobError
@@ -30,9 +29,10 @@ from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds.synchronised.job import SynchronisedJob
 from dpro_search.kinds.synchronised.recording import RecordedRun, ShortRuns, recorded_runs
+from dpro_search.runtime.schemes import Scheme, parse_scheme
+from dpro_search.runtime.synchronisation.recording import SEED_VARIABLE
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan
-from dpro_search.space.synchronisation import Scheme, parse_scheme
 
 _PATIENCE, _LEAST_PATIENCE_S = 5.0, 60.0  # time limit of a training: so many times the longest recorded one, and at least this
 _START_S = 300.0  # processes may take so long to start and to end

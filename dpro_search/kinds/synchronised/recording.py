@@ -1,4 +1,4 @@
-"""``recorded_runs(path)``: the short runs in a file that `dpro_search.deploy.synchronisation` wrote."""
+"""``recorded_runs(path)``: the short runs in a file that `dpro_search.runtime.synchronisation` wrote."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from dpro_search._regular_files import open_regular, read_regular
 from dpro_search.collect.trace import Floats
-from dpro_search.deploy.synchronisation.recording import FORMAT, VERSION
 from dpro_search.errors import InputError
 from dpro_search.kinds._kind import Description
-from dpro_search.space.synchronisation import Accumulation, LossWindow, Scheme, parse_scheme
+from dpro_search.runtime.schemes import Accumulation, LossWindow, Scheme, parse_scheme
+from dpro_search.runtime.synchronisation.recording import FORMAT, VERSION
 
 _MARK = f'"{FORMAT}"'.encode()
 _LARGEST_BYTES = 2**30
@@ -24,7 +24,7 @@ _MOST_WORKERS = 10_000
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker wrote of one run; see `deploy.synchronisation.recording`."""
+    """What one worker wrote of one run; see `runtime.synchronisation.recording`."""
 
     version: int
     run: str
@@ -54,7 +54,7 @@ class RecordedRun:
     waited_s
         By worker, what it waited for others.
     time_s, worker, steps, weights, behind_steps, losses
-        See `deploy.synchronisation.recording.RecordedCommit`.
+        See `runtime.synchronisation.recording.RecordedCommit`.
     """
 
     name: str

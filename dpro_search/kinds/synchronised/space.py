@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from dpro_search.space.plan import Plan
-from dpro_search.space.synchronisation import (
+from dpro_search.runtime.schemes import (
     Accumulation,
     Adacomm,
     Adsp,
@@ -20,6 +19,7 @@ from dpro_search.space.synchronisation import (
     Ssp,
     parse_scheme,
 )
+from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import JobFacts
 from dpro_search.space.transformations._base import RECORDED, Choice, Knob, grid
 

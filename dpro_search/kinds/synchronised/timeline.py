@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.synchronisation import Commit, Simulated
+from dpro_search.runtime.schemes import Pace
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import ReplayGraph
-from dpro_search.space.synchronisation import Pace
 
 _MOST_COMMITS = 5_000  # that are shown: the first ones
 

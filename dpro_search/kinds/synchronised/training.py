@@ -12,7 +12,7 @@ from dpro_search.costmodel.convergence import Convergence, ShortRun, falling_lev
 from dpro_search.errors import InputError
 from dpro_search.kinds.synchronised.recording import RecordedRun, effective_steps, effective_weights
 from dpro_search.replay.synchronisation import TimeToLoss, time_to_loss
-from dpro_search.space.synchronisation import Diloco, Pace, Scheme
+from dpro_search.runtime.schemes import Diloco, Pace, Scheme
 
 _PATIENCE = 20.0  # a training may last so many times the longest recorded one
 

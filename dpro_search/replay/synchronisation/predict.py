@@ -9,7 +9,7 @@ from dpro_search.costmodel.convergence import Convergence
 from dpro_search.errors import InputError
 from dpro_search.replay.synchronisation.progress import Progress
 from dpro_search.replay.synchronisation.simulate import Simulated, simulate
-from dpro_search.space.synchronisation import (
+from dpro_search.runtime.schemes import (
     Accumulation,
     Adacomm,
     Adsp,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpro_search.costmodel.convergence import Convergence
 from dpro_search.replay.synchronisation.simulate import Commit
-from dpro_search.space.synchronisation import Accumulation, Scheme
+from dpro_search.runtime.schemes import Accumulation, Scheme
 
 
 class Progress:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dpro_search.errors import InputError
-from dpro_search.space.synchronisation import Coordinator, Order, Pace, Scheme
+from dpro_search.runtime.schemes import Coordinator, Order, Pace, Scheme
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from dpro_search.costmodel.convergence import Convergence, ShortRun, fit_converg
 from dpro_search.errors import InputError
 from dpro_search.replay import replay
 from dpro_search.replay.synchronisation import Progress, ranked, simulate, time_to_loss
+from dpro_search.runtime.schemes import Pace, parse_paces, parse_scheme
 from dpro_search.space.graph_builder import GraphBuilder
-from dpro_search.space.synchronisation import Pace, parse_paces, parse_scheme
 
 EASY = Convergence(drift=0.0, staleness=0.0, start_loss=2.0, levels=(1.0, 0.5), needed=(40.0, 100.0), log_error=0.1, runs=5)
 

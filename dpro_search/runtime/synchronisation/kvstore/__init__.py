@@ -1,0 +1,1 @@
+"""Synchronisation schemes on MXNet's parameter servers (KVStore, ps-lite)."""

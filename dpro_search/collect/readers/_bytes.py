@@ -56,12 +56,12 @@ class Unpacked:
     def __iter__(self) -> Iterator[bytes]:
         try:
             with open_regular(self._path) as file:
-                found = 0
+                read_bytes = 0
                 for piece in self._pieces(file):
-                    if not found:
+                    if not read_bytes:
                         piece = without_byte_order_mark(piece)
-                    found += len(piece)
-                    self._check(found, file.tell())
+                    read_bytes += len(piece)
+                    self._check(read_bytes, file.tell())
                     yield piece
         except OSError as error:
             raise InputError(f"{self._path}: cannot be read ({error.strerror or error})") from error
@@ -83,10 +83,10 @@ class Unpacked:
                 yield stream.decompress(raw, self._piece_bytes)
             except zlib.error as error:
                 self.damage = f"damaged gzip data ({error})"
-                found, used = _before_damage(before, raw)
+                unpacked, used = _before_damage(before, raw)
                 self.read_bytes = file.tell() - len(raw) + used
                 self.unread_bytes = len(raw) - used + len(file.read())
-                yield found
+                yield unpacked
                 return
             raw = stream.unconsumed_tail
             if stream.eof:
@@ -112,14 +112,14 @@ class Unpacked:
 
 
 def _before_damage(stream: zlib._Decompress, raw: bytes) -> tuple[bytes, int]:
-    """What can be unpacked before the byte that cannot, and from how many bytes."""
-    found = bytearray()
+    """Unpack as many bytes as possible; return them, and the number of compressed bytes before the one that is damaged."""
+    unpacked = bytearray()
     for place in range(len(raw)):
         try:
-            found += stream.decompress(raw[place : place + 1])
+            unpacked += stream.decompress(raw[place : place + 1])
         except zlib.error:
-            return bytes(found), place
-    return bytes(found), len(raw)
+            return bytes(unpacked), place
+    return bytes(unpacked), len(raw)
 
 
 def read_whole(path: Path, most_bytes: int | None = None) -> bytes:
@@ -140,7 +140,7 @@ def read_whole(path: Path, most_bytes: int | None = None) -> bytes:
 
 
 def read_available(path: Path, most_bytes: int | None = None) -> tuple[bytes, str]:
-    """What can be read of a file, and why its compressed stream has no more: "" where it is whole.
+    """Read a file as far as possible; return the bytes, and why its compressed stream has no more: "" where it is whole.
 
     Raises as `read_whole` does, but returns what a damaged or cut stream still gives.
     """

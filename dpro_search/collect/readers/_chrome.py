@@ -89,9 +89,9 @@ def events_of_damaged(
 
     A killed job's bare list has no end; one within an object `ends`: without a bracket it was cut off between two events.
     """
-    found = salvage(text, decode)
-    tail = whole_records(found.rest, decode)
-    lost = found.lost + tail.lost
+    salvaged = salvage(text, decode)
+    tail = whole_records(salvaged.rest, decode)
+    lost = salvaged.lost + tail.lost
     rest = tail.rest.strip(b", \t\r\n")
     closing = rest.find(b"]")
     if closing >= 0 and b'"ph"' in rest[:closing]:
@@ -100,4 +100,4 @@ def events_of_damaged(
         dropped[cut_off(path)] += count_lost(rest)
     if lost:
         dropped[damaged(path)] += lost
-    return found.records + tail.records
+    return salvaged.records + tail.records

@@ -53,7 +53,7 @@ def wrong_checksum(path: Path) -> str:
 
 
 def loss_warnings(dropped: Mapping[str, int]) -> list[str]:
-    """Of all that was left out, what a person must know: losses from damage, and files that gave no rank."""
+    """Warnings about losses that a person must know: from damage, and files that gave no rank. Other reasons give none."""
     return [f"left out: {number} {reason}" for reason, number in dropped.items() if number and reason.startswith(_LOSSES)]
 
 
@@ -68,11 +68,11 @@ Decode = Callable[[bytes], list[Record] | None]
 
 @dataclass
 class Salvaged(Generic[Record]):
-    """What could be read."""
+    """The records that could be read of a damaged text, and the losses."""
 
     records: list[Record] = field(default_factory=list)  # In the order of the text.
     lost: int = 0  # Number of records that were left out, as far as they can be counted: at least 1 for each damaged part.
-    rest: bytes = b""  # What follows the last whole record.
+    rest: bytes = b""  # Text behind the last whole record.
 
 
 def salvage(text: bytes, decode: Decode[Record]) -> Salvaged[Record]:
@@ -85,23 +85,23 @@ def salvage(text: bytes, decode: Decode[Record]) -> Salvaged[Record]:
     decode
         The records in a text, None if it is no list of records.
     """
-    found: Salvaged[Record] = Salvaged()
+    salvaged: Salvaged[Record] = Salvaged()
     start = damaged = 0
     for end in [*(match.start() + 1 for match in BETWEEN.finditer(text)), len(text)]:
         records = decode(text[start:end].strip(_SEPARATORS))
         if records and records[0].ph:
             if damaged < start:
-                _add_damaged(found, text[damaged:start], decode)
-            found.records += records
+                _add_damaged(salvaged, text[damaged:start], decode)
+            salvaged.records += records
             damaged = end
         start = end
-    found.rest = text[damaged:].lstrip(_SEPARATORS)
-    return found
+    salvaged.rest = text[damaged:].lstrip(_SEPARATORS)
+    return salvaged
 
 
 def whole_records(text: bytes, decode: Decode[Record]) -> Salvaged[Record]:
     """The whole records in a text that has anything between them."""
-    found: Salvaged[Record] = Salvaged()
+    salvaged: Salvaged[Record] = Salvaged()
     characters = text.decode("latin-1")  # as many as bytes
     work = _MOST_WORK * len(text)
     after = unread = 0  # where the last record ended; bytes before it that belong to none
@@ -118,14 +118,14 @@ def whole_records(text: bytes, decode: Decode[Record]) -> Salvaged[Record]:
         work -= end - start
         records = decode(text[start:end]) if isinstance(value, dict) and value.get("ph") else None
         if records:
-            found.records += records
+            salvaged.records += records
             unread += len(text[after:start].strip(_SEPARATORS))
             after = end
             start = end - 1
         start = characters.find("{", start + 1)
-    found.lost = max(len(_MARK.findall(text, 0, after)) - len(found.records), int(unread > 0))
-    found.rest = text[after:]
-    return found
+    salvaged.lost = max(len(_MARK.findall(text, 0, after)) - len(salvaged.records), int(unread > 0))
+    salvaged.rest = text[after:]
+    return salvaged
 
 
 def count_lost(text: bytes) -> int:
@@ -133,12 +133,12 @@ def count_lost(text: bytes) -> int:
     return max(len(_MARK.findall(text)), 1)
 
 
-def _add_damaged(found: Salvaged[Record], text: bytes, decode: Decode[Record]) -> None:
-    """What lies between two whole records."""
+def _add_damaged(salvaged: Salvaged[Record], text: bytes, decode: Decode[Record]) -> None:
+    """Add the records of a damaged text between two whole records."""
     text = text.strip(_SEPARATORS)
     records = decode(text)
     if records is None:
         part = whole_records(text, decode)
         records = part.records
-        found.lost += part.lost + (count_lost(part.rest) if part.rest.strip(_SEPARATORS) else 0)
-    found.records += records
+        salvaged.lost += part.lost + (count_lost(part.rest) if part.rest.strip(_SEPARATORS) else 0)
+    salvaged.records += records

@@ -90,10 +90,10 @@ class Frames:
 
     def _holds_others(self, message: bytes) -> bool:
         """Whether a whole message behind its length is in it, and behind that the next or the end."""
-        for found in self._beginning.finditer(message, 1) if self._beginning else ():
-            for width in range(1, min(found.start(), _LENGTH_BYTES) + 1):
-                length = varint(message, found.start() - width)
-                if length is None or length[1] != found.start() or sum(length) > len(message):
+        for begin in self._beginning.finditer(message, 1) if self._beginning else ():
+            for width in range(1, min(begin.start(), _LENGTH_BYTES) + 1):
+                length = varint(message, begin.start() - width)
+                if length is None or length[1] != begin.start() or sum(length) > len(message):
                     continue
                 after = varint(message, sum(length))
                 follows = sum(length) == len(message) or (after is not None and message[after[1] : after[1] + 1] in self._firsts)
@@ -109,16 +109,16 @@ class Frames:
         return place == len(self._data) or self._frame(place) is not None
 
     def _next(self, place: int) -> int:
-        """Where the next whole message begins, else the end."""
-        for found in self._begins.finditer(self._data, place):
-            frame = self._frame(found.start())
+        """The place where the next whole message begins, else the end."""
+        for begin in self._begins.finditer(self._data, place):
+            frame = self._frame(begin.start())
             if frame is None or not self._begins_at(frame[1]):
                 continue
             self._work -= frame[1] - frame[0]
             if self._work < 0:
                 break
             if self._decode(self._data[slice(*frame)]) is not None:
-                return found.start()
+                return begin.start()
         return len(self._data)
 
 
@@ -149,9 +149,9 @@ class _Lenient:
         parts = {field.number: field for field in kind.DESCRIPTOR.fields if field.message_type is not None}
         place = 0
         while place < len(data):
-            found = _field(data, place)
-            number, start, end = found or (0, 0, 0)
-            part = parts.get(number) if found and start >= 0 else None
+            bounds = _field(data, place)
+            number, start, end = bounds or (0, 0, 0)
+            part = parts.get(number) if bounds and start >= 0 else None
             if part is not None and (_is_whole(part, data[start:end]) or (_holds_parts(part) and _plausible(data, end))):
                 inner = self.read(part.message_type._concrete_class, data[start:end])
                 if part.is_repeated:
@@ -159,7 +159,7 @@ class _Lenient:
                 else:
                     getattr(message, part.name).MergeFrom(inner)
                 place = end
-            elif found and part is None and _merged(message, data[place:end]):
+            elif bounds and part is None and _merged(message, data[place:end]):
                 place = end
             else:
                 after = end if part is not None and _plausible(data, end) else self._next(parts, data, place + 1)
@@ -169,17 +169,17 @@ class _Lenient:
         return message
 
     def _next(self, parts: dict[int, Any], data: bytes, place: int) -> int:
-        """Where the next whole part begins, else the end."""
+        """The place where the next whole part begins, else the end."""
         tags = bytes(number << 3 | _LENGTH_DELIMITED for number in parts if number < 16)
         for match in re.finditer(b"[" + re.escape(tags) + b"]", data[place:]) if tags else ():
             at = place + match.start()
-            found = _field(data, at)
-            if found is None or found[2] - found[1] < 2 or not _plausible(data, found[2]):
+            bounds = _field(data, at)
+            if bounds is None or bounds[2] - bounds[1] < 2 or not _plausible(data, bounds[2]):
                 continue
-            self._work -= found[2] - found[1]
+            self._work -= bounds[2] - bounds[1]
             if self._work < 0:
                 break
-            if _is_whole(parts[found[0]], data[found[1] : found[2]]):
+            if _is_whole(parts[bounds[0]], data[bounds[1] : bounds[2]]):
                 return at
         return len(data)
 

@@ -99,11 +99,11 @@ class _Node:
 
 def recognise(head: bytes, path: Path) -> bool:
     """Whether a file that begins with `head` holds metadata of Chakra and then a node."""
-    found = varint(head, 0)
-    if found is None or not 0 < found[0] <= len(head) - found[1]:
+    length_of_metadata = varint(head, 0)
+    if length_of_metadata is None or not 0 < length_of_metadata[0] <= len(head) - length_of_metadata[1]:
         return False
-    end = sum(found)
-    place = found[1]
+    end = sum(length_of_metadata)
+    place = length_of_metadata[1]
     while place < end:  # only the fields 1 and 2, which fill the message exactly
         length = varint(head, place + 1) if head[place] in (0x0A, 0x12) else None
         if length is None:
@@ -167,7 +167,7 @@ def read(paths: Sequence[Path]) -> Trace:
 
 def _ranks(paths: Sequence[Path]) -> list[Path]:
     """The files in the order of the ranks."""
-    named = {int(found[1]): path for path in paths if (found := _RANK.search(path.name))}
+    named = {int(match[1]): path for path in paths if (match := _RANK.search(path.name))}
     return [named[rank] for rank in sorted(named)] if len(named) == len(paths) else list(paths)
 
 
@@ -175,14 +175,14 @@ def _nodes(path: Path, dropped: Counter[str]) -> list[_Node]:
     data, damage = read_available(path)
     head = varint(data, 0)
     frames = Frames(data[sum(head) if head else 0 :], _decoded, _FIRST, _IDENTITY)
-    found: dict[int, _Node] = {}
+    node_of_id: dict[int, _Node] = {}
     for node in frames:
-        if node.id in found:
+        if node.id in node_of_id:
             dropped["nodes of one id"] += 1
         elif not (node.start_time_micros < _LONGEST_US and node.duration_micros < _LONGEST_US):
             dropped["out of range"] += 1
         else:
-            found[node.id] = _Node(
+            node_of_id[node.id] = _Node(
                 id=node.id,
                 name=text(node.name),
                 type=node.type,
@@ -194,7 +194,7 @@ def _nodes(path: Path, dropped: Counter[str]) -> list[_Node]:
             )
     dropped[cut_off(path)] += bool(damage) or frames.cut
     dropped[damaged(path)] += frames.lost
-    return list(found.values())
+    return list(node_of_id.values())
 
 
 def _decoded(data: bytes) -> Any:

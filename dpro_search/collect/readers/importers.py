@@ -190,7 +190,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def _distinct(paths: Sequence[Path]) -> list[Path]:
-    """Without those that lead to a file that came before."""
+    """The paths, without those that lead to a file that came before."""
     return list({os.path.realpath(path): path for path in reversed(paths)}.values())[::-1]  # Path.resolve refuses loops
 
 

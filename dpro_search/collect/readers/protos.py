@@ -136,11 +136,11 @@ def parse(message: str, data: bytes, where: Path, dropped: Counter[str] | None =
         refusal = TraceFormatError(f"{where}: not a whole {message} protobuf; record or copy the file again")
         if dropped is None:
             raise refusal from error
-    found, lost, lost_bytes = lenient(MESSAGES[message], data)
+    decoded, lost, lost_bytes = lenient(MESSAGES[message], data)
     if lost_bytes > len(data) * _MOST_LOST:
         raise refusal
     dropped[damaged(where)] += lost
-    return found
+    return decoded
 
 
 def text(value: str | bytes) -> str:

@@ -205,7 +205,7 @@ def _collectives(rows: Sequence[_Row], dropped: Counter[str]) -> dict[int, int]:
 
 
 def _group(row: _Row, stages: int) -> tuple[Any, ...]:
-    """What the parts of one collective of a step have in common."""
+    """The key that all parts of one collective of a step share."""
     if row.optype in _MESSAGES:
         direction, _, end = row.optype.partition("-")
         # Forward, stage s sends to s + 1; the last sends to the first where stages hold several chunks of the model.
@@ -229,7 +229,7 @@ def _lengths_us(rows: Sequence[_Row]) -> dict[int, float]:
 
 
 def _origins_us(rows: Sequence[_Row]) -> dict[int, float]:
-    """Where each step begins when the steps follow each other."""
+    """Start of each step in us when the steps follow each other."""
     lengths = _lengths_us(rows)
     steps = sorted(lengths)
     return dict(zip(steps, np.cumsum([0.0] + [lengths[step] for step in steps[:-1]]).tolist(), strict=True))

@@ -155,13 +155,13 @@ class JobEvents:
                 self._table.need(comm, events[consumer])
 
     def _warnings(self) -> tuple[str, ...]:
-        found = ["sizes of tensors are not in the files"]
+        warnings = ["sizes of tensors are not in the files"]
         without = [str(rank) for rank, worker in enumerate(self._workers) if worker.log is None]
         if without:
-            found.append(f"ranks {', '.join(without)}: no message log, so wire time within PUSH and PULL is not known")
+            warnings.append(f"ranks {', '.join(without)}: no message log, so wire time within PUSH and PULL is not known")
         if not any(server.ops for server in self._servers):
-            found.append("no server log, so the servers' work within PULL is not known")
-        return tuple(found)
+            warnings.append("no server log, so the servers' work within PULL is not known")
+        return tuple(warnings)
 
     def _at(self, rank: int, time_us: float) -> float:
         """An epoch time of a rank's clock on the aligned clock of the trace."""
@@ -216,12 +216,12 @@ class JobEvents:
             pushes = [worker.parts[key].event.get("PUSH") for worker in self._workers if key in worker.parts]
             for worker in self._workers:
                 back = worker.parts[key].event.get("COPYH2D") if key in worker.parts else None
-                own = worker.parts[key].event.get("PUSH") if key in worker.parts else None
+                own_push = worker.parts[key].event.get("PUSH") if key in worker.parts else None
                 for push in pushes:
                     if (
                         back is not None
                         and push is not None
-                        and push != own
+                        and push != own_push
                         and self._table.end_us[push] <= self._table.start_us[back]
                     ):
                         self._table.need(push, back)
@@ -239,23 +239,25 @@ class JobEvents:
                 self._add_message(rank, number, part, "PUSH", wire_times(request, worker.log, server.log), 0)
                 self._add_message(rank, number, part, "PULL", wire_times(answer, server.log, worker.log), 1)
 
-    def _add_message(self, rank: int, number: int, part: Push, stage: str, times: Sequence[tuple[int, int]], own: int) -> None:
-        """The message whose `own` end (0: sent, 1: received by the worker) lies within the worker's stage."""
+    def _add_message(
+        self, rank: int, number: int, part: Push, stage: str, times: Sequence[tuple[int, int]], worker_end: int
+    ) -> None:
+        """The message whose end `worker_end` (0: sent, 1: received by the worker) lies within the worker's stage."""
         if stage not in part.span_us:
             return
-        position = inside([pair[own] for pair in times], part.span_us[stage])
+        position = inside([pair[worker_end] for pair in times], part.span_us[stage])
         if position is None:
             self._dropped["stages without a logged message"] += bool(times)
             return
         server_rank = len(self._workers) + number
-        ends = (rank, server_rank) if own == 0 else (server_rank, rank)
+        ends = (rank, server_rank) if worker_end == 0 else (server_rank, rank)
         start, end = (self._at(end_rank, time_us) for end_rank, time_us in zip(ends, times[position], strict=True))
         self._table.collective[part.event[stage]] = self._number()
         event = self._table.add(
             f"{self._names[part.tensor]}[{part.key & 0xFFFF}] {stage} wire",
             EventKind.COLLECTIVE,
             rank=server_rank,
-            stream=_WIRE_STREAM + 2 * rank + own,
+            stream=_WIRE_STREAM + 2 * rank + worker_end,
             start_us=start,
             end_us=max(start, end),
             step=part.step,

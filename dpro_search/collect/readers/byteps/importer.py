@@ -149,16 +149,16 @@ def servers_of_logs(ops: Sequence[list[ServerOp]], logs: Sequence[MessageLog | N
     """Servers that left a log of any kind; the logs of one server are those with the same keys."""
     servers = [Server(log=log) for log in logs if log is not None and log.role == "server"]
     servers.sort(key=lambda server: server.log.node if server.log else 0)
-    for found in ops:
-        keys = {op.key for op in found}
+    for server_ops in ops:
+        keys = {op.key for op in server_ops}
         known = [server for server in servers if server.log and not server.ops]
         best = max(
             known, key=lambda server: len(keys & {lane.key for lane in server.log.received} if server.log else ()), default=None
         )
         if best is None:
-            servers.append(Server(ops=found))
+            servers.append(Server(ops=server_ops))
         else:
-            best.ops = found
+            best.ops = server_ops
     return servers
 
 
@@ -232,7 +232,7 @@ def _tensor_names(workers: Sequence[Worker], lists: Sequence[Path], dropped: Cou
     """Name of each tensor: its parameter's where a list has it, else BytePS's."""
     tensors = sorted({tensor for worker in workers for _, _, tensor, _ in worker.totals})
     names = {tensor: tensor.removeprefix("Comm.") for tensor in tensors}
-    numbers = {tensor: int(found[1]) for tensor in tensors if (found := re.search(r"gradient_(\d{1,9})$", tensor))}
+    numbers = {tensor: int(match[1]) for tensor in tensors if (match := re.search(r"gradient_(\d{1,9})$", tensor))}
     for path in lists:
         lines = read_available(path)[0].decode("utf-8", "replace").split()
         if not numbers or max(numbers.values()) >= len(lines):

@@ -35,7 +35,7 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MessageLog:
-    """What one process logged: `sent` and `received` instants of each lane, in order, epoch microseconds."""
+    """The log of one process: `sent` and `received` instants of each lane, in order, epoch microseconds."""
 
     role: str
     node: int
@@ -72,11 +72,11 @@ def read_message_log(path: Path, dropped: Counter[str]) -> MessageLog | None:
         return None
     log = MessageLog(role=header[1].decode("ascii", "replace"), node=int(header[2]))
     for line in data[header.end() :].splitlines():
-        found = _MESSAGE.fullmatch(line.strip())
-        if found is None:
+        match = _MESSAGE.fullmatch(line.strip())
+        if match is None:
             dropped[damaged(path)] += bool(line.strip())
             continue
-        time_us, is_start, is_push, is_request, key, sender, receiver = found.groups()
+        time_us, is_start, is_push, is_request, key, sender, receiver = match.groups()
         lane = Lane(is_push == b"True", is_request == b"True", int(key), int(sender), int(receiver))
         (log.sent if is_start == b"True" else log.received)[lane].append(int(time_us))
     return log
@@ -89,11 +89,11 @@ def read_server_log(path: Path, dropped: Counter[str]) -> list[ServerOp]:
     since: dict[tuple[bytes, ...], int] = {}
     ops = []
     for line in data.splitlines():
-        found = _SERVER_OP.fullmatch(line.strip())
-        if found is None:
+        match = _SERVER_OP.fullmatch(line.strip())
+        if match is None:
             dropped[damaged(path)] += bool(line.strip())
             continue
-        time_us, edge, *what = found.groups()
+        time_us, edge, *what = match.groups()
         if edge == b"start":
             dropped["server log: start without end"] += tuple(what) in since
             since[tuple(what)] = int(time_us)

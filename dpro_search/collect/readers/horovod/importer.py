@@ -132,22 +132,22 @@ def _steps(runs: Sequence[_Run]) -> list[tuple[float, float]]:
 
 
 def _warnings(timeline: HorovodTimeline, runs: Sequence[_Run], steps: int, path: Path) -> tuple[str, ...]:
-    found = []
+    warnings = []
     if timeline.truncated:
-        found.append(f"{path.name} is cut off; the last record was left out")
+        warnings.append(f"{path.name} is cut off; the last record was left out")
     partial = [run for run in runs if run.step < 0]
     if partial:
         whole = len({run.tensor for run in runs})
         done = sum(run.end_us is not None for run in partial)
-        found.append(
+        warnings.append(
             f"{path.name} ends in step {steps}: {whole - done} of its {whole} all-reduces are missing or not completed, and the "
             f"{len(partial)} that began are in no step; how many steps followed is not in the file"
         )
     if not steps:
-        found.append("no whole step")
+        warnings.append("no whole step")
     if not timeline.ranks:
-        found.append("the number of ranks is not in the file; taken to be 1")
-    return tuple(found)
+        warnings.append("the number of ranks is not in the file; taken to be 1")
+    return tuple(warnings)
 
 
 def _add_runs(events: EventTable, timeline: HorovodTimeline, runs: Sequence[_Run], steps: Sequence[tuple[float, float]]) -> None:

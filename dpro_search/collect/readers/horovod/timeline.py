@@ -35,7 +35,7 @@ _RANK_DIGITS = 5  # longer numbers are damaged
 
 
 class Phase(enum.IntEnum):
-    """What a row of the timeline is."""
+    """Phases of an all-reduce: each row of a timeline is of one."""
 
     NEGOTIATE = 0  # from the first rank that enqueued the tensor to the last
     QUEUE = 1  # from there to the first copy or transfer: waiting for earlier collectives and the fusion buffer

@@ -47,7 +47,7 @@ def match_collectives(ranks: Sequence[RankRecords]) -> list[Match]:
     for key, of_rank in parts.items():
         members[key[:2]] |= set(of_rank)
     known = {r.rank for r in ranks}
-    found = []
+    matches = []
     for key, of_rank in parts.items():
         expected = members[key[:2]]
         group_ranks = key[0] if isinstance(key[0], tuple) else None
@@ -55,13 +55,13 @@ def match_collectives(ranks: Sequence[RankRecords]) -> list[Match]:
             continue  # a member's profile is missing: it is unknown when it enqueued
         if len(expected) < 2 or set(of_rank) != expected:
             continue
-        found += _matched(ranks, of_rank)
-    found.sort(key=lambda match: min(ranks[p].start_us[e] + ranks[p].origin_ns / 1e3 for p, e in match.event.items()))
-    return found
+        matches += _matched(ranks, of_rank)
+    matches.sort(key=lambda match: min(ranks[p].start_us[e] + ranks[p].origin_ns / 1e3 for p, e in match.event.items()))
+    return matches
 
 
 def _group_of(collective: Collective, r: RankRecords, event: int) -> _Key:
-    """What parts of one collective have in common: group, kind, and sequence number or step."""
+    """The key that all parts of one collective share: group, kind, and sequence number or step."""
     group = collective.group_ranks or collective.group or ""
     if collective.sequence is not None and collective.sequence >= 0:
         return (group, collective.label, "sequence", collective.sequence)

@@ -33,7 +33,7 @@ _NANOSECONDS = 1e16  # a time stamp beyond this is nanoseconds since the epoch: 
 
 
 class Category(enum.IntEnum):
-    """What a record is, whatever the version of PyTorch called it."""
+    """Categories of records, whatever the version of PyTorch called them."""
 
     KERNEL = 0
     COPY = 1
@@ -398,30 +398,30 @@ class _Columns:
 
     def _append_memory(self, records: list[SpanRecord]) -> None:
         instants = [(msgspec.structs.replace(r, dur=0.0), r.args) for r in records if r.args is not None]
-        found = [(r, args) for r, args in instants if _is_possible(r) and args.allocated is not None and args.allocated >= 0]
-        if not found:
+        counts = [(r, args) for r, args in instants if _is_possible(r) and args.allocated is not None and args.allocated >= 0]
+        if not counts:
             return
-        start, _ = self._times([r for r, _ in found])
+        start, _ = self._times([r for r, _ in counts])
         piece: dict[str, npt.NDArray[Any]] = {
-            "thread": np.array([self.threads[r.tid] for r, _ in found], np.int32),
+            "thread": np.array([self.threads[r.tid] for r, _ in counts], np.int32),
             "time_us": start,
-            "allocated_bytes": _integers([args.allocated for _, args in found]),
-            "on_device": np.array([args.device_type != _CPU for _, args in found], np.bool_),
+            "allocated_bytes": _integers([args.allocated for _, args in counts]),
+            "on_device": np.array([args.device_type != _CPU for _, args in counts], np.bool_),
         }
         for column, values in piece.items():
             self.parts.setdefault(f"memory.{column}", []).append(values)
 
     def _tells_where(self, name: str) -> bool:
-        found = self.telling.get(name)
-        if found is None:
-            found = self.telling[name] = tells_where(name)
-        return found
+        tells = self.telling.get(name)
+        if tells is None:
+            tells = self.telling[name] = tells_where(name)
+        return tells
 
     def _may_note(self, name: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Rows whose name is that of a collective, or of a span around one."""
         self.noting += [may_describe_collective(text) for text in list(self.names)[len(self.noting) :]]
-        found: npt.NDArray[np.bool_] = np.array(self.noting)[name]
-        return found
+        may_note: npt.NDArray[np.bool_] = np.array(self.noting)[name]
+        return may_note
 
     def _count_others(self, records: list[SpanRecord]) -> None:
         phases = Counter(r.ph for r in records)
@@ -482,7 +482,7 @@ def _table(entries: Sequence[_Entry]) -> tuple[npt.NDArray[np.int32], tuple[_Ent
 
 
 def _integers(values: list[Any]) -> Ints:
-    """As a column; -1 for null and for what does not fit."""
+    """A column of integers; -1 stands for null and for values that do not fit."""
     try:
         return np.array(values, np.int64)
     except (TypeError, OverflowError):

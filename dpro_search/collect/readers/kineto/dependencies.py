@@ -37,15 +37,15 @@ def find_dependencies(r: RankRecords) -> Dependencies:
     synchronised = [*syncs(r, device, evidence), *r.host_waits]
     handed = handed_over(r)
     inferred = [*_inferred_waits(r, device, evidence, waits), *add_polls(r, device)]
-    found = {
+    pairs_of_kind = {
         DependencyKind.LAUNCH: np.stack((r.launch[launched], launched), axis=1),
         DependencyKind.EVENT: _as_array(waits),
         DependencyKind.INFERRED: _as_array(inferred),
         DependencyKind.SYNC: _as_array(synchronised),
         DependencyKind.HOST: _as_array(handed),
     }
-    kinds = np.concatenate([np.full(len(pairs), int(kind), np.int64) for kind, pairs in found.items()])
-    pairs = np.concatenate(list(found.values()))
+    kinds = np.concatenate([np.full(len(pairs), int(kind), np.int64) for kind, pairs in pairs_of_kind.items()])
+    pairs = np.concatenate(list(pairs_of_kind.values()))
     _, first = np.unique(np.column_stack((pairs, kinds)), axis=0, return_index=True)
     first.sort()
     return Dependencies(source=pairs[first, 0], target=pairs[first, 1], kind=kinds[first])
@@ -56,7 +56,7 @@ def _as_array(pairs: Pairs) -> Ints:
 
 
 def _recorded_waits(r: RankRecords, device: DeviceOps) -> Pairs:
-    """From CUPTI's records of streams that waited."""
+    """Waits of streams that CUPTI recorded."""
     pairs = []
     call_of = call_of_correlation(r)
     for kind, stream, correlation, wait_stream, wait_record in r.syncs:
@@ -74,12 +74,12 @@ def _recorded_waits(r: RankRecords, device: DeviceOps) -> Pairs:
 
 
 def _candidates(r: RankRecords, device: DeviceOps) -> dict[int, list[int]]:
-    """What each op may have waited for that began later than launch and stream explain, the latest end first."""
+    """Sources of each op that began later than launch and stream explain: ops that it may have waited for, the latest end first."""
     waits_us = r.start_us[calls_named(r, STREAM_ORDERS)]
     if not len(waits_us) or len(device.streams) < 2:
         return {}
     records_us = r.start_us[calls_named(r, EVENT_RECORDS)]
-    found = {}
+    sources_of_op = {}
     for stream, ops in device.streams.items():
         before_us = np.concatenate(([-np.inf], device.launches[stream][:-1]))
         first = np.searchsorted(waits_us, before_us, side="right")
@@ -97,8 +97,8 @@ def _candidates(r: RankRecords, device: DeviceOps) -> dict[int, list[int]]:
             if not sources and r.kind[op] == EventKind.COLLECTIVE:
                 sources = _input_of(r, device, op, wait_us)
             if late or sources:
-                found[op] = sources
-    return found
+                sources_of_op[op] = sources
+    return sources_of_op
 
 
 def _inferred_waits(r: RankRecords, device: DeviceOps, evidence: Evidence, known: Pairs) -> Pairs:
@@ -153,16 +153,16 @@ def _has_event(r: RankRecords, device: DeviceOps, op: int, wait_us: float, recor
 def _input_of(r: RankRecords, device: DeviceOps, op: int, wait_us: float) -> list[int]:
     """The last op that a collective's thread launched before it on a stream that computes; none if it ended later."""
     launch = r.launch[op]
-    found = [device.last_launched(stream, wait_us) for stream in device.streams if stream != r.stream[op]] if launch >= 0 else []
-    mine = [
+    last_ops = [device.last_launched(stream, wait_us) for stream in device.streams if stream != r.stream[op]] if launch >= 0 else []
+    inputs = [
         source
-        for source in found
+        for source in last_ops
         if source >= 0
         and r.launch[source] >= 0
         and r.stream[r.launch[source]] == r.stream[launch]
         and r.kind[source] != EventKind.COLLECTIVE
     ]
-    best = max(mine, key=lambda source: device.launch_us[source], default=-1)
+    best = max(inputs, key=lambda source: device.launch_us[source], default=-1)
     return [best] if best >= 0 and r.end_us[best] <= r.start_us[op] + CLOCK_SLACK_US else []
 
 
@@ -183,8 +183,8 @@ def handed_over(r: RankRecords) -> Pairs:
     )
     pairs = []
     for stream in sorted(launchers - {r.main_stream}, reverse=True):
-        mine = host[r.stream[host] == stream]
-        outer, until_us = _outermost(r, mine)
+        its_events = host[r.stream[host] == stream]
+        outer, until_us = _outermost(r, its_events)
         pause = np.searchsorted(moments, r.start_us[outer], side="right")
         whole = pause == np.searchsorted(moments, until_us, side="left")
         for number in np.unique(pause[whole]).tolist():
@@ -197,7 +197,7 @@ def handed_over(r: RankRecords) -> Pairs:
                 continue
             before = int(by_end[np.searchsorted(r.end_us[by_end], from_us, side="right") - 1])
             after_at = int(np.searchsorted(r.start_us[starts_in_order], to_us, side="left"))
-            inside = mine[(r.start_us[mine] >= begin_us) & (r.end_us[mine] <= end_us)]
+            inside = its_events[(r.start_us[its_events] >= begin_us) & (r.end_us[its_events] <= end_us)]
             last = int(inside[np.argmax(r.end_us[inside])])
             if r.end_us[before] <= begin_us:
                 pairs.append((before, int(outer[burst[0]])))

@@ -55,11 +55,11 @@ class Evidence:
 
     def sites(self, events: Iterable[int]) -> list[list[int]]:
         """Events of the recorded steps, those together that are the same in different steps."""
-        found: dict[int, list[int]] = defaultdict(list)
+        events_of_place: dict[int, list[int]] = defaultdict(list)
         for event in events:
             if event in self._place:
-                found[self._place[event]].append(event)
-        return list(found.values())
+                events_of_place[self._place[event]].append(event)
+        return list(events_of_place.values())
 
     def waits(self, candidates: Mapping[int, Sequence[int]]) -> Pairs:
         """Waits of some events, given the ops that each may have waited for, the likeliest first; none where it is unknown.
@@ -67,7 +67,7 @@ class Evidence:
         Of the occurrences of an event, at least half must have the same candidate, and no step may contradict; then it holds in
         all steps. What an accepted wait does not explain may have a second one.
         """
-        found: set[tuple[int, int]] = set()
+        accepted: set[tuple[int, int]] = set()
         for site in self.sites(candidates):
             of_event = {event: self._waits_of(event, candidates[event]) for event in site}
             votes = Counter(wait for waits in of_event.values() for wait in waits)
@@ -78,9 +78,9 @@ class Evidence:
             for wait in sorted(votes, key=lambda wait: (-votes[wait], places[wait] / votes[wait], wait)):
                 explained = {event for event in left if wait in of_event[event]}
                 if explained and votes[wait] >= _SHARE * len(site) and (pairs := self._in_all_steps(wait)):
-                    found.update(pairs)
+                    accepted.update(pairs)
                     left -= explained
-        return sorted(found)
+        return sorted(accepted)
 
     def repeated(self, candidates: Mapping[int, Sequence[int]], free_us: Floats, *, varies: float = 0.5) -> Pairs:
         """Waits that no call shows: events that follow the end of an op by nearly the same time wherever they occur.
@@ -132,7 +132,7 @@ class Evidence:
     def _spread_beyond_chance(
         self, group: Sequence[_Wait], candidates: Mapping[int, Sequence[int]], free_us: Floats, varies: float
     ) -> float | None:
-        """By how much the times from the ends to the events differ; None where chance or the event's own time explains them too."""
+        """Spread in us of the times from the ends to the events; None where chance or the event's own time explains them too."""
         occurrences = (pair for wait in group for pair in self._occurrences(wait))
         votes = np.array([(s, t) for s, t in occurrences if s in candidates.get(t, ())], np.int64).reshape(-1, 2)
         if len(votes) < _LEAST_REPEATED:
@@ -207,17 +207,17 @@ class DeviceOps:
         ops = np.flatnonzero(r.on_device)
         self.launch_us = np.where(r.launch >= 0, r.start_us[np.maximum(r.launch, 0)], r.start_us)
         self.streams = {int(stream): ops[r.stream[ops] == stream] for stream in np.unique(r.stream[ops])}
-        self.launches = {stream: np.maximum.accumulate(self.launch_us[mine]) for stream, mine in self.streams.items()}
+        self.launches = {stream: np.maximum.accumulate(self.launch_us[members]) for stream, members in self.streams.items()}
         self.by_end = ops[np.argsort(r.end_us[ops], kind="stable")]
         self.ends_us = r.end_us[self.by_end]
         self._queued_us = self.launch_us.copy()  # When each event had been launched, at the latest.
-        for mine in self.streams.values():
-            self._queued_us[_launched_before(r, mine)] = -np.inf
+        for members in self.streams.values():
+            self._queued_us[_launched_before(r, members)] = -np.inf
         self.launches_us = np.sort(self._queued_us[ops])
         self.explained_us = np.full(len(r), np.inf)
-        for mine in self.streams.values():
-            free_us = np.concatenate(([-np.inf], np.maximum.accumulate(r.end_us[mine])[:-1]))
-            self.explained_us[mine] = np.maximum(self.launch_us[mine] + LAUNCH_US, free_us + UNEXPLAINED_US)
+        for members in self.streams.values():
+            free_us = np.concatenate(([-np.inf], np.maximum.accumulate(r.end_us[members])[:-1]))
+            self.explained_us[members] = np.maximum(self.launch_us[members] + LAUNCH_US, free_us + UNEXPLAINED_US)
 
     def last_launched(self, stream: int, before_us: float) -> int:
         """The op on a stream that was launched last before a time; -1: none."""
@@ -242,9 +242,9 @@ class DeviceOps:
     def last_of_thread(self, call: int) -> int:
         """The op that a call's thread launched last before it; -1: none."""
         r = self.r
-        found = [self.last_launched(stream, float(r.start_us[call])) for stream in self.streams]
-        mine = [op for op in found if op >= 0 and r.launch[op] >= 0 and r.stream[r.launch[op]] == r.stream[call]]
-        return max(mine, key=lambda op: self.launch_us[op], default=-1)
+        last_ops = [self.last_launched(stream, float(r.start_us[call])) for stream in self.streams]
+        launched_by_thread = [op for op in last_ops if op >= 0 and r.launch[op] >= 0 and r.stream[r.launch[op]] == r.stream[call]]
+        return max(launched_by_thread, key=lambda op: self.launch_us[op], default=-1)
 
 
 def _launched_before(r: RankRecords, stream: Ints) -> Ints:

@@ -70,14 +70,15 @@ def find_gloo_collectives(r: RankRecords) -> None:
         way = CollectiveKind(int(kinds[post]))
         ends = marks.ends(post, way) if way in _MESSAGES else None
         r.kind[post], r.kind[span] = EventKind.RUNTIME, EventKind.COLLECTIVE
-        own = (way, ends) if way in _MESSAGES else int(r.stream[span])
-        r.stream[span] = streams.setdefault(own, len(streams))
+        stream_key = (way, ends) if way in _MESSAGES else int(r.stream[span])
+        r.stream[span] = streams.setdefault(stream_key, len(streams))
         r.launch[span], r.step[span] = post, r.step[post]
         if ends is not None:
-            said = f"to rank {ends[1]}" if way is CollectiveKind.SEND else f"from rank {ends[0]}"
-            r.name[span] = names.setdefault(f"{r.names[r.name[span]]} {said}", len(r.names) + len(names))
-        r.collectives[span] = found = _message(r, post, span, way, ends) if way in _MESSAGES else _collective(r, post, span, groups)
-        r.size_bytes[span] = found.size_bytes
+            peer = f"to rank {ends[1]}" if way is CollectiveKind.SEND else f"from rank {ends[0]}"
+            r.name[span] = names.setdefault(f"{r.names[r.name[span]]} {peer}", len(r.names) + len(names))
+        collective = _message(r, post, span, way, ends) if way in _MESSAGES else _collective(r, post, span, groups)
+        r.collectives[span] = collective
+        r.size_bytes[span] = collective.size_bytes
     r.names = (*r.names, *names)
     if groups.assumed:
         r.warnings.append(groups.assumed)
@@ -113,8 +114,8 @@ def without_impossible_waits(needs: Dependencies, events: Mapping[str, npt.NDArr
 
 
 def _named(r: RankRecords, prefix: str) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = np.array([name.startswith(prefix) for name in r.names] or [False])[r.name]
-    return found
+    is_named: npt.NDArray[np.bool_] = np.array([name.startswith(prefix) for name in r.names] or [False])[r.name]
+    return is_named
 
 
 def _kind_of(name: str) -> CollectiveKind:
@@ -178,7 +179,7 @@ def _waits(r: RankRecords, pairs: list[tuple[int, int]], thread: int) -> list[tu
     posts = np.array([post for post, _ in pairs])
     spans = np.array([span for _, span in pairs])
     ends_us, posted_us = r.end_us[spans], r.end_us[posts]
-    found = []
+    waits = []
     for gap in _gaps(r, np.flatnonzero(r.stream == thread)):
         late_us = gap.end_us - ends_us  # by which the thread went on after each end
         # A thread that went on before an end was noted waited for it only if it paused for longer than that.
@@ -186,8 +187,8 @@ def _waits(r: RankRecords, pairs: list[tuple[int, int]], thread: int) -> list[tu
         possible = (ends_us > gap.start_us) & (posted_us <= gap.start_us + 1.0) & (late_us <= _AFTER_US) & (late_us >= -early)
         if possible.any():
             distance_us = np.where(late_us >= 0, late_us, _AFTER_US - late_us)  # the last that had ended, else the next to end
-            found.append((int(spans[np.argmin(np.where(possible, distance_us, np.inf))]), gap))
-    return found
+            waits.append((int(spans[np.argmin(np.where(possible, distance_us, np.inf))]), gap))
+    return waits
 
 
 def _gaps(r: RankRecords, rows: Ints) -> Iterator[_Gap]:
@@ -298,7 +299,7 @@ class GlooGroups:
 
 
 class PeerMarks:
-    """What `dpro-search collect` noted around enqueues: the ranks that each is about."""
+    """Notes of `dpro-search collect` around enqueues: the ranks that take part in each."""
 
     def __init__(self, r: RankRecords) -> None:
         self._r = r
@@ -330,7 +331,7 @@ def _noted(name: str) -> tuple[int, ...] | None:
 
 def _listed(r: RankRecords) -> list[ProcessGroup]:
     """The groups of two ranks or more that a rank is in, each set of ranks once."""
-    found: dict[tuple[int, ...], ProcessGroup] = {}
+    group_of_members: dict[tuple[int, ...], ProcessGroup] = {}
     groups = r.job.get("pg_config")
     for group in groups if isinstance(groups, list) else ():
         ranks = group.get("ranks") if isinstance(group, dict) else None
@@ -340,9 +341,9 @@ def _listed(r: RankRecords) -> list[ProcessGroup]:
         if len(set(members)) == len(members) > 1 and r.rank in members:
             name, description = str(group.get("pg_name", "")), str(group.get("pg_desc", ""))
             named = ProcessGroup(name=name, description=description, ranks=members, size=len(members))
-            if members not in found or _says_more(description, found[members].description):
-                found[members] = named
-    return list(found.values())
+            if members not in group_of_members or _says_more(description, group_of_members[members].description):
+                group_of_members[members] = named
+    return list(group_of_members.values())
 
 
 def _says_more(description: str, than: str) -> bool:

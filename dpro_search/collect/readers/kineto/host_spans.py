@@ -33,7 +33,7 @@ class HostSpans:
     function
         Number of an operator's call, which an execution trace of the same step has as well; 0: none, [n].
     sequence
-        Of a forward operator the number that the next backward function gets, of a backward function its own; -1: none, [n].
+        Number that links passes: a forward operator has that of the next backward function, which has it too; -1: none, [n].
     dropped
         Records that were left out, by reason.
     """
@@ -52,19 +52,19 @@ class HostSpans:
     def __len__(self) -> int:
         return len(self.name)
 
-    def named(self, wanted: str, *, prefix: bool = False) -> npt.NDArray[np.bool_]:
+    def named(self, text: str, *, prefix: bool = False) -> npt.NDArray[np.bool_]:
         """Which spans have a name, or a name that begins so, [n]."""
-        fits = np.array([name.startswith(wanted) if prefix else name == wanted for name in self.names], dtype=np.bool_)
+        fits = np.array([name.startswith(text) if prefix else name == text for name in self.names], dtype=np.bool_)
         return np.zeros(len(self), dtype=np.bool_) if not len(fits) else fits[self.name]
 
     def outermost(self, among: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Of the marked spans those that lie in no other marked one of their thread, [n]."""
-        found = np.zeros(len(self), dtype=np.bool_)
+        """Whether each span is marked and lies in no other marked span of its thread, [n]."""
+        is_outermost = np.zeros(len(self), dtype=np.bool_)
         for thread in np.unique(self.thread[among]):
             rows = np.flatnonzero(among & (self.thread == thread))
             before = np.concatenate(([-np.inf], np.maximum.accumulate(self.end_us[rows])[:-1]))
-            found[rows] = self.start_us[rows] >= before
-        return found
+            is_outermost[rows] = self.start_us[rows] >= before
+        return is_outermost
 
 
 class _Arguments(msgspec.Struct, gc=False, rename={"function": "Record function id", "sequence": "Sequence number"}):

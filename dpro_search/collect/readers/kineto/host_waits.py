@@ -121,7 +121,7 @@ def _late_us(r: RankRecords, device: DeviceOps, call: int, streams: list[int]) -
 
 
 def _cost_us(late_us: Floats) -> Floats:
-    """What waiting for each stream leaves unexplained of a call's occurrences, mean; inf where they contradict, [streams].
+    """Mean time of a call's occurrences that waiting for each stream leaves unexplained; inf where they contradict, [streams].
 
     A return within the clocks' error before the end is possible, but as unlikely as a late one.
     """

@@ -132,7 +132,7 @@ def read(paths: Sequence[Path]) -> Trace:
 
 
 def _read_files(paths: Sequence[Path]) -> Iterator[list[Rank]]:
-    """The ranks of each file."""
+    """Read the files, in processes of their own where that is worth it; yield the ranks of each file."""
     workers = min(len(paths), os.cpu_count() or 1)
     large = sum(path.stat().st_size for path in paths if path.exists()) > _WORTH_PROCESSES
     # Processes are forked, for that runs no script twice; with threads about, or elsewhere than on Linux, that is not safe.
@@ -147,7 +147,7 @@ def _read_file(path: Path) -> list[Rank]:
     file = read_kineto_file(path)
     if not len(file):
         raise TraceFormatError(f"{path}: the Kineto profile has no events{_what_was_dropped(file.dropped)}")
-    found = []
+    ranks = []
     for number, rows in enumerate(rows_of_ranks(file)):
         r, row_of_event = rank_records(file, rows, rank=None)
         r.process = process_of(file, rows)
@@ -157,25 +157,25 @@ def _read_file(path: Path) -> list[Rank]:
         leave_out_cut_steps(r)
         if number:
             r.dropped.clear()  # counted for the file
-        found.append((r, find_dependencies(r)))
+        ranks.append((r, find_dependencies(r)))
         r.reduce()
-    if len(found) > 1:
-        for number, (r, _) in enumerate(found):
+    if len(ranks) > 1:
+        for number, (r, _) in enumerate(ranks):
             r.rank = number
-    return found
+    return ranks
 
 
 def _sharing(files: Iterable[list[Rank]]) -> list[list[Rank]]:
     """The ranks of all files; names and shapes that are equal, as those of most ranks are, take their memory once."""
     known: dict[Any, Any] = {}
-    found = []
+    ranks_of_files = []
     for ranks in files:
         for r, _ in ranks:
             r.names = tuple(known.setdefault(name, name) for name in r.names)
             r.shape_table = tuple(known.setdefault(shapes, shapes) for shapes in r.shape_table)
-        found.append(ranks)
+        ranks_of_files.append(ranks)
     give_back()  # what they were sent in
-    return found
+    return ranks_of_files
 
 
 def _what_was_dropped(dropped: dict[str, int]) -> str:
@@ -191,7 +191,7 @@ def _world_size(ranks: Sequence[RankRecords]) -> int | None:
 
 
 def _memory(ranks: Sequence[RankRecords], offsets: Floats) -> MemorySamples:
-    """What was counted of all ranks; what lies outside the steps too."""
+    """Memory samples of all ranks, also of times outside the steps."""
     return MemorySamples(
         rank=np.repeat(np.arange(len(ranks)), [len(r.memory_us) for r in ranks]),
         time_us=np.concatenate([r.memory_us - by for r, by in zip(ranks, offsets.tolist(), strict=True)]),
@@ -268,11 +268,11 @@ def _descriptions(ranks: Sequence[RankRecords]) -> tuple[dict[str, Any], dict[st
     return joined, {"groups": tuple(groups), "dtypes": tuple(dtypes), "shapes": tuple(shapes)}
 
 
-def _renumbered(column: Codes, own: Sequence[_Entry], table: dict[_Entry, int]) -> Codes:
+def _renumbered(column: Codes, entries: Sequence[_Entry], table: dict[_Entry, int]) -> Codes:
     """A column that indexes a rank's own table, for the common one, which gets the entries that it lacks."""
-    number = np.full(len(own) + 1, -1, np.int32)  # the last is for -1
+    number = np.full(len(entries) + 1, -1, np.int32)  # the last is for -1
     used = np.unique(column[column >= 0]).tolist()
-    number[used] = [table.setdefault(own[i], len(table)) for i in used]
+    number[used] = [table.setdefault(entries[i], len(table)) for i in used]
     return number[column]
 
 

@@ -72,14 +72,14 @@ class JsonRecords(Generic[Record]):
     def __iter__(self) -> Iterator[list[Record]]:
         unpacked = Unpacked(self._path, piece_bytes=_PIECE)
         pieces = iter(unpacked)
-        found = 0
+        read = 0
         for records in self._records(pieces):
-            found += len(records)
+            read += len(records)
             yield records
         if 0 < unpacked.unread_bytes <= GZIP_TRAILER_BYTES:
             self.dropped[wrong_checksum(self._path)] += 1
         elif unpacked.unread_bytes:
-            lost = found * unpacked.unread_bytes // max(unpacked.read_bytes, 1)
+            lost = read * unpacked.unread_bytes // max(unpacked.read_bytes, 1)
             self.dropped[f"records after the damage of {shown(self._path)} (estimated)"] += max(lost, 1)
         elif unpacked.damage:
             self.dropped[cut_off(self._path)] += 1
@@ -107,14 +107,14 @@ class JsonRecords(Generic[Record]):
             text += piece if text else piece.lstrip(b"\xef\xbb\xbf \t\r\n")
             if text.startswith(b"["):
                 return bytes(text[1:])
-            found = _LIST.search(text, searched)
-            if found:
-                self._read_fields(bytes(text[: found.start()]).rstrip(b", \t\r\n") + b"}")
-                return bytes(text[found.end() :])
-            found = _FIRST_RECORD.search(text, searched)
-            if found:  # the list's name is damaged
-                self._read_fields(bytes(text[: found.start()]).rpartition(b",")[0] + b"}")
-                return bytes(text[found.end() :])
+            begin = _LIST.search(text, searched)
+            if begin:
+                self._read_fields(bytes(text[: begin.start()]).rstrip(b", \t\r\n") + b"}")
+                return bytes(text[begin.end() :])
+            begin = _FIRST_RECORD.search(text, searched)
+            if begin:  # the list's name is damaged
+                self._read_fields(bytes(text[: begin.start()]).rpartition(b",")[0] + b"}")
+                return bytes(text[begin.end() :])
             if len(text) > _MOST_HEADER or (text and not text.startswith(b"{")):
                 break
         raise TraceFormatError(
@@ -149,22 +149,25 @@ class JsonRecords(Generic[Record]):
         return self._salvage(buffer, last)
 
     def _salvage(self, buffer: bytes, last: bool) -> tuple[list[Record], bytes, bool]:
-        """As `_take`, record by record, after mending; what cannot be decoded is counted. The last record may go on after it."""
-        found = salvage(buffer, self._decoded)
-        self._count(found.lost)
-        if not last and len(found.rest) < _LONGEST_RECORD:
-            return found.records, found.rest, False
-        more, rest, ended = self._end(found.rest, last)
-        return found.records + more, rest, ended
+        """Do as `_take`, record by record, after mending; records that cannot be decoded are counted.
+
+        The last record may go on after the buffer.
+        """
+        salvaged = salvage(buffer, self._decoded)
+        self._count(salvaged.lost)
+        if not last and len(salvaged.rest) < _LONGEST_RECORD:
+            return salvaged.records, salvaged.rest, False
+        more, rest, ended = self._end(salvaged.rest, last)
+        return salvaged.records + more, rest, ended
 
     def _end(self, text: bytes, last: bool = True) -> tuple[list[Record], bytes, bool]:
-        """As `_take`, of what follows the last record that was whole with those around it."""
+        """Do as `_take` with the text behind the last record that was whole with those around it."""
         records = self._decoded(text)
         if records is not None:
             return records, b"", False
-        found = whole_records(text, self._decoded)
-        self._count(found.lost)
-        records, rest = found.records, found.rest
+        salvaged = whole_records(text, self._decoded)
+        self._count(salvaged.lost)
+        records, rest = salvaged.records, salvaged.rest
         if records and _CLOSED.match(rest):
             return records, rest.lstrip().removeprefix(b"]"), True
         closed = _before_bracket(rest)

@@ -22,12 +22,13 @@ _MOST_RANKS = 1 << 20
 
 def of_ranks(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:
     """Warnings of single ranks; those that differ in their count only are one."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    rows_of_text: dict[str, list[tuple[int, int]]] = {}
     for r, number in zip(ranks, numbers, strict=True):
         for text in r.warnings:
             count = _COUNT.match(text)
-            found.setdefault(_COUNT.sub("", text, count=1) if count else text, []).append((number, int(count[0]) if count else 0))
-    return [_of_some(text, rows) for text, rows in found.items()]
+            uncounted = _COUNT.sub("", text, count=1) if count else text
+            rows_of_text.setdefault(uncounted, []).append((number, int(count[0]) if count else 0))
+    return [_of_some(text, rows) for text, rows in rows_of_text.items()]
 
 
 def of_job(ranks: Sequence[RankRecords], numbers: Sequence[int]) -> list[str]:

@@ -33,7 +33,7 @@ ITEM_BYTES = {
 
 
 class RecordArgs(msgspec.Struct, gc=False, frozen=True):
-    """What a record holds beside its span; -1, None or nothing where it does not."""
+    """Arguments of a record, beside its span; -1, None or nothing where the record does not have them."""
 
     correlation: int | None = -1
     stream: int | None = -1
@@ -80,7 +80,7 @@ class SpanRecord(msgspec.Struct, gc=False, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """What a record holds about the collective that it is part of; None where it does not."""
+    """Fields of a record about the collective that it is part of; None where the record does not have them."""
 
     span: str  # the record's own name, "nccl:all_reduce" around the launch of a collective's kernel
     collective: str | None
@@ -94,7 +94,7 @@ class Note:
 
 
 def note_of(args: RecordArgs, name: str) -> Note | None:
-    """What a record holds about a collective; None: nothing."""
+    """The note of a record about a collective; None: the record has none."""
     if args.collective_name is None and args.sequence is None and args.group_name is None:
         around = name.startswith(("nccl:", "gloo:")) or name == "record_param_comms"
         return _note_of_inputs(args, name) if around and len(args.input_dims) else None
@@ -157,11 +157,11 @@ def shapes_of(text: bytes) -> Shapes:
         inputs = msgspec.json.decode(text, type=list[Any])
     except DAMAGED:
         return ()
-    found: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     for sides in inputs:
         listed = isinstance(sides, list) and any(isinstance(side, list) for side in sides)
-        found += [_shape(each) for each in sides] if listed else [_shape(sides)]
-    return tuple(found) if any(found) else ()
+        shapes += [_shape(each) for each in sides] if listed else [_shape(sides)]
+    return tuple(shapes) if any(shapes) else ()
 
 
 def _shape(sides: object) -> tuple[int, ...]:
@@ -180,7 +180,7 @@ def first_dtype(text: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """What is known of a rank's part of a collective.
+    """A rank's part of a collective, as far as it is known.
 
     Attributes
     ----------

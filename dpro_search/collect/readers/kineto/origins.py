@@ -25,50 +25,50 @@ def find_origins(r: RankRecords, file: KinetoFile, rows: Ints) -> None:
     parent = parents_of(file.thread[rows[ops]], r.start_us[ops], r.end_us[ops])
     on_device = np.flatnonzero(r.on_device)
     if len(on_device):
-        asked, caused = on_device, _causes(r, file, rows, ops, parent, on_device)
-        known = caused >= 0
-        r.op[asked[known]] = r.name[ops[caused[known]]]
-        kernels = known & (r.kind[asked] == EventKind.KERNEL)
-        r.shapes[asked[kernels]] = r.shapes[ops[caused[kernels]]]
-        r.dtype[asked[kernels]] = r.dtype[ops[caused[kernels]]]
+        targets, causes = on_device, _causes(r, file, rows, ops, parent, on_device)
+        known = causes >= 0
+        r.op[targets[known]] = r.name[ops[causes[known]]]
+        kernels = known & (r.kind[targets] == EventKind.KERNEL)
+        r.shapes[targets[kernels]] = r.shapes[ops[causes[kernels]]]
+        r.dtype[targets[kernels]] = r.dtype[ops[causes[kernels]]]
     else:
-        asked, caused = ops, np.arange(len(ops))
+        targets, causes = ops, np.arange(len(ops))
     frames = file.frames
-    mine = np.isin(frames.thread, np.unique(file.thread[rows[~r.on_device]]))
-    if not mine.any() or not len(asked):
+    of_rank = np.isin(frames.thread, np.unique(file.thread[rows[~r.on_device]]))
+    if not of_rank.any() or not len(targets):
         return
-    thread, at_us = _places(r, file, rows, ops, parent, asked, caused)
+    thread, at_us = _places(r, file, rows, ops, parent, targets, causes)
     is_module = np.array([name.startswith(MODULE) for name in file.names] or [False])[frames.name]
     names = list(r.names)
     for column, which in ((r.module, is_module), (r.source, ~is_module)):
-        spans = _of(frames, mine & which)
+        spans = _of(frames, of_rank & which)
         up = parents_of(spans.thread, spans.start_us, spans.end_us)
-        found = innermost(spans.thread, spans.start_us, spans.end_us, thread, at_us, up)
+        frame = innermost(spans.thread, spans.start_us, spans.end_us, thread, at_us, up)
         name = _paths(names, spans, up) if column is r.module else spans.name.astype(np.int64)
-        column[asked[found >= 0]] = name[found[found >= 0]]
+        column[targets[frame >= 0]] = name[frame[frame >= 0]]
     r.names = tuple(names)
 
 
 def _causes(r: RankRecords, file: KinetoFile, rows: Ints, ops: Ints, parent: Ints, on_device: Ints) -> Ints:
-    """Of each device op, the innermost op of the framework (its place in `ops`) that launched it, -1: not known."""
+    """The innermost op of the framework (its place in `ops`) that launched each device op, -1: not known."""
     call = r.launch[on_device]
     launched = np.flatnonzero(call >= 0)
-    found = np.full(len(on_device), -1, np.int64)
+    causes = np.full(len(on_device), -1, np.int64)
     calls = call[launched]
-    found[launched] = innermost(
+    causes[launched] = innermost(
         file.thread[rows[ops]], r.start_us[ops], r.end_us[ops], file.thread[rows[calls]], r.start_us[calls], parent
     )
     ids, first = np.unique(file.external[rows[ops]], return_index=True)
-    wanted = file.external[rows[on_device]]
-    at = np.minimum(np.searchsorted(ids, wanted), max(len(ids) - 1, 0))
+    external_ids = file.external[rows[on_device]]
+    at = np.minimum(np.searchsorted(ids, external_ids), max(len(ids) - 1, 0))
     if len(ids):
-        alone = (found < 0) & (wanted > 0) & (ids[at] == wanted)
-        found[alone] = first[at[alone]]
-    return found
+        unlaunched = (causes < 0) & (external_ids > 0) & (ids[at] == external_ids)
+        causes[unlaunched] = first[at[unlaunched]]
+    return causes
 
 
 def _places(
-    r: RankRecords, file: KinetoFile, rows: Ints, ops: Ints, parent: Ints, asked: Ints, caused: Ints
+    r: RankRecords, file: KinetoFile, rows: Ints, ops: Ints, parent: Ints, targets: Ints, causes: Ints
 ) -> tuple[Ints, Floats]:
     """Thread and time at which the program asked for each event: of the backward pass, when the forward pass ran the op."""
     row = rows[ops]
@@ -86,10 +86,10 @@ def _places(
     for op in np.argsort(r.start_us[ops], kind="stable").tolist():  # what a backward op calls is of its module
         if twin[op] < 0 and parent[op] >= 0:
             twin[op] = twin[parent[op]]
-    call = np.where(r.launch[asked] >= 0, r.launch[asked], asked)
-    source = np.where(caused >= 0, ops[np.maximum(caused, 0)] if len(ops) else call, call)
+    call = np.where(r.launch[targets] >= 0, r.launch[targets], targets)
+    source = np.where(causes >= 0, ops[np.maximum(causes, 0)] if len(ops) else call, call)
     if len(ops):
-        of = np.where(caused >= 0, twin[np.maximum(caused, 0)], -1)
+        of = np.where(causes >= 0, twin[np.maximum(causes, 0)], -1)
         source = np.where(of >= 0, ops[np.maximum(of, 0)], source)
     return file.thread[rows[source]].astype(np.int64), r.start_us[source]
 
@@ -104,26 +104,26 @@ def _of(frames: Frames, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]])
 
 
 def _paths(names: list[str], spans: Frames, up: Ints) -> Ints:
-    """Of each call of a module, the number of its path in `names`, which gets those that it lacks."""
+    """The number of the path of each call of a module in `names`, which gets the paths that it lacks."""
     numbers: dict[str, int] = {}
     path, depth = [""] * len(spans), [0] * len(spans)
     for span in np.lexsort((-spans.end_us, spans.start_us)).tolist():
-        own = names[spans.name[span]].removeprefix(MODULE)
+        name = names[spans.name[span]].removeprefix(MODULE)
         outer = int(up[span])
         depth[span] = depth[outer] + 1 if outer >= 0 else 0
-        path[span] = own if outer < 0 else path[outer] if depth[span] > _DEEPEST else f"{path[outer]}.{own}"
-    found = []
+        path[span] = name if outer < 0 else path[outer] if depth[span] > _DEEPEST else f"{path[outer]}.{name}"
+    path_numbers = []
     for text in path:
         number = numbers.get(text)
         if number is None:
             number = numbers[text] = len(names)
             names.append(text)
-        found.append(number)
-    return np.array(found, np.int64)
+        path_numbers.append(number)
+    return np.array(path_numbers, np.int64)
 
 
 def parents_of(thread: Codes, start_us: Floats, end_us: Floats) -> Ints:
-    """Of each span, the innermost other span of its thread that is open when it begins, -1: none, [n].
+    """The innermost other span of its thread that is open when each span begins, -1: none, [n].
 
     Spans of a thread must be nested.
     """
@@ -145,7 +145,7 @@ def parents_of(thread: Codes, start_us: Floats, end_us: Floats) -> Ints:
 
 
 def innermost(thread: Codes, start_us: Floats, end_us: Floats, at_thread: Codes, at_us: Floats, parent: Ints | None = None) -> Ints:
-    """Of each instant on a thread, the innermost span that is open then, -1: none, [instants]."""
+    """The innermost span that is open at each instant on a thread, -1: none, [instants]."""
     if not len(thread) or not len(at_us):
         return np.full(len(at_us), -1, np.int64)
     parent = parents_of(thread, start_us, end_us) if parent is None else parent
@@ -157,8 +157,8 @@ def innermost(thread: Codes, start_us: Floats, end_us: Floats, at_thread: Codes,
     before = np.empty(len(both), np.int64)
     before[both] = np.cumsum(both < len(order)) - 1
     last = before[len(order) :]
-    found = np.where(last >= 0, order[np.maximum(last, 0)], -1)
-    found[(found >= 0) & (thread[found] != at_thread)] = -1
-    while (over := (found >= 0) & (end_us[found] < at_us)).any():
-        found[over] = parent[found[over]]
-    return found
+    span = np.where(last >= 0, order[np.maximum(last, 0)], -1)
+    span[(span >= 0) & (thread[span] != at_thread)] = -1
+    while (over := (span >= 0) & (end_us[span] < at_us)).any():
+        span[over] = parent[span[over]]
+    return span

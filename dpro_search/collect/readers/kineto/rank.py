@@ -233,24 +233,24 @@ def _marked_steps(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) 
     names = file.names
     numbered = {i: int(match[1]) for i, name in enumerate(names) if (match := _STEP.match(name)) and len(match[1]) < 10}
     if numbered:
-        found = host[np.isin(file.name[host], list(numbered))]
-        if len(found):
-            number = np.array([numbered[int(n)] for n in file.name[found]], np.int64)
+        marks = host[np.isin(file.name[host], list(numbered))]
+        if len(marks):
+            number = np.array([numbered[int(n)] for n in file.name[marks]], np.int64)
             _, first = np.unique(number, return_index=True)
-            first = first[np.argsort(file.start_us[found[first]], kind="stable")]
-            at = found[first]
+            first = first[np.argsort(file.start_us[marks[first]], kind="stable")]
+            at = marks[first]
             start_us = file.start_us[at]
             end_us = np.minimum(start_us + file.duration_us[at], np.append(start_us[1:], np.inf))
-            return _Marks(found, number[first], start_us, end_us, int(file.thread[at[0]]))
+            return _Marks(marks, number[first], start_us, end_us, int(file.thread[at[0]]))
     none = np.zeros(0, np.int64)
     for mark in _OTHER_MARKS:
         which = [i for i, name in enumerate(names) if name.startswith(mark)]
-        found = host[np.isin(file.name[host], which[:1])]
-        if len(found) >= 2:
-            bounds = file.start_us[found] + (file.duration_us[found] if mark.startswith("Optimizer.step") else 0.0)
+        marks = host[np.isin(file.name[host], which[:1])]
+        if len(marks) >= 2:
+            bounds = file.start_us[marks] + (file.duration_us[marks] if mark.startswith("Optimizer.step") else 0.0)
             first_us = file.start_us[host[0]]
             before = np.append(first_us, bounds) if bounds[0] > first_us else bounds
-            return _Marks(none, np.arange(len(before) - 1), before[:-1], before[1:], int(file.thread[found[0]]))
+            return _Marks(none, np.arange(len(before) - 1), before[:-1], before[1:], int(file.thread[marks[0]]))
     if not len(rows):
         return _Marks(none, none, np.zeros(0), np.zeros(0), -1)
     begin_us, end_us = float(file.start_us[rows].min()), float((file.start_us[rows] + file.duration_us[rows]).max())
@@ -260,8 +260,8 @@ def _marked_steps(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) 
 
 def _memory(file: KinetoFile, rows: Ints, has_device: bool) -> dict[str, Any]:
     counts = file.memory
-    mine = (counts.on_device == has_device) & np.isin(counts.thread, np.unique(file.thread[rows]))
-    return {"memory_us": counts.time_us[mine], "memory_bytes": counts.allocated_bytes[mine]}
+    of_rank = (counts.on_device == has_device) & np.isin(counts.thread, np.unique(file.thread[rows]))
+    return {"memory_us": counts.time_us[of_rank], "memory_bytes": counts.allocated_bytes[of_rank]}
 
 
 def _streams(file: KinetoFile, rows: Ints, on_device: Bools, main_thread: int) -> tuple[Ints, int]:
@@ -282,8 +282,8 @@ def _streams(file: KinetoFile, rows: Ints, on_device: Bools, main_thread: int) -
 
 def _stream_of_thread(file: KinetoFile) -> Ints:
     """Stream numbers of the threads of a device, for records that lack one: the first number in "stream 7"."""
-    found = [re.search(r"\d+", str(thread)) for thread in file.threads]
-    return np.array([int(match[0][:9]) if match else 0 for match in found] or [0], np.int64)
+    numbers = [re.search(r"\d+", str(thread)) for thread in file.threads]
+    return np.array([int(match[0][:9]) if match else 0 for match in numbers] or [0], np.int64)
 
 
 def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> tuple[Ints, Bools]:
@@ -329,9 +329,9 @@ def _find_launches(r: RankRecords) -> None:
         first = np.searchsorted(ids, r.correlation[ops], side="left")
         after = np.searchsorted(ids, r.correlation[ops], side="right")
         at = _last_before(ids, r.start_us[calls], r.correlation[ops], r.start_us[ops] + CLOCK_SLACK_US)
-        found = at >= first
-        r.launch[ops[found]] = calls[at[found]]
-        wrong = int((~found & (after > first)).sum())
+        has_call = at >= first
+        r.launch[ops[has_call]] = calls[at[has_call]]
+        wrong = int((~has_call & (after > first)).sum())
         if wrong:
             r.warnings.append(f"{wrong} device ops begin before the call of their correlation id: their launches are unknown")
     _launches_without_ids(r)
@@ -347,17 +347,17 @@ def _warn_of_lost_kernels(r: RankRecords, launches: Ints) -> None:
         )
 
 
-def _last_before(ids: Ints, start_us: Floats, wanted: Ints, until_us: Floats) -> Ints:
-    """Of each wanted id, the last call that began by an instant, else the last of a lower id, or -1.
+def _last_before(ids: Ints, start_us: Floats, queried_ids: Ints, until_us: Floats) -> Ints:
+    """The last call of each queried id that began by an instant, else the last of a lower id, or -1.
 
     The calls are sorted by id and start.
     """
-    is_wanted = np.repeat((False, True), (len(ids), len(wanted)))
-    order = np.lexsort((is_wanted, np.concatenate((start_us, until_us)), np.concatenate((ids, wanted))))
-    last = np.cumsum(~is_wanted[order]) - 1
-    found = np.empty(len(order), np.int64)
-    found[order] = last
-    return found[len(ids) :]
+    is_query = np.repeat((False, True), (len(ids), len(queried_ids)))
+    order = np.lexsort((is_query, np.concatenate((start_us, until_us)), np.concatenate((ids, queried_ids))))
+    last = np.cumsum(~is_query[order]) - 1
+    last_of_entry = np.empty(len(order), np.int64)
+    last_of_entry[order] = last
+    return last_of_entry[len(ids) :]
 
 
 def _launches_without_ids(r: RankRecords) -> None:
@@ -400,11 +400,11 @@ def _assign_steps(r: RankRecords) -> None:
         return
     early = 0
     for stream in np.unique(r.stream[alone]).tolist():
-        mine = alone[r.stream[alone] == stream]
+        unlaunched = alone[r.stream[alone] == stream]
         known = launched[r.stream[launched] == stream]
         known = known if len(known) else launched
-        before = np.searchsorted(known, mine) - 1
-        r.step[mine] = np.where(before >= 0, r.step[known[np.maximum(before, 0)]], -1)
+        before = np.searchsorted(known, unlaunched) - 1
+        r.step[unlaunched] = np.where(before >= 0, r.step[known[np.maximum(before, 0)]], -1)
         early += int((before < 0).sum())
     if early:
         r.warnings.append(f"{early} device ops were launched before the profiler's window: they belong to no step")

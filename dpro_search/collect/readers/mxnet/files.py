@@ -1,4 +1,4 @@
-"""What MXNet's files hold: the profiler's operators and API calls of one process, and the symbol graph of a model.
+"""MXNet's files: a profile with the operators and API calls of one process, and the symbol graph of a model.
 
 The profiler writes an operator as B and E on its device's process (and again as b and e on a process "operator"), named by its
 type; API calls as b and e of category MXNET_C_API; tasks that the script made (iteration marks) as b and e of other categories.
@@ -69,7 +69,7 @@ def read_profile(path: Path, dropped: Counter[str]) -> Profile:
     events, left_out = chrome_events(path, _Event)
     dropped.update(left_out)
     threads: dict[int, int] = {}
-    found: dict[str, list[Span]] = {"operator": [], "MXNET_C_API": [], "": []}
+    spans: dict[str, list[Span]] = {"operator": [], "MXNET_C_API": [], "": []}
     since: dict[tuple[str, int, int, int | str], list[float]] = defaultdict(list)
     for event in events:
         if event.ph == "M":
@@ -92,16 +92,21 @@ def read_profile(path: Path, dropped: Counter[str]) -> Profile:
             dropped["end without start"] += 1
         else:
             start_us = since[key].pop()
-            name, kept = event.name, event.cat if event.cat in found else ""
+            name, kept = event.name, event.cat if event.cat in spans else ""
             if is_op and name in _HOUSEKEEPING:
                 dropped["engine housekeeping"] += 1
             elif kept == "MXNET_C_API" and not any(part in name for part in _CALLS):
                 dropped["API calls that start or await nothing"] += 1
             else:
                 thread = threads.setdefault(event.tid, len(threads))
-                found["operator" if is_op else kept].append(Span(start_us, event.ts, name, thread))
+                spans["operator" if is_op else kept].append(Span(start_us, event.ts, name, thread))
     dropped["start without end"] += sum(map(len, since.values()))
-    return Profile(path=path, ops=sorted(found["operator"]), calls=sorted(found["MXNET_C_API"]), tasks=sorted(found[""]))
+    return Profile(
+        path=path,
+        ops=sorted(spans["operator"]),
+        calls=sorted(spans["MXNET_C_API"]),
+        tasks=sorted(spans[""]),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +116,12 @@ class Symbol:
     names: tuple[str, ...]
     ops: tuple[str, ...]
     inputs: tuple[tuple[int, ...], ...]  # Nodes that each node reads, [nodes].
-    parameters: tuple[tuple[int, ...], ...]  # Of each node, its inputs that are trained.
+    parameters: tuple[tuple[int, ...], ...]  # Inputs of each node that are trained, [nodes].
     size: tuple[int, ...]  # Elements of each node where its shape is known, else 0.
     least_size: tuple[int, ...]  # The same, with 1 for every extent that was not known when the file was written.
 
     def graph(self) -> NodeGraph:
-        """As `Trace` keeps it."""
+        """The graph in the form of a `Trace`."""
         ptr = np.cumsum([0, *map(len, self.inputs)])
         read = np.array([source for row in self.inputs for source in row], np.int64)
         return NodeGraph(name=self.names, op=self.ops, input_ptr=ptr.astype(np.int64), input_idx=read)
@@ -160,13 +165,13 @@ def read_symbol(path: Path) -> Symbol | None:
 
 def _parameters(nodes: Sequence[_Node], i: int) -> tuple[int, ...]:
     node = nodes[i]
-    found = []
+    parameters = []
     for position, (number, *_) in enumerate(node.inputs):
         is_variable = nodes[number].op == "null" and "__shape__" in nodes[number].attrs
         fixed = node.attrs.get("fix_gamma") == "True" and position == 1
         if is_variable and not fixed and position < _AUXILIARY_FROM.get(node.op, len(node.inputs)):
-            found.append(number)
-    return tuple(found)
+            parameters.append(number)
+    return tuple(parameters)
 
 
 def _elements(text: str, *, unknown: int) -> int:

@@ -109,7 +109,7 @@ def trace_of_profiles(
 
 def step_starts(profile: Profile) -> list[tuple[int, float, float]]:
     """(index, start_us, end_us) of the steps of one worker, in order."""
-    marked = [(int(found[1]), task.start_us, task.end_us) for task in profile.tasks if (found := _STEP.fullmatch(task.name))]
+    marked = [(int(number[1]), task.start_us, task.end_us) for task in profile.tasks if (number := _STEP.fullmatch(task.name))]
     if marked:
         return marked
     first = profile.ops[0].name
@@ -189,7 +189,7 @@ class ProfileWriter:
     def _comm_name(self) -> str:
         names = {op.name for profile in self._workers for op in profile.ops if COMM.search(op.name)}
         for mark, name in (("KVStore", "kvstore"), ("P3Store", "kvstore"), ("BytePS", "byteps"), ("orovod", "horovod")):
-            if any(mark in found for found in names):
+            if any(mark in op_name for op_name in names):
                 return name
         return "none"
 
@@ -202,11 +202,11 @@ class ProfileWriter:
         return tuple(infos)
 
     def _warnings(self) -> tuple[str, ...]:
-        found = []
+        warnings = []
         if self._symbol is None:
-            found.append("no symbol graph: operators are known by type, gradients by the order in which they are sent")
-        found += [f"{count} {name}" for name, count in sorted(self._unmatched.items()) if count]
-        return (*found, *unmatched_warnings(self._unmatched_us, self._op_us))
+            warnings.append("no symbol graph: operators are known by type, gradients by the order in which they are sent")
+        warnings += [f"{count} {name}" for name, count in sorted(self._unmatched.items()) if count]
+        return (*warnings, *unmatched_warnings(self._unmatched_us, self._op_us))
 
     # Workers
 
@@ -293,11 +293,11 @@ class ProfileWriter:
     ) -> list[Comm]:
         parameters = [-1 - i for i in range(len(comm))]  # known by their order only
         if self._symbol is not None and step >= 0 and comm:
-            found = match_gradients(self._symbol, backward, comm)
-            if -1 in found:
+            matched = match_gradients(self._symbol, backward, comm)
+            if -1 in matched:
                 self._unmatched["gradients whose parameter was not recovered"] += len(comm)
             else:
-                parameters = found
+                parameters = matched
         node_of = {p: node for _, node in backward if self._symbol is not None and node >= 0 for p in self._symbol.parameters[node]}
         sent = []
         for op, parameter in zip(comm, parameters, strict=True):
@@ -330,7 +330,7 @@ class ProfileWriter:
         return sent
 
     def _add_consumers(self, sent: Sequence[Comm], ops: Sequence[tuple[Span, int]]) -> None:
-        """What came back is used by the first operator that starts after it, where there is one in the step."""
+        """Add the operator that uses each value that came back: the first that starts after it, where the step has one."""
         starts = [op.start_us for op, _ in ops]
         for comm in sent:
             position = bisect_left(starts, comm.end_us)
@@ -383,8 +383,8 @@ class ProfileWriter:
             self._assign(identified_by_size(of_rank, self._least_size))
         self._assign(identified_by_order(self._comm, self._least_size))
 
-    def _assign(self, found: Iterable[tuple[Comm, int]]) -> None:
-        for comm, parameter in found:
+    def _assign(self, corrections: Iterable[tuple[Comm, int]]) -> None:
+        for comm, parameter in corrections:
             comm.parameter = parameter
             self._table.step[comm.event], self._table.tensor[comm.event] = comm.step, self._tensors[parameter]
 
@@ -400,25 +400,25 @@ class ProfileWriter:
                 self._collectives += 1
 
     def _common(self) -> dict[tuple[int, int], list[Comm]]:
-        """By step and parameter, the communication on every worker."""
+        """The communication on every worker, by step and parameter."""
         parts: dict[tuple[int, int], list[Comm]] = defaultdict(list)
         for of_rank in self._comm:
             for comm in of_rank:
                 parts[comm.step, comm.parameter].append(comm)
-        return {key: found for key, found in sorted(parts.items()) if len(found) == len(self._workers)}
+        return {key: comms for key, comms in sorted(parts.items()) if len(comms) == len(self._workers)}
 
     def _clock(self) -> ClockReport:
         common = self._common()
         shape = (len(common), len(self._workers))
-        enqueue = np.array([[comm.start_us - self._base_us for comm in found] for found in common.values()]).reshape(shape)
-        end = np.array([[comm.end_us - self._base_us for comm in found] for found in common.values()]).reshape(shape)
+        enqueue = np.array([[comm.start_us - self._base_us for comm in comms] for comms in common.values()]).reshape(shape)
+        end = np.array([[comm.end_us - self._base_us for comm in comms] for comms in common.values()]).reshape(shape)
         report = clocks_checked(enqueue, end, np.array([parameter for _, parameter in common], np.int64), "push-pull of a gradient")
         more = (0.0,) * len(self._servers)
         method = report.method + ("; servers taken to share the first worker's clock" if more else "")
         return ClockReport(offset_us=report.offset_us + more, residual_us=report.residual_us + more, method=method)
 
     def _parts_on_server(self, server: int) -> dict[int, list[int]] | None:
-        """Of each parameter, the elements of its parts on a server; None: not known, each may have one there."""
+        """Elements of the parts of each parameter on a server; None: not known, each may have one there."""
         return None
 
     def _least_size(self, parameter: int) -> int:

@@ -27,7 +27,7 @@ _BACKWARD_TYPES = {
 }
 SAME_TYPE = frozenset(("batch_dot", "transpose", "Concat", "concat"))  # types of both forward and backward events
 _BACKWARD_EVENTS = {"batch_dot": 2}  # one for each of its inputs
-_LEAST_SHARE = 0.01  # Of the operators' time. Below it an unmatched operator changes no prediction noticeably.
+_LEAST_SHARE = 0.01  # A smaller share of the operators' time changes no prediction noticeably.
 
 
 def unmatched_warnings(unmatched_us: float, op_us: float) -> list[str]:
@@ -92,17 +92,17 @@ def match_gradients(symbol: Symbol, backward: Sequence[tuple[Span, int]], comm: 
 
 def _visible(consumers: Sequence[Sequence[int]], types: Sequence[Sequence[str]], present: set[str], node: int) -> list[int]:
     """The nearest consumers whose backward leaves events."""
-    found, seen, stack = [], {node}, list(consumers[node])
+    visible, seen, stack = [], {node}, list(consumers[node])
     while stack:
         other = stack.pop()
         if other in seen:
             continue
         seen.add(other)
         if present.intersection(types[other]):
-            found.append(other)
+            visible.append(other)
         else:
             stack += consumers[other]
-    return found
+    return visible
 
 
 def _match(
@@ -119,7 +119,7 @@ def _match(
             of_type.setdefault(kind, []).append(node)
     left = list(count) if count is not None else [1] * len(types)
     end_us: dict[int, float] = {}
-    found = []
+    node_of_op = []
     for op in ops:
         best = -1
         for node in of_type.get(op.name, []):
@@ -132,5 +132,5 @@ def _match(
         if best >= 0:
             left[best] -= 1
             end_us[best] = max(op.end_us, end_us.get(best, -math.inf))
-        found.append(best)
-    return found
+        node_of_op.append(best)
+    return node_of_op

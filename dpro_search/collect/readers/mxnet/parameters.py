@@ -15,7 +15,7 @@ _SAME_SIZE = 4  # sizes that differ by less are not distinguished by how long th
 
 
 def identified_by_size(of_rank: Sequence[Comm], least_size: Callable[[int], int]) -> Iterator[tuple[Comm, int]]:
-    """By how long the gradients of one worker are under way on average: the larger one longer."""
+    """Identify gradients of one worker by how long they are under way on average: the larger one longer."""
     groups: dict[int, dict[int, list[Comm]]] = defaultdict(lambda: defaultdict(list))
     for comm in of_rank:
         if comm.node >= 0:
@@ -36,7 +36,7 @@ def identified_by_size(of_rank: Sequence[Comm], least_size: Callable[[int], int]
 
 
 def identified_by_order(workers: Sequence[Sequence[Comm]], least_size: Callable[[int], int]) -> Iterator[tuple[Comm, int]]:
-    """By the order in which gradients of about one size come back, which is the same on all workers."""
+    """Identify gradients of about one size by the order in which they come back, which is the same on all workers."""
     groups: dict[tuple[int, int], list[list[Comm]]] = defaultdict(lambda: [[] for _ in workers])
     for rank, of_rank in enumerate(workers):
         for comm in of_rank:

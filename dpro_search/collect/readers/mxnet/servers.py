@@ -1,4 +1,4 @@
-"""What a parameter server's profile holds about each key: its operations carry none.
+"""Operations of a parameter server's profile, matched to keys: the operations carry none.
 
 A server copies the first worker's part of a key, adds the others', and updates the parameter. An operation can only have been on a
 key between the workers' sending it and their having it back; of the assignments that this leaves, the one with the least total
@@ -100,7 +100,7 @@ class ServerWork:
         after = {i for members in rounds for i in members}
         copies = np.array([i for i, op in enumerate(profile.ops) if op.name == _COPY and i not in after], np.int64)
         first = np.array([members[0] for members in rounds], np.int64)
-        found: Served = {}
+        served_by_key: Served = {}
         in_steps = np.zeros(len(events), np.bool_)
         for keys, pushed, returned in self._windows(self._clock.offset_us[rank]):
             inside = (pushed.min() <= starts) & (starts <= returned.max())
@@ -115,14 +115,14 @@ class ServerWork:
                 profile, events, window, part_keys, size, pushed.max(axis=1)[column], returned.min(axis=1)[column]
             )
             self._match_copies(profile, events, copies[inside[copies]].tolist(), of_step, keys, pushed.min(axis=1))
-            found |= of_step
-        for key, served in found.items():
+            served_by_key |= of_step
+        for key, served in served_by_key.items():
             for event in (event for members in served for event in members if event >= 0):
                 self._table.step[event], self._table.tensor[event] = key[0], self._tensors[key[1]]
-        matched = {event for served in found.values() for members in served for event in members}
+        matched = {event for served in served_by_key.values() for members in served for event in members}
         without_key = [event not in matched for event in events]
         self._unmatched["operations of a server in profiled steps matched to no key"] += int(np.sum(without_key & in_steps))
-        return found
+        return served_by_key
 
     def _rounds(self, profile: Profile) -> list[list[int]]:
         """Operations on one part: the sums, up to its update.
@@ -145,7 +145,7 @@ class ServerWork:
         return rounds[:-1]
 
     def _windows(self, offset_us: float) -> list[tuple[list[Key], Floats, Floats]]:
-        """Of each step, its keys and when each worker sent and had them, [keys, workers], on the clock of a rank of that offset."""
+        """Keys of each step and when each worker sent and had them, [keys, workers], on the clock of a rank of that offset."""
         by_step: dict[int, list[Key]] = defaultdict(list)
         for key in self._common:
             by_step[key[0]].append(key)
@@ -171,31 +171,31 @@ class ServerWork:
         begin = np.array([profile.ops[members[0]].start_us for members in rounds])
         done = np.array([profile.ops[members[-1]].end_us for members in rounds])
         after, before = begin[:, None] - after_us, before_us - done[:, None]
-        # Of parts that may have come in any order, the larger ones took longer.
+        # The larger of parts that may have come in any order took longer.
         longer = np.log(done - begin + _GRAIN_US)[:, None] * np.log(1 + size)
-        found: Served = {}
+        rounds_of_key: Served = {}
         for members, part in zip(
             rounds, _assigned((after**2 + before**2) / _SCALE_US**2 - longer, (after >= 0) & (before >= 0)), strict=True
         ):
             if part >= 0:
-                found.setdefault(keys[part], []).append((-1, *(events[i] for i in members)))
+                rounds_of_key.setdefault(keys[part], []).append((-1, *(events[i] for i in members)))
                 for earlier, later in pairwise(members):
                     self._table.need(events[earlier], events[later])
-        return found
+        return rounds_of_key
 
     def _match_copies(
         self,
         profile: Profile,
         events: Sequence[int],
         copies: Sequence[int],
-        found: Served,
+        served: Served,
         keys: Sequence[Key],
         pushed_us: Floats,
     ) -> None:
         """The copy of a part's first worker lies between its push and its sum, and moves as many bytes as the sum."""
-        known = [(key, i, pushed) for key, pushed in zip(keys, pushed_us, strict=True) for i in range(len(found.get(key, ())))]
+        known = [(key, i, pushed) for key, pushed in zip(keys, pushed_us, strict=True) for i in range(len(served.get(key, ())))]
         pushed = np.array([pushed for *_, pushed in known])
-        sums = [found[key][i][1] for key, i, _ in known]
+        sums = [served[key][i][1] for key, i, _ in known]
         summed = np.array([self._table.start_us[event] + self._base_us for event in sums])
         sum_us = np.array([self._table.end_us[event] - self._table.start_us[event] for event in sums])
         begin = np.array([profile.ops[i].start_us for i in copies])
@@ -206,8 +206,8 @@ class ServerWork:
         for copy, place in zip(copies, _assigned(longer**2 + waited**2, possible), strict=True):
             if place >= 0:
                 key, i, _ = known[place]
-                found[key][i] = (events[copy], *found[key][i][1:])
-                self._table.need(events[copy], found[key][i][1])
+                served[key][i] = (events[copy], *served[key][i][1:])
+                self._table.need(events[copy], served[key][i][1])
 
     def add_wire(self, served: Sequence[Served]) -> None:
         """The way of each gradient to the server's first or later work on it, and of the new value back."""
@@ -265,6 +265,6 @@ def _assigned(cost: Floats, possible: npt.NDArray[np.bool_]) -> Ints:
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(np.where(possible, cost, _IMPOSSIBLE))
-    found = np.full(len(cost), -1, np.int64)
-    found[rows] = np.where(possible[rows, columns], columns, -1)
-    return found
+    column_of_row = np.full(len(cost), -1, np.int64)
+    column_of_row[rows] = np.where(possible[rows, columns], columns, -1)
+    return column_of_row

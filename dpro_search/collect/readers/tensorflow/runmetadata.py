@@ -87,29 +87,29 @@ def read(paths: Sequence[Path]) -> Trace:
     """
     dropped: Counter[str] = Counter()
     metadata = [parse("RunMetadata", read_whole(path), path, dropped) for path in paths]
-    ranks = [_nodes(found, dropped) for found in metadata]
+    ranks = [_nodes(of_rank, dropped) for of_rank in metadata]
     for path, nodes in zip(paths, ranks, strict=True):
         if not nodes:
             raise TraceFormatError(f"{path}: no executed node in the step statistics; run the step with trace_level=FULL_TRACE")
     base_us = min(node.start_us for nodes in ranks for node in nodes)
     common = _common(ranks)
     shape = (len(common), len(ranks))
-    enqueue = np.array([[node.start_us - base_us for node in found] for found in common.values()]).reshape(shape)
-    end = np.array([[node.end_us - base_us for node in found] for found in common.values()]).reshape(shape)
-    sizes = np.array([math.floor(math.log2(max(found[0].size_bytes, 1))) for found in common.values()], np.int64)
+    enqueue = np.array([[node.start_us - base_us for node in nodes] for nodes in common.values()]).reshape(shape)
+    end = np.array([[node.end_us - base_us for node in nodes] for nodes in common.values()]).reshape(shape)
+    sizes = np.array([math.floor(math.log2(max(nodes[0].size_bytes, 1))) for nodes in common.values()], np.int64)
     try:
         clock = clocks_checked(enqueue, end, sizes, "collective")
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
     tensor = {name: number for number, name in enumerate(common)}
     infos = tuple(
-        TensorInfo(name=name, node=name, dtype=found[0].dtype, shape=found[0].shape, size_bytes=found[0].size_bytes)
-        for name, found in common.items()
+        TensorInfo(name=name, node=name, dtype=nodes[0].dtype, shape=nodes[0].shape, size_bytes=nodes[0].size_bytes)
+        for name, nodes in common.items()
     )
     table = EventTable()
     graphs = []
-    for rank, (nodes, found) in enumerate(zip(ranks, metadata, strict=True)):
-        graph = _graph(found, dropped)
+    for rank, (nodes, metadata_of_rank) in enumerate(zip(ranks, metadata, strict=True)):
+        graph = _graph(metadata_of_rank, dropped)
         graphs.append(graph)
         events = _add_rank(table, rank, nodes, base_us, tensor)
         for target, name in enumerate(graph.name):
@@ -147,7 +147,7 @@ def _nodes(metadata: Any, dropped: Counter[str]) -> list[_Node]:
     ops = {text(node.name): text(node.op) for graph in metadata.partition_graphs for node in graph.node}
     devices = [text(stats.device) for stats in metadata.step_stats.dev_stats]
     by_stream = any("stream:" in device and _ALL_STREAMS not in device for device in devices)
-    found = []
+    nodes = []
     for device, stats in zip(devices, metadata.step_stats.dev_stats, strict=True):
         if _ALL_STREAMS in device and by_stream:
             dropped["kernels written twice"] += len(stats.node_stats)
@@ -160,7 +160,7 @@ def _nodes(metadata: Any, dropped: Counter[str]) -> list[_Node]:
                 continue
             label = _LABEL.search(text(node.timeline_label))
             output = node.output[0].tensor_description if node.output else None
-            found.append(
+            nodes.append(
                 _Node(
                     name=text(node.node_name),
                     op=ops.get(text(node.node_name)) or (label[1] if label else ""),
@@ -172,7 +172,7 @@ def _nodes(metadata: Any, dropped: Counter[str]) -> list[_Node]:
                     shape=tuple(dimension.size for dimension in output.shape.dim) if output else (),
                 )
             )
-    return sorted(found, key=lambda node: (node.start_us, node.end_us))
+    return sorted(nodes, key=lambda node: (node.start_us, node.end_us))
 
 
 def _common(ranks: Sequence[Sequence[_Node]]) -> dict[str, list[_Node]]:
@@ -207,7 +207,7 @@ def _add_rank(table: EventTable, rank: int, nodes: Sequence[_Node], base_us: flo
         )
         if kind in (EventKind.OP, EventKind.COMM):
             events[node.name].append(event)
-    return {name: found[0] for name, found in events.items() if len(found) == 1}
+    return {name: of_name[0] for name, of_name in events.items() if len(of_name) == 1}
 
 
 def _graph(metadata: Any, dropped: Counter[str]) -> NodeGraph:
@@ -232,7 +232,7 @@ def _graph(metadata: Any, dropped: Counter[str]) -> NodeGraph:
 
 
 def _kept_at(kept: list[NodeGraph], graph: NodeGraph) -> int:
-    """Where a graph is among those that are kept; ranks that run equal ones share it."""
+    """The place of a graph among those that are kept; ranks that run equal graphs share one."""
     for i, other in enumerate(kept):
         if other.name == graph.name and other.op == graph.op and np.array_equal(other.input_idx, graph.input_idx):
             return i

@@ -1,4 +1,4 @@
-"""What a rank's profiler saw: op events, all-reduce spans and step annotations of a TensorFlow XPlane file.
+"""TensorFlow XPlane files of a rank: op events, all-reduce spans and step annotations.
 
 The file must come from `ProfilerOptions(host_tracer_level=3)`; lower levels leave out cheap ops and all asynchronous ones.
 An op appears as "node:OpType" around its kernel's call. An asynchronous kernel returns at once, so an all-reduce's span runs
@@ -97,8 +97,8 @@ def read_xplane(path: Path) -> XPlaneRank:
     space = parse("XSpace", read_whole(path), path)
     host = next((plane for plane in space.planes if plane.name == "/host:CPU" and plane.lines), None)
     if host is None:
-        found = ", ".join(f"'{plane.name}'" for plane in space.planes) or "none"
-        raise TraceFormatError(f"{path}: no '/host:CPU' plane with events (planes: {found}); record with host_tracer_level=3")
+        planes = ", ".join(f"'{plane.name}'" for plane in space.planes) or "none"
+        raise TraceFormatError(f"{path}: no '/host:CPU' plane with events (planes: {planes}); record with host_tracer_level=3")
     return _Reader(host).result(_profile_start_ns(space))
 
 
@@ -223,7 +223,7 @@ class _Reader:
         return index
 
     def _role(self, name: str, event: Any) -> str:
-        """What all events of one name are for the reader; the tracer gives them the same stats, so the first one decides."""
+        """The role of all events of one name for the reader; the tracer gives them the same stats, so the first one decides."""
         if name in (_ASYNC_START, _ASYNC_DONE, _EXECUTOR, _EAGER, ALLOCATION, RELEASE):
             return name
         stats = {self._stat_names.get(stat.metadata_id) for stat in event.stats}
@@ -231,11 +231,11 @@ class _Reader:
 
     def _stats(self, event: Any) -> dict[str, Any]:
         """An event's stats by name; a text is an index into the plane's table of names, or stands for itself."""
-        found: dict[str, Any] = {}
+        stats: dict[str, Any] = {}
         for stat in event.stats:
             name = self._stat_names.get(stat.metadata_id, "")
-            found[name] = self._stat_names.get(stat.ref_value, "") if stat.ref_value else text(stat.str_value) or stat.int64_value
-        return found
+            stats[name] = self._stat_names.get(stat.ref_value, "") if stat.ref_value else text(stat.str_value) or stat.int64_value
+        return stats
 
     def _executed(
         self, ops: list[tuple[float, float, int]], around: dict[str, list[tuple[float, float]]], base_us: float, line: int

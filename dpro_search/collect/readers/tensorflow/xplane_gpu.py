@@ -60,7 +60,7 @@ class _Item:
 
     @property
     def collective_kind(self) -> CollectiveKind:
-        """By XLA's operation, which the kernel carries out; else by the kernel's name."""
+        """The kind that XLA's operation, which the kernel carries out, names; else the one that the kernel's name tells."""
         if self.kind is not EventKind.COLLECTIVE:
             return CollectiveKind.UNKNOWN
         kinds = (collective_kind_of(str(self.stats.get("hlo_op", ""))), kernel_communication(self.name))
@@ -68,13 +68,13 @@ class _Item:
 
     @property
     def size_bytes(self) -> int:
-        found = _SIZE.search(str(self.stats.get("memcpy_details", "")))
-        return int(found[1]) if found else 0
+        size = _SIZE.search(str(self.stats.get("memcpy_details", "")))
+        return int(size[1]) if size else 0
 
 
 @dataclass(kw_only=True)
 class _Gpu:
-    """What ran on one GPU, by start."""
+    """The items that ran on one GPU, by start."""
 
     file: int
     ordinal: int
@@ -112,15 +112,15 @@ def read(paths: Sequence[Path]) -> Trace:
     for number, path in enumerate(paths):
         space = parse("XSpace", read_whole(path), path, dropped)
         origin_us = _origin_us(space)
-        found = _gpus(space, number, origin_us, dropped)
-        if not found:
+        gpus_of_file = _gpus(space, number, origin_us, dropped)
+        if not gpus_of_file:
             if any("/device:TPU" in text(plane.name) for plane in space.planes):
                 raise TraceFormatError(f"{path}: a profile of a TPU; only those of GPUs can be imported")
             planes = ", ".join(f"'{text(plane.name)!s:.40}'" for plane in space.planes[:20]) or "none"
             raise TraceFormatError(
                 f"{path}: no GPU plane with events (planes: {planes}); a profile of a CPU job is read with its raw folder"
             )
-        gpus += found
+        gpus += gpus_of_file
         calls.append(_calls(space, origin_us, dropped))
     base_us = min(item.start_us for gpu in gpus for item in gpu.items)
     base_us = min([base_us, *(call.start_us for of_file in calls for call in of_file)])
@@ -164,18 +164,18 @@ def _origin_us(space: Any) -> float:
     return 0.0
 
 
-def _items(plane: Any, origin_us: float, wanted: frozenset[str], dropped: Counter[str]) -> dict[int, list[_Item]]:
+def _items(plane: Any, origin_us: float, stats_to_keep: frozenset[str], dropped: Counter[str]) -> dict[int, list[_Item]]:
     """Events of a plane with the wanted stats, by line."""
     stat_names = {entry.key: text(entry.value.name) for entry in plane.stat_metadata}
     names = {entry.key: text(entry.value.name) for entry in plane.event_metadata}
-    found: dict[int, list[_Item]] = {}
+    items_of_line: dict[int, list[_Item]] = {}
     for number, line in enumerate(plane.lines):
         if _GPU.match(text(plane.name)) and _DERIVED.search(text(line.name)):
             dropped["events of derived lines"] += len(line.events)
             continue
         line_us = line.timestamp_ns / 1e3
         start_of_line_us = line_us if line_us >= origin_us else origin_us + line_us
-        items = found.setdefault(number, [])
+        items = items_of_line.setdefault(number, [])
         for event in line.events:
             start_us = start_of_line_us + event.offset_ps / 1e6
             end_us = start_us + event.duration_ps / 1e6
@@ -185,15 +185,15 @@ def _items(plane: Any, origin_us: float, wanted: frozenset[str], dropped: Counte
             stats: dict[str, Any] = {}
             for stat in event.stats:
                 name = stat_names.get(stat.metadata_id, "")
-                if name in wanted:
+                if name in stats_to_keep:
                     referred = stat_names.get(stat.ref_value, "") if stat.ref_value else ""
                     stats[name] = referred or text(stat.str_value) or stat.int64_value or stat.uint64_value
             items.append(_Item(name=names.get(event.metadata_id, ""), start_us=start_us, end_us=end_us, stats=stats, thread=number))
-    return found
+    return items_of_line
 
 
 def _gpus(space: Any, file: int, origin_us: float, dropped: Counter[str]) -> list[_Gpu]:
-    wanted = frozenset({"correlation_id", "hlo_op", "hlo_module", "memcpy_details"})
+    stats_to_keep = frozenset({"correlation_id", "hlo_op", "hlo_module", "memcpy_details"})
     gpus = []
     for plane in space.planes:
         number = _GPU.match(text(plane.name))
@@ -201,7 +201,7 @@ def _gpus(space: Any, file: int, origin_us: float, dropped: Counter[str]) -> lis
             if any(len(line.events) for line in plane.lines) and not _KNOWN_PLANE.match(text(plane.name)):
                 dropped[f"ranks without a number: events of plane '{text(plane.name):.40}'"] += 1
             continue
-        items = [item for of_line in _items(plane, origin_us, wanted, dropped).values() for item in of_line]
+        items = [item for of_line in _items(plane, origin_us, stats_to_keep, dropped).values() for item in of_line]
         if items:
             gpus.append(_Gpu(file=file, ordinal=int(number[1]), items=sorted(items, key=lambda item: (item.start_us, item.end_us))))
     return sorted(gpus, key=lambda gpu: gpu.ordinal)
@@ -209,17 +209,17 @@ def _gpus(space: Any, file: int, origin_us: float, dropped: Counter[str]) -> lis
 
 def _calls(space: Any, origin_us: float, dropped: Counter[str]) -> list[_Item]:
     """Calls of the host that launched or awaited work of a device."""
-    found = []
+    calls = []
     for plane in space.planes:
         if not text(plane.name).startswith("/host:") or not plane.lines:
             continue
         for items in _items(plane, origin_us, frozenset({"correlation_id", "device_id", "memcpy_details"}), dropped).values():
             for item in items:
                 if "correlation_id" in item.stats:
-                    found.append(item)
+                    calls.append(item)
                 else:
                     dropped["host events that launch nothing"] += 1
-    return found
+    return calls
 
 
 def _mark_steps(gpu: _Gpu) -> list[tuple[float, float]]:

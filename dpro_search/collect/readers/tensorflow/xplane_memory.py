@@ -1,4 +1,4 @@
-"""What a TensorFlow profile holds about memory: every piece that the framework's allocator handed out and got back.
+"""Memory in a TensorFlow profile: every piece that the framework's allocator handed out and got back.
 
 The best-fit allocator (TensorFlow's "BFC": of a GPU, or "mklcpu" of a CPU, which passes on pieces from 256 KiB) notes them from
 level 2 of the host tracer on, each with what it had in use afterwards, and with the op on whose behalf it was requested.
@@ -42,15 +42,15 @@ class MemoryEvents:
     ops: tuple[str, ...]  # Names of ops; "" is none.
 
     def releases(self) -> Ints:
-        """Of each allocation, the event that gives it back; -1: none does, or the event is no allocation. [m]"""
-        found = np.full(len(self.time_us), -1, dtype=np.int64)
+        """The event that gives back each allocation, [m]; -1: none does, or the event is no allocation."""
+        release = np.full(len(self.time_us), -1, dtype=np.int64)
         held: dict[int, int] = {}
         for i, (address, allocates) in enumerate(zip(self.address.tolist(), self.is_allocation.tolist(), strict=True)):
             if allocates:
                 held[address] = i
             elif address in held:
-                found[held.pop(address)] = i
-        return found
+                release[held.pop(address)] = i
+        return release
 
 
 def memory_events(rows: Sequence[tuple[float, bool, Mapping[str, Any]]]) -> tuple[MemoryEvents, int]:
@@ -64,22 +64,22 @@ def memory_events(rows: Sequence[tuple[float, bool, Mapping[str, Any]]]) -> tupl
     whole = [(time_us, allocates, numbers, stats) for time_us, allocates, stats in rows if (numbers := _numbers(stats)) is not None]
     names = Counter(str(stats.get("allocator_name", "")) for _, _, _, stats in whole)
     allocator = names.most_common(1)[0][0] if names else ""
-    mine = sorted((row for row in whole if str(row[3].get("allocator_name", "")) == allocator), key=lambda row: row[0])
+    its_rows = sorted((row for row in whole if str(row[3].get("allocator_name", "")) == allocator), key=lambda row: row[0])
     ops: dict[str, int] = {}
-    op = [ops.setdefault(str(stats.get("tf_op") or ""), len(ops)) for _, _, _, stats in mine]
-    columns = np.array([numbers for _, _, numbers, _ in mine], dtype=np.int64).reshape(-1, 4)
-    found = MemoryEvents(
+    op = [ops.setdefault(str(stats.get("tf_op") or ""), len(ops)) for _, _, _, stats in its_rows]
+    columns = np.array([numbers for _, _, numbers, _ in its_rows], dtype=np.int64).reshape(-1, 4)
+    events = MemoryEvents(
         allocator=allocator,
-        time_us=np.array([time_us for time_us, _, _, _ in mine], dtype=np.float64),
+        time_us=np.array([time_us for time_us, _, _, _ in its_rows], dtype=np.float64),
         op=np.array(op, dtype=np.int64),
-        is_allocation=np.array([allocates for _, allocates, _, _ in mine], dtype=np.bool_),
+        is_allocation=np.array([allocates for _, allocates, _, _ in its_rows], dtype=np.bool_),
         address=columns[:, 0],
         requested_bytes=columns[:, 1],
         taken_bytes=columns[:, 2],
         in_use_bytes=columns[:, 3],
         ops=tuple(ops),
     )
-    return found, len(rows) - len(mine)
+    return events, len(rows) - len(its_rows)
 
 
 def tensor_types(shapes: str) -> tuple[TensorType | None, ...]:
@@ -94,14 +94,14 @@ def _tensor_type(written: str) -> TensorType | None:
     sizes = rest[:-1].split(",") if rest[:-1] else []
     if not bracket or not rest.endswith("]") or not all(size.isdecimal() and len(size) < 12 for size in sizes):
         return None
-    found = TensorType(_DTYPES.get(name, name), tuple(int(size) for size in sizes))
-    return found if found.elements < _LARGEST else None
+    tensor_type = TensorType(_DTYPES.get(name, name), tuple(int(size) for size in sizes))
+    return tensor_type if tensor_type.elements < _LARGEST else None
 
 
 def _numbers(stats: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
     """(address, requested, taken, in use); None if one is missing or impossible."""
-    found = [stats.get(name) for name in ("addr", "requested_bytes", "allocation_bytes", "bytes_allocated")]
-    numbers = [number for number in found if isinstance(number, int) and 0 <= number < 2**63]
-    if len(numbers) < len(found) or max(numbers[1:]) >= _LARGEST:
+    values = [stats.get(name) for name in ("addr", "requested_bytes", "allocation_bytes", "bytes_allocated")]
+    numbers = [number for number in values if isinstance(number, int) and 0 <= number < 2**63]
+    if len(numbers) < len(values) or max(numbers[1:]) >= _LARGEST:
         return None
     return numbers[0], numbers[1], numbers[2], numbers[3]

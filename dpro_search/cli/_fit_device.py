@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpro_search.cluster import Device
-    from dpro_search.costmodel.devices.added import Progress
-    from dpro_search.costmodel.devices.sampled import HeldOut
+    from dpro_search.costmodel.devices.added import MeasuringProgress
+    from dpro_search.costmodel.devices.sampled import HeldOutErrors
     from dpro_search.costmodel.devices.written import OpSpec
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
@@ -43,7 +43,7 @@ def measure_device(
     described = _device(specs) if specs is not None else None
     with stderr_console().status("starting PyTorch") as status, OpTimer(_interpreter(python)) as timer:
 
-        def show(progress: Progress) -> None:
+        def show(progress: MeasuringProgress) -> None:
             status.update(f"{progress.samples} of {progress.budget} ops, now {progress.op}")
 
         path = given or _path(None, usual_name(timer.device))
@@ -120,7 +120,7 @@ def _ops_of(source: Path) -> list[OpSpec]:
     return specs
 
 
-def _facts(name: str, scores: HeldOut) -> dict[str, Any]:
+def _facts(name: str, scores: HeldOutErrors) -> dict[str, Any]:
     return {
         "name": name,
         "rows": scores.rows,
@@ -130,7 +130,7 @@ def _facts(name: str, scores: HeldOut) -> dict[str, Any]:
     }
 
 
-def _print(device: Device, path: Path, out: Path | None, facts: dict[str, Any], scores: HeldOut | None) -> None:
+def _print(device: Device, path: Path, out: Path | None, facts: dict[str, Any], scores: HeldOutErrors | None) -> None:
     rest = "" if facts["complete"] else f"; no more of the {facts['offered']} ops that are short enough could be timed"
     print(f"{device.name}: {facts['samples']} ops, {facts['new']} timed now{rest}")
     print(f"noise (half the distance of the quartiles of 7 rounds): {facts['noise_pct']:.1f} %")

@@ -1,4 +1,4 @@
-"""What compressed gradients cost on CPU ranks beside their fewer bytes: casts, and sums that take longer.
+"""Cost of compressed gradients on CPU ranks beside their fewer bytes: casts, and sums that take longer.
 
 PyTorch's ``fp16_compress_hook`` (`torch.distributed.algorithms.ddp_comm_hooks.default_hooks`) makes a half of a bucket and divides
 it by the number of ranks before it calls the all-reduce; the callback of the all-reduce's future copies the result back into the
@@ -31,6 +31,6 @@ def half_back_us(bucket_bytes: Floats) -> Floats:
 
 
 def of_halves(costs: CommCosts, ranks: int) -> CommCosts:
-    """What all-reduces of halves cost where those of float32 cost this, on so many ranks; per byte that is reduced."""
+    """Costs of all-reduces of float16 from those of float32, on so many ranks; per byte that is reduced."""
     cpu_us = costs.cpu_us + machine_constants().half_gradients.sum_us_per_byte * 2 * (ranks - 1) / ranks
     return replace(costs, cpu_us=cpu_us, beta_busy_us=max(costs.beta_busy_us, cpu_us), beta_tail_us=max(costs.beta_tail_us, cpu_us))

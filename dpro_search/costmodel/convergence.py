@@ -31,7 +31,7 @@ _USUAL, _NOISE = 0.02, 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class ShortRun:
-    """What one run gives the fit.
+    """Data of one run for the fit.
 
     Attributes
     ----------

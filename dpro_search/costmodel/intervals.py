@@ -11,8 +11,8 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Floats, Ints
 
 
-class Origin(IntEnum):
-    """Where a predicted number comes from."""
+class PredictionOrigin(IntEnum):
+    """PredictionOrigin of a predicted number."""
 
     INTERPOLATED = 0
     EXTRAPOLATED = 1  # outside what was measured: the interval is wider
@@ -26,12 +26,13 @@ class Durations:
     us: Floats
     low_us: Floats
     high_us: Floats
-    origin: Ints  # `Origin`
+    origin: Ints  # `PredictionOrigin`
 
     @staticmethod
     def of(us: Floats, half: Floats, *, outside: npt.NDArray[np.bool_], refused: npt.NDArray[np.bool_]) -> Durations:
         """Durations whose logarithms have intervals of these half widths, where they are not refused, [n] each."""
-        origin = np.where(refused, Origin.REFUSED, np.where(outside, Origin.EXTRAPOLATED, Origin.INTERPOLATED))
+        answered = np.where(outside, PredictionOrigin.EXTRAPOLATED, PredictionOrigin.INTERPOLATED)
+        origin = np.where(refused, PredictionOrigin.REFUSED, answered)
         us, low_us, high_us = (np.where(refused, np.nan, column) for column in (us, us * np.exp(-half), us * np.exp(half)))
         return Durations(us=us, low_us=low_us, high_us=high_us, origin=origin.astype(np.int64))
 

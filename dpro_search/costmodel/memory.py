@@ -10,6 +10,7 @@ parameters, optimizer state and the batch live always. Buffers that depend on th
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, insort
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict, Unpack
@@ -18,13 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.trace import AllocatorReport, Floats, Ints
-from dpro_search.costmodel.best_fit import BestFit
 from dpro_search.errors import InputError
 from dpro_search.graph.step_memory import StepMemory
 
 _NEVER = np.iinfo(np.int64).max
 _SETTLING_STEPS = 3
 _FLOAT32_BYTES = 4
+# Of the best-fit allocator.
+_GRAIN = 256
+_FIRST_REGION = 2 << 20
+_LARGEST_REST = 128 << 20
+_FAR = 1 << 45  # regions are no neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +40,12 @@ class MemoryPeak:
     persistent_bytes: float  # Parameters, optimizer state, the batch, the fusion buffer, sums of accumulated gradients.
     activation_bytes: float  # Buffers that grow with the batch.
     gradient_bytes: float  # Buffers that do not: gradients of parameters, temporaries of updates.
-    workspace_bytes: float  # What ops take while they run.
+    workspace_bytes: float  # Workspace of ops while they run.
     op: str  # An op that runs then; "" if none does.
 
 
 class Changes(TypedDict, total=False):
-    """What plans, and other jobs, change of a step's memory."""
+    """Changes that plans, and other jobs, make to a step's memory."""
 
     # Names of forward ops whose results are dropped after the last forward op that reads them, and computed again for the first
     # backward op that does. A buffer that another op writes as well, in place, is dropped if that one is named, too.
@@ -98,7 +103,7 @@ def allocator_peak_bytes(
 
 
 def _spare_share(counted: AllocatorReport) -> float:
-    """How much larger the pieces of what comes and goes in a step were than wanted, at the peak."""
+    """Share by which the pieces of what comes and goes in a step were larger than requested, at the peak."""
     wanted_bytes = counted.requested_peak_bytes - counted.least_bytes
     return max(counted.peak_bytes - counted.requested_peak_bytes, 0) / wanted_bytes if wanted_bytes > 0 else 0.0
 
@@ -190,7 +195,7 @@ class _Lives:
         )
 
     def allocated(self, smallest_bytes: float) -> _InUse:
-        """What the allocator has in use in the last of some equal steps, the first of which takes the fusion buffer."""
+        """Bytes that the allocator has in use in the last of some equal steps, the first of which takes the fusion buffer."""
         size, from_, to, _, buffer = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         counted = np.flatnonzero(size >= smallest_bytes)
         piece_of = {int(buffer[i]): int(i) for i in counted if buffer[i] >= 0}
@@ -199,7 +204,7 @@ class _Lives:
         allocator = BestFit()
         held = {int(i): allocator.take(float(size[i])) for i in counted if stays[i]}
         passing = [int(i) for i in counted if not stays[i]]
-        # What ends at an instant is given back before what begins there is taken.
+        # Buffers that end at an instant are given back before those that begin at it are taken.
         changes = sorted([(int(from_[i]), 1, i) for i in passing] + [(int(to[i]), 0, i) for i in passing])
         wanted = self.fusion_buffer_bytes
         for _ in range(_SETTLING_STEPS):
@@ -220,7 +225,7 @@ class _Lives:
 
 
 def _category(step: StepMemory) -> Ints:
-    """What buffers count as, [buffers]; copies of them and second lives do likewise."""
+    """Category of each buffer, [buffers]; copies of buffers and second lives have the same."""
     return np.where(step.scales, _ACTIVATION, _GRADIENT)
 
 
@@ -282,3 +287,88 @@ def _drop(step: StepMemory, lives: _Lives, taken: tuple[Floats, Floats], to: Int
         lives.add(workspace[writers], np.full(len(writers), since), np.full(len(writers), since + 1), _WORKSPACE)
     number, since_all, until_all = np.array(again, dtype=np.int64).reshape(-1, 3).T
     lives.add(size[number], since_all, until_all, _category(step)[number])
+
+
+class BestFit:
+    """TensorFlow's best-fit allocator (BFC, `tsl/framework/bfc_allocator.cc`), with the sizes of its pieces only.
+
+    It hands out the smallest free piece that is large enough, of the lowest address if several are, and cuts it only if the rest is
+    as large as what is wanted, or 128 MiB: so pieces are up to twice as large as wanted. What is given back is joined with free
+    neighbours.
+
+    Attributes
+    ----------
+    in_use_bytes, peak_bytes
+        Pieces handed out now, and the most so far.
+    """
+
+    def __init__(self) -> None:
+        self.in_use_bytes = 0
+        self.peak_bytes = 0
+        self._region = _FIRST_REGION
+        self._regions = 0
+        self._free: list[tuple[int, int]] = []  # (size, address), sorted
+        self._size: dict[int, int] = {}  # of every piece, by its address
+        self._free_at: set[int] = set()
+        self._before: dict[int, int] = {}  # address of the piece before
+
+    def take(self, wanted_bytes: float) -> int:
+        """Address of a piece of at least so many bytes."""
+        wanted = max(-(-int(wanted_bytes) // _GRAIN) * _GRAIN, _GRAIN)
+        place = bisect_left(self._free, (wanted, -1))
+        if place == len(self._free):
+            self._extend(wanted)
+            place = bisect_left(self._free, (wanted, -1))
+        size, address = self._free.pop(place)
+        self._free_at.discard(address)
+        if size >= 2 * wanted or size - wanted >= _LARGEST_REST:
+            after = address + size
+            self._size[address] = wanted
+            self._add(address + wanted, size - wanted, address)
+            if after in self._before:
+                self._before[after] = address + wanted
+            size = wanted
+        self.in_use_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+        return address
+
+    def give_back(self, address: int) -> None:
+        """Free a piece."""
+        size = self._size[address]
+        self.in_use_bytes -= size
+        after, before = address + size, self._before.get(address)
+        if after in self._free_at:
+            size += self._unlisted(after)
+            del self._size[after], self._before[after]
+        if before in self._free_at:
+            size += self._unlisted(before)
+            del self._size[address], self._before[address]
+            address = before
+        self._size[address] = size
+        if address + size in self._before:
+            self._before[address + size] = address
+        self._free_at.add(address)
+        insort(self._free, (size, address))
+
+    def _unlisted(self, address: int) -> int:
+        """Take a piece off the list of free ones; returns its size."""
+        size = self._size[address]
+        self._free.pop(bisect_left(self._free, (size, address)))
+        self._free_at.discard(address)
+        return size
+
+    def _extend(self, wanted: int) -> None:
+        grown = self._region
+        while grown < wanted:
+            grown *= 2
+        self._regions += 1
+        self._add(self._regions * _FAR, grown, None)
+        # A region that had to grow for one want is the measure of the next; otherwise the next is twice as large.
+        self._region = grown if grown > self._region else 2 * grown
+
+    def _add(self, address: int, size: int, before: int | None) -> None:
+        self._size[address] = size
+        if before is not None:
+            self._before[address] = before
+        self._free_at.add(address)
+        insort(self._free, (size, address))

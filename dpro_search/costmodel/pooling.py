@@ -29,11 +29,11 @@ _LEAST_VARIANCE = 0.03**2
 class Pooled:
     """One more member of a group, as far as it is known."""
 
-    centre: float  # What is expected of it.
+    centre: float  # Expected value.
     # mean_variance, member_variance: How uncertain the group's mean is, and how members differ from that.
     mean_variance: float
     member_variance: float
-    degrees: float  # Of freedom that these variances have.
+    degrees: float  # Degrees of freedom of these variances.
 
     def half_width(self, coverage: float) -> float:
         """Half the interval that holds one more member in that share of all cases."""
@@ -92,7 +92,7 @@ class Pools:
 
 @functools.lru_cache(1024)
 def _quantile(coverage: float, degrees: float) -> float:
-    """How many standard deviations from the mean that share of Student's t lies; pools have few different degrees of freedom."""
+    """Quantile of Student's t, in standard deviations; cached, because pools have few different degrees of freedom."""
     return float(stdtrit(degrees, (1 + coverage) / 2))
 
 
@@ -101,7 +101,7 @@ def _depth(name: str, parent: Mapping[str, str]) -> int:
 
 
 def _member_variance(groups: list[Floats]) -> float:
-    """How members differ from their group's mean, over all groups of a depth."""
+    """Variance of members around their group's mean, over all groups of a depth."""
     degrees = sum(len(group) - 1 for group in groups)
     if not degrees:
         return _LEAST_VARIANCE
@@ -109,7 +109,7 @@ def _member_variance(groups: list[Floats]) -> float:
 
 
 def _between(names: list[str], values: Mapping[str, Floats], parent: Mapping[str, str], member_variance: float) -> float:
-    """How groups of a depth differ from those that they belong to, less what chance makes of their few members."""
+    """Variance of groups of a depth around those that they belong to, less that which chance makes of their few members."""
     found = [
         (float(values[name].mean() - values[parent[name]].mean()) ** 2, member_variance / len(values[name]))
         for name in names

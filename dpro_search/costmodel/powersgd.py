@@ -1,4 +1,4 @@
-"""What PyTorch's PowerSGD hook makes of the gradients of a bucket, and what that costs on CPU ranks.
+"""Matrices that PyTorch's PowerSGD hook makes of the gradients of a bucket, and their cost on CPU ranks.
 
 ``powerSGD_hook`` (`torch.distributed.algorithms.ddp_comm_hooks`; Vogels et al. 2019) views a gradient as a matrix M of n rows and m
 columns, and in place of it all-reduces P = M Q, of n x r, and Q = M^T P, of m x r, where these are less than half as large. What is
@@ -29,12 +29,12 @@ _ALIASED_BYTES = 4096  # rows that are multiples of it compete for the same line
 class LowRankBuckets:
     """Buckets under the hook."""
 
-    sent_bytes: Floats  # Of the three all-reduces of each bucket: what is not compressed, Ps, and Qs, [buckets, 3].
+    sent_bytes: Floats  # Bytes of the three all-reduces of each bucket: what is not compressed, Ps, and Qs, [buckets, 3].
     stages_us: Floats  # Core time of the compute before each of them, and after the last, [buckets, 4].
 
 
 def low_rank(tensors: Sequence[TensorInfo], bucket_of: Ints, rank: int) -> LowRankBuckets:
-    """What the hook makes of gradients in the given buckets, [tensors], with matrices P and Q of rank `rank`, one of `RANKS`."""
+    """Buckets as the hook makes them of gradients, [tensors], with matrices P and Q of rank `rank`, one of `RANKS`."""
     factors = [factor_elements(tensor, rank) for tensor in tensors]
     size = np.array([tensor.size_bytes for tensor in tensors], dtype=np.float64)
     elements = np.array([max(math.prod(tensor.shape), 1) for tensor in tensors], dtype=np.float64)
@@ -72,7 +72,7 @@ def allocated_bytes(tensors: Sequence[TensorInfo], bucket_of: Ints, rank: int) -
 
 
 def features(tensors: Sequence[TensorInfo], bucket_of: Ints, rank: int) -> Floats:
-    """What the core time of a bucket's stages is linear in, [buckets, 8].
+    """Quantities that the core time of a bucket's stages is linear in, [buckets, 8].
 
     The columns: 1; gradients that are compressed, and that are not; bytes of the former, and of the latter; bytes of a bucket that
     is copied to fresh memory; bytes of compressed gradients with many rows, and with rows that are aliased in a cache.

@@ -1,4 +1,4 @@
-"""What bfloat16 does to the time of ops: ratios by type, kind and family of ops, and casts, from models run in both precisions.
+"""Change of the time of ops by bfloat16: ratios by type, kind and family of ops, and casts, from models run in both precisions.
 
     model = PrecisionModel.fit(table)
     model.ratio("_MklNativeFusedConv2D", 2500.0)    # (0.47, 0.41, 0.54); None: an op of no known family
@@ -35,7 +35,8 @@ BUNDLED_TABLE = Path(__file__).parent.parent / "samples" / "bfloat16-times.json.
 BUNDLED_TORCH_TABLE = BUNDLED_TABLE.with_name("bfloat16-times-torch.json.gz")
 _CALLED = {"tensorflow": ("TensorFlow", BUNDLED_TABLE), "torch": ("PyTorch", BUNDLED_TORCH_TABLE)}  # as a table's versions have it
 COVERAGE = 0.9
-# What a processor does for them: products have instructions of their own, arithmetic is converted on the way, moves save bytes.
+# Families by how a processor computes them: products have instructions of their own, arithmetic is converted on the way, moves save
+# bytes.
 _FAMILIES = {
     "products": "conv conv_input_grad conv_filter_grad depthwise depthwise_input_grad depthwise_filter_grad matmul batch_matmul",
     "arithmetic": "elementwise transcendental softmax reduction norm norm_grad",
@@ -104,7 +105,7 @@ class PrecisionTable(msgspec.Struct, frozen=True, kw_only=True):
         """
         data = read_whole(path, MOST_TABLE_BYTES)
         try:
-            version = msgspec.json.decode(data, type=_Version).version
+            version = msgspec.json.decode(data, type=_TableVersion).version
             if version != TABLE_VERSION:
                 raise TraceVersionError(f"{path}: table version {version}, this program reads {TABLE_VERSION}; measure it again")
             table = msgspec.json.decode(data, type=PrecisionTable)
@@ -119,7 +120,7 @@ class PrecisionTable(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SizeEffect:
-    """How a ratio changes with an op's time in float32: as a power of it, between the shortest and the longest measured."""
+    """Change of a ratio with an op's time in float32: as a power of it, between the shortest and the longest measured."""
 
     exponent: float
     usual_us: float
@@ -127,7 +128,7 @@ class SizeEffect:
     most_us: float
 
     def factor(self, float32_us: float | None) -> float:
-        """Of the ratio; 1 for an op of usual or unknown time."""
+        """Factor of the ratio; 1 for an op of usual or unknown time."""
         if float32_us is None:
             return 1.0
         return float((min(max(float32_us, self.least_us), self.most_us) / self.usual_us) ** self.exponent)
@@ -137,9 +138,9 @@ class SizeEffect:
 class PrecisionModel:
     """Ratios of ops, and what casts take."""
 
-    machine: str  # Where they were measured; they hold for no other processor.
-    logarithms: Pools  # Of the ratios of types, kinds and families, at the family's usual time.
-    sizes: Mapping[str, SizeEffect]  # What an op's time does to its ratio, by family.
+    machine: str  # Machine that they were measured on; they hold for no other processor.
+    logarithms: Pools  # Logarithms of the ratios of types, kinds and families, at the family's usual time.
+    sizes: Mapping[str, SizeEffect]  # Change of a ratio with the op's time, by family.
     # call_us, element_us: A cast, and each of its elements.
     call_us: float = 0.0
     element_us: float = 0.0
@@ -179,7 +180,7 @@ class PrecisionModel:
         return None if pooled is None else _interval(pooled, self.sizes[family].factor(float32_us))
 
     def ratio_of_kind(self, kind: str) -> tuple[float, float, float] | None:
-        """That of all ops of a kind (`op_classes.KINDS`), at the usual time of its family."""
+        """Ratio of all ops of a kind (`op_classes.KINDS`), at the usual time of its family."""
         family = _FAMILY_OF.get(kind)
         pooled = None if family is None else self.logarithms.of(kind) or self.logarithms.unseen(family)
         return None if pooled is None else _interval(pooled, 1.0)
@@ -202,8 +203,8 @@ class PrecisionScore:
     float32_us: float
     bfloat16_us: float
     predicted_us: float
-    interval_us: tuple[float, float]  # Of the prediction; ratios of kinds are taken for independent of each other.
-    error_pct: float  # Of the prediction.
+    interval_us: tuple[float, float]  # Interval of the prediction; ratios of kinds are taken for independent of each other.
+    error_pct: float  # Error of the prediction.
     # casts_us, predicted_casts_us: Its casts.
     casts_us: float
     predicted_casts_us: float
@@ -224,7 +225,7 @@ def named_model(table: Path | None, framework: Literal["tensorflow", "torch"]) -
 
 
 def no_table(framework: Literal["tensorflow", "torch"]) -> str:
-    """What to do where it is not known what bfloat16 does to a framework's ops."""
+    """Advice where no table says how bfloat16 changes the time of a framework's ops."""
     name, bundled = _CALLED[framework]
     return (
         f"name a table of what bfloat16 does to {name}'s ops on the job's processor (--precision-table; the package has "
@@ -238,7 +239,7 @@ def fit_torch(table: PrecisionTable, *, without: str | None = None) -> Precision
 
 
 def family_of(op_type: str) -> str | None:
-    """What an op type is to a processor, one of "products", "arithmetic", "moves"; None: no work, or not known."""
+    """Family of an op type for a processor, one of "products", "arithmetic", "moves"; None: no work, or not known."""
     return _FAMILY_OF.get(kind_of(op_type))
 
 
@@ -344,5 +345,5 @@ def _interval(pooled: Pooled, factor: float) -> tuple[float, float, float]:
     return centre, low, high
 
 
-class _Version(msgspec.Struct):
+class _TableVersion(msgspec.Struct):
     version: int

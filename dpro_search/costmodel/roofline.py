@@ -1,4 +1,4 @@
-"""``kernel_ratio(name, dtype, before, after)``: by what a kernel's time changes from one GPU to another.
+"""``kernel_ratio(name, dtype, before, after)``: ratio by which a kernel's time changes from one GPU to another.
 
 A kernel is bound by arithmetic or by memory; its class says by which (`graph.kernel_class`). Its time then changes as the peak
 rates of the data sheets do (Williams et al., Roofline, CACM 2009); of memories as measured rates of copies, where both are known.
@@ -38,7 +38,7 @@ class Ratio(NamedTuple):
 
 
 def kernel_ratio(name: str, dtype: str, before: Device, after: Device) -> Ratio:
-    """By what a kernel's time changes, with a 90 % interval that was estimated, not measured.
+    """Ratio by which a kernel's time changes, with a 90 % interval that was estimated, not measured.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def product_precision(name: str, dtype: str) -> str:
 
 
 def _memory_ratio(before: Device, after: Device) -> float:
-    """Of the rates that copies were measured to reach, where they were on both; else of the data sheets'."""
+    """Ratio of the rates that copies were measured to reach, where they were on both devices; else of the data sheets'."""
     probed = [known_probes(device).stream_bytes_per_s for device in (before, after)]
     return probed[0] / probed[1] if probed[0] and probed[1] else _memory(before) / _memory(after)
 

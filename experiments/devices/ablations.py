@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.special import inv_boxcox
 from scipy.stats import boxcox
 
-from dpro_search.costmodel.devices.correction import Correction
+from dpro_search.costmodel.devices.correction import ErrorCorrection
 from experiments.devices.data import Target
 from experiments.devices.fit import Measured, boosted_trees, tree_weights
 from experiments.devices.protocol import Judged, LeftOut, fitted, similarity_of
@@ -53,7 +53,7 @@ def judged_with_random_samples(found: Sequence[LeftOut], seed: int, budgets: Seq
                 chosen = _random_samples(part, budget, seed, np.flatnonzero(one.target.judge))
                 rest = one.target.judge.copy()
                 rest[chosen] = False
-                fit = Correction.fit(similarity, part.points[chosen], one.errors[chosen])
+                fit = ErrorCorrection.fit(similarity, part.points[chosen], one.errors[chosen])
                 shift, deviation = fit.at(part.points[rest])
                 error = shift - one.errors[rest]
                 result.append(Judged(target=one.target.name, group=group, budget=budget, log_error=error, deviation=deviation))

@@ -9,12 +9,12 @@ import xgboost
 
 from dpro_search.costmodel.devices.features import base_us, features
 from dpro_search.costmodel.devices.ops import Floats
-from dpro_search.costmodel.devices.profile import DeviceProfile, Shares
+from dpro_search.costmodel.devices.profile import DeviceProfile, UsualShares
 from experiments.devices.data import Target
 from experiments.devices.fit import even_weights
 from experiments.devices.protocol import Judged, samples
 
-PEAKS = Shares(matrix=1.0, stream=1.0)
+PEAKS = UsualShares(matrix=1.0, stream=1.0)
 """A plain roofline: a device reaches what its data sheet says."""
 _ONE_IN = 3  # Ops that are fitted: each target needs fits of its own.
 _SAMPLE_WEIGHT = 0.5

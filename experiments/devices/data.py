@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.ops import Floats, Ops
-from dpro_search.costmodel.devices.profile import Shares, probe_places
+from dpro_search.costmodel.devices.profile import UsualShares, probe_places
 from dpro_search.errors import InputError
 from experiments.devices import aiconfigurator, deepbench, neusight, sailor
 from experiments.devices.fit import Measured
 from experiments.devices.sailor import OUT_OF_MEMORY_US
 from experiments.devices.table import Table, device_of, family_of, joined_tables
 
-USUAL = Shares()
+USUAL = UsualShares()
 MOST_OF_CATEGORY = {True: 800, False: 200}
 """Ops of a category that are used: of products, and of what memory bounds."""
 MOST_JUDGED = 1500

@@ -17,12 +17,12 @@ from scipy.optimize import minimize
 
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.correction import COORDINATES, OpPoints, Similarity
-from dpro_search.costmodel.devices.domain import CHECKED, ELEMENT, KINDS, Domain
+from dpro_search.costmodel.devices.domain import CHECKED, ELEMENT, KINDS, OpDomain
 from dpro_search.costmodel.devices.features import FEATURES, OP_FEATURES, base_us, features
 from dpro_search.costmodel.devices.model import COVERAGE, LatencyModel, Trees
 from dpro_search.costmodel.devices.model_file import FORESTS, LatencyInfo
 from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
-from dpro_search.costmodel.devices.profile import DeviceProfile, Shares, probe_places, probes_of
+from dpro_search.costmodel.devices.profile import DeviceProfile, UsualShares, probe_places, probes_of
 from dpro_search.costmodel.forest import Forest
 
 EVERYTHING = tuple(range(len(FEATURES)))
@@ -76,7 +76,7 @@ class Measured:
     probes: npt.NDArray[np.int64]
 
     @staticmethod
-    def of(name: str, family: str, device: Device, ops: Ops, us: Floats, usual: Shares, *, probed: bool = True) -> Measured:
+    def of(name: str, family: str, device: Device, ops: Ops, us: Floats, usual: UsualShares, *, probed: bool = True) -> Measured:
         """Of measured ops; those that `probe_places` chooses are the device's probes, unless it is to have none."""
         places = probe_places(ops, device)
         profile = DeviceProfile(device=device)
@@ -248,7 +248,7 @@ class Group:
         return value, np.array(slope)
 
 
-def fit_domain(parts: Sequence[Singles]) -> Domain:
+def fit_domain(parts: Sequence[Singles]) -> OpDomain:
     """Of the features of all measured ops."""
     everything = np.concatenate(parts).astype(np.float64)
     low = np.full((len(KINDS), len(CHECKED)), np.inf)
@@ -257,7 +257,7 @@ def fit_domain(parts: Sequence[Singles]) -> Domain:
         mine = everything[everything[:, place] > 0][:, CHECKED]
         if len(mine):
             low[row], high[row] = mine.min(axis=0), mine.max(axis=0)
-    return Domain(low=low, high=high, element_bytes=np.unique(everything[:, ELEMENT]))
+    return OpDomain(low=low, high=high, element_bytes=np.unique(everything[:, ELEMENT]))
 
 
 def save(model: LatencyModel, info: LatencyInfo, path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dpro_search.cluster.device import PRECISIONS
 from dpro_search.costmodel.devices.features import parts_us
 from dpro_search.costmodel.devices.model_file import default_model
-from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, OpKind, Ops, Stack, attention, gemm
+from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, LibraryOpKind, Ops, Stack, attention, gemm
 from dpro_search.costmodel.devices.profile import DeviceProfile, peak_flops_per_s
 from dpro_search.costmodel.devices.ratios import HEAD_DIM, HEADS, MUCH, SEQUENCES, SIDES, UNKNOWN_SIZES
 from dpro_search.costmodel.roofline import LEAST_US
@@ -82,7 +82,7 @@ def _moved_us(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftO
 def _alike(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftOut) -> Floats:
     """Of products and attention the ratio for `_series` of that precision and stack that take as long; NaN of other ops, [n]."""
     found = np.full(len(us), np.nan)
-    for kind in (OpKind.GEMM, OpKind.ATTENTION):
+    for kind in (LibraryOpKind.GEMM, LibraryOpKind.ATTENTION):
         of_kind = ops.kind == KINDS.index(kind)
         for precision, stack in np.unique(np.stack((ops.precision, ops.stack))[:, of_kind], axis=1).T.astype(int).tolist():
             mine = of_kind & (ops.precision == precision) & (ops.stack == stack)
@@ -93,8 +93,8 @@ def _alike(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftOut)
     return found
 
 
-def _series(kind: OpKind, precision: str, stack: Stack) -> Ops:
-    if kind is OpKind.GEMM:
+def _series(kind: LibraryOpKind, precision: str, stack: Stack) -> Ops:
+    if kind is LibraryOpKind.GEMM:
         return gemm(SIDES, SIDES, SIDES, precision=precision, stack=stack)
     return attention(1, HEADS, HEADS, SEQUENCES, SEQUENCES, HEAD_DIM, causal=True, precision=precision, stack=stack)
 

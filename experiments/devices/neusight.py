@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.cluster import Device, Peaks, Provenance
-from dpro_search.costmodel.devices.ops import OpKind, Ops, convolution, gemm, joined, streamed
+from dpro_search.costmodel.devices.ops import LibraryOpKind, Ops, convolution, gemm, joined, streamed
 from dpro_search.costmodel.devices.written import STREAMED
 from dpro_search.errors import InputError
 from experiments.devices.table import Table, joined_tables, plain_name, read_columns, table
@@ -238,21 +238,22 @@ def _passes(target: str, name: str, input_shapes: str, output_shape: str, dtype:
     rows, length = elements / made[-1], float(made[-1])
     if _NORM.search(last):
         return tuple(  # type: ignore[return-value]
-            streamed(OpKind.NORM, rows, length, moved=times * _BYTES * elements, backward=back, kernels=kernels, **own)
+            streamed(LibraryOpKind.NORM, rows, length, moved=times * _BYTES * elements, backward=back, kernels=kernels, **own)
             for times, back, kernels in ((2, False, 1), (4, True, 2))
         )
     if "softmax" in target:
         return tuple(  # type: ignore[return-value]
-            streamed(OpKind.SOFTMAX, rows, length, moved=times * _BYTES * elements, backward=back, special=1, **own)
+            streamed(LibraryOpKind.SOFTMAX, rows, length, moved=times * _BYTES * elements, backward=back, special=1, **own)
             for times, back in ((2, False), (3, True))
         )
     if _EMBEDDING.search(target):
         return tuple(  # type: ignore[return-value]
-            streamed(OpKind.EMBEDDING, rows, length, moved=2 * _BYTES * elements, backward=back, **own) for back in (False, True)
+            streamed(LibraryOpKind.EMBEDDING, rows, length, moved=2 * _BYTES * elements, backward=back, **own)
+            for back in (False, True)
         )
     if "drop" in target:  # a mask of one byte an element; the backward pass multiplies by it
         return tuple(  # type: ignore[return-value]
-            streamed(OpKind.ELEMENTWISE, rows, length, moved=times * _BYTES * elements, backward=back, special=2, **own)
+            streamed(LibraryOpKind.ELEMENTWISE, rows, length, moved=times * _BYTES * elements, backward=back, special=2, **own)
             for times, back in ((2.25, False), (2.25, True))
         )
     if last in _FUNCTIONS:
@@ -261,12 +262,12 @@ def _passes(target: str, name: str, input_shapes: str, output_shape: str, dtype:
         if forward == 3 and len(tensors) < 2:  # with a scalar
             forward, backward, kernels = 2, min(backward, 2), min(kernels, 1)
         special = {"tanh": 1.0, "gelu": 1.0, "pow": 2.0, "truediv": 1.0}.get(last, 0.0)
-        ahead = streamed(OpKind.ELEMENTWISE, rows, length, moved=forward * _BYTES * elements, special=special, **own)
+        ahead = streamed(LibraryOpKind.ELEMENTWISE, rows, length, moved=forward * _BYTES * elements, special=special, **own)
         if not backward:
             return ahead, None
         moved = backward * _BYTES * elements
         return ahead, streamed(
-            OpKind.ELEMENTWISE, rows, length, moved=moved, special=special, backward=True, kernels=kernels, **own
+            LibraryOpKind.ELEMENTWISE, rows, length, moved=moved, special=special, backward=True, kernels=kernels, **own
         )
     return None, None
 

@@ -20,8 +20,8 @@ from dpro_search.costmodel.devices.choice import nearest_to_centres
 from dpro_search.costmodel.devices.correction import OpPoints
 from dpro_search.costmodel.devices.features import features
 from dpro_search.costmodel.devices.ops import Floats
-from dpro_search.costmodel.devices.profile import DeviceProfile, Shares, probe_places
-from dpro_search.costmodel.devices.sampled import MeasuredOps, latency_on, measured_on
+from dpro_search.costmodel.devices.profile import DeviceProfile, UsualShares, probe_places
+from dpro_search.costmodel.devices.sampled import SampledOps, latency_on, measured_on
 
 BUDGETS = 0, 20, 50, 100
 LONG_US = 20.0  # from which on launches matter little
@@ -54,7 +54,7 @@ def main() -> None:
         print(f"| {kind} | {_row(predicted[own], true[own], inside[own])} |")
 
 
-def _judged(device: Device, measured: MeasuredOps, budget: int, seed: int) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+def _judged(device: Device, measured: SampledOps, budget: int, seed: int) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
     """Predicted and measured us, and whether the interval held it, of the ops that were no samples."""
     used = _samples(device, measured, budget, seed)
     part = msgspec.structs.replace(device, samples=tuple(device.samples[place] for place in used))
@@ -64,13 +64,13 @@ def _judged(device: Device, measured: MeasuredOps, budget: int, seed: int) -> tu
     return found.us, us, (found.low_us <= us) & (us <= found.high_us)
 
 
-def _samples(device: Device, measured: MeasuredOps, budget: int, seed: int) -> list[int]:
+def _samples(device: Device, measured: SampledOps, budget: int, seed: int) -> list[int]:
     """Probes first, then what is nearest to the centres of clusters of ops."""
     if not budget:
         return []
     probes = probe_places(measured.ops, device)[:budget]
     left = np.setdiff1d(np.arange(len(measured.us)), probes)
-    points = OpPoints.of(measured.ops[left], features(measured.ops[left], DeviceProfile(device=device), Shares()))
+    points = OpPoints.of(measured.ops[left], features(measured.ops[left], DeviceProfile(device=device), UsualShares()))
     return [*probes.tolist(), *left[nearest_to_centres(points, budget - len(probes), seed)].tolist()]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.costmodel.devices.choice import nearest_to_centres
-from dpro_search.costmodel.devices.correction import Correction, Similarity
+from dpro_search.costmodel.devices.correction import ErrorCorrection, Similarity
 from dpro_search.costmodel.devices.model import BUDGETS, Trees
 from dpro_search.costmodel.devices.ops import Floats
 from experiments.devices.data import Target
@@ -113,7 +113,7 @@ def judge(one: LeftOut, similarity: Similarity, budget: int, seed: int) -> Judge
     shift = np.zeros(int(rest.sum()))
     deviation = np.full(len(shift), np.sqrt(similarity.variance))
     if budget:
-        shift, deviation = Correction.fit(similarity, points[chosen], errors[chosen]).at(points[rest])
+        shift, deviation = ErrorCorrection.fit(similarity, points[chosen], errors[chosen]).at(points[rest])
     return Judged(target=target.name, group=one.group, budget=budget, log_error=shift - errors[rest], deviation=deviation)
 
 

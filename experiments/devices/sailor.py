@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, OpKind, Ops, Stack, gemm, joined, streamed
+from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, LibraryOpKind, Ops, Stack, gemm, joined, streamed
 from dpro_search.errors import InputError
 from experiments.devices.table import Table, device_of, joined_tables, read_columns, table
 
@@ -109,17 +109,19 @@ def _op(name: str, dims: Dims, batch: int, precision: str, backward: bool) -> Op
     if name == "encoder-embedding":
         table_bytes = vocabulary * hidden * element
         moved = 5 * table_bytes + 4 * x if backward else 6 * x
-        return streamed(OpKind.EMBEDDING, tokens, hidden, moved=moved, kernels=3, precision=precision, **own)
+        return streamed(LibraryOpKind.EMBEDDING, tokens, hidden, moved=moved, kernels=3, precision=precision, **own)
     if "layernorm" in name:
         final = 1.0 if name.startswith("final") else 0.0
-        return streamed(OpKind.NORM, tokens, hidden, moved=(4 if backward else 2) * x, special=final, precision=precision, **own)
+        return streamed(
+            LibraryOpKind.NORM, tokens, hidden, moved=(4 if backward else 2) * x, special=final, precision=precision, **own
+        )
     if name == "enc-attention-qkv":
         return product(tokens, 3 * hidden, hidden)
     if name == "enc-attention-score":
         return product(SEQUENCE, SEQUENCE, hidden // heads, batch * heads, both=True, bias=False)
     if name == "enc-attention-softmax":
         return streamed(
-            OpKind.SOFTMAX,
+            LibraryOpKind.SOFTMAX,
             batch * heads * SEQUENCE,
             SEQUENCE,
             moved=(3 if backward else 2) * scores,
@@ -129,23 +131,27 @@ def _op(name: str, dims: Dims, batch: int, precision: str, backward: bool) -> Op
         )
     if name == "enc-attention-dropout":
         rows = batch * heads * SEQUENCE
-        return streamed(OpKind.ELEMENTWISE, rows, SEQUENCE, moved=(2 + masks) * scores, special=2, precision=precision, **own)
+        return streamed(
+            LibraryOpKind.ELEMENTWISE, rows, SEQUENCE, moved=(2 + masks) * scores, special=2, precision=precision, **own
+        )
     if name == "enc-attention-context":
         return product(SEQUENCE, hidden // heads, SEQUENCE, batch * heads, both=True, bias=False)
     if name == "enc-attention-dense":
         return product(tokens, hidden, hidden, bias=False)
     if name in ("enc-post-attention-dropout", "enc-post-MLP-dropout"):
         moved = (2 + masks) * x if backward else (3 + masks) * x
-        return streamed(OpKind.ELEMENTWISE, tokens, hidden, moved=moved, special=3, precision=precision, **own)
+        return streamed(LibraryOpKind.ELEMENTWISE, tokens, hidden, moved=moved, special=3, precision=precision, **own)
     if name == "enc-MLP-GEMM-1":
         return product(tokens, 4 * hidden, hidden)
     if name == "enc-MLP-gelu":
         moved = (12 if backward else 8) * x
-        return streamed(OpKind.ELEMENTWISE, tokens, 4 * hidden, moved=moved, special=4, precision=precision, **own)
+        return streamed(LibraryOpKind.ELEMENTWISE, tokens, 4 * hidden, moved=moved, special=4, precision=precision, **own)
     if name == "enc-MLP-GEMM-2":
         return product(tokens, hidden, 4 * hidden, bias=False)
     # gpt-post-process: logits, and a loss of several passes over them in fp32
     logits = tokens * vocabulary
     m, n, k = (tokens, hidden, vocabulary) if backward else (tokens, vocabulary, hidden)
     moved = logits * (16.0 if backward else 28.0 + element)
-    return gemm(m, n, k, stream_bytes=moved, kernels=5 if backward else 7, kind=OpKind.LOSS, precision=product_precision, **own)
+    return gemm(
+        m, n, k, stream_bytes=moved, kernels=5 if backward else 7, kind=LibraryOpKind.LOSS, precision=product_precision, **own
+    )

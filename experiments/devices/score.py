@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
+from dpro_search.costmodel.devices.correction import ErrorCorrection, OpPoints, Similarity
 from dpro_search.costmodel.devices.features import features
 from dpro_search.costmodel.devices.model import BUDGETS
 from dpro_search.costmodel.devices.model_file import default_info, default_model
@@ -319,7 +319,7 @@ def _on_device(one: LeftOut, similarity: Similarity, budget: int, seed: int) -> 
     correction = None
     if budget:
         chosen = protocol.samples(part, budget, seed, np.flatnonzero(one.target.judge))
-        correction = Correction.fit(similarity, part.points[chosen], one.errors[chosen])
+        correction = ErrorCorrection.fit(similarity, part.points[chosen], one.errors[chosen])
 
     def predict(device: str, model: str, ops: Any) -> Floats:
         found = models.predicted_us(one.trees, part.profile, ops)

@@ -14,7 +14,7 @@ from dpro_search.costmodel.collectives.cost import CollectiveCost, fit_collectiv
 from dpro_search.costmodel.collectives.counts import Algorithm, Points
 from dpro_search.costmodel.collectives.model_file import CommunicationModel
 from dpro_search.costmodel.collectives.series import Series
-from dpro_search.costmodel.intervals import Origin
+from dpro_search.costmodel.intervals import PredictionOrigin
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError, TraceVersionError
 
 TRUE = AllReduceCost(
@@ -71,7 +71,7 @@ def test_intervals_widen_away_from_what_was_measured_until_nothing_is_predicted(
     cost = usual()
     asked = Points(size_bytes=np.array([1e6, 2.0**28, 2.0**40]), ranks=np.array(2), link_bytes_per_us=np.array(60.0))
     found = cost.predict_interval(asked)
-    assert found.origin.tolist() == [Origin.INTERPOLATED, Origin.EXTRAPOLATED, Origin.REFUSED]
+    assert found.origin.tolist() == [PredictionOrigin.INTERPOLATED, PredictionOrigin.EXTRAPOLATED, PredictionOrigin.REFUSED]
     width = np.log(found.high_us / found.low_us)
     assert 0 < width[0] < width[1]
     assert np.isnan(found.us[2])

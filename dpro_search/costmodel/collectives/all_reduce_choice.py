@@ -1,4 +1,4 @@
-"""What all-reduces by an algorithm of one's choice take, over what they take by the one that the library chooses.
+"""Ratio of the duration of all-reduces by a chosen algorithm to that by the algorithm which the library chooses.
 
 Both are predicted for all-reduces by themselves, from a table that was measured on the library ('dpro-search fit --collect comm');
 their ratio, size by size, is what a recorded job's all-reduces are changed by.
@@ -30,7 +30,7 @@ class AllReduceChoice:
     """Algorithms that a library can be set to, on one cluster."""
 
     from_bytes: Floats  # Sizes at which ratios change, ascending from 0, [sizes].
-    # What an all-reduce takes over one by the library's own choice, by algorithm, [sizes] each.
+    # Duration of an all-reduce over one by the library's own choice, by algorithm, [sizes] each.
     ratio: Mapping[MpiAlgorithm, Floats]
     ranks_per_host: int = 1  # On each host of the cluster.
 
@@ -38,7 +38,7 @@ class AllReduceChoice:
     def of(
         model: CommunicationModel, ranks: int, rate_bps: float | None, cores: int, ranks_per_host: int | None = 1
     ) -> AllReduceChoice:
-        """What a model of Open MPI's algorithms predicts for a cluster.
+        """Ratios that a model of Open MPI's algorithms predicts for a cluster.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class AllReduceChoice:
 
     @property
     def algorithms(self) -> tuple[MpiAlgorithm, ...]:
-        """Those that are known."""
+        """Algorithms whose ratios are known."""
         return tuple(self.ratio)
 
     def refusal(self, wanted: Sequence[MpiAlgorithm]) -> str | None:

@@ -1,4 +1,4 @@
-"""Which all-reduce of `dpro_search_all_reduce` is the fastest for each size: from measured ones, or from the cost model.
+"""Tables of the fastest all-reduce of `dpro_search_all_reduce` for each size: from measured ones, or from the cost model.
 
 Both give the table that its `Choice` reads: by ranks and ranks on a host, ranges of sizes with an algorithm each.
 """
@@ -86,7 +86,7 @@ def predicted_us(
     sizes_bytes: Floats,
     backend: str = "mpi4py",
 ) -> dict[str, Floats]:
-    """What each algorithm takes by a cost model, us, [sizes] each; raises `InputError` where it has none."""
+    """Duration of each algorithm by a cost model, us, [sizes] each; raises `InputError` where it has none."""
     points = Points(
         size_bytes=sizes_bytes,
         ranks=np.array(ranks),

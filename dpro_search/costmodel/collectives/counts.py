@@ -1,4 +1,4 @@
-"""What all-reduce algorithms do: messages one after the other, bytes on the busiest link, bytes that the busiest core handles.
+"""Counts for all-reduce algorithms: messages one after the other, bytes on the busiest link and on the busiest core.
 
 The counts follow from the algorithm (Thakur, Rabenseifner & Gropp, "Optimization of Collective Communication Operations in MPICH",
 2005); what they cost is in `all_reduce_formula`.
@@ -17,7 +17,7 @@ import numpy as np
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 
-# What Open MPI can be set to.
+# Algorithms that Open MPI can be set to.
 MpiAlgorithm = Literal["nonoverlapping", "recursive-doubling", "ring", "segmented-ring", "rabenseifner", "hierarchy"]
 HIERARCHY: MpiAlgorithm = "hierarchy"
 
@@ -39,7 +39,7 @@ class Algorithm(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What an algorithm does, arrays of one shape; bytes are for each byte of the tensor."""
+    """Messages and bytes of an algorithm, arrays of one shape; bytes are for each byte of the tensor."""
 
     messages: Floats  # One after the other.
     wire: Floats  # Bytes on the busiest link.
@@ -56,7 +56,7 @@ def counts(
     cores: Floats | float = np.inf,
     ranks_per_host: int = 1,
 ) -> Counts:
-    """What an algorithm does on a number of ranks.
+    """Count the messages and bytes of an algorithm on a number of ranks.
 
     Parameters
     ----------
@@ -192,15 +192,15 @@ _MESSAGES: dict[Algorithm, Callable[[int], Iterator[list[_Message]]]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Points:
-    """Measured or wanted all-reduces, all arrays of [points]."""
+    """Measured all-reduces, or those to predict, all arrays of [points]."""
 
     # size_bytes, ranks: Tensor and ranks.
     size_bytes: Floats
     ranks: Floats
-    # What a rank's link carries in each direction; infinite where nothing limits it but the processors.
+    # Rate of a rank's link in each direction; infinite where nothing limits it but the processors.
     link_bytes_per_us: Floats = field(default_factory=lambda: np.array(np.inf))
-    servers: Floats = field(default_factory=lambda: np.array(1.0))  # Of a parameter server; 1 for all else.
-    # That all ranks and servers share; infinite where each has its own.
+    servers: Floats = field(default_factory=lambda: np.array(1.0))  # Servers of a parameter server; 1 for all else.
+    # Cores that all ranks and servers share; infinite where each has its own.
     cores: Floats = field(default_factory=lambda: np.array(np.inf))
 
     def __post_init__(self) -> None:

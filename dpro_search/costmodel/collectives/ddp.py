@@ -1,4 +1,4 @@
-"""What Gloo's collectives cost a PyTorch job on CPU ranks (DistributedDataParallel, or fully sharded), fitted on one trace.
+"""Cost of Gloo's collectives in a PyTorch job on CPU ranks (DistributedDataParallel, or fully sharded), fitted on one trace.
 
 The terms are those of a ring all-reduce beside computing ranks (see `costmodel/horovod.py`): a latency, and a time per byte, each
 for ranks that compute meanwhile and for ranks that wait. There is no negotiation and no fusion buffer: copies around collectives
@@ -35,7 +35,7 @@ def fit_ddp_costs(trace: Trace, graph: DdpGraph) -> CommCosts:
 
 
 def fit_fsdp_costs(trace: Trace, graph: FsdpGraph) -> CommCosts:
-    """The same of a fully sharded job; sizes are those of all-reduces that move as many bytes."""
+    """Fit the terms of a fully sharded job; sizes are those of all-reduces that move as many bytes."""
     return _costs(trace, graph.steps, float(graph.moved_bytes.sum()), len(graph.moved_bytes))
 
 

@@ -1,4 +1,4 @@
-"""What Horovod's communication costs on CPU ranks: terms of a fused all-reduce, fitted on one trace, and how they scale.
+"""Cost of Horovod's communication on CPU ranks: terms of a fused all-reduce, fitted on one trace, and how they scale.
 
 A ring all-reduce of n bytes on p ranks takes ``alpha + n beta`` (Thakur et al. 2005: alpha covers 2 (p - 1) messages, and
 2 (p - 1) / p n bytes cross each link). Both terms depend on what the ranks do meanwhile. While a compute thread runs (forward and
@@ -272,7 +272,7 @@ def fit_transfer(
     spread = usual.transfer_spread if spread is None else spread
     floor = max(wire, cpu, least)
     columns = [begun_busy, begun_busy * saturation(size), 1 - begun_busy, busy * size, (1 - busy) * size]
-    # What varies is the waiting for the core (about as much as its mean) and the transfer (a few per cent).
+    # Waiting for the core varies (about as much as its mean), and the transfer does (a few per cent).
     weight = 1 / np.hypot(usual.latency_spread_us, spread * floor * size)
     design = np.stack(columns, axis=1) * weight[:, None]
     target = duration * weight

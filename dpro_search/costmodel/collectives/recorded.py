@@ -20,7 +20,7 @@ _ERROR_OF_ONE_SIZE = 0.5
 
 
 @dataclass(frozen=True)
-class _Line:
+class _LinearTime:
     latency_us: float
     us_per_byte: float
     error: float
@@ -48,7 +48,7 @@ class CollectivePrices:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What predictions take for granted, a sentence for each type of which only one size was recorded."""
+        """Assumptions of predictions, a sentence for each type of which only one size was recorded."""
         return tuple(
             f"{kind.name.lower().replace('_', '-')}s of one size were recorded: others are priced without latency, an error of "
             f"{_ERROR_OF_ONE_SIZE:.0%}"
@@ -56,14 +56,14 @@ class CollectivePrices:
             if line.sizes == 1
         )
 
-    def _line(self, kind: CollectiveKind) -> _Line:
+    def _line(self, kind: CollectiveKind) -> _LinearTime:
         if kind not in self._lines:
             name = kind.name.lower().replace("_", "-")
             raise InputError(f"the trace has no {name} with a known size: what one takes cannot be told")
         return self._lines[kind]
 
 
-def _fitted(points: Sequence[tuple[int, float]]) -> _Line | None:
+def _fitted(points: Sequence[tuple[int, float]]) -> _LinearTime | None:
     usable = [(size, us) for size, us in points if size > 0 and us > 0]
     if not usable:
         return None
@@ -73,7 +73,7 @@ def _fitted(points: Sequence[tuple[int, float]]) -> _Line | None:
     sizes = np.array(sorted(by_size), np.float64)
     median_us = np.array([np.median(by_size[int(size)]) for size in sizes])
     if len(sizes) == 1:
-        return _Line(0.0, float(median_us[0] / sizes[0]), _ERROR_OF_ONE_SIZE, 1)
+        return _LinearTime(0.0, float(median_us[0] / sizes[0]), _ERROR_OF_ONE_SIZE, 1)
     columns = np.stack((1 / median_us, sizes / median_us), axis=1)  # of the relative error
     latency_us, us_per_byte = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)[0].tolist()
     if us_per_byte < 0:
@@ -81,4 +81,4 @@ def _fitted(points: Sequence[tuple[int, float]]) -> _Line | None:
     elif latency_us < 0:
         latency_us, us_per_byte = 0.0, float(1 / np.mean(sizes / median_us))
     residual = (latency_us + us_per_byte * sizes) / median_us - 1
-    return _Line(latency_us, us_per_byte, max(float(np.sqrt(np.mean(residual**2))), _LEAST_ERROR), len(sizes))
+    return _LinearTime(latency_us, us_per_byte, max(float(np.sqrt(np.mean(residual**2))), _LEAST_ERROR), len(sizes))

@@ -21,7 +21,7 @@ from dpro_search.costmodel.collectives.counts import HIERARCHY, Algorithm, Point
 from dpro_search.errors import InputError, TraceFormatError
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import OF_LIBRARY
 
-# What a backend's algorithm may do, by the table's name of it. Open MPI composes a reduce and a broadcast of its choice; with no
+# Algorithms that a backend may use, by the table's name. Open MPI composes a reduce and a broadcast of its choice; with no
 # algorithm forced, and in NCCL, the library chooses.
 _ANY = (Algorithm.RING, Algorithm.RECURSIVE_DOUBLING, Algorithm.HALVING_DOUBLING)
 _ALGORITHMS: dict[tuple[str, str], tuple[Algorithm, ...]] = {
@@ -59,15 +59,15 @@ class Series:
     """Measured all-reduces of one backend and algorithm."""
 
     name: str
-    algorithms: tuple[Algorithm, ...]  # What it may be doing.
+    algorithms: tuple[Algorithm, ...]  # Algorithms that it may use.
     # points, duration_us: [n] each.
     points: Points
     duration_us: Floats
-    spread_pct: Floats  # What chance makes of each duration, by repeated measurements, [n]; NaN: not known.
+    spread_pct: Floats  # Distance of repeated measurements of each duration, [n]; NaN: not known.
     # How long the busiest core was used in each, [n]; NaN: not known.
     busy_us: Floats = field(default_factory=lambda: np.array(np.nan))
     meets: bool = False  # Whether ranks met before each call, so that their links had rested.
-    ranks_per_host: int = 1  # Of all of them.
+    ranks_per_host: int = 1  # Ranks on each host, in all of them.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "busy_us", np.broadcast_to(self.busy_us, self.duration_us.shape))
@@ -124,12 +124,12 @@ def table_series(table: CommTable) -> list[Series]:
 
 
 def series_name(backend: str, algorithm: str, ranks_per_host: int = 1) -> str:
-    """What a series is called: what was measured with so many ranks on a host does not hold for other numbers."""
+    """Name of a series, which has the ranks on a host: measurements with one number do not hold for others."""
     return f"{backend} {algorithm}" + (f", {ranks_per_host} ranks a host" if ranks_per_host > 1 else "")
 
 
 def algorithms_of(backend: str, algorithm: str) -> tuple[Algorithm, ...]:
-    """What a backend may be doing under the table's name of an algorithm."""
+    """Algorithms that a backend may use under the table's name of an algorithm."""
     if backend in _STORES:
         return (Algorithm.PARAMETER_SERVER,)
     if backend in LIBRARIES:
@@ -284,7 +284,7 @@ def _rows(events: Events) -> Iterable[tuple[int, int, int, float, float]]:
 
 
 def _sound(spans: Sequence[tuple[float, float, float]]) -> Floats:
-    """Those with bytes and a duration, by begin, [n, 3]."""
+    """Spans with bytes and a duration, by begin, [n, 3]."""
     found = np.array(spans, dtype=np.float64).reshape(len(spans), 3)
     found = found[(found[:, 0] > 0) & (found[:, 2] > found[:, 1])]
     return found[np.argsort(found[:, 1], kind="stable")]

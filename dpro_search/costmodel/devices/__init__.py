@@ -1,9 +1,9 @@
-"""What library ops take on a device, from its specs, a few measurements of it and measurements of other devices (README.md)."""
+"""Latencies of library ops on a device, from its specs, a few measurements of it and measurements of others (README.md)."""
 
 from dpro_search.costmodel.devices.model import DeviceLatency as DeviceLatency
 from dpro_search.costmodel.devices.model import LatencyModel as LatencyModel
 from dpro_search.costmodel.devices.model_file import default_model as default_model
-from dpro_search.costmodel.devices.ops import OpKind as OpKind
+from dpro_search.costmodel.devices.ops import LibraryOpKind as LibraryOpKind
 from dpro_search.costmodel.devices.ops import Ops as Ops
 from dpro_search.costmodel.devices.ops import Stack as Stack
 from dpro_search.costmodel.devices.ops import attention as attention

@@ -28,7 +28,7 @@ _COPY = OpSpec.of("copy", "fp32", rows=2**13, length=2**12)
 
 
 @dataclass(kw_only=True)
-class Progress:
+class MeasuringProgress:
     """State of a measurement, for who watches it."""
 
     budget: int
@@ -47,8 +47,8 @@ def add_device(
     specs: Device | None = None,
     own: Sequence[OpSpec] = (),
     longest_us: float = LONGEST_US,
-    on_progress: Callable[[Progress], None] = lambda _: None,
-) -> tuple[Device, Progress]:
+    on_progress: Callable[[MeasuringProgress], None] = lambda _: None,
+) -> tuple[Device, MeasuringProgress]:
     """Measure ops until the file has `budget` of them.
 
     Parameters
@@ -74,7 +74,7 @@ def add_device(
     else:
         device, usual = _described(timer, specs)
     machine_name = usual or _machine_of(path)
-    progress = Progress(budget=budget, samples=len(device.samples))
+    progress = MeasuringProgress(budget=budget, samples=len(device.samples))
     done = {sample.op for sample in device.samples}
     offered = chosen(device, budget, own=own, longest_us=longest_us)
     wanted = [spec for spec in offered if str(spec) not in done]

@@ -1,4 +1,4 @@
-"""Which ops to measure on a device: `chosen` of the usual ones, or of a job's own.
+"""Ops to measure on a device: `chosen` from the usual ones, or from those of a job.
 
 Probes come first. The others are those nearest to the centres of clusters of ops (KMeans over what the predictor compares ops by),
 the largest cluster first, so that an interrupted measurement holds what stands for most ops.
@@ -15,7 +15,7 @@ from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.correction import OpPoints
 from dpro_search.costmodel.devices.features import base_us, features
 from dpro_search.costmodel.devices.ops import Ops, Stack
-from dpro_search.costmodel.devices.profile import DeviceProfile, Shares, peak_flops_per_s, probe_places
+from dpro_search.costmodel.devices.profile import DeviceProfile, UsualShares, peak_flops_per_s, probe_places
 from dpro_search.costmodel.devices.written import STREAMED, OpSpec, ops_of
 from dpro_search.errors import InputError
 
@@ -96,7 +96,7 @@ def chosen(
     *,
     own: Sequence[OpSpec] = (),
     longest_us: float = LONGEST_US,
-    usual: Shares | None = None,
+    usual: UsualShares | None = None,
     seed: int = 0,
 ) -> list[OpSpec]:
     """Ops to measure, at most `count` in all: probes first, then a job's own ops or, without any, the usual ones.
@@ -108,7 +108,7 @@ def chosen(
     InputError
         Specs of the device are missing, or none of the job's own ops can be measured.
     """
-    usual = usual or Shares()
+    usual = usual or UsualShares()
     profile = DeviceProfile(device=device)
     stack = stack_of(device)
 

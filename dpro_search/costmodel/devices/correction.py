@@ -1,4 +1,4 @@
-"""What a few measurements of a device say about the predictor's error on its other ops: a Gaussian process over ops.
+"""Correction of the predictor on a device by a few measured ops: a Gaussian process over ops.
 
 Errors of one device resemble each other the more the ops do: all share a part (the device as a whole), ops of a kind another,
 near shapes a third. How much each part counts is fitted to errors on devices that were left out (Rasmussen and Williams 2006,
@@ -44,7 +44,7 @@ others."""
 
 @dataclass(frozen=True, kw_only=True)
 class Similarity:
-    """How alike errors of ops on a device are.
+    """Covariance of errors of ops on a device.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Similarity:
 
     @property
     def variance(self) -> float:
-        """Of an error on a device of which nothing was measured, noise included."""
+        """Variance of an error on a device of which nothing was measured, noise included."""
         return float((self.deviations**2).sum())
 
     @property
@@ -94,29 +94,29 @@ class OpPoints:
 
     @staticmethod
     def of(ops: Ops, features: Singles) -> OpPoints:
-        """Of n ops and their `features` on the device."""
+        """Points of n ops and their `features` on the device."""
         category = ops.kind + 16 * ops.precision + 256 * ops.backward + 512 * ops.special + 65536 * (ops.flops > 0) * ops.transposes
         return OpPoints(at=features[:, _PLACES].astype(np.float64), kind=ops.kind, category=category)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Correction:
+class ErrorCorrection:
     """The error expected on a device of which k ops were measured."""
 
     similarity: Similarity
     points: OpPoints
-    inverse: Floats  # Of their covariance, [k, k].
-    weights: Floats  # Its inverse times their errors, [k].
+    inverse: Floats  # Inverse of their covariance, [k, k].
+    weights: Floats  # The inverse times their errors, [k].
     bounds: tuple[float, float]  # Least and largest error measured.
 
     @staticmethod
-    def fit(similarity: Similarity, points: OpPoints, errors: Floats) -> Correction:
-        """Of the log(measured / predicted) of k measured ops."""
+    def fit(similarity: Similarity, points: OpPoints, errors: Floats) -> ErrorCorrection:
+        """Fit to the log(measured / predicted) of k measured ops."""
         limit = WINSOR * np.sqrt(similarity.variance)
         errors = np.clip(errors, -limit, limit)
         own = similarity.covariance(points, points).astype(np.float64) + similarity.noise * np.eye(len(errors))
         inverse = cho_solve(cho_factor(own, lower=True), np.eye(len(errors)))
-        return Correction(
+        return ErrorCorrection(
             similarity=similarity,
             points=points,
             inverse=inverse,

@@ -1,4 +1,4 @@
-"""Where the predictor may be trusted: sizes of ops by kind, and rates of devices, near those that were measured."""
+"""`OpDomain`: the sizes of ops by kind, and the rates of devices, near which the predictor was fitted."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ REFUSED = 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Domain:
+class OpDomain:
     """Least and largest value of each checked feature by kind, [kinds, checked]; infinite where a kind was not measured."""
 
     low: Floats
     high: Floats
-    element_bytes: Floats  # That were measured.
+    element_bytes: Floats  # Sizes of elements that were measured.
 
     @staticmethod
     def shape() -> tuple[int, int]:
-        """Of `low` and `high`."""
+        """Shape of `low` and `high`."""
         return len(KINDS), len(CHECKED)
 
     def beyond(self, features: Singles) -> Floats:

@@ -1,4 +1,4 @@
-"""What the predictor sees of an op on a device, and the time that its prediction is a ratio to.
+"""Features of an op on a device for the predictor, and the time that its prediction is a ratio to.
 
 The base is a roofline at the rates that the device was measured to reach: launch, then the longer of arithmetic and memory, then
 what is streamed beside. Features are ratios and logarithms, so that devices of other sizes lie among those that were measured.
@@ -12,17 +12,17 @@ import numpy as np
 
 from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
-from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, Floats, OpKind, Ops, Singles
-from dpro_search.costmodel.devices.profile import DeviceProfile, Rates, Shares
+from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, Floats, LibraryOpKind, Ops, Singles
+from dpro_search.costmodel.devices.profile import DeviceProfile, Rates, UsualShares
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 """Rows and columns that a multiprocessor computes at a time in the vendors' libraries (CUTLASS's default shapes)."""
 _ELEMENT_BYTES = np.array([ELEMENT_BYTES[precision] for precision in PRECISIONS])
 _TF32 = PRECISIONS.index("tf32")
-_ATTENTION = KINDS.index(OpKind.ATTENTION)
+_ATTENTION = KINDS.index(LibraryOpKind.ATTENTION)
 _SMALLEST = 1e-3  # us, of a part of an op that is absent: its logarithm stays finite
-_KINDS = tuple(kind for kind in KINDS if kind is not OpKind.OPTIMIZER)  # An optimizer's step is element-wise.
-_ELEMENTWISE, _OPTIMIZER = KINDS.index(OpKind.ELEMENTWISE), KINDS.index(OpKind.OPTIMIZER)
+_KINDS = tuple(kind for kind in KINDS if kind is not LibraryOpKind.OPTIMIZER)  # An optimizer's step is element-wise.
+_ELEMENTWISE, _OPTIMIZER = KINDS.index(LibraryOpKind.ELEMENTWISE), KINDS.index(LibraryOpKind.OPTIMIZER)
 _OP = (
     *(f"is_{kind}" for kind in _KINDS),
     "stack",
@@ -74,7 +74,7 @@ DEVICE_FEATURES = frozenset(_DEVICE)
 OP_FEATURES = frozenset(_OP)
 
 
-def base_us(ops: Ops, profile: DeviceProfile, usual: Shares) -> Floats:
+def base_us(ops: Ops, profile: DeviceProfile, usual: UsualShares) -> Floats:
     """The roofline's time, us, [n]."""
     rates = profile.rates(usual)
     compute, memory, stream = parts_us(ops, rates)
@@ -89,7 +89,7 @@ def parts_us(ops: Ops, rates: Rates) -> tuple[Floats, Floats, Floats]:
     return compute, memory, ops.stream_bytes / rates.stream_bytes_per_s * 1e6
 
 
-def features(ops: Ops, profile: DeviceProfile, usual: Shares) -> Singles:
+def features(ops: Ops, profile: DeviceProfile, usual: UsualShares) -> Singles:
     """`FEATURES` of n ops on a device, [n, features]."""
     device, rates = profile.device, profile.rates(usual)
     compute, memory, stream = parts_us(ops, rates)
@@ -133,7 +133,7 @@ def _op_features(ops: Ops) -> list[Floats]:
 
 
 def _tile_features(ops: Ops, cores: int) -> list[Floats]:
-    """Of each tile shape: tiles for each core, which part of the last wave is filled, and what padding to whole tiles adds.
+    """Features by tile shape: tiles for each core, filled part of the last wave, and share that padding to whole tiles adds.
 
     Fused attention is tiled along its queries only.
     """

@@ -1,4 +1,4 @@
-"""`LatencyModel`: what ops take on a device, from its specs and, better, a few measurements of it.
+"""`LatencyModel`: latencies of ops on a device, from its specs and, better, a few measurements of it.
 
     model = default_model()
     profile = DeviceProfile(device=bundled.device("l40s"), probes=Probes(stream_bytes_per_s=6.8e11, floor_us=9.0))
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpro_search.costmodel.devices.correction import Correction, OpPoints, Similarity
-from dpro_search.costmodel.devices.domain import REFUSED, Domain
+from dpro_search.costmodel.devices.correction import ErrorCorrection, OpPoints, Similarity
+from dpro_search.costmodel.devices.domain import REFUSED, OpDomain
 from dpro_search.costmodel.devices.features import base_us, features
 from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
-from dpro_search.costmodel.devices.profile import DeviceProfile, Shares
+from dpro_search.costmodel.devices.profile import DeviceProfile, UsualShares
 from dpro_search.costmodel.forest import Forest
 from dpro_search.costmodel.intervals import Durations
 from dpro_search.errors import InputError
@@ -36,7 +36,7 @@ UNITS = 300.0
 class Widths:
     """Half widths of 90 % intervals."""
 
-    specs: float  # Of the logarithm, where a device was not probed.
+    specs: float  # Half width of the logarithm where a device was not probed.
     deviations: tuple[float, ...]  # In expected deviations, by `BUDGETS`.
 
 
@@ -59,8 +59,8 @@ class LatencyModel:
     trees: Trees
     similarity: Similarity
     widths: Widths
-    domain: Domain
-    usual: Shares
+    domain: OpDomain
+    usual: UsualShares
 
     def on(self, profile: DeviceProfile, ops: Ops | None = None, us: Floats | None = None) -> DeviceLatency:
         """The predictor on a device, of which ops may have been measured.
@@ -82,7 +82,7 @@ class LatencyModel:
                 f"{profile.device.name}: the measured times are {middle:.3g} times those expected; are they in microseconds?"
             )
         return DeviceLatency(
-            model=self, profile=profile, correction=Correction.fit(self.similarity, OpPoints.of(ops, seen), errors)
+            model=self, profile=profile, correction=ErrorCorrection.fit(self.similarity, OpPoints.of(ops, seen), errors)
         )
 
 
@@ -92,7 +92,7 @@ class DeviceLatency:
 
     model: LatencyModel
     profile: DeviceProfile
-    correction: Correction | None
+    correction: ErrorCorrection | None
 
     def predict(self, ops: Ops) -> Durations:
         """Latencies with 90 % intervals, us, [n]; NaN where nothing like an op, or the device, was measured."""

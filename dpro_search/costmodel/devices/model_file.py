@@ -16,11 +16,11 @@ import numpy.typing as npt
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.devices.correction import COORDINATES, PARTS, Similarity
-from dpro_search.costmodel.devices.domain import Domain
+from dpro_search.costmodel.devices.domain import OpDomain
 from dpro_search.costmodel.devices.features import FEATURES
 from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, Trees, Widths
 from dpro_search.costmodel.devices.ops import STACKS
-from dpro_search.costmodel.devices.profile import Shares
+from dpro_search.costmodel.devices.profile import UsualShares
 from dpro_search.costmodel.forest import ARRAY_NAME, Forest
 from dpro_search.errors import TraceFormatError, TraceVersionError
 
@@ -31,7 +31,7 @@ _MOST = 1e9  # beyond any number of a fit
 
 
 class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the arrays are of, and where they come from."""
+    """Description of the arrays and of their origin."""
 
     version: int = LATENCY_VERSION
     sources: tuple[str, ...]
@@ -45,7 +45,7 @@ class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
     forest_bases: tuple[float, float]
     roughness: float
     widths: Widths
-    usual: Shares
+    usual: UsualShares
 
 
 def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
@@ -70,7 +70,7 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
             trees=Trees(**forests),
             similarity=Similarity(deviations=arrays["deviations"], roughness=info.roughness, lengths=arrays["lengths"]),
             widths=info.widths,
-            domain=Domain(low=arrays["domain_low"], high=arrays["domain_high"], element_bytes=arrays["element_bytes"]),
+            domain=OpDomain(low=arrays["domain_low"], high=arrays["domain_high"], element_bytes=arrays["element_bytes"]),
             usual=info.usual,
         )
     except (OSError, ValueError, KeyError, *DAMAGED) as error:
@@ -81,9 +81,9 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
 
 
 def _problems(arrays: dict[str, npt.NDArray[Any]], info: LatencyInfo) -> Iterator[tuple[bool, str]]:
-    """What no fit gives; compiled loops look at no bounds."""
+    """Check for values that no fit gives, each with its message; compiled loops look at no bounds."""
     domain = {arrays["domain_low"].shape, arrays["domain_high"].shape}
-    yield domain != {Domain.shape()} or arrays["element_bytes"].ndim != 1, "a domain of another shape"
+    yield domain != {OpDomain.shape()} or arrays["element_bytes"].ndim != 1, "a domain of another shape"
     alike = arrays["deviations"], arrays["lengths"]
     yield (alike[0].shape, alike[1].shape) != ((len(PARTS),), (len(COORDINATES),)), "a similarity of another shape"
     numbers = (*alike, *(arrays[name] for name in ("domain_low", "domain_high", "element_bytes")))
@@ -101,7 +101,7 @@ def default_model() -> LatencyModel:
 
 
 def default_info() -> LatencyInfo:
-    """What it was fitted to."""
+    """Description of the measurements that the shipped predictor was fitted to."""
     return _default()[1]
 
 

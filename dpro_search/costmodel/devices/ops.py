@@ -25,8 +25,8 @@ Numbers = float | npt.ArrayLike
 ELEMENT_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0}
 
 
-class OpKind(StrEnum):
-    """How an op computes."""
+class LibraryOpKind(StrEnum):
+    """Kind of computation of an op."""
 
     GEMM = "gemm"  # one product, or a batch of them
     CONVOLUTION = "convolution"
@@ -40,7 +40,7 @@ class OpKind(StrEnum):
 
 
 class Stack(StrEnum):
-    """What runs the op, which decides what is launched beside it and which library computes it."""
+    """Software that runs the op, which decides what is launched beside it and which library computes it."""
 
     PYTORCH = "pytorch"  # one op at a time, CUDA events around it
     MEGATRON = "megatron"  # one module at a time, host synchronised
@@ -48,7 +48,7 @@ class Stack(StrEnum):
     SERVING = "serving"  # an inference engine's op, in a CUDA graph
 
 
-KINDS = tuple(OpKind)
+KINDS = tuple(LibraryOpKind)
 STACKS = tuple(Stack)
 
 
@@ -133,7 +133,7 @@ def gemm(
     transposes: Numbers = 0.0,
     stream_bytes: Numbers = 0.0,
     kernels: Numbers = 1.0,
-    kind: OpKind = OpKind.GEMM,
+    kind: LibraryOpKind = LibraryOpKind.GEMM,
 ) -> Ops:
     """Products of m x k with k x n matrices; `stream_bytes` of a bias, say, or of a loss, which is its `kind` then."""
     m, n, k, batch = _columns(m, n, k, batch)
@@ -178,7 +178,7 @@ def convolution(
     m, n, k = images * made**2, outputs, inputs * window**2
     moved = images * inputs * side**2 + k * n + m * n
     return _ops(
-        OpKind.CONVOLUTION,
+        LibraryOpKind.CONVOLUTION,
         precision,
         stack,
         backward=backward,
@@ -211,7 +211,7 @@ def attention(
     products = 5.0 if backward else 2.0
     moved = batch * head_dim * (2 * heads * queries + 2 * kv_heads * keys) * (2.5 if backward else 1.0)
     return _ops(
-        OpKind.ATTENTION,
+        LibraryOpKind.ATTENTION,
         precision,
         stack,
         backward=backward,
@@ -228,7 +228,7 @@ def attention(
 
 
 def streamed(
-    kind: OpKind,
+    kind: LibraryOpKind,
     rows: Numbers,
     length: Numbers,
     *,
@@ -256,7 +256,7 @@ def _columns(*values: Numbers) -> tuple[Floats, ...]:
 _ONES = ("batch", "m", "n", "k", "products", "kernels")
 
 
-def _ops(kind: OpKind, precision: str, stack: Stack, *, backward: bool, **given: Any) -> Ops:
+def _ops(kind: LibraryOpKind, precision: str, stack: Stack, *, backward: bool, **given: Any) -> Ops:
     _element_bytes(precision)
     codes = {
         "kind": KINDS.index(kind),

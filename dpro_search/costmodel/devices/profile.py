@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
-from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, OpKind, Ops
+from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, LibraryOpKind, Ops
 from dpro_search.errors import InputError
 
 PROBE_SIZE = 4096
@@ -33,9 +33,11 @@ BEYOND_PEAK = 4.0
 """Measured rates above so many times the data sheet's are an error of units: matrix units that a data sheet leaves out double a
 rate (AMD CDNA), caches raise that of a copy less."""
 BELOW_PEAK = 200.0  # likewise below: the slowest probe in public data reaches a twentieth of its peak
-_PRODUCTS = tuple(KINDS.index(kind) for kind in (OpKind.GEMM, OpKind.CONVOLUTION, OpKind.ATTENTION, OpKind.LOSS))
-_GEMM = KINDS.index(OpKind.GEMM)
-_PLAIN = (_GEMM, KINDS.index(OpKind.ELEMENTWISE))  # One kernel, whose least time is that of a launch.
+_PRODUCTS = tuple(
+    KINDS.index(kind) for kind in (LibraryOpKind.GEMM, LibraryOpKind.CONVOLUTION, LibraryOpKind.ATTENTION, LibraryOpKind.LOSS)
+)
+_GEMM = KINDS.index(LibraryOpKind.GEMM)
+_PLAIN = (_GEMM, KINDS.index(LibraryOpKind.ELEMENTWISE))  # One kernel, whose least time is that of a launch.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,23 +46,23 @@ class Probes:
 
     matrix_flops_per_s: Mapping[str, float] = field(default_factory=dict)  # By precision.
     stream_bytes_per_s: float | None = None
-    floor_us: float | None = None  # Of the smallest op.
+    floor_us: float | None = None  # Time of the smallest op.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What ops on a device are compared with."""
+    """Rates that ops on a device are compared with."""
 
     matrix_flops_per_s: Floats  # By precision, in the order of `PRECISIONS`.
     stream_bytes_per_s: float
     floor_us: Floats  # By `STACKS`.
-    matrix_share: Floats  # Of the data sheet's peak, by precision.
+    matrix_share: Floats  # Share of the data sheet's peak, by precision.
     stream_share: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shares:
-    """What devices usually reach, for what was not probed: medians of the probes in public measurements (experiments/devices)."""
+class UsualShares:
+    """Rates that devices usually reach, for those not probed: medians of the probes in public measurements."""
 
     matrix: float = USUAL_SHARE
     stream: float = USUAL_SHARE
@@ -104,7 +106,7 @@ class DeviceProfile:
             if peak is not None:
                 _check_units(f"{device.name}: a product in {precision} at", found, peak, "FLOP/s")
 
-    def rates(self, usual: Shares) -> Rates:
+    def rates(self, usual: UsualShares) -> Rates:
         """Rates from probes where there are, else usual shares of the data sheet's."""
         device, probes = self.device, self.probes
         assert device.memory_bytes_per_s is not None
@@ -138,7 +140,7 @@ def peak_flops_per_s(device: Device, precision: str) -> float | None:
 
 
 def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
-    """Which of n ops to measure as probes, [at most 5]: products, the copy, the smallest op.
+    """Places of the ops among n to measure as probes, [at most 5]: products, the copy, the smallest op.
 
     Only what the ops are decides. Products, two where there is one precision, are those nearest to `PROBE_SIZE` on each side;
     the copy is the one nearest to `PROBE_BYTES` of those that memory bounds.
@@ -191,7 +193,7 @@ def probes_of(ops: Ops, us: Floats, device: Device) -> Probes:
 
 
 def _from_usual_product(ops: Ops) -> Floats:
-    """How far products are from one of `PROBE_SIZE` on each side whose sizes are multiples of 128."""
+    """Distance of products from one of `PROBE_SIZE` on each side whose sizes are multiples of 128."""
     found = np.log2(ops.batch) + 4.0 * ops.backward + 0.1 * ops.transposes + 2.0 * (ops.stream_bytes > ops.matrix_bytes)
     for size in (ops.m, ops.n, ops.k):
         found = found + np.abs(np.log2(size / PROBE_SIZE)) + (np.round(size) % 128 != 0)

@@ -19,15 +19,15 @@ import numpy as np
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.choice import stack_of
 from dpro_search.costmodel.devices.model import DeviceLatency
-from dpro_search.costmodel.devices.ops import Floats, OpKind, Ops, Stack
+from dpro_search.costmodel.devices.ops import Floats, LibraryOpKind, Ops, Stack
 from dpro_search.costmodel.devices.sampled import latency_on
 from dpro_search.costmodel.devices.written import STREAMED, OpSpec, ops_of
-from dpro_search.costmodel.intervals import Durations, Origin
+from dpro_search.costmodel.intervals import Durations, PredictionOrigin
 from dpro_search.costmodel.roofline import LEAST_US, Ratio, kernel_ratio, product_precision
 from dpro_search.errors import InputError
 from dpro_search.graph.kernel_class import kernel_class
 
-_BY_MEMORY = (OpKind.ELEMENTWISE, OpKind.SOFTMAX)
+_BY_MEMORY = (LibraryOpKind.ELEMENTWISE, LibraryOpKind.SOFTMAX)
 SIDES = np.round(2.0 ** np.arange(6, 14.5, 0.5))  # of square products, from 64 to 16,384
 SEQUENCES = np.round(2.0 ** np.arange(6, 16.5, 0.5))  # of one sample's causal attention, from 64 to 65,536
 HEADS, HEAD_DIM = 32, 128  # of that attention: usual ones
@@ -37,7 +37,7 @@ MUCH = 2.0
 """Times the launch that an op must take, to tell of its kernel: what was measured of fp32 holds the launch."""
 
 
-class Predictor(StrEnum):
+class KernelPredictor(StrEnum):
     """How the duration of a kernel on another device was predicted."""
 
     OP = "op"  # by the latencies of its op, whose sizes are known
@@ -66,7 +66,7 @@ class OpLatency:
         self._ratios = OpRatios(before, after)
         self._of_op = self._ratios.of(specs)
 
-    def kernel_us(self, name: str, dtype: str, spec: OpSpec | None, recorded_us: Floats) -> tuple[Floats, Predictor]:
+    def kernel_us(self, name: str, dtype: str, spec: OpSpec | None, recorded_us: Floats) -> tuple[Floats, KernelPredictor]:
         """Durations of n kernels of one name and op on the other device: middle, low and high end of the interval, [3, n].
 
         Parameters
@@ -80,14 +80,14 @@ class OpLatency:
         """
         peaks = kernel_ratio(name, dtype, *self._devices)
         ratios: Sequence[float | Floats] = peaks
-        predictor = Predictor.PEAKS
+        predictor = KernelPredictor.PEAKS
         of_op = None if spec is None else self._of_op.get(spec)
         if of_op is not None:
-            ratios, predictor = of_op, Predictor.OP
+            ratios, predictor = of_op, KernelPredictor.OP
         else:
             similar = self._ratios.of_times(kernel_class(name), product_precision(name, dtype), np.maximum(recorded_us, LEAST_US))
             if similar is not None:
-                ratios, predictor = similar, Predictor.SIMILAR_OP
+                ratios, predictor = similar, KernelPredictor.SIMILAR_OP
         middle, low, high = ratios
         # The ends lie no further out than both rates that can bound a kernel allow, around the middle.
         low, high = np.maximum(low, np.minimum(peaks.low, middle)), np.minimum(high, np.maximum(peaks.high, middle))
@@ -138,7 +138,7 @@ class OpRatios:
         return middle, middle / UNKNOWN_SIZES, middle * UNKNOWN_SIZES
 
     def _series(self, name: str, precision: str, number: int) -> Floats:
-        """What ops of growing sizes take on a device; NaN of those that are hardly longer than their launch."""
+        """Latencies of ops of growing sizes on a device; NaN for those that are hardly longer than their launch."""
         if precision == "tf32" and self._devices[number].peak.tf32 is None:
             precision = "fp32"
         if name == "gemm":
@@ -151,14 +151,14 @@ class OpRatios:
         return self._durations(specs, number).us
 
     def _durations(self, specs: list[OpSpec], number: int) -> Durations:
-        """On a device; NaN of ops that are hardly longer than their launch."""
+        """Latencies on a device; NaN for ops that are hardly longer than their launch."""
         assert self._priced is not None
         device, latency = self._devices[number], self._priced[number]
         ops = _joined([_as_run(spec, device) for spec in specs])
         found = latency.predict(ops)
         floor_us = latency.profile.rates(latency.model.usual).floor_us[ops.stack.astype(int)]
         small = found.us < MUCH * floor_us
-        return replace(found, us=np.where(small, np.nan, found.us), origin=np.where(small, Origin.REFUSED, found.origin))
+        return replace(found, us=np.where(small, np.nan, found.us), origin=np.where(small, PredictionOrigin.REFUSED, found.origin))
 
 
 def _ratio(before: Durations, after: Durations, place: int) -> Ratio | None:

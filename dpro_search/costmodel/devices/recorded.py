@@ -23,7 +23,7 @@ _Made = Callable[[str, Shapes], OpSpec]
 
 
 class RecordedSpecs:
-    """Of one trace.
+    """Specs of the library ops of one trace.
 
     Parameters
     ----------

@@ -24,14 +24,14 @@ FOLDS = 5
 FEWEST = 10  # ops, to say how far predictions are off
 
 
-class MeasuredOps(NamedTuple):
+class SampledOps(NamedTuple):
     """Ops of a device's samples, and their times, us, [n] each."""
 
     ops: Ops
     us: Floats
 
 
-class HeldOut(NamedTuple):
+class HeldOutErrors(NamedTuple):
     """Errors on ops of a device that were predicted from others of it; of `rows` ops."""
 
     rows: int
@@ -40,7 +40,7 @@ class HeldOut(NamedTuple):
     coverage: float  # Part of the ops within their 90 % interval.
 
 
-def measured_on(device: Device) -> MeasuredOps | None:
+def measured_on(device: Device) -> SampledOps | None:
     """A device's samples; None: it has none. Raises `InputError` for a text that is no op."""
     if not device.samples:
         return None
@@ -50,7 +50,7 @@ def measured_on(device: Device) -> MeasuredOps | None:
             specs.append(OpSpec.parse(sample.op))
         except InputError as error:
             raise InputError(f"{device.name}: samples, entry {number}: {error}") from error
-    return MeasuredOps(ops_of(specs, stack_of(device)), np.array([sample.us for sample in device.samples]))
+    return SampledOps(ops_of(specs, stack_of(device)), np.array([sample.us for sample in device.samples]))
 
 
 @lru_cache(maxsize=64)
@@ -68,8 +68,8 @@ def latency_on(device: Device) -> DeviceLatency:
     return _on(default_model(), device, found.ops, found.us)
 
 
-def held_out(device: Device) -> HeldOut | None:
-    """How far predictions from four fifths of a device's samples are off on the others; None: there are too few, or none predicted.
+def held_out(device: Device) -> HeldOutErrors | None:
+    """Errors of predictions from four fifths of a device's samples on the others; None: too few samples, or none predicted.
 
     Probes stay in every part, as they are measured on every device.
     """
@@ -91,11 +91,11 @@ def held_out(device: Device) -> HeldOut | None:
         return None
     error_pct = np.abs(predicted[known] / found.us[known] - 1) * 100
     inside = (low[known] <= found.us[known]) & (found.us[known] <= high[known])
-    return HeldOut(len(known), float(error_pct.mean()), float(np.median(error_pct)), float(inside.mean()))
+    return HeldOutErrors(len(known), float(error_pct.mean()), float(np.median(error_pct)), float(inside.mean()))
 
 
 def outside_of(device: Device) -> str:
-    """What is to be said of a device that is unlike those that the predictor was fitted to; empty: it is like them."""
+    """A sentence about a device that is unlike those that the predictor was fitted to; empty: it is like them."""
     found = measured_on(device)
     if found is None:
         return ""

@@ -11,14 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, OpKind, Ops, Stack, attention, convolution, gemm, joined, streamed
+from dpro_search.costmodel.devices.ops import (
+    ELEMENT_BYTES,
+    LibraryOpKind,
+    Ops,
+    Stack,
+    attention,
+    convolution,
+    gemm,
+    joined,
+    streamed,
+)
 from dpro_search.errors import InputError
 
 
 class Streamed(NamedTuple):
-    """What a memory-bound op moves: tensors of its output's size that each pass reads and writes (0: the pass is no op)."""
+    """Traffic of a memory-bound op: tensors of its output's size that each pass reads and writes (0: the pass is no op)."""
 
-    kind: OpKind
+    kind: LibraryOpKind
     tensors: float
     special: float  # Transcendental functions or divisions for each element.
     backward_tensors: float = 0.0
@@ -26,21 +36,21 @@ class Streamed(NamedTuple):
 
 
 STREAMED: Mapping[str, Streamed] = {
-    "add": Streamed(OpKind.ELEMENTWISE, 3, 0),
-    "add_scalar": Streamed(OpKind.ELEMENTWISE, 2, 0),
-    "mul": Streamed(OpKind.ELEMENTWISE, 3, 0),
-    "mul_scalar": Streamed(OpKind.ELEMENTWISE, 2, 0),
-    "div": Streamed(OpKind.ELEMENTWISE, 3, 1),
-    "div_scalar": Streamed(OpKind.ELEMENTWISE, 2, 1),
-    "pow": Streamed(OpKind.ELEMENTWISE, 3, 2),
-    "pow_scalar": Streamed(OpKind.ELEMENTWISE, 2, 2),
-    "copy": Streamed(OpKind.ELEMENTWISE, 2, 0),
-    "relu": Streamed(OpKind.ELEMENTWISE, 2, 0, 3),
-    "tanh": Streamed(OpKind.ELEMENTWISE, 2, 1, 3),
-    "gelu": Streamed(OpKind.ELEMENTWISE, 2, 1, 3),
-    "softmax": Streamed(OpKind.SOFTMAX, 2, 1, 3),
-    "layer_norm": Streamed(OpKind.NORM, 2, 0, 4, 2),
-    "embedding": Streamed(OpKind.EMBEDDING, 2, 0, 2),
+    "add": Streamed(LibraryOpKind.ELEMENTWISE, 3, 0),
+    "add_scalar": Streamed(LibraryOpKind.ELEMENTWISE, 2, 0),
+    "mul": Streamed(LibraryOpKind.ELEMENTWISE, 3, 0),
+    "mul_scalar": Streamed(LibraryOpKind.ELEMENTWISE, 2, 0),
+    "div": Streamed(LibraryOpKind.ELEMENTWISE, 3, 1),
+    "div_scalar": Streamed(LibraryOpKind.ELEMENTWISE, 2, 1),
+    "pow": Streamed(LibraryOpKind.ELEMENTWISE, 3, 2),
+    "pow_scalar": Streamed(LibraryOpKind.ELEMENTWISE, 2, 2),
+    "copy": Streamed(LibraryOpKind.ELEMENTWISE, 2, 0),
+    "relu": Streamed(LibraryOpKind.ELEMENTWISE, 2, 0, 3),
+    "tanh": Streamed(LibraryOpKind.ELEMENTWISE, 2, 1, 3),
+    "gelu": Streamed(LibraryOpKind.ELEMENTWISE, 2, 1, 3),
+    "softmax": Streamed(LibraryOpKind.SOFTMAX, 2, 1, 3),
+    "layer_norm": Streamed(LibraryOpKind.NORM, 2, 0, 4, 2),
+    "embedding": Streamed(LibraryOpKind.EMBEDDING, 2, 0, 2),
 }
 
 # Sizes of an op by name: those that must be given, and those that have a value if they are not.
@@ -137,7 +147,7 @@ class OpSpec:
         return found
 
     def ops(self, stack: Stack) -> Ops:
-        """What it computes and moves, as one op [1]."""
+        """Work and bytes of the op, as an array of one [1]."""
         size, own = self.all_sizes, {"precision": self.precision, "stack": stack, "backward": self.backward}
         element = ELEMENT_BYTES[self.precision]
         if self.name == "gemm":
@@ -162,11 +172,11 @@ class OpSpec:
 
     @property
     def held_bytes(self) -> float:
-        """Of its tensors, about: what a device needs to run it."""
+        """Approximate size of its tensors: memory that a device needs to run it."""
         found = self.ops(Stack.PYTORCH)
         return float(found.matrix_bytes[0] + found.stream_bytes[0])
 
 
 def ops_of(specs: Sequence[OpSpec], stack: Stack) -> Ops:
-    """Of n ops, at least one."""
+    """Arrays of n ops, at least one."""
     return joined([spec.ops(stack) for spec in specs])

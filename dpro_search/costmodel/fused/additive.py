@@ -31,10 +31,10 @@ _MOST_FACTOR = 3.0  # logarithm of what trees may multiply a base by, or divide
 class Parts:
     """Parts of n sums."""
 
-    columns: Floats  # What the base is linear in, [parts, columns]; not negative.
+    columns: Floats  # Quantities that the base is linear in, [parts, columns]; not negative.
     classes: Ints  # The class of each part, [parts].
     term_of: Ints  # Which of the base's terms a column is for a class, [classes, columns]; -1: none.
-    trees: npt.NDArray[np.float32]  # What the trees see, [parts, features].
+    trees: npt.NDArray[np.float32]  # Features of the trees, [parts, features].
     of: Ints  # The sum that each part belongs to, [parts], ascending; each sum has at least one part.
 
 
@@ -106,7 +106,7 @@ class AdditiveModel:
         return AdditiveModel(base=base, forest=Forest.of_booster(booster, settings.depth))
 
     def parts_us(self, parts: Parts) -> Floats:
-        """What each part takes, us, [parts]."""
+        """Duration of each part, us, [parts]."""
         margins = np.clip(self.forest.predict(parts.trees), -_MOST_FACTOR, _MOST_FACTOR)
         return np.asarray(_base_us(self.base, parts) * np.exp(margins), dtype=np.float64)
 

@@ -1,4 +1,4 @@
-"""What ops of a recorded job would take as one fused op, from what its trace knows of them: for the search of op clusters.
+"""Durations of ops of a recorded job as one fused op, from its trace: for the search of op clusters.
 
     costs = ClusterCosts(default_model(), graph, recorded=trace.graphs[trace.graph_of_rank[0]])
     found = costs.times([("a", "b"), ("c", "d", "e")])      # many candidates at once cost little more than one
@@ -30,12 +30,13 @@ from dpro_search.graph.dataflow import DataflowGraph, topological_order
 class ClusterTimes:
     """Predictions of n clusters."""
 
-    # us, low_us, high_us: Duration of each as one fused op, and its 90 % interval, [n]; NaN where `origin` is `Origin.REFUSED`.
+    # us, low_us, high_us: Duration of each as one fused op, and its 90 % interval, [n]; NaN where `origin` is
+    # `PredictionOrigin.REFUSED`.
     us: Floats
     low_us: Floats
     high_us: Floats
     members_us: Floats  # Its ops one after the other, as recorded, [n].
-    origin: Ints  # `Origin` of each, [n].
+    origin: Ints  # `PredictionOrigin` of each, [n].
     shaped: npt.NDArray[np.bool_]  # Whether the shapes of its tensors were known, [n]; where not, the interval is wider for it.
 
     def __len__(self) -> int:
@@ -124,6 +125,6 @@ class ClusterCosts:
 
 
 def _picked(ptr: Ints, members: Ints, chosen: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """The same for some of the clusters."""
+    """Pointers and members of some of the clusters."""
     counts = np.diff(ptr)
     return np.concatenate(([0], np.cumsum(counts[chosen]))), members[np.repeat(chosen, counts)]

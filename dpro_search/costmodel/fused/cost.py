@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.fused.additive import AdditiveModel, TreeSettings
-from dpro_search.costmodel.fused.domain import Domain
+from dpro_search.costmodel.fused.domain import ClusterDomain
 from dpro_search.costmodel.fused.features import ClusterFeatures, feature_names
 from dpro_search.costmodel.fused.parts import NAMES_OF, growing, parts_of, usual_us
 from dpro_search.costmodel.intervals import Durations, conformal_quantile
@@ -31,7 +31,7 @@ class FusedCost:
 
     sees: str  # "shapes": features are from `shaped_features`; "times": from `timed_features`.
     model: AdditiveModel
-    domain: Domain
+    domain: ClusterDomain
     # Absolute errors of the logarithm over `widening`, of each cluster predicted without its group, [n], sorted; empty with one
     # group.
     scores: Floats = field(default_factory=lambda: np.zeros(0))
@@ -91,7 +91,7 @@ def fit_fused_cost(
         some = features[kept]
         parts = parts_of(sees, some.parts, some.of)
         model = AdditiveModel.fit(parts, fused_us[kept], usual_us(sees), growing(sees), settings)
-        return FusedCost(sees=sees, model=model, domain=Domain.fit(some.whole, settings.seed))
+        return FusedCost(sees=sees, model=model, domain=ClusterDomain.fit(some.whole, settings.seed))
 
     cost = fit(np.ones(len(features), dtype=np.bool_))
     names = np.unique(np.zeros(0) if groups is None else groups)

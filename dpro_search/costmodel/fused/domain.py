@@ -1,4 +1,4 @@
-"""Where a cost model may be trusted: near what was measured."""
+"""`ClusterDomain`: the measured clusters, near which a cost model may be trusted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REFUSED = 4.0  # times the usual distance
 
 
 @dataclass(frozen=True, kw_only=True)
-class Domain:
+class ClusterDomain:
     """Measured clusters as points: logarithms of their features, scaled to the spread of each.
 
     Attributes
@@ -32,7 +32,7 @@ class Domain:
     usual: float
 
     @staticmethod
-    def fit(features: Floats, seed: int) -> Domain:
+    def fit(features: Floats, seed: int) -> ClusterDomain:
         """The domain of measured clusters, [n, features]."""
         logs = np.log1p(features)
         centre, spread = logs.mean(axis=0), np.maximum(logs.std(axis=0), LEAST_SPREAD)
@@ -42,7 +42,9 @@ class Domain:
         squared = _squared(points, points)
         np.fill_diagonal(squared, np.inf)
         nearest = np.sqrt(squared.min(axis=1))
-        return Domain(centre=centre, spread=spread, points=points, usual=max(float(np.quantile(nearest, _USUAL)), LEAST_DISTANCE))
+        return ClusterDomain(
+            centre=centre, spread=spread, points=points, usual=max(float(np.quantile(nearest, _USUAL)), LEAST_DISTANCE)
+        )
 
     def distance(self, features: Floats) -> Floats:
         """Distance of clusters to the nearest measured one over the usual distance, [n]: above 1 is extrapolation."""
@@ -51,7 +53,7 @@ class Domain:
 
     @staticmethod
     def refuses(distance: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Where a distance is too large to say anything."""
+        """Mask of distances that are too large to predict anything."""
         return np.asarray(distance > _REFUSED)
 
 

@@ -1,4 +1,4 @@
-"""What a cost model sees of clusters: numbers, each with a unit in its name, of the clusters as a whole and of each of their parts.
+"""Features of clusters for the cost model: numbers of the clusters as a whole and of each of their parts.
 
 Two sets: without shapes, an op's type, its time by itself and the wiring, which every trace has; with shapes also bytes,
 floating-point operations, and the kernels that a compiler makes. Those of the whole say how far a cluster is from measured ones.

@@ -13,7 +13,7 @@ from dpro_search.collect.trace import Floats, Ints
 
 Records = npt.NDArray[np.void]
 
-# Of a distinct op. Places in tuples of names are -1 where the op is in none of them.
+# Fields of a distinct op. Places in tuples of names are -1 where the op is in none of them.
 OP = np.dtype(
     [
         ("way", "i8"),  # how it computes, one of the constants of `op_parts`
@@ -25,14 +25,14 @@ OP = np.dtype(
         *((name, "f8") for name in ("strided", "near_misses", "far_misses")),  # of the product's operands
     ]
 )
-# Of a distinct tensor; its shape is a piece of all lengths.
+# Fields of a distinct tensor; its shape is a piece of all lengths.
 TENSOR = np.dtype([("bytes", "f8"), ("start", "i8"), ("end", "i8"), ("narrow", "i8")])
 
 
 class FlatClusters(NamedTuple):
     """n clusters with k ops and m tensors in all."""
 
-    op_ptr: Ints  # Where the ops of each cluster begin, [n + 1].
+    op_ptr: Ints  # Begin of the ops of each cluster, [n + 1].
     # op, us: Of each op: its place in `ops`, and its time by itself, [k].
     op: Ints
     us: Floats
@@ -41,16 +41,16 @@ class FlatClusters(NamedTuple):
     inputs: Ints
     output_ptr: Ints
     outputs: Ints
-    tensor_ptr: Ints  # Where the tensors of each cluster begin, [n + 1].
+    tensor_ptr: Ints  # Begin of the tensors of each cluster, [n + 1].
     # tensor, role: Of each tensor: its place in `types`, and its role as a place in `ROLES`, [m].
     tensor: Ints
     role: Ints
     # ops, types: What is known of the distinct ops, `OP`, and of the distinct types of tensors, `TENSOR`.
     ops: Records
     types: Records
-    lengths: Ints  # Of the axes of `types`.
+    lengths: Ints  # Lengths of the axes of `types`.
 
 
 def pointers(counts: Iterable[int]) -> Ints:
-    """Where each of some rows begins that lie end to end, [rows + 1]."""
+    """Begin of each of some rows that lie end to end, [rows + 1]."""
     return np.array([0, *accumulate(counts)], dtype=np.int64)

@@ -95,12 +95,12 @@ def flatten(clusters: Sequence[Cluster]) -> FlatClusters:
 
 
 def op_records(ops: Iterable[TypedOp]) -> Records:
-    """What is known of distinct ops, `OP`."""
+    """Records of distinct ops, `OP`."""
     return np.array([_op_record(op) for op in ops], dtype=OP)
 
 
 def type_records(types: Iterable[tuple[str, Shape]]) -> tuple[Records, Ints]:
-    """What is known of distinct tensors, `TENSOR`, and the lengths of their axes."""
+    """Records of distinct tensors, `TENSOR`, and the lengths of their axes."""
     rows, lengths = [], list[int]()
     for dtype, shape in types:
         start = len(lengths)
@@ -136,7 +136,7 @@ def _op_record(op: TypedOp) -> tuple[Any, ...]:
 
 
 def _way_of(op_type: str, kind: str, name: str) -> int:
-    """How an op computes, one of the constants of `op_parts`."""
+    """Computation of an op, one of the constants of `op_parts`."""
     if kind == "variable":
         return _WAY_OF_VARIABLE.get(op_type, op_parts.UPDATE)
     if op_type in _CHEAP_TYPES:
@@ -167,18 +167,18 @@ class Product(NamedTuple):
     rows: float
     depth: float
     columns: float
-    pixels: float = 1.0  # Of a convolution's filter; 1 for others.
-    holes: float = 1.0  # Of a gradient of a strided convolution: pixels of the image for one of the result, along an axis.
+    pixels: float = 1.0  # Pixels of a convolution's filter; 1 for others.
+    holes: float = 1.0  # In a gradient of a strided convolution, pixels of the image for one of the result, along an axis.
     # swapped, right_swapped: Operands that are stored as their transpose; whether the right one is.
     swapped: float = 0.0
     right_swapped: bool = False
-    # Of the filter gradient of a depthwise convolution: its channels, for XLA computes the product for each pair of channels and
+    # Channels of the filter gradient of a depthwise convolution, because XLA computes the product for each pair of channels and
     # takes the diagonal (`ConvolutionGroupConverter`); 1 for others.
     pairs: float = 1.0
 
 
 def product_of(op: TypedOp) -> Product | None:
-    """What an op multiplies, from the shapes of its tensors; None where these do not fit its type."""
+    """The product that an op computes, from the shapes of its tensors; None where these do not fit its type."""
     kind = kind_of(op.type)
     shapes, made = op.read, op.made[0] if op.made else ()
     if kind in ("matmul", "batch_matmul"):

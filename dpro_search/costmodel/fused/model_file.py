@@ -16,16 +16,17 @@ import numpy.typing as npt
 from dpro_search._version import __version__
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
+from dpro_search.collect.trace import Floats
 from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.forest import ARRAY_NAME, Forest
 from dpro_search.costmodel.fused.additive import AdditiveModel, TreeSettings
-from dpro_search.costmodel.fused.cost import FusedCost, fit_fused_cost
-from dpro_search.costmodel.fused.domain import LEAST_DISTANCE, LEAST_SPREAD, MOST_POINTS, Domain
+from dpro_search.costmodel.fused.cost import FusedCost, fit_fused_cost, widening
+from dpro_search.costmodel.fused.domain import LEAST_DISTANCE, LEAST_SPREAD, MOST_POINTS, ClusterDomain
 from dpro_search.costmodel.fused.features import feature_names, shaped_features, timed_features
 from dpro_search.costmodel.fused.flatten import flatten
 from dpro_search.costmodel.fused.parts import CLASSES_OF, NAMES_OF, growing, term_count
-from dpro_search.costmodel.fused.scores import ALL, Score, left_out_scores
 from dpro_search.costmodel.fused.timed import timed_ops
+from dpro_search.costmodel.intervals import conformal_quantile
 from dpro_search.costmodel.model_files import MOST_ERROR_PCT, read_info
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -190,7 +191,7 @@ def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedCost:
     forest = _read_forest(folder / _TREES, sees)
     if forest.digest != info.trees_digest:
         raise TraceFormatError(f"{folder / _TREES}: damaged or of another model; train it again with 'dpro-search fit'")
-    domain = Domain(
+    domain = ClusterDomain(
         centre=np.array(info.domain_centre),
         spread=np.array(info.domain_spread),
         points=np.array(info.domain_points),
@@ -210,7 +211,7 @@ def _read_forest(path: Path, sees: str) -> Forest:
 
 
 def _problems(info: EstimatorInfo, terms: int) -> Iterator[tuple[bool, str]]:
-    """What no fit gives."""
+    """Check for values that no fit gives, each with its message."""
     count, residuals = len(info.features), np.array(info.residuals)
     sizes = {len(row) for row in (info.domain_centre, info.domain_spread, *info.domain_points)}
     yield len(info.base) != terms or sizes != {count}, "its parts do not fit the features"
@@ -222,3 +223,88 @@ def _problems(info: EstimatorInfo, terms: int) -> Iterator[tuple[bool, str]]:
     yield bool((np.abs(points) > _MOST).any()), "an impossible point"
     yield not all(LEAST_SPREAD <= spread <= _MOST for spread in info.domain_spread), "an impossible spread"
     yield not LEAST_DISTANCE <= info.domain_usual <= _MOST, "an impossible distance"
+
+
+COVERAGE = 0.9
+SCALED_SUM = 0.8
+ALL = "all"
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores on the clusters of one model, predicted by a fit on all others (`ALL`: on all clusters so predicted)."""
+
+    model: str
+    rows: int
+    mape_pct: float
+    median_error_pct: float
+    coverage: float | None  # share inside the 90 % interval; None: no other models to take its width from
+    refused: int  # rows too far from what was measured
+    pays_rows: int  # rows whose fused and unfused times are of the same ops, and differ by more than the noise
+    pays_right_pct: float | None  # of those, where prediction and measurement agree on whether fusing pays; None: there are none
+    sum_mape_pct: float
+    sum_pays_right_pct: float | None
+    scaled_sum_mape_pct: float
+    scaled_sum_pays_right_pct: float | None
+    never_pays_right_pct: float | None  # of the answer that fusing never pays
+
+
+def left_out_scores(rows: Sequence[MeasuredCluster], cost: FusedCost) -> tuple[Score, ...]:
+    """A score for each left-out model, by name, and one for all.
+
+    Parameters
+    ----------
+    rows
+        The n clusters that the cost was fitted on, in the same order, grouped by their models.
+
+    Raises
+    ------
+    InputError
+        The rows are of one model only.
+    """
+    groups = np.array([row.model for row in rows])
+    names = sorted(set(groups.tolist()))
+    if cost.left_out is None:
+        raise InputError("the measured clusters are of one model: scores on left-out models need at least two")
+    fused = np.array([row.fused_us for row in rows])
+    errors, distance = cost.left_out
+    relative = np.abs(errors) / widening(distance)
+    inside = np.full(len(rows), np.nan)
+    if len(names) > 2:
+        for name in names:
+            # The width comes from the other models' errors: this one's are not known beforehand.
+            mine = groups == name
+            inside[mine] = relative[mine] <= conformal_quantile(np.sort(relative[~mine]), COVERAGE)
+    refused = ClusterDomain.refuses(distance)
+    predicted = fused * np.exp(errors)
+    members = np.array([sum(row.cluster.op_us) for row in rows])
+
+    def score(name: str, chosen: npt.NDArray[np.bool_]) -> Score:
+        picked = [rows[int(i)] for i in np.flatnonzero(chosen)]
+        error = np.abs(predicted[chosen] / fused[chosen] - 1) * 100
+        answered = inside[chosen & ~refused]
+        never = np.full(len(rows), np.inf)
+        right = [_pays_right_pct(picked, guess[chosen]) for guess in (predicted, members, SCALED_SUM * members, never)]
+        return Score(
+            model=name,
+            rows=len(picked),
+            mape_pct=float(error.mean()),
+            median_error_pct=float(np.median(error)),
+            coverage=None if len(names) < 3 or not len(answered) else float(answered.mean()),
+            refused=int(refused[chosen].sum()),
+            pays_rows=sum(row.pays is not None for row in picked),
+            pays_right_pct=right[0],
+            sum_mape_pct=float(np.abs(members[chosen] / fused[chosen] - 1).mean()) * 100,
+            sum_pays_right_pct=right[1],
+            scaled_sum_mape_pct=float(np.abs(SCALED_SUM * members[chosen] / fused[chosen] - 1).mean()) * 100,
+            scaled_sum_pays_right_pct=right[2],
+            never_pays_right_pct=right[3],
+        )
+
+    return (*(score(name, groups == name) for name in names), score(ALL, np.ones(len(rows), bool)))
+
+
+def _pays_right_pct(rows: Sequence[MeasuredCluster], predicted_us: Floats) -> float | None:
+    answers = [
+        (guess < row.unfused_us) == row.pays for row, guess in zip(rows, predicted_us.tolist(), strict=True) if row.pays is not None
+    ]
+    return float(np.mean(answers)) * 100 if answers else None

@@ -67,8 +67,8 @@ _TORCH_TYPES = {
 }
 OTHER = "other"
 KINDS = (*_TYPES, OTHER)
-# What a kind is, by shapes: (as a rule, in the special case). A filter of one pixel is a matrix product; a reduction that keeps the
-# innermost axis adds rows up, without order in memory to rely on.
+# Classes of a kind, by shapes: (as a rule, in the special case). A filter of one pixel is a matrix product; a reduction that keeps
+# the innermost axis adds rows up, without order in memory to rely on.
 _SPECIAL = {
     "conv": ("spatial_conv", "pointwise_conv"),
     "conv_input_grad": ("spatial_input_grad", "pointwise_input_grad"),
@@ -181,7 +181,7 @@ def _convolution(op: TypedOp) -> float:
 
 
 def _contraction(equation: str, shapes: tuple[Shape, ...]) -> float:
-    """Of an einsum: every combination of the indices once; 0 where the equation does not fit the shapes."""
+    """Operations of an einsum: every combination of the indices once; 0 where the equation does not fit the shapes."""
     terms = equation.partition("->")[0].split(",")
     if len(terms) != len(shapes) or any(len(term) != len(shape) for term, shape in zip(terms, shapes, strict=True)):
         return 0.0

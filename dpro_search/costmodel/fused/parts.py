@@ -1,4 +1,4 @@
-"""What clusters consist of, as the additive model takes it: terms that a base is linear in, and what trees see.
+"""Parts of clusters for the additive model: terms that a base is linear in, and features of the trees.
 
 With shapes, parts are the call, loops and other ops (`op_parts`); without, the call and the ops of each kind.
 """
@@ -27,7 +27,7 @@ _CONVOLUTIONS = tuple(name for name in HEAVY if name not in (*_DEPTHWISE, *_PROD
 
 
 class _Term(NamedTuple):
-    """Of the base: what a unit of a feature ("1": a part) costs in the given classes, one cost for all of them."""
+    """Term of the base: the cost of a unit of a feature ("1": a part) in the given classes, one cost for all of them."""
 
     classes: tuple[str, ...]
     feature: str
@@ -61,7 +61,7 @@ _TERMS = {
 }
 CLASSES_OF = {"shapes": PART_CLASSES, "times": TIMED_CLASSES}
 NAMES_OF = {"shapes": PART_FEATURES, "times": TIMED_PARTS}
-# What a base may be linear in beside these.
+# Further quantities that a base may be linear in.
 _DERIVED = {"shapes": ("1", "bytes", "far_bytes", "windowed_near", "windowed_far"), "times": ("1",)}
 # More of these at the same unfused time is more work for the compiled cluster, too.
 _GROWING = ("work", "read_bytes", "written_bytes", "work_ratio", "bytes_ratio")
@@ -91,12 +91,12 @@ def parts_of(sees: str, values: Floats, of: Ints) -> Parts:
 
 
 def usual_us(sees: str) -> Floats:
-    """What a unit of each term costs where hardly any was measured, us."""
+    """Cost of a unit of each term where hardly any was measured, us."""
     return np.array([term.usual_us for term in _TERMS[sees]])
 
 
 def growing(sees: str) -> tuple[int, ...]:
-    """Of each of the trees' features: 1 where more of it is never less time, else 0."""
+    """For each of the trees' features, 1 where more of it is never less time, else 0."""
     names = (*NAMES_OF[sees][1:], *(f"{name}_ratio" for name in _RATIOS[sees]), *CLASSES_OF[sees])
     return tuple(int(sees == "shapes" and name in _GROWING) for name in names)
 

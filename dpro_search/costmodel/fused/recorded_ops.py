@@ -30,7 +30,7 @@ _IN, _CONST, _VARIABLE, _INNER, _OUT = range(5)  # places in `ROLES`
 
 
 class Wiring(NamedTuple):
-    """Which ops need which: v ops of all ranks."""
+    """Dependencies between ops: v ops of all ranks."""
 
     # needs_ptr, needs: Of each op, those that it needs.
     needs_ptr: Ints

@@ -1,4 +1,4 @@
-"""What every trace knows of clusters: the types, times and wiring of their ops. All clusters at once, as columns."""
+"""Clusters as every trace knows them: types, times and wiring of their ops. All clusters at once, as columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _IN, _VARIABLE, _OUT = 0, 2, 4  # places in `ROLES`
 class TimedOps:
     """The ops with a time of their own in n clusters, k in all, as a trace holds them."""
 
-    ptr: Ints  # Where the ops of each cluster begin, [n + 1].
+    ptr: Ints  # Begin of the ops of each cluster, [n + 1].
     # kinds, us: Kind (a place in `KINDS`) and time of each op, [k].
     kinds: Ints
     us: Floats
@@ -97,7 +97,7 @@ def timed_parts(clusters: TimedOps) -> tuple[Floats, Ints]:
 
 
 def _keys(clusters: TimedOps) -> tuple[Ints, Ints]:
-    """Of each op, its cluster, and its cluster and kind as one number."""
+    """Cluster of each op, and its cluster and kind as one number."""
     of = np.repeat(np.arange(len(clusters.depth)), np.diff(clusters.ptr))
     return of, of * len(KINDS) + clusters.kinds
 
@@ -167,7 +167,7 @@ def _extent(flat: FlatClusters) -> Ints:
 
 @njit(nogil=True)
 def depth_and_width(at_level: Ints) -> tuple[int, int]:
-    """Of a cluster, from how many of its ops that ran are at each level: the deepest that has any, and the most at one."""
+    """The deepest level of a cluster that has any op, and the most ops at one level, from the number of ops that ran at each."""
     depth = width = 0
     for level in range(len(at_level)):
         if at_level[level]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dpro_search.cluster import Cluster
-from dpro_search.costmodel.collectives.nccl import Choice, Placement, choices
+from dpro_search.costmodel.collectives.nccl import FastestWay, Placement, choices
 from dpro_search.deploy.parts.part import FOLDER, JobFacts, Part
 from dpro_search.errors import InputError
 from dpro_search.parallel.costs.groups import Groups
@@ -35,7 +35,7 @@ class TunedGroup:
     name: str
     nodes: int
     ranks: int
-    ways: Mapping[str, Sequence[Choice]]
+    ways: Mapping[str, Sequence[FastestWay]]
 
 
 def nccl_part(plan: Plan, facts: JobFacts) -> Part:

@@ -22,7 +22,7 @@ from dpro_search.cluster import Cluster, Device, bundled
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
 from dpro_search.costmodel.collectives.nccl import bytes_in, collective_us, interval_factor, paths, placement_of
 from dpro_search.costmodel.devices import OpSpec
-from dpro_search.costmodel.devices.ratios import OpLatency, Predictor
+from dpro_search.costmodel.devices.ratios import KernelPredictor, OpLatency
 from dpro_search.costmodel.devices.recorded import RecordedSpecs
 from dpro_search.costmodel.roofline import dtype_of_kernel, kernel_ratio
 from dpro_search.errors import InputError
@@ -146,14 +146,14 @@ def _kernels(
         return
     specs = _specs(trace, kinds)
     latency = OpLatency(before, after, (spec for spec in specs if spec is not None))
-    predicted_us = dict.fromkeys(Predictor, 0.0)
+    predicted_us = dict.fromkeys(KernelPredictor, 0.0)
     for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
         of_kind = kernels[order[starts[number] : starts[number + 1]]]
         element = trace.dtypes[dtype] if dtype >= 0 else ""
         moved_us[:, of_kind], predictor = latency.kernel_us(trace.names[name], element, specs[number], recorded_us[of_kind])
         predicted_us[predictor] += float(recorded_us[of_kind].sum())
     whole_us = max(float(recorded_us[kernels].sum()), 1e-9)
-    by_op, by_similar_op = (predicted_us[predictor] / whole_us for predictor in (Predictor.OP, Predictor.SIMILAR_OP))
+    by_op, by_similar_op = (predicted_us[predictor] / whole_us for predictor in (KernelPredictor.OP, KernelPredictor.SIMILAR_OP))
     assumed += _said_of_kernels(before.name, after.name, by_op, by_similar_op)
     assumed.append("host threads, launches and copies between host and device take as long as recorded")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpro_search.costmodel.devices.correction import COORDINATES, Correction, OpPoints, Similarity
+from dpro_search.costmodel.devices.correction import COORDINATES, ErrorCorrection, OpPoints, Similarity
 
 WIDTH = len(COORDINATES)
 
@@ -22,25 +22,25 @@ def similarity(device=0.2, wide=0.2, narrow=0.1, noise=0.02):
 def test_a_measured_op_is_corrected_by_its_own_error():
     measured = points([0.0, 5.0, 10.0])
     errors = np.array([0.3, -0.2, 0.1])
-    shift, deviation = Correction.fit(similarity(), measured, errors).at(measured)
+    shift, deviation = ErrorCorrection.fit(similarity(), measured, errors).at(measured)
     assert shift == pytest.approx(errors, abs=0.02)
     assert (deviation < 0.05).all()
 
 
 def test_ops_unlike_all_measured_ones_get_what_the_device_has_in_common():
-    found = Correction.fit(similarity(), points(np.arange(20.0)), np.full(20, 0.3))
+    found = ErrorCorrection.fit(similarity(), points(np.arange(20.0)), np.full(20, 0.3))
     shift, deviation = found.at(points([100.0], kind=3.0))
     assert 0.15 < shift[0] <= 0.3
     assert deviation[0] > found.at(points([5.0]))[1][0]
 
 
 def test_a_correction_stays_within_the_measured_errors():
-    found = Correction.fit(similarity(), points([0.0, 1.0, 2.0]), np.array([0.0, 0.2, 0.4]))
+    found = ErrorCorrection.fit(similarity(), points([0.0, 1.0, 2.0]), np.array([0.0, 0.2, 0.4]))
     shift, _ = found.at(points(np.linspace(-20, 20, 81)))
     assert shift.min() >= 0.0
     assert shift.max() <= 0.4
 
 
 def test_one_op_with_a_bad_kernel_does_not_decide():
-    found = Correction.fit(similarity(), points([0.0, 8.0]), np.array([5.0, 0.0]))
+    found = ErrorCorrection.fit(similarity(), points([0.0, 8.0]), np.array([5.0, 0.0]))
     assert found.at(points([4.0]))[0][0] < 1.5

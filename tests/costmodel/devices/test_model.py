@@ -6,7 +6,7 @@ import pytest
 from dpro_search.cluster import bundled
 from dpro_search.costmodel.devices import (
     DeviceProfile,
-    OpKind,
+    LibraryOpKind,
     Probes,
     Stack,
     attention,
@@ -16,7 +16,7 @@ from dpro_search.costmodel.devices import (
     streamed,
 )  # fmt: skip
 from dpro_search.costmodel.devices.model_file import load
-from dpro_search.costmodel.intervals import Origin
+from dpro_search.costmodel.intervals import PredictionOrigin
 from dpro_search.errors import InputError, TraceFormatError
 
 PROBED = Probes(matrix_flops_per_s={"bf16": 2.5e14}, stream_bytes_per_s=1.6e12, floor_us=3.0)
@@ -38,7 +38,7 @@ def test_a_large_product_takes_what_its_arithmetic_takes():
     ideal_us = op.flops[0] / 312e12 * 1e6
     assert ideal_us < found.us[0] < 1.6 * ideal_us
     assert found.low_us[0] < found.us[0] < found.high_us[0]
-    assert found.origin[0] == Origin.INTERPOLATED
+    assert found.origin[0] == PredictionOrigin.INTERPOLATED
 
 
 def test_intervals_narrow_from_specs_to_probes_to_samples():
@@ -60,16 +60,16 @@ def test_samples_of_a_device_that_is_slower_than_expected_make_all_its_ops_slowe
 
 def test_a_precision_that_was_never_measured_is_refused():
     found = default_model().on(a100()).predict(gemm(512, 512, 512, precision="int8"))
-    assert found.origin[0] == Origin.REFUSED
+    assert found.origin[0] == PredictionOrigin.REFUSED
     assert np.isnan(found.us[0])
 
 
 def test_sizes_beyond_what_was_measured_widen_and_then_refuse():
     rows = [2.0**13, 2.0**23, 2.0**60]
-    ops = streamed(OpKind.SOFTMAX, rows, 4096.0, moved=[row * 4096 * 8 for row in rows], precision="fp32")
+    ops = streamed(LibraryOpKind.SOFTMAX, rows, 4096.0, moved=[row * 4096 * 8 for row in rows], precision="fp32")
     profile = a100(Probes(matrix_flops_per_s={"fp32": 1.8e13}, stream_bytes_per_s=1.6e12, floor_us=30.0))
     inside, outside, far = default_model().on(profile).predict(ops).origin
-    assert (inside, outside, far) == (Origin.INTERPOLATED, Origin.EXTRAPOLATED, Origin.REFUSED)
+    assert (inside, outside, far) == (PredictionOrigin.INTERPOLATED, PredictionOrigin.EXTRAPOLATED, PredictionOrigin.REFUSED)
 
 
 @pytest.mark.parametrize("factor", [1e3, 1e-3])
@@ -87,7 +87,7 @@ def test_all_kinds_of_ops_are_predicted():
             attention(4, 16, 16, 2048, 2048, 64, causal=True, precision="bf16", stack=Stack.SERVING),
             *(
                 streamed(kind, 4096, 1024, moved=3 * 4 * 4096 * 1024, precision="fp32")
-                for kind in (OpKind.NORM, OpKind.SOFTMAX, OpKind.ELEMENTWISE, OpKind.OPTIMIZER)
+                for kind in (LibraryOpKind.NORM, LibraryOpKind.SOFTMAX, LibraryOpKind.ELEMENTWISE, LibraryOpKind.OPTIMIZER)
             ),
         ]
     )

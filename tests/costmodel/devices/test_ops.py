@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpro_search.costmodel.devices import OpKind, attention, convolution, gemm, joined, streamed
+from dpro_search.costmodel.devices import LibraryOpKind, attention, convolution, gemm, joined, streamed
 from dpro_search.errors import InputError
 
 
@@ -27,7 +27,7 @@ def test_causal_attention_computes_half_of_the_scores_and_backward_two_and_a_hal
 
 
 def test_sizes_broadcast_and_ops_join():
-    ops = joined([gemm([1, 2, 3], 8, 8, precision="fp32"), streamed(OpKind.NORM, 4, 5, moved=160, precision="fp32")])
+    ops = joined([gemm([1, 2, 3], 8, 8, precision="fp32"), streamed(LibraryOpKind.NORM, 4, 5, moved=160, precision="fp32")])
     assert len(ops) == 4
     assert np.array_equal(ops[np.array([1, 3])].m, [2, 4])
 

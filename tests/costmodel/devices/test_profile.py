@@ -6,8 +6,8 @@ import pytest
 
 from dpro_search.cluster import bundled
 from dpro_search.cluster.device import PRECISIONS
-from dpro_search.costmodel.devices import DeviceProfile, OpKind, Probes, gemm, joined, probe_places, probes_of, streamed
-from dpro_search.costmodel.devices.profile import Shares
+from dpro_search.costmodel.devices import DeviceProfile, LibraryOpKind, Probes, gemm, joined, probe_places, probes_of, streamed
+from dpro_search.costmodel.devices.profile import UsualShares
 from dpro_search.errors import InputError
 
 A100 = bundled.device("a100-sxm-80gb")
@@ -17,7 +17,7 @@ def ops():
     return joined(
         [
             gemm([4096, 8192, 100, 1, 3], 4096, [4096, 1024, 100, 64, 4096], precision="bf16"),
-            streamed(OpKind.ELEMENTWISE, [8192, 16384], 8192, moved=[4e8, 5e8], precision="bf16"),
+            streamed(LibraryOpKind.ELEMENTWISE, [8192, 16384], 8192, moved=[4e8, 5e8], precision="bf16"),
         ]
     )
 
@@ -56,6 +56,6 @@ def test_times_in_other_units_are_refused(factor):
 
 
 def test_what_was_not_probed_reaches_the_usual_share():
-    rates = DeviceProfile(device=A100, probes=Probes(matrix_flops_per_s={"bf16": 0.9 * 312e12})).rates(Shares())
-    assert rates.stream_share == Shares().stream
+    rates = DeviceProfile(device=A100, probes=Probes(matrix_flops_per_s={"bf16": 0.9 * 312e12})).rates(UsualShares())
+    assert rates.stream_share == UsualShares().stream
     assert rates.matrix_share == pytest.approx(np.full(len(PRECISIONS), 0.9))  # other precisions as the one that was probed

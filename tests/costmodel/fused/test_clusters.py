@@ -11,7 +11,7 @@ from dpro_search.costmodel.fused.clusters import ClusterCosts
 from dpro_search.costmodel.fused.features import shaped_features, timed_features
 from dpro_search.costmodel.fused.flatten import flatten
 from dpro_search.costmodel.fused.timed import leaders, timed_ops
-from dpro_search.costmodel.intervals import Origin
+from dpro_search.costmodel.intervals import PredictionOrigin
 from dpro_search.errors import InputError
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.dataflow import DataflowGraph, topological_order
@@ -114,7 +114,7 @@ def test_clusters_of_a_real_job():
     chains = chains_of(graph, 30)
     found = costs.times(chains)
     assert len(found) == 30
-    predicted = found.origin != Origin.REFUSED
+    predicted = found.origin != PredictionOrigin.REFUSED
     assert predicted.any()
     assert (found.low_us[predicted] < found.us[predicted]).all()
     assert (found.us[predicted] < found.high_us[predicted]).all()

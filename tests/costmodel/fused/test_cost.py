@@ -9,10 +9,9 @@ from costmodel.fused.clusters import clusters, model, table
 from dpro_search.costmodel.fused.additive import TreeSettings
 from dpro_search.costmodel.fused.cost import fit_fused_cost
 from dpro_search.costmodel.fused.features import FEATURES, shaped_features
-from dpro_search.costmodel.fused.model_file import FusionModel
+from dpro_search.costmodel.fused.model_file import ALL, FusionModel
 from dpro_search.costmodel.fused.op_parts import PART_FEATURES
-from dpro_search.costmodel.fused.scores import ALL
-from dpro_search.costmodel.intervals import Origin, conformal_quantile
+from dpro_search.costmodel.intervals import PredictionOrigin, conformal_quantile
 from dpro_search.errors import InputError
 
 
@@ -68,7 +67,7 @@ def test_an_interval_holds_its_prediction_and_grows_with_the_coverage():
 
 def test_what_was_measured_is_interpolated():
     origin = model().shaped.predict_interval(shaped_features(clusters())).origin
-    assert (origin == Origin.INTERPOLATED).mean() > 0.9
+    assert (origin == PredictionOrigin.INTERPOLATED).mean() > 0.9
 
 
 def test_the_interval_widens_outside_of_what_was_measured_until_nothing_is_predicted():
@@ -81,10 +80,10 @@ def test_the_interval_widens_outside_of_what_was_measured_until_nothing_is_predi
         moved[:, heavy] = (moved[:, heavy] + 1) * factor - 1
         found = model().shaped.predict_interval(dataclasses.replace(one, whole=moved))
         widths.append(float(found.high_us[0] / found.low_us[0]))
-        origins.append(Origin(int(found.origin[0])))
-    assert origins[-1] == Origin.REFUSED
+        origins.append(PredictionOrigin(int(found.origin[0])))
+    assert origins[-1] == PredictionOrigin.REFUSED
     assert np.isnan(widths[-1])
-    assert Origin.EXTRAPOLATED in origins
+    assert PredictionOrigin.EXTRAPOLATED in origins
     predicted = [width for width in widths if not np.isnan(width)]
     assert (np.diff(predicted) > -1e-9).all()
     assert predicted[-1] > predicted[0]

@@ -1,4 +1,4 @@
-"""What NCCL's collectives take on a cluster of GPUs: a function of collective, bytes, placement of the ranks, and `Cluster`.
+"""Duration of NCCL's collectives on a cluster of GPUs: a function of collective, bytes, placement of the ranks, and `Cluster`.
 
     collective_us("all_reduce", [2**20, 2**30], parse_cluster("8xhgx-h100"), Placement(ranks_per_node=8, nodes=8))
 
@@ -6,15 +6,23 @@
 protocols (`lines`). Few constants are fitted, to systems of several kinds (`constants`; ``python -m experiments.costmodel.nccl``).
 """
 
-from dpro_search.costmodel.collectives.nccl.choice import Choice, choices
 from dpro_search.costmodel.collectives.nccl.lines import COLLECTIVES
-from dpro_search.costmodel.collectives.nccl.model import Estimate, bytes_in, collective_us, estimate, interval_factor, ways_of
+from dpro_search.costmodel.collectives.nccl.model import (
+    Estimate,
+    FastestWay,
+    bytes_in,
+    choices,
+    collective_us,
+    estimate,
+    interval_factor,
+    ways_of,
+)
 from dpro_search.costmodel.collectives.nccl.placement import Paths, Placement, paths, placement_of
 
 __all__ = [
     "COLLECTIVES",
-    "Choice",
     "Estimate",
+    "FastestWay",
     "Paths",
     "Placement",
     "bytes_in",

@@ -16,45 +16,45 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 ByProtocol = tuple[float, float, float]  # one for each of `PROTOCOLS`
 
 
-class Architecture(msgspec.Struct, frozen=True, kw_only=True):
+class GpuArchitecture(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs that start collectives and pass flags alike."""
 
     name: str
     devices: str  # A pattern of their names, as vendors give them; the first architecture that fits a device is its.
-    launch_us: float  # Of a collective, before its first step (LL).
-    hop_us: float  # Of a step between two ranks of a domain (LL).
-    # What a channel of a tree moves at most, both ways together, between two domains, and between more: NCCL's perChMaxTreeBws.
+    launch_us: float  # Time to launch a collective, before its first step (LL).
+    hop_us: float  # Time of a step between two ranks of a domain (LL).
+    # Highest rate of a channel of a tree, both ways together, between two domains, and between more: NCCL's perChMaxTreeBws.
     tree_channel_bytes_per_us: tuple[float, float]
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """How far times of systems that were left out of the fit are from the predictions: a 90 % interval.
+    """Distance of times of systems that were left out of the fit from the predictions: a 90 % interval.
 
     The interval of a prediction t is t / factor to t * factor.
     """
 
-    small: float  # Of less than 1 MiB.
+    small: float  # Factor for less than 1 MiB.
     large: float
 
 
 class NcclConstants(msgspec.Struct, frozen=True, kw_only=True):
     """Constants of `lines`. Ratios are of the bare rate of links."""
 
-    architectures: tuple[Architecture, ...]
-    launch_more: ByProtocol  # By what the launch exceeds that of LL, in us.
-    hop_more: ByProtocol  # By what a step within a domain exceeds that of LL, in us.
+    architectures: tuple[GpuArchitecture, ...]
+    launch_more: ByProtocol  # Time to launch beyond that of LL, in us.
+    hop_more: ByProtocol  # Time of a step within a domain beyond that of LL, in us.
     net_hop: ByProtocol  # A step between domains, in latencies of the network.
     # nvlink_ratio, pcie_ratio, net_ratio: What of a link's rate the bytes of rings reach.
     nvlink_ratio: ByProtocol
     pcie_ratio: ByProtocol
     net_ratio: ByProtocol
-    staged_ratio: float  # What of that is left where NICs read copies in the host's memory.
-    slingshot_ratio: float  # What of that is left on Slingshot.
-    direct_ratio: float  # What messages among all pairs reach of what rings do, within a domain.
-    pair_ratio: float  # What messages between two ranks reach of what rings do, within a domain.
+    staged_ratio: float  # Share of that which is left where NICs read copies in the host's memory.
+    slingshot_ratio: float  # Share of that which is left on Slingshot.
+    direct_ratio: float  # Rate of messages among all pairs over that of rings, within a domain.
+    pair_ratio: float  # Rate of messages between two ranks over that of rings, within a domain.
     direct_us: float  # Launch of messages between pairs over that of LL (Simple).
     own_part: float  # The rank's own part is copied or reduced in place: it counts as so much of the part that it sends.
-    tree_ratio: float  # What trees reach of the rates that rings do.
+    tree_ratio: float  # Rate of trees over that of rings.
     switch_ratio: float  # Bytes that are reduced in the switch, over NVLink's rate.
     switch_us: float  # More launch of reductions in the switch.
     peer_us: tuple[float, float]  # All-to-all: each further rank of the domain (LL, Simple).
@@ -62,16 +62,16 @@ class NcclConstants(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_us: ByProtocol  # A broadcast's chunks at each further rank.
     inside_interval: Interval
     between_interval: Interval
-    source: str  # What they were fitted to, and how to do it again.
+    source: str  # Measurements that they were fitted to, and how to do it again.
 
-    def architecture(self, device: str) -> Architecture:
-        """That of a device, by its name; the last one for devices that no pattern fits."""
+    def architecture(self, device: str) -> GpuArchitecture:
+        """The architecture of a device, by its name; the last one for devices that no pattern fits."""
         return next((one for one in self.architectures if re.search(one.devices, device)), self.architectures[-1])
 
 
 @cache
 def nccl_constants() -> NcclConstants:
-    """Those that come with the package."""
+    """The constants that come with the package."""
     return constants_of(tomllib.loads((Path(__file__).parent / "constants.toml").read_text("utf-8")))
 
 

@@ -1,4 +1,4 @@
-"""What each of NCCL's algorithms and protocols takes: ``lines(collective, paths, constants)``, times that are linear in bytes.
+"""Durations by each of NCCL's algorithms and protocols: ``lines(collective, paths, constants)``, times that are linear in bytes.
 
 NCCL chooses the algorithm (ring, tree, reduction in the switch) and the protocol (LL, LL128, Simple) of each call by a model of the
 same form (``src/graph/tuning.cc``: a latency by steps within and between nodes, and a bandwidth by protocol), so that the time of a
@@ -36,11 +36,11 @@ from dpro_search.errors import InputError
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 SWITCH_RANKS = 5  # From so many ranks of a domain on, reductions in the switch are faster than rings.
 ORDERED_US = 10.0  # Networks with a longer latency (TCP, EFA) do not deliver in order, as the flags of LL and LL128 need.
-# Of NCCL's search for channels (src/graph/search.cc, ncclTopoDupChannels) and its model of trees (src/graph/tuning.cc).
+# From NCCL's search for channels (src/graph/search.cc, ncclTopoDupChannels) and its model of trees (src/graph/tuning.cc).
 NCCL_LINK = 0.96  # Bytes that NCCL counts of a NIC's rate: 12 of 12.5 GB/s.
 DOUBLED_BYTES_PER_US = 25e3  # From that rate on, channels are doubled where they are few.
 FEW_CHANNELS = 4
-ONE_RANK_TREE = 0.85  # Of a tree whose ranks receive and send on one NIC.
+ONE_RANK_TREE = 0.85  # Share of the rate of a tree whose ranks receive and send on one NIC.
 # Bytes by which a tree lags until it is full: what NCCL's factors for messages of medium size (treeCorrectionFactor) come to,
 # S (1 / factor - 1), for 16 MiB and more; they are 0.5 to 0.7 for less.
 FILL_BYTES = {"LL": 0.0, "LL128": 4.0 * 2**20, "Simple": 14.0 * 2**20}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,7 @@ SMALL_BYTES = 2**20  # Below, times are mostly latency: an interval of their own
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a collective takes."""
+    """Predicted duration of a collective."""
 
     time_us: float  # From when the last rank has started it.
     interval_us: tuple[float, float]  # 90 %: errors on systems that were left out of the fit.
@@ -29,7 +31,7 @@ class Estimate:
 
 
 def collective_us(collective: str, size_bytes: npt.ArrayLike, cluster: Cluster, placement: Placement) -> Floats:
-    """What collectives of one group take, [...].
+    """Durations of collectives of one group, [...].
 
     Parameters
     ----------
@@ -67,7 +69,7 @@ def bytes_in(collective: str, time_us: npt.ArrayLike, cluster: Cluster, placemen
 
 
 def estimate(collective: str, size_bytes: float, cluster: Cluster, placement: Placement) -> Estimate:
-    """What one collective takes, with its interval; arguments and errors as `collective_us`."""
+    """Duration of one collective with its interval; arguments and errors are those of `collective_us`."""
     best = min(ways_of(collective, cluster, placement), key=lambda way: way.latency_us + way.us_per_byte * size_bytes)
     time_us = best.latency_us + best.us_per_byte * size_bytes
     factor = interval_factor(size_bytes, paths(cluster, placement).domains)
@@ -81,7 +83,7 @@ def estimate(collective: str, size_bytes: float, cluster: Cluster, placement: Pl
 
 
 def interval_factor(size_bytes: float, domains: int) -> float:
-    """By what a time may differ from the prediction, either way (90 %)."""
+    """Factor by which a time may differ from the prediction, either way (90 %)."""
     constants = nccl_constants()
     width = constants.inside_interval if domains == 1 else constants.between_interval
     return width.small if size_bytes < SMALL_BYTES else width.large
@@ -99,3 +101,37 @@ def ways_of(collective: str, cluster: Cluster, placement: Placement, *, faster: 
         if not kept or way.latency_us < kept[-1].latency_us:
             kept.append(way)
     return tuple(kept)
+
+
+class FastestWay(NamedTuple):
+    """The fastest way for sizes from `from_bytes` on, as far as the next one's."""
+
+    from_bytes: int
+    algorithm: str  # As in `lines.Line`.
+    protocol: str
+
+
+def choices(collective: str, cluster: Cluster, placement: Placement) -> tuple[FastestWay, ...]:
+    """The choices for all sizes, the first from 0 bytes; parameters and errors are those of `collective_us`."""
+    ways = sorted(ways_of(collective, cluster, placement), key=lambda way: (way.latency_us, way.us_per_byte))
+    found, starts = [ways[0]], [0]
+    while True:
+        now = found[-1]
+        # The next one is the first that crosses the present one.
+        crossings = [
+            ((way.latency_us - now.latency_us) / (now.us_per_byte - way.us_per_byte), way.us_per_byte, way)
+            for way in ways
+            if way.us_per_byte < now.us_per_byte
+        ]
+        if not crossings:
+            break
+        at, _, following = min(crossings, key=lambda one: one[:2])
+        found.append(following)
+        starts.append(math.ceil(at))
+    listed: list[FastestWay] = []
+    for start, way in zip(starts, found, strict=True):
+        if listed and listed[-1].from_bytes == start:
+            listed.pop()
+        if not listed or (listed[-1].algorithm, listed[-1].protocol) != (way.algorithm, way.protocol):
+            listed.append(FastestWay(start, way.algorithm, way.protocol))
+    return tuple(listed)

@@ -1,4 +1,4 @@
-"""Where the ranks of a group are in a cluster, and what joins them there: ``paths(cluster, placement)``."""
+"""Places of the ranks of a group in a cluster, and the links that join them: ``paths(cluster, placement)``."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """What joins the ranks of a group. A *domain* is what one kind of link inside hosts joins: a host, or a rack of NVLink."""
+    """Links that join the ranks of a group. A *domain* is what one kind of link inside hosts joins: a host, or a rack of NVLink."""
 
     ranks: int
     domains: int  # Over which the ranks are spread evenly.
     inside: Literal["nvlink", "pcie"]  # Links inside a domain: NVLink, xGMI and the like; or PCIe, sockets and host memory.
     ring_bytes_per_us: float  # Each rank sends so much to the next while all do, within a domain; infinite for one rank there.
     nic_bytes_per_us: float  # All of the group's ranks of a domain together send so much to other domains; infinite for one domain.
-    nic_latency_us: float  # Of a message between domains.
+    nic_latency_us: float  # Latency of a message between domains.
     nic_link_bytes_per_us: float  # The most that one NIC sends; infinite for one domain.
     staged: bool  # Whether NICs take bytes from copies in the host's memory, not from the devices.
     fabric: str  # As of `cluster.host.Nics`; "" without NICs.
@@ -54,7 +54,7 @@ class Paths:
     device: str  # Name of the device, as its vendor gives it.
 
     def faster(self, factor: float) -> Paths:
-        """The same with links of that many times the rate."""
+        """These paths with links of that many times the rate."""
         return replace(
             self,
             ring_bytes_per_us=self.ring_bytes_per_us * factor,
@@ -104,7 +104,7 @@ def placement_of(cluster: Cluster, ranks: Iterable[int], concurrent: int | None 
 
 @lru_cache(maxsize=4096)
 def paths(cluster: Cluster, placement: Placement) -> Paths:
-    """What joins the ranks of a group that begins at a cluster's first device; where hosts differ, the slowest are taken for all.
+    """Links that join the ranks of a group from a cluster's first device on; where hosts differ, the slowest are taken for all.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def _devices(placement: Placement) -> tuple[int, ...]:
 
 
 def _hosts_joined(wide: Link, placement: Placement) -> int:
-    """How many of the group's hosts a link that reaches across hosts joins: the largest even part."""
+    """Number of the group's hosts that a link across hosts joins: the largest even part."""
     fit = placement.nodes if wide.hosts is None else max(wide.hosts // placement.node_stride, 1)
     return next(count for count in range(min(fit, placement.nodes), 0, -1) if placement.nodes % count == 0)
 

@@ -13,14 +13,15 @@ from dpro_search import _api_plots as plots
 from dpro_search._api_errors import page_path, speaks_python
 from dpro_search._api_run import Run
 from dpro_search._api_tables import Tabular
-from dpro_search._api_values import Bytes, Diagnosis, Microseconds, Replay
+from dpro_search._api_values import Diagnosis, Microseconds, Replay
+from dpro_search.analysis import predict
+from dpro_search.analysis.predict import ReplayRequest
 from dpro_search.collect._files import write_file
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds import Description, PlanOptions, Source, files_of, job_of, searchable
 from dpro_search.kinds._elsewhere import elsewhere
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.quantities import parse_bytes
 from dpro_search.report.html import table, to_text
 from dpro_search.report.timeline import typical_step
@@ -103,16 +104,7 @@ class Recording(Tabular):
             holdout_step=holdout_step,
             samples=samples,
         )
-        facts = replay_facts(self.source, request)
-        return Replay(
-            iteration_us=Microseconds(facts["predicted_iteration_us"]),
-            interval_us=(Microseconds(facts["interval_us"][0]), Microseconds(facts["interval_us"][1])),
-            measured_us=Microseconds.known(facts["measured_iteration_us"]),
-            error_pct=facts["error_pct"],
-            breakdown_us={part: Microseconds(part_us) for part, part_us in facts["breakdown_us"].items()},
-            peak_memory_bytes=Bytes.known(facts["peak_memory_bytes"]),
-            facts=facts,
-        )
+        return Replay.of(predict.replay(job_of(self.source), request))
 
     @speaks_python
     def diagnose(self, *, cluster: str | None = None, changes: Mapping[str, object] | None = None) -> Diagnosis:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from dpro_search import _api_plots as plots
 from dpro_search._api_tables import Tabular, columns_of
-from dpro_search._repr import short_repr
+from dpro_search._repr import short_call, short_repr
+from dpro_search.analysis import predict
 from dpro_search.collect.kernel_names import short_names
 from dpro_search.report.html import bullets, paragraph, table, to_text
 from dpro_search.report.units import duration, percent, ratio, signed_percent, size
@@ -68,21 +72,31 @@ class Bytes(int):
     __str__ = __repr__
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replay(Tabular):
-    """A predicted iteration."""
+class Replay(predict.Replay, Tabular, frozen=True, kw_only=True, omit_defaults=True):
+    """A predicted iteration: the fields of `dpro_search.analysis.predict.Replay`, the main ones with units."""
 
-    # iteration_us, interval_us: Predicted iteration time, and its 90 % interval.
-    iteration_us: Microseconds
-    interval_us: tuple[Microseconds, Microseconds]
-    # measured_us, error_pct: Of the recording; None if a setting or cost was changed.
-    measured_us: Microseconds | None
-    error_pct: float | None
-    breakdown_us: Mapping[str, Microseconds]  # Parts of an iteration of the slowest rank.
-    peak_memory_bytes: Bytes | None  # None if the recording does not contain it.
-    facts: Mapping[str, Any] = field(repr=False)  # The output of ``dpro-search replay --json``.
+    @classmethod
+    def of(cls, answer: predict.Replay) -> Self:
+        """The answer with units on the numbers that people look at."""
+        low_us, high_us = answer.interval_us
+        with_units = {
+            "iteration_us": Microseconds(answer.iteration_us),
+            "interval_us": (Microseconds(low_us), Microseconds(high_us)),
+            "measured_us": Microseconds.known(answer.measured_us),
+            "breakdown_us": {part: Microseconds(part_us) for part, part_us in answer.breakdown_us.items()},
+            "peak_memory_bytes": Bytes.known(answer.peak_memory_bytes),
+        }
+        return cls(**asdict(answer) | with_units)
 
-    __repr__ = short_repr
+    @property
+    def facts(self) -> dict[str, Any]:  # Any: values of JSON
+        """The output of ``dpro-search replay --json``."""
+        return cast("dict[str, Any]", to_builtins(self, enc_hook=without_unit))
+
+    def __repr__(self) -> str:
+        main = ("iteration_us", "interval_us", "measured_us", "error_pct", "breakdown_us", "peak_memory_bytes")
+        known = {name: value for name in main if (value := getattr(self, name)) is not None}
+        return short_call("Replay", known)
 
     def columns(self) -> dict[str, Any]:
         """The breakdown: ``part`` and ``time_us``."""
@@ -99,6 +113,11 @@ class Replay(Tabular):
             rows += [("measured iteration", duration(self.measured_us)), ("error", signed_percent(self.error_pct))]
         rows += [(name.replace("_", " "), duration(value_us)) for name, value_us in self.breakdown_us.items()]
         return to_text(table("Replay", ("", "time#"), rows))
+
+
+def without_unit(value: object) -> float | int:
+    """The plain number in a `Microseconds` or `Bytes`, which JSON can have."""
+    return int(value) if isinstance(value, Bytes) else float(cast("float", value))
 
 
 @dataclass(frozen=True, kw_only=True)

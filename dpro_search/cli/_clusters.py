@@ -35,11 +35,11 @@ def run_of(out: Path, cluster: str) -> Path:
 
 def row_of(cluster: str, batch: int | None, job: Job, result: SearchResult) -> dict[str, Any]:
     """The best plan of a search on a cluster, and what it gives and costs; `batch` where several were asked for."""
-    from dpro_search.kinds._efficiency import KEYS, efficiency
+    from dpro_search.kinds._work import EFFICIENCY_KEYS, efficiency
 
     best = result.plans[0]
     work = job.work
-    facts = dict.fromkeys(KEYS) if work is None else efficiency(work, best.prediction.iteration_us)
+    gives = None if work is None else efficiency(work, best.prediction.iteration_us)
     return {
         "cluster": cluster,
         **({} if batch is None else {"global_batch": batch}),
@@ -51,7 +51,7 @@ def row_of(cluster: str, batch: int | None, job: Job, result: SearchResult) -> d
         "predicted_iteration_us": best.prediction.iteration_us,
         "interval_us": best.prediction.interval_us,
         "peak_memory_bytes": best.prediction.peak_memory_bytes,
-        **{key: facts[key] for key in KEYS},
+        **{key: None if gives is None else getattr(gives, key) for key in EFFICIENCY_KEYS},
     }
 
 

@@ -16,6 +16,8 @@ import msgspec
 from dpro_search._regular_files import open_regular
 from dpro_search._text import numbers_text, without_secrets
 from dpro_search._version import __version__
+from dpro_search.analysis.efficiency import efficiency_of, table_rows
+from dpro_search.analysis.predict import predicted
 from dpro_search.cli._sample import validation_of
 from dpro_search.cli._search_result import servers_note
 from dpro_search.collect._files import DAMAGED
@@ -23,9 +25,8 @@ from dpro_search.collect.sample import sample_of
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Description, Job, job_of, kind_of, load_source
-from dpro_search.kinds._efficiency import efficiency, efficiency_facts, table_rows
 from dpro_search.kinds._elsewhere import searched_job
-from dpro_search.kinds._replay_facts import predicted_facts
+from dpro_search.kinds._work import efficiency
 from dpro_search.report import Facts
 from dpro_search.report.parallel import ParallelSetting
 from dpro_search.report.quality import HeldOutStep
@@ -94,7 +95,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
     trials = trials_of_run(run / "trials.jsonl", result.trials, gathered.notes, names)
     if (work := gathered.job.work) is not None:
         for trial in trials:
-            trial["cost_per_million_tokens"] = efficiency(work, trial["iteration_us"])["cost_per_million_tokens"]
+            trial["cost_per_million_tokens"] = efficiency(work, trial["iteration_us"]).cost_per_million_tokens
     validation = _validation(run, gathered, named)
     for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
         _refuse_impossible(run / name, found)
@@ -162,13 +163,13 @@ class _Gathered:
     def facts(self, name: str, best: Plan | None = None, best_name: str = "", **searched: Any) -> Facts:
         """All content; `searched` are the fields of a search."""
         self.on_part("replaying the recording")
-        replay = predicted_facts(self.job, Plan(), changed=self.trace is None)
+        replay = predicted(self.job, Plan(), changed=self.trace is None)
         settings = self._settings(best, best_name)
         step = None if self.trace is None else typical_step(self.trace)
         self.on_part("making the timeline of a step")
         timeline = StepTimeline(lanes=(), step=None) if settings else step_timeline(self.job, self.trace, step, self.notes)
         self.on_part("asking what would gain")
-        work = efficiency_facts(self.job, Scenario(), {}, replay["predicted_iteration_us"])
+        work = efficiency_of(self.job, Scenario(), {}, replay.iteration_us)
         diagnosis = self.job.diagnose() | {"efficiency": table_rows(work)}
         with_sample = None if searched.get("validation") else self.sample_validation
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -178,7 +179,7 @@ class _Gathered:
         ]
         return Facts(
             name=name,
-            replay=replay,
+            replay=msgspec.to_builtins(replay),
             diagnosis=diagnosis,
             timeline=timeline,
             settings=settings,

@@ -49,19 +49,19 @@ def check_trace(folder: Path | None) -> Iterator[Check]:
 
 def _replay(source: Source) -> tuple[Check, str | None]:
     """Whether it can be replayed, and why it cannot be trusted."""
+    from dpro_search.analysis.predict import ReplayRequest, replay
     from dpro_search.cli._output import microseconds
-    from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+    from dpro_search.kinds import job_of
 
     try:
-        found = replay_facts(source, ReplayRequest())
+        answer = replay(job_of(source), ReplayRequest())
     except DproSearchError as error:
         return Check(name="replay, diagnose", ok=False, detail=str(error), fix=_AGAIN), None
-    measured, error_pct = found["measured_iteration_us"], found["error_pct"]
     beside = "no measured iteration to compare with"
-    if measured is not None and error_pct is not None:
-        beside = f"{microseconds(measured)} measured, error {error_pct:+.1f} %"
-    detail = f"{microseconds(found['predicted_iteration_us'])} predicted, {beside}"
-    return Check(name="replay, diagnose", ok=True, detail=detail), found["recording_doubt"]
+    if answer.measured_us is not None and answer.error_pct is not None:
+        beside = f"{microseconds(answer.measured_us)} measured, error {answer.error_pct:+.1f} %"
+    detail = f"{microseconds(answer.iteration_us)} predicted, {beside}"
+    return Check(name="replay, diagnose", ok=True, detail=detail), answer.recording_doubt or None
 
 
 def _recording(trace: Trace, doubt: str | None) -> Check:

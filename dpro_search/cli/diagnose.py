@@ -14,6 +14,7 @@ from dpro_search.cli._shared_options import ClusterOption, JsonOption, SpeedsOpt
 
 if TYPE_CHECKING:
     from dpro_search.kinds import Table
+    from dpro_search.kinds._work import Efficiency
 
 
 def diagnose(
@@ -30,10 +31,11 @@ def diagnose(
     """
     import shlex
 
+    from dpro_search.analysis.efficiency import efficiency_of, split_options
     from dpro_search.cli._output import print_json, warn
     from dpro_search.cli._sample import folder_of
     from dpro_search.kinds import job_of, load_source
-    from dpro_search.kinds._efficiency import efficiency_facts, split_options
+    from dpro_search.kinds._answers import fields_of
     from dpro_search.kinds._elsewhere import elsewhere, repeated
     from dpro_search.space.scenario import Scenario
 
@@ -44,7 +46,8 @@ def diagnose(
     facts = job.diagnose() | ({} if place is None else {"cluster": place.facts})
     facts["recording_doubt"] = recorded.recording_doubt
     warn(facts["recording_doubt"])
-    facts |= efficiency_facts(recorded, Scenario().on(cluster), given, facts["iteration_us"])
+    efficiency = efficiency_of(recorded, Scenario().on(cluster), given, facts["iteration_us"])
+    facts |= fields_of(efficiency)
     asked = next((row["what_if"] for row in facts["gains"] if repeated(job, row["what_if"])), None)
     facts["command"] = None if asked is None else shlex.join([
         *("dpro-search", "replay", *(() if trace is None else (str(trace),)), *(() if sample is None else ("--sample", sample))),
@@ -55,13 +58,13 @@ def diagnose(
     if as_json:
         print_json(facts)
     else:
-        print_diagnosis(facts, job.tables(facts))
+        print_diagnosis(facts, job.tables(facts), efficiency)
 
 
-def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table]) -> None:
+def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table], efficiency: Efficiency | None = None) -> None:
     """What `Job.diagnose` found, for people."""
+    from dpro_search.analysis.efficiency import sentences
     from dpro_search.cli._output import print_table, say, stdout_console
-    from dpro_search.kinds._efficiency import sentences
     from dpro_search.quantities import time_text
     from dpro_search.replay.sentences import differs_from_median
 
@@ -78,7 +81,7 @@ def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table]) -> None:
             say(console, f"  assumed: {sentence}")
     for sentence in (*facts["findings"], *facts["warnings"]):
         say(console, f"* {sentence}")
-    for sentence in sentences(facts):
+    for sentence in sentences(efficiency):
         console.print(sentence, highlight=False)
     for table in tables:
         print_table(console, table.title, table.columns, table.rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from dpro_search.cli._shared_options import (
     JsonOption,
     PrecisionTableOption,
 )
+
+if TYPE_CHECKING:
+    from dpro_search.analysis.predict import Replay
 
 _NOTICEABLE = 0.01  # Of all ops; fewer without a place in the graph change no prediction noticeably.
 
@@ -75,14 +78,15 @@ def replay(
     """
     from rich.progress import Progress
 
-    from dpro_search.cli._output import stderr_console, warn
+    from dpro_search.analysis.predict import ReplayRequest
+    from dpro_search.analysis.predict import replay as answer_of
+    from dpro_search.cli._output import print_json, stderr_console, warn
     from dpro_search.cli._sample import folder_of
-    from dpro_search.kinds import PlanOptions, load_source
-    from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+    from dpro_search.kinds import PlanOptions, job_of, load_source
     from dpro_search.space.plan import Plan
 
     use_machine(machine)
-    source = load_source(folder_of(trace, sample))
+    job = job_of(load_source(folder_of(trace, sample)))
     console = stderr_console()
     with Progress(console=console, transient=True, disable=samples is None or not console.is_terminal) as bar:
         task = bar.add_task("replaying", total=samples)
@@ -98,49 +102,51 @@ def replay(
             options=PlanOptions(cluster_model=cluster_model, precision_table=precision_table, all_reduce_model=all_reduce_model),
             on_sample=lambda: bar.advance(task),
         )
-        facts = replay_facts(source, request)
-    warn(facts["recording_doubt"])
-    _print(facts, as_json)
+        answer = answer_of(job, request)
+    warn(answer.recording_doubt or None)
+    if as_json:
+        print_json(answer)
+    else:
+        _print(answer)
 
 
-def _print(result: dict[str, Any], as_json: bool) -> None:
-    from dpro_search.cli._output import microseconds, percent, print_json, say, stdout_console
-    from dpro_search.kinds._efficiency import sentences
+def _print(answer: Replay) -> None:
+    from msgspec import UNSET
+    from msgspec.structs import asdict
+
+    from dpro_search.analysis.efficiency import efficiency_in, sentences
+    from dpro_search.cli._output import microseconds, percent, say, stdout_console
     from dpro_search.replay.sentences import differs_from_median
 
-    if as_json:
-        print_json(result)
-        return
-    low, high = result["interval_us"]
-    print(f"predicted iteration  {microseconds(result['predicted_iteration_us'])}  ({microseconds(low)} - {microseconds(high)})")
-    if "quantiles_us" in result:
-        shown = "  ".join(f"{name} {microseconds(value_us)}" for name, value_us in result["quantiles_us"].items())
-        print(f"  of samples           {shown}")
-    own = result.get("steps", ())
-    if result["measured_iteration_us"] is not None:
-        error = "" if own else f"  error {percent(result['error_pct'])}"
-        print(f"measured iteration   {microseconds(result['measured_iteration_us'])}{error}")
-    for what in ("predicted", "measured"):
-        mean_us, median_us = result.get(f"{what}_mean_us"), result[f"{what}_iteration_us"]
-        if mean_us is not None and median_us is not None and differs_from_median(mean_us, median_us):
-            print(f"{what + ' mean':20} {microseconds(mean_us)}  (some steps stall: the iteration is the median of the steps)")
-    for row in own:
-        what = f"step {row['step']}" if result["measured_iteration_us"] is not None else "the recorded window"
-        times = (microseconds(row["measured_us"]), microseconds(row["replayed_us"]), percent(row["error_pct"]))
-        print(f"{what}, with its own durations: measured {times[0]}, replayed {times[1]}, error {times[2]}")
-    for name, value_us in result["breakdown_us"].items():
+    low_us, high_us = answer.interval_us
+    print(f"predicted iteration  {microseconds(answer.iteration_us)}  ({microseconds(low_us)} - {microseconds(high_us)})")
+    if answer.quantiles_us is not None:
+        quantiles = "  ".join(f"{name} {microseconds(value_us)}" for name, value_us in asdict(answer.quantiles_us).items())
+        print(f"  of samples           {quantiles}")
+    if answer.measured_us is not None:
+        error = f"  error {percent(answer.error_pct)}" if answer.error_pct is not None and not answer.steps else ""
+        print(f"measured iteration   {microseconds(answer.measured_us)}{error}")
+    means = (("predicted", answer.mean_us, answer.iteration_us), ("measured", answer.measured_mean_us, answer.measured_us))
+    for side, mean_us, median_us in means:
+        if mean_us is not None and mean_us is not UNSET and median_us is not None and differs_from_median(mean_us, median_us):
+            print(f"{side + ' mean':20} {microseconds(mean_us)}  (some steps stall: the iteration is the median of the steps)")
+    for row in answer.steps:
+        step = f"step {row.step}" if answer.measured_us is not None else "the recorded window"
+        times = f"measured {microseconds(row.measured_us)}, replayed {microseconds(row.replayed_us)}"
+        print(f"{step}, with its own durations: {times}, error {percent(row.error_pct)}")
+    for name, value_us in answer.breakdown_us.items():
         print(f"  {name.replace('_', ' '):22} {microseconds(value_us)}")
-    for sentence in (*sentences(result), *result.get("notes", ())):
+    for sentence in (*sentences(efficiency_in(answer)), *answer.notes):
         print(sentence)
-    if "cluster" in result:
-        print(f"on {result['cluster']['name']}")
-        for sentence in result["cluster"]["left_out"]:
+    if answer.cluster is not None:
+        print(f"on {answer.cluster.name}")
+        for sentence in answer.cluster.left_out:
             print(f"  assumed: {sentence}")
-    for sentence in result.get("assumed", ()):
+    for sentence in answer.assumed:
         print(f"assumed: {sentence}")
-    if (calibration := result["calibration"]) is not None:
-        say(stdout_console(), f"interval: {calibration['text']}")
-    if not result["settled"]:
+    if answer.calibration is not None:
+        say(stdout_console(), f"interval: {answer.calibration.text}")
+    if not answer.settled:
         print("the replay did not settle: the iteration time is not a steady state")
-    if (unplaced := len(result["unplaced"])) > _NOTICEABLE * result["ops"]:
-        print(f"{unplaced} of {result['ops']} ops have no place in the graph or no time (--json lists them): record the job again")
+    if (unplaced := len(answer.unplaced)) > _NOTICEABLE * answer.ops:
+        print(f"{unplaced} of {answer.ops} ops have no place in the graph or no time (--json lists them): record the job again")

@@ -228,7 +228,7 @@ def run(
     reasons, searched_facts = job.reasons([ranked.plan for ranked in result.plans]), job.search_facts()
     if as_json:
         facts = result_facts(result, deployment)
-        facts |= {"calibration": None if calibration is None else calibration.facts, "recording_doubt": doubt}
+        facts |= {"calibration": None if calibration is None else calibration.source, "recording_doubt": doubt}
         facts |= {"reasons": reasons, **searched_facts}
         print_json(facts | ({} if place is None else {"cluster": place.facts}))
     else:

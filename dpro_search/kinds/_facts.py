@@ -125,12 +125,6 @@ def graph_change(scale: Scale, ranks: int) -> Change:
     return ComputeScaled(factor=scale.factor, rank=scale.rank)
 
 
-def quantiles_us(times_us: Any) -> dict[str, float]:
-    """The 5 %, 50 % and 95 % quantiles."""
-    p5, p50, p95 = np.quantile(times_us, (0.05, 0.5, 0.95)).tolist()
-    return {"p5": p5, "p50": p50, "p95": p95}
-
-
 def rank_table(ranks: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `rank_facts`."""
     rows = [

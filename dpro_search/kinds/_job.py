@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -20,6 +20,7 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import measured_iteration_us, recording_doubt, replay_error
+from dpro_search.kinds._answers import PlanFacts, ReplayedStep
 from dpro_search.kinds._names import registered
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
@@ -61,7 +62,10 @@ class Comparison:
     error_pct: float  # Signed for one step; the mean of absolute errors for several.
     ops: int  # How many ops were replayed.
     seconds: float = 0.0  # How long that took.
-    more: Mapping[str, Any] = field(default_factory=dict)  # Facts that the kind of job adds to the output of `replay`.
+    # baseline_us, baseline_error_pct: The mean of the other steps as a prediction of a held-out step, and its error; None: unknown.
+    baseline_us: float | None = None
+    baseline_error_pct: float | None = None
+    steps: tuple[ReplayedStep, ...] = ()  # Each step with its own durations, where the kind of job tells.
 
 
 class Job(ABC):
@@ -145,9 +149,9 @@ class Job(ABC):
         """What `replay` reports of a plan: `predict` with a breakdown, and what it leaves out to be fast."""
         return self.predict(plan)
 
-    def more_facts(self, plan: Plan) -> dict[str, Any]:
-        """What `replay` reports of a plan beside a prediction, for its JSON."""
-        return {}
+    def plan_facts(self, plan: Plan) -> PlanFacts:
+        """Facts that `replay` reports beside the prediction of a plan."""
+        return PlanFacts()
 
     def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
         """Why the first of some ranked plans is the best of them, and what the others lose, in sentences."""

@@ -14,6 +14,7 @@ from dpro_search._text import shortened
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
+from dpro_search.kinds._answers import PlanFacts, ReplayedStep
 from dpro_search.kinds._job import Comparison, Job, Table
 from dpro_search.kinds._recorded import SMALL, RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_cluster import Elsewhere, elsewhere
@@ -146,12 +147,12 @@ class RecordedSteps(Job):
         prediction = replace(prediction, interval_us=self._elsewhere.interval_us(prediction, self._scales), busy_us=busy_us)
         return as_prediction(prediction, "extrapolated", self._peak_memory_bytes(plan))
 
-    def more_facts(self, plan: Plan) -> dict[str, Any]:
+    def plan_facts(self, plan: Plan) -> PlanFacts:
         if self.trace.meta.unrecorded_devices:
-            return {"notes": ["Unknown: the recording has launches of kernels, but no record of the device that ran them."]}
+            return PlanFacts(notes=("Unknown: the recording has launches of kernels, but no record of the device that ran them.",))
         prediction = self.replayed(plan)
         unknown = unknown_time(prediction.breakdown_us.get("unknown", 0.0), prediction.iteration_us)
-        return {"notes": [unknown, *self._unknown_kernels()]} if unknown else {}
+        return PlanFacts(notes=(unknown, *self._unknown_kernels())) if unknown else PlanFacts()
 
     def _unknown_kernels(self) -> Iterator[str]:
         """The kernels that unknown time belongs to, if it is that of kernels."""
@@ -245,24 +246,25 @@ class RecordedSteps(Job):
             error_pct=held.error_pct,
             ops=len(self.predictor.graph),
             seconds=time.perf_counter() - started,
-            more={"baseline_iteration_us": held.baseline_us, "baseline_error_pct": held.baseline_error_pct},
+            baseline_us=held.baseline_us,
+            baseline_error_pct=held.baseline_error_pct,
         )
 
     def own_durations(self) -> Comparison:
         pairs = self._in_profile.own_durations()
-        steps = [
-            {"step": step, "measured_us": true, "replayed_us": replayed, "error_pct": (replayed / true - 1) * 100}
+        steps = tuple(
+            ReplayedStep(step=step, measured_us=true, replayed_us=replayed, error_pct=(replayed / true - 1) * 100)
             for step, (true, replayed) in pairs.items()
-        ]
+        )
         started = time.perf_counter()
         prediction = _prediction(self.predictor, (), self._peak_memory_bytes(Plan()))
         return Comparison(
             measured_us=self.measured_iteration_us,
             prediction=prediction,
-            error_pct=float(np.mean([abs(row["error_pct"]) for row in steps])),
+            error_pct=float(np.mean([abs(row.error_pct) for row in steps])),
             ops=len(self.predictor.graph),
             seconds=time.perf_counter() - started,
-            more={"steps": steps},
+            steps=steps,
         )
 
     def diagnose(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpro_search.machine.calibration import Calibration, calibration
+from dpro_search.machine.calibration import Calibration, IntervalSource, calibration
 from dpro_search.machine.constants import MACHINE_VERSION, Device, MachineConstants, Origin
 from dpro_search.machine.files import BUNDLED, VARIABLE, load_machine, machine_constants, machine_toml
 
@@ -12,6 +12,7 @@ __all__ = [
     "VARIABLE",
     "Calibration",
     "Device",
+    "IntervalSource",
     "MachineConstants",
     "Origin",
     "calibration",

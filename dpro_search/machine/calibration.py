@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from dpro_search.machine.constants import Device, MachineConstants
@@ -18,6 +16,15 @@ _JOBS = {
     "data_parallel": "synthetic data-parallel jobs",
 }
 _HOSTS = {"cpu": "CPU hosts", "gpu": "GPU hosts"}
+
+
+class IntervalSource(msgspec.Struct, frozen=True, kw_only=True):
+    """The basis of an interval: whether and on what errors were measured, the factor of widening, and all that in one line."""
+
+    calibrated: bool
+    on: str
+    widening: float
+    text: str
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +49,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         return f"not calibrated on {self.why_not}; model error widened {self.widening:g} times"
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """For the JSON of verbs."""
-        return {"calibrated": self.calibrated, "on": self.on, "widening": self.widening, "text": self.text}
+    def source(self) -> IntervalSource:
+        """The part of it that answers show."""
+        return IntervalSource(calibrated=self.calibrated, on=self.on, widening=self.widening, text=self.text)
 
 
 def calibration(constants: MachineConstants, kind: str, device: Device = "cpu", *, unlike: str = "") -> Calibration:

@@ -14,11 +14,11 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.deploy.step_split import AloneUs, StepSplit
 from dpro_search.errors import InputError
-from dpro_search.kinds._efficiency import KEYS, efficiency, price_source
+from dpro_search.kinds._answers import ParallelFacts, fields_of
 from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions
-from dpro_search.kinds._work import Work
+from dpro_search.kinds._work import EFFICIENCY_KEYS, Work, efficiency, price_source
 from dpro_search.machine import Calibration
 from dpro_search.parallel.answers.accuracy import accuracy
 from dpro_search.parallel.answers.breakdown import breakdown_us, computation_us
@@ -216,19 +216,18 @@ class MeshJob(Job):
         """Times of a plan's exchanges on links that nothing else uses."""
         return alone_us(replace(self.workload(plan), scales=self._scales))
 
-    def more_facts(self, plan: Plan) -> dict[str, Any]:
-        """The strategy, memory by category, and, where it does not fit, why and what would."""
+    def plan_facts(self, plan: Plan) -> ParallelFacts:
         strategy, prediction = self._mesh.strategy(plan), self.predict(plan)
-        memory, limit = self._memory_bytes(strategy), self._limit_bytes
-        possible = [] if prediction.infeasible is None else remedies(self, plan, strategy)
-        return {
-            "strategy": settings_of(strategy).settings,
-            "computation_us": computation_us(self._steps, strategy, self.replayed(plan).breakdown_us["compute"]),
-            "memory_bytes": memory,
-            "infeasible": prediction.infeasible,
-            "remedies": possible,
-            "notes": [memory_sentence(memory, limit, possible)],
-        }
+        memory_bytes = self._memory_bytes(strategy)
+        possible = () if prediction.infeasible is None else remedies(self, plan, strategy)
+        return ParallelFacts(
+            strategy=settings_of(strategy).settings,
+            computation_us=computation_us(self._steps, strategy, self.replayed(plan).breakdown_us["compute"]),
+            memory_bytes=memory_bytes,
+            infeasible=prediction.infeasible,
+            remedies=possible,
+            notes=(memory_sentence(memory_bytes, self._limit_bytes, possible),),
+        )
 
     def _memory_bytes(self, strategy: Strategy) -> dict[str, float]:
         """Memory of the rank that needs most, by purpose."""
@@ -277,14 +276,14 @@ class MeshJob(Job):
     def _listed(self, plan: Plan, prediction: Prediction, best: Plan) -> ListedPlan:
         strategy, peak = self._mesh.strategy(plan), prediction.peak_memory_bytes
         parts_us, best_us = self._parts_us(plan), self._parts_us(best)
-        facts = efficiency(self.work, prediction.iteration_us)
+        gives = efficiency(self.work, prediction.iteration_us)
         margin = None if self._device_bytes is None or peak is None else self._device_bytes - peak
         lost_us = {name: parts_us.get(name, 0.0) - best_us.get(name, 0.0) for name in {**parts_us, **best_us}}
         return ListedPlan(
             strategy_text(strategy),
             {
                 "strategy": settings_of(strategy).settings,
-                **{key: facts[key] for key in KEYS},
+                **{key: getattr(gives, key) for key in EFFICIENCY_KEYS},
                 "memory_margin_bytes": margin,
                 "slower_than_best_pct": (sum(parts_us.values()) / sum(best_us.values()) - 1) * 100,
                 "breakdown_us": parts_us,
@@ -376,35 +375,37 @@ class MeshJob(Job):
     def parallel_setting(self, plan: Plan, name: str) -> ParallelSetting:
         from dpro_search.report.parallel import ParallelSetting
 
-        strategy, prediction, facts = self._mesh.strategy(plan), self.replayed(plan), self.more_facts(plan)
+        strategy, prediction, facts = self._mesh.strategy(plan), self.replayed(plan), self.plan_facts(plan)
         return ParallelSetting(
             name=name,
             step_us=prediction.iteration_us,
             interval_us=prediction.interval_us,
-            parts_us={**prediction.breakdown_us, "compute": 0.0, **facts["computation_us"]},
-            memory_bytes=facts["memory_bytes"],
+            parts_us={**prediction.breakdown_us, "compute": 0.0, **facts.computation_us},
+            memory_bytes=facts.memory_bytes,
             limit_bytes=self._limit_bytes,
-            strategy=facts["strategy"],
+            strategy=facts.strategy,
             stages=stage_spans(self.timeline(plan), strategy.pp),
-            efficiency=efficiency(self.work, prediction.iteration_us),
+            efficiency=fields_of(efficiency(self.work, prediction.iteration_us)),
         )
 
     def diagnose(self) -> dict[str, Any]:
         """The facts of `Job.diagnose`; of ranks that behave alike one, with how many they are (``alike``)."""
         plan, strategy = Plan(), self._mesh.today
-        timeline, found, more = self.timeline(plan), self.replayed(plan), self.more_facts(plan)
+        timeline, found, more = self.timeline(plan), self.replayed(plan), self.plan_facts(plan)
         gained = self._gains(found.iteration_us)
+        plan_facts = {name: value for name, value in fields_of(more).items() if name != "notes"}
         return {
             "iteration_us": found.iteration_us,
             "measured_iteration_us": None,
             "breakdown_us": found.breakdown_us,
             "peak_memory_bytes": found.peak_memory_bytes,
-            **more,
+            **plan_facts,
+            "notes": more.notes,
             "critical_path": msgspec.to_builtins(path_totals(timeline)),
             "critical_ops": critical_ops(timeline, row_name=pass_name),
             "ranks": stage_facts(timeline, strategy),
             "gains": gained,
-            "findings": [*more["notes"], *findings(found.breakdown_us, gained)],
+            "findings": [*more.notes, *findings(found.breakdown_us, gained)],
             "warnings": list(self._description.warnings),
         }
 

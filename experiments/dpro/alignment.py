@@ -20,12 +20,13 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from dpro_search.analysis import predict
 from dpro_search.collect.assembly import aligned, joined, shifted
 from dpro_search.collect.torch_assemble import transfers_of
 from dpro_search.collect.trace import ClockReport, EventKind, Trace
 from dpro_search.errors import DproSearchError
 from dpro_search.graph.arrivals import arrivals
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+from dpro_search.kinds import job_of
 from dpro_search.replay.replayer import replay
 from experiments.dpro.daydream import daydream_graph, exchange_of, recorded_units
 from experiments.dpro.figures import Panel, bars
@@ -134,7 +135,7 @@ def from_spans_us(trace: Trace) -> float:
 
 def _told(trace: Trace) -> Told:
     try:
-        replayed_us = replay_facts(trace, ReplayRequest())["predicted_iteration_us"]
+        replayed_us = predict.replay(job_of(trace), predict.ReplayRequest()).iteration_us
     except DproSearchError:
         replayed_us = None
     late = [arrival.last_pct for arrival in arrivals(trace) if arrival.rank == 1]

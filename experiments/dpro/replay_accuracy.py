@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from dpro_search.analysis.predict import ReplayRequest, replay
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import profiled_iterations_us
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+from dpro_search.kinds import job_of
 from experiments.dpro.daydream import Variant, measured_bytes_per_us, predictions_us
 from experiments.dpro.figures import Panel, bars
 from experiments.dpro.parts import Options, Section, gathered, script, table
@@ -76,7 +77,7 @@ def replay_accuracy(options: Options) -> Section:
 def row_of(recording: Recording) -> Row:
     """All predictions of a recording."""
     trace = recording.load()
-    facts = replay_facts(trace, ReplayRequest())
+    prediction = replay(job_of(trace), ReplayRequest())
     daydream = predictions_us(trace)
     return Row(
         system=recording.system,
@@ -86,7 +87,7 @@ def row_of(recording: Recording) -> Row:
         recorded_at=trace.meta.recorded_at,
         plain_us=recording.plain_us(),
         overhead_pct=overhead_pct(trace),
-        replayed_us=facts["predicted_iteration_us"],
+        replayed_us=prediction.iteration_us,
         plain_daydream_us=daydream[Variant.PLAIN],
         slip_us=daydream[Variant.SLIP],
         corrected_us=daydream[Variant.CORRECTED],

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 from scipy.stats import trim_mean
 
+from dpro_search.analysis.predict import ReplayRequest, replay
 from dpro_search.collect.trace import SETTLING_STEPS, Trace
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+from dpro_search.kinds import job_of
 from experiments.validation.frameworks import BASE_RATE, RATES, SCHEMES, WORKLOADS, Change, Run, Scheme
 from experiments.validation.measure import Measured
 
@@ -77,10 +78,11 @@ def _row(folder: Path, scheme: Scheme, workload: str, recorded_rate: str, rate: 
     sets = () if change is None else change.sets
     if rate != recorded_rate:
         sets = (*sets, f"rate={rate}")
-    facts = replay_facts(trace, ReplayRequest(changes=sets))
+    job = job_of(trace)
+    answer = replay(job, ReplayRequest(changes=sets))
     measured = [float(trim_mean(run.iteration_us, TRIMMED)) for run in runs]
     speed = _compute_us(runs) / _recorded_compute_us(trace)
-    at_speed = replay_facts(trace, ReplayRequest(changes=sets, what_ifs=(f"compute={speed:.4f}",)))
+    at_speed = replay(job, ReplayRequest(changes=(*sets, f"compute={speed:.4f}")))
     measured_us = float(np.mean(measured))
     setting = "another link" if rate != recorded_rate else "as recorded"
     return Row(
@@ -92,12 +94,12 @@ def _row(folder: Path, scheme: Scheme, workload: str, recorded_rate: str, rate: 
         measured_us=measured,
         compute_cpu_us=[float(np.median(run.compute_cpu_us)) for run in runs],
         recording_us=float(trim_mean(trace.iterations_us(), TRIMMED)),
-        predicted_us=facts["predicted_iteration_us"],
-        interval_us=tuple(facts["interval_us"]),
-        error_pct=(facts["predicted_iteration_us"] / measured_us - 1) * 100,
-        error_at_speed_pct=(at_speed["predicted_iteration_us"] / measured_us - 1) * 100,
+        predicted_us=answer.iteration_us,
+        interval_us=answer.interval_us,
+        error_pct=(answer.iteration_us / measured_us - 1) * 100,
+        error_at_speed_pct=(at_speed.iteration_us / measured_us - 1) * 100,
         noise_pct=_noise_us(runs) / measured_us * 100,
-        settled=facts["settled"],
+        settled=answer.settled,
     )
 
 

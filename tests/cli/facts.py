@@ -1,9 +1,11 @@
 """The facts of verbs on a trace, as the tests of `replay` and `diagnose` use them."""
 
+import msgspec
+
+from dpro_search.analysis.predict import ReplayRequest, replay
 from dpro_search.cli.diagnose import print_diagnosis
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds import job_of
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+from dpro_search.kinds import Job, job_of
 
 # What every replay reports.
 CONTRACT = frozenset(
@@ -16,7 +18,12 @@ CONTRACT = frozenset(
 
 def replayed(trace: Trace, **options) -> dict:
     """The facts of a replay."""
-    return replay_facts(trace, ReplayRequest(**options))
+    return replayed_job(job_of(trace), **options)
+
+
+def replayed_job(job: Job, **options) -> dict:
+    """The facts of a replay of a job that was opened."""
+    return msgspec.to_builtins(replay(job, ReplayRequest(**options)))
 
 
 def printed(trace: Trace) -> dict:

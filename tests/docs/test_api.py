@@ -15,8 +15,8 @@ from dpro_search import _api_recording, _api_values, api
 from dpro_search.deploy.losses import Equivalence
 from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan
 from dpro_search.errors import InputError
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.space.plan import Plan
+from tests.cli.facts import replayed
 from tests.sample import HOROVOD_SAMPLE
 
 
@@ -50,7 +50,7 @@ def test_packages_and_api_do_not_hide_each_other():
 
 def test_it_says_what_the_command_line_says():
     job = dpro_search.load(sample=HOROVOD_SAMPLE)
-    facts = replay_facts(job.trace, ReplayRequest(changes=("fusion_threshold_bytes=0",)))
+    facts = replayed(job.trace, changes=("fusion_threshold_bytes=0",))
     found = job.replay(changes={"fusion_threshold_bytes": 0})
     assert found.iteration_us == facts["predicted_iteration_us"]
     assert found.breakdown_us == facts["breakdown_us"]

@@ -8,7 +8,7 @@ from sample import sample
 
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
+from tests.cli.facts import replayed
 
 
 def after_a_jump(trace: Trace, jump_us: float, rank: int | None, step: int) -> Trace:
@@ -24,10 +24,6 @@ def after_a_jump(trace: Trace, jump_us: float, rank: int | None, step: int) -> T
         steps=replace(steps, start_us=jumped(steps.rank, steps.start_us), end_us=jumped(steps.rank, steps.end_us)),
         events=replace(events, start_us=jumped(events.rank, events.start_us), end_us=jumped(events.rank, events.end_us)),
     )
-
-
-def replayed(trace: Trace) -> dict:
-    return replay_facts(trace, ReplayRequest())
 
 
 @pytest.fixture(scope="module")

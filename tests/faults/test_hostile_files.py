@@ -20,9 +20,9 @@ from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.kinds import recorded_job
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan, setting_names
+from tests.cli.facts import replayed
 from tests.faults.processes import RAW, SEARCH
 from tests.in_process import dpro, fails_in_one_line, succeeds
 from tests.sample import horovod_trace_path
@@ -113,7 +113,7 @@ def recorded(tmp_path_factory) -> Path:
 def replayed_or_one_line(folder: Path) -> None:
     try:
         trace = Trace.load(folder)
-        replay_facts(trace, ReplayRequest())
+        replayed(trace)
     except DproSearchError as error:
         one_line(error)
 

@@ -25,10 +25,10 @@ from dpro_search.deploy.targets import targets_for
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Job, Kind, PlanOptions, all_targets, job_of, kind_of, recorded_job
 from dpro_search.kinds._options import COMPUTE
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
+from tests.cli.facts import replayed
 
 REPLAY_KEYS = {
     *("measured_iteration_us", "predicted_iteration_us", "error_pct", "interval_us", "breakdown_us", "peak_memory_bytes"),
@@ -126,8 +126,7 @@ class KindConformance:
         assert {*targets} <= {*all_targets()}
 
     def test_replay_has_the_facts_of_the_contract(self, trace: Trace, tmp_path: Path) -> None:
-        request = ReplayRequest(perfetto=tmp_path / "p.json", timeline=tmp_path / "t.csv")
-        facts = replay_facts(trace, request)
+        facts = replayed(trace, perfetto=tmp_path / "p.json", timeline=tmp_path / "t.csv")
         assert facts.keys() >= REPLAY_KEYS
         msgspec.json.encode(facts)
         assert msgspec.json.decode((tmp_path / "p.json").read_bytes())["traceEvents"]

@@ -5,14 +5,14 @@ import re
 import pytest
 from importer_kit import shared_traces
 
+from dpro_search.analysis.efficiency import sentences, split_options, table_rows, with_options, work_of
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.op_flops import step_flops
-from dpro_search.kinds._efficiency import KEYS, efficiency, sentences, split_options, table_rows, with_options, work_of
-from dpro_search.kinds._work import Work
+from dpro_search.kinds._work import EFFICIENCY_KEYS, Work, efficiency
 from tests.cli.facts import replayed
 
 
@@ -41,9 +41,9 @@ def test_all_that_is_given_is_computed(resnet):
 
 def test_what_is_not_known_is_said_and_not_invented():
     found = efficiency(Work(device="NVIDIA X", flops=1e12, precision="bf16"), 1e6)
-    assert all(found[key] is None for key in KEYS)
-    assert set(found["not_known"]) == set(KEYS)
-    assert found["not_known"]["mfu_pct"] == "the peak of 'NVIDIA X' at bf16 (give --set peak=FLOP/s)"
+    assert all(getattr(found, key) is None for key in EFFICIENCY_KEYS)
+    assert set(found.not_known) == set(EFFICIENCY_KEYS)
+    assert found.not_known["mfu_pct"] == "the peak of 'NVIDIA X' at bf16 (give --set peak=FLOP/s)"
     assert sentences(found) == []
 
 
@@ -58,8 +58,8 @@ def test_a_named_cluster_has_price_and_power():
     found = work_of(None, machine, {"tokens": 1e6, "flops": 1e12, "peak": 312e12}, devices=16)
     facts = efficiency(found, 1e6)
     price = machine.price_per_device_hour_usd
-    assert facts["cost_per_million_tokens"] == pytest.approx(price * 16 / 3600)
-    assert facts["tokens_per_second_per_device"] == 1e6 / 16
+    assert facts.cost_per_million_tokens == pytest.approx(price * 16 / 3600)
+    assert facts.tokens_per_second_per_device == 1e6 / 16
 
 
 def test_options_are_told_from_changes():
@@ -108,14 +108,14 @@ def test_the_precision_of_given_flops_is_that_of_the_kernels():
 def test_an_mfu_above_100_is_doubted_and_says_which_input_must_be_wrong(given, what_ifs, wrong):
     work = with_options(Work(device="NVIDIA X", flops=1e15, precision="bf16", peak_flops_per_s=3e14), given)
     facts = efficiency(work, 1e6, what_ifs=what_ifs)
-    assert facts["mfu_pct"] > 100
-    assert wrong in facts["mfu_doubt"]
+    assert facts.mfu_pct > 100
+    assert wrong in facts.mfu_doubt
     assert any(line.startswith("doubt about the MFU") for line in sentences(facts))
 
 
 def test_a_possible_mfu_is_not_doubted():
     facts = efficiency(Work(flops=1e14, peak_flops_per_s=3e14), 1e6)
-    assert facts["mfu_doubt"] is None
+    assert facts.mfu_doubt is None
     assert not any("doubt" in line for line in sentences(facts))
 
 
@@ -125,15 +125,15 @@ def test_a_possible_mfu_is_not_doubted():
 def test_usual_machines_have_a_price_whose_source_and_year_are_said(name):
     work = work_of(None, parse_cluster(name), {})
     facts = efficiency(work, 1e6)
-    assert re.search(r"list price .* 20\d\d", facts["price_assumed"])
-    assert facts["price_assumed"] in dict(table_rows(facts)[0]).values()
+    assert re.search(r"list price .* 20\d\d", facts.price_assumed)
+    assert facts.price_assumed in dict(table_rows(facts)[0]).values()
 
 
 def test_a_given_price_is_no_assumption():
-    assert efficiency(work_of(None, parse_cluster("hgx-h100"), {"price": 2.0}), 1e6)["price_assumed"] is None
+    assert efficiency(work_of(None, parse_cluster("hgx-h100"), {"price": 2.0}), 1e6).price_assumed is None
 
 
 def test_power_is_said_to_be_the_devices_or_with_its_host():
     with_host, alone = (efficiency(work_of(None, parse_cluster(name), {}), 1e6) for name in ("hgx-h100", "rtx-4090"))
-    assert with_host["power_assumed"] == "1275 W a device with its share of the host, at full power"
-    assert alone["power_assumed"].endswith("a device without its host, at full power")
+    assert with_host.power_assumed == "1275 W a device with its share of the host, at full power"
+    assert alone.power_assumed.endswith("a device without its host, at full power")

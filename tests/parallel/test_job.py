@@ -121,14 +121,14 @@ def test_a_plan_that_repeats_today_is_the_empty_one(split):
 
 def test_what_does_not_fit_says_so_with_the_fastest_change_that_does(tmp_path):
     found = job(tmp_path, "tp = 1\nzero_stage = 0", cluster="1xhgx-h100")
-    facts = found.more_facts(Plan())
-    assert facts["infeasible"].startswith("needs ")
-    for row in facts["remedies"]:
-        plan = Plan.of(**{name: _value(value) for name, _, value in (part.partition("=") for part in row["change"].split(","))})
+    facts = found.plan_facts(Plan())
+    assert facts.infeasible.startswith("needs ")
+    for row in facts.remedies:
+        plan = Plan.of(**{name: _value(value) for name, _, value in (part.partition("=") for part in row.change.split(","))})
         assert found.predict(plan).infeasible is None
-    times = [row["predicted_iteration_us"] for row in facts["remedies"]]
+    times = [row.predicted_iteration_us for row in facts.remedies]
     assert times == sorted(times)
-    assert "does not fit" in facts["notes"][0]
+    assert "does not fit" in facts.notes[0]
 
 
 def _value(text):
@@ -136,9 +136,9 @@ def _value(text):
 
 
 def test_where_no_small_change_fits_nothing_is_promised(tmp_path):
-    facts = job(tmp_path, "tp = 1", model="llama3-405b", cluster="1xhgx-h100", global_batch=8).more_facts(Plan())
-    assert facts["remedies"] == []
-    assert "no change of one or two settings is enough" in facts["notes"][0]
+    facts = job(tmp_path, "tp = 1", model="llama3-405b", cluster="1xhgx-h100", global_batch=8).plan_facts(Plan())
+    assert facts.remedies == ()
+    assert "no change of one or two settings is enough" in facts.notes[0]
 
 
 @pytest.mark.parametrize("framework", ["megatron-core", "megatron-deepspeed", "fsdp", "nanotron", "pytorch"])
@@ -304,7 +304,7 @@ def test_a_plan_can_say_all_that_a_strategy_can(tmp_path):
 def test_what_a_setting_does_to_memory(tmp_path, runs, change, parts):
     found = job(tmp_path, runs)
     there, plan = found.under(Scenario().changed([change], known=found.askable, job=found.title))
-    before, after = found.more_facts(Plan())["memory_bytes"], there.more_facts(plan)["memory_bytes"]
+    before, after = found.plan_facts(Plan()).memory_bytes, there.plan_facts(plan).memory_bytes
     for part, sign in parts.items():
         assert (after[part] - before[part]) * sign > 0
 

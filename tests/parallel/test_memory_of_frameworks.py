@@ -13,7 +13,7 @@ A100 = {"cluster": "1xdgx-a100-80", "global_batch": 8, "sequence": 8192}
 
 
 def memory(folder, runs, **values):
-    return job(folder, runs, **values).more_facts(Plan())["memory_bytes"]
+    return job(folder, runs, **values).plan_facts(Plan()).memory_bytes
 
 
 def test_selective_recomputation_of_pytorch_computes_every_second_matmul_again(tmp_path):

@@ -18,13 +18,13 @@ from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds import job_of
 from dpro_search.kinds._recorded import RecordedPredictor
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.replay import replay
 from dpro_search.replay.device_time import mean_breakdown_us, rank_times
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.step_graph import graph_of_step
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
 from dpro_search.space.scenario import Scale
+from tests.cli.facts import replayed
 
 PROGRAM: Program = [Launch("gemm", 10, 400), Launch("relu", 10, 100), Synchronize(50)]
 REAL = (
@@ -91,7 +91,7 @@ def test_diagnose_and_replay_state_one_iteration_and_one_breakdown(tmp_path):
     for number, record in enumerate(relus):
         record["dur"] += number
     job = job_of(read([profile.write(tmp_path / "trace.json")]))
-    facts, diagnosis = replay_facts(job.trace, ReplayRequest()), job.diagnose()
+    facts, diagnosis = replayed(job.trace), job.diagnose()
     assert diagnosis["iteration_us"] == facts["predicted_iteration_us"]
     assert diagnosis["measured_iteration_us"] == facts["measured_iteration_us"]
     assert diagnosis["breakdown_us"] == facts["breakdown_us"]

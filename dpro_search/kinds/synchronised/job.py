@@ -13,6 +13,7 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats, TensorInfo
 from dpro_search.errors import InputError
+from dpro_search.kinds._answers import ConvergenceFacts, TrainingFacts, fields_of
 from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions
@@ -202,20 +203,19 @@ class SynchronisedJob(Job):
             prediction, breakdown_us={name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
         )
 
-    def more_facts(self, plan: Plan) -> dict[str, Any]:
-        """The target, and what is done until then."""
+    def plan_facts(self, plan: Plan) -> TrainingFacts:
         training, convergence = self.training(plan), self._trainings.convergence
-        return {
-            "synchronisation": str(training.scheme),
-            "target_loss": self._trainings.target_loss,
-            "time_to_loss_s": training.time_s,
-            "training_steps": training.steps,
-            "commits": training.commits,
-            "bytes": 2 * 4 * self._source.runs[0].elements * training.commits,
-            "waiting_share": training.waiting_share,
-            "convergence": {"drift": convergence.drift, "staleness": convergence.staleness, "runs": convergence.runs},
-            "notes": [f"An iteration is a training to a loss of {self._trainings.target_loss:g} by {training.scheme}."],
-        }
+        return TrainingFacts(
+            synchronisation=str(training.scheme),
+            target_loss=self._trainings.target_loss,
+            time_to_loss_s=training.time_s,
+            training_steps=training.steps,
+            commits=training.commits,
+            sent_bytes=2 * 4 * self._source.runs[0].elements * training.commits,
+            waiting_share=training.waiting_share,
+            convergence=ConvergenceFacts(drift=convergence.drift, staleness=convergence.staleness, runs=convergence.runs),
+            notes=(f"An iteration is a training to a loss of {self._trainings.target_loss:g} by {training.scheme}.",),
+        )
 
     def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
         words = [f"An iteration is a training to a loss of {self._trainings.target_loss:g}."]
@@ -255,11 +255,13 @@ class SynchronisedJob(Job):
         plan = Plan()
         found, timeline, rows = self.replayed(plan), self.timeline(plan), self._workers(plan)
         asked = gains_of(self, found.iteration_us, self._trainings.step_s)
+        plan_facts = fields_of(self.plan_facts(plan))
+        plan_facts = plan_facts | {"bytes": plan_facts.pop("sent_bytes"), "notes": plan_facts.pop("notes")}
         return {
             "iteration_us": found.iteration_us,
             "measured_iteration_us": self.measured_iteration_us,
             "breakdown_us": found.breakdown_us,
-            **self.more_facts(plan),
+            **plan_facts,
             "critical_path": msgspec.to_builtins(path_totals(timeline)),
             "critical_ops": critical_ops(timeline),
             "ranks": rows,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds._answers import Remedy
 from dpro_search.kinds._facts import critical_table, gain_table
 from dpro_search.kinds._job import Table
 from dpro_search.parallel.answers.explain import WORDS
@@ -91,7 +92,7 @@ def findings(breakdown_us: Mapping[str, float], gains: Sequence[Mapping[str, Any
     return [*costliest(parts, step_us), *costliest(best, step_us)]
 
 
-def memory_sentence(memory: Mapping[str, float], limit_bytes: int | None, remedies: Sequence[Mapping[str, Any]]) -> str:
+def memory_sentence(memory: Mapping[str, float], limit_bytes: int | None, remedies: Sequence[Remedy]) -> str:
     """Memory of the rank that needs most and, if a device has less, the fastest change that fits."""
     total = sum(memory.values())
     most = max(memory, key=lambda name: memory[name])
@@ -102,8 +103,9 @@ def memory_sentence(memory: Mapping[str, float], limit_bytes: int | None, remedi
     if not remedies:
         return f"{sentence}: it does not fit, and no change of one or two settings is enough; 'dpro-search run' tries all."
     best = remedies[0]
-    then = f"{size_text(best['peak_memory_bytes'])}, {time_text(best['predicted_iteration_us'])} an iteration"
-    return f"{sentence}: it does not fit. '{best['change']}' would ({then})."
+    memory_then = "unknown memory" if best.peak_memory_bytes is None else size_text(best.peak_memory_bytes)
+    then = f"{memory_then}, {time_text(best.predicted_iteration_us)} an iteration"
+    return f"{sentence}: it does not fit. '{best.change}' would ({then})."
 
 
 def _capital(text: str) -> str:

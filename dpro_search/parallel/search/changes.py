@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from dpro_search.errors import InputError
+from dpro_search.kinds._answers import Remedy
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.space.plan import Plan, Prediction
 
@@ -66,37 +67,33 @@ def _saving_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
         yield from ({name: getattr(strategy, name) * factor} for factor in (2, 4, 8))
 
 
-def remedies(job: Predictor, plan: Plan, strategy: Strategy) -> list[dict[str, Any]]:
-    """The fastest changes with which a plan fits in memory, one setting at a time, or two where one is not enough.
+def remedies(job: Predictor, plan: Plan, strategy: Strategy) -> tuple[Remedy, ...]:
+    """At most three of the fastest changes with which a plan fits in memory; empty: none is enough.
 
-    Returns
-    -------
-    list
-        At most three rows with "change" (as ``--set`` takes it), "predicted_iteration_us", "peak_memory_bytes"; empty: none is
-        enough.
+    A remedy changes one setting, or two where one is not enough.
     """
     alone = list(_saving_changes(strategy))
     pairs = ({**one, **other} for one, other in itertools.combinations(alone, 2) if not one.keys() & other.keys())
     for settings in (alone, pairs):
-        predicted = [row for row in (_predicted(job, plan, values) for values in settings) if row is not None]
-        fits = [row for row in predicted if row.pop("infeasible") is None]
-        if fits:
-            return sorted(fits, key=lambda row: float(row["predicted_iteration_us"]))[:_MOST_REMEDIES]
-    return []
+        fitting = [remedy for remedy in (_remedy(job, plan, values) for values in settings) if remedy is not None]
+        if fitting:
+            return tuple(sorted(fitting, key=lambda remedy: remedy.predicted_iteration_us)[:_MOST_REMEDIES])
+    return ()
 
 
-def _predicted(job: Predictor, plan: Plan, values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A row of `remedies`; None for what is not legal."""
+def _remedy(job: Predictor, plan: Plan, values: Mapping[str, Any]) -> Remedy | None:
+    """A change as a remedy; None: it is not legal, or does not fit."""
     try:
         prediction = job.predict(plan.changed(**values))
     except InputError:
         return None
-    return {
-        "change": change_text(values),
-        "predicted_iteration_us": prediction.iteration_us,
-        "peak_memory_bytes": prediction.peak_memory_bytes,
-        "infeasible": prediction.infeasible,
-    }
+    if prediction.infeasible is not None:
+        return None
+    return Remedy(
+        change=change_text(values),
+        predicted_iteration_us=prediction.iteration_us,
+        peak_memory_bytes=prediction.peak_memory_bytes,
+    )
 
 
 def change_text(values: Mapping[str, Any]) -> str:

@@ -6,9 +6,8 @@ import pytest
 
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.errors import InputError
-from dpro_search.kinds import job_of
-from dpro_search.kinds._replay_facts import ReplayRequest, facts_of_job
 from dpro_search.space.recorded.step_graph import iterations_us, unmeasured_steps, unmeasured_text
+from tests.cli.facts import replayed
 from tests.collect.kineto_files import START, Profile, distributed
 from tests.in_process import dpro, succeeds
 
@@ -37,7 +36,7 @@ def test_a_step_that_ends_with_or_after_the_next_is_left_out_and_named(tmp_path,
     trace = trace_of(tmp_path, profile_of(copy_us=copy_us))
     assert set(iterations_us(trace).values()) == {1000.0}
     assert "3" in map(str, unmeasured_steps(trace))
-    facts = facts_of_job(job_of(trace), ReplayRequest())
+    facts = replayed(trace)
     assert facts["measured_iteration_us"] == facts["measured_mean_us"] == pytest.approx(1000)
     assert facts["predicted_iteration_us"] == pytest.approx(1000, rel=0.01)
     assert any("left out of the measured iterations" in sentence and "step 3" in sentence for sentence in facts["assumed"])
@@ -64,10 +63,10 @@ def test_records_that_stand_twice_count_once(tmp_path, kinds):
     once, twice = profile_of(), profile_of()
     copies = [record for record in twice.records if record["cat"] in kinds]
     twice.records[7:7] = copies
-    expected = facts_of_job(job_of(trace_of(tmp_path, once)), ReplayRequest())
+    expected = replayed(trace_of(tmp_path, once))
     trace = trace_of(tmp_path, twice)
     assert trace.meta.dropped["records that stand twice"] == len(copies)
-    assert facts_of_job(job_of(trace), ReplayRequest())["predicted_iteration_us"] == expected["predicted_iteration_us"]
+    assert replayed(trace)["predicted_iteration_us"] == expected["predicted_iteration_us"]
 
 
 def test_records_that_differ_in_an_id_are_different(tmp_path):
@@ -80,11 +79,11 @@ def test_a_kernel_that_lasts_for_years_is_left_out(tmp_path):
     [record for record in profile.records if record["cat"] == "kernel"][-1]["dur"] = 1e18
     trace = trace_of(tmp_path, profile)
     assert trace.meta.dropped["spans with an impossible start or duration"] == 1
-    assert facts_of_job(job_of(trace), ReplayRequest())["predicted_iteration_us"] < 2000
+    assert replayed(trace)["predicted_iteration_us"] < 2000
 
 
 def test_an_iteration_of_months_is_refused_in_one_line(tmp_path):
     profile = profile_of(steps=2)
     [record for record in profile.records if record["cat"] == "kernel"][-1]["dur"] = 2e13
     with pytest.raises(InputError, match="time stamps of the recording are damaged"):
-        facts_of_job(job_of(trace_of(tmp_path, profile)), ReplayRequest())
+        replayed(trace_of(tmp_path, profile))

@@ -10,9 +10,9 @@ import pytest
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.graph.measured import recording_doubt, replay_error
 from dpro_search.kinds import job_of
-from dpro_search.kinds._replay_facts import ReplayRequest, facts_of_job
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
+from tests.cli.facts import replayed, replayed_job
 from tests.collect.kineto_files import COLLECTIVES, START, Profile, distributed
 from tests.in_process import succeeds
 
@@ -21,7 +21,7 @@ MIB = 1 << 18  # elements of an all-reduce
 
 
 def asked(job, *changes):
-    return facts_of_job(job, ReplayRequest(changes=changes))
+    return replayed_job(job, changes=changes)
 
 
 def two_ranks(folder, *, steps, clock_us=0.0, ends_late_us=()):
@@ -170,7 +170,7 @@ class TestOtherDevices:
     def asked(self, folder, device):
         profile = kernels_and_loads(folder, (10,) * 4)
         trace = replace(profile, meta=msgspec.structs.replace(profile.meta, devices=(device,) if device else ()))
-        return facts_of_job(job_of(trace), ReplayRequest(cluster="h200", changes=("loading=0",)))
+        return replayed(trace, cluster="h200", changes=("loading=0",))
 
     @pytest.mark.parametrize("device", ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090", "NVIDIA H20"])
     def test_kernels_of_a_gpu_without_a_usual_machine_are_scaled_by_its_data_sheet(self, tmp_path, device):

@@ -12,7 +12,6 @@ from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
-from dpro_search.kinds._replay_facts import ReplayRequest, replay_facts
 from dpro_search.space.plan import Plan
 from tests.cli.facts import printed, replayed
 
@@ -127,5 +126,5 @@ def test_recorded_memory_is_a_counter_and_the_peak_of_a_prediction():
     trace = read([RECORDED])
     counted = [event["args"]["bytes"] for event in perfetto(trace) if event["ph"] == "C" and event["name"] == "memory"]
     assert len(counted) > 100
-    found = replay_facts(trace, ReplayRequest())
+    found = replayed(trace)
     assert found["peak_memory_bytes"] == trace.memory.allocated_bytes.max() >= max(counted)

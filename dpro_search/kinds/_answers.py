@@ -1,0 +1,91 @@
+"""Parts of answers (`dpro_search.analysis`) that a kind of job fills in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about a plan that a kind of job adds to its prediction. `notes` are sentences."""
+
+    notes: tuple[str, ...] = ()
+
+
+class Remedy(msgspec.Struct, frozen=True, kw_only=True):
+    """A change, as ``--set`` takes it, with which a plan fits in memory."""
+
+    change: str
+    predicted_iteration_us: float
+    peak_memory_bytes: int | None
+
+
+class ParallelFacts(PlanFacts, frozen=True, kw_only=True):
+    """A plan of a described parallel job.
+
+    Attributes
+    ----------
+    strategy
+        Every setting of the strategy.
+    computation_us
+        Parts of the computation in a step.
+    memory_bytes
+        Memory of the rank that needs most, by purpose.
+    infeasible
+        Why the plan does not fit; None: it fits.
+    remedies
+        The fastest changes with which it would fit.
+    """
+
+    strategy: Mapping[str, object]
+    computation_us: Mapping[str, float]
+    memory_bytes: Mapping[str, float]
+    infeasible: str | None
+    remedies: tuple[Remedy, ...]
+
+
+class ConvergenceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The fitted convergence model of a training (`costmodel.convergence.Convergence`)."""
+
+    drift: float
+    staleness: float
+    runs: int
+
+
+class TrainingFacts(PlanFacts, frozen=True, kw_only=True):
+    """A training to a target loss under a synchronisation scheme.
+
+    Attributes
+    ----------
+    time_to_loss_s
+        None: the target is not reached within the limit.
+    training_steps, commits, sent_bytes
+        Totals over all workers; `sent_bytes` is the key ``bytes`` of JSON.
+    waiting_share
+        Waiting as a share of all workers' time.
+    """
+
+    synchronisation: str
+    target_loss: float
+    time_to_loss_s: float | None
+    training_steps: int
+    commits: int
+    sent_bytes: int
+    waiting_share: float
+    convergence: ConvergenceFacts
+
+
+class ReplayedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded step beside the replay of its own durations."""
+
+    step: int
+    measured_us: float
+    replayed_us: float
+    error_pct: float
+
+
+def fields_of(part: msgspec.Struct | None) -> dict[str, Any]:  # Any: the fields have different types
+    """The fields of a part by name, for the answer that has them as its own; empty for None."""
+    return {} if part is None else msgspec.structs.asdict(part)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpro_search.cli._shared_options import JsonOption
+
+if TYPE_CHECKING:
+    from dpro_search.analysis.difference import Cause, Difference
 
 _MOST_CAUSES = 15
 _MOST_RANKS = 8
@@ -34,65 +37,65 @@ def diff(
 
     Example: dpro-search diff yesterday today --max-regression 3%
     """
+    from dpro_search.analysis.difference import difference
     from dpro_search.cli._output import print_json
     from dpro_search.cli._sample import imported
     from dpro_search.collect.trace import Trace
-    from dpro_search.kinds import difference, job_of
+    from dpro_search.kinds import job_of
     from dpro_search.quantities import parse_percent
 
     limit_pct = None if max_regression is None else parse_percent(max_regression)
-    facts = difference(job_of(Trace.load(imported(before))), job_of(Trace.load(imported(after))))
-    exceeded = limit_pct is not None and facts["regression_pct"] > max(limit_pct, facts["noise_pct"] or 0.0)
+    answer = difference(job_of(Trace.load(imported(before))), job_of(Trace.load(imported(after))), limit_pct)
     if as_json:
-        print_json(facts | {"max_regression_pct": limit_pct, "exceeded": exceeded})
+        print_json(answer)
     else:
-        _print(facts)
+        _print(answer)
         if limit_pct is not None:
-            print(_verdict(facts, limit_pct, exceeded=exceeded))
-    if exceeded:
+            print(_verdict(answer, limit_pct))
+    if answer.exceeded:
         raise typer.Exit(1)
 
 
-def _verdict(facts: Mapping[str, Any], limit_pct: float, *, exceeded: bool) -> str:
+def _verdict(answer: Difference, limit_pct: float) -> str:
     """How the change compares with the allowed regression and with the noise."""
-    noise_pct, beyond = facts["noise_pct"], facts["regression_pct"] > limit_pct
-    if beyond and not exceeded:
+    if answer.regression_pct > limit_pct and not answer.exceeded:
         return (
-            f"more than the allowed regression of {limit_pct:g} %, but no more than equal jobs differ by ({noise_pct:.1f} %): "
-            "record more steps to tell them apart"
+            f"more than the allowed regression of {limit_pct:g} %, but no more than equal jobs differ by "
+            f"({answer.noise_pct:.1f} %): record more steps to tell them apart"
         )
-    unknown = "; by how much equal jobs differ is not known: record at least two steps of each" if noise_pct is None else ""
-    return f"{'more' if exceeded else 'not more'} than the allowed regression of {limit_pct:g} %{unknown}"
+    unknown = "; by how much equal jobs differ is not known: record at least two steps of each" if answer.noise_pct is None else ""
+    return f"{'more' if answer.exceeded else 'not more'} than the allowed regression of {limit_pct:g} %{unknown}"
 
 
-def _print(facts: Mapping[str, Any]) -> None:
+def _print(answer: Difference) -> None:
     from dpro_search.cli._output import print_table, say, stdout_console
     from dpro_search.kinds._facts import op_texts
     from dpro_search.quantities import percent_text, time_text
 
     console = stdout_console()
-    first, second = map(time_text, facts["iteration_us"])
-    how = "measured" if facts["measured"] else "replayed"
-    noise = facts["noise_pct"]
-    beside = "" if noise is None else f"; equal jobs differ by up to {percent_text(noise)}"
-    say(console, f"An iteration takes {second}, before {first} ({how}): {facts['regression_pct']:+.1f} %{beside}.")
-    for warning in facts["warnings"]:
+    first, second = map(time_text, answer.iteration_us)
+    how = "measured" if answer.measured else "replayed"
+    noise = "" if answer.noise_pct is None else f"; equal jobs differ by up to {percent_text(answer.noise_pct)}"
+    say(console, f"An iteration takes {second}, before {first} ({how}): {answer.regression_pct:+.1f} %{noise}.")
+    for warning in answer.warnings:
         say(console, f"* {warning}")
-    shown, rest = facts["causes"][:_MOST_CAUSES], facts["causes"][_MOST_CAUSES:]
-    times = ("before_us", "after_us", "change_us")
-    names = op_texts([row["name"] for row in shown], _NAME_LENGTH)
-    rows = [(name, row["part"], *(time_text(row[key]) for key in times)) for name, row in zip(names, shown, strict=True)]
+    shown, rest = answer.causes[:_MOST_CAUSES], answer.causes[_MOST_CAUSES:]
+    names = op_texts([cause.name for cause in shown], _NAME_LENGTH)
+    rows = [(name, cause.part, *map(time_text, _times_us([cause]))) for name, cause in zip(names, shown, strict=True)]
     if rest:
-        rows.append((f"{len(rest)} smaller causes", "", *(time_text(sum(row[key] for row in rest)) for key in times)))
+        rows.append((f"{len(rest)} smaller causes", "", *map(time_text, _times_us(rest))))
     print_table(console, "what explains the change", ("op", "part", "before", "after", "change"), rows)
-    if len(facts["ranks"]) > 1:
-        parts = tuple(facts["ranks"][0]["change_us"])
-        by_rank = [
-            (str(row["rank"]), *(time_text(row["change_us"][part]) for part in parts)) for row in facts["ranks"][:_MOST_RANKS]
-        ]
-        title = (
-            "change on each rank"
-            if len(facts["ranks"]) <= _MOST_RANKS
-            else f"change on {_MOST_RANKS} of {len(facts['ranks'])} ranks"
-        )
-        print_table(console, title, ("rank", *(part.replace("_", " ") for part in parts)), by_rank)
+    if len(answer.ranks) > 1:
+        parts = tuple(answer.ranks[0].change_us)
+        by_rank = [(str(row.rank), *(time_text(row.change_us[part]) for part in parts)) for row in answer.ranks[:_MOST_RANKS]]
+        ranks = "each rank" if len(answer.ranks) <= _MOST_RANKS else f"{_MOST_RANKS} of {len(answer.ranks)} ranks"
+        print_table(console, f"change on {ranks}", ("rank", *(part.replace("_", " ") for part in parts)), by_rank)
+
+
+def _times_us(causes: Sequence[Cause]) -> tuple[float, float, float]:
+    """The sums of several causes: before, after, and the change."""
+    return (
+        sum(cause.before_us for cause in causes),
+        sum(cause.after_us for cause in causes),
+        sum(cause.change_us for cause in causes),
+    )

@@ -16,7 +16,6 @@ from dpro_search.collect.trace import Trace
 from dpro_search.collect.trace_meta import on_this_machine
 from dpro_search.errors import InputError
 from dpro_search.kinds import _names
-from dpro_search.kinds._difference import difference
 from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._job import Comparison, Job, Table, with_memory_limit
 from dpro_search.kinds._kind import AnyKind, DescribedKind, Description, Kind, Source, Wanted
@@ -55,7 +54,6 @@ __all__ = [
     "described_in",
     "described_job",
     "description_text",
-    "difference",
     "files_of",
     "job_of",
     "kind_of",

@@ -7,8 +7,8 @@ import pytest
 from importer_kit import shared_traces
 from kineto_machine import Launch, Program, Synchronize, run
 
+from dpro_search.analysis.difference import difference as compared
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.kinds import difference as compared
 from dpro_search.kinds import job_of
 from dpro_search.space.scenario import Scale
 from tests.in_process import dpro
@@ -93,13 +93,13 @@ def test_recordings_of_different_kinds_of_jobs_are_refused(traces):
 
 def test_the_rank_that_does_more_comes_first_and_the_others_wait_for_it():
     recorded = job_of(import_trace([shared_traces() / "kineto_dlrm_8ranks"]))
-    facts = compared(recorded, recorded.scaled(Scale.parse("rank6.host=2")))
-    assert facts["change_us"] > 1000
-    first, *others = facts["ranks"]
-    assert first["rank"] == 6
-    for row in facts["ranks"]:
-        assert sum(row["change_us"].values()) == pytest.approx(facts["change_us"], rel=1e-6)
-    assert max(row["change_us"]["waiting_for_ranks"] for row in others) > first["change_us"]["waiting_for_ranks"]
+    answer = compared(recorded, recorded.scaled(Scale.parse("rank6.host=2")))
+    assert answer.change_us > 1000
+    first, *others = answer.ranks
+    assert first.rank == 6
+    for row in answer.ranks:
+        assert sum(row.change_us.values()) == pytest.approx(answer.change_us, rel=1e-6)
+    assert max(row.change_us["waiting_for_ranks"] for row in others) > first.change_us["waiting_for_ranks"]
 
 
 def test_kernels_have_the_names_that_tell_them_apart(tmp_path):

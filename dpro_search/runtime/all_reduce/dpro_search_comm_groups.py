@@ -94,7 +94,7 @@ class Mpi:
         return made
 
     def _without_han(self):
-        """What a communicator is set to, so that coll/han leaves it alone; nothing where it does so anyway."""
+        """Settings of a communicator that coll/han leaves alone; nothing where it does so anyway."""
         if _AMONG_HOSTS not in os.environ:
             return self._object("ompi_mpi_info_null")
         info = ctypes.c_void_p()

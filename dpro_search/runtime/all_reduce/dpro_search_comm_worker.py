@@ -73,7 +73,7 @@ def _sent_bytes():
 
 
 def _rest_ns(cores):
-    """How long cores ran nothing of this machine, since it started."""
+    """Time in ns in which cores ran nothing of this machine, since it started."""
     with open("/proc/stat") as file:
         rows = {row[0]: row for row in map(str.split, file)}
     return sum(int(rows["cpu%d" % core][column]) for core in cores for column in _RESTS) * _TICK_NS

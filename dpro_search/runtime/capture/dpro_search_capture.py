@@ -66,7 +66,7 @@ def main():
 
 
 def _first_ranks(mesh):
-    """Of each place in a pipeline; of a mesh without one, rank 0. Ranks of ep are others' too, and pp is the outermost axis."""
+    """First rank of each pipeline stage; rank 0 of a mesh without one. Ranks of ep are in other axes too, and pp is outermost."""
     ranks = 1
     for axis, size in mesh.items():
         ranks *= 1 if axis == "ep" else size
@@ -184,7 +184,7 @@ class _Job:
         return schedule
 
     def recorded(self, recorder, stages):
-        """What the second step does: the first one allocates the optimizer's state, and sets FSDP's order."""
+        """Record the second step: the first one allocates the optimizer's state, and sets FSDP's order."""
         import torch
         from dpro_search_capture_recorder import OPTIMIZER
 
@@ -252,7 +252,7 @@ class _Job:
         loss.backward()
 
     def _loss(self, output, inputs):
-        """Of outputs and inputs; a pipeline's last stage is given the first of the inputs alone."""
+        """The loss of outputs and inputs; a pipeline's last stage is given the first of the inputs alone."""
         import torch
 
         return _loss(torch, output, (inputs,) if isinstance(inputs, torch.Tensor) else inputs, self._loss_of)
@@ -332,7 +332,7 @@ def _inputs(torch, vocabulary, make, batch, sequence):
 
 
 def _loss(torch, output, inputs, loss_of):
-    """Of a function of the script; else the output's own, cross-entropy with the next token or with a class, or a mean."""
+    """The loss by the script's function; else the output's loss, cross-entropy with the next token or with a class, or a mean."""
     values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
     if loss_of is not None:
         return loss_of(output, *values)

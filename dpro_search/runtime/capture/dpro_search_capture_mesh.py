@@ -117,7 +117,7 @@ class Mesh:
         return self._mesh
 
     def of_parameters(self):
-        """That of `fully_shard`: what shares parameters, and before it what copies them."""
+        """The mesh of `fully_shard`: axes that share parameters, and before them the axis that copies them."""
         shared = tuple(name for name in ("dp_shard", "cp") if name in self)
         if "dp_replicate" not in self:
             return private.joined_mesh(self._mesh, shared)
@@ -126,7 +126,7 @@ class Mesh:
         return self._mesh["dp_replicate", "dp_shard"]
 
     def of_experts(self):
-        """That of `fully_shard` for the parameters of experts: the ranks that have the same; one where each has its own."""
+        """The mesh of `fully_shard` for experts' parameters: the ranks with equal experts; one rank where all experts differ."""
         return self._same_experts
 
     def summing(self, experts=False):
@@ -176,7 +176,7 @@ class _Exchange:
         self._group, self._ranks = mesh.get_group(), mesh.size()
 
     def sent(self, _module, inputs):
-        """Of all experts this rank's tokens -> of this rank's experts the tokens of all."""
+        """Exchange this rank's tokens of all experts for all ranks' tokens of this rank's experts."""
         tokens, *others = inputs
         experts, count, width = tokens.shape
         there = self._exchanged(tokens).view(self._ranks, experts // self._ranks, count, width)

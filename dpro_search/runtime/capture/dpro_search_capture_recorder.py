@@ -87,7 +87,7 @@ class Recorder(TorchDispatchMode):
         self.phase = BACKWARD
 
     def expect(self, messages, forward):
-        """Of which pass messages are that a stage will send or receive (`P2POp`)."""
+        """Note the pass of the messages that a stage will send or receive (`P2POp`)."""
         for each in messages:
             self._messages[self.number(_local(each.tensor))] = FORWARD if forward else BACKWARD
 
@@ -105,7 +105,7 @@ class Recorder(TorchDispatchMode):
     # Storages.
 
     def number(self, tensor):
-        """That of a tensor's storage; a new one for one that was not seen before."""
+        """The number of a tensor's storage; a new number for a storage that was not seen before."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         found = self._numbers.get(key)
@@ -263,7 +263,7 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     def forward_ended(self):
-        """What is kept of a forward pass is known: FSDP has freed the parameters that it gathered."""
+        """Note what is kept of a forward pass, now that FSDP has freed the parameters that it gathered."""
         self.held_bytes = max(self.held_bytes, self.live_bytes)
         for each in self.saved:
             each[2] = self._sizes.get(each[0], each[2])
@@ -296,7 +296,7 @@ def _is_wrapper(kind):
 
 
 def _bytes(tensor):
-    """What reading or writing a tensor moves: of an expanded one, its storage."""
+    """Bytes that reading or writing a tensor moves; those of the storage if the tensor is expanded."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 

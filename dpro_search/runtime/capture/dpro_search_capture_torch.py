@@ -14,7 +14,7 @@ def version():
 
 
 def version_warning():
-    """What to warn of; empty: nothing."""
+    """A warning about the version of PyTorch; empty: none."""
     low, high = TESTED
     if low <= version() <= high:
         return ""
@@ -69,7 +69,7 @@ def joined_mesh(mesh, names):
 
 
 def rotate_by(method):
-    """How context parallel ranks pass keys and values on: allgather or alltoall."""
+    """Let context parallel ranks pass keys and values on by a method: allgather or alltoall."""
     from torch.distributed.tensor.experimental import _attention
 
     _attention.set_rotate_method(method)

@@ -1,4 +1,4 @@
-"""What the PyTorch recorder knows of fully sharded models (``torch.distributed.fsdp.fully_shard``): their steps and their units.
+"""Steps and units of fully sharded models (``torch.distributed.fsdp.fully_shard``), for the PyTorch recorder.
 
 Standard library and the framework only; Python 3.8 and later.
 """

@@ -1,4 +1,4 @@
-"""What the recorders of all frameworks do about Horovod's own threads: know them, calm one of them, measure the others at rest.
+"""Horovod's threads, for the recorders of all frameworks: find them, calm one of them, measure the others at rest.
 
 Standard library only; Python 3.8 and later.
 """

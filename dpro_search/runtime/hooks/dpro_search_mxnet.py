@@ -197,7 +197,7 @@ def _facts(trainer):
 
 
 def _compression(trainer):
-    """How BytePS's trainer compresses gradients: "fp16", or by which of BytePS's own compressors; "" for not at all."""
+    """The compression of gradients by BytePS's trainer: "fp16", or the name of one of BytePS's compressors; "" for none."""
     compressors = [getattr(parameter, "byteps_compressor_type", "") for parameter in trainer._params]
     casts = type(getattr(trainer, "_intra_compressor", None)).__name__ == "FP16Compressor"
     return max(compressors, default="") or ("fp16" if casts else "")

@@ -92,7 +92,7 @@ def _patch_functions(module):
 
 
 def _ranks(group):
-    """Of a group as functional collectives take it."""
+    """Ranks of a group, in any form that functional collectives take."""
     from torch.distributed import distributed_c10d as c10d
 
     if isinstance(group, str):

@@ -1,4 +1,4 @@
-"""What the recorders of all frameworks need inside a job: calls after an import, patches, threads' CPU times, this machine's clock.
+"""Tools of the recorders of all frameworks: calls after an import, patches, threads' CPU times, this machine's clock.
 
 Standard library only; Python 3.8 and later.
 """
@@ -112,7 +112,7 @@ class ThreadClock:
 
 
 def _sleeps(tid):
-    """How often a thread has given up its core of its own accord; None if it has ended."""
+    """Number of times that a thread has given up its core of its own accord; None if it has ended."""
     try:
         with open("/proc/self/task/%s/status" % tid) as file:
             return next((int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches")), None)

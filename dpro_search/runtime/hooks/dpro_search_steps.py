@@ -1,4 +1,4 @@
-"""What the recorders of all frameworks do alike: read their settings, count and time steps, write hook.json.
+"""`StepRecorder`, the base of all frameworks' recorders: it reads their settings, counts and times steps, writes hook.json.
 
 Settings come from the environment:
   DPRO_SEARCH_HOOK_OUT       folder to write to; "{rank}" in it stands for the number of the rank

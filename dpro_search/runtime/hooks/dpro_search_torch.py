@@ -218,7 +218,7 @@ def _facts(model):
 
 
 def _indices(text):
-    """Of "3 2, 1 0": [[3, 2], [1, 0]]."""
+    """Numbers of a text such as "3 2, 1 0": [[3, 2], [1, 0]]."""
     return [[int(index) for index in bucket.split()] for bucket in text.split(",")]
 
 

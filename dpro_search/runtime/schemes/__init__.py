@@ -1,4 +1,4 @@
-"""When workers exchange updates: schemes as values, and the state machines that decide for a real job and for its simulation alike.
+"""Synchronisation schemes as values, and state machines that decide when workers exchange updates, in jobs and in simulations.
 
     scheme = parse_scheme("ssp(staleness=3)")            # a Scheme; its text is what plans, files and scripts hold
     coordinator = Coordinator(scheme, workers=4)

@@ -13,7 +13,7 @@ WINDOW_STEPS = 100  # local steps of all workers whose mean loss is compared wit
 
 @dataclass(frozen=True)
 class Goal:
-    """When to end; None: never.
+    """The end of a training; None: never.
 
     Attributes
     ----------

@@ -92,7 +92,7 @@ class Shares(Lockstep):
 
 
 def shares(step_s: dict[int, float | None], batches: int) -> dict[int, int]:
-    """How many of a number of batches each worker computes so that all end as early as possible; at least one each.
+    """Numbers of batches, at least one, that workers compute so that all end as early as possible.
 
     Equal shares until all durations are known.
     """

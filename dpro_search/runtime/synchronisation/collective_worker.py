@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Tail(NamedTuple):
-    """What a contribution has behind the parameters; sums over members count.
+    """Numbers behind the parameters in a contribution; sums over members count.
 
     Attributes
     ----------

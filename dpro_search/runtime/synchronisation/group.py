@@ -56,7 +56,7 @@ class Group:
         self._store = dist.PrefixStore(f"dpro-search/{job}", store)
 
     def agreed(self, name: str, value: str) -> str:
-        """What the first member of the job to ask has given for a name."""
+        """The value that the first member of the job to call this has given for a name."""
         found: bytes = self._store.compare_set(name, "", value)
         return found.decode()
 
@@ -112,7 +112,7 @@ class Group:
         self.leave()
 
     def _expected(self) -> int:
-        """How many workers may still come."""
+        """Number of workers that may still come."""
         return self._workers - int(self._store.add("gone", 0))
 
     def _number(self) -> int:

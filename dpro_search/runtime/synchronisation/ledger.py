@@ -25,7 +25,7 @@ class Applied(NamedTuple):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a worker receives that joined or committed.
+    """The answer to a worker that joined or committed.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class Ledger:
         return self.stop or self.replaced(worker, incarnation) or self.coordinator.ready(worker)
 
     def reply(self, worker: int, incarnation: int, parameters: Any, *, now_s: float, waited_s: float) -> Reply:
-        """That of a worker that goes on, with the global model."""
+        """The reply to a worker that goes on, with the global model."""
         self._waited[worker] = self._waited.get(worker, 0.0) + waited_s
         self._at_pull[worker] = self._applied
         return Reply(
@@ -156,7 +156,7 @@ class Ledger:
         )
 
     def facts(self, now_s: float) -> dict[str, Any]:
-        """What has happened so far; the newest commits only of long jobs."""
+        """Events so far; the newest commits only of long jobs."""
         members = self.coordinator.members
         return {
             "scheme": str(self.coordinator.scheme),

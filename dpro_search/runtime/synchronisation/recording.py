@@ -1,4 +1,4 @@
-"""What `synchronise(..., record=PATH)` writes: a line of JSON for each worker of a run, appended when it leaves.
+"""The file that `synchronise(..., record=PATH)` writes: a line of JSON for each worker of a run, appended when it leaves.
 
 Workers of one machine may share the file. Lines of several machines and runs may be put into one file in any order: a line names
 its run. `dpro_search.kinds.synchronised` reads them.

@@ -17,7 +17,7 @@ _SMOOTHING = 0.3  # weight of the newest of several durations
 
 
 class Told(NamedTuple):
-    """What a worker says of a commit: local steps and their mean loss, seconds of the last one, and of the commit before this."""
+    """A worker's message about a commit: local steps, their mean loss, seconds of the last one, and of the commit before this."""
 
     steps: int
     loss: float | None

@@ -95,7 +95,7 @@ class ParameterServer:
         return self._now(), self._parameters.copy()
 
     async def facts(self) -> dict[str, Any]:
-        """What has happened so far; the newest commits only of long jobs."""
+        """Events so far; the newest commits only of long jobs."""
         return self._ledger.facts(self._now())
 
     async def _reply(self, worker: int, incarnation: int) -> Reply:

@@ -17,7 +17,7 @@ SILENT_S = 10.0  # a worker that was not heard of for so long is not waited for
 
 
 class Synchronised(Protocol):
-    """What a training script calls."""
+    """The methods that a training script calls."""
 
     @property
     def running(self) -> bool:
@@ -35,7 +35,7 @@ class Synchronised(Protocol):
         """
 
     def facts(self) -> dict[str, Any]:
-        """What this worker did so far, as JSON takes it."""
+        """Counts and times of this worker so far, as JSON takes them."""
 
     def close(self) -> None:
         """Leave the job: nobody waits for this worker any more."""

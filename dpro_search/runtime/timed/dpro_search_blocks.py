@@ -1,4 +1,4 @@
-"""Where the blocks of a planned model begin and end, in each pass; for the observers beside it. See `parallel_plan.Planned`.
+"""Begins and ends of the blocks of a planned model in each pass, for the observers beside it. See `parallel_plan.Planned`.
 
 A model has a block before its layers, one for each layer, and one behind them with the loss. PyTorch only; Python 3.8 and later.
 """

@@ -165,7 +165,7 @@ def _pretending(spans: Spans) -> Any:
         )
 
     def _mutated(schema: Any, args: Any, kwargs: Any) -> Any:
-        """What an op that writes to its arguments returns: those, or nothing."""
+        """The values that an op returns which writes to its arguments: those, or nothing."""
         given = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
         given.update(kwargs)
         written = [

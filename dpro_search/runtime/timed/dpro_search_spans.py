@@ -1,4 +1,4 @@
-"""When a rank posts each exchange, begins to wait for it and has it, by kind and mesh axis; for the observers beside it.
+"""Moments at which a rank posts each exchange, begins to wait for it and has it, by kind and mesh axis, for the observers.
 
 Exchanges are seen where they are called (methods of ``ProcessGroup``, and functional collectives through `called`), and where they
 are waited for (``Work.wait``, ``wait_tensor``): the work that a call returns tells which call a wait is for. Ranks of one machine
@@ -69,7 +69,7 @@ class Spans:
         atexit.register(self._write)
 
     def begins_step(self) -> None:
-        """What follows is of the next step; works of earlier ones are no longer waited for."""
+        """Begin the next step; works of earlier ones are no longer waited for."""
         self._steps.append([time.perf_counter_ns(), 0.0])
         self._works.clear()
         self._tensors.clear()
@@ -188,7 +188,7 @@ class Spans:
 
 
 def _bytes_of(value: Any) -> int:
-    """Of a tensor, or of all in a list."""
+    """Bytes of a tensor, or of all in a list."""
     if isinstance(value, (list, tuple)):
         return sum(map(_bytes_of, value))
     return int(value.numel() * value.element_size()) if hasattr(value, "element_size") else 0

@@ -92,7 +92,7 @@ class _Host:
         """The steps that count begin."""
 
     def facts(self) -> dict[str, Any]:
-        """Of the device, when all steps are over; times can be read from then on."""
+        """Facts of the device, when all steps are over; times can be read from then on."""
         return {}
 
 
@@ -162,7 +162,7 @@ class _Timed:
         return loss
 
     def _embedding_ends(self) -> None:
-        """Of the last micro-batch; the others' ends where the next one begins."""
+        """End the embedding of the last micro-batch; the others' ends where the next one begins."""
         self.ends(0, 0, False)
 
     def _write(self) -> None:
@@ -206,7 +206,7 @@ def _copied_bytes_per_s(clock: _Host, device: Any) -> float:
 
 
 def _flops_per_s(clock: _Host, device: Any, dtype: str) -> float:
-    """Of a large product: of a GPU in the job's precision."""
+    """FLOP/s of a large product; a GPU's is in the job's precision."""
     import torch
 
     on_gpu = device.type == "cuda"
@@ -228,7 +228,7 @@ def _median_us(clock: _Host, run: Any, times: int = 7) -> float:
 
 
 def _split_product_us(device: Any, calls: int = 40) -> dict[str, float]:
-    """What the host adds to a linear layer whose weight tensor parallel ranks share (DTensor), in each pass: on small tensors."""
+    """Host time, us, that sharing a weight (DTensor) adds to a linear layer in each pass, on small tensors."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

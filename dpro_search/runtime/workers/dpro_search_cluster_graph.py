@@ -193,7 +193,7 @@ class StepGraph:
 
 
 def _attributes(node):
-    """What decides an op's work beside its shapes, as strings; what is usual, or all ones, goes without saying."""
+    """Attributes that decide an op's work beside its shapes, as strings; defaults and those that are all ones are left out."""
     definition = op_def_registry.get(node.op)
     usual = {attr.name: attr.default_value for attr in definition.attr} if definition else {}
     found = {}

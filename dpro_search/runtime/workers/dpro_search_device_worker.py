@@ -195,7 +195,7 @@ def _events_us(run):
 
 
 def described():
-    """What ops run on."""
+    """The device that ops run on."""
     if not CUDA:
         return {"gpu": None}
     own = torch.cuda.get_device_properties(0)

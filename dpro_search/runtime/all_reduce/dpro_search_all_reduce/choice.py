@@ -1,4 +1,4 @@
-"""Which algorithm an all-reduce uses: `Choice`, a table by ranks, ranks on a host, and size.
+"""`Choice`: a table of the algorithm that an all-reduce uses, by ranks, ranks on a host, and size.
 
 `dpro-search fit` writes it as JSON from all-reduces that were measured, or predicted:
 

@@ -135,7 +135,7 @@ def mpi_library(files):
 
 @functools.lru_cache(maxsize=None)
 def _mpich_number(name, value):
-    """What stands for a value, which differs between versions: a process with the variable in its environment is asked."""
+    """The number of a value, which differs between versions: a process with the variable in its environment prints it."""
     if value == "auto":
         return 0
     own = {key: text for key, text in os.environ.items() if not key.startswith(("PMI", "HYD", "MPIR_CVAR"))}

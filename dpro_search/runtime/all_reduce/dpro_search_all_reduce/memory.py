@@ -1,4 +1,4 @@
-"""Where a tensor lies, and the additions there: `HostMemory` (NumPy), `TorchMemory`, `DeviceMemory`; `Registry` remembers which.
+"""Kinds of memory, and the additions in them: `HostMemory` (NumPy), `TorchMemory`, `DeviceMemory`; `Registry` knows each tensor's.
 
 Additions are apart from the transport: a memory gives its parts as buffers that MPI can send and receive, scratch memory of its
 own kind, and adds one to the other. On a device the additions are kernels of the device, and nothing passes through the host if the

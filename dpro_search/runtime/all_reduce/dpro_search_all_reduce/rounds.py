@@ -1,4 +1,4 @@
-"""What each rank sends, receives and adds in an all-reduce: one list of `Stage` for each algorithm. No MPI, no arrays.
+"""Algorithms of all-reduces as lists of `Stage`: each rank's messages and additions. No MPI, no arrays.
 
 A stage's messages are under way together; what is sent was final when the stage began. The counts are those of Thakur,
 Rabenseifner & Gropp, "Optimization of Collective Communication Operations in MPICH" (2005):
@@ -48,7 +48,7 @@ class Stage(NamedTuple):
 
 
 def stages(algorithm: str, rank: int, hosts: Sequence[Sequence[int]], count: int) -> List[Stage]:
-    """What a rank does in an all-reduce; stages without a message are left out.
+    """Stages of a rank in an all-reduce; those without a message are left out.
 
     Parameters
     ----------

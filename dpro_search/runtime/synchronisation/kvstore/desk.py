@@ -24,7 +24,7 @@ Values = NDArray[np.float32]
 
 
 class Message(NamedTuple):
-    """What a worker pushes; nan stands for None.
+    """The message that a worker pushes; nan stands for None.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Message(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a worker pulls.
+    """The row of replies that a worker pulls.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Row(NamedTuple):
         return self.mark == _MARK
 
     def reply(self, parameters: Any, waited_s: float) -> Reply:
-        """What it says to the worker."""
+        """The row as the worker's reply."""
         return Reply(
             parameters=parameters,
             order=Order(steps=_whole(self.order_steps), seconds=_given(self.order_seconds)),
@@ -206,7 +206,7 @@ def desk_size(workers: int) -> int:
 
 
 def pushed_value(message: Message, workers: int) -> Values:
-    """What a worker pushes, [`desk_size`]."""
+    """The value that a worker pushes, [`desk_size`]."""
     value = np.zeros(desk_size(workers), dtype=np.float32)
     value[: len(message)] = message
     return value

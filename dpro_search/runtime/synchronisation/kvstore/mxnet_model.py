@@ -11,7 +11,7 @@ from dpro_search.runtime.synchronisation.local_model import Flat, LocalModel, nu
 
 
 def mxnet_model(model: Any, optimizer: Any) -> LocalModel:
-    """That of a Gluon block with its `Trainer`, or of a `Module` with its own optimizer."""
+    """The local model of a Gluon block with its `Trainer`, or of a `Module` with its own optimizer."""
     import mxnet as mx
 
     if isinstance(model, mx.mod.BaseModule):

@@ -1,14 +1,16 @@
 """`Job`: what every verb asks of one job, whatever its framework and scheme are. `kinds/_kind.py` shows how a kind defines its own.
 
-What a job does not override it cannot do: the question is refused with a line that names the kinds that can.
+A kind defines `Job.lower`, which turns a scenario into what is replayed; the answers that every kind gives in the same way follow
+from it here. A kind without `lower` answers each question by a method of its own; what it does not override it cannot do: the
+question is refused with a line that names the kinds that can.
 """
 
 from __future__ import annotations
 
-import math
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -26,6 +28,7 @@ from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
 from dpro_search.machine import Calibration
 from dpro_search.quantities import memory_shortage_text
+from dpro_search.replay.lowered import Lowered, with_replay_error
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import ClusterChange, Scale, Scenario
@@ -42,6 +45,16 @@ if TYPE_CHECKING:
 
 
 _LONGEST_US = 30 * 24 * 3600e6  # of an iteration: nobody trains with steps of a month
+# Fields of a scenario, the setting that each is, and what a job without it cannot do.
+_CHANGES = (
+    ("global_batch", "global_batch", "with_batch", "be predicted with another batch"),
+    ("sequence", "sequence", "with_sequence", "be predicted with sequences of another length"),
+    ("precision", "precision", "with_precision", "be predicted in another precision"),
+    ("measured_us", "measured", "measured_as", "be told what a step takes without the profiler"),
+    ("target_loss", "target_loss", "trained_to", "be trained to a loss"),
+)
+# The setting that a job must have for a kind that defines `lower` to do what these methods of other kinds do.
+_SETTING_OF_METHOD = {"on": "rate", "at_scale": "rate", "scaled": "compute"} | {method: name for _, name, method, _ in _CHANGES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +82,7 @@ class Comparison:
 
 
 class Job(ABC):
-    """One job: predictions of its plans, and its diagnosis. Deterministic."""
+    """One job: predictions of its plans in a scenario, and its diagnosis. Deterministic."""
 
     title: str  # What its kind is called: "a Horovod job".
     trace: Trace | None = None  # The recording that it comes from; None: it was described.
@@ -80,6 +93,7 @@ class Job(ABC):
     # Other changes of a scenario: some of "groups", "global_batch", "sequence", "precision", `CLUSTER_SETTINGS`, `SCALES`.
     settings: ClassVar[tuple[str, ...]] = ()
     unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
+    scenario: Scenario = Scenario()  # What differs from the recording under every plan; see `under`.
     memory_limit_bytes: int | None = None
     _replay_error: float | None = None  # See `replay_error`; None: not computed yet.
 
@@ -96,25 +110,53 @@ class Job(ABC):
         """
         raise NotImplementedError
 
+    def lower(self, scenario: Scenario) -> Lowered:
+        """What is replayed in a scenario. It does not depend on `Job.scenario`.
+
+        Raises
+        ------
+        InputError
+            The job cannot follow the plan, or be predicted with the other changes.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def lowers(cls) -> bool:
+        """Whether the kind defines `lower`."""
+        return cls.lower is not Job.lower
+
+    def lowered(self, plan: Plan) -> Lowered:
+        """What is replayed of a plan in `scenario`, with the error of the recorded setting's replay."""
+        lowered = self.lower(replace(self.scenario, plan=plan))
+        return replace(lowered, error=replace(lowered.error, replay=self.replay_error))
+
+    def plans(self, scenario: Scenario) -> PlanSpace:
+        """The space of plans in a scenario; it has the fields of the scenario's plan."""
+        return self.space
+
     @property
     def calibration(self) -> Calibration | None:
         """What the model error of predictions was calibrated on; None: intervals are the spread of recorded steps alone."""
-        return None
+        return self.lower(self.scenario).calibration if self.lowers() else None
 
     # What a plan costs.
 
     def predict(self, plan: Plan) -> Prediction:
         """What one iteration would cost under a plan; raises `InputError` for a plan that the job cannot follow."""
         self.space.check(plan)
-        prediction, limit = self.with_replay_error(_possible(self._predict(plan))), self.memory_limit_bytes
+        prediction = _possible(self._predict(plan))
+        if not self.lowers():
+            prediction = self.with_replay_error(prediction)
+        limit = self.memory_limit_bytes
         peak = prediction.peak_memory_bytes
         if limit is None or (peak is not None and peak <= limit):
             return prediction
         return msgspec.structs.replace(prediction, infeasible=memory_shortage_text(peak, limit))
 
-    @abstractmethod
     def _predict(self, plan: Plan) -> Prediction:
         """The prediction of a legal plan, whatever memory it needs."""
+        lowered = self.lowered(plan)
+        return lowered.prediction(lowered.replayable.iterations())
 
     @property
     def replay_error(self) -> float:
@@ -124,30 +166,30 @@ class Job(ABC):
         """
         if self._replay_error is None:
             measured_us = self.measured_iteration_us
-            self._replay_error = 0.0 if measured_us is None else replay_error(self._predict(Plan()).iteration_us, measured_us)
+            self._replay_error = 0.0 if measured_us is None else replay_error(self._recorded_us(), measured_us)
         return self._replay_error
+
+    def _recorded_us(self) -> float:
+        """The replayed iteration of the recorded setting."""
+        return self.lower(Scenario()).replayable.iterations().iteration_us if self.lowers() else self._predict(Plan()).iteration_us
 
     def with_replay_error(self, prediction: Prediction) -> Prediction:
         """A prediction whose interval includes `replay_error` in both directions, but begins no lower than its floor."""
-        (low_us, high_us), middle_us = prediction.interval_us, prediction.iteration_us
-        if error := self.replay_error:
-            ratio = max(1 + error, 1 / (1 + error)) if error > -1 else math.inf
-            low_us = middle_us - math.hypot(middle_us - low_us, middle_us * (1 - 1 / ratio))
-            high_us = middle_us + math.hypot(high_us - middle_us, middle_us * (ratio - 1))
-        # If the replay is too slow, what it takes for the busy time may be, too.
-        floor_us = min(prediction.floor_us, middle_us / max(1 + self.replay_error, 1.0))
-        return msgspec.structs.replace(prediction, interval_us=(max(low_us, floor_us), high_us))
+        interval_us = with_replay_error(prediction.interval_us, prediction.iteration_us, self.replay_error, prediction.floor_us)
+        return msgspec.structs.replace(prediction, interval_us=interval_us)
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
         """Iteration times of replays with durations drawn anew, [samples]; the same draws for every plan.
 
         Raises `InputError` if this kind of job has one duration of each op only.
         """
-        raise self.cannot("sampled", "be replayed with other durations")
+        if not self.lowers():
+            raise self.cannot("sampled", "be replayed with other durations")
+        return self.lowered(plan).replayable.sampled_us(samples=samples, seed=seed, on_sample=on_sample)
 
     def replayed(self, plan: Plan) -> Prediction:
         """What `replay` reports of a plan: `predict` with a breakdown, and what it leaves out to be fast."""
-        return self.predict(plan)
+        return self.lowered(plan).reported() if self.lowers() else self.predict(plan)
 
     def plan_facts(self, plan: Plan) -> PlanFacts:
         """Facts that `replay` reports beside the prediction of a plan."""
@@ -208,13 +250,15 @@ class Job(ABC):
         return None if self.measured_iteration_us is None or not len(measured_us) else float(measured_us.mean())
 
     def under(self, scenario: Scenario) -> tuple[Job, Plan]:
-        """The job on the scenario's cluster with its speeds, and the scenario's plan; raises `InputError` for what it cannot be."""
-        job: Job = self
+        """The job in a scenario, which comes after its own, and the scenario's plan; raises `InputError` for what it cannot be."""
         plan = scenario.plan
         if scenario.groups is not None:
             if scenario.groups < 1:
                 raise InputError(f"groups must be at least 1, not {scenario.groups}")
             plan = plan.changed(tensor_groups=contiguous_groups(self.tensors, scenario.groups))
+        if self.lowers():
+            return self._in(self.scenario.then(replace(scenario, plan=plan, groups=None))), plan
+        job: Job = self
         if scenario.global_batch is not None:
             job = job.with_batch(scenario.global_batch)
         if scenario.sequence is not None:
@@ -233,9 +277,19 @@ class Job(ABC):
             job._replay_error = self.replay_error
         return job, plan
 
+    def _in(self, scenario: Scenario) -> Self:
+        """The job, asked in a scenario."""
+        self.lower(scenario)  # raises what it raises before anything is predicted
+        job = copy.copy(self)
+        job.scenario, job.space = replace(scenario, plan=Plan()), self.plans(scenario)
+        job._replay_error = self.replay_error
+        return job
+
     @property
     def cluster(self) -> ClusterSpec:
         """What the job runs on."""
+        if self.lowers():
+            return self.lower(self.scenario).cluster
         assert self.trace is not None, "a described job has its own"
         return ClusterSpec.of(self.trace.meta)
 
@@ -245,13 +299,7 @@ class Job(ABC):
             if change.machines is not None and type(self).on is Job.on and type(self).at_scale is not Job.at_scale:
                 raise InputError(f"{change.machines.name}: {self.title} runs on machines with GPUs, like 16xhgx-h100")
             return self.on(change.applied(self.cluster))
-        assert change.machines is not None, "on GPUs"
-        if change.cores is not None:
-            raise InputError(f"cores={change.cores}: ranks on {change.machines.name} have a GPU each; leave cores out")
-        machines, rate_bps = change.machines, change.rate_bps
-        if rate_bps is not None:
-            machines = machines.at_nic_rate(None if math.isinf(rate_bps) else rate_bps, "given as rate=")
-        return self.at_scale(machines, change.ranks)
+        return self.at_scale(change.gpu_machines, change.ranks)
 
     def starting_from(self, plan: Plan) -> Job:
         """The job that runs under a plan to begin with: its empty plan is that. Of a job that was written down, not recorded."""
@@ -278,6 +326,8 @@ class Job(ABC):
 
         Of a recorded job nothing without a change; of a described one what its description leaves open.
         """
+        if self.lowers():
+            return self.lower(self.scenario).assumptions
         return (*change.left_out, *ranks_in_turn(self.cluster.ranks, self.recorded_ranks))
 
     @property
@@ -319,13 +369,13 @@ class Job(ABC):
 
     # One iteration, op by op.
 
-    @abstractmethod
     def op_count(self, plan: Plan) -> int:
         """How many ops an iteration under a plan has."""
+        return self.lowered(plan).replayable.op_count
 
-    @abstractmethod
     def timeline(self, plan: Plan) -> Timeline:
         """A replay of a plan, op by op."""
+        return self.lowered(plan).replayable.timeline()
 
     def measured_ops(self, timeline: Timeline) -> MeasuredOps | None:
         """The recorded step that a timeline of the recorded setting is shown beside; None: there is none."""
@@ -392,10 +442,23 @@ class Job(ABC):
         """A plan of a parallel job as the report shows it under a name; None for other kinds of jobs."""
         return None
 
+    def check_changes(self, scenario: Scenario) -> None:
+        """Raise `InputError` for changes, other than of the plan, that are not among `settings`."""
+        for name, change, method, what in _CHANGES:
+            if getattr(scenario, name) is not None and change not in self.settings:
+                raise self.cannot(method, what)
+
     def cannot(self, method: str, what: str) -> InputError:
         """The error for a question that this kind of job cannot answer: it names the kinds that can."""
-        able = [kind.title for kind in registered() if getattr(kind.job_type, method) is not getattr(Job, method)]
+        able = [kind.title for kind in registered() if _has(kind.job_type, method)]
         return InputError(f"{self.title} cannot {what}" + (f"; {listed(able)} can" if able else ""))
+
+
+def _has(job_type: type[Job], method: str) -> bool:
+    """Whether jobs of a type answer the question that a method of `Job` is for."""
+    if getattr(job_type, method) is not getattr(Job, method):
+        return True
+    return job_type.lowers() and (method == "sampled" or _SETTING_OF_METHOD.get(method) in job_type.settings)
 
 
 def _possible(prediction: Prediction) -> Prediction:

@@ -1,7 +1,8 @@
-"""What `diagnose` says of a job with parameter servers, whatever the kind."""
+"""Facts of `diagnose` that all jobs with parameter servers have."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_rows, gain_table, path_facts
 from dpro_search.kinds._job import Table
-from dpro_search.kinds._stores import StoreJob, breakdown_us
+from dpro_search.kinds._stores import StoreJob
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change, OpScaled, gains, questions
+from dpro_search.replay.server_replay import breakdown_us
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import ReplayGraph
@@ -26,43 +28,43 @@ _PLACEMENTS = {
 
 
 def diagnosis(
-    plans: StoreJob[Any],
-    own: Callable[[Timeline, Rows], dict[str, Any]],
+    job: StoreJob[Any],
+    kind_facts: Callable[[Timeline, Rows], dict[str, Any]],
     iterations: int | None = None,
 ) -> dict[str, Any]:
     """The facts of `Job.diagnose`.
 
     Parameters
     ----------
-    own
+    kind_facts
         The facts `ranks`, `servers` and `findings`, from the replay and from what those plans would gain.
     iterations
-        That each replay has; None: until it settles.
+        Number of iterations of each replay; None: until it settles.
     """
-    asked = partial(replay, iterations=iterations)
-    graph = plans.graph(Plan())
-    timeline = asked(graph)
-    folded = plans.folded_ranks
-    changes = [change for change in questions(graph, replay=asked) if not folded.intersection(_ranks_of(change, graph))]
-    knobs = [
-        _gain(text, timeline.iteration_us, asked(plans.graph(plan)).iteration_us)
-        for text, plan in plans.questions.items()
-        if plans.space.refusal(plan) is None
+    replayed = partial(replay, iterations=iterations)
+    recorded = job.replay_of(job.scenario)
+    graph, folded = recorded.graph, recorded.folded_ranks
+    timeline = replayed(graph)
+    changes = [change for change in questions(graph, replay=replayed) if not folded.intersection(_ranks_of(change, graph))]
+    plan_gains = [
+        _gain(text, timeline.iteration_us, replayed(job.replay_of(dataclasses.replace(job.scenario, plan=plan)).graph).iteration_us)
+        for text, plan in job.questions.items()
+        if job.space.refusal(plan) is None
     ]
     return {
         "iteration_us": timeline.iteration_us,
-        "measured_iteration_us": measured_iteration_us(plans.trace),
+        "measured_iteration_us": measured_iteration_us(job.trace),
         "breakdown_us": breakdown_us(timeline),
         "critical_path": path_facts(timeline),
-        "gains": sorted([*gain_rows(gains(graph, changes, replay=asked)), *knobs], key=lambda row: -float(row["gain_us"])),
+        "gains": sorted([*gain_rows(gains(graph, changes, replay=replayed)), *plan_gains], key=lambda row: -float(row["gain_us"])),
         "critical_ops": critical_ops(timeline),
-        **own(timeline, knobs),
-        "warnings": list(plans.trace.meta.warnings),
+        **kind_facts(timeline, plan_gains),
+        "warnings": list(job.trace.meta.warnings),
     }
 
 
-def diagnosis_tables(facts: Mapping[str, Any], own: Table) -> list[Table]:
-    """The facts for people, with a table of the kind of job's own."""
+def diagnosis_tables(facts: Mapping[str, Any], servers: Table) -> list[Table]:
+    """The facts as tables for people, with the table of servers that the kind of job makes."""
     path = [
         (f"{row['kind'].lower()} of core {row['rank']}", time_text(row["duration_us"]), percent_text(row["share_pct"]))
         for row in facts["critical_path"]
@@ -70,7 +72,7 @@ def diagnosis_tables(facts: Mapping[str, Any], own: Table) -> list[Table]:
     return [
         Table(title="critical path", columns=("what", "time", "share"), rows=path),
         critical_table(facts["critical_ops"]),
-        own,
+        servers,
         gain_table(facts["gains"], facts["iteration_us"]),
     ]
 
@@ -104,11 +106,11 @@ def _ranks_of(change: Change, graph: ReplayGraph) -> tuple[int, ...]:
     return () if rank is None else (rank,)
 
 
-def other_placement(plans: StoreJob[Any]) -> dict[str, Plan]:
-    """The other hosts for the servers; empty where links have no limit."""
-    if plans.recorded_job.bytes_per_us is None:
+def other_placement(job: StoreJob[Any]) -> dict[str, Plan]:
+    """The plan that puts servers on other hosts, by how it is written; empty where links have no limit."""
+    if job.unplanned_job.bytes_per_us is None:
         return {}
-    other = not plans.space.job.values["servers_on_workers"]
+    other = not job.space.job.values["servers_on_workers"]
     return {f"servers_on_workers={int(other)}": Plan(servers_on_workers=other)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,13 @@ class IterationTimes:
     """Result of a replay; times in microseconds."""
 
     iteration_us: float  # Settled iteration time: median distance between the ends of iterations (the latest rank counts).
-    iterations_us: Floats  # Each distance after the warm-up, [iterations].
-    # Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
-    breakdown_us: dict[str, float]
-    rank_breakdown_us: tuple[dict[str, float], ...]  # The same on every rank.
     # False: the two halves of the run disagree by more than 1 % beyond their noise, so `iteration_us` is not a steady state.
     settled: bool
+    iterations_us: Floats = field(default_factory=lambda: np.zeros(0))  # Each distance after the warm-up, [iterations].
+    # Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
+    breakdown_us: dict[str, float] = field(default_factory=dict)
+    rank_breakdown_us: tuple[dict[str, float], ...] = ()  # The same on every rank.
+    spread_us: float = 0.0  # Half the interval that holds nine in ten iteration times where durations are drawn anew.
 
 
 def sample_order(rng: np.random.Generator, samples: int, iterations: int) -> Ints:

@@ -20,11 +20,12 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from dpro_search._text import numbers_text
@@ -167,6 +168,25 @@ class ClusterChange:
             return recorded.changed(ranks=self.ranks, cores=self.cores, rate_bps=self.rate_bps)
         return spec_on(self.machines, self.ranks).spec.changed(cores=self.cores, rate_bps=self.rate_bps)
 
+    def target(self, recorded: ClusterSpec) -> ClusterSpec:
+        """The cluster of a job that was recorded on another; raises `InputError` if it cannot be that."""
+        return spec_on(self.gpu_machines, self.ranks).spec if self.on_gpus else self.applied(recorded)
+
+    @property
+    def gpu_machines(self) -> Cluster:
+        """Machines with GPUs, with the changed rate; raises `InputError` for a change of cores."""
+        assert self.machines is not None, "on GPUs"
+        if self.cores is not None:
+            raise InputError(f"cores={self.cores}: ranks on {self.machines.name} have a GPU each; leave cores out")
+        if self.rate_bps is None:
+            return self.machines
+        return self.machines.at_nic_rate(None if math.isinf(self.rate_bps) else self.rate_bps, "given as rate=")
+
+    def then(self, later: ClusterChange) -> ClusterChange:
+        """This change, and a later one that counts where both change the same."""
+        values = {field.name: getattr(later, field.name) for field in fields(later)}
+        return replace(self, **{name: value for name, value in values.items() if value is not None})
+
     @property
     def on_gpus(self) -> bool:
         """Whether the ranks are on other devices than processors, where what was measured of communication does not hold."""
@@ -201,6 +221,12 @@ class Scenario:
             return self
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
         return replace(self, cluster=replace(self.cluster, machines=machines))
+
+    def then(self, later: Scenario) -> Scenario:
+        """This scenario, and a later one that counts where both change the same; scales apply one after the other."""
+        values = {field.name: getattr(later, field.name) for field in fields(later)}
+        values |= {"scales": (*self.scales, *later.scales), "cluster": self.cluster.then(later.cluster)}
+        return replace(self, **{name: value for name, value in values.items() if value is not None and value != Plan()})
 
     def changed(self, texts: Iterable[str], *, known: Collection[str], job: str) -> Scenario:
         """The scenario with changes written as ``name=value``, in order.

@@ -29,6 +29,7 @@ from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay.replayer import settled_us
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.scenario import ClusterChange, Scenario
 from dpro_search.space.servers.byteps_job import PAGE_BYTES, BytepsJob, Part, byteps_graph
 from dpro_search.space.servers.kvstore_job import KvstoreJob, kvstore_graph
 
@@ -82,17 +83,17 @@ class Case(NamedTuple):
 
 def cases(trace: Trace, rate_bps: float | None) -> list[Case]:
     """The ways in which a recording's tensors can be cut, on links of another rate if one is given."""
-    prices = job_of(trace)
-    if isinstance(prices, Byteps):
-        byteps = (prices if rate_bps is None else prices.at_rate(rate_bps)).recorded_job
+    scenario = Scenario(cluster=ClusterChange(rate_bps=rate_bps))
+    recorded = job_of(trace)
+    if isinstance(recorded, Byteps):
+        byteps = recorded.replay_of(scenario).job
         pages = -(-byteps.tensor_bytes.astype(np.int64) // PAGE_BYTES) * PAGE_BYTES
         return [Case("BytePS's partitions", lambda size: byteps_graph(with_sizes(BytepsByTensor, byteps, size)), pages)]
-    if not isinstance(prices, Kvstore):
+    if not isinstance(recorded, Kvstore):
         raise InputError("not a recording of MXNet's KVStore or BytePS")
-    plans = prices if rate_bps is None else prices.at_rate(rate_bps)
     found = []
     for name, priority in (("KVStore's bound", False), ("KVStore's priority slices", True)):
-        job = plans.job(Plan.of(p3=priority))
+        job = recorded.replay_of(replace(scenario, plan=Plan.of(p3=priority))).job
         elements = np.round(job.tensor_bytes / job.element_bytes).astype(np.int64)
         found.append(Case(name, _kvstore(job), elements if priority else elements + 1))
     return found

@@ -13,6 +13,7 @@ Cases are appended to OUT.jsonl as they end, and those that are in it are not se
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.search.samplers import SAMPLERS, Guide, Proposal, Sampler, sampler_for
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.scenario import ClusterChange, Scenario
 from dpro_search.space.transformations import PlanSpace
 
 ALL = (*SAMPLERS, "random")
@@ -153,7 +155,7 @@ def prices_of(trace: Trace, rate: str | None) -> Job:
         return horovod_job(trace, PlanOptions(), elsewhere)
     match job_of(trace):
         case Kvstore() | Byteps() as stores:
-            return stores.at_rate(rate_bps)
+            return stores.under(Scenario(cluster=ClusterChange(rate_bps=math.inf if rate_bps is None else rate_bps)))[0]
         case Ddp(predictor=ddp):
             return Ddp(ddp.at(cluster=msgspec.structs.replace(ddp.cluster, rate_bps=rate_bps)))
     raise InputError(f"{trace.meta.format}: what such a job would do at another rate is not asked here")

@@ -71,6 +71,36 @@ class KindConformance:
         assert 0 < low <= prediction.iteration_us <= high
         assert prediction == job.predict(Plan())
 
+    def test_it_is_lowered_in_any_scenario_without_being_changed(self, job: Job) -> None:
+        if not job.lowers():
+            pytest.skip("this kind has no `lower` yet")
+        recorded = job.lower(Scenario())
+        assert recorded.as_recorded
+        assert recorded.replayable.op_count > 0
+        times, timeline = recorded.replayable.iterations(), recorded.replayable.timeline()
+        assert times.iteration_us == pytest.approx(timeline.iteration_us)
+        assert recorded.replayable.iterations(detailed=True).breakdown_us
+        for text in ("compute=0.5", "communication=0"):
+            scenario = Scenario().changed([text], known=job.settings, job=job.title)
+            changed = job.lower(scenario)
+            assert not changed.as_recorded
+            asked, plan = job.under(scenario)
+            assert changed.replayable.iterations().iteration_us == asked.predict(plan).iteration_us
+        assert job.lower(Scenario()).replayable.iterations().iteration_us == times.iteration_us
+        assert job.scenario == Scenario()
+
+    def test_what_it_cannot_be_lowered_in_is_refused_in_one_line(self, job: Job) -> None:
+        if not job.lowers():
+            pytest.skip("this kind has no `lower` yet")
+        foreign = next(name for name in ("credit", "cycle_time_us") if name not in job.space.fields)
+        unknown = {"global_batch": 64, "sequence": 128, "precision": "fp8", "measured_us": 1.0, "target_loss": 0.1}
+        unknown = {name: value for name, value in unknown.items() if name.removesuffix("_us") not in job.settings}
+        scenarios = [Scenario(plan=Plan.of(**{foreign: 1})), *(Scenario(**{name: value}) for name, value in unknown.items())]
+        for scenario in scenarios:
+            with pytest.raises(InputError) as refused:
+                job.lower(scenario)
+            assert "\n" not in str(refused.value)
+
     def test_a_plan_that_repeats_the_recording_is_the_empty_one(self, job: Job) -> None:
         repeated = {name: value for name, value in job.space.job.values.items() if value is not None}
         assert job.space.simplest(Plan.of(**repeated)) == Plan()

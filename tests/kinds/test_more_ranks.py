@@ -182,12 +182,12 @@ def test_faster_nics_make_no_iteration_longer(job: Callable[[], Job]) -> None:
 def test_workers_of_a_host_share_its_link(job: Callable[[], Job]) -> None:
     found, _ = under(job(), cluster="2xabci-v@1gbit")
     assert found.cluster.ranks == 8
-    assert found.recorded_job.host[:8].tolist() == [0] * 4 + [1] * 4  # type: ignore[attr-defined]
+    assert found.unplanned_job.host[:8].tolist() == [0] * 4 + [1] * 4  # type: ignore[attr-defined]
     assert "(GPU hosts)" in found.calibration.text  # type: ignore[union-attr]
 
 
 def test_a_worker_s_link_carries_what_all_workers_of_its_host_send() -> None:
-    together, apart = (under(kvstore(), cluster=name)[0].recorded_job for name in ("2xabci-v@1gbit", "8xg4dn.8xlarge@2gbit"))  # type: ignore[attr-defined]
+    together, apart = (under(kvstore(), cluster=name)[0].unplanned_job for name in ("2xabci-v@1gbit", "8xg4dn.8xlarge@2gbit"))  # type: ignore[attr-defined]
     assert together.bytes_per_us == apart.bytes_per_us  # abci-v has two NICs a host
     assert process_loads(together)[0].link_us == pytest.approx(4 * process_loads(apart)[0].link_us)
 
@@ -200,11 +200,18 @@ def test_servers_are_chosen_for_more_workers(job: Callable[[], Job]) -> None:
 
 
 def test_a_server_s_link_carries_what_all_workers_send() -> None:
-    few, many = (under(kvstore(), f"ranks={ranks}", "rate=500mbit")[0].recorded_job for ranks in (2, 8))  # type: ignore[attr-defined]
+    few, many = (under(kvstore(), f"ranks={ranks}", "rate=500mbit")[0].unplanned_job for ranks in (2, 8))  # type: ignore[attr-defined]
     servers = slice(-len(few.server_core), None)
     before = [load.sent_bytes for load in process_loads(few)[servers]]
     after = [load.sent_bytes for load in process_loads(many)[servers]]
     assert after == pytest.approx([4 * size for size in before])
+
+
+def test_machines_of_gpus_with_the_recorded_cores_and_links_leave_the_recorded_job_as_it_is() -> None:
+    on_gpus, _ = under(byteps(), "rate=unlimited", cluster="2xg4dn.8xlarge")
+    assert on_gpus.cluster == byteps().cluster
+    assert "(GPU hosts)" in on_gpus.calibration.text  # type: ignore[union-attr]
+    assert "(GPU hosts)" not in byteps().calibration.text  # type: ignore[union-attr]
 
 
 @STORES

@@ -6,10 +6,9 @@ Its trace has steps and two ops a step, and nothing that any other kind needs. R
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,7 @@ from dpro_search.collect.trace import (
     ClockReport,
     EventKind,
     Events,
+    Floats,
     Steps,
     TensorInfo,
     Trace,
@@ -35,12 +35,15 @@ from dpro_search.kinds._facts import critical_ops, gain_table, graph_change, pat
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._kind import Kind
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.replay.replayer import replay
+from dpro_search.replay.iterations import IterationTimes
+from dpro_search.replay.lowered import ErrorModel, Lowered
+from dpro_search.replay.replayer import replay, settled_us
 from dpro_search.replay.timeline import Timeline
+from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.graph_builder import GraphBuilder
-from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
-from dpro_search.space.scenario import Scale
+from dpro_search.space.scenario import Scenario
 from dpro_search.space.schemes import SchemeSettings, counted
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations._base import RECORDED, Choice, Knob, grid
@@ -74,6 +77,27 @@ class Rounds(Knob):
         return Choice(name=self.name, fields=self.fields, grids=grids)
 
 
+@dataclass(frozen=True)
+class ToyReplay:
+    """The replay of one graph."""
+
+    graph: ReplayGraph
+
+    @property
+    def op_count(self) -> int:
+        return len(self.graph)
+
+    def iterations(self, *, detailed: bool = False) -> IterationTimes:
+        iteration_us, settled = settled_us(self.graph)
+        return IterationTimes(iteration_us=iteration_us, settled=settled, breakdown_us={"compute": COMPUTE_US})
+
+    def sampled_us(self, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
+        return np.full(samples, self.iterations().iteration_us)
+
+    def timeline(self) -> Timeline:
+        return replay(self.graph)
+
+
 class ToyJob(Job):
     title = "a toy job"
     askable = ("rounds",)
@@ -88,42 +112,19 @@ class ToyJob(Job):
         self.trace, self.tensors = trace, trace.tensors
         facts = JobFacts(name=self.title, tensors=trace.tensors, values={"rounds": ROUNDS})
         self.space = PlanSpace(facts, [Rounds(facts)])
-        self._scales: tuple[Scale, ...] = ()
 
-    def scaled(self, scale: Scale) -> ToyJob:
-        changed = copy.copy(self)
-        changed._scales = (*self._scales, scale)
-        return changed
-
-    def _graph(self, plan: Plan) -> ReplayGraph:
-        rounds = ToySettings.of(plan).rounds or ROUNDS
-        builder = GraphBuilder()
-        (thread,) = builder.add_devices(np.arange(1), OrderPolicy.PROGRAM, "thread {0}", (range(1),))
-        builder.add_ops(np.full(1, thread), np.full(1, COMPUTE_US), kind=OpKind.FORWARD, name="compute", axes=(range(1),))
-        builder.add_ops(
-            np.full(rounds, thread), np.full(rounds, ROUND_US), kind=OpKind.COMM, name="round {0}", axes=(range(rounds),)
-        )
-        graph = builder.build()
-        for scale in self._scales:
+    def lower(self, scenario: Scenario) -> Lowered:
+        self.check_changes(scenario)
+        self.space.check(scenario.plan)
+        graph = _graph(ToySettings.of(scenario.plan).rounds or ROUNDS)
+        for scale in scenario.scales:
             graph = graph_change(scale, 1).apply(graph)
-        return graph
-
-    def _predict(self, plan: Plan) -> Prediction:
-        us = replay(self._graph(plan)).iteration_us
-        recorded = plan == Plan() and not self._scales
-        return Prediction(
-            iteration_us=us,
-            interval_us=(us * 0.9, us * 1.1),
-            breakdown_us={"compute": COMPUTE_US},
-            peak_memory_bytes=None,
-            source="recorded" if recorded else "extrapolated",
+        return Lowered(
+            replayable=ToyReplay(graph),
+            error=ErrorModel(model=0.1),
+            as_recorded=scenario == Scenario(),
+            cluster=ClusterSpec.of(self.trace.meta),
         )
-
-    def op_count(self, plan: Plan) -> int:
-        return len(self._graph(plan))
-
-    def timeline(self, plan: Plan) -> Timeline:
-        return replay(self._graph(plan))
 
     def diagnose(self) -> dict[str, Any]:
         timeline = self.timeline(Plan())
@@ -142,6 +143,14 @@ class ToyJob(Job):
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
         return [gain_table(facts["gains"], facts["iteration_us"])]
+
+
+def _graph(rounds: int) -> ReplayGraph:
+    builder = GraphBuilder()
+    (thread,) = builder.add_devices(np.arange(1), OrderPolicy.PROGRAM, "thread {0}", (range(1),))
+    builder.add_ops(np.full(1, thread), np.full(1, COMPUTE_US), kind=OpKind.FORWARD, name="compute", axes=(range(1),))
+    builder.add_ops(np.full(rounds, thread), np.full(rounds, ROUND_US), kind=OpKind.COMM, name="round {0}", axes=(range(rounds),))
+    return builder.build()
 
 
 def rounds_part(plan: Plan, facts: DeployedFacts) -> Part:

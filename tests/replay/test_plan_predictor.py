@@ -24,6 +24,7 @@ from dpro_search.kinds.horovod.job import Horovod, horovod_job
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.search import run_search
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import ClusterChange, Scale, Scenario
 from tests.recordings import trace_of
 from tests.store_jobs import MIB, kvstore_job, layers_of
 
@@ -57,7 +58,11 @@ def kvstore() -> Kvstore:
     tensors = [
         TensorInfo(name=f"t{i}", node=f"key{i}", dtype="float32", shape=(s // 4,), size_bytes=s) for i, s in enumerate(sizes)
     ]
-    return Kvstore.of_job(job, tensors)
+    return Kvstore(job, tensors, rate_bps=800e6)
+
+
+def on_links(job: Job, rate_bps: float) -> Job:
+    return job.under(Scenario(cluster=ClusterChange(rate_bps=rate_bps)))[0]
 
 
 KINDS = {"byteps": byteps, "ddp": ddp, "horovod": horovod, "kvstore": kvstore}
@@ -176,12 +181,12 @@ def test_the_search_finds_a_plan_as_good_as_cutting_the_large_tensor(tmp_path: P
 
 def test_two_bits_push_a_sixteenth_and_pull_all() -> None:
     job = kvstore().recorded_job
-    prices = Kvstore.of_job(job, kvstore().tensors, allow_lossy=True)
+    prices = Kvstore(job, kvstore().tensors, rate_bps=800e6, allow_lossy=True)
     assert prices.predict(Plan()) == kvstore().predict(Plan())
     gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="2bit")).iteration_us
     pushes_us = 2 * job.tensor_bytes.sum() / 100.0  # of two workers into one link
     assert 0.5 * pushes_us < gain_us < pushes_us
-    on_another_link = prices.at_rate(100e6)
+    on_another_link = on_links(prices, 100e6)
     assert on_another_link.predict(Plan(compression="2bit")).iteration_us < on_another_link.predict(Plan()).iteration_us
     with pytest.raises(InputError, match="does not compress priority slices"):
         prices.predict(Plan.of(compression="2bit", p3=True))
@@ -191,7 +196,7 @@ def test_two_bits_push_a_sixteenth_and_pull_all() -> None:
 
 def test_gradients_of_other_types_are_not_compressed_by_kvstore() -> None:
     tensors = [msgspec.structs.replace(tensor, dtype="float16") for tensor in kvstore().tensors]
-    prices = Kvstore.of_job(kvstore().recorded_job, tensors, allow_lossy=True)
+    prices = Kvstore(kvstore().recorded_job, tensors, allow_lossy=True)
     assert "float32 gradients only, and this job has float16" in str(prices.space.refusal(Plan(compression="2bit")))
 
 
@@ -208,7 +213,7 @@ class TestHalvesOfBytePS:
     def test_without_compression_the_job_is_replayed_as_before_to_the_last_bit(self) -> None:
         allowed, plain = self.prices(), job_of(trace_of("byteps_mlp"))
         assert isinstance(plain, Byteps)
-        ours, theirs = allowed.graph(Plan()), plain.graph(Plan())
+        ours, theirs = (job.replay_of(Scenario()).graph for job in (allowed, plain))
         assert list(ours.names) == list(theirs.names)
         np.testing.assert_array_equal(ours.duration_us, theirs.duration_us)
         np.testing.assert_array_equal(ours.flow_bytes, theirs.flow_bytes)
@@ -218,10 +223,10 @@ class TestHalvesOfBytePS:
 
     def test_halves_gain_where_the_link_is_what_limits_and_cost_two_casts_of_each_gradient(self) -> None:
         half = Plan(compression="fp16")
-        slow = self.prices().at_rate(2e6)
+        slow = on_links(self.prices(), 2e6)
         assert slow.predict(half).iteration_us < 0.75 * slow.predict(Plan()).iteration_us
         assert slow.predict(half).source == "extrapolated"
-        names = list(slow.graph(half).names)
+        names = list(self.prices().replay_of(Scenario(plan=half)).graph.names)
         assert [sum(f".{way}@" in name for name in names) for way in ("half", "whole")] == [2 * len(slow.tensors)] * 2
 
     def test_a_search_finds_them_on_a_slow_link(self, tmp_path: Path) -> None:
@@ -231,22 +236,20 @@ class TestHalvesOfBytePS:
     def test_what_is_not_known_is_refused_with_the_reason(self) -> None:
         prices = self.prices()
         tensors = [msgspec.structs.replace(tensor, dtype="float64") for tensor in prices.tensors]
-        foreign = Byteps.of_job(prices.recorded_job, tensors, allow_lossy=True)
+        foreign = Byteps(prices.recorded_job, tensors, allow_lossy=True)
         assert "known of float32 gradients, and this job has float64" in str(foreign.space.refusal(Plan(compression="fp16")))
         assert "compression" not in [choice.name for choice in foreign.space.choices if "set" in choice.grids]
         recorded = self.prices(knobs={"compression": "onebit"})
-        assert "compressed already (onebit)" in str(recorded.at_rate(1e9).space.refusal(Plan(compression="fp16")))
+        assert "compressed already (onebit)" in str(on_links(recorded, 1e9).space.refusal(Plan(compression="fp16")))
         assert "a job with BytePS has fp16" in str(prices.space.refusal(Plan(compression="2bit")))
 
 
-def test_a_slower_link_and_a_question_change_every_price() -> None:
-    from dpro_search.replay.sensitivity import ComputeScaled
-
+def test_a_slower_link_and_faster_workers_change_every_price() -> None:
     prices = kvstore()
-    slower = prices.at_rate(100e6)
+    slower = on_links(prices, 100e6)
     assert slower.predict(Plan()).iteration_us > prices.predict(Plan()).iteration_us
     assert slower.predict(Plan()).source == "extrapolated"
-    faster = prices.asked(ComputeScaled(factor=0.5))
+    faster, _ = prices.under(Scenario(scales=(Scale.parse("compute=0.5"),)))
     assert faster.predict(Plan()).iteration_us < prices.predict(Plan()).iteration_us
 
 

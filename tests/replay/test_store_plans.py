@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,17 +14,20 @@ from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds._stores import _longer
+from dpro_search.kinds import Job
 from dpro_search.kinds.byteps.job import Byteps
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.replay.engine import Engine
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.replayer import replay, settled_us, varied_us
+from dpro_search.replay.server_replay import step_factors
 from dpro_search.replay.steady import settled_distance, unrolled
 from dpro_search.space.plan import Plan
-from dpro_search.space.servers.byteps_job import byteps_graph
+from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.scenario import ClusterChange, Scenario
+from dpro_search.space.servers.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.servers.cost_spread import CostFactors, CostSpread
-from dpro_search.space.servers.kvstore_job import kvstore_graph
+from dpro_search.space.servers.kvstore_job import KvstoreJob, kvstore_graph
 from dpro_search.space.servers.store_job import Segment
 from tests.store_jobs import byteps_job, kvstore_job, layers_of
 
@@ -40,6 +44,24 @@ def tensors_of(sizes: list[int]) -> list[TensorInfo]:
         TensorInfo(name=f"w{i}", node=f"key{i}", dtype="float32", shape=(size // 4,), size_bytes=size)
         for i, size in enumerate(sizes)
     ]
+
+
+def bits_per_s(bytes_per_us: float | None) -> float | None:
+    return None if bytes_per_us is None else bytes_per_us * 8e6
+
+
+def on_links(job: Kvstore | Byteps, rate_bps: float) -> Job:
+    """The job on links of a rate; `math.inf`: without limit."""
+    return job.under(Scenario(cluster=ClusterChange(rate_bps=rate_bps)))[0]
+
+
+def processes(job: Kvstore | Byteps, plan: Plan) -> KvstoreJob | BytepsJob:
+    """Workers and servers under a plan."""
+    return job.replay_of(Scenario(plan=plan)).job
+
+
+def graph_of(job: Kvstore | Byteps, plan: Plan) -> ReplayGraph:
+    return job.replay_of(Scenario(plan=plan)).graph
 
 
 def kvstore(sizes: list[int], rate: float | None) -> Kvstore:
@@ -59,7 +81,7 @@ def kvstore(sizes: list[int], rate: float | None) -> Kvstore:
         update_call_us=30.0,
         worker_call_us=1.0,
     )
-    return Kvstore.of_job(job, tensors_of(sizes))
+    return Kvstore(job, tensors_of(sizes), rate_bps=bits_per_s(rate))
 
 
 def byteps(sizes: list[int], rate: float | None) -> Byteps:
@@ -83,7 +105,7 @@ def byteps(sizes: list[int], rate: float | None) -> Byteps:
         reply_us=70.0,
         after_pull_us=220.0,
     )
-    return Byteps.of_job(job, tensors_of(sizes), allow_lossy=True)
+    return Byteps(job, tensors_of(sizes), rate_bps=bits_per_s(rate), allow_lossy=True)
 
 
 PLANS = {
@@ -109,7 +131,7 @@ PLANS = {
 @given(sizes=SIZES, rate=RATES, data=st.data())
 def test_a_price_is_the_specification_s_to_the_last_bit(kind, sizes, rate, data):
     prices = kind(sizes, rate)
-    graph = prices.graph(data.draw(st.sampled_from(PLANS[kind])))
+    graph = graph_of(prices, data.draw(st.sampled_from(PLANS[kind])))
     iterations = 8
     times = replay_reference(unrolled(graph, iterations))
     expected = settled_distance(times.end_us.reshape(iterations, -1).max(axis=1))
@@ -122,7 +144,8 @@ def test_a_price_is_the_specification_s_to_the_last_bit(kind, sizes, rate, data)
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("number", range(4))
 def test_a_slow_down_that_never_happens_changes_no_time_of_larger_jobs(kind, number):
-    graph = kind([4_000_000, 300_000, 1_700_000, 40_000, 8_000_000, 900_000], 125.0).graph(PLANS[kind][number])
+    job = kind([4_000_000, 300_000, 1_700_000, 40_000, 8_000_000, 900_000], 125.0)
+    graph = graph_of(job, PLANS[kind][number])
     slowdown = np.ones((len(OpKind), len(OpKind)))
     assert not (graph.op_kind == OpKind.IO).any()
     slowdown[OpKind.IO, OpKind.IO] = 2.0
@@ -143,39 +166,39 @@ def test_a_price_says_whether_it_has_settled_and_has_no_breakdown():
 def test_a_plan_that_is_followed_twice_is_followed_once(kind, sizes, rate, servers, placed):
     prices = kind(sizes, rate)
     plan = Plan(servers=servers, servers_on_workers=placed)
-    once = prices.job(plan)
-    twice = prices.of_job(once, prices.tensors).job(plan)
+    once = processes(prices, plan)
+    twice = processes(type(prices)(once, prices.tensors), plan)
     assert (twice.server_core, twice.server_host) == (once.server_core, once.server_host)
-    assert prices.job(Plan()) == prices.recorded_job
-    prices.graph(plan).validate()
+    assert processes(prices, Plan()) == prices.recorded_job
+    graph_of(prices, plan).validate()
     assert prices.predict(prices.space.simplest(plan)).iteration_us == prices.predict(plan).iteration_us
 
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
 def test_more_servers_than_recorded_go_where_the_recorded_ones_were(kind):
     prices = kind([400_000], 125.0)
-    together = prices.of_job(prices.job(Plan(servers=2, servers_on_workers=True)), prices.tensors)
+    together = type(prices)(processes(prices, Plan(servers=2, servers_on_workers=True)), prices.tensors)
     assert together.recorded_job.server_host == (1, 0)
-    assert together.job(Plan(servers=3)).server_host == (1, 0, 0)
-    assert together.job(Plan(servers=3, servers_on_workers=False)).server_host == (2, 3, 4)
-    assert prices.job(Plan(servers=3)).server_host == (2, 3, 4)
+    assert processes(together, Plan(servers=3)).server_host == (1, 0, 0)
+    assert processes(together, Plan(servers=3, servers_on_workers=False)).server_host == (2, 3, 4)
+    assert processes(prices, Plan(servers=3)).server_host == (2, 3, 4)
 
 
 def test_a_server_on_a_worker_s_host_has_its_core_where_servers_had_workers_cores():
     prices = byteps([400_000], 125.0)
-    assert prices.job(Plan(servers=3, servers_on_workers=True)).server_core == (1, 0, 0)
-    elsewhere = prices.of_job(replace(prices.recorded_job, server_core=(2, 3)), prices.tensors)
-    assert elsewhere.job(Plan(servers_on_workers=True)).server_core == (2, 3)
+    assert processes(prices, Plan(servers=3, servers_on_workers=True)).server_core == (1, 0, 0)
+    separate_cores = Byteps(replace(prices.recorded_job, server_core=(2, 3)), prices.tensors)
+    assert processes(separate_cores, Plan(servers_on_workers=True)).server_core == (2, 3)
 
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
 def test_without_a_limit_of_links_it_is_all_the_same_where_servers_are(kind):
     free, limited = kind([400_000, 90_000], None), kind([400_000, 90_000], 60.0)
-    there = Plan(servers_on_workers=True)
-    assert free.space.simplest(there) == Plan()
-    assert limited.space.simplest(there) == there
-    assert free.at_rate(500e6).space.simplest(there) == there
-    assert limited.at_rate(None).space.simplest(there) == Plan()
+    on_workers = Plan(servers_on_workers=True)
+    assert free.space.simplest(on_workers) == Plan()
+    assert limited.space.simplest(on_workers) == on_workers
+    assert on_links(free, 500e6).space.simplest(on_workers) == on_workers
+    assert on_links(limited, math.inf).space.simplest(on_workers) == Plan()
 
 
 LAYERS = [4_000_000, 300_000, 1_700_000, 40_000, 8_000_000, 900_000]
@@ -231,9 +254,9 @@ def test_a_job_whose_every_cost_doubles_takes_twice_as_long(kind):
 def test_only_a_worker_s_operators_vary_from_iteration_to_iteration(kind):
     """A worker whose operators take twice as long in every iteration: as if it had been recorded so."""
     prices = kind(LAYERS, 125.0)
-    job, graph = prices.recorded_job, prices.graph(Plan())
+    job, graph = prices.recorded_job, graph_of(prices, Plan())
     build = byteps_graph if kind is byteps else kvstore_graph
     slow = CostFactors(compute=np.array([1.0, 2.0]), message=1.0, server=1.0, step=np.ones((1, 2)))
-    longer = _longer(graph, job, np.tile([1.0, 2.0], (10, 1)))
+    longer = step_factors(graph, job, np.tile([1.0, 2.0], (10, 1)))
     assert set(np.unique(longer)) == {1.0, 2.0}
     assert varied_us(graph, longer) == pytest.approx(settled_us(build(job.at_costs(slow)))[0], rel=0.03)

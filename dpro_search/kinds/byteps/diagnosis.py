@@ -1,4 +1,4 @@
-"""What `diagnose` says of a job with BytePS."""
+"""Facts and findings of `diagnose` for a job with BytePS."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _ITERATIONS = 16  # of a replay that answers one of many questions
 _VARIABLES = {"servers": "DMLC_NUM_SERVER", "partition_bytes": "BYTEPS_PARTITION_BYTES"}
 
 
-def diagnosis(plans: StoreJob[BytepsJob]) -> dict[str, Any]:
+def diagnosis(job: StoreJob[BytepsJob]) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``servers``."""
-    job = plans.recorded_job
-    servers = _server_facts(job)
+    processes = job.unplanned_job
+    servers = _server_facts(processes)
 
-    def own(timeline: Timeline, knobs: Rows) -> dict[str, Any]:
+    def kind_facts(timeline: Timeline, plan_gains: Rows) -> dict[str, Any]:
         return {
-            "ranks": [{"rank": rank, "host": host} for rank, host in enumerate(plans.hosts)],
+            "ranks": [{"rank": rank, "host": host} for rank, host in enumerate(job.hosts)],
             "servers": servers,
-            "findings": _findings(job, servers, knobs),
+            "findings": _findings(processes, servers, plan_gains),
         }
 
-    return _store_diagnosis.diagnosis(plans, own, _ITERATIONS)
+    return _store_diagnosis.diagnosis(job, kind_facts, _ITERATIONS)
 
 
 def server_table(facts: Mapping[str, Any]) -> Table:
-    """What each server has."""
+    """The table of what each server sums."""
     rows = [
         (str(row["server"]), str(row["partitions"]), size_text(row["bytes"]), percent_text(row["share_pct"]))
         for row in facts["servers"]
@@ -48,28 +48,28 @@ def _server_facts(job: BytepsJob) -> Rows:
     total = float(job.tensor_bytes.sum())
     rows = []
     for server in range(len(job.server_core)):
-        mine = [part.size_bytes for part in parts if part.server == server]
-        rows.append({"server": server, "partitions": len(mine), "bytes": sum(mine), "share_pct": sum(mine) / total * 100})
+        sizes = [part.size_bytes for part in parts if part.server == server]
+        rows.append({"server": server, "partitions": len(sizes), "bytes": sum(sizes), "share_pct": sum(sizes) / total * 100})
     return rows
 
 
-def questions(plans: StoreJob[BytepsJob]) -> dict[str, Plan]:
+def questions(job: StoreJob[BytepsJob]) -> dict[str, Plan]:
     """Other values of the knobs, by what they are called."""
-    job = plans.recorded_job
-    servers, sizes = len(job.server_core) + 1, (job.partition_bytes // 4, job.partition_bytes * 4)
-    questions = {**other_placement(plans), f"servers={servers}": Plan(servers=servers)}
+    processes = job.unplanned_job
+    servers, sizes = len(processes.server_core) + 1, (processes.partition_bytes // 4, processes.partition_bytes * 4)
+    questions = {**other_placement(job), f"servers={servers}": Plan(servers=servers)}
     return questions | {f"partition_bytes={size}": Plan.of(partition_bytes=size) for size in sizes if size}
 
 
-def _findings(job: BytepsJob, servers: Rows, knobs: Rows) -> list[str]:
+def _findings(job: BytepsJob, servers: Rows, plan_gains: Rows) -> list[str]:
     """Sentences with numbers and the knob to turn."""
-    found = knob_finding(knobs, _variable)
-    found += spread_finding(servers, "sums", "smaller BYTEPS_PARTITION_BYTES or another BYTEPS_KEY_HASH_FN")
+    sentences = knob_finding(plan_gains, _variable)
+    sentences += spread_finding(servers, "sums", "smaller BYTEPS_PARTITION_BYTES or another BYTEPS_KEY_HASH_FN")
     if job.worker_polling > 0.05:
-        found.append(
+        sentences.append(
             f"Looking for work takes {job.worker_polling * 100:.0f} % of each worker's core: give BytePS a core of its own."
         )
-    return found
+    return sentences
 
 
 def _variable(change: str) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from dpro_search.collect.trace import TensorInfo
 from dpro_search.kinds._job import Table
 from dpro_search.kinds._store_diagnosis import diagnosis_tables
 from dpro_search.kinds._stores import StoreJob
@@ -41,23 +40,22 @@ class Byteps(StoreJob[BytepsJob]):
     _built = staticmethod(byteps_graph)
     _goodput = staticmethod(goodput_bytes_per_us)
 
-    @classmethod
-    def of_job(cls, job: BytepsJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
+    def _plans_of(self, job: BytepsJob, *, allow_lossy: bool) -> PlanSpace:
         values = {
             "servers": len(job.server_core),
             "servers_on_workers": on_workers(len(job.workers), job.server_host),
             "partition_bytes": job.partition_bytes,
             "credit": job.credit,
         }
-        facts = JobFacts(name=cls.title, tensors=tuple(tensors), values=values)
+        facts = JobFacts(name=self.title, tensors=self.tensors, values=values)
         placement = ServerPlacement(facts, limited=job.bytes_per_us is not None)
-        found: list[Transformation] = [TensorPartition(facts), Credit(facts), ServerCount(facts), placement]
+        transformations: list[Transformation] = [TensorPartition(facts), Credit(facts), ServerCount(facts), placement]
         if allow_lossy:
-            found.append(BytepsCompression(facts, [tensor.dtype for tensor in tensors], job.recorded_compression))
-        return cls(job, tensors, PlanSpace(facts, found))
+            transformations.append(BytepsCompression(facts, [tensor.dtype for tensor in self.tensors], job.recorded_compression))
+        return PlanSpace(facts, transformations)
 
     def _cost_rows(self) -> tuple[tuple[str, str, str], ...]:
-        job = self.recorded_job
+        job = self.unplanned_job
         return (
             ("CPU time", per_byte(job.cpu_us_per_byte), "of a process, for the bytes that it sends, receives or adds"),
             ("message", duration(job.message_us), "CPU time of one message, independent of its size"),

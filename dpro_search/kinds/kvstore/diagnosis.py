@@ -1,4 +1,4 @@
-"""What `diagnose` says of a job with parameter servers."""
+"""Facts and findings of `diagnose` for a job of MXNet with a KVStore."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.servers.kvstore_job import KvstoreJob, process_loads
 
 
-def diagnosis(plans: StoreJob[KvstoreJob]) -> dict[str, Any]:
+def diagnosis(job: StoreJob[KvstoreJob]) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``servers``."""
-    job = plans.recorded_job
+    processes = job.unplanned_job
 
-    def own(timeline: Timeline, knobs: Rows) -> dict[str, Any]:
-        ranks, servers = _rank_facts(job, plans.hosts, timeline.iteration_us), _server_facts(job)
-        for row, fact in zip(servers, ranks[len(job.workers) :], strict=True):
+    def kind_facts(timeline: Timeline, plan_gains: Rows) -> dict[str, Any]:
+        ranks, servers = _rank_facts(processes, job.hosts, timeline.iteration_us), _server_facts(processes)
+        for row, fact in zip(servers, ranks[len(processes.workers) :], strict=True):
             row |= {key: fact[key] for key in ("rank", "core_us", "link_pct")}
-        return {"ranks": ranks, "servers": servers, "findings": _findings(ranks, servers, knobs, timeline.iteration_us)}
+        return {"ranks": ranks, "servers": servers, "findings": _findings(ranks, servers, plan_gains, timeline.iteration_us)}
 
-    return _store_diagnosis.diagnosis(plans, own)
+    return _store_diagnosis.diagnosis(job, kind_facts)
 
 
 def server_table(facts: Mapping[str, Any]) -> Table:
-    """What each server has."""
+    """The table of what each server holds and does."""
     rows = [
         (
             str(row["server"]),
@@ -45,7 +45,7 @@ def server_table(facts: Mapping[str, Any]) -> Table:
 
 
 def _rank_facts(job: KvstoreJob, hosts: Sequence[str], iteration_us: float) -> Rows:
-    """What an iteration requires of each process and its link."""
+    """Load of each process and its link in an iteration."""
     return [
         {
             "rank": rank,
@@ -61,18 +61,18 @@ def _rank_facts(job: KvstoreJob, hosts: Sequence[str], iteration_us: float) -> R
 
 
 def _server_facts(job: KvstoreJob) -> Rows:
-    """What each server has of the parameters."""
+    """Keys, slices and bytes of the parameters that each server holds."""
     slices = [(tensor, *part) for tensor, row in enumerate(job.slices) for part in row]
     total = float(job.tensor_bytes.sum())
     rows = []
     for server in range(len(job.server_core)):
-        mine = [(tensor, size) for tensor, owner, size in slices if owner == server]
-        held = sum(size for _, size in mine)
+        parts = [(tensor, size) for tensor, owner, size in slices if owner == server]
+        held = sum(size for _, size in parts)
         rows.append(
             {
                 "server": server,
-                "keys": len({tensor for tensor, _ in mine}),
-                "slices": len(mine),
+                "keys": len({tensor for tensor, _ in parts}),
+                "slices": len(parts),
                 "bytes": held,
                 "share_pct": held / total * 100,
             }
@@ -80,10 +80,10 @@ def _server_facts(job: KvstoreJob) -> Rows:
     return rows
 
 
-def questions(plans: StoreJob[KvstoreJob]) -> dict[str, Plan]:
+def questions(job: StoreJob[KvstoreJob]) -> dict[str, Plan]:
     """Other values of the knobs, by what they are called."""
-    slicing = plans.recorded_job.slicing
-    questions = {**other_placement(plans), f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)}
+    slicing = job.unplanned_job.slicing
+    questions = {**other_placement(job), f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)}
     if slicing.priority:
         sizes = [size for size in (slicing.slice_threshold * 10, slicing.slice_threshold // 10) if size]
         return questions | {f"slice_threshold={size}": Plan.of(slice_threshold=size) for size in sizes}
@@ -102,18 +102,18 @@ _VARIABLES = {
 }
 
 
-def _findings(ranks: Rows, servers: Rows, knobs: Rows, iteration_us: float) -> list[str]:
+def _findings(ranks: Rows, servers: Rows, plan_gains: Rows, iteration_us: float) -> list[str]:
     """Sentences with numbers and the knob to turn."""
-    found = spread_finding(servers, "has", "a smaller MXNET_KVSTORE_BIGARRAY_BOUND or priority slices (P3)")
+    sentences = spread_finding(servers, "has", "a smaller MXNET_KVSTORE_BIGARRAY_BOUND or priority slices (P3)")
     links = [row for row in ranks if row["link_pct"] is not None]
     if links:
         busiest = max(links, key=lambda row: float(row["link_pct"]))
         if busiest["link_pct"] >= 50:
-            found.append(
+            sentences.append(
                 f"The link of {busiest['role']} {busiest['host']} is busy {busiest['link_pct']:.0f} % of an iteration of "
                 f"{time_text(iteration_us)}: more servers (DMLC_NUM_SERVER), an even spread or a faster link."
             )
-    return found + knob_finding(knobs, _variables)
+    return sentences + knob_finding(plan_gains, _variables)
 
 
 def _variables(change: str) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.trace import TensorInfo
 from dpro_search.kinds._job import Table
 from dpro_search.kinds._store_diagnosis import diagnosis_tables
 from dpro_search.kinds._stores import StoreJob
@@ -41,8 +40,7 @@ class Kvstore(StoreJob[KvstoreJob]):
     _built = staticmethod(kvstore_graph)
     _goodput = staticmethod(store_bytes_per_us)
 
-    @classmethod
-    def of_job(cls, job: KvstoreJob, tensors: Sequence[TensorInfo], *, allow_lossy: bool = False) -> Self:
+    def _plans_of(self, job: KvstoreJob, *, allow_lossy: bool) -> PlanSpace:
         slicing = job.slicing
         values = {
             "servers": slicing.servers,
@@ -51,16 +49,16 @@ class Kvstore(StoreJob[KvstoreJob]):
             "p3": slicing.priority,
             "slice_threshold": slicing.slice_threshold,
         }
-        facts = JobFacts(name=cls.title, tensors=tuple(tensors), values=values)
+        facts = JobFacts(name=self.title, tensors=self.tensors, values=values)
         elements = np.round(job.tensor_bytes / job.element_bytes).astype(np.int64)
         placement = ServerPlacement(facts, limited=job.bytes_per_us is not None)
-        found: list[Transformation] = [ServerCount(facts), KeySlicing(facts, tuple(elements.tolist())), placement]
+        transformations: list[Transformation] = [ServerCount(facts), KeySlicing(facts, tuple(elements.tolist())), placement]
         if allow_lossy:
-            found.append(KvstoreCompression(facts, [tensor.dtype for tensor in tensors]))
-        return cls(job, tensors, PlanSpace(facts, found))
+            transformations.append(KvstoreCompression(facts, [tensor.dtype for tensor in self.tensors]))
+        return PlanSpace(facts, transformations)
 
     def _cost_rows(self) -> tuple[tuple[str, str, str], ...]:
-        job = self.recorded_job
+        job = self.unplanned_job
         return (
             ("CPU time of messages", per_byte(job.comm_us_per_byte), "of a process, for the bytes that it sends or receives"),
             ("copies and calls of a worker", per_byte(float(np.mean(job.beside_us_per_byte))), "in addition to its messages"),

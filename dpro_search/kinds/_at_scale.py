@@ -2,8 +2,8 @@
 
 What communication costs on recorded hosts (a TCP stack on busy cores, say) tells nothing of GPUs on NVLink. There the compute of
 the known ranks is kept, and a collective takes what NCCL's takes on that cluster (`costmodel.collectives.nccl`); ranks that behave
-alike are folded (`space/data_parallel.py`, `folding.py`, `replay/grouping.py`). A recorded job comes here by `Job.at_scale`; a kind
-whose ranks run on GPUs to begin with can be a subclass.
+alike are folded (`space/data_parallel_graph.py`). A recorded job comes here by `Job.at_scale`; a kind whose ranks run on GPUs to
+begin with can be a subclass.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from dpro_search.kinds._facts import critical_ops, critical_table, gain_table
 from dpro_search.kinds._job import Job, Table, ranks_in_turn
 from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.quantities import time_text
-from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.replay.path_findings import best_gain, path_findings
 from dpro_search.replay.path_segments import Segment, path_segments, path_totals
-from dpro_search.replay.replayer import replay
+from dpro_search.replay.replayer import replay, settled_us
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec, differing_hosts, spec_on
 from dpro_search.space.data_parallel import DataParallelJob, RankStep, layered_step
@@ -145,43 +144,51 @@ class AtScale(Job):
             raise self.cannot("scaled", f"be asked '{scale.text}': communication of all ranks can be scaled, not of one")
         return changed
 
-    def _job(self, plan: Plan, slower: float = 1.0) -> DataParallelJob:
-        """The job under a plan, with collectives that take so many times what the cost model says."""
+    def _job(self, plan: Plan) -> DataParallelJob:
+        """The job under a plan."""
         ranks, workload = self.ranks, self._workload(plan)
         factor = np.full(ranks, self._compute_factor.get(None, 1.0))
-        for rank, own in self._compute_factor.items():
+        for rank, rank_factor in self._compute_factor.items():
             if rank is not None:
-                factor[rank] *= own
+                factor[rank] *= rank_factor
         return DataParallelJob(
             steps=workload.steps,
             step_of_rank=np.arange(ranks) % len(workload.steps),
-            scheme=Rendezvous(ways=self._ways(slower * self._communication)),
-            groups=workload.groups,
+            scheme=self._collectives(),
+            groups=tuple(sorted(workload.groups, key=max)),  # of groups posted together, the one with the earlier last tensor first
             collectives=workload.collectives,
             compute_factor=factor,
             negotiate_us=0.0,
         )
 
-    def _ways(self, factor: float) -> tuple[tuple[int, float, float], ...]:
-        return tuple(
-            (int(kind), way.latency_us * factor, way.us_per_byte * factor)
-            for kind, name in _COLLECTIVES.items()
-            for way in ways_of(name, self._machines, self._placement, faster=self._faster_links)
+    def _collectives(self, slower: float = 1.0) -> Rendezvous:
+        """Collectives that take `slower` times as long as the cost model says."""
+        factor = slower * self._communication
+        return Rendezvous(
+            ways=tuple(
+                (int(kind), way.latency_us * factor, way.us_per_byte * factor)
+                for kind, name in _COLLECTIVES.items()
+                for way in ways_of(name, self._machines, self._placement, faster=self._faster_links)
+            )
         )
 
-    def _predicted(self, plan: Plan, slower: float = 1.0) -> Prediction:
-        return DataParallelPredictor(self._job(plan, slower)).predict(Plan())
+    def _iteration_us(self, plan: Plan) -> float:
+        return _iteration_us(self._job(plan))
 
     def _predict(self, plan: Plan) -> Prediction:
         largest = max((tensor.size_bytes for tensor in self.tensors), default=0)
         factor = interval_factor(largest, paths(self._machines, self._placement).domains)
-        middle, slow, fast = (self._predicted(plan, at) for at in (1.0, factor, 1 / factor))
-        centre_us, model_error = middle.iteration_us, self.calibration.model_error[1] * middle.iteration_us
-        below_us, above_us = max(centre_us - fast.iteration_us, 0.0), max(slow.iteration_us - centre_us, 0.0)
+        job = self._job(plan)
+        centre_us = _iteration_us(job)
+        slow_us, fast_us = (_iteration_us(replace(job, scheme=self._collectives(slower))) for slower in (factor, 1 / factor))
+        model_error_us = self.calibration.model_error[1] * centre_us
+        below_us, above_us = max(centre_us - fast_us, 0.0), max(slow_us - centre_us, 0.0)
+        step_us = np.array([float(step.duration_us.sum()) for step in job.steps])
+        compute_us = float((step_us[job.step_of_rank] * job.compute_factor).max())
         return Prediction(
             iteration_us=centre_us,
-            interval_us=(centre_us - math.hypot(below_us, model_error), centre_us + math.hypot(above_us, model_error)),
-            breakdown_us=middle.breakdown_us,
+            interval_us=(centre_us - math.hypot(below_us, model_error_us), centre_us + math.hypot(above_us, model_error_us)),
+            breakdown_us={"compute": compute_us, "exposed_communication": max(centre_us - compute_us, 0.0)},
             peak_memory_bytes=None,
             source="extrapolated",
         )
@@ -227,11 +234,11 @@ class AtScale(Job):
         }
 
     def _gains(self) -> list[dict[str, Any]]:
-        base_us = self._predicted(Plan()).iteration_us
-        asked = ("compute=0.9", "communication=0", "bandwidth=2")
-        found = {text: self.scaled(Scale.parse(text))._predicted(Plan()).iteration_us for text in asked}
-        found |= {text: self._predicted(plan).iteration_us for text, plan in self._questions.items()}
-        rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in found.items()]
+        base_us = self._iteration_us(Plan())
+        scales = ("compute=0.9", "communication=0", "bandwidth=2")
+        iteration_us = {text: self.scaled(Scale.parse(text))._iteration_us(Plan()) for text in scales}
+        iteration_us |= {text: self._iteration_us(plan) for text, plan in self._questions.items()}
+        rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in iteration_us.items()]
         return sorted(rows, key=lambda row: -float(row["gain_us"]))
 
     def _rank_facts(self, folded: FoldedJob, timeline: Timeline) -> list[dict[str, Any]]:
@@ -273,6 +280,11 @@ class AtScale(Job):
             Table(title="ranks", columns=("rank", "on", "alike", "compute", "exposed comm. and waits"), rows=ranks),
             gain_table(facts["gains"], facts["iteration_us"]),
         ]
+
+
+def _iteration_us(job: DataParallelJob) -> float:
+    """The settled iteration time of a job."""
+    return settled_us(fold(job).graph)[0]
 
 
 def _of_one_iteration(path: Sequence[Segment], iterations: int) -> list[Segment]:

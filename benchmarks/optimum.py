@@ -21,8 +21,7 @@ from dpro_search.search.objective import Objective
 from dpro_search.search.samplers._base import CYCLE_RANGE_US, rounded_cycle_us
 from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.data_parallel import DataParallelJob, RankStep
-from dpro_search.space.folding import classes
-from dpro_search.space.network import Rendezvous
+from dpro_search.space.data_parallel_graph import rank_classes
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import OrderPolicy
 from dpro_search.space.tensorflow.fusion_moves import Grouping
@@ -99,10 +98,8 @@ def serial_optimum(job: DataParallelJob) -> SerialOptimum:
         The job is not of that kind: the line says why.
     """
     step = _serial_step(job)
-    scheme = job.scheme
-    assert isinstance(scheme, Rendezvous)
+    (cost,) = job.costs
     ready_us, tail_us, compute_us = _times(step, float(job.compute_factor[0]))
-    ready_us = ready_us + (job.negotiate_us or 0.0)
     sizes = job.tensor_bytes
     fronts: list[list[_State]] = [[_State(0.0, compute_us, 0, None)]]
     for last in range(len(sizes)):
@@ -111,7 +108,7 @@ def serial_optimum(job: DataParallelJob) -> SerialOptimum:
         for first in range(last, -1, -1):
             size += float(sizes[first])
             tail = max(tail, float(tail_us[first]))
-            work_us = scheme.latency_us + size * scheme.us_per_byte
+            work_us = cost.latency_us + size * cost.us_per_byte
             for state in fronts[first]:
                 free_us = max(state.free_us, float(ready_us[last])) + work_us
                 found.append(_State(free_us, max(state.end_us, free_us + tail), first, state))
@@ -137,12 +134,10 @@ def _front(states: list[_State]) -> list[_State]:
 def _serial_step(job: DataParallelJob) -> RankStep:
     """What all ranks do, if collectives run one after the other, and updates in one order after the backward pass."""
     step = job.steps[0]
-    if not isinstance(job.scheme, Rendezvous):
-        raise InputError(
-            f"dynamic programming needs collectives that run one after the other, not those of {type(job.scheme).__name__}"
-        )
-    if len(job.steps) > 1 or classes(job).max() > 0 or (job.slowdown is not None and job.slowdown.size and job.slowdown.max() > 1):
-        raise InputError("dynamic programming needs ranks that are alike, and that communication does not slow")
+    if len(job.costs) > 1:
+        raise InputError("dynamic programming needs collectives of one cost")
+    if len(job.steps) > 1 or rank_classes(job).max() > 0:
+        raise InputError("dynamic programming needs ranks that are alike")
     if len(step.policy) != 1 or step.policy[0] != OrderPolicy.PROGRAM:
         raise InputError("dynamic programming needs one stream in program order: updates that overtake depend on all groups")
     if not len(step.maker_op) or (len(step.user_op) and step.maker_op.max() >= step.user_op.min()):

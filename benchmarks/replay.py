@@ -6,10 +6,6 @@
 `seconds` is one replay of a graph that an `Engine` has prepared (`prepare_seconds`: validation, one replay, layout in order of
 execution). The baseline gets its CSR arrays prepared too, and runs on the graph in its own numbering; `baseline_laid_out_seconds`
 is the baseline on the engine's layout, so that what the layout alone brings can be seen.
-
-`incremental_speedup`: the communication ops of one tensor take 10 % longer, then as long as before; `IncrementalReplay.change` each
-time against `Engine.simulate`, median over 21 tensors spread over the model. `incremental_changed_pct` is the part of all ops whose
-times do change: no exact method can do without looking at those.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,21 +24,16 @@ from measure import in_turn, machine
 from plain_heap import simulate_plainly
 
 from dpro_search.collect.sample import sample_trace_path
-from dpro_search.collect.trace import Floats, Trace
+from dpro_search.collect.trace import CollectiveKind, Floats, Trace
 from dpro_search.errors import InputError
-from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.engine import Engine
-from dpro_search.replay.incremental import IncrementalReplay
 from dpro_search.replay.replayer import replay
-from dpro_search.space.data_parallel import layered_step, rank_step_of, replicated
-from dpro_search.space.folding import fold
-from dpro_search.space.job_graph import build as build_job
-from dpro_search.space.network import Rendezvous
+from dpro_search.space.data_parallel import DataParallelJob, LinearCost, layered_step
+from dpro_search.space.data_parallel_graph import fold, whole_graph
 from dpro_search.space.replay_graph import Int32s, ReplayGraph, csr
 
 SIZES = ("ring:8:39", "ring:8:391", "ring:8:3906", "coarse:8:250", "coarse:8:2500", "coarse:8:25000")
 KNOWN_MAKESPAN_US = {"ring:8:39": 26_652, "ring:8:391": 262_506, "ring:8:3906": 2_617_579, "coarse:8:250": 165_914}
-_TENSORS = 21
 _ROUNDS = 9
 
 
@@ -71,7 +61,6 @@ def one_graph(name: str) -> dict[str, Any]:
     makespan = engine.simulate().makespan_us
     assert makespan == simulate_plainly(*plain).max() == engine.retime(engine.layout.duration_us).makespan_us
     assert makespan == KNOWN_MAKESPAN_US.get(name, makespan)
-    tensors = np.flatnonzero(graph.op_kind == OpKind.COMM).astype(np.int32).reshape(layers, -1)
     arrays = sum(value.nbytes for value in vars(graph).values() if isinstance(value, np.ndarray))
     return {
         "graph": name,
@@ -87,7 +76,6 @@ def one_graph(name: str) -> dict[str, Any]:
         "speedup": seconds["plain"].median / seconds["engine"].median,
         "retime_ops_per_s": len(graph) / seconds["retime"].median,
         "bytes_per_op": (arrays + engine.nbytes) / len(graph),
-        **incremental(engine, tensors),
         "machine": machine(),
     }
 
@@ -106,61 +94,6 @@ def _plain_arguments(graph: ReplayGraph, source: Int32s, destination: Int32s, or
     return graph.duration_us[order], graph.device[order], graph.priority[order], succ_ptr, succ_idx, needs, graph.devices
 
 
-def incremental(engine: Engine, tensors: Int32s) -> dict[str, Any]:
-    """Changes of one tensor at a time against full replays, in turn; `tensors` has each one's communication ops, [tensors, any]."""
-    session = IncrementalReplay(engine)
-    duration = engine.graph.duration_us
-    before = session.times()
-    chosen = tensors[np.unique(np.linspace(0, len(tensors) - 1, _TENSORS).astype(int))]
-    changed = []
-    for ops in chosen:
-        slower = duration.copy()
-        slower[ops] *= 1.1
-        session.change(ops, slower[ops])
-        after = session.times()
-        changed.append(float((after.end_us != before.end_us).mean()) * 100)
-        assert after.end_us.max() == Engine(replace(engine.graph, duration_us=slower)).first.makespan_us
-        session.change(ops, duration[ops])
-    full: list[float] = []
-    steps: list[list[float]] = []
-    for _ in range(_ROUNDS):
-        started = time.perf_counter()
-        engine.simulate()
-        full.append(time.perf_counter() - started)
-        steps.append([])
-        for ops in chosen:
-            for factor in (1.1, 1.0):
-                values = duration[ops] * factor
-                started = time.perf_counter()
-                session.change(ops, values)
-                steps[-1].append(time.perf_counter() - started)
-    ratios = np.median(full) / np.median(steps, axis=0)
-    return {
-        "incremental_speedup": float(np.median(ratios)),
-        "incremental_speedup_least": float(ratios.min()),
-        "incremental_speedup_most": float(ratios.max()),
-        "incremental_changed_pct": float(np.median(changed)),
-    }
-
-
-def search_step(ranks: int) -> dict[str, Any]:
-    """Incremental replay of a real model's step: the sample's ResNet-50 on many ranks, tensors all-reduced in program order."""
-    step = rank_step_of(_sample_graph(), 0)
-    job = replicated(step, ranks, Rendezvous(latency_us=60.0, us_per_byte=8e-5))
-    engine = Engine(build_job(job))
-    graph = engine.graph
-    communication = np.flatnonzero(graph.collective >= 0)
-    tensors = communication[np.argsort(graph.collective[communication], kind="stable")].reshape(-1, ranks).astype(np.int32)
-    full = in_turn({"engine": engine.simulate}, _ROUNDS)["engine"].median
-    return {"ranks": ranks, "ops": len(graph), "seconds": full, **incremental(engine, tensors)}
-
-
-def _sample_graph() -> Any:
-    from dpro_search.graph.build import build_graph
-
-    return build_graph(Trace.load(sample_trace_path("resnet50_2ranks_2gbit")))
-
-
 def folded(ranks: int, tensors: int) -> dict[str, float]:
     """A data-parallel job on many ranks, from the description to the settled iteration time."""
     rng = np.random.default_rng(0)
@@ -168,16 +101,20 @@ def folded(ranks: int, tensors: int) -> dict[str, float]:
     step = layered_step(
         sizes, forward_us=float((40 + sizes * 1e-3).sum()), backward_us=80 + sizes * 2e-3, update_us=np.full(tensors, 15.0)
     )
-    scheme = Rendezvous(latency_us=60.0, us_per_byte=8e-5)
+    cost = LinearCost(kind=CollectiveKind.ALL_REDUCE, latency_us=60.0, us_per_byte=8e-5)
+
+    def job(factor: Floats) -> DataParallelJob:
+        step_of_rank = np.zeros(len(factor), np.int64)
+        return DataParallelJob(steps=(step,), step_of_rank=step_of_rank, costs=(cost,), compute_factor=factor)
 
     def run(factor: Floats) -> float:
-        return replay(fold(replicated(step, ranks, scheme, compute_factor=factor)).graph).iteration_us
+        return replay(fold(job(factor)).graph).iteration_us
 
     alike = np.ones(ranks)
     straggler = np.where(np.arange(ranks) == ranks // 3, 1.2, 1.0)
     seconds = in_turn({"alike": lambda: run(alike), "straggler": lambda: run(straggler)}, 5)
-    small = replicated(step, 512, scheme, compute_factor=np.where(np.arange(512) == 100, 1.2, 1.0))
-    assert replay(build_job(small)).iteration_us == replay(fold(small).graph).iteration_us
+    small = job(np.where(np.arange(512) == 100, 1.2, 1.0))
+    assert replay(whole_graph(small)).iteration_us == replay(fold(small).graph).iteration_us
     return {"ranks": ranks, "tensors": tensors, **{f"{name}_seconds": value.median for name, value in seconds.items()}}
 
 
@@ -232,7 +169,6 @@ def main() -> None:
         else:
             result = {
                 "graphs": [one_graph(name) for name in SIZES],
-                "search_step": search_step(117),
                 "folded": folded(10_240, 161),
                 "monte_carlo": monte_carlo(1000),
                 "first_call": first_call(),
@@ -248,17 +184,15 @@ def main() -> None:
 def _table(result: dict[str, Any]) -> str:
     rows = result.get("graphs", [result])
     lines = [
-        f"{'graph':15} {'ops':>9} {'M ops/s':>8} {'spread':>7} {'x plain':>8} {'x laid out':>10} {'retime M/s':>10} "
-        f"{'incremental':>22} {'changed':>8} {'bytes/op':>8}"
+        f"{'graph':15} {'ops':>9} {'M ops/s':>8} {'spread':>7} {'x plain':>8} {'x laid out':>10} {'retime M/s':>10} {'bytes/op':>8}"
     ]
-    for row in rows:
-        steps = f"{row['incremental_speedup']:.1f}x ({row['incremental_speedup_least']:.1f}-{row['incremental_speedup_most']:.0f})"
-        lines.append(
-            f"{row['graph']:15} {row['ops']:9} {row['ops_per_s'] / 1e6:8.1f} {row['spread_pct']:6.1f}% {row['speedup']:7.1f}x "
-            f"{row['baseline_laid_out_seconds'] / row['seconds']:9.1f}x {row['retime_ops_per_s'] / 1e6:10.0f} "
-            f"{steps:>22} {row['incremental_changed_pct']:7.1f}% {row['bytes_per_op']:8.0f}"
-        )
-    for key in ("search_step", "folded", "monte_carlo", "first_call"):
+    lines += [
+        f"{row['graph']:15} {row['ops']:9} {row['ops_per_s'] / 1e6:8.1f} {row['spread_pct']:6.1f}% {row['speedup']:7.1f}x "
+        f"{row['baseline_laid_out_seconds'] / row['seconds']:9.1f}x {row['retime_ops_per_s'] / 1e6:10.0f} "
+        f"{row['bytes_per_op']:8.0f}"
+        for row in rows
+    ]
+    for key in ("folded", "monte_carlo", "first_call"):
         if key in result:
             facts = ", ".join(f"{name} {value:.3g}" for name, value in result[key].items())
             lines.append(f"{key}: {facts}")

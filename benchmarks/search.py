@@ -1,10 +1,9 @@
 """Speed of a search, and how near its plans come to the known optimum.
 
-    python benchmarks/search.py [--json] [--only PART,...] [--trace TRACE] [--no-coarsen] [--no-symmetry] [--no-partial]
+    python benchmarks/search.py [--json] [--only PART,...] [--trace TRACE]
 
 run         ``dpro-search run --trials 500`` as a process of its own: seconds from start to end, peak memory; and plans a second
 ring        Metropolis steps a second on ResNet-50's 161 gradients, 16 workers, ring all-reduces message by message
-ablation    the same job without coarsened view, symmetry or partial replay, at tensor and at op level
 workers     trials a second with 1 and 2 workers, in turn, of three jobs whose plans take ever longer to price; and of two searches
             at once that have nothing to do with each other, which is what the machine has to give. Speed-ups are round by round
 any         a small Horovod job, all plans of which are priced: how much slower than the best are what samplers find in 500 trials
@@ -33,25 +32,23 @@ from typing import Any
 
 import numpy as np
 import search_jobs
-import shortcuts
 from measure import in_turn, machine, wall_apart_s
 from search_bert import bert_plans
 
+from benchmarks.fusion_objective import FusionObjective
 from benchmarks.optimum import all_groupings, contiguous_groupings, costs_us, horovod_plans, serial_optimum
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
 from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.kinds.horovod.predictor import Predictor
-from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
-from dpro_search.replay.grouping import Shortcuts
 from dpro_search.search import Objective, run_search
-from dpro_search.search.samplers import SAMPLERS, make_sampler, sampler_for
+from dpro_search.search.samplers import SAMPLERS, sampler_for
 from dpro_search.search.samplers._base import as_change
 from dpro_search.space.plan import Plan
 from dpro_search.space.tensorflow.fusion_moves import canonical, contiguous_groups
 
-PARTS = ("run", "ring", "ablation", "workers", "any", "contiguous", "small", "serial")
+PARTS = ("run", "ring", "workers", "any", "contiguous", "small", "serial")
 TRIALS = 500
 SEEDS = 5
 ROUNDS = 9
@@ -79,25 +76,28 @@ def whole_run(trace: Path) -> dict[str, Any]:
     }
 
 
-def plans_per_s(predictor: Predictor, plans: int = 300) -> float:
-    """Plans that a Metropolis walk proposes and the replay prices in a second, in one process."""
-    sampler = make_sampler("mcmc", predictor.tensors, predictor.recorded, 0)
+def walked(predictor: Predictor | FusionObjective, plans: int) -> tuple[list[Plan], float]:
+    """Plans that a Metropolis walk proposes, and how many a second are proposed and priced in one process."""
+    sampler = sampler_for(predictor.space, "mcmc", 0)
     sampler.observe(Plan(), predictor.predict(Plan()))
+    proposed = []
     started = time.perf_counter()
     for _ in range(plans):
         proposal = sampler.ask()
         sampler.tell(proposal, predictor.predict(proposal.plan))
-    return plans / (time.perf_counter() - started)
+        proposed.append(proposal.plan)
+    return proposed, plans / (time.perf_counter() - started)
 
 
-def ring_steps(options: Shortcuts, plans: int = 3000) -> dict[str, Any]:
+def ring_steps(plans: int = 200) -> dict[str, Any]:
     """Metropolis steps a second on the ring, and how many plans a second the replay alone prices of those that they ask for."""
     job = search_jobs.ring(search_jobs.resnet50())
-    predictor = DataParallelPredictor(job, options)
-    shortcuts.walked(predictor, 50)
-    groupings, steps_per_s = shortcuts.walked(predictor, plans)
-    alone = DataParallelPredictor(job, options)
-    priced_per_s, _ = shortcuts.rate(alone.iteration_us, groupings)
+    predictor = FusionObjective(job)
+    proposed, steps_per_s = walked(predictor, plans)
+    started = time.perf_counter()
+    for plan in proposed:
+        predictor.predict(plan)
+    priced_per_s = plans / (time.perf_counter() - started)
     return {
         "tensors": len(predictor.tensors),
         "workers": job.ranks,
@@ -174,7 +174,7 @@ def gap(predictor: Predictor, groupings_of: str) -> dict[str, Any]:
 def ring_gap(groupings_of: str) -> dict[str, Any]:
     """The same for the ring, whose plans are groupings."""
     tensors = SMALL[groupings_of]
-    predictor = DataParallelPredictor(search_jobs.ring(search_jobs.with_few_tensors(search_jobs.resnet50(), tensors)))
+    predictor = FusionObjective(search_jobs.ring(search_jobs.with_few_tensors(search_jobs.resnet50(), tensors)))
     names = tuple(tensor.name for tensor in predictor.tensors)
     generated = all_groupings(names) if groupings_of == "any" else contiguous_groupings(names)
     all_us = costs_us(predictor, (Plan(tensor_groups=grouping) for grouping in generated))
@@ -191,12 +191,11 @@ def ring_gap(groupings_of: str) -> dict[str, Any]:
 def serial_gap() -> dict[str, Any]:
     """All of ResNet-50's gradients; a sampler may fuse others than neighbours, and beat the optimum."""
     job = search_jobs.serial(search_jobs.resnet50())
-    predictor = DataParallelPredictor(job)
+    predictor = FusionObjective(job)
     started = time.perf_counter()
     optimum = serial_optimum(job)
     seconds = time.perf_counter() - started
-    group_of = np.repeat(np.arange(len(optimum.groups)), [len(group) for group in optimum.groups])
-    np.testing.assert_allclose(predictor.iteration_us(group_of), optimum.iteration_us, rtol=1e-9)
+    np.testing.assert_allclose(predictor.iteration_us(optimum.groups), optimum.iteration_us, rtol=1e-9)
     return {
         "job": "serial",
         "tensors": len(predictor.tensors),
@@ -206,11 +205,11 @@ def serial_gap() -> dict[str, Any]:
     }
 
 
-def _searched(predictor: DataParallelPredictor, optimum_us: float) -> dict[str, Any]:
-    """Gaps of all samplers, and of the recorded setting."""
+def _searched(predictor: FusionObjective, optimum_us: float) -> dict[str, Any]:
+    """Gaps of the recorded setting and of all samplers that need no guide."""
     found: list[tuple[tuple[str, int], float]] = []
-    for name, seed in itertools.product(SAMPLERS, range(SEEDS)):
-        sampler = sampler_for(predictor.space, name, seed, predictor)
+    for name, seed in itertools.product((name for name in SAMPLERS if name != "critical-path"), range(SEEDS)):
+        sampler = sampler_for(predictor.space, name, seed)
         baseline = predictor.predict(Plan())
         sampler.observe(Plan(), baseline)
         least_us = baseline.iteration_us
@@ -287,19 +286,15 @@ def main() -> None:
     parser.add_argument(
         "--trace", type=Path, default=sample_trace_path("resnet50_2ranks_2gbit"), help="instead of the bundled sample"
     )
-    for name in ("coarsen", "symmetry", "partial"):
-        parser.add_argument(f"--no-{name}", action="store_true", help="leave this shortcut out of the ring's replays")
     arguments = parser.parse_args()
     parts = arguments.only.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--only {min(unknown)}: known are {', '.join(PARTS)}")
-    partial = False if arguments.no_partial else None
-    options = Shortcuts(coarsen=not arguments.no_coarsen, symmetry=not arguments.no_symmetry, partial=partial)
-    result = measured(arguments.trace, parts, options)
+    result = measured(arguments.trace, parts)
     print(json.dumps(result) if arguments.json else _table(result))
 
 
-def measured(trace: Path, parts: list[str], options: Shortcuts) -> dict[str, Any]:
+def measured(trace: Path, parts: list[str]) -> dict[str, Any]:
     """The figures of some parts."""
     result: dict[str, Any] = {"machine": machine()}
     if "run" in parts:
@@ -307,12 +302,9 @@ def measured(trace: Path, parts: list[str], options: Shortcuts) -> dict[str, Any
     predictor = Predictor.from_trace(Trace.load(trace))
     predictor.predict(Plan())
     if "run" in parts:
-        result["plans_per_s"] = plans_per_s(predictor)
+        result["plans_per_s"] = walked(predictor, 300)[1]
     if "ring" in parts:
-        result["ring"] = ring_steps(options)
-    if "ablation" in parts:
-        jobs = {"tensor level": search_jobs.resnet50(), "op level": search_jobs.resnet50(25)}
-        result["ablation"] = {level: shortcuts.ablation(search_jobs.ring(step)) for level, step in jobs.items()}
+        result["ring"] = ring_steps()
     if "workers" in parts:
         ranks, cores = SHARED_CORES
         slow = predictor.at(cluster=predictor.cluster.with_ranks(ranks, cores))
@@ -348,7 +340,6 @@ def _table(result: dict[str, Any]) -> str:
             f"ring, {row['tensors']} tensors, {row['workers']} workers: {row['steps_per_s']:.0f} Metropolis steps/s,"
             f" {row['priced_per_s']:.0f} plans priced/s on one core"
         )
-    lines += [f"{level}: {shortcuts.table(row)}" for level, row in result.get("ablation", {}).items()]
     for name, row in result.get("workers", {}).items():
         rates = ", ".join(f"{count}: {rate:.1f}" for count, rate in row["trials_per_s"].items())
         lines.append(

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.ring_job import RingJob
+from dpro_search.collect.trace import CollectiveKind
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.space.data_parallel import DataParallelJob, RankStep, replicated
-from dpro_search.space.network import Network, Rendezvous, Ring
+from dpro_search.space.data_parallel import DataParallelJob, LinearCost, RankStep
 from dpro_search.space.replay_graph import OrderPolicy
 
 WORKERS = 16
@@ -23,18 +24,22 @@ _LINK_BYTES_PER_US, _MESSAGE_US = 3125.0, 30.0
 _RESNET50 = ((64, 3, 1, 56), (128, 4, 2, 28), (256, 6, 2, 14), (512, 3, 2, 7))  # width, blocks, stride, pixels after it
 
 
-def ring(step: RankStep, workers: int = WORKERS) -> DataParallelJob:
+def ring(step: RankStep, workers: int = WORKERS) -> RingJob:
     """Ranks that are alike, each on a host of its own, and message-by-message ring all-reduces."""
-    network = Network.uniform(workers, _LINK_BYTES_PER_US, latency_us=_MESSAGE_US)
-    return replicated(step, workers, Ring(reduce_us_per_byte=1e-5), network=network)
+    return RingJob(step=step, ranks=workers, link_bytes_per_us=_LINK_BYTES_PER_US, message_us=_MESSAGE_US, reduce_us_per_byte=1e-5)
+
+
+def replicated(step: RankStep, ranks: int, *, latency_us: float, us_per_byte: float) -> DataParallelJob:
+    """All ranks run one step; an all-reduce is one op."""
+    cost = LinearCost(kind=CollectiveKind.ALL_REDUCE, latency_us=latency_us, us_per_byte=us_per_byte)
+    return DataParallelJob(steps=(step,), step_of_rank=np.zeros(ranks, np.int64), costs=(cost,))
 
 
 def serial(step: RankStep, workers: int = WORKERS) -> DataParallelJob:
     """The same with an all-reduce as one op of the cost of a ring, one after the other."""
     messages = 2 * (workers - 1)
-    return replicated(
-        step, workers, Rendezvous(latency_us=messages * _MESSAGE_US, us_per_byte=messages / workers / _LINK_BYTES_PER_US)
-    )
+    us_per_byte = messages / workers / _LINK_BYTES_PER_US
+    return replicated(step, workers, latency_us=messages * _MESSAGE_US, us_per_byte=us_per_byte)
 
 
 def resnet50(ops_per_tensor: int = 1) -> RankStep:

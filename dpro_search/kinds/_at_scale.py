@@ -32,9 +32,8 @@ from dpro_search.replay.path_segments import Segment, path_segments, path_totals
 from dpro_search.replay.replayer import replay, settled_us
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec, differing_hosts, spec_on
-from dpro_search.space.data_parallel import DataParallelJob, RankStep, layered_step
-from dpro_search.space.folding import FoldedJob, fold
-from dpro_search.space.network import Rendezvous
+from dpro_search.space.data_parallel import DataParallelJob, LinearCost, RankStep, layered_step
+from dpro_search.space.data_parallel_graph import FoldedJob, fold
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import SCALES, ClusterChange, Scale
 from dpro_search.space.transformations import PlanSpace
@@ -154,22 +153,19 @@ class AtScale(Job):
         return DataParallelJob(
             steps=workload.steps,
             step_of_rank=np.arange(ranks) % len(workload.steps),
-            scheme=self._collectives(),
+            costs=self._collective_costs(),
             groups=tuple(sorted(workload.groups, key=max)),  # of groups posted together, the one with the earlier last tensor first
             collectives=workload.collectives,
             compute_factor=factor,
-            negotiate_us=0.0,
         )
 
-    def _collectives(self, slower: float = 1.0) -> Rendezvous:
-        """Collectives that take `slower` times as long as the cost model says."""
+    def _collective_costs(self, slower: float = 1.0) -> tuple[LinearCost, ...]:
+        """Costs of collectives that take `slower` times as long as the cost model says."""
         factor = slower * self._communication
-        return Rendezvous(
-            ways=tuple(
-                (int(kind), way.latency_us * factor, way.us_per_byte * factor)
-                for kind, name in _COLLECTIVES.items()
-                for way in ways_of(name, self._machines, self._placement, faster=self._faster_links)
-            )
+        return tuple(
+            LinearCost(kind=kind, latency_us=way.latency_us * factor, us_per_byte=way.us_per_byte * factor)
+            for kind, name in _COLLECTIVES.items()
+            for way in ways_of(name, self._machines, self._placement, faster=self._faster_links)
         )
 
     def _iteration_us(self, plan: Plan) -> float:
@@ -180,7 +176,7 @@ class AtScale(Job):
         factor = interval_factor(largest, paths(self._machines, self._placement).domains)
         job = self._job(plan)
         centre_us = _iteration_us(job)
-        slow_us, fast_us = (_iteration_us(replace(job, scheme=self._collectives(slower))) for slower in (factor, 1 / factor))
+        slow_us, fast_us = (_iteration_us(replace(job, costs=self._collective_costs(slower))) for slower in (factor, 1 / factor))
         model_error_us = self.calibration.model_error[1] * centre_us
         below_us, above_us = max(centre_us - fast_us, 0.0), max(slow_us - centre_us, 0.0)
         step_us = np.array([float(step.duration_us.sum()) for step in job.steps])

@@ -1,14 +1,13 @@
 """Data-parallel jobs of many ranks: what one rank computes in a step, and how gradients are exchanged.
 
-Every rank runs a `RankStep`. When all producers of a tensor group have ended on a rank, the rank enqueues the group; the scheme
-communicates it; then what uses its tensors can run. `job_graph.py` makes the graph of a job.
+Every rank runs a `RankStep`. When all producers of a tensor group have ended on a rank, the rank posts the group. Once all ranks
+have posted it, a collective exchanges it; then the ops that use its tensors can run. `data_parallel_graph.py` makes the graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +15,9 @@ import numpy.typing as npt
 from dpro_search.collect.trace import CollectiveKind, Floats, Ints
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
-from dpro_search.space.collectives import Group, partition
-from dpro_search.space.network import HalvingDoubling, Network, ParameterServer, Rendezvous, Ring, Scheme
 from dpro_search.space.replay_graph import OrderPolicy
 
-_RING_COLLECTIVES = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+_KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
 
 def _no_ints() -> Ints:
@@ -34,23 +31,21 @@ class RankStep:
     Attributes
     ----------
     duration_us, kind, device
-        Of each op, [n]; devices are local numbers.
+        Duration, `OpKind` and local device number of each op, [n].
     policy
         `OrderPolicy` of each local device, [d].
     tensor_bytes
-        [T].
+        Size of each tensor, [T].
     edge_src, edge_dst
-        ``edge_dst`` needs ``edge_src``.
+        Dependencies: ``edge_dst`` needs ``edge_src``.
     maker_op, maker_tensor
-        Pairs: an op that must end before a tensor can be enqueued.
+        Pairs of an op and a tensor that can be posted only when the op has ended.
     user_tensor, user_op
-        Pairs: an op that needs a tensor's result.
-    priority
-        Of each op, [n]; empty: all 0.
+        Pairs of a tensor and an op that needs the tensor's result.
     carry_src, carry_dst
-        ``carry_dst`` needs the ``carry_src`` of the iteration before.
+        Dependencies between iterations: ``carry_dst`` needs the ``carry_src`` of the iteration before.
     op_names, tensor_names
-        Labels; empty: numbers are shown.
+        Labels; if empty, numbers are shown.
 
     Raises
     ------
@@ -69,14 +64,13 @@ class RankStep:
     maker_tensor: Ints = field(default_factory=_no_ints)
     user_tensor: Ints = field(default_factory=_no_ints)
     user_op: Ints = field(default_factory=_no_ints)
-    priority: Ints = field(default_factory=_no_ints)
     carry_src: Ints = field(default_factory=_no_ints)
     carry_dst: Ints = field(default_factory=_no_ints)
     op_names: tuple[str, ...] = ()
     tensor_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for what, count, columns in (
+        for noun, count, columns in (
             ("op", len(self), ("edge_src", "edge_dst", "maker_op", "user_op", "carry_src", "carry_dst")),
             ("device", len(self.policy), ("device",)),
             ("tensor", len(self.tensor_bytes), ("maker_tensor", "user_tensor")),
@@ -84,10 +78,19 @@ class RankStep:
             for column in columns:
                 values = getattr(self, column)
                 if len(values) and (values.min() < 0 or values.max() >= count):
-                    raise InputError(f"{column} names {what} {values[(values < 0) | (values >= count)][0]} of {count}")
+                    raise InputError(f"{column} names {noun} {values[(values < 0) | (values >= count)][0]} of {count}")
 
     def __len__(self) -> int:
         return len(self.duration_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearCost:
+    """Duration of a collective as a linear function of its bytes, for one algorithm and protocol of a library."""
+
+    kind: CollectiveKind
+    latency_us: float
+    us_per_byte: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -97,24 +100,17 @@ class DataParallelJob:
     Attributes
     ----------
     steps, step_of_rank
-        What ranks run, and which of it each rank does, [ranks]. All steps have the same tensors.
-    scheme, network
-        How groups are communicated; a network is needed for everything but `Rendezvous`.
+        Steps, and the number of the step that each rank runs, [ranks]. All steps have the same tensors.
+    costs
+        Costs of collectives. If several belong to a kind, a collective takes the least of them, as a library that chooses its
+        algorithm by size would (`costmodel.collectives.nccl`).
     groups
-        Fused tensors, in the order in which ranks enqueue them; every tensor is in one group. Empty: each tensor alone.
+        Fused tensors, in the order in which ranks post them; every tensor is in one group. Empty: each tensor alone.
     collectives
-        `CollectiveKind` of each tensor's exchange, [tensors]; empty: all-reduces. All-gathers and reduce-scatters need a `Ring`
-        or the ways of a `Rendezvous`, and share no group with others; a tensor's size is that of the whole.
-    group_priority
-        Lower is served first, [groups]; empty: all 0.
+        `CollectiveKind` of each tensor's exchange, [tensors]; empty: all-reduces. The tensors of a group have one kind; the size
+        of a tensor that is gathered or scattered is that of the whole.
     compute_factor
-        By what each rank's durations are multiplied, [ranks]; empty: 1.
-    negotiate_us
-        The ranks negotiate before a group is communicated (Horovod): that begins this long after the last rank has enqueued it.
-        None: each rank begins on its own; a `Rendezvous` then takes groups in their order on all ranks (DDP), any other could
-        deadlock.
-    slowdown
-        See `ReplayGraph`; None: computation is not slowed.
+        Factor on the durations of each rank's ops, [ranks]; empty: 1.
 
     Raises
     ------
@@ -124,14 +120,10 @@ class DataParallelJob:
 
     steps: tuple[RankStep, ...]
     step_of_rank: Ints
-    scheme: Scheme
-    network: Network | None = None
+    costs: tuple[LinearCost, ...]
     groups: tuple[tuple[int, ...], ...] = ()
     collectives: Ints = field(default_factory=_no_ints)
-    group_priority: Ints = field(default_factory=_no_ints)
     compute_factor: Floats = field(default_factory=lambda: np.zeros(0))
-    negotiate_us: float | None = None
-    slowdown: Floats | None = None
 
     def __post_init__(self) -> None:
         if not self.steps or not len(self.tensor_bytes):
@@ -140,8 +132,10 @@ class DataParallelJob:
             object.__setattr__(self, "groups", tuple((tensor,) for tensor in range(len(self.steps[0].tensor_bytes))))
         if not len(self.compute_factor):
             object.__setattr__(self, "compute_factor", np.ones(self.ranks))
+        if not len(self.collectives):
+            object.__setattr__(self, "collectives", np.full(len(self.tensor_bytes), int(CollectiveKind.ALL_REDUCE)))
         _check_steps(self)
-        _check_network(self)
+        _check_collectives(self)
 
     @property
     def ranks(self) -> int:
@@ -153,43 +147,23 @@ class DataParallelJob:
         """Size of each tensor, [tensors]."""
         return self.steps[0].tensor_bytes
 
-    def group(self, index: int) -> Group:
-        """A group's name, size and priority."""
-        tensors = self.groups[index]
+    def group_name(self, group: int) -> str:
+        """Name of a group for people."""
         names = self.steps[0].tensor_names
-        name = together([names[tensor] if names else f"tensor{tensor}" for tensor in tensors])
-        priority = int(self.group_priority[index]) if len(self.group_priority) else 0
-        kind = int(self.collectives[tensors[0]]) if len(self.collectives) else CollectiveKind.ALL_REDUCE
-        return Group(name, float(self.tensor_bytes[list(tensors)].sum()), priority, kind)
+        return together([names[tensor] if names else f"tensor{tensor}" for tensor in self.groups[group]])
+
+    def collective_kind(self, group: int) -> CollectiveKind:
+        """Kind of the collective that exchanges a group."""
+        return CollectiveKind(self.collectives[self.groups[group][0]])
+
+    def collective_us(self, group: int) -> float:
+        """Duration of the collective that exchanges a group."""
+        kind, size_bytes = self.collective_kind(group), float(self.tensor_bytes[list(self.groups[group])].sum())
+        return min(cost.latency_us + cost.us_per_byte * size_bytes for cost in self.costs if cost.kind == kind)
 
     def most_ops(self, ranks: int) -> int:
-        """At most how many ops a graph with that many of the ranks has."""
-        groups = [self.group(number) for number in range(len(self.groups))]
-        if isinstance(self.scheme, ParameterServer):
-            sizes = [partition(group.size_bytes, self.scheme.partition_bytes) for group in groups]
-            communication = 4 * sum(len(size) for size in sizes) + 2 * len(groups)
-        else:
-            messages = {Rendezvous: 1, Ring: 4 * (self.ranks - 1), HalvingDoubling: 4 * self.ranks.bit_length()}
-            communication = len(groups) * (messages[type(self.scheme)] + 1)
-        return ranks * (communication + max(len(step) for step in self.steps))
-
-
-def replicated(step: RankStep, ranks: int, scheme: Scheme, **options: Any) -> DataParallelJob:
-    """All ranks run one step; options are `DataParallelJob`'s."""
-    return DataParallelJob(steps=(step,), step_of_rank=np.zeros(ranks, np.int64), scheme=scheme, **options)
-
-
-def buckets(tensor_bytes: Floats, bucket_bytes: float) -> tuple[tuple[int, ...], ...]:
-    """Tensors fused in their order, as long as a bucket is not larger than `bucket_bytes` (a larger tensor is alone)."""
-    filled: list[list[int]] = []
-    size = 0.0
-    for tensor, tensor_size in enumerate(tensor_bytes.tolist()):
-        if not filled or size + tensor_size > bucket_bytes:
-            filled.append([])
-            size = 0.0
-        filled[-1].append(tensor)
-        size += tensor_size
-    return tuple(tuple(bucket) for bucket in filled)
+        """Upper bound of the number of ops in a graph with so many of the ranks."""
+        return ranks * (2 * len(self.groups) + max(len(step) for step in self.steps))
 
 
 def layered_step(
@@ -303,8 +277,6 @@ def _check_steps(job: DataParallelJob) -> None:
         raise InputError(f"step_of_rank must name one of the {len(job.steps)} steps")
     if len(job.compute_factor) != job.ranks or not (job.compute_factor > 0).all():
         raise InputError(f"compute_factor must be a number > 0 for each of the {job.ranks} ranks")
-    if len(job.group_priority) not in (0, len(job.groups)):
-        raise InputError(f"group_priority has {len(job.group_priority)} entries for {len(job.groups)} groups")
     for number, step in enumerate(job.steps):
         if not np.array_equal(step.tensor_bytes, job.tensor_bytes):
             raise InputError(f"step {number} has other tensors than step 0: ranks of a data-parallel job exchange the same ones")
@@ -314,40 +286,15 @@ def _check_steps(job: DataParallelJob) -> None:
     grouped = np.sort(np.concatenate([np.zeros(0, np.int64), *(np.array(group, np.int64) for group in job.groups)]))
     if not np.array_equal(grouped, np.arange(count)):
         raise InputError(f"groups must hold each of the {count} tensors once")
-    if len(job.collectives):
-        _check_collectives(job)
 
 
 def _check_collectives(job: DataParallelJob) -> None:
     if len(job.collectives) != len(job.tensor_bytes):
         raise InputError(f"collectives has {len(job.collectives)} entries for {len(job.tensor_bytes)} tensors")
-    if not np.isin(job.collectives, _RING_COLLECTIVES).all():
+    if not np.isin(job.collectives, _KINDS).all():
         raise InputError("tensors are exchanged by all-reduces, all-gathers or reduce-scatters")
-    known = {way[0] for way in job.scheme.ways} if isinstance(job.scheme, Rendezvous) else set()
-    if not isinstance(job.scheme, Ring) and not set(job.collectives.tolist()) <= known | {int(CollectiveKind.ALL_REDUCE)}:
-        raise InputError(f"{type(job.scheme).__name__} has all-reduces only: all-gathers and reduce-scatters need a Ring or ways")
+    unknown = set(job.collectives.tolist()) - {int(cost.kind) for cost in job.costs}
+    if unknown:
+        raise InputError(f"the costs of {CollectiveKind(min(unknown)).label} collectives are missing")
     if any(len(np.unique(job.collectives[list(group)])) > 1 for group in job.groups):
         raise InputError("a group is exchanged by one kind of collective")
-
-
-def _check_network(job: DataParallelJob) -> None:
-    network, scheme = job.network, job.scheme
-    if isinstance(scheme, Rendezvous):
-        return
-    if network is None:
-        raise InputError(f"{type(scheme).__name__} sends messages: the job needs a network")
-    hosts = len(network.transmit_bytes_per_us)
-    if len(network.host) != job.ranks:
-        raise InputError(f"the network has hosts for {len(network.host)} of {job.ranks} ranks")
-    named = network.host
-    if isinstance(scheme, ParameterServer):
-        if not scheme.server_host or scheme.threads < 1 or scheme.partition_bytes <= 0:
-            raise InputError("a parameter server needs a host, a thread and partitions of at least a byte")
-        if scheme.balance not in ("round-robin", "least-load"):
-            raise InputError(f"balance '{scheme.balance}': use round-robin or least-load")
-        named = np.concatenate((named, scheme.server_host))
-    if named.min() < 0 or named.max() >= hosts or len(network.receive_bytes_per_us) != hosts:
-        raise InputError(f"hosts must be among the {hosts} that have a transmit and a receive rate")
-    rates = (*network.transmit_bytes_per_us, *network.receive_bytes_per_us, network.local_bytes_per_us)
-    if not min(rates) > 0 or not network.latency_us >= 0:
-        raise InputError("link rates must be above 0, and the latency not below")

@@ -3,8 +3,7 @@
     python -m experiments.dpro RESULTS --recordings DIR... [--memory DIR] [--real-runs DIR]
 
 Writes into RESULTS: dpro.md, dpro-PART.svg, and of each part its rows (PART.json) and its section (PART.md). What is there already
-is not computed again. About half an hour for 60 recordings, most of it searches and the ablation of the search, which wants an
-idle machine.
+is not computed again. About half an hour for 60 recordings, most of it searches.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ from experiments.dpro.gains import gains
 from experiments.dpro.memory import memory
 from experiments.dpro.parts import all_parts
 from experiments.dpro.replay_accuracy import replay_accuracy
-from experiments.dpro.search_time import search_time
 
 
 def main() -> None:
     """Everything."""
-    options, sections = all_parts((replay_accuracy, alignment, gains, search_time, memory), __doc__)
+    options, sections = all_parts((replay_accuracy, alignment, gains, memory), __doc__)
     head = [
         "# The tables and figures of the dPRO paper, on our testbed",
         "",

@@ -29,9 +29,7 @@ class Options:
     real_runs: Path | None = None  # Cases of `experiments.search.testbed`, compared; None: none.
     systems: tuple[str, ...] = tuple(SYSTEMS)
     workloads: tuple[str, ...] = WORKLOADS
-    # trials, plans: Plans that a search prices, and plans that the ablation of the search prices at most.
-    trials: int = 150
-    plans: int = 2000
+    trials: int = 150  # Plans that a search prices.
 
     def recordings(self, systems: Sequence[str] = tuple(SYSTEMS), links: Sequence[str] = RATES) -> list[Recording]:
         """Recordings of some of the systems and links."""
@@ -112,7 +110,6 @@ def _parsed(doc: str | None) -> Options:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--trials", type=int, default=Options.trials, help="of each search (default: %(default)s)")
-    parser.add_argument("--plans", type=int, default=Options.plans, help="of the search's ablation (default: %(default)s)")
     given = parser.parse_args()
     return Options(
         results=given.results,
@@ -122,5 +119,4 @@ def _parsed(doc: str | None) -> Options:
         systems=tuple(given.systems),
         workloads=tuple(given.workloads),
         trials=given.trials,
-        plans=given.plans,
     )

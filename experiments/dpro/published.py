@@ -27,15 +27,6 @@ GAINS_PCT = {
     "all": (26.4, "over the default; 62.95 % over XLA's"),
 }
 
-# Hours of the search: plain, with the coarsened view, with partial replay as well, with symmetry as well; None where only the first
-# and the last are given.
-SEARCH_HOURS: dict[str, tuple[str, str | None, str | None, str]] = {
-    "BERT": ("> 24", "22.0", "3.25", "0.49"),
-    "ResNet-50": ("14.6", None, None, "0.29"),
-    "VGG-16": ("12.0", None, None, "0.04"),
-    "Inception-v3": ("16.75", None, None, "0.47"),
-}
-
 MEMORY_ERROR_PCT = 5.25  # the largest
 
 

@@ -22,12 +22,12 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.fusion_objective import FusionObjective
 from benchmarks.measure import machine
 from benchmarks.search_bert import bert_plans, recorded_plans
 from benchmarks.search_jobs import bert, ring
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds.horovod.job import Horovod
-from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
 from dpro_search.search.samplers import SAMPLERS, sampler_for
 from dpro_search.space.plan import Plan
 
@@ -43,13 +43,13 @@ class Point(NamedTuple):
     best_us: float
 
 
-def job_of(name: str) -> Horovod | DataParallelPredictor:
+def job_of(name: str) -> Horovod | FusionObjective:
     """The job to search."""
     match name:
         case "bert":
             return bert_plans()
         case "ring":
-            return DataParallelPredictor(ring(bert()))
+            return FusionObjective(ring(bert()))
     return recorded_plans(Trace.load(Path(name)))
 
 
@@ -57,7 +57,7 @@ def search(out: Path, job: str, sampler_name: str, seed: int, seconds: float) ->
     """Search until the process has taken so much processor time; points go to OUT as they come, and so does the best plan."""
     out.mkdir(parents=True, exist_ok=True)
     prices = job_of(job)
-    sampler = sampler_for(prices.space, sampler_name, seed, prices)
+    sampler = sampler_for(prices.space, sampler_name, seed, None if isinstance(prices, FusionObjective) else prices)
     prediction = prices.predict(Plan())
     sampler.observe(Plan(), prediction)
     said = Point(time.process_time(), 1, prediction.iteration_us)

@@ -11,10 +11,6 @@ from hypothesis import strategies as st
 from dpro_search.costmodel.collectives.all_reduce_formula import AllReduceCost, fit_all_reduce
 from dpro_search.costmodel.collectives.counts import Algorithm, Points, _leaves_a_host, counts
 from dpro_search.errors import InputError
-from dpro_search.replay import replay
-from dpro_search.space.data_parallel import DataParallelJob, layered_step
-from dpro_search.space.job_graph import build
-from dpro_search.space.network import HalvingDoubling, Network, Ring
 
 NCCL = Path(__file__).parents[3] / "shared" / "traces" / "tables" / "nccl_allreduce_a100"
 
@@ -85,17 +81,6 @@ def test_pushes_rest_while_pulls_are_under_way_and_the_links_save_up():
 def test_one_rank_has_nothing_to_do(algorithm):
     alone = Points(size_bytes=np.array([1e6]), ranks=np.array([1]))
     assert cost(algorithm, overhead_us=10.0, message_us=5.0).predict(alone) == [0.0]
-
-
-@pytest.mark.parametrize(("algorithm", "scheme"), [(Algorithm.RING, Ring()), (Algorithm.HALVING_DOUBLING, HalvingDoubling())])
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_the_formula_is_what_the_replay_of_its_messages_takes(algorithm, scheme, ranks):
-    rate, latency_us, size = 1000.0, 20.0, 8_000_000.0
-    step = layered_step([size], forward_us=0.0, backward_us=0.0, update_us=0.0)
-    network = Network.uniform(ranks, rate, latency_us=latency_us)
-    job = DataParallelJob(steps=(step,), step_of_rank=np.zeros(ranks, np.int64), scheme=scheme, network=network)
-    points = Points(size_bytes=np.array([size]), ranks=np.array([ranks]), link_bytes_per_us=np.array([rate]))
-    assert cost(algorithm, message_us=latency_us).predict(points)[0] == pytest.approx(replay(build(job)).iteration_us, rel=1e-6)
 
 
 @settings(deadline=None, max_examples=12)

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,16 +13,12 @@ from hypothesis import strategies as st
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.byteps_assemble import assemble_byteps
 from dpro_search.collect.torch_assemble import assemble_torch
-from dpro_search.collect.trace import CollectiveKind, Trace
+from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.collectives.horovod import at_cluster
 from dpro_search.costmodel.collectives.nccl import Placement, collective_us
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, job_of
 from dpro_search.kinds._at_scale import AtScale
-from dpro_search.replay.replayer import settled_us
-from dpro_search.space.data_parallel import DataParallelJob, HalvingDoubling, Network, Rendezvous, Ring, layered_step, replicated
-from dpro_search.space.folding import fold
-from dpro_search.space.job_graph import build
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 from dpro_search.space.servers.kvstore_job import process_loads
@@ -100,44 +95,6 @@ def test_a_collective_of_more_ranks_is_never_cheaper(ranks: int, more: int, rate
     few, many = (at_cluster(predictor.costs, 1.0, recorded, (rate, count)) for count in (ranks, ranks + more))
     for name in ("alpha_busy_us", "alpha_more_us", "alpha_tail_us", "beta_busy_us", "beta_tail_us"):
         assert getattr(many, name) >= getattr(few, name) - 1e-12, name
-
-
-# Rings that gather or scatter only.
-
-
-def sharded(ranks: int, kinds: list[CollectiveKind], *, rate: float = 100.0, latency_us: float = 3.0) -> DataParallelJob:
-    step = layered_step([8000.0] * len(kinds), forward_us=1.0, backward_us=0.0, update_us=0.0)
-    network = Network.uniform(ranks, rate, latency_us=latency_us)
-    return replicated(step, ranks, Ring(), network=network, collectives=np.array(kinds), negotiate_us=0.0)
-
-
-@pytest.mark.parametrize("kind", [CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER])
-@given(ranks=st.integers(2, 9))
-def test_a_gather_or_scatter_takes_what_the_ring_formula_says(kind: CollectiveKind, ranks: int) -> None:
-    us, _ = settled_us(build(sharded(ranks, [kind])))
-    assert us == pytest.approx(1.0 + (ranks - 1) * (3.0 + 8000 / ranks / 100))
-
-
-@given(ranks=st.integers(2, 9))
-def test_a_scatter_and_a_gather_in_a_row_are_an_all_reduce(ranks: int) -> None:
-    parts = sum(
-        settled_us(build(sharded(ranks, [kind])))[0] - 1.0 for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
-    )
-    assert settled_us(build(sharded(ranks, [CollectiveKind.ALL_REDUCE])))[0] - 1.0 == pytest.approx(parts)
-
-
-@settings(max_examples=15)
-@given(ranks=st.integers(2, 9), kinds=st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=4))
-def test_folded_ranks_take_as_long_as_all_of_them(ranks: int, kinds: list[int]) -> None:
-    job = sharded(ranks, [CollectiveKind(kind) for kind in kinds])
-    assert settled_us(fold(job).graph)[0] == pytest.approx(settled_us(build(job))[0])
-
-
-@pytest.mark.parametrize("scheme", [Rendezvous(us_per_byte=1.0), HalvingDoubling()])
-def test_only_rings_gather(scheme: Rendezvous | HalvingDoubling) -> None:
-    step = layered_step([8.0], forward_us=1.0, backward_us=0.0, update_us=0.0)
-    with pytest.raises(InputError, match="need a Ring"):
-        replicated(step, 2, scheme, network=Network.uniform(2, 1.0), collectives=np.array([int(CollectiveKind.ALL_GATHER)]))
 
 
 # On machines of GPUs.

@@ -10,11 +10,11 @@ from bus_objective import BusObjective, tensors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fusion_objective import FusionObjective
 from benchmarks.optimum import all_groupings, contiguous_groupings, costs_us, horovod_plans, serial_optimum
+from benchmarks.search_jobs import replicated
 from dpro_search.errors import InputError
-from dpro_search.replay.data_parallel_predictor import DataParallelPredictor
-from dpro_search.space.data_parallel import DataParallelJob, layered_step, replicated
-from dpro_search.space.network import Network, Rendezvous, Ring
+from dpro_search.space.data_parallel import DataParallelJob, layered_step
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import OrderPolicy
 from dpro_search.space.tensorflow.fusion_moves import canonical
@@ -45,25 +45,20 @@ def test_several_processes_find_the_prices_of_one() -> None:
     assert costs_us(objective, plans, workers=2) == costs_us(objective, plans)
 
 
-def serial_job(
-    sizes: list[int], backward_us: list[int], *, latency_us: float, negotiate_us: float | None = None
-) -> DataParallelJob:
+def serial_job(sizes: list[int], backward_us: list[int], *, latency_us: float) -> DataParallelJob:
     step = layered_step(sizes, forward_us=10.0, backward_us=backward_us, update_us=[3.0 + size / 500 for size in sizes])
     in_program = replace(step, policy=np.array([int(OrderPolicy.PROGRAM)]))
-    return replicated(in_program, 3, Rendezvous(latency_us=latency_us, us_per_byte=0.02), negotiate_us=negotiate_us)
+    return replicated(in_program, 3, latency_us=latency_us, us_per_byte=0.02)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 60)), min_size=1, max_size=7),
     st.sampled_from([0.0, 5.0, 40.0]),
-    st.sampled_from([None, 2.0]),
 )
-def test_dynamic_programming_finds_the_best_of_all_groups_of_neighbours(
-    tensors: list[tuple[int, int]], latency_us: float, negotiate_us: float | None
-) -> None:
-    job = serial_job([size for size, _ in tensors], [us for _, us in tensors], latency_us=latency_us, negotiate_us=negotiate_us)
-    predictor = DataParallelPredictor(job)
+def test_dynamic_programming_finds_the_best_of_all_groups_of_neighbours(tensors: list[tuple[int, int]], latency_us: float) -> None:
+    job = serial_job([size for size, _ in tensors], [us for _, us in tensors], latency_us=latency_us)
+    predictor = FusionObjective(job)
     names = tuple(tensor.name for tensor in predictor.tensors)
     all_us = costs_us(predictor, (Plan(tensor_groups=grouping) for grouping in contiguous_groupings(names)))
     optimum = serial_optimum(job)
@@ -75,9 +70,7 @@ def test_dynamic_programming_finds_the_best_of_all_groups_of_neighbours(
 def test_jobs_that_it_cannot_solve_are_refused() -> None:
     step = layered_step([100.0, 200.0], forward_us=10.0, backward_us=5.0, update_us=1.0)
     with pytest.raises(InputError, match="one stream in program order"):
-        serial_optimum(replicated(step, 2, Rendezvous(us_per_byte=0.01)))
-    with pytest.raises(InputError, match="not those of Ring"):
-        serial_optimum(replicated(step, 2, Ring(), network=Network.uniform(2, 100.0)))
+        serial_optimum(replicated(step, 2, latency_us=0.0, us_per_byte=0.01))
     job = serial_job([100, 200], [5, 6], latency_us=1.0)
     with pytest.raises(InputError, match="ranks that are alike"):
         serial_optimum(replace(job, compute_factor=np.array([1.0, 1.0, 2.0])))

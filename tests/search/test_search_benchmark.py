@@ -10,8 +10,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from benchmarks.ring_job import RingJob
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.space.data_parallel import layered_step
+from dpro_search.space.plan import Plan
 from tests.sample import horovod_trace_path
 
 
@@ -42,8 +45,17 @@ def test_models_have_the_published_tensors(benchmark: ModuleType) -> None:
     assert len(bert) == 4975
 
 
-def test_every_shortcut_is_measured_on_the_same_prices(benchmark: ModuleType) -> None:
-    few = benchmark.search_jobs.with_few_tensors(benchmark.search_jobs.resnet50(3), 12)
-    result = benchmark.shortcuts.ablation(benchmark.search_jobs.ring(few, 3), plans=5)
-    assert len(result["plans_per_s"]) == 9
-    assert min(result["plans_per_s"].values()) > 0
+def test_a_ring_of_equal_ranks_takes_the_time_of_its_messages(benchmark: ModuleType) -> None:
+    step = layered_step([8000.0, 4000.0], forward_us=10.0, backward_us=0.0, update_us=0.0)
+    job = RingJob(step=step, ranks=4, link_bytes_per_us=100.0, message_us=3.0, reduce_us_per_byte=0.01)
+    predictor = benchmark.FusionObjective(job)
+    together = predictor.predict(Plan(tensor_groups=(("tensor0", "tensor1"),)))
+    assert together.iteration_us == pytest.approx(10.0 + 2 * 3 * (3.0 + 12_000 / 4 / 100) + 3 * 12_000 / 4 * 0.01)
+
+
+def test_plans_of_fused_tensors_become_groups(benchmark: ModuleType) -> None:
+    step = layered_step([4000.0, 2000.0, 1000.0, 8000.0], forward_us=1.0, backward_us=5.0, update_us=2.0)
+    predictor = benchmark.FusionObjective(benchmark.search_jobs.serial(step, 2))
+    assert predictor.groups(Plan(tensor_groups=(("tensor1", "tensor3"),))) == ((0,), (2,), (1, 3))
+    assert predictor.groups(Plan.of(fusion_threshold_bytes=6000)) == ((0, 1), (2,), (3,))
+    assert predictor.groups(Plan()) == ((0,), (1,), (2,), (3,))

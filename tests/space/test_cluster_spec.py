@@ -1,13 +1,11 @@
 """What today's predictors take of a cluster, and what they leave out."""
 
 import msgspec
-import numpy as np
 import pytest
 
 from dpro_search.cluster import Cluster, Link, parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.space.cluster import ClusterSpec, spec_on
-from dpro_search.space.network import Network
 
 
 def _mixed() -> Cluster:
@@ -60,17 +58,3 @@ def test_hosts_of_a_rack_have_the_rate_of_their_nvlinks():
 def test_more_ranks_than_devices_are_refused(ranks: int):
     with pytest.raises(InputError, match="do not fit on 2 x HGX H100: it has 16 devices"):
         spec_on(parse_cluster("2xhgx-h100"), ranks)
-
-
-def test_a_network_has_the_hosts_links_of_the_cluster():
-    network = Network.of(parse_cluster("2xhgx-h100"))
-    assert network.host.tolist() == [0] * 8 + [1] * 8
-    np.testing.assert_array_equal(network.transmit_bytes_per_us, [400e3, 400e3])
-    assert (network.local_bytes_per_us, network.latency_us) == (450e3, 3.9)
-
-
-def test_the_testbeds_network_is_the_uniform_one():
-    made, uniform = Network.of(parse_cluster("4xtestbed@1gbit")), Network.uniform(4, 125.0, latency_us=25.0)
-    np.testing.assert_array_equal(made.host, uniform.host)
-    np.testing.assert_array_equal(made.transmit_bytes_per_us, uniform.transmit_bytes_per_us)
-    assert made.latency_us == uniform.latency_us

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -196,6 +197,14 @@ class Strategy:
                 raise InputError(f"ep {self.ep}: {model.name} has no embedding tables")
             if self.dp % self.ep:
                 raise InputError(f"ep {self.ep} must divide dp = {self.dp}")
+
+
+def key_without(strategy: Strategy, irrelevant: frozenset[str]) -> Hashable:
+    """All settings of a strategy but those that do not change a result: the key under which the result is kept.
+
+    A setting that is added to `Strategy` is part of every key, until somebody names it as irrelevant.
+    """
+    return tuple(value for name, value in vars(strategy).items() if name not in irrelevant)
 
 
 def _divides(name: str, ways: int, size: int, what: str) -> None:

@@ -147,4 +147,4 @@ class Known:
     kept: dict[Any, Kept] = field(default_factory=dict)
     parameters: dict[Any, dict[tuple[bool, bool], float]] = field(default_factory=dict)
     held: dict[Any, tuple[tuple[float, float, int], ...]] = field(default_factory=dict)
-    factors: dict[tuple[str, BlockTimes], tuple[float, float]] = field(default_factory=dict)
+    factors: dict[tuple[str, BlockTimes, int], tuple[float, float]] = field(default_factory=dict)

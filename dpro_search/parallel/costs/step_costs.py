@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from dpro_search.parallel.model import Block, Op, OpType
 from dpro_search.parallel.runtime import Selective
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts
-from dpro_search.parallel.strategy import Recompute, Strategy, layout_of
+from dpro_search.parallel.strategy import Recompute, Strategy, key_without, layout_of
 from dpro_search.parallel.workload import Known, Workload, copies_embedding, ranks_of, recomputed, stages_of
 
 ADAM_PASSES_BYTES = 30.0
@@ -30,7 +30,28 @@ SLOWED = CONTENTION / (1 + CONTENTION)
 """Fraction of an overlapping collective's duration by which compute is slowed down."""
 
 _SPLIT = (OpType.MATMUL, OpType.GATHER)  # ops whose weights tensor parallel ranks share
-_AXES_OF_PASSES = ("tp", "cp", "ep", "etp")
+_IRRELEVANT_TO_PROGRAMS = frozenset(
+    (
+        *("dp", "pp", "virtual_stages", "stage_layers", "schedule", "global_batch", "zero_stage", "dp_replicate"),
+        *("reshard_after_forward", "prefetch_layers", "recompute", "recompute_layers", "gradient_dtype"),
+    )
+)
+"""Settings of a strategy that change nothing about a rank's work in a block, beside what `copies_embedding` says of them."""
+_IRRELEVANT_TO_PASSES = _IRRELEVANT_TO_PROGRAMS - {"gradient_dtype"}
+"""Settings that change nothing about the time of a block's passes, beside what else is in `passes_key`."""
+
+
+def passes_key(workload: Workload, recompute: Recompute) -> Hashable:
+    """A value that is equal for the strategies of a job under which the passes of its blocks take the same time.
+
+    Groups of ranks follow from the degrees and the number of devices. ZeRO and its replicas count only where recorded ranks wait
+    for the slowest of those that share parameters (see `Pricer`).
+    """
+    plan = workload.strategy
+    sharded = plan.zero_stage == 3
+    waiting_ranks = plan.zero_ways if sharded and workload.times is not None else 1
+    key = key_without(plan, _IRRELEVANT_TO_PASSES)
+    return key, recompute, plan.devices, copies_embedding(workload), sharded, waiting_ranks
 
 
 class OpTime(NamedTuple):
@@ -47,7 +68,7 @@ class Pricer:
     Attributes
     ----------
     split
-        What the programs of blocks depend on, of all that a strategy says.
+        Key of the programs of blocks: equal for strategies under which a rank does the same work.
 
     Parameters
     ----------
@@ -70,15 +91,10 @@ class Pricer:
         device = workload.scales.device(workload.cluster.groups[0].host.device)
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
         self._layers: dict[tuple[str, bool], LayerCosts] = {}
-        plan = workload.strategy
-        self._devices = plan.devices if waits_for is None else waits_for
+        self._devices = workload.strategy.devices if waits_for is None else waits_for
         factor, scales = slowest(self._devices), workload.scales
         self._matmul, self._attention = factor * scales.matmul, factor * scales.attention
-        self.split = (  # what programs depend on
-            *(plan.tp, plan.cp, plan.ep, plan.etp, plan.micro_batch),
-            *(plan.sequence_parallel, plan.cp_ring, plan.cp_balanced, plan.expert_load),
-            copies_embedding(workload),  # which the head's depends on
-        )
+        self.split = key_without(workload.strategy, _IRRELEVANT_TO_PROGRAMS), copies_embedding(workload)
 
     def program(self, block: Block) -> BlockProgram:
         """The work of a rank in a block."""
@@ -108,17 +124,15 @@ class Pricer:
 
     def passes(self, block: Block, recompute: Recompute | None = None) -> LayerCosts:
         """Costs of a block without the exchanges between replicas. `recompute`: replaces the strategy's value."""
-        strategy = self._workload.strategy
-        recompute = strategy.recompute if recompute is None else recompute
-        places = tuple(self.groups.placements[axis] for axis in _AXES_OF_PASSES)
-        key = block.name, self.split, self._devices, recompute, strategy.gradient_dtype, places, self._sharded
+        recompute = self._workload.strategy.recompute if recompute is None else recompute
+        key = block.name, passes_key(self._workload, recompute), self._devices
         passes = self._known.passes.get(key)
         if passes is None:
             passes = self._known.passes[key] = self._passes(block, self.program(block), recompute)
         return passes
 
     def _passes(self, block: Block, program: BlockProgram, recompute: Recompute) -> LayerCosts:
-        """Forward and backward pass of a block; of the strategy only what is in the key of `passes` decides."""
+        """Forward and backward pass of a block. What it takes of the strategy must be in `passes_key`."""
         workload = self._workload
         recorded, forward, backward = self._recorded_own(block), 1.0, 1.0
         waits = [self._waits_us(steps, backward=steps is program.backward) for steps in (program.forward, program.backward)]
@@ -170,7 +184,7 @@ class Pricer:
         block_times = nearest(workload.measured, block, workload.sequence, workload.strategy)
         if block_times is None:
             return 1.0, 1.0
-        key = block.name, block_times
+        key = block.name, block_times, self._devices
         if key not in self._known.factors:
             measured_setting = replace(
                 workload, strategy=block_times.strategy, sequence=block_times.sequence, measured=(), scales=UNSCALED

@@ -15,7 +15,7 @@ from dpro_search.parallel.costs.step_costs import Pricer
 from dpro_search.parallel.memory.kept import Kept, kept_of
 from dpro_search.parallel.model import Block
 from dpro_search.parallel.steps.pipeline import Pass, pipeline_orders
-from dpro_search.parallel.strategy import Recompute
+from dpro_search.parallel.strategy import Recompute, key_without
 from dpro_search.parallel.workload import Known, Workload, ranks_of, recomputed, stages_of
 
 CONTEXT_BYTES = 1.05 * 2**30
@@ -23,6 +23,10 @@ CONTEXT_BYTES = 1.05 * 2**30
 CHANNELS = 16
 CHANNEL_BYTES = 2 * 10 * 2**20
 """Buffers of a channel of an NCCL communicator, to send and to receive: 4 MiB and less for each protocol (`NCCL_BUFFSIZE`)."""
+_IRRELEVANT_TO_ACTIVATIONS = frozenset(
+    ("dp", "global_batch", "zero_stage", "dp_replicate", "reshard_after_forward", "prefetch_layers", "gradient_dtype")
+)
+"""Settings of a strategy that change nothing about the activations of its passes, beside the number of micro-batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +114,7 @@ class _Ledger:
 
     def memories(self) -> tuple[PeakMemory, ...]:
         plan = self._plan
-        key = (
-            *(self._pricer.split, plan.pp, plan.virtual_stages, plan.stage_layers, plan.schedule, plan.micro_batches),
-            *(plan.recompute, plan.recompute_layers),
-        )
+        key = key_without(plan, _IRRELEVANT_TO_ACTIVATIONS), plan.micro_batches
         held = self._known.held.get(key)
         if held is None:
             orders = pipeline_orders(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)

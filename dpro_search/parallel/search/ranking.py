@@ -19,8 +19,14 @@ from dpro_search.errors import InputError
 from dpro_search.parallel.search.bounds import PassBounds, least_us
 from dpro_search.parallel.search.candidates import Candidates, recomputing
 from dpro_search.parallel.steps.predicted_steps import ParallelSteps
-from dpro_search.parallel.strategy import Strategy
+from dpro_search.parallel.strategy import Strategy, key_without
 
+_DETAILS = frozenset(
+    (
+        *("sequence_parallel", "micro_batch", "global_batch", "virtual_stages", "stage_layers", "dp_replicate", "cp_ring"),
+        *("cp_balanced", "recompute_layers", "reshard_after_forward", "prefetch_layers", "gradient_dtype", "expert_load"),
+    )
+)
 RELAXED = 0.005
 """Share of a step: if less communication than this is exposed, strategies that can only hide communication are skipped."""
 
@@ -33,13 +39,8 @@ class _Level(IntEnum):
 
 
 def family(strategy: Strategy) -> Hashable:
-    """Equal for strategies that a list of different plans has once: they agree in degrees, schedule, ZeRO and recomputation.
-
-    Micro-batch, number of virtual stages, layers of each stage, HSDP replicas, ring attention and the number of recomputed layers
-    are details that each such strategy has at their best.
-    """
-    degrees = strategy.tp, strategy.pp, strategy.cp, strategy.dp, strategy.ep, strategy.etp
-    return *degrees, strategy.schedule, strategy.zero_stage, strategy.recompute
+    """A value that is equal for strategies of which a list of different plans has only one, with these details at their best."""
+    return key_without(strategy, _DETAILS)
 
 
 def ranked(

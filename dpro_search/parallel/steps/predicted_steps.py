@@ -1,17 +1,17 @@
-"""`ParallelSteps`: predicted steps of a model under one strategy after another ."""
+"""`ParallelSteps`: predicted steps of a model under one strategy after another."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
 
 from dpro_search.parallel.costs.domain import Domain, domain_of
 from dpro_search.parallel.costs.recorded import Own
 from dpro_search.parallel.costs.scales import Scales
-from dpro_search.parallel.costs.step_costs import OpTime, Pricer, step_costs
+from dpro_search.parallel.costs.step_costs import OpTime, Pricer, passes_key, step_costs
 from dpro_search.parallel.memory.peak import PeakMemory, mean_state_bytes, peak_memory
 from dpro_search.parallel.model import Block
-from dpro_search.parallel.schedule import V_SHAPED, Schedule, stages_on
+from dpro_search.parallel.schedule import Schedule, stages_on
 from dpro_search.parallel.steps.pipeline import pipeline_orders
 from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
 from dpro_search.parallel.strategy import Strategy
@@ -40,7 +40,7 @@ class ParallelSteps:
     def __init__(self, workload: Workload, known: Known | None = None) -> None:
         self.workload, self._known = workload, known or Known()
         self._scaled: dict[Scales, ParallelSteps] = {}
-        self._passes: dict[Any, dict[str, LayerCosts]] = {}
+        self._passes: dict[Hashable, dict[str, LayerCosts]] = {}
 
     def under(self, strategy: Strategy) -> Workload:
         """The workload under a strategy."""
@@ -61,18 +61,14 @@ class ParallelSteps:
         return stages_of(self.under(strategy), self._known)
 
     def passes(self, strategy: Strategy) -> dict[str, LayerCosts]:
-        """What the passes of each kind of block take, by its name; what replicas exchange is not in it.
+        """Costs of the passes of each kind of block, by its name, without the exchanges between replicas.
 
-        Found once for all strategies that agree on what decides it.
+        They are computed once for all strategies that have the same.
         """
-        plan = strategy
-        key = (
-            *(plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch, plan.recompute),
-            plan.pp > 1,  # a tied embedding has a copy
-            *(plan.schedule in V_SHAPED, plan.cp_ring, plan.cp_balanced, plan.gradient_dtype, plan.expert_load),
-        )
+        workload = self.under(strategy)
+        key = passes_key(workload, strategy.recompute)
         if key not in self._passes:
-            pricer = Pricer(self.under(strategy), self._known)
+            pricer = Pricer(workload, self._known)
             distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
             self._passes[key] = {name: pricer.passes(block) for name, block in sorted(distinct.items())}
         return self._passes[key]

@@ -1,98 +1,87 @@
-"""What the drift gate watches: predictions for the bundled sample, and for every real trace that may lie beside the repository."""
+"""The predictions of a watched job: its recorded setting, plans, changed costs and other clusters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from dpro_search import Recording, load
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.errors import DproSearchError
+from dpro_search.kinds import Job, job_of
+from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.scenario import Scenario
+from tests.drift.jobs import WatchedJob
 
-ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "traces"
-
-# What is asked about the sample: a setting of each term of the model.
-SAMPLE_CHANGES: Mapping[str, Mapping[str, object]] = {
-    "as recorded": {},
-    "no fusion": {"fusion_threshold_bytes": 0},
-    "4 groups": {"groups": 4},
-    "long cycle": {"cycle_time_us": 20_000},
-    "slow link": {"rate": "500mbit"},
-    "fast link": {"rate": "unlimited"},
-    "8 ranks": {"ranks": 8},
-}
-
-# The files of each job in shared/traces. What is no recording at all is in NO_JOBS: together they are the whole folder.
-JOBS = {
-    "kineto_dlrm_8ranks": ("kineto_dlrm_8ranks",),
-    "convnet_v100": ("kineto_single/convnet_v100_ns_timestamps.json.gz",),
-    "ddp_resnet50_a100": ("kineto_single/ddp_resnet50_a100_rank0of2.json.gz",),
-    "resnet50_v100_workers0": ("kineto_single/resnet50_v100_workers0.json.gz",),
-    "resnet50_v100_workers4": ("kineto_single/resnet50_v100_workers4.json.gz",),
-    "torchrec_a100": ("kineto_single/torchrec_a100_rank3of8.json.gz",),
-    "stragglers": ("stragglers/trace-ST.parquet",),
-    "byteps_mxnet_2x2": ("byteps_mxnet_2x2",),
-    "mxnet_kvstore": tuple(
-        f"mxnet_kvstore/{name}" for name in ("worker0.json.gz", "worker1.json.gz", "server0.json.gz", "symbol.json")
-    ),
-    "horovod_mpi": ("mxnet_kvstore/horovod_mpi_timeline.json.gz",),
-    "chakra": ("other_formats/chakra.0.et.gz",),
-    "jax_8_gpus": ("other_formats/jax_conv_8xMI300X.xplane.pb",),
-    "full_trace": tuple(f"tensorflow_horovod_2/rank{rank}.v1_session_full_trace.pb.gz" for rank in (0, 1)),
-    "horovod_timeline": ("tensorflow_horovod_2/rank0.horovod_timeline.json.gz",),
-    **{
-        f"horovod_{name}": (f"tensorflow_horovod_2/timeline_{name}.json.gz",)
-        for name in ("cycle50", "default", "fusion0", "fusion1MB", "groups4_nofuse")
-    },
-}
-NO_JOBS = (
-    "README.md",
-    "kineto_single/LICENSE.hta",
-    "kineto_single/LICENSE.kineto",
-    *(
-        f"stragglers/{name}" for name in ("LICENSE", "meta-ST.yaml", "result-ST.json", "timeline-ST.json.gz")
-    ),  # the publisher's replay
-    "tables",  # measured times, without events
-    *(
-        f"tensorflow_horovod_2/rank{rank}.{name}.pb.gz" for rank in (0, 1) for name in ("run_metadata", "xplane")
-    ),  # parts of a recording
-)
+STARTING_PLANS = 4  # the recorded setting is the first
+Values = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
-    """One snapshotted prediction: its name, whether it is of the shared traces, and how to get it."""
+    """One prediction of a job."""
 
     name: str
-    shared: bool
-    predict: Callable[[], dict[str, Any]]
+    plan: Plan = field(default_factory=Plan)
+    cluster: str | None = None
+    changes: tuple[str, ...] = ()
 
 
-def cases() -> Iterator[Case]:
-    """All of them; those of the shared traces only where these are."""
-    for name, changes in SAMPLE_CHANGES.items():
-        yield Case(f"sample: {name}", False, lambda changes=changes: predicted(load(sample="resnet50_2ranks_2gbit"), changes))
-    if SHARED.is_dir():
-        for name, paths in JOBS.items():
-            yield Case(f"shared: {name}", True, lambda paths=paths: imported(paths))
-
-
-def predicted(job: Recording, changes: Mapping[str, object]) -> dict[str, Any]:
-    """Iteration time and breakdown, in us, to a tenth."""
-    found = job.replay(changes=changes)
-    return {
-        "iteration_us": round(found.iteration_us, 1),
-        "breakdown_us": {name: round(value_us, 1) for name, value_us in found.breakdown_us.items()},
-    }
-
-
-def imported(paths: tuple[str, ...]) -> dict[str, Any]:
-    """The prediction of a job that is imported first; or which error says that it cannot be replayed."""
-    trace = import_trace([SHARED / path for path in paths])
+def predictions_of(watched: WatchedJob) -> dict[str, Values]:
+    """The predictions of a job by the name of the case; for a job or case that is refused, the type of the error."""
     try:
-        return predicted(Recording(folder=SHARED / paths[0], source=trace), {})
+        job = job_of(watched.open(), watched.options)
     except DproSearchError as error:
-        return {"refused": type(error).__name__}
+        if not watched.refusals:
+            raise
+        return {"as recorded": _refused(error)}
+    return {case.name: _values(job, case) for case in _cases(watched, job)}
+
+
+def _cases(watched: WatchedJob, job: Job) -> Iterator[Case]:
+    yield Case(name="as recorded")
+    if watched.plans:
+        for number, plan in enumerate(job.space.starts(STARTING_PLANS)[1:], 1):
+            yield Case(name=f"start {number}", plan=plan)
+        for choice in job.space.choices:
+            for grid, points in choice.grids.items():
+                for index in sorted({0, len(points) - 1}):
+                    if (plan := choice.put(Plan(), grid, index)) != Plan():
+                        yield Case(name=f"{choice.name}, {grid}, {index}", plan=plan)
+    for change in watched.changes:
+        yield Case(name=change, changes=(change,))
+    for cluster in watched.clusters:
+        yield Case(name=f"on {cluster}", cluster=cluster)
+    for change in watched.changes_on_clusters:
+        yield Case(name=f"on {watched.clusters[0]}, {change}", cluster=watched.clusters[0], changes=(change,))
+
+
+def _values(job: Job, case: Case) -> Values:
+    try:
+        return _numbers(_predicted(job, case), with_breakdown=not case.changes)
+    except DproSearchError as error:
+        return _refused(error)
+
+
+def _predicted(job: Job, case: Case) -> Prediction:
+    scenario = Scenario(plan=case.plan).on(case.cluster)
+    scenario = scenario.changed(case.changes, known=(*job.askable, *job.settings), job=job.title)
+    changed_job, plan = job.under(scenario)
+    return changed_job.predict(plan)
+
+
+def _numbers(prediction: Prediction, *, with_breakdown: bool) -> Values:
+    values: Values = {
+        "iteration_us": prediction.iteration_us,
+        "interval_us": list(prediction.interval_us),
+    }
+    if with_breakdown:
+        values["breakdown_us"] = dict(prediction.breakdown_us)
+    if prediction.peak_memory_bytes is not None:
+        values["peak_memory_bytes"] = prediction.peak_memory_bytes
+    if prediction.infeasible is not None:
+        values["infeasible"] = True
+    return values
+
+
+def _refused(error: DproSearchError) -> Values:
+    return {"refused": type(error).__name__}

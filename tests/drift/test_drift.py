@@ -1,53 +1,69 @@
-"""Predictions stay what they were, unless a commit says why not."""
+"""Predictions and outputs of commands stay what they were, unless a commit says why not."""
 
 import subprocess
 import sys
 
 import pytest
 
-from tests.drift.predictions import JOBS, NO_JOBS, ROOT, SHARED, cases
-from tests.drift.snapshot import HOW, drift, read
+from tests.drift.commands import COMMANDS, output_of
+from tests.drift.jobs import JOBS, NO_JOBS, ROOT, SHARED, SHARED_FILES
+from tests.drift.predictions import predictions_of
+from tests.drift.snapshot import HOW, drift, read, shown
 
-CASES = list(cases())
-RECORDED = {"iteration_us": 1000.0, "breakdown_us": {"compute": 900.0, "idle": 100.0}}
+RECORDED = {"as recorded": {"iteration_us": 1000.0, "interval_us": [900.0, 1100.0], "peak_memory_bytes": 2**30}}
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_a_prediction_is_what_it_was(case):
-    moved = drift(read().predictions.get(case.name), case.predict())
+def fail_if_moved(snapshot: str, name: str, now: dict) -> None:
+    moved = drift(read(snapshot).values.get(name), now)
     if moved:
-        pytest.fail(f"{case.name}: the prediction moved\n  " + "\n  ".join(moved) + f"\n{HOW}", pytrace=False)
+        pytest.fail(f"{name}: {len(moved)} values moved\n  {shown(moved)}\n{HOW}", pytrace=False)
 
 
-def test_the_snapshot_says_why_it_was_changed_and_holds_nothing_else():
-    found = read()
-    assert found.reason
-    names = {case.name for case in CASES} | {f"shared: {name}" for name in JOBS}
-    assert set(found.predictions) == names, HOW
+@pytest.mark.parametrize("name", JOBS)
+def test_predictions_of_a_job_are_what_they_were(name):
+    if JOBS[name].is_shared and not SHARED.is_dir():
+        pytest.skip("real traces are not beside the repository (shared/traces)")
+    fail_if_moved("predictions", name, predictions_of(JOBS[name]))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_output_of_a_command_is_what_it_was(name):
+    fail_if_moved("commands", name, output_of(name))
+
+
+def test_the_snapshots_say_why_they_were_changed_and_hold_nothing_else():
+    for snapshot, known in {"predictions": JOBS, "commands": COMMANDS}.items():
+        assert read(snapshot).reason
+        assert set(read(snapshot).values) == {*known}, HOW
 
 
 def test_every_shared_file_is_watched_or_known_to_be_no_recording():
     if not SHARED.is_dir():
         pytest.skip("real traces are not beside the repository (shared/traces)")
-    known = {path for paths in JOBS.values() for path in paths} | set(NO_JOBS)
+    known = {path for paths in SHARED_FILES.values() for path in paths} | set(NO_JOBS)
     files = [path.relative_to(SHARED) for path in SHARED.rglob("*") if path.is_file()]
     assert [str(path) for path in files if not known & {str(path), *map(str, path.parents)}] == []
 
 
 @pytest.mark.parametrize(
-    ("now", "moved"),
+    ("changed", "moved"),
     [
-        (RECORDED, []),
-        ({"iteration_us": 1009.0, "breakdown_us": {"compute": 909.0, "idle": 100.0}}, []),
-        ({"iteration_us": 1011.0, "breakdown_us": {"compute": 911.0, "idle": 100.0}}, ["iteration", "compute"]),
-        ({"iteration_us": 1000.0, "breakdown_us": {"compute": 920.0, "idle": 80.0}}, ["compute", "idle"]),
-        ({"iteration_us": 1000.0, "breakdown_us": {"compute": 900.0, "host": 100.0}}, ["host", "idle"]),
-        ({"iteration_us": float("nan"), "breakdown_us": {"compute": 900.0, "idle": 100.0}}, ["iteration"]),
-        ({"refused": "GraphError"}, ["was 1000.0 us, is refused (GraphError)"]),
+        ({}, []),
+        ({"iteration_us": 1000.0009}, []),
+        ({"iteration_us": 1000.01}, ["as recorded / iteration_us: was 1000.0, is 1000.01 (+1e-05 of it)"]),
+        ({"iteration_us": float("nan")}, ["as recorded / iteration_us: was 1000.0, is NaN (+nan of it)"]),
+        ({"interval_us": [900.0, 1200.0]}, ["as recorded / interval_us[1]: was 1100.0, is 1200.0 (+0.0909 of it)"]),
+        ({"peak_memory_bytes": float(2**30)}, ["as recorded / peak_memory_bytes: was 1073741824, is 1073742000.0 (+0 of it)"]),
+        ({"infeasible": True}, ["as recorded / infeasible: is new: true"]),
     ],
 )
-def test_drift_is_more_than_a_hundredth_of_the_iteration(now, moved):
-    assert [line.split(":")[0] for line in drift(RECORDED, now)] == moved
+def test_drift_is_any_difference_in_a_key_a_type_or_a_millionth_of_a_number(changed, moved):
+    assert drift(RECORDED, {"as recorded": RECORDED["as recorded"] | changed}) == moved
+
+
+def test_a_refusal_is_drift():
+    lines = drift(RECORDED, {"as recorded": {"refused": "GraphError"}})
+    assert lines[-1] == 'as recorded / refused: is new: "GraphError"'
 
 
 def test_an_update_needs_a_reason():

@@ -1,4 +1,4 @@
-"""Take the predictions of today as the snapshot: python -m tests.drift.update --reason WHY
+"""Take the predictions and outputs of today as the snapshot: python -m tests.drift.update --reason WHY
 
 Says what moved. Predictions for shared traces that are not here stay as they were.
 """
@@ -6,35 +6,42 @@ Says what moved. Predictions for shared traces that are not here stay as they we
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable
+from typing import Any
 
-import msgspec
-
-from dpro_search.collect._files import write_file
-from tests.drift.predictions import cases
-from tests.drift.snapshot import PATH, Snapshot, drift, read
+from tests.drift.commands import COMMANDS, output_of
+from tests.drift.jobs import JOBS, SHARED
+from tests.drift.predictions import predictions_of
+from tests.drift.snapshot import Snapshot, drift, path_of, read, write
 
 
 def main() -> None:
-    """Update the snapshot and print what moved."""
+    """Update the snapshots and print what moved."""
     parser = argparse.ArgumentParser(prog="python -m tests.drift.update", description=__doc__)
     parser.add_argument("--reason", required=True, help="why the predictions moved; kept in the snapshot")
     reason = parser.parse_args().reason.strip()
     if not reason:
         parser.error("--reason: say why")
-    before = read().predictions
-    now: dict[str, dict[str, object]] = {}
-    complete = False
-    for case in cases():
-        complete |= case.shared
-        now[case.name] = case.predict()
-        for line in drift(before.get(case.name), now[case.name]):
-            print(f"{case.name}: {line}")
-    kept = {} if complete else {name: found for name, found in before.items() if name.startswith("shared: ")}
-    for name in sorted(before.keys() - now.keys() - kept.keys()):
-        print(f"{name}: gone")
-    raw = msgspec.json.encode(Snapshot(reason=reason, predictions=now | kept))
-    write_file(PATH, msgspec.json.format(raw, indent=1) + b"\n")
-    print(PATH)
+    present = [name for name, job in JOBS.items() if not job.is_shared or SHARED.is_dir()]
+    _update("predictions", JOBS, present, lambda name: predictions_of(JOBS[name]), reason)
+    _update("commands", COMMANDS, COMMANDS, output_of, reason)
+
+
+def _update(
+    snapshot: str, known: Iterable[str], present: Iterable[str], value: Callable[[str], dict[str, Any]], reason: str
+) -> None:
+    """Write one snapshot; entries that are known but not present here stay as they were."""
+    before = read(snapshot)
+    now = {name: before.values[name] for name in known if name in before.values}
+    moved = [f"{name}: gone" for name in sorted(before.values.keys() - now.keys())]
+    for name in present:
+        now[name] = value(name)
+        moved += [f"{name}: {line}" for line in drift(before.values.get(name), now[name])]
+    for line in moved:
+        print(line)
+    if moved:
+        write(snapshot, Snapshot(reason=reason, values=now))
+    print(f"{path_of(snapshot)}: {len(moved)} differences")
 
 
 if __name__ == "__main__":

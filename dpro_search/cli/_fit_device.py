@@ -48,7 +48,7 @@ def measure_device(
 
         path = given or _path(None, usual_name(timer.device))
         device, progress = add_device(
-            timer, path, budget=budget, specs=described, own=job_ops, longest_us=longest_s * 1e6, on_progress=show
+            timer, path, budget=budget, specs=described, job_ops=job_ops, longest_us=longest_s * 1e6, on_progress=show
         )
     latency_on(device)  # says so if the samples contradict the specs
     scores, noise_pct = held_out(device), statistics.median(sample.spread_pct for sample in device.samples)

@@ -139,8 +139,8 @@ def _factors(runs: Sequence[ShortRun]) -> Floats:
     weights /= weights.sum()
     starts = [(0.0, 0.0), (0.05, 0.05), (-0.02, -0.02)]
     bounds = [(-0.05, _MOST)] * 2
-    found = min((minimize(error, start, method="Nelder-Mead", bounds=bounds) for start in starts), key=lambda result: result.fun)
-    return np.asarray(found.x)
+    best = min((minimize(error, start, method="Nelder-Mead", bounds=bounds) for start in starts), key=lambda result: result.fun)
+    return np.asarray(best.x)
 
 
 def _scheme_log_error(runs: Sequence[ShortRun]) -> float:
@@ -176,7 +176,7 @@ def reached_at(times_s: Floats, losses: Floats, levels: Sequence[float]) -> Floa
         The curve in order of time, [n].
     """
     below = [np.flatnonzero(losses <= level) for level in levels]
-    return np.array([times_s[found[0]] if len(found) else np.nan for found in below])
+    return np.array([times_s[result[0]] if len(result) else np.nan for result in below])
 
 
 def _log_needed(values: Floats, runs: Sequence[ShortRun]) -> Floats:

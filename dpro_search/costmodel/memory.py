@@ -122,11 +122,11 @@ def cast_elements(step: StepMemory, bfloat16: Collection[str]) -> dict[str, floa
     buffer, op = step.use_buffer[crossing], step.use_op[crossing]
     order = np.argsort(step.begin[op], kind="stable")
     cast, place = np.unique(buffer[order], return_index=True)
-    found: dict[str, float] = {}
+    elements: dict[str, float] = {}
     for number, reader in zip(cast.tolist(), op[order][place].tolist(), strict=True):
         name = step.op_name[step.writers(number)[-1] if half[number] else reader]
-        found[name] = found.get(name, 0.0) + float(step.size_bytes[number]) / _FLOAT32_BYTES
-    return found
+        elements[name] = elements.get(name, 0.0) + float(step.size_bytes[number]) / _FLOAT32_BYTES
+    return elements
 
 
 def _lives(step: StepMemory, changes: Changes) -> _Lives:
@@ -206,13 +206,13 @@ class _Lives:
         passing = [int(i) for i in counted if not stays[i]]
         # Buffers that end at an instant are given back before those that begin at it are taken.
         changes = sorted([(int(from_[i]), 1, i) for i in passing] + [(int(to[i]), 0, i) for i in passing])
-        wanted = self.fusion_buffer_bytes
+        fusion_bytes = self.fusion_buffer_bytes
         for _ in range(_SETTLING_STEPS):
             allocator.peak_bytes = least = allocator.in_use_bytes
             for instant, begins, number in changes:
-                if wanted and instant >= self._step.first_post:
-                    allocator.take(wanted)
-                    wanted = 0.0
+                if fusion_bytes and instant >= self._step.first_post:
+                    allocator.take(fusion_bytes)
+                    fusion_bytes = 0.0
                 if begins:
                     held[number] = allocator.take(float(size[number]))
                     continue
@@ -314,20 +314,20 @@ class BestFit:
 
     def take(self, wanted_bytes: float) -> int:
         """Address of a piece of at least so many bytes."""
-        wanted = max(-(-int(wanted_bytes) // _GRAIN) * _GRAIN, _GRAIN)
-        place = bisect_left(self._free, (wanted, -1))
+        size_needed = max(-(-int(wanted_bytes) // _GRAIN) * _GRAIN, _GRAIN)
+        place = bisect_left(self._free, (size_needed, -1))
         if place == len(self._free):
-            self._extend(wanted)
-            place = bisect_left(self._free, (wanted, -1))
+            self._extend(size_needed)
+            place = bisect_left(self._free, (size_needed, -1))
         size, address = self._free.pop(place)
         self._free_at.discard(address)
-        if size >= 2 * wanted or size - wanted >= _LARGEST_REST:
+        if size >= 2 * size_needed or size - size_needed >= _LARGEST_REST:
             after = address + size
-            self._size[address] = wanted
-            self._add(address + wanted, size - wanted, address)
+            self._size[address] = size_needed
+            self._add(address + size_needed, size - size_needed, address)
             if after in self._before:
-                self._before[after] = address + wanted
-            size = wanted
+                self._before[after] = address + size_needed
+            size = size_needed
         self.in_use_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
         return address
@@ -357,9 +357,9 @@ class BestFit:
         self._free_at.discard(address)
         return size
 
-    def _extend(self, wanted: int) -> None:
+    def _extend(self, least_bytes: int) -> None:
         grown = self._region
-        while grown < wanted:
+        while grown < least_bytes:
             grown *= 2
         self._regions += 1
         self._add(self._regions * _FAR, grown, None)

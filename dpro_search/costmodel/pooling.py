@@ -110,25 +110,25 @@ def _member_variance(groups: list[Floats]) -> float:
 
 def _between(names: list[str], values: Mapping[str, Floats], parent: Mapping[str, str], member_variance: float) -> float:
     """Variance of groups of a depth around those that they belong to, less that which chance makes of their few members."""
-    found = [
+    spreads = [
         (float(values[name].mean() - values[parent[name]].mean()) ** 2, member_variance / len(values[name]))
         for name in names
         if name in parent
     ]
-    if not found:
+    if not spreads:
         return 0.0
-    squares, chance = np.array(found).T
+    squares, chance = np.array(spreads).T
     return max(float((squares - chance).mean()), _LEAST_VARIANCE)
 
 
 def _pooled(members: Floats, member_variance: float, between: float, above: Pooled | None) -> Pooled:
     count = len(members)
     around = float(((members - members.mean()) ** 2).sum()) if count else 0.0
-    own = (_SHARED * member_variance + around) / (_SHARED + max(count - 1, 0))
+    variance = (_SHARED * member_variance + around) / (_SHARED + max(count - 1, 0))
     degrees = _SHARED + max(count - 1, 0)
     if above is None:
-        return Pooled(centre=float(members.mean()), mean_variance=own / count, member_variance=own, degrees=degrees)
+        return Pooled(centre=float(members.mean()), mean_variance=variance / count, member_variance=variance, degrees=degrees)
     prior = between + above.mean_variance
-    precision = count / own + 1 / prior
-    centre = (float(members.sum()) / own + above.centre / prior) / precision
-    return Pooled(centre=centre, mean_variance=1 / precision, member_variance=own, degrees=degrees)
+    precision = count / variance + 1 / prior
+    centre = (float(members.sum()) / variance + above.centre / prior) / precision
+    return Pooled(centre=centre, mean_variance=1 / precision, member_variance=variance, degrees=degrees)

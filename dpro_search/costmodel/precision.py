@@ -154,7 +154,7 @@ class PrecisionModel:
         by_family: dict[str, list[PrecisionRow]] = defaultdict(list)
         for row in rows:
             by_family[_FAMILY_OF[kind_of(row.type)]].append(row)
-        sizes = {family: _size_effect(found) for family, found in by_family.items()}
+        sizes = {family: _size_effect(rows) for family, rows in by_family.items()}
         if not by_size:
             sizes = {family: replace(size, exponent=0.0) for family, size in sizes.items()}
         values, parent = _logarithms(rows, sizes)
@@ -256,8 +256,8 @@ def _score(table: PrecisionTable, whole: WorkloadTime) -> PrecisionScore:
     for row in mine:
         ratio = model.ratio(row.type, row.float32_us) or (1.0, 1.0, 1.0)
         known += row.float32_us if model.knows(row.type) else 0.0
-        found = (row.bfloat16_us, *(row.float32_us * end for end in ratio))
-        sums[kind_of(row.type)] = [total + us for total, us in zip(sums[kind_of(row.type)], found, strict=True)]
+        row_us = (row.bfloat16_us, *(row.float32_us * end for end in ratio))
+        sums[kind_of(row.type)] = [total + us for total, us in zip(sums[kind_of(row.type)], row_us, strict=True)]
     casts = [cast for cast in table.casts if cast.workload == whole.workload]
     predicted_casts_us = sum(model.cast_us(cast.elements) for cast in casts)
     predicted_us = whole.unchanged_us + predicted_casts_us + sum(kind[1] for kind in sums.values())
@@ -290,11 +290,11 @@ def _logarithms(rows: Sequence[PrecisionRow], sizes: Mapping[str, SizeEffect]) -
         whole[row.workload] += row.float32_us
         parent |= {row.type: kind, kind: family}
         for name in (row.type, kind, family):
-            found = totals[name][row.workload]
-            totals[name][row.workload] = [found[0] + row.float32_us, found[1] + usual_us, found[2] + row.bfloat16_us]
+            row_us = totals[name][row.workload]
+            totals[name][row.workload] = [row_us[0] + row.float32_us, row_us[1] + usual_us, row_us[2] + row.bfloat16_us]
     values = {}
     for name, by_workload in totals.items():
-        telling = [found for workload, found in by_workload.items() if found[0] > _LEAST_SHARE * whole[workload]]
+        telling = [row_us for workload, row_us in by_workload.items() if row_us[0] > _LEAST_SHARE * whole[workload]]
         if telling:
             values[name] = np.array([math.log(bfloat16_us / usual_us) for _, usual_us, bfloat16_us in telling])
     return values, {name: above for name, above in parent.items() if name in values}

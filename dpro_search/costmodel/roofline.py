@@ -94,7 +94,7 @@ def _peak(device: Device, name: str, dtype: str) -> float:
     # PyTorch lets cuDNN take TF32 where there is such a unit (torch.backends.cudnn.allow_tf32), cuBLAS only where asked.
     tf32 = peak.tf32 if _TENSOR.search(name) or kernel_class(name) == "convolution" else None
     order = (peak.fp16, peak.bf16, peak.fp32) if half else (tf32, peak.fp32, peak.fp16)
-    found = next((one for one in order if one is not None), None)
-    if found is None:
+    known_peak = next((one for one in order if one is not None), None)
+    if known_peak is None:
         raise InputError(f"{device.name}: no peak of its arithmetic is known; give [peak] in a device file")
-    return found
+    return known_peak

@@ -82,9 +82,9 @@ class AllReduceChoice:
         """Algorithms whose ratios are known."""
         return tuple(self.ratio)
 
-    def refusal(self, wanted: Sequence[MpiAlgorithm]) -> str | None:
+    def refusal(self, algorithms: Sequence[MpiAlgorithm]) -> str | None:
         """Why not all of these can be chosen; None: they can."""
-        unknown = next((algorithm for algorithm in wanted if algorithm not in self.ratio), None)
+        unknown = next((algorithm for algorithm in algorithms if algorithm not in self.ratio), None)
         if unknown == HIERARCHY and self.ranks_per_host == 1:
             return "allreduce_algorithms: every host has one rank, so that a hierarchy is nothing but its all-reduce among hosts"
         if unknown is not None:
@@ -104,8 +104,8 @@ class AllReduceChoice:
         size = np.searchsorted(self.from_bytes, edges, side="right") - 1
         chosen = np.searchsorted(starts, edges, side="right") - 1
         by_range = np.stack([self.ratio[algorithm] for _, algorithm in ranges])
-        found: Floats = by_range[chosen, size]
-        return edges, found
+        ratio: Floats = by_range[chosen, size]
+        return edges, ratio
 
     def fastest(self) -> tuple[tuple[int, MpiAlgorithm], ...]:
         """The ranges of sizes in which each algorithm is the fastest."""

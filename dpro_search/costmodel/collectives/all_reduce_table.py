@@ -69,12 +69,12 @@ def predicted_choice(
     InputError
         The model has no series of the backend for a layout.
     """
-    found = {}
+    ranges_by_layout = {}
     for ranks, ranks_per_host in layouts:
         predicted = predicted_us(model, ranks, ranks_per_host, rate_bps, cores, sizes_bytes, backend)
         by_size = [(float(size), {name: float(us[i]) for name, us in predicted.items()}) for i, size in enumerate(sizes_bytes)]
-        found[ranks, ranks_per_host] = _fastest(by_size)
-    return _as_table("predicted from measured all-reduces", found)
+        ranges_by_layout[ranks, ranks_per_host] = _fastest(by_size)
+    return _as_table("predicted from measured all-reduces", ranges_by_layout)
 
 
 def predicted_us(
@@ -95,20 +95,20 @@ def predicted_us(
     )
     names = [name for name in BACKENDS[backend].algorithms if not name.startswith(OF_LIBRARIES)]
     series = {name: series_name(backend, name, ranks_per_host) for name in names}
-    own = {name: one for name, one in series.items() if one in model.costs}
-    if not own:
+    known_series = {name: one for name, one in series.items() if one in model.costs}
+    if not known_series:
         raise InputError(
             f"the model has {'; '.join(model.costs)}, and no all-reduce of {backend} with {ranks_per_host} ranks on a host;"
             f" measure them with 'dpro-search fit --collect comm --backends {backend}'"
         )
-    return {name: model.predict(one, points).us for name, one in own.items()}
+    return {name: model.predict(one, points).us for name, one in known_series.items()}
 
 
 def _by_size(rows: Sequence[AllReduceRow]) -> list[tuple[float, Mapping[str, float]]]:
-    found: dict[int, dict[str, float]] = defaultdict(dict)
+    duration_us: dict[int, dict[str, float]] = defaultdict(dict)
     for row in rows:
-        found[row.size_bytes][row.algorithm] = row.duration_us
-    return [(float(size), found[size]) for size in sorted(found)]
+        duration_us[row.size_bytes][row.algorithm] = row.duration_us
+    return [(float(size), duration_us[size]) for size in sorted(duration_us)]
 
 
 def _fastest(by_size: Sequence[tuple[float, Mapping[str, float]]]) -> list[tuple[int, str]]:

@@ -117,8 +117,8 @@ def counts(
         moved = np.where(shared, 2 * (together + serving * p / servers), wire)
         added = serving * p / servers
         turns = np.where(shared, together + serving - 1, 0.0)
-    found = {"messages": messages, "wire": wire, "moved": moved, "added": added, "turns": turns}
-    return Counts(**{name: np.where(some, column, 0.0) for name, column in found.items()})
+    columns = {"messages": messages, "wire": wire, "moved": moved, "added": added, "turns": turns}
+    return Counts(**{name: np.where(some, column, 0.0) for name, column in columns.items()})
 
 
 _Message = tuple[int, int, float]  # from rank, to rank, part of the tensor

@@ -91,24 +91,24 @@ def _periods(trace: Trace, step: int) -> Floats:
 
     Transfers that overlap share the link: together they are one period.
     """
-    mine = trace.events.select((trace.events.step == step) & (trace.events.kind == EventKind.ALLREDUCE))
-    if not len(mine):
+    transfers = trace.events.select((trace.events.step == step) & (trace.events.kind == EventKind.ALLREDUCE))
+    if not len(transfers):
         return np.zeros((0, 4))
-    start, end, size = _over_ranks(trace, mine)
+    start, end, size = _over_ranks(trace, transfers)
     order = np.argsort(start, kind="stable")
     start, end, size = start[order], end[order], size[order]
     latest = np.concatenate(([-np.inf], np.maximum.accumulate(end)[:-1]))
     group = np.cumsum(start >= latest) - 1
     waits = [main_waits_us(trace, rank, step) for rank in range(trace.meta.ranks)]
-    found = []
+    periods = []
     for number in range(group[-1] + 1):
-        own = group == number
-        begin, until = float(start[own].min()), float(end[own].max())
+        in_period = group == number
+        begin, until = float(start[in_period].min()), float(end[in_period].max())
         instants = np.linspace(begin, until, _GRID)
         computing = ~np.all([covered(instants, rows) for rows in waits], axis=0)
         beginning = computing[instants <= begin + machine_constants().torch.beginning_us]
-        found.append((float(size[own].sum()), until - begin, float(beginning.mean()), float(computing.mean())))
-    return np.array(found)
+        periods.append((float(size[in_period].sum()), until - begin, float(beginning.mean()), float(computing.mean())))
+    return np.array(periods)
 
 
 def _over_ranks(trace: Trace, transfers: Events) -> tuple[Floats, Floats, Floats]:

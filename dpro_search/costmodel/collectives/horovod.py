@@ -147,7 +147,7 @@ def fit_comm_costs(trace: Trace, graph: DataflowGraph) -> CommCosts:
 
 
 def at_cluster(
-    costs: CommCosts, concurrency: float, recorded: tuple[float | None, int], wanted: tuple[float | None, int]
+    costs: CommCosts, concurrency: float, recorded: tuple[float | None, int], target: tuple[float | None, int]
 ) -> CommCosts:
     """The terms at another link rate and number of ranks; both are given as (rate in bit/s, ranks).
 
@@ -155,12 +155,12 @@ def at_cluster(
     changes with the rate as its usual values do, where the recording's links were shaped; it and negotiation grow with the number
     of messages in a row.
     """
-    if recorded == wanted:
+    if recorded == target:
         return costs
-    volume = _volume(wanted[1]) / _volume(recorded[1])
-    messages = max(wanted[1] - 1, 1) / max(recorded[1] - 1, 1)
+    volume = _volume(target[1]) / _volume(recorded[1])
+    messages = max(target[1] - 1, 1) / max(recorded[1] - 1, 1)
     cpu = costs.cpu_us * volume
-    old_wire, new_wire = (wire_us_per_byte(*cluster) for cluster in (recorded, wanted))
+    old_wire, new_wire = (wire_us_per_byte(*cluster) for cluster in (recorded, target))
     old_floor, new_floor = costs.cpu_us, max(cpu, machine_constants().host.least_us_per_byte)
     extra_tail, extra_busy = 0.0, 0.0
     if not (costs.poll_share and old_wire > 0):  # what polling adds to the wire's time is in the wire times
@@ -170,7 +170,7 @@ def at_cluster(
     beta_busy = max(costs.wire_times_busy * new_wire, new_floor * (1 + concurrency)) + max(extra_busy, 0.0) * volume
     alpha = np.array([costs.alpha_busy_us, costs.alpha_more_us, costs.alpha_tail_us])
     if costs.burst_us:  # what is known of a rate was seen on shaped links
-        alpha = np.maximum(alpha + usual_alpha_us(wanted[0]) - usual_alpha_us(recorded[0]), 0.0)
+        alpha = np.maximum(alpha + usual_alpha_us(target[0]) - usual_alpha_us(recorded[0]), 0.0)
     alpha_busy, alpha_more, alpha_tail = (float(value) for value in alpha * messages)
     return replace(
         costs,
@@ -182,7 +182,7 @@ def at_cluster(
         negotiate_busy_us=costs.negotiate_busy_us * messages,
         negotiate_idle_us=costs.negotiate_idle_us * messages,
         cpu_us=cpu,
-        burst_us=burst_us(wanted[0]) if costs.burst_us else 0.0,  # a link of the kind that was recorded
+        burst_us=burst_us(target[0]) if costs.burst_us else 0.0,  # a link of the kind that was recorded
     )
 
 
@@ -305,8 +305,8 @@ def _mean_betas(size: Floats, moving_us: Floats, busy: Floats, floor: float) -> 
         return mean, mean if seen[1] > seen[0] else floor
     root = np.sqrt(np.maximum(size, 1.0))
     design = np.stack([busy * root, (1 - busy) * root], axis=1)
-    found = lsq_linear(design, moving_us / root, bounds=(floor, np.inf)).x
-    return max(float(found[0]), float(found[1])), float(found[1])
+    betas = lsq_linear(design, moving_us / root, bounds=(floor, np.inf)).x
+    return max(float(betas[0]), float(betas[1])), float(betas[1])
 
 
 def _wire_times(beta_busy: float, beta_tail: float, wire: float, large: Floats, busy: Floats) -> tuple[float, float]:
@@ -316,8 +316,8 @@ def _wire_times(beta_busy: float, beta_tail: float, wire: float, large: Floats, 
         return usual.wire_times
     weight = usual.wire_times_observations
     counts = (float((large * busy).sum()), float((large * (1 - busy)).sum()))
-    found = zip((beta_busy, beta_tail), counts, usual.wire_times, strict=True)
-    wire_times_busy, wire_times_tail = ((beta / wire * n + times * weight) / (n + weight) for beta, n, times in found)
+    observed = zip((beta_busy, beta_tail), counts, usual.wire_times, strict=True)
+    wire_times_busy, wire_times_tail = ((beta / wire * n + times * weight) / (n + weight) for beta, n, times in observed)
     return wire_times_busy, wire_times_tail
 
 
@@ -356,21 +356,21 @@ class _BusyTime:
         ops = trace.events.select(trace.events.kind == EventKind.OP)
         for rank in range(self._ranks):
             for step in graph.steps:
-                mine = (ops.rank == rank) & (ops.step == step)
-                start, end = ops.start_us[mine], ops.end_us[mine]
+                of_rank = (ops.rank == rank) & (ops.step == step)
+                start, end = ops.start_us[of_rank], ops.end_us[of_rank]
                 edges = np.unique(np.concatenate((start, end)))
                 active = active_count(edges, start, end) > 0
                 self._functions[rank, int(step)] = edges, np.concatenate(([0.0], np.cumsum(active * np.diff(edges))))
 
     def fraction(self, step: Floats, start_us: Floats, end_us: Floats) -> Floats:
         """Part of each span during which the busiest rank computed."""
-        found = np.zeros(len(step))
+        busiest = np.zeros(len(step))
         for i, (s, a, b) in enumerate(zip(step, start_us, end_us, strict=True)):
             for rank in range(self._ranks):
                 edges, total = self._functions[rank, int(s)]
                 used = np.interp(b, edges, total) - np.interp(a, edges, total)
-                found[i] = max(found[i], used / max(b - a, 1e-9))
-        return np.minimum(found, 1.0)
+                busiest[i] = max(busiest[i], used / max(b - a, 1e-9))
+        return np.minimum(busiest, 1.0)
 
 
 def _negotiations(trace: Trace, spans: dict[str, Floats], busy: _BusyTime) -> tuple[Floats, Floats]:

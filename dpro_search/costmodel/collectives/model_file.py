@@ -242,10 +242,10 @@ def _coverage(errors: Floats | None, points: Points) -> float | None:
     usable = np.isfinite(errors)
     inside: list[npt.NDArray[np.bool_]] = []
     for number in range(_HALVES):
-        mine, others = usable & (half == number), usable & (half != number)
-        if not mine.any() or not others.any():
+        judged, others = usable & (half == number), usable & (half != number)
+        if not judged.any() or not others.any():
             return None
-        inside.append(np.abs(errors[mine]) <= conformal_quantile(np.sort(np.abs(errors[others])), COVERAGE))
+        inside.append(np.abs(errors[judged]) <= conformal_quantile(np.sort(np.abs(errors[others])), COVERAGE))
     return float(np.concatenate(inside).mean())
 
 

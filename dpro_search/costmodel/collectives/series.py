@@ -98,11 +98,11 @@ def table_series(table: CommTable) -> list[Series]:
     by_name: dict[tuple[str, str, int], list[AllReduceRow]] = defaultdict(list)
     for row in table.rows:
         by_name[row.backend, row.algorithm, row.ranks_per_host].append(row)
-    found = []
+    all_series = []
     for (backend, algorithm, ranks_per_host), rows in sorted(by_name.items()):
         rates = [np.inf if row.rate_bps is None else row.rate_bps / 8e6 for row in rows]
         servers = [_servers_used(backend, row.size_bytes, row.servers) for row in rows]
-        found.append(
+        all_series.append(
             Series(
                 name=series_name(backend, algorithm, ranks_per_host),
                 algorithms=algorithms_of(backend, algorithm),
@@ -120,7 +120,7 @@ def table_series(table: CommTable) -> list[Series]:
                 ranks_per_host=ranks_per_host,
             )
         )
-    return found
+    return all_series
 
 
 def series_name(backend: str, algorithm: str, ranks_per_host: int = 1) -> str:
@@ -256,14 +256,14 @@ def _transfers(trace: Trace, events: Events) -> Floats:
         seen[rank] = old[0] + size, min(old[1], start), max(old[2], end)
     # Horovod's timeline shows when the last rank had enqueued; other traces hold each rank's wait.
     lone = kind == EventKind.ALLREDUCE
-    found = []
+    spans = []
     for seen in whole.values():
         if not (lone or len(seen) == trace.meta.ranks > 1):
             continue
         sizes, starts, ends = zip(*seen.values(), strict=True)
         # The others may have noticed the end late.
-        found.append((max(sizes), max(starts), min(ends) if lone else max(ends)))
-    return _sound(found)
+        spans.append((max(sizes), max(starts), min(ends) if lone else max(ends)))
+    return _sound(spans)
 
 
 def _pushes(trace: Trace, events: Events) -> Floats:
@@ -285,9 +285,9 @@ def _rows(events: Events) -> Iterable[tuple[int, int, int, float, float]]:
 
 def _sound(spans: Sequence[tuple[float, float, float]]) -> Floats:
     """Spans with bytes and a duration, by begin, [n, 3]."""
-    found = np.array(spans, dtype=np.float64).reshape(len(spans), 3)
-    found = found[(found[:, 0] > 0) & (found[:, 2] > found[:, 1])]
-    return found[np.argsort(found[:, 1], kind="stable")]
+    rows = np.array(spans, dtype=np.float64).reshape(len(spans), 3)
+    rows = rows[(rows[:, 0] > 0) & (rows[:, 2] > rows[:, 1])]
+    return rows[np.argsort(rows[:, 1], kind="stable")]
 
 
 def _periods(spans: Floats) -> tuple[Floats, Floats]:

@@ -45,7 +45,7 @@ def add_device(
     *,
     budget: int,
     specs: Device | None = None,
-    own: Sequence[OpSpec] = (),
+    job_ops: Sequence[OpSpec] = (),
     longest_us: float = LONGEST_US,
     on_progress: Callable[[MeasuringProgress], None] = lambda _: None,
 ) -> tuple[Device, MeasuringProgress]:
@@ -55,7 +55,7 @@ def add_device(
     ----------
     specs
         Of the device; None: of the bundled device with the name that the driver reports, or of this machine's core.
-    own
+    job_ops
         Ops of a job, to choose from instead of the usual ones.
 
     Raises
@@ -76,17 +76,17 @@ def add_device(
     machine_name = usual or _machine_of(path)
     progress = MeasuringProgress(budget=budget, samples=len(device.samples))
     done = {sample.op for sample in device.samples}
-    offered = chosen(device, budget, own=own, longest_us=longest_us)
-    wanted = [spec for spec in offered if str(spec) not in done]
+    offered = chosen(device, budget, job_ops=job_ops, longest_us=longest_us)
+    missing = [spec for spec in offered if str(spec) not in done]
     progress.offered = len(offered)
-    for spec in wanted[: max(budget - len(done), 0)]:
+    for spec in missing[: max(budget - len(done), 0)]:
         progress.op = str(spec)
         on_progress(progress)
-        found = _timed(timer, spec)
-        if found.us is None:
-            progress.failed[found.failed] += 1
+        timed = _timed(timer, spec)
+        if timed.us is None:
+            progress.failed[timed.failed] += 1
             continue
-        sample = Sample(str(spec), float(f"{found.us:.6g}"), round(found.spread_pct, 2))
+        sample = Sample(str(spec), float(f"{timed.us:.6g}"), round(timed.spread_pct, 2))
         exceptions = {**dict(device.provenance.exceptions), "samples": how}
         source = Provenance(source=device.provenance.source, exceptions=tuple(sorted(exceptions.items())))
         device = msgspec.structs.replace(device, samples=(*device.samples, sample), provenance=source)
@@ -98,11 +98,11 @@ def add_device(
     return device, progress
 
 
-def usual_name(found: FoundDevice) -> str:
+def usual_name(device: FoundDevice) -> str:
     """The name of the device in the user's folder, if no other is given."""
-    if found.gpu is None:
+    if device.gpu is None:
         return "my-cpu"
-    return f"my-{bundled.aliases('device').get(bundled.plain(found.gpu), bundled.plain(found.gpu))}"
+    return f"my-{bundled.aliases('device').get(bundled.plain(device.gpu), bundled.plain(device.gpu))}"
 
 
 def _timed(timer: OpTimer, spec: OpSpec) -> TimedOp:
@@ -111,29 +111,29 @@ def _timed(timer: OpTimer, spec: OpSpec) -> TimedOp:
 
 def _described(timer: OpTimer, specs: Device | None) -> tuple[Device, str | None]:
     """The device before anything of it was measured, and the machine that it usually is part of."""
-    found = timer.device
+    reported = timer.device
     if specs is not None:
         return specs, None
-    if found.gpu is None:
+    if reported.gpu is None:
         copied = _timed(timer, _COPY)
         if copied.us is None:
             raise JobError(f"no copy could be timed on this machine's core: {copied.failed}")
         return core_of_this_machine(_COPY.held_bytes / copied.us * 1e6), None
-    name = bundled.aliases("device").get(bundled.plain(found.gpu))
+    name = bundled.aliases("device").get(bundled.plain(reported.gpu))
     if name is not None:
         return bundled.device(name), bundled.usual_machine(name)
-    seen = {"memory": found.memory_bytes, "cores": found.cores, "l2_cache": found.l2_bytes, "clock": found.clock_hz}
+    seen = {"memory": reported.memory_bytes, "cores": reported.cores, "l2_cache": reported.l2_bytes, "clock": reported.clock_hz}
     known = ", ".join(f"{key} = {value:g}" for key, value in seen.items() if value is not None)
     raise InputError(
-        f"no bundled device is called '{found.gpu}': write its data sheet to a file (name, vendor, memory_rate, [peak] with fp32 "
-        f"and bf16 or fp16; PyTorch says {known}) and name it by --specs FILE"
+        f"no bundled device is called '{reported.gpu}': write its data sheet to a file (name, vendor, memory_rate, [peak] with "
+        f"fp32 and bf16 or fp16; PyTorch says {known}) and name it by --specs FILE"
     )
 
 
 def _machine_of(path: Path) -> str | None:
     """The usual machine that a device file has."""
-    found = tomllib.loads(path.read_text("utf-8")).get("machine") if path.exists() else None
-    return found if isinstance(found, str) else None
+    name = tomllib.loads(path.read_text("utf-8")).get("machine") if path.exists() else None
+    return name if isinstance(name, str) else None
 
 
 def _how(timer: OpTimer) -> str:

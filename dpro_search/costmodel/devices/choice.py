@@ -53,16 +53,16 @@ def usual_ops(device: Device, seed: int = 0) -> list[OpSpec]:
     def passes() -> bool:
         return bool(random.random() < _BACKWARD)
 
-    found: list[OpSpec] = []
+    specs: list[OpSpec] = []
     for precision in precisions_of(device):
-        found += [OpSpec.of("gemm", precision, m=4096, n=4096, k=size) for size in (1024, 4096)]
-        found += [OpSpec.of("copy", precision, rows=2**14, length=2**12), OpSpec.of("copy", precision, rows=1, length=64)]
+        specs += [OpSpec.of("gemm", precision, m=4096, n=4096, k=size) for size in (1024, 4096)]
+        specs += [OpSpec.of("copy", precision, rows=2**14, length=2**12), OpSpec.of("copy", precision, rows=1, length=64)]
         for _ in range(_USUAL["gemm"]):
             sizes = {"m": size(3, 15), "n": size(6, 14, 8), "k": size(6, 14, 8), "transposes": int(random.random() < 0.5)}
-            found.append(OpSpec.of("gemm", precision, backward=passes(), **sizes))
+            specs.append(OpSpec.of("gemm", precision, backward=passes(), **sizes))
         for _ in range(_USUAL["batched"]):
             sizes = {"m": size(5, 12), "n": size(5, 12, 8), "k": size(5, 8, 8), "batch": size(2, 9)}
-            found.append(OpSpec.of("gemm", precision, backward=passes(), **sizes))
+            specs.append(OpSpec.of("gemm", precision, backward=passes(), **sizes))
         for _ in range(_USUAL["convolution"]):
             window = int(random.choice([1, 1, 3, 3, 7]))
             channels = 3 if window == 7 else size(5, 11, 8)
@@ -73,7 +73,7 @@ def usual_ops(device: Device, seed: int = 0) -> list[OpSpec]:
                 "side": int(random.choice([7, 14, 28, 56, 112, 224])),
             }
             shape |= {"window": window, "stride": int(random.choice([1, 1, 2])), "padding": window // 2}
-            found.append(OpSpec.of("convolution", precision, backward=passes(), **shape))
+            specs.append(OpSpec.of("convolution", precision, backward=passes(), **shape))
         if precision in ("bf16", "fp16"):
             for _ in range(_USUAL["attention"]):
                 shape = {
@@ -82,31 +82,31 @@ def usual_ops(device: Device, seed: int = 0) -> list[OpSpec]:
                     "queries": size(6, 13),
                     "head_dim": int(random.choice([64, 128])),
                 }
-                found.append(OpSpec.of("attention", precision, backward=passes(), **shape, causal=int(random.random() < 0.7)))
+                specs.append(OpSpec.of("attention", precision, backward=passes(), **shape, causal=int(random.random() < 0.7)))
         for name, op in STREAMED.items():
             for _ in range(_USUAL["streamed"]):
                 backward = bool(op.backward_tensors) and passes()
-                found.append(OpSpec.of(name, precision, backward=backward, rows=size(3, 18), length=size(6, 15)))
-    return list(dict.fromkeys(found))
+                specs.append(OpSpec.of(name, precision, backward=backward, rows=size(3, 18), length=size(6, 15)))
+    return list(dict.fromkeys(specs))
 
 
 def chosen(
     device: Device,
     count: int,
     *,
-    own: Sequence[OpSpec] = (),
+    job_ops: Sequence[OpSpec] = (),
     longest_us: float = LONGEST_US,
     usual: UsualShares | None = None,
     seed: int = 0,
 ) -> list[OpSpec]:
-    """Ops to measure, at most `count` in all: probes first, then a job's own ops or, without any, the usual ones.
+    """Ops to measure, at most `count` in all: probes first, then a job's ops or, without any, the usual ones.
 
     Ops that are expected to take longer than `longest_us`, or whose tensors do not fit, are left out.
 
     Raises
     ------
     InputError
-        Specs of the device are missing, or none of the job's own ops can be measured.
+        Specs of the device are missing, or none of the job's ops can be measured.
     """
     usual = usual or UsualShares()
     profile = DeviceProfile(device=device)
@@ -125,22 +125,22 @@ def chosen(
     if ops is None or not len(ops):
         return []
     places = probe_places(ops, device).tolist()
-    found = [candidates[place] for place in places][:count]
-    if own:
-        candidates, ops = feasible(sorted(set(own)))
+    chosen_specs = [candidates[place] for place in places][:count]
+    if job_ops:
+        candidates, ops = feasible(sorted(set(job_ops)))
         if ops is None or not len(ops):
             raise InputError(
-                f"{device.name}: none of the job's {len(set(own))} ops is expected to take less than {longest_us / 1e6:g} s "
+                f"{device.name}: none of the job's {len(set(job_ops))} ops is expected to take less than {longest_us / 1e6:g} s "
                 "at a precision that the device has"
             )
-    if ops is None or len(found) >= count:
-        return found
-    left = np.array([place for place, spec in enumerate(candidates) if spec not in found], dtype=np.int64)
+    if ops is None or len(chosen_specs) >= count:
+        return chosen_specs
+    left = np.array([place for place, spec in enumerate(candidates) if spec not in chosen_specs], dtype=np.int64)
     if not len(left):
-        return found
+        return chosen_specs
     points = OpPoints.of(ops[left], features(ops[left], profile, usual))
-    order = nearest_to_centres(points, min(count - len(found), len(left)), seed)
-    return found + [candidates[place] for place in left[order].tolist()]
+    order = nearest_to_centres(points, min(count - len(chosen_specs), len(left)), seed)
+    return chosen_specs + [candidates[place] for place in left[order].tolist()]
 
 
 def nearest_to_centres(points: OpPoints, count: int, seed: int) -> npt.NDArray[np.int64]:
@@ -153,7 +153,7 @@ def nearest_to_centres(points: OpPoints, count: int, seed: int) -> npt.NDArray[n
     with threadpool_limits(limits=1):  # threads that wait for each other on a busy machine take many times as long as one
         means = KMeans(n_clusters=count, n_init=1, random_state=seed).fit(scaled)
         distance = means.transform(scaled)
-    found: list[int] = []
+    nearest: list[int] = []
     for cluster in np.argsort(-np.bincount(means.labels_, minlength=count)):
-        found.append(next(int(place) for place in np.argsort(distance[:, cluster]) if int(place) not in found))
-    return np.array(found, dtype=np.int64)
+        nearest.append(next(int(place) for place in np.argsort(distance[:, cluster]) if int(place) not in nearest))
+    return np.array(nearest, dtype=np.int64)

@@ -114,8 +114,8 @@ class ErrorCorrection:
         """Fit to the log(measured / predicted) of k measured ops."""
         limit = WINSOR * np.sqrt(similarity.variance)
         errors = np.clip(errors, -limit, limit)
-        own = similarity.covariance(points, points).astype(np.float64) + similarity.noise * np.eye(len(errors))
-        inverse = cho_solve(cho_factor(own, lower=True), np.eye(len(errors)))
+        covariance = similarity.covariance(points, points).astype(np.float64) + similarity.noise * np.eye(len(errors))
+        inverse = cho_solve(cho_factor(covariance, lower=True), np.eye(len(errors)))
         return ErrorCorrection(
             similarity=similarity,
             points=points,

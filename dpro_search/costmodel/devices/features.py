@@ -137,7 +137,7 @@ def _tile_features(ops: Ops, cores: int) -> list[Floats]:
 
     Fused attention is tiled along its queries only.
     """
-    found: list[Floats] = []
+    tile_features: list[Floats] = []
     waste = np.full(len(ops), np.inf)
     attention = ops.kind == _ATTENTION
     for rows, columns in TILES:
@@ -147,8 +147,8 @@ def _tile_features(ops: Ops, cores: int) -> list[Floats]:
         share = tiles / (waves * cores)
         padding = _log(np.ceil(ops.m / rows) * rows / ops.m * np.ceil(ops.n / columns) * columns / ops.n)
         waste = np.minimum(waste, padding - _log(share))
-        found += [_log(tiles / cores), share, padding]
-    return [*found, waste]
+        tile_features += [_log(tiles / cores), share, padding]
+    return [*tile_features, waste]
 
 
 def _device_features(ops: Ops, device: Device, rates: Rates) -> list[Floats]:

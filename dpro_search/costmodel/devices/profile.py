@@ -147,12 +147,12 @@ def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
     """
     assert device.memory_bytes_per_s is not None
     moved = ops.matrix_bytes + ops.stream_bytes
-    found: list[int] = []
+    places: list[int] = []
     precisions = _commonest(ops.precision[ops.flops > 0])
     for precision in precisions:
         of = np.flatnonzero((ops.precision == precision) & np.isin(ops.kind, _PRODUCTS) & (ops.flops > 0))
         of = of[ops.kind[of] == _GEMM] if (ops.kind[of] == _GEMM).any() else of
-        found += of[np.argsort(_from_usual_product(ops[of]), kind="stable")][
+        places += of[np.argsort(_from_usual_product(ops[of]), kind="stable")][
             : 3 - len(precisions) if len(precisions) < 3 else 1
         ].tolist()
     peaks = np.array([peak_flops_per_s(device, precision) or np.inf for precision in PRECISIONS])
@@ -161,11 +161,11 @@ def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
     if len(streams):
         other = ops.kernels[streams] + np.abs(ops.special[streams]) + (ops.flops[streams] > 0) + 2 * ops.backward[streams]
         cost = np.abs(np.log10(moved[streams] / PROBE_BYTES)) + 0.3 * other
-        found.append(int(streams[np.argmin(cost)]))
+        places.append(int(streams[np.argmin(cost)]))
     size = (compute + moved / device.memory_bytes_per_s) * (1 + ops.backward) * ops.kernels
     plain = np.isin(ops.kind, _PLAIN)
-    found.append(int(np.argmin(np.where(plain, size, np.inf) if plain.any() else size)))
-    return np.array(list(dict.fromkeys(found)), dtype=np.int64)
+    places.append(int(np.argmin(np.where(plain, size, np.inf) if plain.any() else size)))
+    return np.array(list(dict.fromkeys(places)), dtype=np.int64)
 
 
 def probes_of(ops: Ops, us: Floats, device: Device) -> Probes:
@@ -194,10 +194,10 @@ def probes_of(ops: Ops, us: Floats, device: Device) -> Probes:
 
 def _from_usual_product(ops: Ops) -> Floats:
     """Distance of products from one of `PROBE_SIZE` on each side whose sizes are multiples of 128."""
-    found = np.log2(ops.batch) + 4.0 * ops.backward + 0.1 * ops.transposes + 2.0 * (ops.stream_bytes > ops.matrix_bytes)
+    distance = np.log2(ops.batch) + 4.0 * ops.backward + 0.1 * ops.transposes + 2.0 * (ops.stream_bytes > ops.matrix_bytes)
     for size in (ops.m, ops.n, ops.k):
-        found = found + np.abs(np.log2(size / PROBE_SIZE)) + (np.round(size) % 128 != 0)
-    return np.asarray(found)
+        distance = distance + np.abs(np.log2(size / PROBE_SIZE)) + (np.round(size) % 128 != 0)
+    return np.asarray(distance)
 
 
 def _commonest(values: Floats) -> Floats:
@@ -205,10 +205,10 @@ def _commonest(values: Floats) -> Floats:
     return np.asarray(found[np.argsort(-counts, kind="stable")][:MOST_PRECISIONS])
 
 
-def _check_units(what: str, found: float, stated: float, unit: str) -> None:
-    if not stated / BELOW_PEAK <= found <= stated * BEYOND_PEAK:
+def _check_units(what: str, measured: float, stated: float, unit: str) -> None:
+    if not stated / BELOW_PEAK <= measured <= stated * BEYOND_PEAK:
         raise InputError(
-            f"{what} {found:.3g} {unit} contradicts the data sheet's {stated:.3g} {unit}; "
+            f"{what} {measured:.3g} {unit} contradicts the data sheet's {stated:.3g} {unit}; "
             "are the times in microseconds, and the rates in whole units (not Gi or M)?"
         )
 

@@ -113,9 +113,9 @@ class OpRatios:
 
     def of(self, specs: Iterable[OpSpec]) -> dict[OpSpec, Ratio | None]:
         """New over old time of each op with a 90 % interval; None: the roofline ratio is nearer, or nothing is known."""
-        wanted = [spec for spec in dict.fromkeys(specs) if spec not in self._known]
-        self._known |= dict.fromkeys(wanted)
-        priced = [spec for spec in wanted if spec.name not in STREAMED or STREAMED[spec.name].kind not in _BY_MEMORY]
+        unknown = [spec for spec in dict.fromkeys(specs) if spec not in self._known]
+        self._known |= dict.fromkeys(unknown)
+        priced = [spec for spec in unknown if spec.name not in STREAMED or STREAMED[spec.name].kind not in _BY_MEMORY]
         if priced and self._priced is not None:
             before, after = (self._durations(priced, number) for number in (0, 1))
             for place, spec in enumerate(priced):
@@ -129,11 +129,11 @@ class OpRatios:
         """
         if self._priced is None or name not in ("gemm", "attention"):
             return None
-        found = [self._series(name, precision, number) for number in (0, 1)]
-        known = np.isfinite(found[0]) & np.isfinite(found[1])
+        series_us = [self._series(name, precision, number) for number in (0, 1)]
+        known = np.isfinite(series_us[0]) & np.isfinite(series_us[1])
         if known.sum() < 2:
             return None
-        before_us, after_us = (one[known] for one in found)
+        before_us, after_us = (one[known] for one in series_us)
         middle = np.exp(np.interp(np.log(us), np.log(np.maximum.accumulate(before_us)), np.log(after_us / before_us)))
         return middle, middle / UNKNOWN_SIZES, middle * UNKNOWN_SIZES
 
@@ -155,10 +155,11 @@ class OpRatios:
         assert self._priced is not None
         device, latency = self._devices[number], self._priced[number]
         ops = _joined([_as_run(spec, device) for spec in specs])
-        found = latency.predict(ops)
+        durations = latency.predict(ops)
         floor_us = latency.profile.rates(latency.model.usual).floor_us[ops.stack.astype(int)]
-        small = found.us < MUCH * floor_us
-        return replace(found, us=np.where(small, np.nan, found.us), origin=np.where(small, PredictionOrigin.REFUSED, found.origin))
+        small = durations.us < MUCH * floor_us
+        origin = np.where(small, PredictionOrigin.REFUSED, durations.origin)
+        return replace(durations, us=np.where(small, np.nan, durations.us), origin=origin)
 
 
 def _ratio(before: Durations, after: Durations, place: int) -> Ratio | None:

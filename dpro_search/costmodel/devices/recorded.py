@@ -103,10 +103,10 @@ class RecordedSpecs:
 
 def specs_of(trace: Trace) -> list[OpSpec]:
     """The distinct library ops of a trace."""
-    found, events = RecordedSpecs(trace), trace.events
+    recorded, events = RecordedSpecs(trace), trace.events
     rows = np.flatnonzero((events.shapes >= 0) & (events.kind == EventKind.OP))
     columns = np.unique(np.stack((events.name[rows], events.shapes[rows], events.dtype[rows])), axis=1).T.tolist()
-    specs = (found.of(trace.names[name], shapes, trace.dtypes[dtype] if dtype >= 0 else "") for name, shapes, dtype in columns)
+    specs = (recorded.of(trace.names[name], shapes, trace.dtypes[dtype] if dtype >= 0 else "") for name, shapes, dtype in columns)
     return sorted({spec for spec in specs if spec is not None})
 
 

@@ -62,10 +62,10 @@ def latency_on(device: Device) -> DeviceLatency:
     InputError
         Specs are missing, or samples contradict them.
     """
-    found = measured_on(device)
-    if found is None:
+    measured = measured_on(device)
+    if measured is None:
         return default_model().on(profile_of(device))
-    return _on(default_model(), device, found.ops, found.us)
+    return _on(default_model(), device, measured.ops, measured.us)
 
 
 def held_out(device: Device) -> HeldOutErrors | None:
@@ -73,33 +73,33 @@ def held_out(device: Device) -> HeldOutErrors | None:
 
     Probes stay in every part, as they are measured on every device.
     """
-    found = measured_on(device)
-    if found is None or len(found.us) < FEWEST:
+    measured = measured_on(device)
+    if measured is None or len(measured.us) < FEWEST:
         return None
-    probes = probe_places(found.ops, device)
-    others = np.setdiff1d(np.arange(len(found.us)), probes)
-    predicted, low, high = (np.full(len(found.us), np.nan) for _ in range(3))
+    probes = probe_places(measured.ops, device)
+    others = np.setdiff1d(np.arange(len(measured.us)), probes)
+    predicted, low, high = (np.full(len(measured.us), np.nan) for _ in range(3))
     for fold in range(FOLDS):
         judged = others[fold::FOLDS]
         if not len(judged):
             continue
-        kept = np.setdiff1d(np.arange(len(found.us)), judged)
-        part = _on(default_model(), device, found.ops[kept], found.us[kept]).predict(found.ops[judged])
+        kept = np.setdiff1d(np.arange(len(measured.us)), judged)
+        part = _on(default_model(), device, measured.ops[kept], measured.us[kept]).predict(measured.ops[judged])
         predicted[judged], low[judged], high[judged] = part.us, part.low_us, part.high_us
     known = np.flatnonzero(np.isfinite(predicted))
     if not len(known):
         return None
-    error_pct = np.abs(predicted[known] / found.us[known] - 1) * 100
-    inside = (low[known] <= found.us[known]) & (found.us[known] <= high[known])
+    error_pct = np.abs(predicted[known] / measured.us[known] - 1) * 100
+    inside = (low[known] <= measured.us[known]) & (measured.us[known] <= high[known])
     return HeldOutErrors(len(known), float(error_pct.mean()), float(np.median(error_pct)), float(inside.mean()))
 
 
 def outside_of(device: Device) -> str:
     """A sentence about a device that is unlike those that the predictor was fitted to; empty: it is like them."""
-    found = measured_on(device)
-    if found is None:
+    measured = measured_on(device)
+    if measured is None:
         return ""
-    beyond = latency_on(device).beyond(found.ops)
+    beyond = latency_on(device).beyond(measured.ops)
     refused = int((beyond > REFUSED).sum())
     if device.kind == "gpu" and not (beyond > 0).any():
         return ""

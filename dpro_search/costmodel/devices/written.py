@@ -140,41 +140,41 @@ class OpSpec:
     def all_sizes(self) -> dict[str, int]:
         """All sizes, those with their usual values too."""
         needed, usual = SIZES[self.name]
-        found = {key: self.size(key) for key in (*needed, *usual)}
+        sizes = {key: self.size(key) for key in (*needed, *usual)}
         if self.name == "attention":
-            found["kv_heads"] = found["kv_heads"] or found["heads"]
-            found["keys"] = found["keys"] or found["queries"]
-        return found
+            sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]
+            sizes["keys"] = sizes["keys"] or sizes["queries"]
+        return sizes
 
     def ops(self, stack: Stack) -> Ops:
         """Work and bytes of the op, as an array of one [1]."""
-        size, own = self.all_sizes, {"precision": self.precision, "stack": stack, "backward": self.backward}
+        size, common = self.all_sizes, {"precision": self.precision, "stack": stack, "backward": self.backward}
         element = ELEMENT_BYTES[self.precision]
         if self.name == "gemm":
             m, n, k, batch = (float(size[key]) for key in ("m", "n", "k", "batch"))
             if self.backward:  # the gradients of both operands
-                return gemm(m, k, n, batch=batch, products=2, kernels=2, **own)  # type: ignore[arg-type]
-            return gemm(m, n, k, batch=batch, transposes=float(size["transposes"]), **own)  # type: ignore[arg-type]
+                return gemm(m, k, n, batch=batch, products=2, kernels=2, **common)  # type: ignore[arg-type]
+            return gemm(m, n, k, batch=batch, transposes=float(size["transposes"]), **common)  # type: ignore[arg-type]
         if self.name == "convolution":
             shape = (float(size[key]) for key in ("images", "inputs", "outputs", "side", "window"))
             products = 2.0 if self.backward else 1.0
-            return convolution(*shape, stride=size["stride"], padding=size["padding"], products=products, **own)  # type: ignore[arg-type]
+            return convolution(*shape, stride=size["stride"], padding=size["padding"], products=products, **common)  # type: ignore[arg-type]
         if self.name == "attention":
             shape = (float(size[key]) for key in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim"))
-            return attention(*shape, causal=bool(size["causal"]), **own)  # type: ignore[arg-type]
-        found = STREAMED[self.name]
+            return attention(*shape, causal=bool(size["causal"]), **common)  # type: ignore[arg-type]
+        op = STREAMED[self.name]
         rows, length = float(size["rows"]), float(size["length"])
-        tensors = found.backward_tensors if self.backward else found.tensors
-        kernels = found.backward_kernels if self.backward else 1
+        tensors = op.backward_tensors if self.backward else op.tensors
+        kernels = op.backward_kernels if self.backward else 1
         return streamed(
-            found.kind, rows, length, moved=tensors * element * rows * length, special=found.special, kernels=kernels, **own  # type: ignore[arg-type]
+            op.kind, rows, length, moved=tensors * element * rows * length, special=op.special, kernels=kernels, **common  # type: ignore[arg-type]
         )  # fmt: skip
 
     @property
     def held_bytes(self) -> float:
         """Approximate size of its tensors: memory that a device needs to run it."""
-        found = self.ops(Stack.PYTORCH)
-        return float(found.matrix_bytes[0] + found.stream_bytes[0])
+        ops = self.ops(Stack.PYTORCH)
+        return float(ops.matrix_bytes[0] + ops.stream_bytes[0])
 
 
 def ops_of(specs: Sequence[OpSpec], stack: Stack) -> Ops:

@@ -134,18 +134,18 @@ def _fit_base(terms: Floats, y: Floats, usual: Floats) -> Floats:
         coefficients, _ = nnls(rows, np.concatenate((y * weight, np.full(len(leaning), _LEAN))), maxiter=50 * len(scale))
         predicted = np.maximum(design / scale @ coefficients, _LEAST_US)
         robust = 1 / np.sqrt(np.maximum(np.abs(np.log(predicted / y)), _USUAL_ERROR))
-    found = usual.copy()
-    found[seen] = coefficients / scale
-    return np.asarray(found, dtype=np.float64)
+    base = usual.copy()
+    base[seen] = coefficients / scale
+    return np.asarray(base, dtype=np.float64)
 
 
 def _summed_terms(parts: Parts, count: int, terms: int) -> Floats:
     """The terms of each sum, [count, terms]."""
-    found = np.zeros(count * (terms + 1))  # the last: columns that are no terms
+    sums = np.zeros(count * (terms + 1))  # the last: columns that are no terms
     for at, column in enumerate(parts.columns.T):
         key = parts.of * (terms + 1) + parts.term_of[parts.classes, at] % (terms + 1)
-        found += np.bincount(key, column, len(found))
-    return found.reshape(count, terms + 1)[:, :terms]
+        sums += np.bincount(key, column, len(sums))
+    return sums.reshape(count, terms + 1)[:, :terms]
 
 
 def _base_us(base: Floats, parts: Parts) -> Floats:
@@ -156,8 +156,8 @@ def _base_us(base: Floats, parts: Parts) -> Floats:
 @njit(nogil=True)
 def _weighed(columns: Floats, classes: Ints, coefficients: Floats) -> Floats:
     """Sum of each row times the coefficients of its class, [rows]."""
-    found = np.zeros(len(columns))
+    sums = np.zeros(len(columns))
     for row in range(len(columns)):
         for at in range(columns.shape[1]):
-            found[row] += columns[row, at] * coefficients[classes[row], at]
-    return found
+            sums[row] += columns[row, at] * coefficients[classes[row], at]
+    return sums

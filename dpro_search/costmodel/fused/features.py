@@ -92,26 +92,26 @@ def timed_features(clusters: TimedOps) -> ClusterFeatures:
 def _add_sizes(flat: FlatClusters, leads: Ints, classes_at: int, heavy_at: int, sized: Floats) -> None:
     """The values of `_SIZED`, [n, features]; columns of classes begin at `classes_at`, those of heavy ones at `heavy_at`."""
     for cluster in range(len(sized)):
-        own, tensors = sized[cluster], flat.tensor_ptr[cluster]
+        row, tensors = sized[cluster], flat.tensor_ptr[cluster]
         for at in range(tensors, flat.tensor_ptr[cluster + 1]):
             role = flat.role[at]
             size = flat.types[flat.tensor[at]].bytes
-            own[_LARGEST_BYTES] = max(own[_LARGEST_BYTES], size)
+            row[_LARGEST_BYTES] = max(row[_LARGEST_BYTES], size)
             if role == _IN:
-                own[_IN_BYTES] += size
+                row[_IN_BYTES] += size
             elif role == _OUT:
-                own[_OUT_BYTES] += size
+                row[_OUT_BYTES] += size
             elif role == _INNER:
-                own[_INNER_BYTES] += size
+                row[_INNER_BYTES] += size
             elif role == _VARIABLE:
-                own[_VARIABLE_BYTES] += size
+                row[_VARIABLE_BYTES] += size
         for i in range(flat.op_ptr[cluster], flat.op_ptr[cluster + 1]):
             known = flat.ops[flat.op[i]]
             leader = flat.ops[flat.op[leads[i]]]
             if leader.refined >= 0:
-                own[_FIRST + leader.refined] += flat.us[i]
+                row[_FIRST + leader.refined] += flat.us[i]
             if leader.strided_grad:
-                own[_STRIDED_US] += flat.us[i]
+                row[_STRIDED_US] += flat.us[i]
             size, wide = 0.0, 0.0
             for at in range(flat.input_ptr[i], flat.input_ptr[i + 1]):
                 size += flat.types[flat.tensor[tensors + flat.inputs[at]]].bytes
@@ -120,10 +120,10 @@ def _add_sizes(flat: FlatClusters, leads: Ints, classes_at: int, heavy_at: int, 
                 size += made.bytes
                 if not made.narrow:
                     wide = 1.0
-            own[_OTHER_DTYPE] += wide
+            row[_OTHER_DTYPE] += wide
             if leads[i] != i:
                 continue  # a trace has the chain as one op
-            own[classes_at + known.class_] += size
-            own[_FLOPS] += known.flops
+            row[classes_at + known.class_] += size
+            row[_FLOPS] += known.flops
             if known.heavy >= 0:
-                own[heavy_at + known.heavy] += known.flops
+                row[heavy_at + known.heavy] += known.flops

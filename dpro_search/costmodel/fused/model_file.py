@@ -152,11 +152,11 @@ class FusionModel:
 
 def distinct(tables: Sequence[ClusterTable]) -> tuple[MeasuredCluster, ...]:
     """The measured clusters of some tables, equal ones once."""
-    found: dict[str, MeasuredCluster] = {}
+    rows: dict[str, MeasuredCluster] = {}
     for table in tables:
         for row in table.measured:
-            found.setdefault(row.cluster.fingerprint, row)
-    return tuple(found.values())
+            rows.setdefault(row.cluster.fingerprint, row)
+    return tuple(rows.values())
 
 
 def _described(cost: FusedCost, rows: Sequence[MeasuredCluster]) -> EstimatorInfo:
@@ -180,9 +180,9 @@ def _described(cost: FusedCost, rows: Sequence[MeasuredCluster]) -> EstimatorInf
 def _loaded(folder: Path, sees: str, info: EstimatorInfo) -> FusedCost:
     path = folder / "model.json"
     known = (*feature_names(sees), *NAMES_OF[sees], *CLASSES_OF[sees])
-    found = (*info.features, *info.part_features, *info.part_classes)
-    if found != known:
-        missing = sorted(set(found) ^ set(known))
+    trained_on = (*info.features, *info.part_features, *info.part_classes)
+    if trained_on != known:
+        missing = sorted(set(trained_on) ^ set(known))
         what = f"other features ({', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''})" if missing else "another order"
         raise InputError(f"{path}: the model was trained on {what} than this program has; train it again with 'dpro-search fit'")
     for wrong, what in _problems(info, term_count(sees)):
@@ -272,8 +272,8 @@ def left_out_scores(rows: Sequence[MeasuredCluster], cost: FusedCost) -> tuple[S
     if len(names) > 2:
         for name in names:
             # The width comes from the other models' errors: this one's are not known beforehand.
-            mine = groups == name
-            inside[mine] = relative[mine] <= conformal_quantile(np.sort(relative[~mine]), COVERAGE)
+            of_model = groups == name
+            inside[of_model] = relative[of_model] <= conformal_quantile(np.sort(relative[~of_model]), COVERAGE)
     refused = ClusterDomain.refuses(distance)
     predicted = fused * np.exp(errors)
     members = np.array([sum(row.cluster.op_us) for row in rows])

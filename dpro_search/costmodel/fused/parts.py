@@ -122,14 +122,14 @@ def _tree_features(
     columns: Floats, classes: Ints, names: int, class_count: int, us_at: int, ratios_at: Ints
 ) -> npt.NDArray[np.float32]:
     """Logarithms of the features but the class, then of ratios to the time, then 1 for the class."""
-    found = np.zeros((len(columns), names - 1 + len(ratios_at) + class_count), np.float32)
+    features = np.zeros((len(columns), names - 1 + len(ratios_at) + class_count), np.float32)
     for row in range(len(columns)):
         for at in range(1, names):
             if columns[row, at] != 0:
-                found[row, at - 1] = np.log1p(columns[row, at])
+                features[row, at - 1] = np.log1p(columns[row, at])
         us = max(columns[row, us_at], _LEAST_US)
         for ratio in range(len(ratios_at)):
             if columns[row, ratios_at[ratio]] != 0:
-                found[row, names - 1 + ratio] = np.log1p(columns[row, ratios_at[ratio]] / us)
-        found[row, names - 1 + len(ratios_at) + classes[row]] = 1.0
-    return found
+                features[row, names - 1 + ratio] = np.log1p(columns[row, ratios_at[ratio]] / us)
+        features[row, names - 1 + len(ratios_at) + classes[row]] = 1.0
+    return features

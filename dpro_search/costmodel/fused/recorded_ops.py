@@ -69,13 +69,13 @@ class Tensors(NamedTuple):
 def wiring_of(graph: DataflowGraph, rank: int, order: Ints) -> Wiring:
     """The wiring of a rank's ops; `order`: all ops in topological order."""
     count, types = len(graph.op_name), graph.op_type
-    mine = graph.op_rank == rank
+    of_rank = graph.op_rank == rank
     op = np.repeat(np.arange(count), np.diff(graph.pred_ptr))
-    kept = mine[op] & mine[graph.pred_idx]  # a communication op also needs ops of other ranks
+    kept = of_rank[op] & of_rank[graph.pred_idx]  # a communication op also needs ops of other ranks
     source, user = graph.pred_idx[kept], op[kept]
     maker = np.arange(count)
     for number in order.tolist():
-        if types[number] in _PASSING and mine[number] and graph.pred_ptr[number] < graph.pred_ptr[number + 1]:
+        if types[number] in _PASSING and of_rank[number] and graph.pred_ptr[number] < graph.pred_ptr[number + 1]:
             maker[number] = maker[graph.pred_idx[graph.pred_ptr[number]]]
     return Wiring(
         needs_ptr=graph.pred_ptr,
@@ -140,7 +140,7 @@ def tensors_of(graph: DataflowGraph, recorded: NodeGraph, tensors: GraphTensors,
     ops: dict[TypedOp, int] = {}
     op_at = np.zeros(count, dtype=np.int64)
     for number in np.flatnonzero(known).tolist():
-        read, made = (tuple(described[tensor][1] for tensor in own[number]) for own in (inputs, outputs))
+        read, made = (tuple(described[tensor][1] for tensor in rows[number]) for rows in (inputs, outputs))
         op_at[number] = ops.setdefault(TypedOp(types[number], read, made), len(ops))
     records, lengths = type_records(kinds)
     return Tensors(
@@ -163,14 +163,14 @@ def _rows(ptr: str, idx: str, rows: list[list[int]]) -> dict[str, Ints]:
 
 def timed_clusters(ptr: Ints, members: Ints, us: Floats, wiring: Wiring) -> TimedOps:
     """Clusters without shapes, each of its ops in topological order: members from ptr[i] to ptr[i + 1]."""
-    own = us[members]
-    ran = own > 0
+    member_us = us[members]
+    ran = member_us > 0
     extent = _extent(ptr, members, us, wiring)
     counts = np.concatenate(([0], np.cumsum(ran)))[ptr]
     return TimedOps(
         ptr=counts,
         kinds=wiring.kind[members[ran]],
-        us=own[ran],
+        us=member_us[ran],
         depth=extent[:, 0],
         width=extent[:, 1],
         inputs=extent[:, 2],
@@ -205,15 +205,15 @@ def shaped_clusters(ptr: Ints, members: Ints, us: Floats, tensors: Tensors) -> F
 @njit(nogil=True)
 def _extent(ptr: Ints, members: Ints, us: Floats, wiring: Wiring) -> Ints:
     """Depth, width, inputs and outputs of each cluster, as `TimedOps` has them, [n, 4]."""
-    found = np.zeros((len(ptr) - 1, 4), np.int64)
+    extent = np.zeros((len(ptr) - 1, 4), np.int64)
     inside, counted = np.full(len(us), -1, np.int64), np.full(len(us), -1, np.int64)
     level = np.zeros(len(us), np.int64)
-    for cluster in range(len(found)):
-        own = members[ptr[cluster] : ptr[cluster + 1]]
-        at_level = np.zeros(len(own) + 1, np.int64)
-        for op in own:
+    for cluster in range(len(extent)):
+        ops = members[ptr[cluster] : ptr[cluster + 1]]
+        at_level = np.zeros(len(ops) + 1, np.int64)
+        for op in ops:
             inside[op] = cluster
-        for op in own:
+        for op in ops:
             level[op] = 0
             for at in range(wiring.needs_ptr[op], wiring.needs_ptr[op + 1]):
                 source = wiring.needs[at]
@@ -224,7 +224,7 @@ def _extent(ptr: Ints, members: Ints, us: Floats, wiring: Wiring) -> Ints:
                 if counted[source] != cluster:
                     counted[source] = cluster
                     if inside[source] != cluster and wiring.carries[source]:
-                        found[cluster, 2] += 1
+                        extent[cluster, 2] += 1
             if us[op] > 0:
                 level[op] += 1
                 at_level[level[op]] += 1
@@ -232,9 +232,9 @@ def _extent(ptr: Ints, members: Ints, us: Floats, wiring: Wiring) -> Ints:
             for at in range(wiring.users_ptr[op], wiring.users_ptr[op + 1]):
                 needed = needed or inside[wiring.users[at]] != cluster
             if needed:
-                found[cluster, 3] += 1
-        found[cluster, 0], found[cluster, 1] = depth_and_width(at_level)
-    return found
+                extent[cluster, 3] += 1
+        extent[cluster, 0], extent[cluster, 1] = depth_and_width(at_level)
+    return extent
 
 
 @njit(nogil=True)
@@ -246,10 +246,10 @@ def _collect(ptr: Ints, members: Ints, tensors: Tensors, inputs: Ints, outputs: 
     count = read = made = 0
     for cluster in range(len(ptr) - 1):
         first = count
-        own = members[ptr[cluster] : ptr[cluster + 1]]
-        for op in own:
+        ops = members[ptr[cluster] : ptr[cluster + 1]]
+        for op in ops:
             inside[op] = cluster
-        for op in own:
+        for op in ops:
             for at in range(tensors.output_ptr[op], tensors.output_ptr[op + 1]):
                 one = tensors.outputs[at]
                 owner[one] = cluster
@@ -262,7 +262,7 @@ def _collect(ptr: Ints, members: Ints, tensors: Tensors, inputs: Ints, outputs: 
                 outputs[made] = count - first
                 count += 1
                 made += 1
-        for op in own:
+        for op in ops:
             for at in range(tensors.input_ptr[op], tensors.input_ptr[op + 1]):
                 one = tensors.inputs[at]
                 if owner[one] != cluster:

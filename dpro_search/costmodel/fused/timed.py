@@ -85,12 +85,12 @@ def timed_parts(clusters: TimedOps) -> tuple[Floats, Ints]:
     us = np.bincount(key, clusters.us, count * kinds)
     largest = np.zeros(count * kinds)
     np.maximum.at(largest, key, clusters.us)
-    there = np.flatnonzero(number)
-    cluster = np.concatenate((np.arange(count), there // kinds))
+    present = np.flatnonzero(number)
+    cluster = np.concatenate((np.arange(count), present // kinds))
     whole = [np.bincount(of, clusters.us, count), np.diff(clusters.ptr), clusters.inputs, clusters.outputs]
     whole += [clusters.depth, clusters.width]
     parts = np.zeros((len(cluster), len(TIMED_PARTS)))
-    parts[count:, :4] = np.column_stack((1 + there % kinds, us[there], number[there], largest[there]))
+    parts[count:, :4] = np.column_stack((1 + present % kinds, us[present], number[present], largest[present]))
     parts[:, 4:] = np.column_stack(whole)[cluster]
     order = np.argsort(cluster, kind="stable")
     return parts[order], cluster[order]
@@ -144,10 +144,10 @@ def leaders(flat: FlatClusters) -> Ints:
 @njit(nogil=True)
 def _extent(flat: FlatClusters) -> Ints:
     """Depth and width of each cluster, as `TimedOps` has them, [n, 2]."""
-    found = np.zeros((len(flat.op_ptr) - 1, 2), np.int64)
+    extent = np.zeros((len(flat.op_ptr) - 1, 2), np.int64)
     maker = np.full(len(flat.tensor), len(flat.op), np.int64)
     level = np.zeros(len(flat.op), np.int64)
-    for cluster in range(len(found)):
+    for cluster in range(len(extent)):
         tensors, first, last = flat.tensor_ptr[cluster], flat.op_ptr[cluster], flat.op_ptr[cluster + 1]
         for i in range(first, last):
             for at in range(flat.output_ptr[i], flat.output_ptr[i + 1]):
@@ -161,8 +161,8 @@ def _extent(flat: FlatClusters) -> Ints:
             if flat.us[i] > 0:
                 level[i] += 1
                 at_level[level[i]] += 1
-        found[cluster, 0], found[cluster, 1] = depth_and_width(at_level)
-    return found
+        extent[cluster, 0], extent[cluster, 1] = depth_and_width(at_level)
+    return extent
 
 
 @njit(nogil=True)

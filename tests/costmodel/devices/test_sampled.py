@@ -82,11 +82,11 @@ def test_probes_come_first_and_short_ops_alone_are_chosen():
 
 def test_a_larger_number_of_ops_of_a_job_holds_its_ops_only():
     own = [OpSpec.of("gemm", "bf16", m=2048, n=size, k=1024) for size in range(64, 1024, 64)]
-    found = chosen(L40S, 15, own=own)
+    found = chosen(L40S, 15, job_ops=own)
     assert len(set(found) & set(own)) == 15 - len(set(found) - set(own))
     assert 1 <= len(set(found) - set(own)) <= 5
 
 
 def test_a_job_without_ops_that_can_be_measured_is_refused():
     with pytest.raises(InputError, match=r"none of the job's 1 ops is expected to take less than 0\.2 s"):
-        chosen(L40S, 10, own=[OpSpec.of("gemm", "fp64", m=8, n=8, k=8)])
+        chosen(L40S, 10, job_ops=[OpSpec.of("gemm", "fp64", m=8, n=8, k=8)])

@@ -129,8 +129,8 @@ class _Costs:
 
     def ring_us_per_byte(self, protocol: int, rounds: int) -> float:
         """us of a byte in rings through all ranks."""
-        own = self.constants.own_part / self.n * self.inside(protocol)
-        return own + rounds * (self.n - 1) / self.n * max(self.inside(protocol), self.between(protocol))
+        own_us = self.constants.own_part / self.n * self.inside(protocol)
+        return own_us + rounds * (self.n - 1) / self.n * max(self.inside(protocol), self.between(protocol))
 
     def prefers_rings(self, tree_us_per_byte: float) -> bool:
         """Whether NCCL takes rings for large all-reduces: it compares rates by the NICs' own, whatever the fabric carries of it."""
@@ -151,13 +151,13 @@ def _rings(costs: _Costs, rounds: int) -> tuple[Line, ...]:
     and trees whose steps overlap).
     """
     n, m = costs.n, costs.m
-    found = []
+    ways = []
     for number, protocol in costs.protocols:
         outer = m - 1 if costs.ordered else n - 1
         inner = rounds * (n - 1 - outer) * costs.hop_us(number)
         latency_us = costs.launch_us(number) + inner + rounds * outer * costs.net_hop_us(number)
-        found.append(Line("ring", protocol, latency_us, costs.ring_us_per_byte(number, rounds)))
-    return tuple(found)
+        ways.append(Line("ring", protocol, latency_us, costs.ring_us_per_byte(number, rounds)))
+    return tuple(ways)
 
 
 def _trees(costs: _Costs) -> tuple[Line, ...]:
@@ -170,7 +170,7 @@ def _trees(costs: _Costs) -> tuple[Line, ...]:
         return ()
     depth, out = math.ceil(math.log2(costs.m)), costs.tree_bytes
     most = costs.tree_channels() * costs.architecture.tree_channel_bytes_per_us[costs.m > 2] / 2
-    found: list[Line] = []
+    ways: list[Line] = []
     for number, protocol in costs.protocols:
         latency_us = costs.launch_us(number) + 2 * ((costs.local - 1) * costs.hop_us(number) + depth * costs.net_hop_us(number))
         slowest = max(2 * costs.inside(number), out * costs.between(number)) / costs.constants.tree_ratio
@@ -178,8 +178,8 @@ def _trees(costs: _Costs) -> tuple[Line, ...]:
         if costs.prefers_rings(1.0 / most):
             us_per_byte = max(us_per_byte, costs.ring_us_per_byte(number, 2))
         first = _first_chunks(costs, number, depth) if protocol == "Simple" else ()
-        found += _bending("tree", protocol, latency_us, (*first, *_filling(protocol, us_per_byte)))
-    return tuple(found)
+        ways += _bending("tree", protocol, latency_us, (*first, *_filling(protocol, us_per_byte)))
+    return tuple(ways)
 
 
 def _first_chunks(costs: _Costs, protocol: int, depth: int) -> tuple[tuple[float, float], ...]:
@@ -208,13 +208,13 @@ def _bending(algorithm: str, protocol: str, latency_us: float, rates: Sequence[t
 
     A rate below a later one is taken to be that one.
     """
-    found, until, before = [Line(algorithm, protocol, latency_us, max(rate for rate, _ in rates))], rates[0][1], rates[1:]
+    ways, until, before = [Line(algorithm, protocol, latency_us, max(rate for rate, _ in rates))], rates[0][1], rates[1:]
     while before:
         rate = max(one for one, _ in before)
-        last = found[-1]
-        found.append(Line(algorithm, protocol, last.latency_us + until * (last.us_per_byte - rate), rate))
+        last = ways[-1]
+        ways.append(Line(algorithm, protocol, last.latency_us + until * (last.us_per_byte - rate), rate))
         until, before = before[0][1], before[1:]
-    return tuple(found)
+    return tuple(ways)
 
 
 def _switch(costs: _Costs) -> tuple[Line, ...]:
@@ -239,18 +239,18 @@ def _pipelines(costs: _Costs) -> tuple[Line, ...]:
 
     As in NCCL's model, LL takes one step however many ranks there are.
     """
-    found = []
+    ways = []
     for number, protocol in costs.protocols:
         latency_us = costs.launch_us(number) + costs.hop_us(number) + (costs.n - 1) * costs.constants.pipeline_us[number]
-        found.append(Line("ring", protocol, latency_us, max(costs.inside(number), costs.between(number))))
-    return tuple(found)
+        ways.append(Line("ring", protocol, latency_us, max(costs.inside(number), costs.between(number))))
+    return tuple(ways)
 
 
 def _direct(costs: _Costs, *, all_to_all: bool, copies: int = 0) -> tuple[Line, ...]:
     """Messages between pairs (LL and Simple; NCCL sends no LL128 between pairs)."""
     n, m, local, constants = costs.n, costs.m, costs.local, costs.constants
     ratio = constants.direct_ratio if all_to_all else constants.pair_ratio
-    found = []
+    ways = []
     for number, protocol in costs.protocols:
         if protocol == "LL128":
             continue
@@ -267,5 +267,5 @@ def _direct(costs: _Costs, *, all_to_all: bool, copies: int = 0) -> tuple[Line, 
             outside = local * far * costs.between(number)
         else:
             inside, outside = costs.inside(number) / ratio, local * costs.between(number)  # the rank's own part of the NICs
-        found.append(Line("direct", protocol, latency_us, max(inside, outside)))
-    return tuple(found)
+        ways.append(Line("direct", protocol, latency_us, max(inside, outside)))
+    return tuple(ways)

@@ -52,20 +52,20 @@ def collective_us(collective: str, size_bytes: npt.ArrayLike, cluster: Cluster, 
     """
     size = np.asarray(size_bytes, np.float64)
     ways = ways_of(collective, cluster, placement)
-    found = np.full(size.shape, np.inf)
+    time_us = np.full(size.shape, np.inf)
     for way in ways:
-        np.minimum(found, way.latency_us + way.us_per_byte * size, out=found)
-    return found
+        np.minimum(time_us, way.latency_us + way.us_per_byte * size, out=time_us)
+    return time_us
 
 
 def bytes_in(collective: str, time_us: npt.ArrayLike, cluster: Cluster, placement: Placement) -> Floats:
     """The bytes of collectives that take so long, the inverse of `collective_us`; 0 for less than the least time, [...]."""
     time = np.asarray(time_us, np.float64)
-    found = np.zeros(time.shape)
+    size_bytes = np.zeros(time.shape)
     for way in ways_of(collective, cluster, placement):
         if way.us_per_byte > 0:
-            np.maximum(found, (time - way.latency_us) / way.us_per_byte, out=found)
-    return found
+            np.maximum(size_bytes, (time - way.latency_us) / way.us_per_byte, out=size_bytes)
+    return size_bytes
 
 
 def estimate(collective: str, size_bytes: float, cluster: Cluster, placement: Placement) -> Estimate:
@@ -95,9 +95,9 @@ def ways_of(collective: str, cluster: Cluster, placement: Placement, *, faster: 
 
     `copies`: see `lines`.
     """
-    found = lines(collective, paths(cluster, placement).faster(faster), nccl_constants(), copies)
+    all_ways = lines(collective, paths(cluster, placement).faster(faster), nccl_constants(), copies)
     kept: list[Line] = []
-    for way in sorted(found, key=lambda way: (way.us_per_byte, way.latency_us)):
+    for way in sorted(all_ways, key=lambda way: (way.us_per_byte, way.latency_us)):
         if not kept or way.latency_us < kept[-1].latency_us:
             kept.append(way)
     return tuple(kept)
@@ -114,9 +114,9 @@ class FastestWay(NamedTuple):
 def choices(collective: str, cluster: Cluster, placement: Placement) -> tuple[FastestWay, ...]:
     """The choices for all sizes, the first from 0 bytes; parameters and errors are those of `collective_us`."""
     ways = sorted(ways_of(collective, cluster, placement), key=lambda way: (way.latency_us, way.us_per_byte))
-    found, starts = [ways[0]], [0]
+    fastest, starts = [ways[0]], [0]
     while True:
-        now = found[-1]
+        now = fastest[-1]
         # The next one is the first that crosses the present one.
         crossings = [
             ((way.latency_us - now.latency_us) / (now.us_per_byte - way.us_per_byte), way.us_per_byte, way)
@@ -126,10 +126,10 @@ def choices(collective: str, cluster: Cluster, placement: Placement) -> tuple[Fa
         if not crossings:
             break
         at, _, following = min(crossings, key=lambda one: one[:2])
-        found.append(following)
+        fastest.append(following)
         starts.append(math.ceil(at))
     listed: list[FastestWay] = []
-    for start, way in zip(starts, found, strict=True):
+    for start, way in zip(starts, fastest, strict=True):
         if listed and listed[-1].from_bytes == start:
             listed.pop()
         if not listed or (listed[-1].algorithm, listed[-1].protocol) != (way.algorithm, way.protocol):

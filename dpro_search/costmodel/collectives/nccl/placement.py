@@ -188,8 +188,8 @@ def _between(cluster: Cluster, host: Host, used: tuple[int, ...], placement: Pla
     farthest = cluster.slowest_level(ends)
     assert farthest is not None, "ranks on two hosts"
     everyone = host.nic_bps(range(host.devices)) / placement.concurrent
-    own = min(host.nic_bps(used), everyone)
-    rate = own / farthest.oversubscription
+    nic_bps = min(host.nic_bps(used), everyone)
+    rate = nic_bps / farthest.oversubscription
     if farthest.level != "nic" and math.isfinite(farthest.each_way_bps):
         rate = min(rate, farthest.each_way_bps)
     return rate / 8e6, farthest.latency_us

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpro_search.collect.readers.tensorflow.xplane import XPlaneRank
-from dpro_search.collect.readers.tensorflow.xplane_memory import MemoryEvents, tensor_types
+from dpro_search.collect.readers.tensorflow.xplane import MemoryEvents, XPlaneRank, tensor_types
 from dpro_search.collect.trace import AllocatorReport, Floats, GraphTensors, Ints, NodeGraph, TensorType
 
 

@@ -28,8 +28,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect._files import write_file
-from dpro_search.collect.readers.tensorflow.xplane import read_xplane
-from dpro_search.collect.readers.tensorflow.xplane_memory import tensor_types
+from dpro_search.collect.readers.tensorflow.xplane import read_xplane, tensor_types
 from dpro_search.collect.this_machine import machine
 from dpro_search.costmodel.fused.op_classes import kind_of
 from dpro_search.costmodel.precision import (

@@ -57,7 +57,6 @@ class RecordArgs(msgspec.Struct, gc=False, frozen=True):
     forward_thread: int | None = msgspec.field(name="Fwd thread id", default=-1)
     allocated: int | None = msgspec.field(name="Total Allocated", default=-1)  # of an instant "[memory]"
     device_type: int | None = msgspec.field(name="Device Type", default=-1)
-    sync_kind: str | None = msgspec.field(name="cuda_sync_kind", default=None)
     # name, labels: Of a record of phase M, which describes a process.
     described: msgspec.Raw = msgspec.field(name="name", default=msgspec.Raw())
     labels: msgspec.Raw = msgspec.Raw()

@@ -25,12 +25,13 @@ from dpro_search.collect.readers.importers import Importer, read_head
 from dpro_search.collect.readers.mxnet.files import COMM, Profile, Span, Symbol, is_symbol, read_profile, read_symbol
 from dpro_search.collect.readers.mxnet.node_matching import (
     SAME_TYPE,
+    identified_by_order,
+    identified_by_size,
     match_backward,
     match_forward,
     match_gradients,
     unmatched_warnings,
 )
-from dpro_search.collect.readers.mxnet.parameters import identified_by_order, identified_by_size
 from dpro_search.collect.readers.mxnet.servers import Comm, ServerWork
 from dpro_search.collect.recorded_names import role_in_mxnet
 from dpro_search.collect.trace import (

@@ -1,19 +1,23 @@
-"""Which node of the symbol graph an operator event is, and which parameter a communication event carries.
+"""Matches operator events to nodes of the symbol graph, and communication events to the parameters that they carry.
 
 Events are named by operator type only. Within a step they are matched in time order: an event is the first node of its type in the
 graph whose inputs are all there; a backward event is matched likewise on the reversed graph. So chains, shortcuts and parallel
 branches are distinguished by type, path and order. (Serving first what was ready first would model the engine's queue, but
 operators that share a scratch buffer run in the order of the graph, whatever was ready: the graph's order is the better guess.)
 Gradients are sent when their node's backward has ended: in the order of these ends and, for one node, of the sorted parameter
-names, which is the order of their keys and priorities.
+names, which is the order of their keys and priorities. The engine of each process may send those of one node in an order of its
+own: `identified_by_size` and `identified_by_order` return corrections, a communication and the parameter whose gradient it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 from dpro_search.collect.readers.mxnet.files import Span, Symbol
+from dpro_search.collect.readers.mxnet.servers import Comm
 
 _BACKWARD_TYPES = {
     "Flatten": ("_backward_copy", "_backward_Flatten"),
@@ -27,6 +31,7 @@ _BACKWARD_TYPES = {
 }
 SAME_TYPE = frozenset(("batch_dot", "transpose", "Concat", "concat"))  # types of both forward and backward events
 _BACKWARD_EVENTS = {"batch_dot": 2}  # one for each of its inputs
+_SAME_SIZE = 4  # sizes that differ by less are not distinguished by how long they are under way
 _LEAST_SHARE = 0.01  # A smaller share of the operators' time changes no prediction noticeably.
 
 
@@ -134,3 +139,44 @@ def _match(
             end_us[best] = max(op.end_us, end_us.get(best, -math.inf))
         node_of_op.append(best)
     return node_of_op
+
+
+def identified_by_size(of_rank: Sequence[Comm], least_size: Callable[[int], int]) -> Iterator[tuple[Comm, int]]:
+    """Identify gradients of one worker by how long they are under way on average: the larger one longer."""
+    groups: dict[int, dict[int, list[Comm]]] = defaultdict(lambda: defaultdict(list))
+    for comm in of_rank:
+        if comm.node >= 0:
+            groups[comm.node][comm.step].append(comm)
+    for by_step in groups.values():
+        rows = [sorted(row, key=lambda comm: comm.start_us) for row in by_step.values()]
+        sent = [comm.parameter for comm in rows[0]]
+        if len(sent) < 2 or any(sorted(comm.parameter for comm in row) != sorted(sent) for row in rows):
+            continue
+        ordered = sorted(sent, key=least_size)
+        if not _far_apart([least_size(parameter) for parameter in ordered]):
+            continue
+        took_us = [sum(row[place].end_us - row[place].start_us for row in rows) for place in range(len(sent))]
+        places = sorted(range(len(sent)), key=lambda place: took_us[place])
+        for row in rows:
+            for parameter, place in zip(ordered, places, strict=True):
+                yield row[place], parameter
+
+
+def identified_by_order(workers: Sequence[Sequence[Comm]], least_size: Callable[[int], int]) -> Iterator[tuple[Comm, int]]:
+    """Identify gradients of about one size by the order in which they come back, which is the same on all workers."""
+    groups: dict[tuple[int, int], list[list[Comm]]] = defaultdict(lambda: [[] for _ in workers])
+    for rank, of_rank in enumerate(workers):
+        for comm in of_rank:
+            if comm.node >= 0:
+                groups[comm.step, comm.node][rank].append(comm)
+    for first, *others in groups.values():
+        if len(first) > 1 and _far_apart(sorted(least_size(comm.parameter) for comm in first)):
+            continue
+        order = [comm.parameter for comm in sorted(first, key=lambda comm: comm.end_us)]
+        for other in others:
+            if len(other) == len(order):
+                yield from zip(sorted(other, key=lambda comm: comm.end_us), order, strict=True)
+
+
+def _far_apart(sizes: Sequence[int]) -> bool:
+    return all(b >= a * _SAME_SIZE for a, b in pairwise(sizes))

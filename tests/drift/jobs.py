@@ -147,7 +147,9 @@ def _recording(name: str, *changes: str, compute: tuple[str, ...] = (), clusters
     )
 
 
-def _profile(name: str, open_source: Callable[[], Source], *changes: str, clusters: tuple[str, ...] = ()) -> WatchedJob:
+def _profile(
+    name: str, open_source: Callable[[], Source], *changes: str, clusters: tuple[str, ...] = (), plans: bool = True
+) -> WatchedJob:
     """A job whose ranks were profiled."""
     return WatchedJob(
         name=name,
@@ -155,6 +157,7 @@ def _profile(name: str, open_source: Callable[[], Source], *changes: str, cluste
         changes=(*PROFILE_SPEEDS, *changes),
         clusters=clusters,
         changes_on_clusters=("compute=0.5,bandwidth=2",) if clusters else (),
+        plans=plans,
     )
 
 
@@ -198,6 +201,7 @@ def _local_jobs() -> list[WatchedJob]:
             profiles("ddp_resnet50_h200.json.gz"),
             *("measured=55ms", "compile=1", "batch=2", "host=0.9", "kernels.gemm=0.5"),
             clusters=("h100", "a100"),
+            plans=False,  # those of resnet50_ddp_a100 are of the same kind
         ),
         _profile(
             "gloo_ddp_bert",

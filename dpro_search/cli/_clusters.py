@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dpro_search.quantities import count_text, money_text, parse_count
 
 if TYPE_CHECKING:
-    from dpro_search.kinds import Job
-    from dpro_search.search import SearchResult
+    from msgspec import UnsetType
 
-ALMOST = 0.05
-"""As fast as another one, about: less than predictions are off by."""
+    from dpro_search.analysis.clusters import ClusterChoice
 
 
 def several(cluster: str | None) -> list[str]:
@@ -33,110 +30,52 @@ def run_of(out: Path, cluster: str) -> Path:
     return out / (re.sub(r"[^\w.@-]+", "-", cluster).strip("-.") or "cluster")
 
 
-def row_of(cluster: str, batch: int | None, job: Job, result: SearchResult) -> dict[str, Any]:
-    """The best plan of a search on a cluster, and what it gives and costs; `batch` where several were asked for."""
-    from dpro_search.kinds._work import EFFICIENCY_KEYS, efficiency
-
-    best = result.plans[0]
-    work = job.work
-    gives = None if work is None else efficiency(work, best.prediction.iteration_us)
-    return {
-        "cluster": cluster,
-        **({} if batch is None else {"global_batch": batch}),
-        "devices": job.cluster.ranks,
-        "run": result.run,
-        "feasible": result.feasible,
-        "plan": dict(best.plan.settings),
-        "name": result.names[0],
-        "predicted_iteration_us": best.prediction.iteration_us,
-        "interval_us": best.prediction.interval_us,
-        "peak_memory_bytes": best.prediction.peak_memory_bytes,
-        **{key: None if gives is None else getattr(gives, key) for key in EFFICIENCY_KEYS},
-    }
-
-
-def comparison(rows: Sequence[Mapping[str, Any]], tokens_per_second: float | None = None) -> dict[str, Any]:
-    """The rows with the names of the clusters that are fastest, cheapest, and smallest of those that are fast enough.
-
-    Of several batches the fastest trains most sequences a second. "fastest_batch", "cheapest_batch" and "fewest_devices_batch" say
-    with which batch; "smallest_batch" is the least on the fastest cluster that is at most `ALMOST` slower: a larger one hardly
-    pays for what it changes about training.
-
-    Parameters
-    ----------
-    rows
-        Those of `row_of`, or a "cluster" (and "global_batch") with an "error".
-    tokens_per_second
-        What is fast enough; None: not asked.
-    """
-    fit = [row for row in rows if row.get("feasible")]
-    priced = [row for row in fit if row["cost_per_million_tokens"] is not None]
-    chosen = {"fastest": max(fit, key=_rate, default=None)}
-    chosen["cheapest"] = min(priced, key=lambda row: row["cost_per_million_tokens"], default=None)
-    if tokens_per_second is not None:
-        enough = [row for row in fit if (row["tokens_per_second"] or 0.0) >= tokens_per_second]
-        chosen["fewest_devices"] = min(enough, key=lambda row: (row["devices"], row.get("global_batch", 0)), default=None)
-    found: dict[str, Any] = {"clusters": list(rows)}
-    found |= {name: None if row is None else row["cluster"] for name, row in chosen.items()}
-    if _batches(rows):
-        found |= {f"{name}_batch": None if row is None else row["global_batch"] for name, row in chosen.items()}
-        best = chosen["fastest"]
-        near = [row for row in fit if best and row["cluster"] == best["cluster"] and _rate(row) >= (1 - ALMOST) * _rate(best)]
-        found["smallest_batch"] = min((row["global_batch"] for row in near), default=None)
-    return found
-
-
-def _batches(rows: Sequence[Mapping[str, Any]]) -> bool:
-    return any("global_batch" in row for row in rows)
-
-
-def _rate(row: Mapping[str, Any]) -> float:
-    """Batches a microsecond, or sequences where batches differ."""
-    return float(row.get("global_batch", 1) / row["predicted_iteration_us"])
-
-
-def print_comparison(found: Mapping[str, Any], tokens_per_second: float | None, origin: str) -> None:
+def print_choice(answer: ClusterChoice, tokens_per_second: float | None, origin: str) -> None:
     """For people."""
+    from msgspec import UNSET
+
+    from dpro_search.analysis.clusters import ALMOST, ImpossibleSearch
     from dpro_search.cli._output import microseconds, print_table, say, stdout_console
 
     console = stdout_console()
     rows = []
-    of_batches = _batches(found["clusters"])
-    for row in found["clusters"]:
-        batch = (f"{row['global_batch']:,}",) if of_batches else ()
-        if "error" in row:
-            rows.append((row["cluster"], *batch, "-", row["error"], "-", "-", "-"))
+    for row in answer.clusters:
+        batch = () if row.global_batch is UNSET else (f"{row.global_batch:,}",)
+        if isinstance(row, ImpossibleSearch):
+            rows.append((row.cluster, *batch, "-", row.error, "-", "-", "-"))
             continue
-        tokens, price = row["tokens_per_second"], row["cost_per_million_tokens"]
-        name = row["name"] if row["plan"] else f"as {origin}"
+        name = row.name if row.plan else f"as {origin}"
         rows.append(
             (
-                row["cluster"],
+                row.cluster,
                 *batch,
-                str(row["devices"]),
-                name if row["feasible"] else f"nothing fits in memory; least: {name}",
-                microseconds(row["predicted_iteration_us"]),
-                "-" if tokens is None else count_text(tokens),
-                "-" if price is None else money_text(price),
+                str(row.devices),
+                name if row.feasible else f"nothing fits in memory; least: {name}",
+                microseconds(row.predicted_iteration_us),
+                "-" if row.tokens_per_second is None else count_text(row.tokens_per_second),
+                "-" if row.cost_per_million_tokens is None else money_text(row.cost_per_million_tokens),
             )
         )
-    columns = ("cluster", *(("batch",) if of_batches else ()), "devices", "best plan", "iteration", "tokens/s", "a million tokens")
-    print_table(console, f"best plan {'of each batch' if of_batches else 'on each cluster'}", columns, rows)
-    if found["fastest"] is not None:
-        say(console, f"Fastest: {_named(found, 'fastest')}.")
-        if of_batches and found["smallest_batch"] < found["fastest_batch"]:
-            say(console, f"At most {ALMOST:.0%} slower: a batch of {found['smallest_batch']:,}.")
-    if found["cheapest"] is not None:
-        say(console, f"Cheapest for a token: {_named(found, 'cheapest')}.")
+    batches = ("batch",) if answer.of_batches else ()
+    columns = ("cluster", *batches, "devices", "best plan", "iteration", "tokens/s", "a million tokens")
+    print_table(console, f"best plan {'of each batch' if answer.of_batches else 'on each cluster'}", columns, rows)
+    if answer.fastest is not None:
+        say(console, f"Fastest: {_named(answer.fastest, answer.fastest_batch)}.")
+        smallest, batch_of_fastest = answer.smallest_batch, answer.fastest_batch
+        if isinstance(smallest, int) and isinstance(batch_of_fastest, int) and smallest < batch_of_fastest:
+            say(console, f"At most {ALMOST:.0%} slower: a batch of {smallest:,}.")
+    if answer.cheapest is not None:
+        say(console, f"Cheapest for a token: {_named(answer.cheapest, answer.cheapest_batch)}.")
     else:
         say(console, "The cheapest is not known: no cluster has a price (price_per_device_hour_usd in its file).")
     if tokens_per_second is not None:
-        fewest = _named(found, "fewest_devices")
         speed = f"{count_text(tokens_per_second)} tokens a second"
-        say(console, f"Fewest devices with {speed}: {fewest}." if fewest else f"None of the clusters gives {speed}.")
+        if answer.fewest_devices:
+            say(console, f"Fewest devices with {speed}: {_named(answer.fewest_devices, answer.fewest_devices_batch)}.")
+        else:
+            say(console, f"None of the clusters gives {speed}.")
 
 
-def _named(found: Mapping[str, Any], name: str) -> str | None:
-    """The cluster of an answer, and the batch where there are several."""
-    batch = found.get(f"{name}_batch")
-    return found[name] if batch is None else f"{found[name]} with a batch of {batch:,}"
+def _named(cluster: str, batch: int | UnsetType | None) -> str:
+    """A cluster, with the batch where several are compared."""
+    return f"{cluster} with a batch of {batch:,}" if isinstance(batch, int) else cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from dpro_search.analysis.clusters import BestPlan, ImpossibleSearch
     from dpro_search.kinds._elsewhere import Elsewhere
     from dpro_search.search import SearchResult
 
@@ -146,7 +147,8 @@ def run(
 
     Example: dpro-search run --trials 500 --seed 1 --workers 2
     """
-    from dpro_search.cli._clusters import batches_of, comparison, print_comparison, several
+    from dpro_search.analysis.clusters import choice
+    from dpro_search.cli._clusters import batches_of, print_choice, several
     from dpro_search.cli._output import print_json, say, stderr_console, stdout_console, warn
     from dpro_search.cli._sample import folder_of, print_sample
     from dpro_search.cli._search_progress import progress
@@ -212,11 +214,11 @@ def run(
         places: list[str | None] = [*names] or [cluster]
         of_sizes: list[int | None] = [*sizes] or [None]
         rows = [_of(name, size, searched, folder_of_run) for name in places for size in of_sizes]
-        compared = comparison(rows, tokens_per_second)
+        answer = choice(rows, tokens_per_second)
         if as_json:
-            print_json(compared)
+            print_json(answer)
         else:
-            print_comparison(compared, tokens_per_second, origin)
+            print_choice(answer, tokens_per_second, origin)
         return
     if tokens_per_second is not None:
         several_of = "give several, like --cluster 4xhgx-h100,8xhgx-h100"
@@ -243,19 +245,21 @@ def run(
 
 def _of(
     cluster: str | None, batch: int | None, searched: Callable[..., tuple[Elsewhere, SearchResult]], out: Path
-) -> dict[str, Any]:
-    """The row of one of several clusters or batches; what is impossible there is its row, too."""
-    from dpro_search.cli._clusters import row_of, run_of
+) -> BestPlan | ImpossibleSearch:
+    """The best plan on one of several clusters, or with one of several batches, or why there cannot be one."""
+    from msgspec import UNSET
+
+    from dpro_search.analysis.clusters import ImpossibleSearch, best_plan
+    from dpro_search.cli._clusters import run_of
     from dpro_search.errors import InputError
 
     name = cluster or "as described"
-    of_batch = {} if batch is None else {"global_batch": batch}
     folder = run_of(out, name) if batch is None else run_of(out, f"{name}-batch-{batch}")
     try:
         there, result = searched(cluster, folder, batch)
     except InputError as error:
-        return {"cluster": name, **of_batch, "error": str(error)}
-    return row_of(name, batch, there.job, result)
+        return ImpossibleSearch(cluster=name, global_batch=UNSET if batch is None else batch, error=str(error))
+    return best_plan(name, batch, there.job, result)
 
 
 def _warn_of_slow_storage(console: Console, storage: str) -> None:

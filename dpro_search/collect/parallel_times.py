@@ -28,7 +28,7 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     block
-        Its name, as `graph.model.blocks_of` has it.
+        Its name, as `parallel.model.blocks_of` has it.
     sharded
         Whether ranks gather the block's parameters before each pass (ZeRO-3): copies are in the times.
     reduce_us

@@ -1,8 +1,8 @@
 """Cost of Gloo's collectives in a PyTorch job on CPU ranks (DistributedDataParallel, or fully sharded), fitted on one trace.
 
-The terms are those of a ring all-reduce beside computing ranks (see `costmodel/horovod.py`): a latency, and a time per byte, each
-for ranks that compute meanwhile and for ranks that wait. There is no negotiation and no fusion buffer: copies around collectives
-are the main thread's own work. An all-gather counts as an all-reduce of half its size.
+The terms are those of a ring all-reduce beside computing ranks (see `costmodel/collectives/horovod.py`): a latency, and a time per
+byte, each for ranks that compute meanwhile and for ranks that wait. There is no negotiation and no fusion buffer: copies around
+collectives are the main thread's own work. An all-gather counts as an all-reduce of half its size.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import astuple
 
 import pytest
 
-from dpro_search.cluster.files import _BETWEEN_KEYS, _CLUSTER_KEYS, _DEVICE_KEYS, _INSIDE_KEYS, _NIC_KEYS
+from dpro_search.cluster.files import _BetweenTable, _ClusterTable, _DeviceTable, _InsideTable, _NicTable
 from dpro_search.kinds import job_of, load_source
 from dpro_search.space.plan import Plan
 from tests.parallel.jobs import job, text
@@ -62,9 +62,9 @@ def test_a_key_changes_the_prediction_or_is_said_to_be_unused(tmp_path, key):
 
 
 def test_every_key_is_tried():
-    tables = {"device.": _DEVICE_KEYS, "nvlink.": _INSIDE_KEYS, "nic.": _NIC_KEYS, "spine.": _BETWEEN_KEYS}
-    every = {f"{table}{key}" for table, keys in tables.items() for key in keys if key not in NO_NUMBERS}
-    every |= {key for key in _CLUSTER_KEYS if key in ("hosts", "devices", "cpu_cores") or "_per_" in key}
+    tables = {"device.": _DeviceTable, "nvlink.": _InsideTable, "nic.": _NicTable, "spine.": _BetweenTable}
+    every = {f"{table}{key}" for table, keys in tables.items() for key in keys.__struct_fields__ if key not in NO_NUMBERS}
+    every |= {key for key in _ClusterTable.__struct_fields__ if key in ("hosts", "devices", "cpu_cores") or "_per_" in key}
     assert every - WITH_OTHERS <= {*CHANGED}
 
 

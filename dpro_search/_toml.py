@@ -130,7 +130,7 @@ class TomlFile:
         return self.fail(_joined(at, named), what.replace("`", ""))
 
     def placed(self, key: str, make: Callable[[], _T]) -> _T:
-        """What `make` returns; its `InputError` gets the key's place if it has none."""
+        """Return the result of `make`. Its `InputError` gets the key's place if it has none."""
         try:
             return make()
         except TomlError:

@@ -159,7 +159,7 @@ def _cause(part: Part, before_us: float, after_us: float) -> Cause:
 
 
 def _noise_us(jobs: tuple[Job, Job]) -> float | None:
-    """What nine in ten differences between medians of equal jobs stay below; None where a job has fewer than two measurements."""
+    """Bound for nine in ten differences between medians of equal jobs; None if a job has fewer than two measurements."""
     samples = [job.measured_iterations_us() for job in jobs]
     if any(len(values) < 2 for values in samples):
         return None

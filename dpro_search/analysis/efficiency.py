@@ -78,7 +78,7 @@ def efficiency_in(answer: msgspec.Struct) -> Efficiency | None:
 
 
 def work_of(trace: Trace | None, cluster: Cluster | None, given: Mapping[str, float], devices: int | None = None) -> Work:
-    """What is known of a job's iteration.
+    """Known facts about a job's iteration.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def sentences(shown: Efficiency | None) -> list[str]:
 
 
 def _usual_precision(trace: Trace, device: Device | None) -> str:
-    """That in which kernels of products, convolutions and attention compute for longest, by their names; empty: none do."""
+    """The precision in which kernels of products, convolutions and attention run for longest, by their names; empty: unknown."""
     events, found = trace.events, Counter[str]()
     kernels = np.flatnonzero(events.kind == EventKind.KERNEL)
     sorts, place = np.unique(np.stack((events.name[kernels], events.dtype[kernels])), axis=1, return_inverse=True)

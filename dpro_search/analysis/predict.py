@@ -26,7 +26,7 @@ from dpro_search.space.scenario import Scenario
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest:
-    """What is to be replayed, and what is to be written."""
+    """The scenario to replay, and the files to write."""
 
     plan: Plan = field(default_factory=Plan)  # Changes of strategy, before `changes`.
     cluster: str | None = None  # What the job runs on, like ``16xhgx-h100`` or a TOML file; None: as recorded.
@@ -226,7 +226,7 @@ def replay(job: Job, request: ReplayRequest) -> Replay:
 
 
 def scenario_of(job: Job, request: ReplayRequest) -> Scenario:
-    """What a request changes about a job; raises `InputError` for what it does not have."""
+    """The scenario of a request; raises `InputError` if the job does not have what it changes."""
     known = (*job.askable, *job.settings)
     return Scenario(plan=request.plan).on(request.cluster).changed(request.changes, known=known, job=job.title)
 

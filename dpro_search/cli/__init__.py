@@ -194,7 +194,7 @@ def _options(
 
 
 def _dashes(verb: str, args: Sequence[str]) -> str:
-    """What may be wrong if an option is unknown that belongs to the training command."""
+    """Hint for an unknown option that belongs to the training command."""
     command = verb in VERBS and VERBS[verb].runs_command and "--" not in args
     return "the training command and its options follow '--', like '-- python train.py --epochs 3'; " if command else ""
 

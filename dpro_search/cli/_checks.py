@@ -142,7 +142,7 @@ def _extra(name: str, extra: str, use: str) -> Check:
 
 
 def missing_for_shaped_hosts() -> list[str]:
-    """What is missing for hosts with links of their own."""
+    """The tools that are missing for hosts with links of their own."""
     missing = [tool for tool in _HOST_TOOLS if shutil.which(tool) is None]
     return ([f"no {', '.join(missing)}"] if missing else []) + ([] if os.geteuid() == 0 else ["not root"])
 

@@ -1,4 +1,4 @@
-"""What `dpro-search run` prints of several clusters or batches: the best plan of each, the fastest and the cheapest."""
+"""Output of `dpro-search run` for several clusters or batches: the best plan of each, the fastest and the cheapest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the verbs print: JSON for programs, consoles and units for people."""
+"""Output of the verbs: JSON for programs, consoles and units for people."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class JobProgress(AbstractContextManager["JobProgress"]):
             say(self._console, line)
 
     def show(self, state: JobState) -> None:
-        """What the job does now; called from the thread that watches it."""
+        """Show the current activity of the job. The thread that watches the job calls this."""
         line = self._line(state)
         if self._live:
             self._bar.update(self._task, description=line)

@@ -1,4 +1,4 @@
-"""What `dpro-search run` prints of a search's result."""
+"""Output of `dpro-search run` about the result of a search."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOTES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What real runs of a search's plans need."""
+    """The inputs of real runs of a search's plans."""
 
     servers: Servers | None = None  # Parameter servers of the recorded job.
     # What changes in the job for each listed plan; None: it cannot follow the plan. Empty: not known.
@@ -38,7 +38,7 @@ class Deployment:
 
     @staticmethod
     def of(source: Source, result: SearchResult) -> Deployment:
-        """That of the plans found for a trace or a description."""
+        """The inputs of real runs of plans for a trace or a description."""
         from dpro_search.deploy.targets import change_of
         from dpro_search.kinds import kind_of, targets_of
 

@@ -1,4 +1,4 @@
-"""What `collect` and `import` print about the trace that they wrote."""
+"""Output of `collect` and `import` about the trace that they wrote."""
 
 from __future__ import annotations
 

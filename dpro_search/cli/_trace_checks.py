@@ -1,4 +1,4 @@
-"""What `dpro-search doctor` reports about a trace: which verbs can use it. Nothing that the trace names is run."""
+"""Checks of `dpro-search doctor` on a trace: the verbs that can use it. Nothing that the trace names is run."""
 
 from __future__ import annotations
 

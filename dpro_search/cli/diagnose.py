@@ -62,7 +62,7 @@ def diagnose(
 
 
 def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table], efficiency: Efficiency | None = None) -> None:
-    """What `Job.diagnose` found, for people."""
+    """The diagnosis of a job, for people."""
     from dpro_search.analysis.efficiency import sentences
     from dpro_search.cli._output import print_table, say, stdout_console
     from dpro_search.quantities import time_text

@@ -12,7 +12,7 @@ from dpro_search.cli._shared_options import JsonOption
 
 
 class Measurement(StrEnum):
-    """What can be measured for training."""
+    """The things that can be measured for training."""
 
     XLA = "xla"
     COMM = "comm"

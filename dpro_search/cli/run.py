@@ -40,7 +40,7 @@ class SamplerName(StrEnum):
 
 
 class EngineName(StrEnum):
-    """Where the workers run."""
+    """The places where workers run."""
 
     LOCAL = "local"
     RAY = "ray"

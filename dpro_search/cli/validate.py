@@ -200,7 +200,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
 
 
 def _print_splits(console: Console, validation: Validation) -> None:
-    """Where the time of paced steps went."""
+    """Table of the time of paced steps."""
     from dpro_search.cli._output import print_table
     from dpro_search.deploy.step_split import PARTS
     from dpro_search.space.describe import describe

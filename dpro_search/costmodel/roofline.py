@@ -17,10 +17,10 @@ from dpro_search.graph.kernel_class import kernel_class
 
 COMPUTE_BOUND = ("gemm", "convolution", "attention")
 EFFICIENCY = 1.3
-"""By what the part of a peak that kernels reach may differ between two GPUs (estimated; one model has profiles on two)."""
+"""Uncertainty factor of the share of peak that kernels reach on another GPU (estimated; one model has profiles on two)."""
 
 LEAST_US = 2.0
-"""Of a kernel, that no faster GPU shortens: the shortest ones of public profiles take 1 to 2 us, whatever the GPU (estimated)."""
+"""Time of a kernel that no faster GPU shortens: the shortest ones of public profiles take 1 to 2 us (estimated)."""
 
 _HALF = re.compile(
     r"(?<![a-z0-9])(?:fp16|f16|half|hmma|h\d{3,}|bf16|bfloat16)|s\d+16(?:gemm|fprop|dgrad|wgrad)|_f16|16f", re.IGNORECASE

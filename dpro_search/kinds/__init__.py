@@ -79,7 +79,7 @@ def kinds() -> tuple[AnyKind[Any], ...]:
 
 
 def load_source(path: Path) -> Source:
-    """What a job comes from: the trace in a folder, or the description in a file of some kind's.
+    """The source of a job: the trace in a folder, or the description in a file.
 
     Raises
     ------
@@ -106,9 +106,9 @@ def described_in(path: Path) -> Description | None:
     return None
 
 
-def description_text(wanted: Wanted) -> str:
+def description_text(request: Wanted) -> str:
     """A commented file that describes a job; raises `InputError` for what cannot be described."""
-    texts = (kind.text(wanted) for kind in kinds() if isinstance(kind, DescribedKind))
+    texts = (kind.text(request) for kind in kinds() if isinstance(kind, DescribedKind))
     return next(text for text in texts if text is not None)
 
 
@@ -163,7 +163,7 @@ def kind_of(source: Source) -> AnyKind[Any]:
 
 
 def deployed(info: RunInfo) -> Deployed:
-    """What an export needs of the job of a search; raises `InputError` if its trace or description is not there."""
+    """The facts that an export needs about the job of a search; raises `InputError` if its trace or description is not there."""
     source = load_source(Path(info.trace))
     job = job_of(source)
     return deployed_job(source, job if isinstance(source, Trace) else searched_job(job, info))
@@ -188,7 +188,7 @@ def deployed_job(source: Source, job: Job) -> Deployed:
 
 
 def targets_of(source: Source) -> tuple[Target, ...]:
-    """What plans of a job can be exported to."""
+    """The targets that plans of a job can be exported to."""
     return kind_of(source).targets_of(source.meta.framework if isinstance(source, Trace) else source.framework)
 
 
@@ -275,7 +275,7 @@ def timed_job(
 
 
 def launchers() -> tuple[Launcher, ...]:
-    """What records and times the jobs of all kinds."""
+    """Launchers that record and time the jobs of all kinds."""
     return tuple(launcher for kind in kinds() for launcher in kind.launchers)
 
 
@@ -300,11 +300,13 @@ def assemble_raw(raw: Path) -> Trace:
     """
     from dpro_search.collect.assembly import raw_format
 
-    found = raw_format(raw)
+    recorded_format = raw_format(raw)
     for launcher in launchers():
-        if launcher.format == found:
+        if launcher.format == recorded_format:
             return launcher.trace_of(raw)
-    raise InputError(f"{raw}/job.json: raw files of '{found}'; known are {', '.join(each.format for each in launchers())}")
+    raise InputError(
+        f"{raw}/job.json: raw files of '{recorded_format}'; known are {', '.join(each.format for each in launchers())}"
+    )
 
 
 def all_targets() -> tuple[Target, ...]:

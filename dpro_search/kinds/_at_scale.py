@@ -49,7 +49,7 @@ _MOST_ROWS = 16  # of the table of ranks
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What the ranks run under a plan, and which tensors travel together.
+    """The work of the ranks under a plan, and the tensors that are communicated together.
 
     Attributes
     ----------
@@ -133,8 +133,8 @@ class AtScale(Job):
         scale.check_rank(self.ranks)
         changed = copy.copy(self)
         if scale.what == "compute":
-            own = self._compute_factor.get(scale.rank, 1.0) * scale.factor
-            changed._compute_factor = {**self._compute_factor, scale.rank: own}
+            rank_factor = self._compute_factor.get(scale.rank, 1.0) * scale.factor
+            changed._compute_factor = {**self._compute_factor, scale.rank: rank_factor}
         elif scale.what == "bandwidth":
             changed._faster_links = self._faster_links * scale.factor
         elif scale.rank is None:
@@ -191,7 +191,7 @@ class AtScale(Job):
 
     @property
     def calibration(self) -> Calibration:
-        """Of synthetic jobs on GPU hosts: no error of such predictions was measured."""
+        """The calibration of synthetic jobs on GPU hosts: no error of such predictions was measured."""
         return calibration(machine_constants(), "data_parallel", "gpu")
 
     @property
@@ -240,11 +240,11 @@ class AtScale(Job):
     def _rank_facts(self, folded: FoldedJob, timeline: Timeline) -> list[dict[str, Any]]:
         graph = folded.graph
         computes = np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE))
-        found = []
+        facts = []
         for number, rank in enumerate(folded.representative.tolist()):
             compute_us = float(graph.duration_us[computes & (graph.rank_of_op == number)].sum())
             exposed_us = max(timeline.iteration_us - compute_us, 0.0)
-            found.append(
+            facts.append(
                 {
                     "rank": rank,
                     "host": f"host {self._machines.place(rank)[0]}",
@@ -254,7 +254,7 @@ class AtScale(Job):
                     "waited_us": None,
                 }
             )
-        return found
+        return facts
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
         path = [
@@ -296,18 +296,18 @@ def _of_one_iteration(path: Sequence[Segment], iterations: int) -> list[Segment]
 
 
 def steps_of_ddp(graph: DdpGraph) -> tuple[RankStep, ...]:
-    """What each recorded rank of a DistributedDataParallel job computes, means over the recorded steps.
+    """Computation of each recorded rank of a DistributedDataParallel job: means over the recorded steps.
 
     Forward until the first gradient is ready, a backward op for each gradient, and its copy out of the bucket; the optimizer comes
     after the last copy.
     """
-    found = []
+    steps = []
     for rank in range(graph.ranks):
         ready_us = np.maximum.accumulate(graph.ready_us[:, rank].mean(axis=0))
         backward_us = np.diff(ready_us, prepend=ready_us[0])
         update_us = graph.copy_us[:, rank].mean(axis=0)
         update_us[-1] += graph.after_us[:, rank].mean() + max(graph.backward_us[:, rank].mean() - ready_us[-1], 0.0)
-        found.append(
+        steps.append(
             layered_step(
                 [tensor.size_bytes for tensor in graph.tensors],
                 forward_us=float(ready_us[0]),
@@ -316,7 +316,7 @@ def steps_of_ddp(graph: DdpGraph) -> tuple[RankStep, ...]:
                 tensor_names=[tensor.name for tensor in graph.tensors],
             )
         )
-    return tuple(found)
+    return tuple(steps)
 
 
 def members(group_of: Ints) -> tuple[tuple[int, ...], ...]:

@@ -7,6 +7,6 @@ from dpro_search.machine import Device
 
 
 def device_of(trace: Trace) -> Device:
-    """Where the trace's computation ran. MXNet's profiler notes operators of a CPU as kernels of its engine's threads."""
+    """The devices on which the trace's computation ran. MXNet's profiler notes operators of a CPU as kernels of threads."""
     kernels = bool((trace.events.kind == EventKind.KERNEL).any())
     return "gpu" if kernels and trace.meta.framework != "mxnet" else "cpu"

@@ -77,22 +77,22 @@ def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[s
     scenario = scenario.changed(changes, known=(*job.askable, *speeds) if described else speeds, job=job.title)
     if scenario == Scenario() and job.origin == "recorded":
         return Elsewhere(job, named, None)
-    there, plan = job.under(scenario)
+    job_there, plan = job.under(scenario)
     if plan != Plan():  # of a described job, which then begins with it
-        there.space.check(plan)
-        there = there.starting_from(plan)
-    there = with_memory_limit(there, job.memory_limit_bytes)
-    calibration = there.calibration
+        job_there.space.check(plan)
+        job_there = job_there.starting_from(plan)
+    job_there = with_memory_limit(job_there, job.memory_limit_bytes)
+    calibration = job_there.calibration
     place = SearchedCluster(
         name=", ".join([title, *changes]),
         machines=scenario.cluster.machines,
         changes=changes,
-        ranks=there.cluster.ranks,
-        ranks_per_host=there.cluster.ranks_per_host,
-        assumed=there.left_out(scenario.cluster),
+        ranks=job_there.cluster.ranks,
+        ranks_per_host=job_there.cluster.ranks_per_host,
+        assumed=job_there.left_out(scenario.cluster),
         interval="" if calibration is None else calibration.text,
     )
-    return Elsewhere(there, named, place)
+    return Elsewhere(job_there, named, place)
 
 
 def repeated(job: Job, what_if: str) -> bool:

@@ -35,8 +35,8 @@ def with_own_durations(trace: Trace, kind: type[_Predictor]) -> tuple[_Predictor
     predictor = kind.from_trace(trace, with_profiler=True)
     errors = []
     for step, measured in durations.items():
-        own = predictor.at(graph=kind.from_trace(trace, steps=(step,), with_profiler=True).graph)
-        errors.append(abs(own.predict(Plan()).iteration_us / measured - 1) * 100)
+        step_predictor = predictor.at(graph=kind.from_trace(trace, steps=(step,), with_profiler=True).graph)
+        errors.append(abs(step_predictor.predict(Plan()).iteration_us / measured - 1) * 100)
     return predictor, float(np.mean(list(durations.values()))), float(np.mean(errors))
 
 

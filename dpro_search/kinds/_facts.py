@@ -31,7 +31,7 @@ _TOP_GAINS = 12
 
 
 def rank_facts(trace: Trace, rank_breakdown_us: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
-    """What each rank does in an iteration, how often it comes last to a collective, and how long it waits for others."""
+    """Breakdown of each rank's iteration, how often it comes last to a collective, and how long it waits for others."""
     punctuality = {arrival.rank: arrival for arrival in arrivals(trace)}
     return [
         {
@@ -75,7 +75,7 @@ def critical_ops(
     spent_us = {name: sum(shares[op] for op in ops) for name, ops in of_name.items()}
     total_us = sum(shares.values()) or 1.0
     op_of_step = path.op % len(graph)
-    found = []
+    rows = []
     for name in sorted(of_name, key=lambda name: -spent_us[name])[:most]:
         ops = of_name[name]
         on_path = np.isin(op_of_step, ops)
@@ -92,18 +92,18 @@ def critical_ops(
         if origins:
             row |= origins[ops[0]]
             row["origins"] = len({tuple(origins[op].items()) for op in ops if origins[op]})
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def path_facts(timeline: Timeline) -> list[dict[str, Any]]:
     """Shares of the critical path by rank and kind of op."""
-    found: list[dict[str, Any]] = msgspec.to_builtins(path_totals(timeline))
-    return found
+    facts: list[dict[str, Any]] = msgspec.to_builtins(path_totals(timeline))
+    return facts
 
 
 def gain_rows(gains: Sequence[Gain]) -> list[dict[str, Any]]:
-    """What changes of the graph would gain."""
+    """Gains of changes of the graph."""
     return [
         {
             "what_if": gain.change.text,
@@ -142,12 +142,12 @@ def rank_table(ranks: Sequence[Mapping[str, Any]]) -> Table:
 
 def op_texts(names: Sequence[str], most: int) -> list[str]:
     """Names of ops as tables have them: kernels without what tells nothing apart, what hosts do before a launch by its kernel."""
-    found = []
+    texts = []
     for name in short_names(names):
         prefix = next((text for text in _BEFORE if name.startswith(text)), "")
         shown = _BEFORE.get(prefix, "")
-        found.append(shown + shortened(name.removeprefix(prefix), most - len(shown)))
-    return found
+        texts.append(shown + shortened(name.removeprefix(prefix), most - len(shown)))
+    return texts
 
 
 def critical_table(ops: Sequence[Mapping[str, Any]]) -> Table:

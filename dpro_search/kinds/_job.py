@@ -136,13 +136,13 @@ class Job(ABC):
 
     @property
     def calibration(self) -> Calibration | None:
-        """What the model error of predictions was calibrated on; None: intervals are the spread of recorded steps alone."""
+        """Calibration of the model error of predictions; None: intervals are the spread of recorded steps alone."""
         return self.lower(self.scenario).calibration if self.lowers() else None
 
     # What a plan costs.
 
     def predict(self, plan: Plan) -> Prediction:
-        """What one iteration would cost under a plan; raises `InputError` for a plan that the job cannot follow."""
+        """Predicted cost of one iteration under a plan; raises `InputError` for a plan that the job cannot follow."""
         self.space.check(plan)
         prediction = _possible(self._predict(plan))
         if not self.lowers():
@@ -188,7 +188,7 @@ class Job(ABC):
         return self.lowered(plan).replayable.sampled_us(samples=samples, seed=seed, on_sample=on_sample)
 
     def replayed(self, plan: Plan) -> Prediction:
-        """What `replay` reports of a plan: `predict` with a breakdown, and what it leaves out to be fast."""
+        """The prediction that `replay` reports: as `predict`, with a breakdown and with what `predict` leaves out to be fast."""
         return self.lowered(plan).reported() if self.lowers() else self.predict(plan)
 
     def plan_facts(self, plan: Plan) -> PlanFacts:
@@ -215,7 +215,7 @@ class Job(ABC):
 
     @property
     def work(self) -> Work | None:
-        """What an iteration does, of a job that knows it without a recording."""
+        """Work of an iteration, for a job that knows it without a recording."""
         return None
 
     @property
@@ -287,7 +287,7 @@ class Job(ABC):
 
     @property
     def cluster(self) -> ClusterSpec:
-        """What the job runs on."""
+        """Cores and links that the job runs on."""
         if self.lowers():
             return self.lower(self.scenario).cluster
         assert self.trace is not None, "a described job has its own"
@@ -322,7 +322,7 @@ class Job(ABC):
         raise self.cannot("on", "be predicted on another cluster")
 
     def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        """What predictions under a change do not know and take for granted, a sentence each.
+        """Assumptions of predictions under a change, a sentence each.
 
         Of a recorded job nothing without a change; of a described one what its description leaves open.
         """
@@ -360,7 +360,7 @@ class Job(ABC):
 
     @property
     def origin(self) -> str:
-        """Where the setting without a plan comes from, in a word."""
+        """The origin of the setting without a plan, in a word."""
         return "described" if self.trace is None else "recorded"
 
     def allowing(self, plan: Plan, options: PlanOptions) -> Job:
@@ -396,7 +396,7 @@ class Job(ABC):
         raise self.cannot("held_out", "be predicted without one of its steps (--holdout-step)")
 
     def rank_parts_us(self) -> Mapping[int, Mapping[str, float]]:
-        """Of each rank, by its number in the job, the parts of a replayed iteration, which add up to it; empty: not known."""
+        """Parts of a replayed iteration, which add up to it, for each rank by its number in the job; empty: not known."""
         return {}
 
     def own_durations(self) -> Comparison:
@@ -409,7 +409,7 @@ class Job(ABC):
 
     @property
     def workload(self) -> Callable[[Plan], DescribedWorkload] | None:
-        """What a plan makes of a described parallel job, for its export; None: it is no such job."""
+        """The described parallel job under a plan, for its export; None: it is no such job."""
         return None
 
     # What people want to know about it.

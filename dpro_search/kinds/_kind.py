@@ -73,8 +73,8 @@ class AnyKind(ABC, Generic[_Source]):
     @property
     def job_type(self) -> type[Job]:
         """The class of its jobs."""
-        found: type[Job] = resolve_name(self.job_name)
-        return found
+        job_type: type[Job] = resolve_name(self.job_name)
+        return job_type
 
     @abstractmethod
     def recognises(self, source: _Source, /) -> bool:
@@ -134,7 +134,7 @@ class Wanted:
 class DescribedKind(AnyKind[_Described]):
     """A kind of job that a file describes."""
 
-    def text(self, wanted: Wanted) -> str | None:
+    def text(self, request: Wanted) -> str | None:
         """A commented file that `read` takes; None: this kind writes none. Raises `InputError` for what cannot be described."""
         return None
 

@@ -1,4 +1,4 @@
-"""Where the kinds of jobs are: the one line that a new kind adds."""
+"""The list of the modules of kinds: a new kind adds one line."""
 
 from __future__ import annotations
 

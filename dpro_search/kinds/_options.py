@@ -1,4 +1,4 @@
-"""What the plans of a job may do beyond communication, as every verb hands it to `Kind.job`."""
+"""Options for changes beyond communication, as every verb hands them to `Kind.job`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOSSY = ("compression", "micro_batches", "reduce_dtype")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What plans may do beyond communication."""
+    """Changes beyond communication that plans may make."""
 
     compute: frozenset[str] = frozenset()  # Some of `COMPUTE`.
     allow_lossy: bool = False  # Also what changes the numbers: compression of gradients, batch normalisation over smaller batches.
@@ -48,21 +48,21 @@ class PlanOptions:
 
     @property
     def named(self) -> dict[str, str | Path]:
-        """What decides predictions beside the trace, by name: for the run folder of a search."""
-        found: dict[str, str | Path] = {}
+        """Inputs of predictions in addition to the trace, by name, for the run folder of a search."""
+        named: dict[str, str | Path] = {}
         if self.compute:
-            found["with"] = ",".join(sorted(self.compute))
+            named["with"] = ",".join(sorted(self.compute))
         if self.allow_lossy:
-            found["allow_lossy"] = "yes"
+            named["allow_lossy"] = "yes"
         if self.memory_limit_bytes is not None:
-            found["memory_limit_bytes"] = str(self.memory_limit_bytes)
+            named["memory_limit_bytes"] = str(self.memory_limit_bytes)
         for name in ("cluster_model", "precision_table", "all_reduce_model"):
             path: Path | None = getattr(self, name)
             if path is not None:
-                found[name] = path
+                named[name] = path
         if machine := os.environ.get(VARIABLE):
-            found["machine"] = Path(machine)
-        return found
+            named["machine"] = Path(machine)
+        return named
 
     def allowing(self, plan: Plan) -> PlanOptions:
         """The options under which a plan with the fields of this one is legal: what is requested is predicted, not proposed."""

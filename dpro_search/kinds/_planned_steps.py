@@ -85,8 +85,8 @@ class PlannedPredictor(RecordedPredictor):
         if self._plan == Plan():
             return super().sampled(scales, samples=samples)
         replays_us = np.array(self.predict(scales).steps_us)
-        found: Floats = np.random.default_rng(seed).choice(replays_us, samples)
-        return found
+        sampled_us: Floats = np.random.default_rng(seed).choice(replays_us, samples)
+        return sampled_us
 
     def op_count(self) -> int:
         """How many ops a step has."""
@@ -145,7 +145,7 @@ class PlannedSteps(RecordedSteps):
 
     @cached_property
     def prices(self) -> CollectivePrices:
-        """What collectives take on the recorded cluster."""
+        """Times of collectives on the recorded cluster."""
         return prices_of(self.trace, self.predictor.ops, self._part_bytes())
 
     def _part_bytes(self) -> dict[int, int]:
@@ -160,7 +160,7 @@ class PlannedSteps(RecordedSteps):
 
     @property
     def place(self) -> Placed | None:
-        """Where the job runs; None: the machine that it was recorded on is not known."""
+        """The place where the job runs; None: the machine that it was recorded on is not known."""
         if self._elsewhere is not None:
             return self._elsewhere.place
         recorded, _ = self._recorded_place
@@ -176,7 +176,7 @@ class PlannedSteps(RecordedSteps):
         return recorded_place(self.trace.meta, needed=False)
 
     def _memory_changes(self, plan: Plan) -> Sequence[MemoryChange] | None:
-        """What a plan allocates otherwise than the recorded job did; None: not known."""
+        """Changes of allocated memory by a plan; None: not known."""
         return None if plan != Plan() else ()
 
     def _peak_memory_bytes(self, plan: Plan) -> int | None:
@@ -186,7 +186,7 @@ class PlannedSteps(RecordedSteps):
         return None if changes is None else peak_bytes(self.trace.memory, changes)
 
     def _least_bytes(self, plan: Plan) -> int | None:
-        """What parameters, gradients and the optimizer's state take alone under a plan; None: not known."""
+        """Memory of parameters, gradients and the optimizer's state alone under a plan; None: not known."""
         return None
 
     @property
@@ -195,18 +195,20 @@ class PlannedSteps(RecordedSteps):
         return 2 if any(name.startswith("Optimizer.step#Adam") for name in self.trace.names) else 0
 
     def _predict(self, plan: Plan) -> Prediction:
-        found = self._timed(plan)
-        needed, at_least = found.peak_memory_bytes, ""
+        prediction = self._timed(plan)
+        needed, at_least = prediction.peak_memory_bytes, ""
         if needed is None:
             needed, at_least = self._least_bytes(plan), "at least "
         if needed is None or self.place is None or (plan == Plan() and self._elsewhere is None):
-            return found
+            return prediction
         devices = {group.host.device for group in self.place.cluster.groups}
         known = [(device.memory_bytes, device.name) for device in devices if device.memory_bytes is not None]
         has, name = min(known, default=(needed, ""))
         if needed <= has:
-            return found
-        return msgspec.structs.replace(found, infeasible=f"needs {at_least}{size_text(needed)}, and {name} has {size_text(has)}")
+            return prediction
+        return msgspec.structs.replace(
+            prediction, infeasible=f"needs {at_least}{size_text(needed)}, and {name} has {size_text(has)}"
+        )
 
     def _timed(self, plan: Plan) -> Prediction:
         """The prediction, whatever memory it needs."""
@@ -226,16 +228,16 @@ class PlannedSteps(RecordedSteps):
         )
 
     def _compute_error_us(self, plan: Plan) -> float:
-        """By what the core time of compute that a plan adds may differ from its price (90 %)."""
+        """Uncertainty of the core time of compute that a plan adds, relative to its price (90 %)."""
         return 0.0
 
-    def _wider(self, found: RecordedPrediction, compute_error_us: float) -> tuple[float, float]:
+    def _wider(self, prediction: RecordedPrediction, compute_error_us: float) -> tuple[float, float]:
         """The interval with the error of collectives that nothing hides or that the job waits for, and of added compute."""
         errors = [self.prices.error(kind) for kind in CollectiveKind if self.prices.knows(kind)]
-        exposed_us = found.breakdown_us["exposed_communication"]
+        exposed_us = prediction.breakdown_us["exposed_communication"]
         more_us = math.hypot(1.645 * max(errors, default=0.0) * exposed_us, compute_error_us)
-        low_us, high_us = found.interval_us
-        middle_us = found.iteration_us
+        low_us, high_us = prediction.interval_us
+        middle_us = prediction.iteration_us
         return max(middle_us - math.hypot(middle_us - low_us, more_us), 0.0), middle_us + math.hypot(high_us - middle_us, more_us)
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
@@ -259,7 +261,11 @@ class PlannedSteps(RecordedSteps):
 
 
 def prices_of(trace: Trace, ops: RecordedOps, known_bytes: Mapping[int, int]) -> CollectivePrices:
-    """Of a trace's collectives with known sizes: once all ranks take part; of one rank of many the least of all steps.
+    """Prices of the trace's collectives whose sizes are known.
+
+    If all ranks were recorded, every occurrence counts. If only one was, the minimum over the steps counts, because it contains the
+    least waiting.
+
 
     `known_bytes` are those of events that have no size in the trace.
     """

@@ -112,11 +112,11 @@ class JobPredictor(ABC):
         texts += ["bandwidth=2"] if self.cluster.rate_bps is not None else []
         changed_us = {text: self.scaled(Scale.parse(text)).predict(plan).iteration_us for text in texts}
         changed_us |= {name: self.predict(other).iteration_us for name, other in others.items()}
-        found: Gains = [
+        rows: Gains = [
             {"what_if": name, "predicted_iteration_us": value_us, "gain_us": base_us - value_us}
             for name, value_us in changed_us.items()
         ]
-        return sorted(found, key=lambda row: -float(row["gain_us"]))
+        return sorted(rows, key=lambda row: -float(row["gain_us"]))
 
     def sampled(
         self,
@@ -148,12 +148,12 @@ class JobPredictor(ABC):
             raise InputError(f"samples and threads must be >= 1, not {samples} and {threads}")
         job = self.job(plan, cluster)
         children = np.random.SeedSequence(seed).spawn(samples)
-        found = np.empty(samples)
+        sampled_us = np.empty(samples)
         with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
             for number, times in enumerate(pool.map(lambda child: self._replayed(job, child), children)):
-                found[number] = times.iteration_us
+                sampled_us[number] = times.iteration_us
                 on_sample()
-        return found
+        return sampled_us
 
     @property
     @abstractmethod
@@ -167,7 +167,7 @@ class JobPredictor(ABC):
 
     @property
     def _unlike(self) -> str:
-        """What of the job the model error was not measured on; empty: nothing that is known."""
+        """Properties of the job that the model error was not measured on; empty: none."""
         return ""
 
     def of_recording(self, trace: Trace) -> Self:
@@ -181,7 +181,7 @@ class JobPredictor(ABC):
         return self._wanted or self.cluster
 
     def _uncertainty_us(self, plan: Plan) -> float:
-        """What the plan's own cost models are uncertain by, beside the model's error."""
+        """Uncertainty of the plan's own cost models, in addition to the model's error."""
         return 0.0
 
     def _is_recorded(self, plan: Plan, cluster: ClusterSpec | None) -> bool:

@@ -60,7 +60,7 @@ def diagnosis(
     }
 
 
-def diagnosis_tables(facts: Mapping[str, Any], own: Table) -> list[Table]:
+def diagnosis_tables(facts: Mapping[str, Any], of_kind: Table) -> list[Table]:
     """The facts of `diagnosis` for people, with a table of the kind of job's own."""
     path = [
         (
@@ -74,6 +74,6 @@ def diagnosis_tables(facts: Mapping[str, Any], own: Table) -> list[Table]:
     return [
         Table(title="critical path", columns=("what", "rank", "from", "takes"), rows=path),
         rank_table(facts["ranks"]),
-        own,
+        of_kind,
         gain_table(facts["gains"], facts["iteration_us"]),
     ]

@@ -143,7 +143,7 @@ class RecordedPredictor:
 
     @cached_property
     def sorts(self) -> OpSorts:
-        """What can be asked about single ops."""
+        """Classes of single ops that scales can name."""
         return OpSorts(self._trace, self.ops)
 
     @property
@@ -298,8 +298,8 @@ class RecordedPredictor:
 
     def sampled(self, scales: Sequence[Scale] = (), *, samples: int) -> Floats:
         """Iteration times of the middle step with durations drawn from all steps, [samples]."""
-        found: Floats = replay(self._scaled(self.middle_step, self.graph, scales), samples=samples).sampled_us
-        return found
+        sampled_us: Floats = replay(self._scaled(self.middle_step, self.graph, scales), samples=samples).sampled_us
+        return sampled_us
 
     def fewer_steps(self, predictions: int, most_ops: int) -> Sequence[int] | None:
         """The middle step, where so many predictions would replay more than so many ops; else None, for all steps."""
@@ -337,10 +337,10 @@ class RecordedPredictor:
             step = ops.steps[0]
             return {step: (self._window_us(), last[step])}
         replayed = {step: last[step] - last[before] for before, step in zip(ops.steps, ops.steps[1:], strict=False)}
-        found = {step: (us, replayed[step]) for step, us in self.iterations_us.items() if step in replayed}
-        if not found:
+        measured_and_replayed = {step: (us, replayed[step]) for step, us in self.iterations_us.items() if step in replayed}
+        if not measured_and_replayed:
             raise InputError("no two consecutive steps of the trace have ops: nothing to compare a replay with")
-        return found
+        return measured_and_replayed
 
     def _window_us(self) -> float:
         events = self._trace.events
@@ -359,16 +359,16 @@ class RecordedPredictor:
         Without changes it is kept, where it is the same whichever steps are left out: with the step's own durations only. With
         changes, those of the last question are kept.
         """
-        own = not scales and self._has_own_durations(step)
+        with_own_durations = not scales and self._has_own_durations(step)
         key = (step, tuple(scales))
-        if own and step in self._replays:
+        if with_own_durations and step in self._replays:
             return self._replays[step]
         if key not in self._asked:
             timeline = self._timeline(step, scales)
             if next(iter(self._asked), key)[1] != key[1]:
                 self._asked.clear()
             self._asked[key] = _Replay(timeline.iteration_us, timeline.settled, self._busy_us(step, timeline.graph))
-        if own:
+        if with_own_durations:
             self._replays[step] = self._asked[key]
         return self._asked[key]
 
@@ -431,6 +431,6 @@ class RecordedPredictor:
 
 def _ends(ops: RecordedOps, step: int) -> npt.NDArray[np.bool_]:
     """Ops whose ends end a step: those of the devices; without any, those where scripts end it; else all."""
-    mine: npt.NDArray[np.bool_] = ops.step == step
-    chosen = (mine & ops.on_device, mine & (ops.role == CLOSES), mine)
-    return next(found for found in chosen if found.any())
+    in_step: npt.NDArray[np.bool_] = ops.step == step
+    chosen = (in_step & ops.on_device, in_step & (ops.role == CLOSES), in_step)
+    return next(ops_of_choice for ops_of_choice in chosen if ops_of_choice.any())

@@ -1,4 +1,4 @@
-"""Where a profile was recorded, and its predictor on another cluster: ``recorded_place(meta, asked)``, ``elsewhere(...)``."""
+"""Place where a profile was recorded, and predictor elsewhere: ``recorded_place(meta, asked)``, ``elsewhere(...)``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Elsewhere:
     high: RecordedPredictor
     assumed: tuple[str, ...]  # What was taken for granted, a sentence each.
 
-    def interval_us(self, found: RecordedPrediction, scales: tuple[Scale, ...]) -> tuple[float, float]:
+    def interval_us(self, prediction: RecordedPrediction, scales: tuple[Scale, ...]) -> tuple[float, float]:
         """The interval of a prediction: the spread of steps, and the errors of the cost models."""
-        below, above = found.iteration_us - found.interval_us[0], found.interval_us[1] - found.iteration_us
+        below, above = prediction.iteration_us - prediction.interval_us[0], prediction.interval_us[1] - prediction.iteration_us
         low_us, high_us = (one.predict(scales).iteration_us for one in (self.low, self.high))
-        below = math.hypot(below, max(found.iteration_us - low_us, 0.0))
-        above = math.hypot(above, max(high_us - found.iteration_us, 0.0))
-        return max(found.iteration_us - below, 0.0), found.iteration_us + above
+        below = math.hypot(below, max(prediction.iteration_us - low_us, 0.0))
+        above = math.hypot(above, max(high_us - prediction.iteration_us, 0.0))
+        return max(prediction.iteration_us - below, 0.0), prediction.iteration_us + above
 
 
 def elsewhere(trace: Trace, predictor: RecordedPredictor, change: ClusterChange) -> Elsewhere:
@@ -70,8 +70,8 @@ def elsewhere(trace: Trace, predictor: RecordedPredictor, change: ClusterChange)
     )
 
 
-def recorded_place(meta: TraceMeta, asked: Cluster | None = None, *, needed: bool = True) -> tuple[Recorded, str]:
-    """Where all ranks of a recorded job ran, and how that is known, as a sentence.
+def recorded_place(meta: TraceMeta, given: Cluster | None = None, *, needed: bool = True) -> tuple[Recorded, str]:
+    """The place where all ranks of a recorded job ran, with a sentence that says how that is known.
 
     Ranks fill hosts in their order. The machine is the one that their GPUs usually are part of, unless one is given.
 
@@ -81,7 +81,7 @@ def recorded_place(meta: TraceMeta, asked: Cluster | None = None, *, needed: boo
         It is needed, and the GPUs were not recorded, or are of no bundled machine: the option that names one is shown.
     """
     ranks = max(meta.world_size or 0, meta.ranks)
-    machine, why = (asked, "") if asked is not None else _usual_machine(meta)
+    machine, why = (given, "") if given is not None else _usual_machine(meta)
     if machine is None:
         if needed:
             raise InputError(f"the trace {why}; name the machine: --set recorded_on=hgx-h100, or a file")
@@ -97,8 +97,8 @@ def recorded_place(meta: TraceMeta, asked: Cluster | None = None, *, needed: boo
         part = msgspec.structs.replace(group, host=group.host.with_devices(ranks // hosts))
         machine = msgspec.structs.replace(machine, groups=(part,))
     place = Recorded(cluster=_with_ranks(machine, ranks), ranks=ranks)
-    if asked is not None:
-        return place, f"the job was recorded on {asked.name}, as given"
+    if given is not None:
+        return place, f"the job was recorded on {given.name}, as given"
     return (
         place,
         f"the job was recorded on {machine.name}, going by its GPUs ({meta.devices[0]}); recorded_on=MACHINE names another",

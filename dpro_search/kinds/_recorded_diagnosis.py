@@ -1,4 +1,4 @@
-"""What `diagnose` says of an imported trace: where the devices' time goes, what would gain, late ranks, slow links.
+"""Diagnosis of an imported trace: breakdown of the devices' time, gains, late ranks, slow links.
 
 Every number is of the replayed iteration that `replay` predicts, but for `last_pct`, `cost_us`, `waited_us` and `links`, which were
 measured in the recorded steps.

@@ -1,4 +1,4 @@
-"""What stands out in an imported trace: sentences with numbers and what to do, each from a gain that the replay confirms."""
+"""Findings about an imported trace: sentences with numbers and advice, each from a gain that the replay confirms."""
 
 from __future__ import annotations
 
@@ -101,19 +101,19 @@ def findings(
     sentences = _SENTENCES | (_COMPILED_BY_XLA if framework == "xla" else {})
     shares = _shares(times, iteration_us) | {"advice": advice}
     shares["unmeasured"] = _UNMEASURED if profiled else ""
-    found: dict[str, Answer] = {}
+    answer_of_topic: dict[str, Answer] = {}
     for answer in sorted(answers, key=lambda answer: -answer.gain_us):
         if answer.topic == "loading" and stalls:
             continue  # it is part of the finding about these steps (`stall_findings`)
         if answer.topic in _SENTENCES and answer.gain_pct >= WORTH_PCT:
-            found.setdefault(answer.topic, answer)
+            answer_of_topic.setdefault(answer.topic, answer)
     unknown_us = sum(row.unknown_us for row in times) / max(len(times), 1)
     unknown = unknown_time(unknown_us, iteration_us) if answers else ""  # Without answers, a warning says what is missing.
     gained = (
         f"{sentences[topic].format(**shares, **_about(answer, speeds, times))} With {answer.meaning}: "
         f"{_iteration(answer, average=stalls)}, {time_text(answer.gain_us)} ({answer.gain_pct:.1f} %) less "
         f"(--what-if {answer.what_if}).{'' if answer.certain else _NOT_CERTAIN}"
-        for topic, answer in found.items()
+        for topic, answer in answer_of_topic.items()
     )
     return (*filter(None, [unknown]), *gained)
 
@@ -177,9 +177,9 @@ def _decisive(answers: Sequence[Answer]) -> str:
 def _shares(times: Sequence[RankTime], iteration_us: float) -> dict[str, Any]:
     """Parts of an iteration in percent, mean over ranks; also of the transfers' time, that in which the rank computes."""
     whole_us = max(iteration_us * len(times), 1e-9)
-    found = {part: sum(getattr(row, f"{part}_us") for row in times) / whole_us * 100 for part in _PARTS}
-    moving, exposed = found["transfer"], found["exposed_communication"]
-    return found | {"hidden": max(1 - exposed / moving, 0.0) * 100 if moving > 0 else 0.0}
+    shares = {part: sum(getattr(row, f"{part}_us") for row in times) / whole_us * 100 for part in _PARTS}
+    moving, exposed = shares["transfer"], shares["exposed_communication"]
+    return shares | {"hidden": max(1 - exposed / moving, 0.0) * 100 if moving > 0 else 0.0}
 
 
 def _about(answer: Answer, speeds: Sequence[GroupSpeed], times: Sequence[RankTime]) -> dict[str, object]:

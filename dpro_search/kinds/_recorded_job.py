@@ -46,12 +46,12 @@ class RecordedSteps(Job):
         self._unprofiled: tuple[float, float] | None = None  # What a step takes without the profiler, and the host's factor.
 
     def _predictor(self, *, without: Sequence[int] = ()) -> RecordedPredictor:
-        """Of all steps but some."""
+        """A predictor that ignores the given steps."""
         return RecordedPredictor(self.trace, without=without)
 
     @property
     def _in_profile(self) -> RecordedPredictor:
-        """Of the steps as they were recorded, under the profiler."""
+        """A predictor of the steps as they were recorded, under the profiler."""
         return self.predictor if self._unprofiled is None and self._elsewhere is None else self._predictor()
 
     def moved(self, change: ClusterChange) -> Job:
@@ -82,7 +82,7 @@ class RecordedSteps(Job):
         return (*known, *self.assumed())
 
     def assumed(self) -> Iterator[str]:
-        """What predictions take for granted of the recorded job, a sentence each."""
+        """Assumptions of predictions about the recorded job, a sentence each."""
         if self._unprofiled is not None:
             step_us, factor = self._unprofiled
             yield (
@@ -131,7 +131,7 @@ class RecordedSteps(Job):
 
     @property
     def host_factor(self) -> float:
-        """What the work of host threads takes, in terms of what it takes in the profile (`measured_as`)."""
+        """Ratio of the host threads' time without the profiler to their time in the profile (`measured_as`)."""
         return 1.0 if self._unprofiled is None else self._unprofiled[1]
 
     def scaled(self, scale: Scale) -> Self:
@@ -287,15 +287,15 @@ def _prediction(predictor: RecordedPredictor, scales: tuple[Scale, ...], peak_me
     return as_prediction(predictor.predict(scales), "extrapolated" if scales else "recorded", peak_memory_bytes)
 
 
-def as_prediction(found: RecordedPrediction, source: str, peak_memory_bytes: int | None = None) -> Prediction:
+def as_prediction(recorded: RecordedPrediction, source: str, peak_memory_bytes: int | None = None) -> Prediction:
     """A prediction of recorded steps as all jobs give it."""
     return Prediction(
-        iteration_us=found.iteration_us,
-        interval_us=found.interval_us,
-        breakdown_us=found.breakdown_us,
+        iteration_us=recorded.iteration_us,
+        interval_us=recorded.interval_us,
+        breakdown_us=recorded.breakdown_us,
         peak_memory_bytes=peak_memory_bytes,
         source=source,
-        settled=found.settled,
-        floor_us=found.busy_us,
-        mean_us=found.mean_us,
+        settled=recorded.settled,
+        floor_us=recorded.busy_us,
+        mean_us=recorded.mean_us,
     )

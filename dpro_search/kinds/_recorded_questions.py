@@ -30,7 +30,7 @@ _MOST_REPLAYED_OPS = 4_000_000  # of all questions together; with more, each is 
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change would bring.
+    """The gain of a change.
 
     Attributes
     ----------
@@ -77,13 +77,13 @@ def answers(trace: Trace, predictor: RecordedPredictor, base: RecordedPrediction
     speeds
         Of its groups of ranks: each slow one is asked about.
     """
-    asked = list(_questions(trace, predictor, speeds))
-    steps = predictor.fewer_steps(len(asked), _MOST_REPLAYED_OPS)
+    questions = list(_questions(trace, predictor, speeds))
+    steps = predictor.fewer_steps(len(questions), _MOST_REPLAYED_OPS)
     before = base if steps is None else predictor.predict(steps=steps)
     whole_us = base.mean_us if base.stalls else base.iteration_us
     error_us = abs(replay_error(base.iteration_us, predictor.measured_iteration_us)) * base.iteration_us
-    found = []
-    for question in asked:
+    given_answers = []
+    for question in questions:
         try:
             after = predictor.predict([Scale.parse(question.what_if)], steps=steps)
         except InputError:
@@ -91,7 +91,7 @@ def answers(trace: Trace, predictor: RecordedPredictor, base: RecordedPrediction
         iteration_us = base.iteration_us * _ratio(after.iteration_us, before.iteration_us)
         mean_us = base.mean_us * _ratio(after.mean_us, before.mean_us)
         gain_us = base.mean_us - mean_us if base.stalls else base.iteration_us - iteration_us
-        found.append(
+        given_answers.append(
             Answer(
                 **question._asdict(),
                 predicted_iteration_us=iteration_us,
@@ -101,7 +101,7 @@ def answers(trace: Trace, predictor: RecordedPredictor, base: RecordedPrediction
                 certain=gain_us > error_us,
             )
         )
-    return sorted(found, key=lambda answer: -answer.gain_us)
+    return sorted(given_answers, key=lambda answer: -answer.gain_us)
 
 
 def _ratio(after_us: float, before_us: float) -> float:

@@ -30,18 +30,18 @@ def about_ops(trace: Trace, timeline: Timeline, ops: RecordedOps, rows: Ints, *,
         return PredictedOps()
     args: list[dict[str, str | float]] = [dict(origin) for origin in origins(trace, ops.about[rows])]
     events, event = trace.events, ops.event[rows]
-    own = np.flatnonzero(event >= 0)
-    moves = own[events.kind[event[own]] == EventKind.COLLECTIVE]
+    of_events = np.flatnonzero(event >= 0)
+    moves = of_events[events.kind[event[of_events]] == EventKind.COLLECTIVE]
     size_bytes = np.zeros(len(rows), np.int64)
     size_bytes[moves] = np.maximum(events.size_bytes[event[moves]], 0)
-    if compared and len(own):
+    if compared and len(of_events):
         first = (timeline.iterations - 1) * len(timeline.graph)
-        start_us, moved_us, end_us = (column[first + own] for column in timeline.times[1:4])
-        gap_us = np.minimum(ops.unexplained_us[rows[own]], end_us - moved_us)
+        start_us, moved_us, end_us = (column[first + of_events] for column in timeline.times[1:4])
+        gap_us = np.minimum(ops.unexplained_us[rows[of_events]], end_us - moved_us)
         start_us, moved_us = start_us + gap_us, moved_us + gap_us
-        measured_start_us, measured_end_us = _moves_us(trace, event[own]), events.end_us[event[own]]
-        late_us = (moved_us - start_us.min()) - (measured_start_us - events.start_us[event[own]].min())
-        columns = (own, end_us - moved_us, measured_end_us - measured_start_us, late_us)
+        measured_start_us, measured_end_us = _moves_us(trace, event[of_events]), events.end_us[event[of_events]]
+        late_us = (moved_us - start_us.min()) - (measured_start_us - events.start_us[event[of_events]].min())
+        columns = (of_events, end_us - moved_us, measured_end_us - measured_start_us, late_us)
         for op, predicted, measured, late in zip(*(column.tolist() for column in columns), strict=True):
             args[op] |= {"measured_us": round(measured, _DECIMALS), "starts_later_us": round(late, _DECIMALS)}
             if measured > 0:
@@ -86,34 +86,34 @@ def measured_step(trace: Trace, step: int, timeline: Timeline, ops: RecordedOps,
 def _replayed(timeline: Timeline, ops: RecordedOps, rows: Ints) -> Mapping[int, dict[str, float]]:
     """Predicted time of each event that is an op of the timeline."""
     event = ops.event[rows]
-    own = np.flatnonzero(event >= 0)
+    of_events = np.flatnonzero(event >= 0)
     first = (timeline.iterations - 1) * len(timeline.graph)
     _, _, moved_us, end_us, *_ = timeline.times
-    took_us = np.maximum((end_us - moved_us)[first + own] - ops.unexplained_us[rows[own]], 0.0)
-    return {at: {"predicted_us": round(us, _DECIMALS)} for at, us in zip(event[own].tolist(), took_us.tolist(), strict=True)}
+    took_us = np.maximum((end_us - moved_us)[first + of_events] - ops.unexplained_us[rows[of_events]], 0.0)
+    return {at: {"predicted_us": round(us, _DECIMALS)} for at, us in zip(event[of_events].tolist(), took_us.tolist(), strict=True)}
 
 
 def _anchor_us(trace: Trace, timeline: Timeline, ops: RecordedOps, rows: Ints, fallback_us: float) -> float:
     """The recorded time at which the shown replay begins, so that the first device op is at one place in both."""
     event = ops.event[rows]
-    own = np.flatnonzero(event >= 0)
-    if not len(own):
+    of_events = np.flatnonzero(event >= 0)
+    if not len(of_events):
         return fallback_us
     start_us = timeline.times.start_us[(timeline.iterations - 1) * len(timeline.graph) :]
-    return float(trace.events.start_us[event[own]].min() - (start_us[own].min() - start_us.min()))
+    return float(trace.events.start_us[event[of_events]].min() - (start_us[of_events].min() - start_us.min()))
 
 
 def _moves_us(trace: Trace, event: Ints) -> Floats:
     """When the work of each event began: of a collective on several ranks, when the last of them enqueued it."""
     events = trace.events
-    found: Floats = events.start_us[event].copy()
+    moves_us: Floats = events.start_us[event].copy()
     parts = np.flatnonzero((events.kind[event] == EventKind.COLLECTIVE) & (events.collective[event] >= 0))
     if len(parts):
         _, of = np.unique(events.collective[event[parts]], return_inverse=True)
         last = np.full(int(of.max()) + 1, -np.inf)
-        np.maximum.at(last, of, found[parts])
-        found[parts] = last[of]
-    return found
+        np.maximum.at(last, of, moves_us[parts])
+        moves_us[parts] = last[of]
+    return moves_us
 
 
 def _stream_name(stream: int) -> str:

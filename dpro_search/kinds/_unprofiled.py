@@ -16,7 +16,7 @@ from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.quantities import time_text
 
 _ALIKE = 0.03
-"""By what a step and its replay may differ for other reasons than the profiler's work on the host (empirical: kernels of GPU-bound
+"""Tolerance between a step and its replay for other reasons than the profiler's work on the host (empirical: kernels of GPU-bound
 jobs took up to 2 % longer in their profiles)."""
 _PRECISION = 0.002  # of the factor
 
@@ -35,18 +35,19 @@ def without_profiler(predictor: RecordedPredictor, step_us: float) -> tuple[Reco
         The step is as short as no work of the host could make it, or longer than its profile, or the trace has no such work.
     """
     recorded_us = predictor.predict().iteration_us
-    asked = f"measured={time_text(step_us)}"
+    setting = f"measured={time_text(step_us)}"
     if not predictor.sorts.host.any():
-        raise InputError(f"{asked}: the trace shows no work of host threads that kernels wait for; there is nothing to scale")
+        raise InputError(f"{setting}: the trace shows no work of host threads that kernels wait for; there is nothing to scale")
     if step_us > recorded_us * (1 + _ALIKE):
         raise InputError(
-            f"{asked}: the profiled step takes {time_text(recorded_us)}, and no profiler makes a step shorter; is it the same job?"
+            f"{setting}: the profiled step takes {time_text(recorded_us)}, and no profiler makes a step shorter; "
+            "is it the same job?"
         )
     if step_us >= recorded_us * (1 - _ALIKE):
         return predictor, 1.0
     least_us = _scaled(predictor, 0.0).predict().iteration_us
     if step_us < least_us * (1 - _ALIKE):
-        raise InputError(f"{asked}: kernels alone take {time_text(least_us)} in the profile; is it the same job?")
+        raise InputError(f"{setting}: kernels alone take {time_text(least_us)} in the profile; is it the same job?")
     low, high = 0.0, 1.0
     while high - low > _PRECISION:
         middle = (low + high) / 2

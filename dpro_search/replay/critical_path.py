@@ -72,7 +72,7 @@ def critical_path(timeline: Timeline) -> tuple[PathStep, ...]:
 def path_columns(timeline: Timeline) -> PathColumns:
     """As `critical_path`, for graphs of many ops."""
     times, graph = timeline.times, timeline.graph
-    found = _walk(
+    columns = _walk(
         int(times.end_us.argmax()),
         *times[1:4],
         executed(timeline).previous,
@@ -81,7 +81,7 @@ def path_columns(timeline: Timeline) -> PathColumns:
         *carried_csr(timeline),
         _last_posted(timeline),
     )
-    return PathColumns(*found)
+    return PathColumns(*columns)
 
 
 def path_shares(timeline: Timeline) -> PathShares:
@@ -109,7 +109,7 @@ def _sums(key: npt.NDArray[np.int64], value: Floats) -> tuple[npt.NDArray[np.int
 
 
 def _last_posted(timeline: Timeline) -> Int32s:
-    """Of each op, the part of its collective that was posted last: itself if it is no part, [iterations * n]."""
+    """The part of each op's collective that was posted last; the op itself if it is no part, [iterations * n]."""
     graph, start = timeline.graph, timeline.times.start_us
     last = np.arange(len(start), dtype=np.int32)
     if len(graph.collective):
@@ -146,12 +146,12 @@ def _walk(op, start, moved, end, previous, pred_ptr, pred_idx, carry_ptr, carry_
 @njit(nogil=True)
 def _cause(op, count, start, end, previous, pred_ptr, pred_idx, carry_ptr, carry_idx):  # type: ignore[no-untyped-def]
     """The code of the reason why an op started no earlier, and the op that ended just then, -1 if none did."""
-    iteration, own = op // count, op % count
-    for needed in pred_idx[pred_ptr[own] : pred_ptr[own + 1]]:
+    iteration, op_of_iteration = op // count, op % count
+    for needed in pred_idx[pred_ptr[op_of_iteration] : pred_ptr[op_of_iteration + 1]]:
         if end[iteration * count + needed] == start[op]:
             return _DEPENDENCY, iteration * count + needed
     if iteration > 0:
-        for needed in carry_idx[carry_ptr[own] : carry_ptr[own + 1]]:
+        for needed in carry_idx[carry_ptr[op_of_iteration] : carry_ptr[op_of_iteration + 1]]:
             if end[(iteration - 1) * count + needed] == start[op]:
                 return _DEPENDENCY, (iteration - 1) * count + needed
     before = previous[op]

@@ -1,4 +1,4 @@
-"""Where the time of each rank's devices goes in a replayed iteration: the parts add up to it.
+"""Breakdown of the time of each rank's devices in a replayed iteration. The parts add up to it.
 
 Each instant between a rank's last device end of one iteration and that of the next is one of
 
@@ -30,7 +30,7 @@ _COMPUTE = (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE, OpKind.IO, OpKind.SE
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
-    """What the devices of a rank do in an iteration, in us."""
+    """Time of a rank's devices in an iteration by activity, in us."""
 
     rank: int
     compute_us: float
@@ -120,12 +120,12 @@ def _launches(graph: ReplayGraph) -> npt.NDArray[np.int64]:
     """The launch of each op, -1 where it has none, [n]: what it needs on a device that launches; through a pause before it too."""
     source, target = graph.edges()
     launching = (graph.policy[graph.device] == OrderPolicy.UNBOUNDED) & (graph.op_kind == OpKind.HOST)
-    found = np.full(len(graph), -1, np.int64)
+    launched_by = np.full(len(graph), -1, np.int64)
     direct = launching[source]
-    found[target[direct]] = source[direct]
-    through = (found[source] >= 0) & (found[target] < 0) & np.isin(graph.op_kind[source], (OpKind.COMM, OpKind.UNKNOWN))
-    found[target[through]] = found[source[through]]
-    return found
+    launched_by[target[direct]] = source[direct]
+    through = (launched_by[source] >= 0) & (launched_by[target] < 0) & np.isin(graph.op_kind[source], (OpKind.COMM, OpKind.UNKNOWN))
+    launched_by[target[through]] = launched_by[source[through]]
+    return launched_by
 
 
 def _parts(

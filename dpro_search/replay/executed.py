@@ -22,7 +22,7 @@ class Executed(NamedTuple):
 
 
 def executed(timeline: Timeline) -> Executed:
-    """What was executed, and in which order."""
+    """The executed ops, in order."""
     started = timeline.times.order
     unit = _units(timeline)
     order = started.astype(np.int64)

@@ -1,4 +1,4 @@
-"""What replays of several iterations return, and the settled part of them."""
+"""Results of replays of several iterations, and their settled part."""
 
 from __future__ import annotations
 

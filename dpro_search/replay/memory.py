@@ -41,7 +41,7 @@ def memory(timeline: Timeline) -> tuple[RankMemory, ...]:
     order = np.argsort(buffers.rank, kind="stable")
     limits = np.searchsorted(buffers.rank[order], np.arange(timeline.graph.ranks + 1))
     rows = (buffers.select(order[low:high]) for low, high in itertools.pairwise(limits))
-    return tuple(_rank_memory(rank, mine) for rank, mine in enumerate(rows))
+    return tuple(_rank_memory(rank, of_rank) for rank, of_rank in enumerate(rows))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What stands out on a job's critical path, as sentences with numbers and the knob to turn, the costliest first.
+"""Findings on a job's critical path: sentences with numbers and the setting to change, the costliest first.
 
 They hold for any kind of job whose iteration is a `Timeline`; the kind adds sentences about its own knobs.
 """
@@ -47,25 +47,25 @@ def path_findings(
     more
         (cost in us, sentence) of the kind's own findings.
     """
-    found = [
+    findings = [
         *_communication(path, iteration_us, parts_us or {}, advice),
         *_late_ranks(path, iteration_us),
         *_gained(gains, COMMON | dict(sentences or {}), iteration_us),
         *more,
     ]
-    return costliest(found, iteration_us)
+    return costliest(findings, iteration_us)
 
 
-def costliest(found: Iterable[tuple[float, str]], iteration_us: float) -> tuple[str, ...]:
-    """Of (cost in us, sentence) those that are worth it, the costliest first."""
-    ordered = sorted(found, key=lambda finding: -finding[0])
+def costliest(findings: Iterable[tuple[float, str]], iteration_us: float) -> tuple[str, ...]:
+    """Sentences of the pairs (cost in us, sentence) whose cost is large enough, the costliest first."""
+    ordered = sorted(findings, key=lambda finding: -finding[0])
     return tuple(sentence for cost_us, sentence in ordered if cost_us >= WORTH_PCT / 100 * iteration_us)
 
 
 def best_gain(gains: Sequence[Mapping[str, Any]], prefixes: tuple[str, ...], iteration_us: float, otherwise: str) -> str:
     """Advice: the best of the questions that begin with one of some prefixes; where none would gain anything, something else."""
-    own = [row for row in gains if str(row["what_if"]).startswith(prefixes)]
-    best = max(own, key=lambda row: float(row["gain_us"]), default=None)
+    candidates = [row for row in gains if str(row["what_if"]).startswith(prefixes)]
+    best = max(candidates, key=lambda row: float(row["gain_us"]), default=None)
     if best is None or best["gain_us"] <= 0:
         return otherwise
     return f"'{best['what_if']}' would gain {share(best['gain_us'], iteration_us)}"
@@ -98,7 +98,7 @@ def _communication(
 
 
 def _late_ranks(path: Sequence[Segment], iteration_us: float) -> list[tuple[float, str]]:
-    """What the others wait for each rank."""
+    """Time that other ranks wait for each rank."""
     late: dict[int, float] = {}
     for segment in path:
         if segment.kind == LATE_RANK:

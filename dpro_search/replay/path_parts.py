@@ -25,11 +25,11 @@ def path_parts(timeline: Timeline) -> dict[Part, float]:
     graph = timeline.graph
     ends_us = timeline.iteration_end_us()
     begin_us = float(ends_us[-2]) if timeline.iterations > 1 else 0.0
-    found: defaultdict[Part, float] = defaultdict(float)
+    spent_us_of: defaultdict[Part, float] = defaultdict(float)
     for step in critical_path(timeline):
         spent_us = step.end_us - max(step.start_us, begin_us)
         if spent_us > 0:
             op = step.op % len(graph)
             name = graph.name(op).removesuffix(f"@{int(graph.rank_of_op[op])}")
-            found[Part(OpKind(graph.op_kind[op]).name, name)] += spent_us
-    return dict(found)
+            spent_us_of[Part(OpKind(graph.op_kind[op]).name, name)] += spent_us
+    return dict(spent_us_of)

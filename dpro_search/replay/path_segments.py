@@ -104,9 +104,9 @@ def _stretches(timeline: Timeline, path: Sequence[PathStep]) -> Iterator[tuple[t
 
 
 def _late(timeline: Timeline, path: Sequence[PathStep]) -> list[tuple[int, float, float, str]]:
-    """Of each collective on the path: the rank that enqueued it last, from when to when the others waited, and its name."""
+    """Late ranks of the collectives on the path: the rank that enqueued last, begin and end of the others' wait, and the name."""
     graph, ops = timeline.graph, len(timeline.graph)
-    found = []
+    late = []
     parts_of = _parts(timeline)
     for step in path:
         op, first = step.op % ops, step.op - step.op % ops
@@ -116,8 +116,8 @@ def _late(timeline: Timeline, path: Sequence[PathStep]) -> list[tuple[int, float
         started_us = timeline.times.start_us[first + parts]
         *_, second_us, last_us = np.sort(started_us).tolist()
         last = int(graph.rank_of_op[parts[started_us.argmax()]])
-        found.append((last, second_us, last_us, _collective_name(timeline, op)))
-    return found
+        late.append((last, second_us, last_us, _collective_name(timeline, op)))
+    return late
 
 
 def _collective(timeline: Timeline, op: int) -> int:
@@ -125,7 +125,7 @@ def _collective(timeline: Timeline, op: int) -> int:
 
 
 def _collective_name(timeline: Timeline, op: int) -> str:
-    """What the parts of a collective, named "collective@rank", have in common."""
+    """The common part of the names of a collective's parts, "collective@rank"."""
     name = timeline.graph.name(op)
     return name.rpartition("@")[0] or name
 

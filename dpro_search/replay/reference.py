@@ -205,7 +205,7 @@ class _Cores:
         return bool(self.idle_us[op] > 0)
 
     def latency_us(self, op: int) -> float:
-        """Of a message, at present."""
+        """Current rate of a message."""
         return float(self.graph.duration_us[op]) if self.busy else float(self.idle_us[op])
 
     def share(self, running: Mapping[int, _Run]) -> list[float]:
@@ -232,7 +232,7 @@ class _Cores:
         return links
 
     def speed(self, op: int, run: _Run) -> float:
-        """Of an op that moves no bytes."""
+        """Rate of an op that moves no bytes."""
         if run.finishes:
             return min([1.0, *self.speed_on])
         if self.is_message(op):

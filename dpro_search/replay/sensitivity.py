@@ -1,4 +1,4 @@
-"""What an iteration would gain from one change of the job: each answer is a replay of the changed graph, so it is exact.
+"""Gains of an iteration from one change of the job. Each answer is a replay of the changed graph.
 
 Gains can be negative. Faster ops never make an iteration longer where devices keep the recorded order or have no bounds; a device
 that serves by ready time or priority may then choose another order, which may be worse (anomalies of list scheduling: Graham,
@@ -179,14 +179,14 @@ class StragglerGone:
         if not len(op):
             raise InputError(f"rank {self.rank} has no op in common with another rank: name its ops NAME@RANK")
         duration_us = graph.duration_us.copy()
-        own, usual = _medians(op, duration_us[other])
-        duration_us[own] = usual
+        of_straggler, usual = _medians(op, duration_us[other])
+        duration_us[of_straggler] = usual
         return graph.with_durations(duration_us)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What a change brings: the iteration time with it, and how much shorter that is, in microseconds and percent."""
+    """The gain of a change: the iteration time with it, and how much shorter that is, in microseconds and percent."""
 
     change: Change
     iteration_us: float
@@ -213,29 +213,29 @@ def gains(graph: ReplayGraph, changes: Sequence[Change] | None = None, *, replay
         How iteration times are found, ``functools.partial(replay, iterations=4)`` for instance.
     """
     base = replay(graph)
-    found = []
+    gains_of_changes = []
     for change in _questions(base) if changes is None else changes:
         iteration_us = replay(change.apply(graph)).iteration_us
         gain_us = base.iteration_us - iteration_us
         gain_pct = 100 * gain_us / base.iteration_us if base.iteration_us > 0 else 0.0
-        found.append(Gain(change=change, iteration_us=iteration_us, gain_us=gain_us, gain_pct=gain_pct))
-    return sorted(found, key=lambda gain: -gain.gain_us)
+        gains_of_changes.append(Gain(change=change, iteration_us=iteration_us, gain_us=gain_us, gain_pct=gain_pct))
+    return sorted(gains_of_changes, key=lambda gain: -gain.gain_us)
 
 
 def is_communication(graph: ReplayGraph) -> Bools:
     """Ops that communicate, [n]: COMM ops, parts of collectives and flows."""
-    found: Bools = graph.op_kind == OpKind.COMM
+    communicates: Bools = graph.op_kind == OpKind.COMM
     if len(graph.collective):
-        found = found | (graph.collective >= 0)
+        communicates = communicates | (graph.collective >= 0)
     if len(graph.flow_bytes):
-        found = found | (graph.flow_bytes > 0)
-    return found
+        communicates = communicates | (graph.flow_bytes > 0)
+    return communicates
 
 
 def is_compute(graph: ReplayGraph) -> Bools:
     """Ops of a compute kind that do not communicate, [n]."""
-    found: Bools = np.isin(graph.op_kind, COMPUTE_KINDS) & ~is_communication(graph)
-    return found
+    computes: Bools = np.isin(graph.op_kind, COMPUTE_KINDS) & ~is_communication(graph)
+    return computes
 
 
 def compute_us_of_ranks(graph: ReplayGraph) -> Floats:
@@ -307,17 +307,17 @@ def _counterparts(graph: ReplayGraph, rank: int) -> tuple[Ints, Ints]:
 def _by_name(graph: ReplayGraph, rank: int) -> tuple[Ints, Ints]:
     """Names that a rank has twice match nothing, for they do not say which."""
     of_rank = graph.rank_of_op.tolist()
-    own: dict[str, int] = {}
+    op_of_name: dict[str, int] = {}
     twice: set[str] = set()
     for op in np.flatnonzero(graph.rank_of_op == rank).tolist():
         name = _without_rank(graph.names[op], rank)
-        if name in own:
+        if name in op_of_name:
             twice.add(name)
-        own[name] = op
+        op_of_name[name] = op
     pairs = [
-        (own[name], op)
+        (op_of_name[name], op)
         for op, other in enumerate(of_rank)
-        if other != rank and (name := _without_rank(graph.names[op], other)) in own and name not in twice
+        if other != rank and (name := _without_rank(graph.names[op], other)) in op_of_name and name not in twice
     ]
     columns = np.array(pairs, np.int64).reshape(-1, 2)
     return columns[:, 0], columns[:, 1]

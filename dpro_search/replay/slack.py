@@ -46,12 +46,12 @@ def _backward(order, unit, previous, pred_ptr, pred_idx, carry_ptr, carry_idx, m
             before = previous[op]
             if before >= 0:
                 slack[before] = min(slack[before], least + (latest - end[before]))
-            iteration, own = op // count, op % count
-            for needed in pred_idx[pred_ptr[own] : pred_ptr[own + 1]]:
+            iteration, op_of_iteration = op // count, op % count
+            for needed in pred_idx[pred_ptr[op_of_iteration] : pred_ptr[op_of_iteration + 1]]:
                 needed_op = iteration * count + needed
                 slack[needed_op] = min(slack[needed_op], least + (latest - end[needed_op]))
             if iteration > 0:
-                for needed in carry_idx[carry_ptr[own] : carry_ptr[own + 1]]:
+                for needed in carry_idx[carry_ptr[op_of_iteration] : carry_ptr[op_of_iteration + 1]]:
                     needed_op = (iteration - 1) * count + needed
                     slack[needed_op] = min(slack[needed_op], least + (latest - end[needed_op]))
         last = first - 1

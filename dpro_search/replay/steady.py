@@ -62,9 +62,9 @@ def _repeated_cores(cores: SharedCores, iterations: int) -> SharedCores:
 
 def _repeated(names: Sequence[str], iterations: int) -> Labels:
     """Names of the ops of several iterations: "name#iteration"."""
-    found = Labels("op")
-    found.add("{1}#{0}", (range(iterations), names), (iterations, len(names)))
-    return found
+    labels = Labels("op")
+    labels.add("{1}#{0}", (range(iterations), names), (iterations, len(names)))
+    return labels
 
 
 def settled_distance(end_us: Floats) -> tuple[float, bool]:

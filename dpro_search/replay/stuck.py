@@ -83,8 +83,12 @@ def _add_collective_waits(waits: networkx.DiGraph, graph: ReplayGraph, started: 
         return
     parts = np.flatnonzero(open_ & (graph.collective >= 0))
     for collective in np.unique(graph.collective[parts]):
-        own = parts[graph.collective[parts] == collective]
-        waits.add_edges_from((late, early) for late in own[~started[own]].tolist() for early in own[started[own]].tolist())
+        of_collective = parts[graph.collective[parts] == collective]
+        waits.add_edges_from(
+            (late, early)
+            for late in of_collective[~started[of_collective]].tolist()
+            for early in of_collective[started[of_collective]].tolist()
+        )
 
 
 def _different_orders(graph: ReplayGraph, posted: list[int]) -> GraphError:

@@ -271,7 +271,7 @@ _EMPTY = Plan()
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan would cost.
+    """The predicted cost of a plan.
 
     Attributes
     ----------

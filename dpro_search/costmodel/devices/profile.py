@@ -25,10 +25,10 @@ PROBE_SIZE = 4096
 """Rows, columns and reduction of a large product: 1 to 20 ms on devices of 10 to 200 TFLOP/s, so that neither its launch nor its
 last wave of tiles shows, and that vendors tune for."""
 PROBE_BYTES = 4e8
-"""Of a large copy: several times the largest L2 cache (128 MiB)."""
+"""Bytes of a large copy: several times the largest L2 cache (128 MiB)."""
 MOST_PRECISIONS = 3
 USUAL_SHARE = 0.8
-"""Of a data sheet's rates, that ops reach (the median of the shares that probes show on public data)."""
+"""Share of a data sheet's rates that ops reach (the median of the shares that probes show on public data)."""
 BEYOND_PEAK = 4.0
 """Measured rates above so many times the data sheet's are an error of units: matrix units that a data sheet leaves out double a
 rate (AMD CDNA), caches raise that of a copy less."""

@@ -32,7 +32,7 @@ SIDES = np.round(2.0 ** np.arange(6, 14.5, 0.5))  # of square products, from 64 
 SEQUENCES = np.round(2.0 ** np.arange(6, 16.5, 0.5))  # of one sample's causal attention, from 64 to 65,536
 HEADS, HEAD_DIM = 32, 128  # of that attention: usual ones
 UNKNOWN_SIZES = 2.0
-"""By what the ratio of an op of unknown sizes may be off: holds 91 % of measured products (experiments/devices/README.md)."""
+"""Uncertainty factor for ops whose sizes are unknown: it holds 91 % of measured products (experiments/devices/README.md)."""
 MUCH = 2.0
 """Times the launch that an op must take, to tell of its kernel: what was measured of fp32 holds the launch."""
 

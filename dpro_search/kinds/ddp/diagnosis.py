@@ -1,4 +1,4 @@
-"""What `diagnose` says of a DistributedDataParallel job."""
+"""Diagnosis of a DistributedDataParallel job."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:
 
 
 def _buckets(predictor: DdpPredictor) -> list[dict[str, Any]]:
-    """Of each recorded bucket: gradients, bytes moved, after which share of the backward pass it is posted, and its transfer."""
+    """Facts of each recorded bucket: gradients, bytes, the share of the backward pass before its post, and its transfer."""
     graph = predictor.graph
     moves_us = predictor.timeline(Plan()).collective_us[:, len(graph.forward_bytes) :]
     shares = graph.ready_us / graph.backward_us[..., None]
-    found = []
+    rows = []
     for bucket in range(int(graph.bucket_of.max()) + 1):
-        own = graph.bucket_of == bucket
-        found.append(
+        of_bucket = graph.bucket_of == bucket
+        rows.append(
             {
                 "bucket": bucket,
-                "gradients": int(own.sum()),
-                "bytes": int(graph.gradient_bytes[own].sum()),
-                "posted_after_pct": float(shares[..., own].max(axis=-1).mean()) * 100,
+                "gradients": int(of_bucket.sum()),
+                "bytes": int(graph.gradient_bytes[of_bucket].sum()),
+                "posted_after_pct": float(shares[..., of_bucket].max(axis=-1).mean()) * 100,
                 "transfer_us": float((moves_us[:, bucket, 1] - moves_us[:, bucket, 0]).mean()),
             }
         )
-    return found
+    return rows

@@ -1,4 +1,4 @@
-"""What stands out in a DistributedDataParallel job, as sentences with numbers and the knob to turn, the costliest first."""
+"""Findings about a DistributedDataParallel job: sentences with numbers and the setting to change, the costliest first."""
 
 from __future__ import annotations
 

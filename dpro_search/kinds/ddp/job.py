@@ -154,9 +154,9 @@ class Ddp(ProgramJob[DdpPredictor]):
             members = [np.flatnonzero(bucket_of == bucket).tolist() for bucket in range(int(bucket_of.max(initial=-1)) + 1)]
             groups[setting] = [
                 Group(
-                    tensors=tuple(graph.tensors[place].name for place in own),
-                    size_bytes=round(float(graph.gradient_bytes[own].sum())),
+                    tensors=tuple(graph.tensors[place].name for place in bucket_members),
+                    size_bytes=round(float(graph.gradient_bytes[bucket_members].sum())),
                 )
-                for own in members
+                for bucket_members in members
             ]
         return TensorGroups(groups=groups, noun="bucket")

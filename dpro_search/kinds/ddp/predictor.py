@@ -68,7 +68,7 @@ class DdpPredictor(ProgramPredictor):
 
     @property
     def ratios(self) -> Ratios:
-        """What bfloat16 does to ops; raises `InputError` if that is not known."""
+        """Time ratios of ops in bfloat16; raises `InputError` if they are not known."""
         if self._ratios is None:
             raise InputError(f"bfloat16_modules: {no_table('torch')}")
         return self._ratios

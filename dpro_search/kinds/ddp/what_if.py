@@ -1,4 +1,4 @@
-"""What other bucket sizes and communication hooks would gain, beside the questions that every job raises."""
+"""Gains of other bucket sizes and communication hooks, in addition to the questions of every job."""
 
 from __future__ import annotations
 

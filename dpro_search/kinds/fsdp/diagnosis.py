@@ -1,4 +1,4 @@
-"""What `diagnose` says of a fully sharded job."""
+"""Diagnosis of a fully sharded job."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dpro_search.space.plan import Plan
 
 def diagnosis(trace: Trace, predictor: FsdpPredictor) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``collectives``, in the order in which they are enqueued."""
-    found = _program_job.diagnosis(
+    facts = _program_job.diagnosis(
         trace,
         predictor,
         gains(predictor),
         lambda path, gained, iteration_us: findings(path, gained, iteration_us, predictor.regathered_bytes),
     )
-    return found | {"collectives": _collectives(predictor)}
+    return facts | {"collectives": _collectives(predictor)}
 
 
 def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:
@@ -34,7 +34,7 @@ def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:
 
 
 def _collectives(predictor: FsdpPredictor) -> list[dict[str, Any]]:
-    """Of each collective as recorded: its name, bytes of the whole tensor, and its transfer."""
+    """Facts of each recorded collective: its name, bytes of the whole tensor, and its transfer."""
     graph, moves_us = predictor.graph, predictor.timeline(Plan()).collective_us
     return [
         {"name": label, "bytes": int(size_bytes), "transfer_us": float((moves_us[:, place, 1] - moves_us[:, place, 0]).mean())}

@@ -1,4 +1,4 @@
-"""What other ways to shard would gain, beside the questions that every job raises."""
+"""Gains of other ways to shard, in addition to the questions of every job."""
 
 from __future__ import annotations
 

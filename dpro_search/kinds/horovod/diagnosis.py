@@ -1,4 +1,4 @@
-"""What `diagnose` says of a Horovod job."""
+"""Diagnosis of a Horovod job."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def diagnosis(trace: Trace, predictor: Predictor) -> dict[str, Any]:
 
 
 def _op_facts(trace: Trace, predictor: Predictor) -> dict[str, Any]:
-    """What the replay of single ops says; an op of the path counts over all replayed iterations."""
+    """Facts from the replay of single ops. An op of the path counts over all replayed iterations."""
     timeline = replay(op_level(trace, predictor.graph, predictor.costs))
     return {
         "op_level_iteration_us": timeline.iteration_us,
@@ -60,9 +60,15 @@ def _slack(timeline: Timeline) -> dict[str, float]:
     """How much later the ops that take time could end, in an iteration in the middle: others follow it."""
     graph = timeline.graph
     middle = timeline.iterations // 2 * len(graph)
-    found = slack_us(timeline)[middle : middle + len(graph)][graph.duration_us > 0]
-    p10, p50, p90 = np.quantile(found, (0.1, 0.5, 0.9)).tolist()
-    return {"ops": len(found), "below_1_ms_pct": float((found < 1000).mean()) * 100, "p10_us": p10, "p50_us": p50, "p90_us": p90}
+    slacks_us = slack_us(timeline)[middle : middle + len(graph)][graph.duration_us > 0]
+    p10, p50, p90 = np.quantile(slacks_us, (0.1, 0.5, 0.9)).tolist()
+    return {
+        "ops": len(slacks_us),
+        "below_1_ms_pct": float((slacks_us < 1000).mean()) * 100,
+        "p10_us": p10,
+        "p50_us": p50,
+        "p90_us": p90,
+    }
 
 
 def _memory(timeline: Timeline) -> list[dict[str, Any]]:
@@ -70,15 +76,15 @@ def _memory(timeline: Timeline) -> list[dict[str, Any]]:
     graph = timeline.graph
     return [
         {
-            "rank": found.rank,
-            "peak_bytes": found.peak_bytes,
-            "peak_op": graph.name(found.peak_op % len(graph)) if found.peak_op >= 0 else None,
+            "rank": usage.rank,
+            "peak_bytes": usage.peak_bytes,
+            "peak_op": graph.name(usage.peak_op % len(graph)) if usage.peak_op >= 0 else None,
             "buffers": [
                 {"name": graph.buffer_names[number % len(graph.buffer_op)], "bytes": taken}
-                for number, taken in zip(found.alive[:_TOP_BUFFERS].tolist(), found.alive_bytes.tolist(), strict=False)
+                for number, taken in zip(usage.alive[:_TOP_BUFFERS].tolist(), usage.alive_bytes.tolist(), strict=False)
             ],
         }
-        for found in memory(timeline)
+        for usage in memory(timeline)
     ]
 
 

@@ -224,7 +224,7 @@ class Horovod(PredictedJob[Predictor]):
         return self._steps[compute]
 
     def _more_bytes(self, plan: Plan) -> float | None:
-        """What liveness says that changes of compute add to the peak, or save; None where nothing tells."""
+        """Change of peak memory by changes of compute, from liveness; None if it is not known."""
         if plan.recomputed_ops is None and plan.micro_batches is None and plan.bfloat16_ops is None:
             return 0.0
         step = self.predictor.graph.memory
@@ -303,7 +303,7 @@ def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None 
 
 
 def _all_reduces(trace: Trace, folder: Path) -> CommunicationModel:
-    """What Open MPI's algorithms take; raises `InputError` if the job is on something else."""
+    """Costs of Open MPI's algorithms; raises `InputError` if the job uses another library."""
     from dpro_search.costmodel.collectives.model_file import CommunicationModel
 
     if not polls(trace):

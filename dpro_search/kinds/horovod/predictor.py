@@ -125,7 +125,7 @@ class Predictor(JobPredictor):
         return self._jobs[where].under(plan)
 
     def all_reduce_choice(self, cluster: ClusterSpec | None = None) -> AllReduceChoice:
-        """What `all_reduces`, which must be known, say of a cluster; raises `InputError` if they say nothing."""
+        """The model of all-reduces on a cluster, which must be known; raises `InputError` if there is none for the cluster."""
         from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
 
         assert self.all_reduces is not None

@@ -1,4 +1,4 @@
-"""What other settings of Horovod would gain, beside the questions that every job raises."""
+"""Gains of other settings of Horovod, in addition to the questions of every job."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class ProfiledDdp(PlannedSteps):
         return with_plans(self, super().diagnose()) | {"buckets": self._buckets()}
 
     def _buckets(self) -> list[dict[str, Any]]:
-        """Of each recorded bucket: gradients, bytes, and its transfer, mean over ranks and steps."""
+        """Facts of each recorded bucket: gradients, bytes, and its transfer, as the mean over ranks and steps."""
         events = self.trace.events
         buckets = []
         for bucket in range(self.gradients.buckets):

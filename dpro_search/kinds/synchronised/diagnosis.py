@@ -1,4 +1,4 @@
-"""What `diagnose` says of a job of workers of unequal speed: waiting, who is slow, and what changes would gain."""
+"""Diagnosis of a job of workers of unequal speed: waiting, slow workers, and gains of changes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ _WAITING = 0.05  # of worker time, that is worth a sentence
 _ASKED = ("adsp(commits=1)", "asp", "fixed-adacomm(steps=8)", "local-sgd(steps=8)")
 
 
-def worker_facts(found: TimeToLoss, paces: Sequence[Pace]) -> list[dict[str, Any]]:
-    """Of each worker, until the simulation ended: time for steps, commits and waiting in a training."""
-    end_us = 1e6 * found.simulated.end_s
-    share = 1.0 if found.time_s is None else found.time_s / found.simulated.end_s
+def worker_facts(training: TimeToLoss, paces: Sequence[Pace]) -> list[dict[str, Any]]:
+    """Times of each worker until the simulation ended: steps, commits and waiting in a training."""
+    end_us = 1e6 * training.simulated.end_s
+    share = 1.0 if training.time_s is None else training.time_s / training.simulated.end_s
     rows = []
     for worker, pace in enumerate(paces):
-        own = [commit for commit in found.simulated.commits if commit.worker == worker]
-        steps_us, commits_us = 1e6 * pace.step_s * sum(commit.steps for commit in own), 1e6 * pace.commit_s * len(own)
-        waited_us = 1e6 * found.simulated.waiting_s[worker]
+        worker_commits = [commit for commit in training.simulated.commits if commit.worker == worker]
+        steps_us, commits_us = (
+            1e6 * pace.step_s * sum(commit.steps for commit in worker_commits),
+            1e6 * pace.commit_s * len(worker_commits),
+        )
+        waited_us = 1e6 * training.simulated.waiting_s[worker]
         rows.append(
             {
                 "rank": worker,
@@ -44,8 +47,8 @@ def worker_facts(found: TimeToLoss, paces: Sequence[Pace]) -> list[dict[str, Any
                     "waiting_for_ranks": waited_us * share,
                 },
                 "step_us": 1e6 * pace.step_s,
-                "steps": round(share * sum(commit.steps for commit in own)),
-                "commits": round(share * len(own)),
+                "steps": round(share * sum(commit.steps for commit in worker_commits)),
+                "commits": round(share * len(worker_commits)),
                 "last_pct": None,
                 "waited_us": waited_us * share,
             }
@@ -54,35 +57,35 @@ def worker_facts(found: TimeToLoss, paces: Sequence[Pace]) -> list[dict[str, Any
 
 
 def gains_of(job: Job, base_us: float, step_s: Sequence[float]) -> list[dict[str, Any]]:
-    """What some changes gain: other schemes, faster links, a slow worker as fast as the median one."""
+    """Gains of some changes: other schemes, faster links, a slow worker as fast as the median one."""
     median_s, slowest = float(np.median(step_s)), int(np.argmax(step_s))
-    asked = ["communication=0", *(f"synchronisation={scheme}" for scheme in _ASKED)]
+    questions = ["communication=0", *(f"synchronisation={scheme}" for scheme in _ASKED)]
     if step_s[slowest] > median_s:
-        asked.append(f"rank{slowest}.compute={median_s / step_s[slowest]:.4g}")
+        questions.append(f"rank{slowest}.compute={median_s / step_s[slowest]:.4g}")
     rows = []
-    for text in asked:
+    for text in questions:
         try:
-            there, plan = job.under(Scenario().changed([text], known=(*job.askable, *job.settings), job=job.title))
-            found = there.predict(plan)
+            changed_job, plan = job.under(Scenario().changed([text], known=(*job.askable, *job.settings), job=job.title))
+            prediction = changed_job.predict(plan)
         except InputError:
             continue
-        gain_us = base_us - found.iteration_us
-        if found.infeasible is None and gain_us > 0:
-            rows.append({"what_if": text, "predicted_iteration_us": found.iteration_us, "gain_us": gain_us})
+        gain_us = base_us - prediction.iteration_us
+        if prediction.infeasible is None and gain_us > 0:
+            rows.append({"what_if": text, "predicted_iteration_us": prediction.iteration_us, "gain_us": gain_us})
     return sorted(rows, key=lambda row: -float(row["gain_us"]))
 
 
 def findings(
-    found: TimeToLoss, trainings: Trainings, rows: Sequence[Mapping[str, Any]], gains: Sequence[Mapping[str, Any]]
+    training: TimeToLoss, trainings: Trainings, rows: Sequence[Mapping[str, Any]], gains: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """Sentences."""
     target = f"a loss of {trainings.target_loss:g}"
-    said = [f"An iteration is a training to {target} by {found.scheme}: {found.steps} steps, {found.commits} commits."]
-    if found.time_s is None:
-        said.append(f"{found.scheme} does not reach {target} within {found.simulated.end_s:.0f} s.")
-    if found.waiting_share > _WAITING:
+    said = [f"An iteration is a training to {target} by {training.scheme}: {training.steps} steps, {training.commits} commits."]
+    if training.time_s is None:
+        said.append(f"{training.scheme} does not reach {target} within {training.simulated.end_s:.0f} s.")
+    if training.waiting_share > _WAITING:
         waiting = max(rows, key=lambda row: row["waited_us"])["rank"]
-        said.append(f"Workers wait for each other {found.waiting_share:.0%} of their time, worker {waiting} most.")
+        said.append(f"Workers wait for each other {training.waiting_share:.0%} of their time, worker {waiting} most.")
     median_s = float(np.median(trainings.step_s))
     for worker, step_s in enumerate(trainings.step_s):
         if step_s > _HOPELESS * median_s:

@@ -164,12 +164,12 @@ class SynchronisedJob(Job):
 
     @property
     def today(self) -> Scheme:
-        """What it runs with without a plan."""
+        """The scheme without a plan."""
         return self._today
 
     @property
     def target_loss(self) -> float:
-        """What it is trained to."""
+        """The target loss."""
         return self._trainings.target_loss
 
     def training(self, plan: Plan) -> TimeToLoss:
@@ -253,20 +253,20 @@ class SynchronisedJob(Job):
     def diagnose(self) -> dict[str, Any]:
         """The facts of `Job.diagnose`, and ``target_loss``."""
         plan = Plan()
-        found, timeline, rows = self.replayed(plan), self.timeline(plan), self._workers(plan)
-        asked = gains_of(self, found.iteration_us, self._trainings.step_s)
+        prediction, timeline, rows = self.replayed(plan), self.timeline(plan), self._workers(plan)
+        gains = gains_of(self, prediction.iteration_us, self._trainings.step_s)
         plan_facts = fields_of(self.plan_facts(plan))
         plan_facts = plan_facts | {"bytes": plan_facts.pop("sent_bytes"), "notes": plan_facts.pop("notes")}
         return {
-            "iteration_us": found.iteration_us,
+            "iteration_us": prediction.iteration_us,
             "measured_iteration_us": self.measured_iteration_us,
-            "breakdown_us": found.breakdown_us,
+            "breakdown_us": prediction.breakdown_us,
             **plan_facts,
             "critical_path": msgspec.to_builtins(path_totals(timeline)),
             "critical_ops": critical_ops(timeline),
             "ranks": rows,
-            "gains": asked,
-            "findings": findings(self.training(plan), self._trainings, rows, asked),
+            "gains": gains,
+            "findings": findings(self.training(plan), self._trainings, rows, gains),
             "warnings": list(self._source.warnings),
         }
 

@@ -176,7 +176,7 @@ def _environment(scheme: Scheme) -> dict[str, str]:
 
 @contextmanager
 def _engine(scheme: Scheme, python: str, env: Mapping[str, str], work: Path) -> Iterator[dict[str, str]]:
-    """What workers of a scheme meet at: a Ray of their own, or a store; its variables."""
+    """Variables of the service that connects workers of a scheme: a Ray of their own, or a store."""
     if scheme.collective:
         port = free_port()
         with _served([python, "-c", _STORE, str(port)], env):

@@ -24,7 +24,7 @@ _MOST_WORKERS = 10_000
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker wrote of one run; see `runtime.synchronisation.recording`."""
+    """Records of one worker of one run; see `runtime.synchronisation.recording`."""
 
     version: int
     run: str
@@ -88,7 +88,7 @@ class RecordedRun:
 
     @property
     def moved_bytes(self) -> int:
-        """Of all commits: an update and a model of float32 each."""
+        """Bytes of all commits: an update and a model of float32 each."""
         return 2 * 4 * self.elements * len(self.time_s)
 
     @property
@@ -116,12 +116,12 @@ class ShortRuns(Description):
 
     @property
     def workers(self) -> int:
-        """Of the job."""
+        """Number of workers of the job."""
         return self.runs[0].workers
 
     @property
     def target_loss(self) -> float:
-        """That of the newest run with one; else the least that each run reached."""
+        """Target of the newest run with one, or else the lowest loss that every run reached."""
         given = [run.target_loss for run in self.runs if run.target_loss is not None]
         return given[-1] if given else max(float(run.curve[1].min()) for run in self.runs)
 

@@ -15,7 +15,7 @@ _MOST_COMMITS = 5_000  # that are shown: the first ones
 
 
 def training_graph(simulated: Simulated, paces: Sequence[Pace], until_s: float) -> ReplayGraph:
-    """What happened until a time: local steps and the receiving of the model on each worker, and updates, in the order of time.
+    """Events until a time: local steps and the receiving of the model on each worker, and updates, in the order of time.
 
     A worker's steps follow from its model; it receives that when the scheme lets it go on, behind the update that was applied then.
     """

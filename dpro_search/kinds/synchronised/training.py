@@ -47,7 +47,7 @@ class Trainings:
 
     @classmethod
     def of(cls, runs: Sequence[RecordedRun], target_loss: float) -> Self:
-        """Of a job that runs today like the first of some runs.
+        """The trainings of a job that runs today like the first of some runs.
 
         Raises `InputError` if no run reached the loss, or a worker's speed was not recorded.
         """
@@ -74,7 +74,10 @@ class Trainings:
         return len(self.step_s)
 
     def paces(self, scheme: Scheme) -> tuple[Pace, ...]:
-        """Of the workers under a scheme. A message goes to a server and back, or around a ring twice (Patarasuk and Yuan, 2009)."""
+        """Paces of the workers under a scheme.
+
+        A message goes to a server and back, or around a ring twice (Patarasuk and Yuan, 2009).
+        """
         messages = 2 * (self.workers - 1) if scheme.collective else 2
         commit_s = self.commit_s[scheme.collective] + messages * self.delay_s
         return tuple(Pace(step_s=step_s, commit_s=commit_s) for step_s in self.step_s)

@@ -70,7 +70,7 @@ def bridge_part(plan: Plan, facts: JobFacts) -> Part:
 
 
 def settings(workload: Workload, target: str) -> dict[str, int | str | bool]:
-    """What a plan sets, by its place in a ``ConfigContainer``: ``model``, ``ddp`` and ``train`` have Megatron-Core's names.
+    """Settings of a plan, by their place in a ``ConfigContainer``: ``model``, ``ddp`` and ``train`` have Megatron-Core's names.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What targets of parallel plans share: the job under a plan, layers of stages, how ranks are started, and tested versions."""
+"""The part that targets of parallel plans share: the job under a plan, layers of stages, start of ranks, tested versions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def torchrun(strategy: Strategy, facts: JobFacts) -> str:
 
 
 def checked_with(workload: Workload, *packages: str) -> tuple[str, ...]:
-    """What was predicted, and the tested versions, with a warning where an untested one is installed here; a sentence each."""
+    """Sentences on the assumptions of the prediction and the tested versions, with a warning if an untested one is installed."""
     warnings = [
         f"Times are predicted as {workload.runtime.name} runs a step.",
         f"Checked with {' and '.join(f'{name} {TESTED[name]}' for name in packages)}.",

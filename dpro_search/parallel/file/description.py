@@ -54,7 +54,7 @@ _USUAL_BYTES_PER_S = 1e10  # that a core moves, before it is measured
 
 @dataclass(frozen=True, kw_only=True)
 class MeshDescription(Description):
-    """What a file says, with what follows from it."""
+    """The content of a file, with the values that follow from it."""
 
     fixed: Fixed
     cluster: Cluster

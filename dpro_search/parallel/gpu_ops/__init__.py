@@ -1,4 +1,4 @@
-"""What an op takes on a GPU that nobody measured it on: a roofline with the shares of peak that such ops reach."""
+"""Duration of an op on a GPU on which it was not measured: a roofline with the shares of peak that such ops reach."""
 
 from dpro_search.parallel.gpu_ops.achieved import Achieved as Achieved
 from dpro_search.parallel.gpu_ops.achieved import achieved_by as achieved_by

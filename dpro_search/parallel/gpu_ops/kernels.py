@@ -42,7 +42,7 @@ class NormKernels(StrEnum):
 
 
 class Passes(NamedTuple):
-    """What the kernels of an op move, once forward or once backward."""
+    """Bytes that the kernels of an op move, in a forward or a backward pass."""
 
     reads: float  # Passes over what the op reads.
     output: float  # Passes over its output.
@@ -50,14 +50,14 @@ class Passes(NamedTuple):
 
 
 class ScorePasses(NamedTuple):
-    """What the kernels between the two matmuls of an unfused attention move, in passes over the scores."""
+    """Bytes that the kernels between the two matmuls of an unfused attention move, in passes over the scores."""
 
     passes: float
     kernels: int
 
 
 class LossBytes(NamedTuple):
-    """What the kernels of a loss move, in bytes of each logit (16-bit logits)."""
+    """Bytes that the kernels of a loss move for each logit (16-bit logits)."""
 
     forward: float
     backward: float
@@ -86,7 +86,7 @@ class Kernels:
         return self.attention in (AttentionKernels.SCORES, AttentionKernels.EAGER)
 
     def passes(self, op: Op, *, backward: bool) -> Passes:
-        """Of a memory-bound op."""
+        """The traffic of a memory-bound op."""
         if op.type in _MOVES:
             return _MOVES[op.type]
         table = _FUSED if self.fused else _EAGER
@@ -109,7 +109,7 @@ class Kernels:
         return self.autocast and (op.type is OpType.GATHER or stream)
 
     def score_passes(self, *, backward: bool, wide: bool = False) -> ScorePasses:
-        """Of an unfused attention, beside its matmuls, in passes over scores of the products' type.
+        """The traffic of an unfused attention in addition to its matmuls, in passes over scores of the products' type.
 
         A causal softmax in one kernel reads only what is not masked. `wide`: products are in 16 bits, the softmax in fp32.
         """
@@ -121,7 +121,7 @@ class Kernels:
         return ScorePasses(softmax[backward] + dropout, softmax[2] + bool(dropout))
 
     def loss_bytes(self) -> LossBytes:
-        """Of the loss."""
+        """The traffic of the loss."""
         return _LOSS[self.loss]
 
 

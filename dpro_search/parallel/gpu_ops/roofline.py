@@ -71,7 +71,7 @@ class OpCosts:
                 raise InputError(f"{self.device.name}: {what} is not known: name it in the cluster's file")
 
     def forward_us(self, op: Op, sizes: Mapping[str, float]) -> float:
-        """Of an op whose dims have the given local sizes."""
+        """Duration of an op whose dims have the given local sizes."""
         if op.type is OpType.MATMUL:
             beside_us = self._quantized_us(op, elements(op.reads or op.rows, sizes)) + self._cast_us(op, sizes)
             return beside_us + self._matmul(op, sizes, op.rows, op.reduction, op.columns)
@@ -84,7 +84,7 @@ class OpCosts:
         return self._memory_bound(op, sizes, backward=False)
 
     def backward_us(self, op: Op, sizes: Mapping[str, float], *, frozen: bool = False) -> float:
-        """Of the gradients of an op's inputs and, unless they are frozen, of its weights."""
+        """Duration of the gradients of an op's inputs and, unless they are frozen, of its weights."""
         if op.frozen:
             return 0.0
         if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
@@ -96,14 +96,14 @@ class OpCosts:
         return self._memory_bound(op, sizes, backward=True)
 
     def input_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
-        """Of the gradient of the input of a matmul or convolution."""
+        """Duration of the gradient of the input of a matmul or convolution."""
         if op.type is OpType.CONVOLUTION:
             return self._convolution(op, sizes, op.rows, op.columns, op.reduction)
         quantized_us = self._quantized_us(op, elements(op.output, sizes))
         return quantized_us + self._matmul(op, sizes, op.rows, op.columns, op.reduction)
 
     def weight_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
-        """Of the gradient of the weight of a matmul or convolution."""
+        """Duration of the gradient of the weight of a matmul or convolution."""
         cast_us = self._cast_us(op, sizes)
         if op.type is OpType.CONVOLUTION:
             return cast_us + self._convolution(op, sizes, op.reduction, op.rows, op.columns)
@@ -124,7 +124,7 @@ class OpCosts:
         return self.kernels.passes(op, backward=backward).kernels
 
     def moved_us(self, count_bytes: float) -> float:
-        """Of a kernel that reads and writes so many bytes."""
+        """Duration of a kernel that reads and writes so many bytes."""
         return self._moved(count_bytes)
 
     def _matmul(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
@@ -142,7 +142,7 @@ class OpCosts:
         return self.precision in ("fp8", "fp4") and any("vocab" in term or "choices" in term for term in op.columns)
 
     def _quantized_us(self, op: Op, count: float) -> float:
-        """Of elements of 16 bits that are read, and written in 8 bits as they are and transposed."""
+        """Duration of reading elements of 16 bits and writing them in 8 bits, as they are and transposed."""
         return self.moved_us(4.0 * count) if self.precision in ("fp8", "fp4") and not self._in_16_bits(op) else 0.0
 
     @property
@@ -151,7 +151,7 @@ class OpCosts:
         return self.kernels.autocast and self.bytes_per_element == HALF_BYTES
 
     def _cast_us(self, op: Op, sizes: Mapping[str, float]) -> float:
-        """Of a product's parameters, or of their gradients."""
+        """Duration of the casts of a product's parameters, or of their gradients."""
         count = elements(op.weight, sizes)
         return self._moved(CAST_BYTES * count) if self._casts and count else 0.0
 
@@ -167,7 +167,7 @@ class OpCosts:
     def matmul_us(
         self, m: float, k: float, n: float, batch: float = 1.0, precision: str | None = None, *, moved: float | None = None
     ) -> float:
-        """Of `batch` products of m x k with k x n matrices, by default at the precision of matmuls.
+        """Duration of `batch` products of m x k with k x n matrices, by default at the precision of matmuls.
 
         `moved`: elements, where it is not all three matrices once.
         """
@@ -202,7 +202,7 @@ class OpCosts:
         return achieved.convolution if self.kernels.searched_convolutions else CONVOLUTION_SHARE
 
     def _matmul_peak(self, precision: str) -> float:
-        """Of the units that multiply matrices, at the clock that the power limit leaves them."""
+        """Peak of the units that multiply matrices, at the clock that the power limit leaves them."""
         achieved, peak = achieved_by(self.device), self.device.peak_flops_per_s(precision)
         assert peak is not None
         if precision == "fp32":

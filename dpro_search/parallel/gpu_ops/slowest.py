@@ -13,7 +13,7 @@ waits for memory differs little (Sinha et al. 2022, "Not all GPUs are created eq
 
 @lru_cache(maxsize=1024)
 def expected_largest(count: int) -> float:
-    """Of so many standard normal values (Blom 1958)."""
+    """Expected largest of so many standard normal values (Blom 1958)."""
     return max(NormalDist().inv_cdf((count - 0.375) / (count + 0.25)), 0.0) if count > 1 else 0.0
 
 

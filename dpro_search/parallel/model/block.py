@@ -46,7 +46,7 @@ class Block:
         return found
 
     def parameters(self) -> float:
-        """Of one repetition."""
+        """Parameters of one repetition."""
         return sum(elements(op.weight, self.sizes) for op in self.ops)
 
 

@@ -50,7 +50,7 @@ class CapturedModel:
 
     @property
     def widths(self) -> int:
-        """What tensor parallel degrees divide; 1: nothing is split."""
+        """The size that tensor-parallel degrees divide; 1: nothing is split."""
         return math.gcd(*(size for _, size in self.heads)) if self.heads and self.splits("tp") else 1
 
     @property

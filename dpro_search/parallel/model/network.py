@@ -15,7 +15,7 @@ from dpro_search.parallel.model.block import Block
 from dpro_search.parallel.model.op import Op, OpType, Role, Shape
 
 WINOGRAD = 1 / 2.25
-"""Of the multiply-adds of a 3 x 3 convolution, those of F(2 x 2, 3 x 3): 16 of 36 (Lavin and Gray 2016)."""
+"""Share of the multiply-adds of a 3 x 3 convolution that F(2 x 2, 3 x 3) needs: 16 of 36 (Lavin and Gray 2016)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Tensor:
-    """What an op made: channels and extents (height and width, or depth too) of a sample."""
+    """The output of an op: channels and extents (height and width, or depth too) of a sample."""
 
     op: str
     channels: int
@@ -54,7 +54,7 @@ class Tensor:
 
     @property
     def positions(self) -> int:
-        """Of one channel."""
+        """Elements of one channel."""
         return math.prod(self.extent)
 
 

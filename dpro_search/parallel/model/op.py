@@ -30,7 +30,7 @@ class OpType(StrEnum):
 
 
 class Role(StrEnum):
-    """What a memory-bound op does; frameworks differ in the kernels that they compute it with."""
+    """The work of a memory-bound op. Frameworks differ in the kernels that they compute it with."""
 
     NORM = "norm"
     INSTANCE_NORM = "instance norm"  # of each image alone, or of volumes: no batch norm of images
@@ -102,14 +102,14 @@ class Op:
         return dims_of(self.columns) - dims_of(self.rows)
 
     def forward_flops(self, sizes: Mapping[str, float]) -> float:
-        """Of the forward pass; a multiply-add counts twice."""
+        """FLOPs of the forward pass; a multiply-add counts twice."""
         if self.rows:
             return 2.0 * elements(self.rows, sizes) * elements(self.reduction, sizes) * elements(self.columns, sizes)
         return self.flops_factor * elements(self.flops, sizes)
 
 
 def elements(shape: Shape, sizes: Mapping[str, float]) -> float:
-    """Of a tensor whose dims have the given sizes."""
+    """Elements of a tensor whose dims have the given sizes."""
     return sum(math.prod(sizes[dim] for dim in term) for term in shape)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dpro_search.parallel.model.network import Network, NetworkBuilder, Tensor
 
 CRITEO_TABLES, CRITEO_ROWS = 26, 187_767_399
-"""Of the Criteo 1 TB data set with at most 40 million rows a table (MLPerf training, recommendation)."""
+"""Rows of the tables of the Criteo 1 TB data set with at most 40 million rows a table (MLPerf training, recommendation)."""
 CRITEO_SMALL_ROWS = 32_709_138
-"""Of that data set without values that occur less than 15 times ("small" in NVIDIA's DeepLearningExamples: criteo_t15)."""
+"""Rows of the tables of that data set without values that occur less than 15 times (criteo_t15 in DeepLearningExamples)."""
 CRITEO_NUMBERS = 13
 
 

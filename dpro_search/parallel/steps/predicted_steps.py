@@ -53,7 +53,7 @@ class ParallelSteps:
         return self._scaled[scales]
 
     def costs(self, strategy: Strategy) -> StepCosts:
-        """What the parts of a step take."""
+        """Costs of the parts of a step."""
         return step_costs(self.under(strategy), self._known)
 
     def stages(self, strategy: Strategy) -> tuple[tuple[Block, ...], ...]:
@@ -74,7 +74,7 @@ class ParallelSteps:
         return self._passes[key]
 
     def own(self, strategy: Strategy) -> dict[str, Own]:
-        """Of each kind of block, by its name, what a rank does itself."""
+        """Time of a rank's own work for each kind of block, by its name."""
         pricer = Pricer(self.under(strategy), self._known)
         distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
         return {name: pricer.own(block) for name, block in distinct.items()}
@@ -132,11 +132,11 @@ class ParallelSteps:
         return float(ends_us(step_graph(costs, orders), 1)[0])
 
     def domain(self, strategy: Strategy) -> Domain:
-        """What the error of the prediction depends on."""
+        """The facts that the error of the prediction depends on."""
         return domain_of(self.under(strategy), self._known)
 
     def memory(self, strategy: Strategy) -> PeakMemory:
-        """What the rank holds that holds most.
+        """Memory of the rank that holds most.
 
         A pipeline holds no more micro-batches at a time than while it fills, so that twice its ranks stand for any number; only
         with GPipe all are held.

@@ -85,8 +85,8 @@ def _threads(timeline: DdpTimeline, threads: int) -> tuple[Floats, Ints]:
         lane[number] = busy_until_us.argmin()
         free_us[number] = busy_until_us[lane[number]]
         busy_until_us[lane[number]] = end_us
-    mine = slice(first, first + timeline.collective_us.shape[1])
-    return free_us[mine], lane[mine]
+    of_rank = slice(first, first + timeline.collective_us.shape[1])
+    return free_us[of_rank], lane[of_rank]
 
 
 def _places(job: DdpJob, action: Action) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

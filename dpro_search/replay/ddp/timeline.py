@@ -42,20 +42,20 @@ def replay_ddp(job: DdpJob, *, iterations: int = 32, seed: int | np.random.SeedS
     graph = program_graph(job, latency_factors)
     work_us = segment_work_us(job)
     total, (ranks, segments) = len(sample_of), (len(job.core), len(job.action))
-    own = work_us.shape[1]
+    worked_ops = work_us.shape[1]
     duration_us = np.empty((total, len(graph)))
-    duration_us[:, :own] = work_us[sample_of]
-    duration_us[:, own:] = graph.duration_us[own:]
+    duration_us[:, :worked_ops] = work_us[sample_of]
+    duration_us[:, worked_ops:] = graph.duration_us[worked_ops:]
     times = _laid_out(Pattern.of(job), total).replay(graph, duration_us)
     start, end = times.start_us.reshape(total, -1), times.end_us.reshape(total, -1)
-    of_rank = (total, ranks, own // ranks)
-    worked_us = np.stack((start[:, :own].reshape(of_rank), end[:, :own].reshape(of_rank)), axis=3)
+    of_rank = (total, ranks, worked_ops // ranks)
+    worked_us = np.stack((start[:, :worked_ops].reshape(of_rank), end[:, :worked_ops].reshape(of_rank)), axis=3)
     ends_us = worked_us[:, :, -1, 1]
-    alone_us = duration_us[:, :own].reshape(of_rank).sum(axis=(0, 2))
+    alone_us = duration_us[:, :worked_ops].reshape(of_rank).sum(axis=(0, 2))
     taken_us = (worked_us[..., 1] - worked_us[..., 0]).sum(axis=(0, 2))
     return DdpTimeline(
         **iteration_times(ends_us, np.stack((alone_us, np.maximum(taken_us - alone_us, 0.0), ends_us[-1] - taken_us))),
-        collective_us=np.stack((start[:, own:], end[:, own:]), axis=2),
+        collective_us=np.stack((start[:, worked_ops:], end[:, worked_ops:]), axis=2),
         work_us=worked_us[:, :, :segments],
         sample_of=sample_of,
     )

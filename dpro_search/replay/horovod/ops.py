@@ -72,56 +72,54 @@ def iteration_ops(timeline: HorovodTimeline) -> Timeline:
     if not len(steps):
         raise InputError("the replay has no log: ask for one with log=True")
     iteration = int(steps[:, machine.LOG_ITERATION].max()) // 2
-    mine = steps[steps[:, machine.LOG_ITERATION] == iteration]
-    begin_us = float(mine[:, machine.LOG_START].min())
-    ends_us = {int(row[machine.LOG_RANK]): float(row[machine.LOG_END]) - begin_us for row in mine}
-    begins_us = {int(row[machine.LOG_RANK]): float(row[machine.LOG_START]) - begin_us for row in mine}
+    rows = steps[steps[:, machine.LOG_ITERATION] == iteration]
+    begin_us = float(rows[:, machine.LOG_START].min())
+    ends_us = {int(row[machine.LOG_RANK]): float(row[machine.LOG_END]) - begin_us for row in rows}
+    begins_us = {int(row[machine.LOG_RANK]): float(row[machine.LOG_START]) - begin_us for row in rows}
     main = log[(log[:, machine.LOG_KIND] == machine.LOG_MAIN) & (log[:, machine.LOG_ITERATION] == iteration)]
     collectives = _collectives(log, begin_us, max(ends_us.values()))
     # A main stream whose work is used up exactly at an event leaves no row: then it ends where it has enqueued its last tensor.
     main_us = {rank: max([begins_us[rank], *(one.enqueued_us[rank] for one in collectives)]) for rank in ends_us}
     main_us |= {int(row[machine.LOG_RANK]): float(row[machine.LOG_END]) - begin_us for row in main}
-    found = _Ops(GraphBuilder(), [])
-    stream = {rank: found.builder.add_device(rank, OrderPolicy.PROGRAM, f"main stream of rank {rank}") for rank in ends_us}
-    beside = {rank: found.builder.add_device(rank, OrderPolicy.PROGRAM, f"Horovod of rank {rank}") for rank in ends_us}
-    enqueuing = {rank: _add_main(found, stream[rank], rank, begins_us[rank], main_us[rank], collectives) for rank in ends_us}
-    last = _add_collectives(found, beside, collectives, enqueuing)
+    ops = _Ops(GraphBuilder(), [])
+    stream = {rank: ops.builder.add_device(rank, OrderPolicy.PROGRAM, f"main stream of rank {rank}") for rank in ends_us}
+    beside = {rank: ops.builder.add_device(rank, OrderPolicy.PROGRAM, f"Horovod of rank {rank}") for rank in ends_us}
+    enqueuing = {rank: _add_main(ops, stream[rank], rank, begins_us[rank], main_us[rank], collectives) for rank in ends_us}
+    last = _add_collectives(ops, beside, collectives, enqueuing)
     for rank, end_us in ends_us.items():
         returned_us = collectives[-1].end_us if collectives else 0.0
         start_us = min(max(main_us[rank], returned_us), end_us)
         times = (start_us, start_us, start_us, end_us)
-        found.add(stream[rank], OpKind.UPDATE, f"update@{rank}", times, last.get(rank, []), None)
-    ready, start, moved, end = (np.array(column) for column in zip(*found.rows, strict=True))
+        ops.add(stream[rank], OpKind.UPDATE, f"update@{rank}", times, last.get(rank, []), None)
+    ready, start, moved, end = (np.array(column) for column in zip(*ops.rows, strict=True))
     order = np.lexsort((np.arange(len(start)), start)).astype(np.int32)
     return Timeline(
-        graph=found.builder.build(),
+        graph=ops.builder.build(),
         times=OpTimes(ready, start, moved, end, order),
         iteration_us=timeline.iteration_us,
         settled=timeline.settled,
     )
 
 
-def _add_main(
-    found: _Ops, device: int, rank: int, begin_us: float, end_us: float, collectives: list[_Collective]
-) -> dict[int, int]:
+def _add_main(ops: _Ops, device: int, rank: int, begin_us: float, end_us: float, collectives: list[_Collective]) -> dict[int, int]:
     """A rank's main stream, cut where it has enqueued the last tensor of a collective; returns the op before each cut."""
     cuts = sorted((one.enqueued_us[rank], number) for number, one in enumerate(collectives))
     before: dict[int, int] = {}
     now_us = begin_us
     if begin_us > 0:
-        found.add(device, OpKind.UPDATE, f"update of the iteration before@{rank}", (0.0, 0.0, 0.0, begin_us), [], None)
+        ops.add(device, OpKind.UPDATE, f"update of the iteration before@{rank}", (0.0, 0.0, 0.0, begin_us), [], None)
     for enqueued_us, number in cuts:
         until_us = max(enqueued_us, now_us)
         name = f"script, forward, backward until {_name(number, collectives)}@{rank}"
-        before[number] = found.add(device, OpKind.BACKWARD, name, (now_us, now_us, now_us, until_us), [], None)
+        before[number] = ops.add(device, OpKind.BACKWARD, name, (now_us, now_us, now_us, until_us), [], None)
         now_us = until_us
     rest = (now_us, now_us, now_us, max(end_us, now_us))
-    found.add(device, OpKind.BACKWARD, f"end of backward@{rank}", rest, [], None)
+    ops.add(device, OpKind.BACKWARD, f"end of backward@{rank}", rest, [], None)
     return before
 
 
 def _add_collectives(
-    found: _Ops, device: dict[int, int], collectives: list[_Collective], enqueuing: dict[int, dict[int, int]]
+    ops: _Ops, device: dict[int, int], collectives: list[_Collective], enqueuing: dict[int, dict[int, int]]
 ) -> dict[int, list[int]]:
     """Negotiation and all-reduce of each collective on every rank; returns each rank's last part."""
     last: dict[int, list[int]] = {}
@@ -130,13 +128,13 @@ def _add_collectives(
         name, group = _name(number, collectives), next(groups)
         for rank, on in device.items():
             times, after = _negotiated(one, rank, done_us), [enqueuing[rank][number]]
-            last[rank] = [found.add(on, OpKind.HOST, f"{name}@{rank}", times, after, group)]
+            last[rank] = [ops.add(on, OpKind.HOST, f"{name}@{rank}", times, after, group)]
         now_us = one.start_us
         for phase, end_us in one.phases:
             group = next(groups)
             for rank, on in device.items():
                 times = (now_us, now_us, now_us, end_us)
-                last[rank] = [found.add(on, OpKind.COMM, f"{name}, {phase}@{rank}", times, last[rank], group)]
+                last[rank] = [ops.add(on, OpKind.COMM, f"{name}, {phase}@{rank}", times, last[rank], group)]
             now_us = end_us
         done_us = one.end_us
     return last
@@ -158,19 +156,22 @@ def _collectives(log: Floats, begin_us: float, end_us: float) -> list[_Collectiv
     kind, ended_us = log[:, machine.LOG_KIND], log[:, machine.LOG_END] - begin_us
     posts = log[(kind == machine.LOG_POST) & (ended_us > 0) & (ended_us <= end_us)]
     phases = log[(kind >= machine.COPY_IN) & (kind <= machine.COPY_OUT)]
-    found: list[_Collective] = []
+    collectives: list[_Collective] = []
     for number in np.unique(posts[:, machine.LOG_COLLECTIVE]):
-        own = posts[posts[:, machine.LOG_COLLECTIVE] == number]
+        posts_of_collective = posts[posts[:, machine.LOG_COLLECTIVE] == number]
         rows = phases[phases[:, machine.LOG_COLLECTIVE] == number]
         enqueued_us = {
-            int(rank): max(float(own[own[:, machine.LOG_RANK] == rank, machine.LOG_START].max()) - begin_us, 0.0)
-            for rank in np.unique(own[:, machine.LOG_RANK])
+            int(rank): max(
+                float(posts_of_collective[posts_of_collective[:, machine.LOG_RANK] == rank, machine.LOG_START].max()) - begin_us,
+                0.0,
+            )
+            for rank in np.unique(posts_of_collective[:, machine.LOG_RANK])
         }
-        done_us = float(own[:, machine.LOG_END].max()) - begin_us
+        done_us = float(posts_of_collective[:, machine.LOG_END].max()) - begin_us
         if not len(rows):
             continue
         start_us = max(float(rows[:, machine.LOG_START].min()) - begin_us, *enqueued_us.values())
         ended = [(_PHASES[int(row[machine.LOG_KIND])], max(float(row[machine.LOG_END]) - begin_us, start_us)) for row in rows]
         ended[-1] = ended[-1][0], max(done_us, start_us)
-        found.append(_Collective(int(rows[0, machine.LOG_UNIT]), enqueued_us, start_us, ended))
-    return sorted(found, key=lambda one: one.end_us)
+        collectives.append(_Collective(int(rows[0, machine.LOG_UNIT]), enqueued_us, start_us, ended))
+    return sorted(collectives, key=lambda one: one.end_us)

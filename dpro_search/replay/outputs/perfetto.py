@@ -68,7 +68,7 @@ class MeasuredOps:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedOps:
-    """What is known of the ops of a replay's graph beside the graph, [n] each; empty: nothing."""
+    """Facts about the ops of a replay that its graph does not have, [n] each; empty: none."""
 
     args: Sequence[Mapping[str, str | float]] = ()  # Where an op comes from, its measured time and the error.
     size_bytes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # That collectives move, 0 where it is not known.
@@ -247,14 +247,14 @@ def _measured(ops: MeasuredOps, first_pid: int, numbers: Sequence[int], first_ar
 
 def _moves(collective: Ints, start: Floats) -> Floats:
     """When the data of each slice begin to move: of a collective, at the last part's start."""
-    found = start.copy()
+    moves_us = start.copy()
     parts = np.flatnonzero(collective >= 0)
     if len(parts):
         _, of = np.unique(collective[parts], return_inverse=True)
         last = np.full(int(of.max()) + 1, -np.inf)
         np.maximum.at(last, of, start[parts])
-        found[parts] = last[of]
-    return found
+        moves_us[parts] = last[of]
+    return moves_us
 
 
 def _predicted_pid(rank: int) -> int:

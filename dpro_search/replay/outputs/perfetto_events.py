@@ -80,14 +80,14 @@ def _lanes(start: Sequence[float], end: Sequence[float]) -> list[int]:
     """The lowest free lane of each interval, in order of their starts."""
     busy: list[tuple[float, int]] = []
     free: list[int] = []
-    found = []
+    lanes = []
     for begins, ends in zip(start, end, strict=True):
         while busy and busy[0][0] <= begins:
             heapq.heappush(free, heapq.heappop(busy)[1])
         lane = heapq.heappop(free) if free else len(busy)
         heapq.heappush(busy, (ends, lane))
-        found.append(lane)
-    return found
+        lanes.append(lane)
+    return lanes
 
 
 def process(pid: int, name: str) -> Iterator[Metadata]:

@@ -1,4 +1,4 @@
-"""What joins ranks in a file for ui.perfetto.dev: arrows between the parts of a collective, and what collectives move a second."""
+"""Links between ranks in a file for ui.perfetto.dev: arrows between the parts of a collective, and the rate of collectives."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def link_use(pid: Ints, start: Floats, end: Floats, size_bytes: Ints) -> Iterato
     chosen = np.flatnonzero((size_bytes > 0) & (end > start))
     rate = size_bytes[chosen] * 8e-3 / (end - start)[chosen]
     for process in np.unique(pid[chosen]).tolist():
-        mine = pid[chosen] == process
-        times = np.concatenate((start[chosen][mine], end[chosen][mine]))
-        change = np.concatenate((rate[mine], -rate[mine]))
+        of_process = pid[chosen] == process
+        times = np.concatenate((start[chosen][of_process], end[chosen][of_process]))
+        change = np.concatenate((rate[of_process], -rate[of_process]))
         instants, place = np.unique(np.round(times, DECIMALS), return_inverse=True)
         level = np.cumsum(np.bincount(place, change, len(instants)))
         for time_us, gbps in zip(instants.tolist(), level.tolist(), strict=True):

@@ -72,17 +72,17 @@ def time_to_loss(
         return len(times) == len(goals)
 
     shortest = min(pace.step_s for pace in paces)
-    found = simulate(scheme, paces, progress, stop=stop, server_s=server_s, check_s=shortest / 4, limit_s=limit_s)
+    training = simulate(scheme, paces, progress, stop=stop, server_s=server_s, check_s=shortest / 4, limit_s=limit_s)
     end = times.get("mean")
-    until = [commit for commit in found.commits if end is None or commit.time_s <= end]
+    until = [commit for commit in training.commits if end is None or commit.time_s <= end]
     return TimeToLoss(
         scheme=scheme,
         time_s=end,
         interval_s=(times.get("low", limit_s), times.get("high", float("inf"))),
         steps=sum(commit.steps for commit in until),
         commits=len(until),
-        waiting_share=found.waiting_share,
-        simulated=found,
+        waiting_share=training.waiting_share,
+        simulated=training,
     )
 
 
@@ -93,9 +93,9 @@ def candidates(workers: int) -> list[Scheme]:
     """
     if workers == 1:
         return [Asp(), FixedAdacomm(steps=4), FixedAdacomm(steps=16)]
-    found: list[Scheme] = [Bsp(), *(Ssp(staleness=n) for n in (1, 3, 8)), Asp(), *(FixedAdacomm(steps=n) for n in _LOCAL_STEPS)]
-    found += [*(Adacomm(steps=n) for n in (8, 16)), Adsp(), *(Adsp(commits=n) for n in (1, 2, 4, 8))]
-    return [*found, *(LocalSgd(steps=n) for n in _LOCAL_STEPS), *(Accumulation(batches=n * workers) for n in (2, 4))]
+    schemes: list[Scheme] = [Bsp(), *(Ssp(staleness=n) for n in (1, 3, 8)), Asp(), *(FixedAdacomm(steps=n) for n in _LOCAL_STEPS)]
+    schemes += [*(Adacomm(steps=n) for n in (8, 16)), Adsp(), *(Adsp(commits=n) for n in (1, 2, 4, 8))]
+    return [*schemes, *(LocalSgd(steps=n) for n in _LOCAL_STEPS), *(Accumulation(batches=n * workers) for n in (2, 4))]
 
 
 def ranked(
@@ -112,10 +112,10 @@ def ranked(
     """
     if not paces:
         raise InputError("synchronisation: a job has at least one worker")
-    found = [
+    times_to_loss = [
         time_to_loss(scheme, paces, convergence, server_s=server_s, limit_s=limit_s)
         for scheme in (candidates(len(paces)) if schemes is None else schemes)
     ]
-    if all(each.time_s is None for each in found):
+    if all(each.time_s is None for each in times_to_loss):
         raise InputError(f"synchronisation: no scheme reaches a loss of {convergence.levels[-1]:g} within {limit_s:g} s")
-    return sorted(found, key=lambda each: float("inf") if each.time_s is None else each.time_s)
+    return sorted(times_to_loss, key=lambda each: float("inf") if each.time_s is None else each.time_s)

@@ -41,7 +41,7 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What happened until the simulation was stopped; seconds.
+    """Events until the simulation was stopped; times in seconds.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Simulated:
 
 
 class Numerics(Protocol):
-    """What steps and commits do to the models of a simulated job."""
+    """The effect of steps and commits on the models of a simulated job."""
 
     def step(self, worker: int) -> float | None:
         """A local step; its training loss, if there is one."""

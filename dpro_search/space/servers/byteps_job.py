@@ -121,7 +121,7 @@ class BytepsJob(StoreJob):
 
     @property
     def sent_bytes(self) -> Floats:
-        """What a worker sends of each tensor, [t]."""
+        """Bytes that a worker sends of each tensor, [t]."""
         return self.tensor_bytes if self.halves is None else self.tensor_bytes / 2
 
     def parts(self, tensor: int) -> list[Part]:
@@ -203,7 +203,7 @@ class _BytepsGraph:
         return op
 
     def _compute(self, worker: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Of a worker, the op that wants each tensor's weights and the op after which its gradient is handed over."""
+        """The op of a worker that uses each tensor's weights, and the op after which its gradient is handed over."""
         job, builder = self._job, self._builder
         uses: dict[int, int] = {}
         scaled: dict[int, int] = {}
@@ -330,5 +330,5 @@ class _BytepsGraph:
 
 
 def _pieces_of(work_us: float) -> int:
-    """Of an operator's core time."""
+    """Number of scheduling quanta in an operator's core time."""
     return max(math.ceil(work_us / machine_constants().byteps.quantum_us), 1)

@@ -1,4 +1,4 @@
-"""What a trace of an MXNet job with BytePS holds about its workers and servers: `recorded_byteps_job`."""
+"""Workers and servers of an MXNet job with BytePS, from its trace: `recorded_byteps_job`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def recorded_byteps_job(trace: Trace) -> BytepsJob:
 
 
 class _Worker:
-    """What one worker computes; core times are those of the steps without the profiler.
+    """Computation of one worker. Core times are those of the steps without the profiler.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ def _delays(trace: Trace, sizes: Floats) -> dict[str, float]:
 
 
 def _partitions(trace: Trace) -> Ints:
-    """Of each event, the first stage of its partition in its step: stages of one worker and tensor follow from each other."""
+    """The first stage of each event's partition in its step. Stages of one worker and tensor follow from each other."""
     events, needs = trace.events, trace.dependencies
     first = np.arange(len(events))
     stage = np.isin(events.kind, (EventKind.COPY, EventKind.COLLECTIVE)) & (events.tensor >= 0)

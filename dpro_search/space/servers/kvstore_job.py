@@ -42,7 +42,7 @@ from dpro_search.space.servers.store_job import Processes, StoreJob, WorkerClass
 
 @dataclass(frozen=True, kw_only=True)
 class PushCompression:
-    """What workers push in place of gradients; what they pull stays as it is."""
+    """Compression of what workers push. What they pull is not compressed."""
 
     share: float  # Bytes that are pushed over those of the gradient.
     # quantize_us_per_byte, dequantize_us_per_byte: Core time for each byte of the gradient: of a worker, residual included, and of
@@ -184,7 +184,7 @@ class KvstoreJob(StoreJob):
 
 
 def store_bytes_per_us(rate_bps: float | None) -> float | None:
-    """What a link of a rate carries while pushes and pulls fill it in both directions, each from several senders."""
+    """Goodput of a link while pushes and pulls fill it in both directions, each from several senders."""
     goodput = goodput_bytes_per_us(rate_bps)
     return None if goodput is None else goodput * machine_constants().kvstore.both_ways_share
 
@@ -196,7 +196,7 @@ def kvstore_graph(job: KvstoreJob) -> ReplayGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLoad:
-    """What an iteration requires of a process."""
+    """Work of a process in an iteration."""
 
     core_us: float  # Core time.
     # sent_bytes, received_bytes: What crosses its host's link.
@@ -274,7 +274,7 @@ class _KvstoreGraph:
         return builder.build()
 
     def _posted(self, ready: Ints) -> Int32s:
-        """What workers do for a gradient, which is ready after an op [workers, tensors], before it is sent: [tensors, workers]."""
+        """Ops of workers before a gradient is sent, which is ready after an op [workers, tensors]: [tensors, workers]."""
         job, pattern = self._job, OpPattern(self._tensors)
         found = []
         for worker, made in enumerate(ready):
@@ -287,7 +287,7 @@ class _KvstoreGraph:
         return pattern.into(self._builder)[:, found]
 
     def _beside(self, worker: int, name: str) -> Int32s:
-        """What a worker does for each gradient once it is back, [tensors]."""
+        """Ops of a worker for each gradient that has come back, [tensors]."""
         pattern = OpPattern(self._tensors)
         self._work(
             pattern,

@@ -96,7 +96,7 @@ def _key(tensor: TensorInfo) -> int | None:
 
 
 def _served_slice_us(trace: Trace, job: KvstoreJob) -> float:
-    """What the servers' CPU time leaves for each slice after what its bytes cost."""
+    """Processor time of the servers for each slice, without the time for its bytes."""
     workers, servers = len(job.workers), len(job.server_core)
     used_us = sum(untraced_us(trace, workers + server, trace.steps.compute_cpu_us) for server in range(servers))
     for_byte_us = workers * 2 * job.comm_us_per_byte + serving_us_per_byte(job)

@@ -45,7 +45,7 @@ class OpPattern:
     """
 
     def __init__(self, things: Sequence[str]) -> None:
-        """What the things are called."""
+        """Names of the things."""
         self._things = things
         self._ops: list[_Op] = []
 

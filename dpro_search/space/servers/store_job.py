@@ -1,4 +1,4 @@
-"""What jobs with parameter servers (KVStore, BytePS) have in common: workers and servers, their cores, hosts and links."""
+"""The part that jobs with parameter servers (KVStore, BytePS) share: workers and servers, their cores, hosts and links."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class StoreJob:
         )
 
     def _of_workers(self, turn: Ints) -> dict[str, Any]:
-        """What other fields hold for each worker, of the workers with some numbers, [workers]."""
+        """The other fields that hold a value for each worker, reduced to the workers with the given numbers, [workers]."""
         return {}
 
     def folded(self, most_classes: int, apart: Collection[int] = ()) -> Self:
@@ -181,5 +181,5 @@ class Processes:
 
 
 def goodput_bytes_per_us(rate_bps: float | None) -> float | None:
-    """What TCP carries over a link of a rate; None stays None."""
+    """Goodput of TCP over a link of a rate; None stays None."""
     return None if rate_bps is None else rate_bps / 8e6 * machine_constants().host.tcp_goodput

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.kinds._job import Job
-from dpro_search.replay.path_parts import Part, path_parts
+from dpro_search.replay.path_parts import PathPart, path_parts
 from dpro_search.space.plan import Plan
 
 _KINDS = {
@@ -129,7 +129,7 @@ def _causes(before: Job, after: Job, replayed_us: tuple[float, float], shown_us:
     causes = [_cause(part, first.get(part, 0.0), second.get(part, 0.0)) for part in {**first, **second}]
     unexplained_us = (shown_us[0] - replayed_us[0], shown_us[1] - replayed_us[1])
     if any(unexplained_us):
-        causes.append(_cause(Part("", _UNEXPLAINED), *unexplained_us))
+        causes.append(_cause(PathPart("", _UNEXPLAINED), *unexplained_us))
     return tuple(sorted(causes, key=lambda cause: -abs(cause.change_us)))
 
 
@@ -146,14 +146,14 @@ def _work_us(change_us: Mapping[str, float]) -> float:
     return sum(us for part, us in change_us.items() if part != "waiting_for_ranks")
 
 
-def _parts(job: Job, iteration_us: float) -> Mapping[Part, float]:
+def _parts(job: Job, iteration_us: float) -> Mapping[PathPart, float]:
     """Parts that add up to the iteration time that `replay` predicts; it may lie between those of two recorded steps."""
     parts = path_parts(job.timeline(Plan()))
     scale = iteration_us / (sum(parts.values()) or 1.0)
     return {part: us * scale for part, us in parts.items()}
 
 
-def _cause(part: Part, before_us: float, after_us: float) -> Cause:
+def _cause(part: PathPart, before_us: float, after_us: float) -> Cause:
     kind = _KINDS.get(part.kind, "unexplained")
     return Cause(part=kind, name=part.name, before_us=before_us, after_us=after_us, change_us=after_us - before_us)
 

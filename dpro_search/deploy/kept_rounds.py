@@ -78,7 +78,7 @@ class FinishedRound(msgspec.Struct, frozen=True, kw_only=True):
     longest_s: float = 0.0
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
+class _RoundsHead(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     setting: str
 
@@ -97,7 +97,7 @@ class RoundsFile:
         facts: tuple[object, ...] = (job.spec.command, job.spec.ranks, job.rate_bps, job.shaped, warmup, list(plans))
         facts += ("paced",) if job.paced is not None else ()
         facts += (job.spec.limits,) if job.spec.limits else ()
-        self._head = _Head(version=_VERSION, setting=hashlib.blake2b(msgspec.json.encode(facts), digest_size=16).hexdigest())
+        self._head = _RoundsHead(version=_VERSION, setting=hashlib.blake2b(msgspec.json.encode(facts), digest_size=16).hexdigest())
         self.rounds = self._read(len(plans))
 
     def add(self, finished: FinishedRound) -> None:
@@ -115,7 +115,7 @@ class RoundsFile:
             if self.path.stat().st_size > _LARGEST_BYTES:
                 return ()
             head, *lines = read_regular(self.path).splitlines() or [b""]
-            if msgspec.json.decode(head, type=_Head) != self._head:
+            if msgspec.json.decode(head, type=_RoundsHead) != self._head:
                 return ()
             for line in lines:
                 one = msgspec.json.decode(line, type=FinishedRound)

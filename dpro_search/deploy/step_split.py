@@ -98,7 +98,7 @@ def _mean(values: Sequence[Any]) -> Any:
     return {name: float(np.mean([table.get(name, 0.0) for table in values])) for name in names}
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _SplitHead(msgspec.Struct, frozen=True):
     rank: int
     stages: int
     groups: list[tuple[str, list[int]]]
@@ -140,7 +140,7 @@ def read_spans(folder: Path) -> list[RankSpans]:
 def _read(path: Path) -> RankSpans:
     first, _, rest = path.read_bytes().partition(b"\n")
     try:
-        head = msgspec.json.decode(first, type=_Head)
+        head = msgspec.json.decode(first, type=_SplitHead)
         rows = np.frombuffer(rest, np.int64).reshape(-1, 7)
     except (msgspec.DecodeError, ValueError) as error:
         raise JobError(f"{path.name}: what a rank wrote of its exchanges is damaged ({error})") from error

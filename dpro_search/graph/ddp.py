@@ -100,7 +100,7 @@ def build_ddp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_
     sampled = sampled_steps(trace, steps)
     bucket_of = np.unique([int(tensor.node.rpartition(" ")[2]) for tensor in trace.tensors], return_inverse=True)[1]
     times = core_times(trace, with_profiler=with_profiler)
-    parts = [[_StepPart(trace, rank, step, bucket_of, times[step, rank]) for rank in range(trace.meta.ranks)] for step in sampled]
+    parts = [[_DdpPart(trace, rank, step, bucket_of, times[step, rank]) for rank in range(trace.meta.ranks)] for step in sampled]
     counts = {len(part.forward_post_us) for row in parts for part in row}
     if len(counts) > 1:
         raise GraphError(
@@ -126,7 +126,7 @@ def build_ddp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with_
     )
 
 
-class _StepPart:
+class _DdpPart:
     """One rank in one step, divided at its enqueues and waits."""
 
     def __init__(self, trace: Trace, rank: int, step: int, bucket_of: Ints, axis: CoreTime) -> None:

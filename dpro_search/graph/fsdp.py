@@ -86,7 +86,7 @@ def build_fsdp_graph(trace: Trace, steps: tuple[int, ...] | None = None, *, with
     """
     sampled = sampled_steps(trace, steps)
     times = core_times(trace, with_profiler=with_profiler)
-    parts = [[_StepPart(trace, rank, step, times[step, rank]) for rank in range(trace.meta.ranks)] for step in sampled]
+    parts = [[_FsdpStepPart(trace, rank, step, times[step, rank]) for rank in range(trace.meta.ranks)] for step in sampled]
     first = parts[0][0]
     if not first.names:
         raise GraphError("the trace has no collective in its profiled steps; record a distributed job")
@@ -125,7 +125,7 @@ def moved_share(kind: Codes, role: Codes) -> Floats:
     return np.where(gathers, GATHER_SHARE, 1.0)
 
 
-class _StepPart:
+class _FsdpStepPart:
     """One rank in one step, divided at its marks."""
 
     def __init__(self, trace: Trace, rank: int, step: int, time: CoreTime) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpro_search.collect.parameters import GRADIENT
 from dpro_search.collect.trace import CollectiveKind, EventKind, Ints, TensorInfo, Trace
-from dpro_search.graph.marked_spans import MarkedSpans, Span
+from dpro_search.graph.marked_spans import MarkedSpans, ThreadSpan
 
 _COPY_IN = ("torch::distributed::reducer::mul_out", "torch::distributed::reducer::copy_")
 _COPY_OUT = ("torch.distributed.ddp.reducer::copy_bucket_to_grad",)
@@ -44,11 +44,11 @@ class StepGradients:
 
     rank: int
     step: int
-    ready: tuple[Span, ...]
-    back: tuple[Span, ...]
-    posts: tuple[Span, ...]
+    ready: tuple[ThreadSpan, ...]
+    back: tuple[ThreadSpan, ...]
+    posts: tuple[ThreadSpan, ...]
     parts: tuple[int, ...]
-    searches: tuple[Span, ...] = ()
+    searches: tuple[ThreadSpan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def _bucket_bytes(trace: Trace, gradients: StepGradients) -> list[int]:
 
 def _of_buckets(gradients: StepGradients) -> StepGradients:
     """With each bucket in place of its gradients: it is ready when it is posted."""
-    ready = tuple(Span(post.thread, post.start_us, post.start_us) for post in gradients.posts)
+    ready = tuple(ThreadSpan(post.thread, post.start_us, post.start_us) for post in gradients.posts)
     return replace(gradients, ready=ready, back=())
 
 
@@ -194,7 +194,7 @@ class _Spans(MarkedSpans):
             tuple(self.named(_SEARCH, rank, step)),
         )  # fmt: skip
 
-    def _post(self, event: int) -> Span:
+    def _post(self, event: int) -> ThreadSpan:
         """The outermost marked span around the call that launched a collective."""
         events, call = self.trace.events, self.call_of[event]
         at_us, thread = float(events.start_us[call]), int(events.stream[call])
@@ -202,10 +202,10 @@ class _Spans(MarkedSpans):
             rows = self.rows((name,), int(events.rank[call]))
             place = int(np.searchsorted(events.start_us[rows], at_us, side="right")) - 1
             if place >= 0 and events.end_us[rows[place]] >= at_us and events.stream[rows[place]] == thread:
-                return Span(thread, float(events.start_us[rows[place]]), float(events.end_us[rows[place]]))
-        return Span(thread, at_us, float(events.end_us[call]))
+                return ThreadSpan(thread, float(events.start_us[rows[place]]), float(events.end_us[rows[place]]))
+        return ThreadSpan(thread, at_us, float(events.end_us[call]))
 
-    def _ready(self, rank: int, step: int) -> list[Span]:
+    def _ready(self, rank: int, step: int) -> list[ThreadSpan]:
         """Each gradient with its copy into the bucket, where there is one."""
         copies = iter([*self.named(_COPY_IN, rank, step), None])
         ready, copy = [], next(copies)
@@ -216,7 +216,7 @@ class _Spans(MarkedSpans):
                 copy = next(copies)
             whole = span
             if copy is not None and copy.start_us < until_us and copy.thread == span.thread:
-                whole = Span(span.thread, span.start_us, copy.end_us, copy.events)
+                whole = ThreadSpan(span.thread, span.start_us, copy.end_us, copy.events)
             ready.append(whole)
         return ready
 

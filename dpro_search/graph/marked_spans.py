@@ -11,7 +11,7 @@ from dpro_search.collect.trace import DependencyKind, EventKind, Ints, Trace
 
 
 @dataclass(frozen=True)
-class Span:
+class ThreadSpan:
     """A stretch of a host thread, and the device ops that were launched in it."""
 
     thread: int
@@ -53,17 +53,17 @@ class MarkedSpans:
         rows = np.flatnonzero(chosen if step is None else chosen & (events.step == step))
         return rows[np.argsort(events.start_us[rows], kind="stable")]
 
-    def named(self, names: Sequence[str], rank: int, step: int) -> list[Span]:
+    def named(self, names: Sequence[str], rank: int, step: int) -> list[ThreadSpan]:
         """Spans of some names in a rank's step, by start."""
         return [self.span(row) for row in self.rows(names, rank, step).tolist()]
 
-    def span(self, row: int) -> Span:
+    def span(self, row: int) -> ThreadSpan:
         """A host event as a span."""
         events = self.trace.events
         thread = int(events.stream[row])
         return self.between(int(events.rank[row]), thread, float(events.start_us[row]), float(events.end_us[row]))
 
-    def between(self, rank: int, thread: int, start_us: float, end_us: float) -> Span:
+    def between(self, rank: int, thread: int, start_us: float, end_us: float) -> ThreadSpan:
         """A stretch of a rank's thread between two instants."""
         events = self.trace.events
         first, last = np.searchsorted(self._call_us, (start_us, end_us)).tolist()
@@ -72,4 +72,4 @@ class MarkedSpans:
             for i in range(first, last)
             if events.rank[self._calls[i]] == rank and events.stream[self._calls[i]] == thread
         )
-        return Span(thread, start_us, end_us, launched)
+        return ThreadSpan(thread, start_us, end_us, launched)

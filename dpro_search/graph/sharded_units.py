@@ -17,7 +17,7 @@ import numpy as np
 
 from dpro_search.collect.parameters import GRADIENT
 from dpro_search.collect.trace import CollectiveKind, EventKind, TensorInfo, Trace
-from dpro_search.graph.marked_spans import MarkedSpans, Span
+from dpro_search.graph.marked_spans import MarkedSpans, ThreadSpan
 
 _MARK = re.compile(
     r"^FSDP::(?P<what>all_gather|all_gather_copy_out|post_backward_reduce|pre_backward|pre_forward|post_forward)"
@@ -31,8 +31,8 @@ class Gather:
     """A unit gathers its parameters: the enqueue, the copy to their places, and the rank's part of the all-gather."""
 
     unit: str
-    post: Span
-    copy_out: Span
+    post: ThreadSpan
+    copy_out: ThreadSpan
     part: int
 
 
@@ -44,17 +44,17 @@ class Reduction:
     """
 
     unit: str
-    post: Span
+    post: ThreadSpan
     parts: tuple[int, ...]
     sizes_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Passes:
+class UnitPasses:
     """A unit's forward pass, and where its backward pass begins."""
 
     unit: str
-    forward: Span
+    forward: ThreadSpan
     backward_us: float
     backward_thread: int
 
@@ -68,7 +68,7 @@ class StepUnits:
     forward: tuple[Gather, ...]
     backward: tuple[Gather, ...]
     reductions: tuple[Reduction, ...]
-    passes: tuple[Passes, ...] = ()
+    passes: tuple[UnitPasses, ...] = ()
 
     @property
     def program(self) -> tuple[tuple[str, ...], ...]:
@@ -190,7 +190,7 @@ class _UnitSpans(MarkedSpans):
                 reductions.append(Reduction(unit, post, parts, tuple(sizes)))
         return StepUnits(rank, step, tuple(forward), tuple(backward), tuple(reductions), tuple(self._passes(rank, step)))
 
-    def _passes(self, rank: int, step: int) -> Iterator[Passes]:
+    def _passes(self, rank: int, step: int) -> Iterator[UnitPasses]:
         """The units that run once forward and once backward."""
         before, after, back = (dict(self._once(what, rank, step)) for what in ("pre_forward", "post_forward", "pre_backward"))
         for unit, begun in before.items():
@@ -198,19 +198,19 @@ class _UnitSpans(MarkedSpans):
             if ended is None or backward is None or ended.thread != begun.thread or not begun.end_us <= ended.start_us:
                 continue
             forward = self.between(rank, begun.thread, begun.end_us, ended.start_us)
-            yield Passes(unit, forward, backward.end_us, backward.thread)
+            yield UnitPasses(unit, forward, backward.end_us, backward.thread)
 
-    def _once(self, what: str, rank: int, step: int) -> list[tuple[str, Span]]:
+    def _once(self, what: str, rank: int, step: int) -> list[tuple[str, ThreadSpan]]:
         marked = self._marked(what, rank, step)
         count = Counter(unit for unit, _ in marked)
         return [(unit, span) for unit, span in marked if count[unit] == 1]
 
-    def _marked(self, what: str, rank: int, step: int) -> list[tuple[str, Span]]:
+    def _marked(self, what: str, rank: int, step: int) -> list[tuple[str, ThreadSpan]]:
         names = {name: match["unit"] or ROOT for name, match in self._marks.items() if match["what"] == what}
         rows = self.rows(tuple(names), rank, step).tolist()
         return [(names[self.trace.names[self.trace.events.name[row]]], self.span(row)) for row in rows]
 
-    def _parts(self, post: Span, kind: CollectiveKind) -> tuple[int, ...]:
+    def _parts(self, post: ThreadSpan, kind: CollectiveKind) -> tuple[int, ...]:
         events = self.trace.events
         return tuple(
             event for event in post.events if events.kind[event] == EventKind.COLLECTIVE and events.collective_kind[event] == kind

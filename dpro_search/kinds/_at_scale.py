@@ -28,7 +28,7 @@ from dpro_search.kinds._job import Job, Table, ranks_in_turn
 from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.quantities import time_text
 from dpro_search.replay.path_findings import best_gain, path_findings
-from dpro_search.replay.path_segments import Segment, path_segments, path_totals
+from dpro_search.replay.path_segments import PathSegment, path_segments, path_totals
 from dpro_search.replay.replayer import replay, settled_us
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec, differing_hosts, spec_on
@@ -48,7 +48,7 @@ _MOST_ROWS = 16  # of the table of ranks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class RankWorkload:
     """The work of the ranks under a plan, and the tensors that are communicated together.
 
     Attributes
@@ -87,7 +87,7 @@ class AtScale(Job):
         title: str,
         tensors: tuple[TensorInfo, ...],
         space: PlanSpace,
-        workload: Callable[[Plan], Workload],
+        workload: Callable[[Plan], RankWorkload],
         cluster: Cluster,
         ranks: int | None = None,
         trace: Trace | None = None,
@@ -283,7 +283,7 @@ def _iteration_us(job: DataParallelJob) -> float:
     return settled_us(fold(job).graph)[0]
 
 
-def _of_one_iteration(path: Sequence[Segment], iterations: int) -> list[Segment]:
+def _of_one_iteration(path: Sequence[PathSegment], iterations: int) -> list[PathSegment]:
     """Stretches of a path through several iterations, as long as in one, with the group in place of a rank's part of it."""
     return [
         msgspec.structs.replace(

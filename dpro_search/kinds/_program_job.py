@@ -17,7 +17,7 @@ from dpro_search.kinds._program import ProgramPredictor
 from dpro_search.quantities import time_text
 from dpro_search.replay.ddp.ops import iteration_ops
 from dpro_search.replay.outputs import MeasuredOps, measured_ops
-from dpro_search.replay.path_segments import Segment, path_segments
+from dpro_search.replay.path_segments import PathSegment, path_segments
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan
 
@@ -42,7 +42,7 @@ def diagnosis(
     trace: Trace,
     predictor: ProgramPredictor,
     gained: Gains,
-    findings: Callable[[Sequence[Segment], Gains, float], tuple[str, ...]],
+    findings: Callable[[Sequence[PathSegment], Gains, float], tuple[str, ...]],
 ) -> dict[str, Any]:
     """The facts of `Job.diagnose` that any such job has."""
     job, timeline = predictor.job(Plan()), predictor.timeline(Plan())

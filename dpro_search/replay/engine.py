@@ -18,7 +18,7 @@ from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class LabelTimes:
     """Times by label of a layout: ready, start and end of each op, [n]; when each collective began to move data, [collectives].
 
     `order` holds the labels in the order in which they started, [n]. A re-timed order has the ready times of the replay that it
@@ -79,7 +79,7 @@ class Engine:
         self._lay_out(None)
         self.first = self._find_order()
 
-    def simulate(self, duration_us: Floats | None = None) -> Run:
+    def simulate(self, duration_us: Floats | None = None) -> LabelTimes:
         """Replay, event by event.
 
         Parameters
@@ -89,7 +89,7 @@ class Engine:
         """
         return self._simulate(self.layout.duration_us if duration_us is None else duration_us)
 
-    def retime(self, duration_us: Floats) -> Run:
+    def retime(self, duration_us: Floats) -> LabelTimes:
         """The times under other durations, by label, [n], if every device keeps the order of the graph's own replay: one linear
         pass.
 
@@ -104,7 +104,7 @@ class Engine:
         start, end, moved = np.empty(len(duration_us)), np.empty(len(duration_us)), np.empty(layout.collectives)
         filled = Filled(first.ready_us, start, end, moved, first.order)
         retime(duration_us, layout, *self._executed, filled)
-        return Run(layout=layout, **filled._asdict())
+        return LabelTimes(layout=layout, **filled._asdict())
 
     def in_layout(self, duration_us: Floats) -> Floats:
         """Durations by op number, [n], as durations by label."""
@@ -130,11 +130,11 @@ class Engine:
         self.layout = lay_out(self.graph, op_of)
         self._kernel = kernel_of(self.graph, self.layout)
 
-    def _find_order(self) -> Run:
+    def _find_order(self) -> LabelTimes:
         """Replay once in the graph's own numbering, then lay out in the order of the starts."""
         run = self._simulate(self.layout.duration_us)
         self._lay_out(run.order)
-        return Run(
+        return LabelTimes(
             layout=self.layout,
             ready_us=run.ready_us[run.order],
             start_us=run.start_us[run.order],
@@ -143,8 +143,8 @@ class Engine:
             order=np.arange(len(run.order), dtype=np.int32),
         )
 
-    def _simulate(self, duration_us: Floats) -> Run:
-        return Run(layout=self.layout, **simulated(self.graph, self.layout, self._kernel, duration_us)._asdict())
+    def _simulate(self, duration_us: Floats) -> LabelTimes:
+        return LabelTimes(layout=self.layout, **simulated(self.graph, self.layout, self._kernel, duration_us)._asdict())
 
 
 def ends_us(graph: ReplayGraph, iterations: int, longer: Floats | None = None) -> Floats:

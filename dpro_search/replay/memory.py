@@ -45,7 +45,7 @@ def memory(timeline: Timeline) -> tuple[RankMemory, ...]:
 
 
 @dataclass(frozen=True)
-class _Buffers:
+class _ReplayedBuffers:
     """Buffers that take memory: number, op, rank, size and lifetime; [buffers] each."""
 
     number: Ints
@@ -55,12 +55,12 @@ class _Buffers:
     from_us: Floats
     to_us: Floats
 
-    def select(self, rows: npt.NDArray[np.integer]) -> _Buffers:
+    def select(self, rows: npt.NDArray[np.integer]) -> _ReplayedBuffers:
         columns = (self.number, self.op, self.rank, self.size_bytes, self.from_us, self.to_us)
-        return _Buffers(*(column[rows] for column in columns))
+        return _ReplayedBuffers(*(column[rows] for column in columns))
 
 
-def _lifetimes(timeline: Timeline) -> _Buffers:
+def _lifetimes(timeline: Timeline) -> _ReplayedBuffers:
     graph, times = timeline.graph, timeline.times
     count, iterations = len(graph.buffer_op), timeline.iterations
     first = np.arange(iterations)[:, None] * len(graph)
@@ -73,7 +73,7 @@ def _lifetimes(timeline: Timeline) -> _Buffers:
         to_us[:, used] = np.maximum.reduceat(ends, graph.buffer_ptr[:-1][used], axis=1)
     from_us = times.moved_us[op]
     counts = (used | (first == 0)).ravel() & (from_us < to_us.ravel())
-    return _Buffers(
+    return _ReplayedBuffers(
         number=np.arange(iterations * count),
         op=op,
         rank=np.tile(graph.rank_of_op[graph.buffer_op], iterations),
@@ -83,7 +83,7 @@ def _lifetimes(timeline: Timeline) -> _Buffers:
     ).select(np.flatnonzero(counts))
 
 
-def _rank_memory(rank: int, buffers: _Buffers) -> RankMemory:
+def _rank_memory(rank: int, buffers: _ReplayedBuffers) -> RankMemory:
     freed = np.isfinite(buffers.to_us)
     at_us = np.concatenate(([0.0], buffers.from_us, buffers.to_us[freed]))
     change = np.concatenate(([0.0], buffers.size_bytes, -buffers.size_bytes[freed]))

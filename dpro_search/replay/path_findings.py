@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dpro_search.quantities import time_text
-from dpro_search.replay.path_segments import COMMUNICATION, LATE_RANK, NEGOTIATION, Segment
+from dpro_search.replay.path_segments import COMMUNICATION, LATE_RANK, NEGOTIATION, PathSegment
 from dpro_search.replay.sentences import WORTH_PCT, share
 
 COMMON = {
@@ -19,7 +19,7 @@ COMMON = {
 
 
 def path_findings(
-    path: Sequence[Segment],
+    path: Sequence[PathSegment],
     gains: Sequence[Mapping[str, Any]],
     iteration_us: float,
     *,
@@ -71,7 +71,7 @@ def best_gain(gains: Sequence[Mapping[str, Any]], prefixes: tuple[str, ...], ite
     return f"'{best['what_if']}' would gain {share(best['gain_us'], iteration_us)}"
 
 
-def exposed_us(path: Sequence[Segment]) -> dict[str, float]:
+def exposed_us(path: Sequence[PathSegment]) -> dict[str, float]:
     """Time on the critical path of each collective or message, by its name."""
     exposed: dict[str, float] = {}
     for segment in path:
@@ -81,7 +81,7 @@ def exposed_us(path: Sequence[Segment]) -> dict[str, float]:
 
 
 def _communication(
-    path: Sequence[Segment], iteration_us: float, parts_us: Mapping[str, float], advice: str
+    path: Sequence[PathSegment], iteration_us: float, parts_us: Mapping[str, float], advice: str
 ) -> list[tuple[float, str]]:
     exposed = exposed_us(path)
     negotiated_us = sum(segment.duration_us for segment in path if segment.kind == NEGOTIATION)
@@ -97,7 +97,7 @@ def _communication(
     return [(total_us, ", ".join(clauses) + (f": {advice}." if advice else "."))]
 
 
-def _late_ranks(path: Sequence[Segment], iteration_us: float) -> list[tuple[float, str]]:
+def _late_ranks(path: Sequence[PathSegment], iteration_us: float) -> list[tuple[float, str]]:
     """Time that other ranks wait for each rank."""
     late: dict[int, float] = {}
     for segment in path:

@@ -10,14 +10,14 @@ from dpro_search.replay.critical_path import critical_path
 from dpro_search.replay.timeline import Timeline
 
 
-class Part(NamedTuple):
+class PathPart(NamedTuple):
     """Ops of one kind and name, on whatever rank."""
 
     kind: str
     name: str
 
 
-def path_parts(timeline: Timeline) -> dict[Part, float]:
+def path_parts(timeline: Timeline) -> dict[PathPart, float]:
     """Time of each part on the critical path of the last iteration, in us.
 
     Nothing waits on the path, so the parts add up to the distance between the ends of the last two iterations, or to the only one.
@@ -25,11 +25,11 @@ def path_parts(timeline: Timeline) -> dict[Part, float]:
     graph = timeline.graph
     ends_us = timeline.iteration_end_us()
     begin_us = float(ends_us[-2]) if timeline.iterations > 1 else 0.0
-    spent_us_of: defaultdict[Part, float] = defaultdict(float)
+    spent_us_of: defaultdict[PathPart, float] = defaultdict(float)
     for step in critical_path(timeline):
         spent_us = step.end_us - max(step.start_us, begin_us)
         if spent_us > 0:
             op = step.op % len(graph)
             name = graph.name(op).removesuffix(f"@{int(graph.rank_of_op[op])}")
-            spent_us_of[Part(OpKind(graph.op_kind[op]).name, name)] += spent_us
+            spent_us_of[PathPart(OpKind(graph.op_kind[op]).name, name)] += spent_us
     return dict(spent_us_of)

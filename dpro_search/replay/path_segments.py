@@ -18,7 +18,7 @@ from dpro_search.replay.timeline import Timeline
 COMPUTE, LATE_RANK, NEGOTIATION, COMMUNICATION = "compute", "late_rank", "negotiation", "communication"
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class PathSegment(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of the critical path."""
 
     # Of `path_segments`: "compute"; "late_rank": the same while all other ranks had enqueued the collective that comes next;
@@ -32,7 +32,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     share_pct: float  # Of the whole path.
 
 
-def path_segments(timeline: Timeline) -> tuple[Segment, ...]:
+def path_segments(timeline: Timeline) -> tuple[PathSegment, ...]:
     """The path in order of time; stretches of one kind, rank and name that follow each other are one."""
     path = critical_path(timeline)
     total_us = sum(step.end_us - step.start_us for step in path) or 1.0
@@ -44,7 +44,7 @@ def path_segments(timeline: Timeline) -> tuple[Segment, ...]:
             start_us = joined.pop()[1]
         joined.append((what, start_us, end_us))
     return tuple(
-        Segment(
+        PathSegment(
             kind=kind,
             rank=rank,
             name=name,
@@ -56,7 +56,7 @@ def path_segments(timeline: Timeline) -> tuple[Segment, ...]:
     )
 
 
-def path_totals(timeline: Timeline) -> tuple[Segment, ...]:
+def path_totals(timeline: Timeline) -> tuple[PathSegment, ...]:
     """Time on the path by rank and kind of op, largest first."""
     graph, path = timeline.graph, path_columns(timeline)
     op = path.op % len(graph)
@@ -68,7 +68,7 @@ def path_totals(timeline: Timeline) -> tuple[Segment, ...]:
     shares = path_shares(timeline).by_rank_and_kind
     total_us = sum(shares.values()) or 1.0
     return tuple(
-        Segment(
+        PathSegment(
             kind=kind,
             rank=rank,
             name="",

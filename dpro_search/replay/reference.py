@@ -43,7 +43,7 @@ def replay_reference(graph: ReplayGraph) -> OpTimes:
 
 
 @dataclass
-class _Run:
+class _IterationRun:
     """An op that runs: from `since` on it does `speed` of its `left` work per us."""
 
     left: float
@@ -85,7 +85,7 @@ class _Simulation:
         self.queue: list[list[int]] = [[] for _ in range(graph.devices)]
         self.free = graph.servers.tolist() or [1] * graph.devices
         self.cores = None if graph.cores is None else _Cores(graph, graph.cores)
-        self.running: dict[int, _Run] = {}
+        self.running: dict[int, _IterationRun] = {}
 
     def policy(self, op: int) -> OrderPolicy:
         return OrderPolicy(self.graph.policy[self.device[op]])
@@ -119,17 +119,17 @@ class _Simulation:
             for part in parts:
                 self.moved[part] = self.now
                 begins = 0.0 if self.cores is not None and self.cores.is_message(part) else 1.0
-                self.running[part] = _Run(left=work, speed=begins, since=self.now)
+                self.running[part] = _IterationRun(left=work, speed=begins, since=self.now)
 
     def end_what_is_due(self) -> bool:
         due = [op for op, run in self.running.items() if run.due <= self.now]
         for op in due:
             run = self.running[op]
             if self.bytes[op] > 0 and not run.moves_bytes and not run.finishes:
-                self.running[op] = _Run(left=self.bytes[op], speed=0.0, since=self.now, moves_bytes=True)
+                self.running[op] = _IterationRun(left=self.bytes[op], speed=0.0, since=self.now, moves_bytes=True)
                 continue
             if self.cores is not None and self.cores.finish_us[op] > 0 and not run.finishes:
-                self.running[op] = _Run(left=self.cores.finish_us[op], speed=0.0, since=self.now, finishes=True)
+                self.running[op] = _IterationRun(left=self.cores.finish_us[op], speed=0.0, since=self.now, finishes=True)
                 continue
             del self.running[op]
             self.end[op] = self.now
@@ -208,7 +208,7 @@ class _Cores:
         """Current rate of a message."""
         return float(self.graph.duration_us[op]) if self.busy else float(self.idle_us[op])
 
-    def share(self, running: Mapping[int, _Run]) -> list[float]:
+    def share(self, running: Mapping[int, _IterationRun]) -> list[float]:
         """Find the speeds for the time until the next instant; returns the links' rates."""
         self.busy = any(self.core[op] >= 0 for op in running)
         links = self.rates[self.busy]
@@ -231,7 +231,7 @@ class _Cores:
             self.speed_on.append((1.0 - min(taken * processes, TAKEN_MOST)) / max(users, 1.0))
         return links
 
-    def speed(self, op: int, run: _Run) -> float:
+    def speed(self, op: int, run: _IterationRun) -> float:
         """Rate of an op that moves no bytes."""
         if run.finishes:
             return min([1.0, *self.speed_on])

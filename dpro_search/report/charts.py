@@ -19,7 +19,7 @@ _LEAST_SPAN = 1e-9  # of an axis, in its units
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class BarPart:
     """A piece of a stacked bar: its length, the class of its colour, and the text of its tooltip."""
 
     length: float
@@ -28,7 +28,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class IntervalMark:
     """A value with an interval, and what was measured."""
 
     label: str
@@ -51,7 +51,7 @@ class Dot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PipelineRow:
     """A row of a pipeline: when it does what, as spans of (start, end) by the class of their colour."""
 
     name: str
@@ -59,7 +59,7 @@ class Row:
     spans: Mapping[str, Sequence[tuple[float, float]]]
 
 
-def stacked(label: str, rows: Sequence[tuple[str, str, Sequence[Part]]]) -> Element:
+def stacked(label: str, rows: Sequence[tuple[str, str, Sequence[BarPart]]]) -> Element:
     """Bars of parts on one scale: (name, value in words, parts) each."""
     longest = max((sum(part.length for part in parts) for _, _, parts in rows), default=0.0) or 1.0
     drawn = []
@@ -72,7 +72,7 @@ def stacked(label: str, rows: Sequence[tuple[str, str, Sequence[Part]]]) -> Elem
     return element("stacked", label, drawn, of="charts")
 
 
-def pipeline(label: str, rows: Sequence[Row], length: float) -> Element:
+def pipeline(label: str, rows: Sequence[PipelineRow], length: float) -> Element:
     """Spans of time in rows from 0 to `length`; one path for each colour, so that thousands of spans stay small."""
     scale = _ACROSS / (length or 1.0)
     drawn = []
@@ -107,7 +107,7 @@ def bars(label: str, rows: Sequence[tuple[str, str, float, str]], kind: str, bel
     return element("bars", label, drawn, _pct((0.0 - low) * scale), of="charts")
 
 
-def whiskers(label: str, marks: Sequence[Mark], axis: str) -> Element:
+def whiskers(label: str, marks: Sequence[IntervalMark], axis: str) -> Element:
     """Intervals of time on a common scale: a line from low to high, a disc in its middle, a diamond for what was measured."""
     values = [value for mark in marks for value in (mark.low, mark.high, mark.measured) if value is not None]
     low, high = min(values, default=0.0), max(values, default=1.0)

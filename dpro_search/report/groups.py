@@ -9,7 +9,7 @@ import numpy as np
 
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.report import units
-from dpro_search.report.charts import Part, stacked
+from dpro_search.report.charts import BarPart, stacked
 from dpro_search.report.html import Element, Section, details, figure, name_of, table
 
 _SHOWN_NAMES = 4
@@ -88,9 +88,9 @@ def groups_section(settings: TensorGroups | None) -> Section | None:
     return Section("groups", f"Sizes of {noun}s", [chart, *tables])
 
 
-def _part(number: int, group: Group) -> Part:
+def _part(number: int, group: Group) -> BarPart:
     tip = f"{units.count(group.count, 'tensor')}, {units.size(group.size_bytes)}{_names(group, ': ')}"
-    return Part(length=float(group.size_bytes), kind=f"tone-{number % 2}", tip=tip)
+    return BarPart(length=float(group.size_bytes), kind=f"tone-{number % 2}", tip=tip)
 
 
 def _table(setting: str, groups: Sequence[Group], noun: str) -> Element:

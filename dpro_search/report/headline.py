@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpro_search.report import units
-from dpro_search.report.charts import Mark, whiskers
+from dpro_search.report.charts import IntervalMark, whiskers
 from dpro_search.report.facts import Facts
 from dpro_search.report.html import Element, Section, bullets, figure, name_of, table
 from dpro_search.report.parallel import EFFICIENCY
@@ -71,10 +71,10 @@ class _Setting:
     measured_us: float | None = None
     measured_gain: str = ""
 
-    def mark(self, *, short: bool) -> Mark:
+    def mark(self, *, short: bool) -> IntervalMark:
         """Its line of the chart; `short`: without the strategy, which a table below the chart has."""
         ran = "" if self.measured_us is None else f", measured {units.duration(self.measured_us)}"
-        return Mark(
+        return IntervalMark(
             label=self.name.partition(":")[0] if short else self.name,
             low=self.interval_us[0],
             middle=self.predicted_us,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpro_search.report import units
-from dpro_search.report.charts import Part, Row, pipeline, stacked
+from dpro_search.report.charts import BarPart, PipelineRow, pipeline, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, paragraph, table
 
 PARTS: Mapping[str, str] = {  # of a step, in the order in which they are drawn, and what people call them
@@ -160,7 +160,7 @@ def parts_section(settings: Sequence[ParallelSetting], sentences: Sequence[str])
             setting.name,
             units.duration(setting.step_us),
             [
-                Part(length=us, kind=colour(key), tip=f"{PARTS[key]}: {units.share(us, setting.step_us)}")
+                BarPart(length=us, kind=colour(key), tip=f"{PARTS[key]}: {units.share(us, setting.step_us)}")
                 for key in PARTS
                 if (us := setting.parts_us.get(key, 0.0)) > 0
             ],
@@ -188,7 +188,7 @@ def pipeline_section(settings: Sequence[ParallelSetting]) -> Section:
     for setting in settings:
         every = -(-len(setting.stages) // _MOST_STAGES)
         rows = [
-            Row(name=f"stage {number}", value=_busy(stage, setting.step_us), spans=stage)
+            PipelineRow(name=f"stage {number}", value=_busy(stage, setting.step_us), spans=stage)
             for number, stage in enumerate(setting.stages)
             if number % every == 0
         ]
@@ -217,12 +217,12 @@ def memory_section(settings: Sequence[ParallelSetting]) -> Section:
     rows = []
     for setting in settings:
         parts = [
-            Part(length=size, kind=_MEMORY[key][0], tip=f"{_MEMORY[key][1]}: {units.size(size)}")
+            BarPart(length=size, kind=_MEMORY[key][0], tip=f"{_MEMORY[key][1]}: {units.size(size)}")
             for key in _MEMORY
             if (size := setting.memory_bytes.get(key, 0.0)) > 0
         ]
         if (free := (setting.limit_bytes or 0.0) - setting.peak_bytes) > 0:
-            parts.append(Part(length=free, kind="idle", tip=f"free: {units.size(free)}"))
+            parts.append(BarPart(length=free, kind="idle", tip=f"free: {units.size(free)}"))
         rows.append((setting.name, f"{units.size(setting.peak_bytes)}, {_margin(setting)}", parts))
     present = [key for key in _MEMORY if any(setting.memory_bytes.get(key) for setting in settings)]
     columns = ("for", *(f"{setting.short_name}#" for setting in settings))

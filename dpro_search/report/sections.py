@@ -10,7 +10,7 @@ from typing import Any
 from dpro_search.collect.kernel_names import short_names
 from dpro_search.graph.origins import origin_text
 from dpro_search.report import units
-from dpro_search.report.charts import Part, bars, stacked
+from dpro_search.report.charts import BarPart, bars, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, name_of, paragraph, table
 from dpro_search.report.timeline import Lane, StepTimeline
 
@@ -110,7 +110,7 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
     total_us = sum(row["duration_us"] for row in path) or 1.0
     in_order = _follow_each_other(path)
     pieces = [
-        Part(
+        BarPart(
             length=row["duration_us"],
             kind=_path_kind(row),
             tip=f"{_path_name(row)}: {units.share(row['duration_us'], total_us)}",
@@ -227,10 +227,10 @@ def _warnings(diagnosis: Mapping[str, Any]) -> list[Element]:
     return [paragraph(f"Note: {text}.", "quiet") for text in diagnosis.get("warnings", ())]
 
 
-def _bar(name: str, parts: Mapping[str, float]) -> tuple[str, str, list[Part]]:
+def _bar(name: str, parts: Mapping[str, float]) -> tuple[str, str, list[BarPart]]:
     total_us = sum(parts.values())
     pieces = [
-        Part(length=us, kind=_PARTS[key][0], tip=f"{_PARTS[key][1]}: {units.share(us, total_us)}") for key, us in parts.items()
+        BarPart(length=us, kind=_PARTS[key][0], tip=f"{_PARTS[key][1]}: {units.share(us, total_us)}") for key, us in parts.items()
     ]
     return name, units.duration(total_us), pieces
 

@@ -73,7 +73,7 @@ class _GoneError(Exception):
 
 
 @dataclass(eq=False)
-class _Exchange:
+class _Messages:
     """Reports of the island that runs now, and the results that it receives."""
 
     connection: Connection
@@ -113,7 +113,7 @@ def work(
 ) -> None:
     """Run islands round by round until they have their shares or the search is gone."""
     try:
-        _run(objective, recorded, assignments, journal, mark, _Exchange(connection, news))
+        _run(objective, recorded, assignments, journal, mark, _Messages(connection, news))
     except _GoneError:
         pass
     except Exception as error:
@@ -121,7 +121,12 @@ def work(
 
 
 def _run(
-    objective: Objective, recorded: Prediction, assignments: Sequence[Assignment], journal: Journal, mark: Mark, exchange: _Exchange
+    objective: Objective,
+    recorded: Prediction,
+    assignments: Sequence[Assignment],
+    journal: Journal,
+    mark: Mark,
+    exchange: _Messages,
 ) -> None:
     islands = [assignment.make(recorded) for assignment in assignments]
     longest = max(assignment.share for assignment in assignments)

@@ -33,7 +33,7 @@ _REPORT = msgspec.msgpack.Decoder(Report | Failed)
 
 
 @dataclass(eq=False)
-class _Worker:
+class _IslandWorker:
     islands: Sequence[int]
     mark: Mark
     fork: Fork
@@ -84,7 +84,7 @@ class IslandWorkers:
         self._passed = [0] * islands
         self._losses: Counter[int] = Counter()  # workers, by the trial that they evaluated
         self._losses_in_a_row = 0
-        self._workers: list[_Worker] = []
+        self._workers: list[_IslandWorker] = []
         self._ready = selectors.DefaultSelector()
         for least in range(min(workers, islands, trials - 1)):
             self._start(range(least, islands, workers), Mark())
@@ -126,7 +126,7 @@ class IslandWorkers:
         assignments = [self._assignment(island) for island in islands]
         fork = Fork.start(work, self._objective, self._first.prediction, assignments, self._journal, mark, heard, foreign=foreign)
         heard.close()
-        worker = _Worker(islands, mark, fork, news)
+        worker = _IslandWorker(islands, mark, fork, news)
         self._workers.append(worker)
         self._ready.register(fork.connection, selectors.EVENT_READ, worker)
         for round_ in range(max(self._told)):
@@ -147,7 +147,7 @@ class IslandWorkers:
     def _receive(self) -> None:
         """Take what has arrived, at least one report or end, and continue to send results to workers that can take more."""
         for ready, _ in self._ready.select():
-            worker: _Worker = ready.data
+            worker: _IslandWorker = ready.data
             if worker not in self._workers:
                 continue  # its end came first
             if ready.fileobj is worker.news:
@@ -155,7 +155,7 @@ class IslandWorkers:
             else:
                 self._take_report(worker)
 
-    def _take_report(self, worker: _Worker) -> None:
+    def _take_report(self, worker: _IslandWorker) -> None:
         try:
             report = _REPORT.decode(worker.fork.connection.recv_bytes())
         except (EOFError, OSError):
@@ -174,13 +174,13 @@ class IslandWorkers:
                 self._send(other, island, news)
             self._told[island] += 1
 
-    def _send(self, worker: _Worker, island: int, news: bytes) -> None:
+    def _send(self, worker: _IslandWorker, island: int, news: bytes) -> None:
         """Send a worker the results of an island's round, unless the worker runs that island only."""
         if list(worker.islands) != [island]:
             worker.news.add(news)
             self._continue_sending(worker)
 
-    def _continue_sending(self, worker: _Worker) -> None:
+    def _continue_sending(self, worker: _IslandWorker) -> None:
         """Write pending results; if some are left, wait for room in the pipe."""
         left, awaited = worker.news.write(), worker.news.fileno() in self._ready.get_map()
         if left and not awaited:
@@ -188,7 +188,7 @@ class IslandWorkers:
         elif awaited and not left:
             self._ready.unregister(worker.news)
 
-    def _ended(self, worker: _Worker) -> None:
+    def _ended(self, worker: _IslandWorker) -> None:
         """Replace a worker that ended before its islands were finished."""
         self._ready.unregister(worker.fork.connection)
         if worker.news.fileno() in self._ready.get_map():

@@ -49,7 +49,7 @@ class SharedTrial(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # `RunInfo.id` of the search that evaluated it
 
 
-class News(NamedTuple):
+class StudyTrial(NamedTuple):
     """A trial of the study, and whether this search evaluated it."""
 
     trial: Trial
@@ -110,7 +110,7 @@ class SharedStudy:
         """Whether a trial read so far has this plan."""
         return plan in self._plans
 
-    def news(self) -> list[News]:
+    def news(self) -> list[StudyTrial]:
         """Trials that were not returned before, in order."""
         rows = self._patiently(lambda: self._study.get_trials(deepcopy=False))
         news = []
@@ -124,11 +124,11 @@ class SharedStudy:
                 trial = Trial(number=len(self.trials), origin=shared.origin, plan=shared.plan, prediction=shared.prediction)
                 self.trials.append(trial)
                 self._plans.add(shared.plan)
-                news.append(News(trial, is_this_run))
+                news.append(StudyTrial(trial, is_this_run))
         self._read = len(rows)
         return news
 
-    def add(self, proposal: Proposal, prediction: Prediction) -> list[News]:
+    def add(self, proposal: Proposal, prediction: Prediction) -> list[StudyTrial]:
         """Store an evaluated plan; returns the new trials, with this one among them if no other search stored its plan first."""
         shared = SharedTrial(plan=proposal.plan, prediction=prediction, origin=proposal.origin, run=self._run)
         row = optuna.trial.create_trial(

@@ -44,7 +44,7 @@ _ANSWER = msgspec.json.Decoder(Evaluated | Failed)
 
 
 @dataclass(eq=False)
-class _Worker(Fork):
+class _PlanWorker(Fork):
     plans: deque[Plan] = field(default_factory=deque)  # the first is being evaluated
 
 
@@ -61,10 +61,10 @@ class ProcessEvaluator:
         self.lost = 0
         self._waiting: deque[Plan] = deque()
         self._losses: Counter[Plan] = Counter()
-        self._workers: list[_Worker] = []
+        self._workers: list[_PlanWorker] = []
         for _ in range(workers):
             foreign = [worker.connection.fileno() for worker in self._workers]
-            self._workers.append(_Worker.start(_work, objective, foreign=foreign))
+            self._workers.append(_PlanWorker.start(_work, objective, foreign=foreign))
         self._answers = selectors.DefaultSelector()
         for worker in self._workers:
             self._answers.register(worker.connection, selectors.EVENT_READ, worker)
@@ -82,7 +82,7 @@ class ProcessEvaluator:
         while True:
             self._hand_out()
             for key, _ in self._answers.select():
-                worker: _Worker = key.data
+                worker: _PlanWorker = key.data
                 try:
                     answer = worker.connection.recv_bytes()
                 except (EOFError, OSError):
@@ -113,7 +113,7 @@ class ProcessEvaluator:
             except OSError:
                 self._drop(worker)
 
-    def _drop(self, worker: _Worker) -> None:
+    def _drop(self, worker: _PlanWorker) -> None:
         """Take back the plans of a worker that has ended."""
         self._answers.unregister(worker.connection)
         how = worker.ended()

@@ -26,7 +26,7 @@ from dpro_search.collect.trace import TensorInfo
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.pytorch import DDP
 from dpro_search.errors import InputError
-from dpro_search.kinds._at_scale import AtScale, Workload, members
+from dpro_search.kinds._at_scale import AtScale, RankWorkload, members
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._kind import DescribedKind, Description
 from dpro_search.kinds._options import PlanOptions
@@ -91,9 +91,9 @@ class DescribedJob(AtScale):
             tensor_names=[tensor.name for tensor in tensors],
         )
 
-        def workload(plan: Plan) -> Workload:
+        def workload(plan: Plan) -> RankWorkload:
             limit = plan.get("bucket_cap_bytes") or BUCKET_BYTES
-            return Workload(steps=(step,), groups=members(bucket_assignment(tensors, [limit])))
+            return RankWorkload(steps=(step,), groups=members(bucket_assignment(tensors, [limit])))
 
         super().__init__(
             title=KIND.title,

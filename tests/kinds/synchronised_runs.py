@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpro_search.costmodel.convergence import Convergence
-from dpro_search.replay.synchronisation import Progress, simulate
+from dpro_search.replay.synchronisation import EffectiveSteps, simulate
 from dpro_search.runtime.schemes import LossWindow, Pace, Scheme, parse_paces, parse_scheme
 from dpro_search.runtime.synchronisation.recording import FORMAT, VERSION
 
@@ -25,7 +25,7 @@ LAW = Convergence(
 MIX, STEP_S, COMMIT_S = "1:1:2", 0.06, 0.02
 
 
-class _Trained(Progress):
+class _Trained(EffectiveSteps):
     """Remembers the loss of each commit, and when the window's mean reached the target."""
 
     def __init__(self, scheme: Scheme, workers: int, goal: float) -> None:

@@ -1,11 +1,11 @@
 """Sentences about a critical path, whatever kind of job it is of."""
 
 from dpro_search.replay.path_findings import best_gain, path_findings
-from dpro_search.replay.path_segments import Segment
+from dpro_search.replay.path_segments import PathSegment
 
 
 def segment(kind, duration_us, *, rank=-1, name=""):
-    return Segment(kind=kind, rank=rank, name=name, start_us=0.0, duration_us=duration_us, share_pct=0.0)
+    return PathSegment(kind=kind, rank=rank, name=name, start_us=0.0, duration_us=duration_us, share_pct=0.0)
 
 
 PATH = (

@@ -11,7 +11,7 @@ from report.test_page import Outline
 from dpro_search.cli._report_facts import facts_of_source
 from dpro_search.kinds import job_of, load_source
 from dpro_search.report import render, units
-from dpro_search.report.charts import Row, pipeline
+from dpro_search.report.charts import PipelineRow, pipeline
 from dpro_search.report.html import to_text
 from dpro_search.report.parallel import PARTS
 from dpro_search.space.plan import Plan
@@ -111,7 +111,7 @@ def test_diagnose_has_the_parts_of_the_page(job):
 
 
 def test_spans_that_touch_are_drawn_as_one():
-    row = Row(name="stage 0", value="", spans={"forward": [(0.0, 10.0), (10.0, 20.0), (50.0, 100.0)]})
+    row = PipelineRow(name="stage 0", value="", spans={"forward": [(0.0, 10.0), (10.0, 20.0), (50.0, 100.0)]})
     text = to_text(pipeline("Pipeline", [row], 100.0))
     assert 'd="M0 0h2000v1h-2000zM5000 0h5000v1h-5000z"' in text
 

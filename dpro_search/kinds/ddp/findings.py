@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpro_search.replay.path_findings import best_gain, path_findings
-from dpro_search.replay.path_segments import Segment
+from dpro_search.replay.path_segments import PathSegment
 
 _HOOKS = {
     "compression=fp16": "Compressing the buckets to half of their bytes (fp16_compress_hook) would gain {}, with what its casts "
@@ -16,7 +16,7 @@ _HOOKS = {
 }
 
 
-def findings(path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], iteration_us: float) -> tuple[str, ...]:
+def findings(path: Sequence[PathSegment], gains: Sequence[Mapping[str, Any]], iteration_us: float) -> tuple[str, ...]:
     """Those of `path_findings` with DDP's knobs."""
     otherwise = "no other size of buckets would gain anything; a faster link or a compressing hook would"
     advice = best_gain(gains, ("bucket_cap_bytes", "first_bucket_bytes"), iteration_us, otherwise)

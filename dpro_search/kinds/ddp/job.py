@@ -11,7 +11,7 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.precision import named_model
 from dpro_search.errors import InputError
-from dpro_search.kinds._at_scale import AtScale, Workload, members, steps_of_ddp
+from dpro_search.kinds._at_scale import AtScale, RankWorkload, members, steps_of_ddp
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions, refuse_algorithms
 from dpro_search.kinds._program_job import ProgramJob
@@ -111,9 +111,11 @@ class Ddp(ProgramJob[DdpPredictor]):
         graph = self.predictor.graph
         steps = steps_of_ddp(graph)
 
-        def workload(plan: Plan) -> Workload:
+        def workload(plan: Plan) -> RankWorkload:
             limits = self.predictor.limits_bytes(plan)
-            return Workload(steps=steps, groups=members(bucket_assignment(graph.tensors, limits) if limits else graph.bucket_of))
+            return RankWorkload(
+                steps=steps, groups=members(bucket_assignment(graph.tensors, limits) if limits else graph.bucket_of)
+            )
 
         sizes = [each for each in self.space.transformations if isinstance(each, BucketSize)]
         return AtScale(

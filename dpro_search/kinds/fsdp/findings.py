@@ -7,11 +7,11 @@ from typing import Any
 
 from dpro_search.quantities import size_text
 from dpro_search.replay.path_findings import exposed_us, path_findings
-from dpro_search.replay.path_segments import Segment
+from dpro_search.replay.path_segments import PathSegment
 
 
 def findings(
-    path: Sequence[Segment], gains: Sequence[Mapping[str, Any]], iteration_us: float, regathered_bytes: int
+    path: Sequence[PathSegment], gains: Sequence[Mapping[str, Any]], iteration_us: float, regathered_bytes: int
 ) -> tuple[str, ...]:
     """Those of `path_findings` with the knobs of sharding.
 

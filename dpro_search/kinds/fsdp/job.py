@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds._at_scale import AtScale, Workload
+from dpro_search.kinds._at_scale import AtScale, RankWorkload
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._program_job import ProgramJob
@@ -37,12 +37,12 @@ class Fsdp(ProgramJob[FsdpPredictor]):
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
         """Units as recorded, gathered and scattered in rings over all ranks."""
 
-        def workload(plan: Plan) -> Workload:
+        def workload(plan: Plan) -> RankWorkload:
             settings = FsdpSettings.of(plan)
             reshard = settings.reshard_after_forward is None
             steps, collectives = fsdp_steps(self.predictor.graph, prefetch=bool(settings.prefetch), reshard=reshard)
             alone = tuple((place,) for place in range(len(collectives)))
-            return Workload(steps=steps, groups=alone, collectives=collectives)
+            return RankWorkload(steps=steps, groups=alone, collectives=collectives)
 
         return AtScale(
             title=self.title,

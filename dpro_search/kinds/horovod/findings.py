@@ -7,14 +7,14 @@ from typing import Any
 
 from dpro_search.graph.arrivals import Arrival
 from dpro_search.replay.path_findings import path_findings
-from dpro_search.replay.path_segments import LATE_RANK, Segment
+from dpro_search.replay.path_segments import LATE_RANK, PathSegment
 from dpro_search.replay.sentences import WORTH_PCT, share
 
 _OFTEN_PCT = 75.0  # a rank that comes last to so many collectives is a straggler
 
 
 def findings(
-    path: Sequence[Segment], late: Sequence[Arrival], gains: Sequence[Mapping[str, Any]], iteration_us: float
+    path: Sequence[PathSegment], late: Sequence[Arrival], gains: Sequence[Mapping[str, Any]], iteration_us: float
 ) -> tuple[str, ...]:
     """Those of `path_findings` with Horovod's knobs; who comes late is taken from the recording.
 

@@ -15,7 +15,7 @@ from dpro_search.collect.trace import CommSettings, Floats, Trace
 from dpro_search.costmodel.memory import peak_bytes
 from dpro_search.errors import InputError
 from dpro_search.graph.share import polls
-from dpro_search.kinds._at_scale import AtScale, Workload
+from dpro_search.kinds._at_scale import AtScale, RankWorkload
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._predicted_job import PredictedJob
@@ -103,7 +103,7 @@ class Horovod(PredictedJob[Predictor]):
         number = {tensor.name: place for place, tensor in enumerate(self.tensors)}
         steps = tuple(rank_step_of(graph, rank) for rank in range(graph.ranks))
 
-        def workload(plan: Plan) -> Workload:
+        def workload(plan: Plan) -> RankWorkload:
             named, threshold = plan.tensor_groups, HorovodSettings.of(plan).fusion_threshold_bytes
             if named is None and threshold is None:
                 named = recorded.groups
@@ -111,7 +111,7 @@ class Horovod(PredictedJob[Predictor]):
                 named = threshold_groups(self.tensors, recorded.fusion_threshold_bytes if threshold is None else threshold)
             together = tuple(tuple(number[name] for name in group) for group in named)
             alone = tuple((place,) for place in number.values() if not any(place in group for group in together))
-            return Workload(steps=steps, groups=(*together, *alone))
+            return RankWorkload(steps=steps, groups=(*together, *alone))
 
         fusion = [each for each in self.space.transformations if "fusion_threshold_bytes" in each.fields]
         space = PlanSpace(self.space.job, fusion)

@@ -13,7 +13,7 @@ from dpro_search.costmodel.collectives.horovod import CommCosts, fit_comm_costs
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
 from dpro_search.kinds._predictor import JobPredictor
-from dpro_search.replay.horovod.timeline import HorovodTimeline, replay_horovod
+from dpro_search.replay.horovod.timeline import HorovodReplay, replay_horovod
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import HorovodSettings
@@ -132,13 +132,11 @@ class Predictor(JobPredictor):
         where = cluster or self.wanted_cluster
         return AllReduceChoice.of(self.all_reduces, where.ranks, where.rate_bps, len(set(where.cores)), where.ranks_per_host)
 
-    def timeline(
-        self, plan: Plan, cluster: ClusterSpec | None = None, *, log: bool = False, iterations: int = 32
-    ) -> HorovodTimeline:
+    def timeline(self, plan: Plan, cluster: ClusterSpec | None = None, *, log: bool = False, iterations: int = 32) -> HorovodReplay:
         """The replay of a plan."""
         return replay_horovod(self.job(plan, cluster), iterations=iterations, seed=self._seed, log=log)
 
-    def _replayed(self, job: HorovodJob, seed: int | np.random.SeedSequence) -> HorovodTimeline:
+    def _replayed(self, job: HorovodJob, seed: int | np.random.SeedSequence) -> HorovodReplay:
         return replay_horovod(job, seed=seed)
 
     def _memory_bytes(self, plan: Plan) -> int | None:

@@ -16,7 +16,7 @@ from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.horovod import machine
-from dpro_search.replay.horovod.timeline import HorovodTimeline
+from dpro_search.replay.horovod.timeline import HorovodReplay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.replay.times import OpTimes
 from dpro_search.space.graph_builder import GraphBuilder
@@ -26,7 +26,7 @@ _PHASES = {machine.COPY_IN: "copy in", machine.LATENCY: "latency", machine.TRANS
 
 
 @dataclass(frozen=True)
-class _Collective:
+class _FusedAllReduce:
     """A fused all-reduce: when each rank had enqueued its last tensor, and the names and ends of its phases."""
 
     tensors: int
@@ -40,7 +40,7 @@ class _Collective:
 
 
 @dataclass
-class _Ops:
+class _OpRows:
     """Ops of a timeline and their times, in the order in which they are added."""
 
     builder: GraphBuilder
@@ -59,7 +59,7 @@ class _Ops:
         return self.builder.add_op(device, times[3] - times[2], kind=kind, name=name, after=after, collective=collective)
 
 
-def iteration_ops(timeline: HorovodTimeline) -> Timeline:
+def iteration_ops(timeline: HorovodReplay) -> Timeline:
     """An iteration in the middle of a logged replay; the first rank begins it at 0.
 
     Raises
@@ -81,7 +81,7 @@ def iteration_ops(timeline: HorovodTimeline) -> Timeline:
     # A main stream whose work is used up exactly at an event leaves no row: then it ends where it has enqueued its last tensor.
     main_us = {rank: max([begins_us[rank], *(one.enqueued_us[rank] for one in collectives)]) for rank in ends_us}
     main_us |= {int(row[machine.LOG_RANK]): float(row[machine.LOG_END]) - begin_us for row in main}
-    ops = _Ops(GraphBuilder(), [])
+    ops = _OpRows(GraphBuilder(), [])
     stream = {rank: ops.builder.add_device(rank, OrderPolicy.PROGRAM, f"main stream of rank {rank}") for rank in ends_us}
     beside = {rank: ops.builder.add_device(rank, OrderPolicy.PROGRAM, f"Horovod of rank {rank}") for rank in ends_us}
     enqueuing = {rank: _add_main(ops, stream[rank], rank, begins_us[rank], main_us[rank], collectives) for rank in ends_us}
@@ -101,7 +101,9 @@ def iteration_ops(timeline: HorovodTimeline) -> Timeline:
     )
 
 
-def _add_main(ops: _Ops, device: int, rank: int, begin_us: float, end_us: float, collectives: list[_Collective]) -> dict[int, int]:
+def _add_main(
+    ops: _OpRows, device: int, rank: int, begin_us: float, end_us: float, collectives: list[_FusedAllReduce]
+) -> dict[int, int]:
     """A rank's main stream, cut where it has enqueued the last tensor of a collective; returns the op before each cut."""
     cuts = sorted((one.enqueued_us[rank], number) for number, one in enumerate(collectives))
     before: dict[int, int] = {}
@@ -119,7 +121,7 @@ def _add_main(ops: _Ops, device: int, rank: int, begin_us: float, end_us: float,
 
 
 def _add_collectives(
-    ops: _Ops, device: dict[int, int], collectives: list[_Collective], enqueuing: dict[int, dict[int, int]]
+    ops: _OpRows, device: dict[int, int], collectives: list[_FusedAllReduce], enqueuing: dict[int, dict[int, int]]
 ) -> dict[int, list[int]]:
     """Negotiation and all-reduce of each collective on every rank; returns each rank's last part."""
     last: dict[int, list[int]] = {}
@@ -140,23 +142,23 @@ def _add_collectives(
     return last
 
 
-def _negotiated(one: _Collective, rank: int, done_us: float) -> tuple[float, float, float, float]:
+def _negotiated(one: _FusedAllReduce, rank: int, done_us: float) -> tuple[float, float, float, float]:
     """Times of a rank's negotiation: it starts when the tensors are enqueued and the collective before is done."""
     starts_us = {other: max(enqueued_us, done_us) for other, enqueued_us in one.enqueued_us.items()}
     return one.enqueued_us[rank], starts_us[rank], max(starts_us.values()), one.start_us
 
 
-def _name(number: int, collectives: list[_Collective]) -> str:
+def _name(number: int, collectives: list[_FusedAllReduce]) -> str:
     tensors = collectives[number].tensors
     return f"all-reduce {number} of {tensors} tensor{'s' if tensors != 1 else ''}"
 
 
-def _collectives(log: Floats, begin_us: float, end_us: float) -> list[_Collective]:
+def _collectives(log: Floats, begin_us: float, end_us: float) -> list[_FusedAllReduce]:
     """Collectives that were done within the iteration, in order; times from its begin on."""
     kind, ended_us = log[:, machine.LOG_KIND], log[:, machine.LOG_END] - begin_us
     posts = log[(kind == machine.LOG_POST) & (ended_us > 0) & (ended_us <= end_us)]
     phases = log[(kind >= machine.COPY_IN) & (kind <= machine.COPY_OUT)]
-    collectives: list[_Collective] = []
+    collectives: list[_FusedAllReduce] = []
     for number in np.unique(posts[:, machine.LOG_COLLECTIVE]):
         posts_of_collective = posts[posts[:, machine.LOG_COLLECTIVE] == number]
         rows = phases[phases[:, machine.LOG_COLLECTIVE] == number]
@@ -173,5 +175,5 @@ def _collectives(log: Floats, begin_us: float, end_us: float) -> list[_Collectiv
         start_us = max(float(rows[:, machine.LOG_START].min()) - begin_us, *enqueued_us.values())
         ended = [(_PHASES[int(row[machine.LOG_KIND])], max(float(row[machine.LOG_END]) - begin_us, start_us)) for row in rows]
         ended[-1] = ended[-1][0], max(done_us, start_us)
-        collectives.append(_Collective(int(rows[0, machine.LOG_UNIT]), enqueued_us, start_us, ended))
+        collectives.append(_FusedAllReduce(int(rows[0, machine.LOG_UNIT]), enqueued_us, start_us, ended))
     return sorted(collectives, key=lambda one: one.end_us)

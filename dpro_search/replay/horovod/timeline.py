@@ -16,7 +16,7 @@ from dpro_search.space.tensorflow.horovod_job import LONGEST_US, HorovodJob
 
 
 @dataclass(frozen=True, kw_only=True)
-class HorovodTimeline(IterationTimes):
+class HorovodReplay(IterationTimes):
     """Result of a replay.
 
     Attributes
@@ -36,7 +36,7 @@ def replay_horovod(
     seed: int | np.random.SeedSequence = 0,
     samples: Ints | None = None,
     log: bool = False,
-) -> HorovodTimeline:
+) -> HorovodReplay:
     """Replay a graph over several iterations.
 
     Parameters
@@ -113,7 +113,7 @@ def replay_horovod(
         of_rank = followed[:, machine.LOG_RANK] >= 0
         first_rank = np.unique(graph.class_of_rank, return_index=True)[1]
         followed[of_rank, machine.LOG_RANK] = first_rank[followed[of_rank, machine.LOG_RANK].astype(np.int64)]
-    return HorovodTimeline(**iteration_times(end, breakdown, graph.class_of_rank), log=followed)
+    return HorovodReplay(**iteration_times(end, breakdown, graph.class_of_rank), log=followed)
 
 
 def _unfinished(graph: HorovodJob, number: int, ended: int) -> str:

@@ -4,5 +4,5 @@ Constants of other modules come as arguments: numba's cache does not see their c
 
 What every op goes through is written out, though it looks alike in several passes: numba counts references to each array that a
 call takes. With a helper for the latest end of an op's predecessors re-timing took 1.9 times as long, with one for the list of
-touched devices replays took 1.4 to 1.9 times as long, and tuples of arrays for the helpers of `repair` made that 1.15 to 1.7 times.
+touched devices replays took 1.4 to 1.9 times as long.
 """

@@ -1,7 +1,7 @@
 """Simulation of a job whose workers commit by a scheme: the time, and with it the convergence."""
 
 from dpro_search.replay.synchronisation.predict import TimeToLoss, ranked, time_to_loss
-from dpro_search.replay.synchronisation.progress import Progress
+from dpro_search.replay.synchronisation.progress import EffectiveSteps
 from dpro_search.replay.synchronisation.simulate import Commit, Numerics, Simulated, simulate
 
-__all__ = ["Commit", "Numerics", "Progress", "Simulated", "TimeToLoss", "ranked", "simulate", "time_to_loss"]
+__all__ = ["Commit", "EffectiveSteps", "Numerics", "Simulated", "TimeToLoss", "ranked", "simulate", "time_to_loss"]

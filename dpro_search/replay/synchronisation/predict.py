@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dpro_search.costmodel.convergence import Convergence
 from dpro_search.errors import InputError
-from dpro_search.replay.synchronisation.progress import Progress
+from dpro_search.replay.synchronisation.progress import EffectiveSteps
 from dpro_search.replay.synchronisation.simulate import Simulated, simulate
 from dpro_search.runtime.schemes import (
     Accumulation,
@@ -59,8 +59,8 @@ def time_to_loss(
     server_s: float = 0.0,
     limit_s: float = 3600.0,
 ) -> TimeToLoss:
-    """Predict the time to the last of `convergence.levels`; `factor`: see `Progress`."""
-    progress = Progress(convergence, scheme, len(paces), factor)
+    """Predict the time to the last of `convergence.levels`; `factor`: see `EffectiveSteps`."""
+    progress = EffectiveSteps(convergence, scheme, len(paces), factor)
     low, high = (factor * convergence.needed[-1] for factor in convergence.factor_interval)
     times: dict[str, float] = {}
     goals = {"low": low, "mean": convergence.needed[-1], "high": high}

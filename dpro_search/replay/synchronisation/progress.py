@@ -1,4 +1,4 @@
-"""`Progress`: the loss of a simulated job by a fitted `Convergence`, in place of a model that is trained."""
+"""`EffectiveSteps`: the loss of a simulated job by a fitted `Convergence`, in place of a model that is trained."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dpro_search.replay.synchronisation.simulate import Commit
 from dpro_search.runtime.schemes import Accumulation, Scheme
 
 
-class Progress:
+class EffectiveSteps:
     """`Numerics` of one number: the effective steps that the global model has made.
 
     Attributes

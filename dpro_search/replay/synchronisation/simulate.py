@@ -77,7 +77,7 @@ class Numerics(Protocol):
 
 
 @dataclass
-class _Worker:
+class _SimulatedWorker:
     pace: Pace
     order: Order = field(default_factory=Order)
     since: float = 0.0  # when it had the global model
@@ -109,13 +109,13 @@ def simulate(
     server_s
         Seconds in which the server applies one update; it applies one at a time.
     """
-    return _Simulation(scheme, paces, numerics, server_s).run(stop, check_s, limit_s)
+    return _TrainingSimulation(scheme, paces, numerics, server_s).run(stop, check_s, limit_s)
 
 
-class _Simulation:
+class _TrainingSimulation:
     def __init__(self, scheme: Scheme, paces: Sequence[Pace], numerics: Numerics, server_s: float) -> None:
         self.coordinator = Coordinator(scheme, len(paces))
-        self.workers = [_Worker(pace) for pace in paces]
+        self.workers = [_SimulatedWorker(pace) for pace in paces]
         self.numerics, self.server_s = numerics, server_s
         self.server_free = 0.0
         self.applied = 0.0  # steps times weights

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.graph.sharded_units import Passes
+from dpro_search.graph.sharded_units import UnitPasses
 from dpro_search.space.recorded.step_edit import StepEdit
 
 _AGAIN = "again: "  # before the name of what is computed again
 
 
-def compute_again(edit: StepEdit, passes: Passes, rank: int, devices: Mapping[tuple[int, str], int]) -> None:
+def compute_again(edit: StepEdit, passes: UnitPasses, rank: int, devices: Mapping[tuple[int, str], int]) -> None:
     """Insert a unit's forward pass before its backward pass; `devices` are those of the edit by rank and name."""
     forward = devices[rank, f"host thread {-passes.forward.thread}"]
     backward = devices[rank, f"host thread {-passes.backward_thread}"]

@@ -17,7 +17,7 @@ from dpro_search.costmodel.collectives.recorded import CollectivePrices
 from dpro_search.costmodel.compressed_gradients import half_back_us, half_cast_us
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.gradient_events import Gradients, StepGradients
-from dpro_search.graph.marked_spans import Span
+from dpro_search.graph.marked_spans import ThreadSpan
 from dpro_search.space.recorded.step_edit import StepEdit
 
 _LEAST_SHARE = 0.5  # of its price, that a bucket takes at least, however fast the one recorded in its place was
@@ -267,7 +267,7 @@ def let_copies_wait(edit: StepEdit, each: RecordedRank, bucket_of: Ints) -> None
             edit.need(each.new_parts[number], target)
 
 
-def _start_of(edit: StepEdit, each: RecordedRank, span: Span) -> int:
+def _start_of(edit: StepEdit, each: RecordedRank, span: ThreadSpan) -> int:
     if span.events:
         return edit.event_op[span.events[0]]
     return edit.after(edit.cut(each.device, span.start_us))

@@ -235,7 +235,7 @@ def _transfers(
                 f"{recorded.ranks} would communicate is not known; {_one_device(target.cluster)} predicts it on one device"
             )
         return
-    groups = _Groups(trace, recorded, target)
+    groups = _MovedGroups(trace, recorded, target)
     transfer_us, alone = _transfer_us(ops, parts, recorded_us)
     sorts: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for number, part in enumerate(parts.tolist()):
@@ -329,7 +329,7 @@ class _Model:
         return before_us, collective_us(self._name, size, self._target, self._there), np.exp(np.sqrt(np.square(errors).sum(axis=0)))
 
 
-class _Groups:
+class _MovedGroups:
     """Ranks of the groups that communicate, as recorded and on the target."""
 
     def __init__(self, trace: Trace, recorded: Recorded, target: Placed) -> None:

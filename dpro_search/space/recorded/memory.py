@@ -15,7 +15,7 @@ import numpy as np
 
 from dpro_search.collect.trace import EventKind, MemorySamples, TensorType, Trace
 from dpro_search.graph.gradient_events import Gradients
-from dpro_search.graph.sharded_units import Gather, Passes, ShardedUnits, StepUnits
+from dpro_search.graph.sharded_units import Gather, ShardedUnits, StepUnits, UnitPasses
 from dpro_search.space.recorded.units import UnitPlan
 
 _HOST = (EventKind.OP, EventKind.RUNTIME, EventKind.SYNC)
@@ -63,7 +63,7 @@ def units_changes(trace: Trace, units: ShardedUnits, plan: UnitPlan, *, shared_b
     states: dict[int, MemoryChange] = {}
     counts = _Counts(trace)
     for (rank, step), steps in units.steps.items():
-        one = _Rank(rank, steps, sizes, counts.end_us(rank, step))
+        one = _RankMemory(rank, steps, sizes, counts.end_us(rank, step))
         changes += [*one.kept(plan), *one.ahead(plan), *one.together(plan)]
         for number, passes in enumerate(steps.passes):
             if passes.unit in plan.again:
@@ -128,13 +128,13 @@ class _Counts:
         place = first + int(np.searchsorted(self._time_us[first:after], time_us, side="right")) - 1
         return float(self._bytes[max(place, first)])
 
-    def saved_bytes(self, rank: int, passes: Passes, following: Sequence[Passes]) -> float | None:
+    def saved_bytes(self, rank: int, passes: UnitPasses, following: Sequence[UnitPasses]) -> float | None:
         """Memory that a unit's forward pass leaves allocated, without its result, the next unit's input; None: not known."""
         left = self.at(rank, passes.forward.end_us) - self.at(rank, passes.forward.start_us)
         result = self._input_bytes(rank, following[0]) if following else 0.0
         return None if result is None else max(left - result, 0.0)
 
-    def _input_bytes(self, rank: int, passes: Passes) -> float | None:
+    def _input_bytes(self, rank: int, passes: UnitPasses) -> float | None:
         """Bytes of the first tensor of the first op of a unit."""
         events = self._trace.events
         inside = (events.rank == rank) & (events.stream == passes.forward.thread)
@@ -149,7 +149,7 @@ class _Counts:
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _RankMemory:
     """A rank's step."""
 
     rank: int

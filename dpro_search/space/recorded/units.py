@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dpro_search.collect.trace import CollectiveKind, Trace
 from dpro_search.costmodel.collectives.recorded import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.graph.marked_spans import Span
+from dpro_search.graph.marked_spans import ThreadSpan
 from dpro_search.graph.sharded_units import ROOT, Gather, Reduction, ShardedUnits, StepUnits
 from dpro_search.space.recorded.activation_checkpointing import compute_again
 from dpro_search.space.recorded.buckets import thread_devices
@@ -76,13 +76,13 @@ def explain_units(edit: StepEdit, trace: Trace, units: ShardedUnits, step: int) 
 
 def with_units(edit: StepEdit, units: ShardedUnits, step: int, plan: UnitPlan, prices: CollectivePrices) -> None:
     """Change a step of all ranks, prepared by `cut_at_units`; raises `InputError` if a price is needed and not known."""
-    groups = _Groups(edit)
+    groups = _ResizedGroups(edit)
     for (_, number), step_units in units.steps.items():
         if number == step:
-            _Rank(edit, step_units, units, prices, groups).change(plan)
+            _RankUnits(edit, step_units, units, prices, groups).change(plan)
 
 
-class _Groups:
+class _ResizedGroups:
     """Numbers of collectives whose ranks are no longer those that were recorded together."""
 
     def __init__(self, edit: StepEdit) -> None:
@@ -99,11 +99,11 @@ class _Groups:
         return self._numbers[key]
 
 
-class _Rank:
+class _RankUnits:
     """A rank's step."""
 
     def __init__(
-        self, edit: StepEdit, step_units: StepUnits, units: ShardedUnits, prices: CollectivePrices, groups: _Groups
+        self, edit: StepEdit, step_units: StepUnits, units: ShardedUnits, prices: CollectivePrices, groups: _ResizedGroups
     ) -> None:
         self._edit, self._found, self._prices, self._groups = edit, step_units, prices, groups
         self._number = units.numbers[step_units.rank]  # in the job
@@ -148,15 +148,15 @@ class _Rank:
             if plan.backward_ahead > 1:
                 self._move(backward[number], backward[max(number - plan.backward_ahead + 1, 0)].post, None)
 
-    def _thread(self, span: Span) -> int:
+    def _thread(self, span: ThreadSpan) -> int:
         return self._devices[self._found.rank, f"host thread {-span.thread}"]
 
-    def _device_ops(self, span: Span) -> list[int]:
+    def _device_ops(self, span: ThreadSpan) -> list[int]:
         """Ops that are launched in a span, without the collectives."""
         ops = [self._edit.event_op[event] for event in span.events if event in self._edit.event_op]
         return [op for op in ops if not self._edit.is_out(op) and self._edit.kind[op] != OpKind.COMM]
 
-    def _silence(self, span: Span) -> None:
+    def _silence(self, span: ThreadSpan) -> None:
         for op in (*self._ops[id(span)], *self._device_ops(span)):
             self._edit.duration_us[op] = 0.0
 
@@ -212,7 +212,7 @@ class _Rank:
             self._repriced(leader, self._bytes[leader.unit], size * share)
         return list(last.values())
 
-    def _hand_over(self, span: Span, leader: Span) -> None:
+    def _hand_over(self, span: ThreadSpan, leader: ThreadSpan) -> None:
         """Let another unit's span do the copies of one. A host that only launches them does so once."""
         edit, copies, to = self._edit, self._device_ops(span), self._device_ops(leader)
         if copies and to:
@@ -306,7 +306,7 @@ class _Rank:
                 edit.forget(part, op)
             edit.need(part, copies[0])
 
-    def _move(self, each: Gather, behind: Span, unless: Span | None) -> None:
+    def _move(self, each: Gather, behind: ThreadSpan, unless: ThreadSpan | None) -> None:
         """Enqueue a gather at the end of an earlier span of its thread."""
         ops = self._ops[id(each.post)]
         if not ops or behind.thread != each.post.thread or behind.end_us >= each.post.start_us or each.unit == ROOT:
@@ -328,7 +328,7 @@ class _Rank:
                 if following >= 0:
                     edit.need(need, following)
 
-    def _anchor(self, behind: Span) -> int:
+    def _anchor(self, behind: ThreadSpan) -> int:
         """The last op of a span, and of what was moved behind it before."""
         ops = self._ops[id(behind)]
         return self._last_moved.get(id(behind), ops[-1] if ops else -1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpro_search.costmodel.convergence import Convergence, ShortRun, fit_convergence
 from dpro_search.errors import InputError
 from dpro_search.replay import replay
-from dpro_search.replay.synchronisation import Progress, ranked, simulate, time_to_loss
+from dpro_search.replay.synchronisation import EffectiveSteps, ranked, simulate, time_to_loss
 from dpro_search.runtime.schemes import Pace, parse_paces, parse_scheme
 from dpro_search.space.graph_builder import GraphBuilder
 
@@ -18,7 +18,7 @@ EASY = Convergence(drift=0.0, staleness=0.0, start_loss=2.0, levels=(1.0, 0.5), 
 
 
 def simulated(scheme, paces, limit_s=60.0, **options):
-    progress = Progress(EASY, parse_scheme(scheme), len(paces))
+    progress = EffectiveSteps(EASY, parse_scheme(scheme), len(paces))
     return simulate(parse_scheme(scheme), paces, progress, stop=lambda now: False, limit_s=limit_s, **options)
 
 
@@ -94,7 +94,7 @@ def test_the_fit_finds_what_local_steps_and_staleness_cost():
     truth = Convergence(drift=0.05, staleness=0.1, start_loss=2.0, levels=(1.0, 0.5), needed=(40.0, 100.0), log_error=0.0, runs=1)
     runs = []
     for scheme in ("bsp", "asp", "fixed-adacomm(steps=4)", "fixed-adacomm(steps=16)", "adsp(commits=2, period_s=2)"):
-        progress, reached = Progress(truth, parse_scheme(scheme), 3), {}
+        progress, reached = EffectiveSteps(truth, parse_scheme(scheme), 3), {}
 
         def stop(now, progress=progress, reached=reached):
             for level, goal in enumerate(truth.needed):

@@ -65,9 +65,9 @@ def achieved_by(device: Device) -> Achieved:
     word = re.compile(
         r"\b(" + "|".join(name for part in table.values() if isinstance(part, dict) for name in part.get("devices", ())) + r")\b"
     )
-    found = word.search(device.name.upper().replace("-", " "))
+    match = word.search(device.name.upper().replace("-", " "))
     family = next(
-        (name for name, part in table.items() if isinstance(part, dict) and found and found.group(1) in part.get("devices", ())),
+        (name for name, part in table.items() if isinstance(part, dict) and match and match.group(1) in part.get("devices", ())),
         "any",
     )
     values = {**table["any"], **table[family]}

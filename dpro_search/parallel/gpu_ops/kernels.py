@@ -90,18 +90,18 @@ class Kernels:
         if op.type in _MOVES:
             return _MOVES[op.type]
         table = _FUSED if self.fused else _EAGER
-        found = table.get(op.role, _ANY)[backward]
+        passes = table.get(op.role, _ANY)[backward]
         if self.fused and backward and op.role is Role.GATED_ACTIVATION and "capacity" in dims_of(op.output):
             more = _TOKEN_WEIGHTS
-            found = Passes(found.reads + more.reads, found.output + more.output, found.kernels + more.kernels)
+            passes = Passes(passes.reads + more.reads, passes.output + more.output, passes.kernels + more.kernels)
         if op.role is Role.NORM and self.norm is NormKernels.TWICE and "hidden" in dims_of(op.output):
-            found = _NORM_TWICE[backward]
+            passes = _NORM_TWICE[backward]
         if op.role is Role.INSTANCE_NORM and self.instance_norm in _INSTANCE_NORM:
-            found = _INSTANCE_NORM[self.instance_norm][backward]
+            passes = _INSTANCE_NORM[self.instance_norm][backward]
         if op.saves_bytes:  # dropout: a mask of bytes, and a kernel of its own where nothing is fused
             mask = Passes(0.0, 0.5, 0) if self.fused else Passes(0.0, 2.5, 1)
-            found = Passes(found.reads, found.output + mask.output, found.kernels + mask.kernels)
-        return found
+            passes = Passes(passes.reads, passes.output + mask.output, passes.kernels + mask.kernels)
+        return passes
 
     def stays_wide(self, op: Op) -> bool:
         """Whether a memory-bound op is in fp32 though products are in 16 bits; batch norms of images are not."""

@@ -232,8 +232,8 @@ class OpCosts:
         return self._moved(count_bytes) + (kernels - 1) * achieved.floor_us
 
     def _loss(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
-        found = self.kernels.loss_bytes()
-        count_bytes = found.backward if backward else found.forward
+        moved = self.kernels.loss_bytes()
+        count_bytes = moved.backward if backward else moved.forward
         return self._moved(count_bytes * elements(op.reads, sizes))
 
     def _attention(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:

@@ -33,8 +33,8 @@ def main():
         order = _awaited(os.path.join(folder, "order-%d.json" % number))
         if not order:
             break
-        found = [_measured(group, *cell) for cell in order]
-        _write(os.path.join(folder, "result-%d-%d.json" % (number, group.rank)), found)
+        times = [_measured(group, *cell) for cell in order]
+        _write(os.path.join(folder, "result-%d-%d.json" % (number, group.rank)), times)
         number += 1
     group.stop()
 

@@ -53,15 +53,15 @@ def main():
             _answer({"error": "the process that captured %s ended with status %d" % (name, status)})
             return
         with open(part) as file:
-            found = json.load(file)
-        if "error" in found:
+            captured = json.load(file)
+        if "error" in captured:
             if name in ("batch", "sequence"):  # the job is priced at the captured size only
                 answer["steps"][name] = None
-                answer.setdefault("notes", []).append("no capture of twice the %s: %s" % (name, found["error"]))
+                answer.setdefault("notes", []).append("no capture of twice the %s: %s" % (name, captured["error"]))
                 continue
-            _answer({"error": found["error"] if name == "plain" else "under the mesh: %s" % found["error"]})
+            _answer({"error": captured["error"] if name == "plain" else "under the mesh: %s" % captured["error"]})
             return
-        answer["steps"][name] = found
+        answer["steps"][name] = captured
     _answer(answer)
 
 
@@ -80,13 +80,13 @@ def _one(request, part):
     code = 0
     try:
         try:
-            found = _captured(request)
+            captured = _captured(request)
         except BaseException as error:
             if os.environ.get("DPRO_SEARCH_CAPTURE_DEBUG"):
                 traceback.print_exc()
-            found = {"error": _reason(error)}
+            captured = {"error": _reason(error)}
         with open(part, "w") as file:
-            json.dump(found, file)
+            json.dump(captured, file)
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -314,11 +314,11 @@ def _function(script, request, role):
     name = request.get(role)
     if name is None:
         return None
-    found = getattr(script, name, None)
-    if not callable(found):
+    function = getattr(script, name, None)
+    if not callable(function):
         known = [key for key, value in vars(script).items() if callable(value) and not key.startswith("_")]
         raise LookupError("%s has no function '%s'; it has %s" % (request["script"], name, ", ".join(known) or "none"))
-    return found
+    return function
 
 
 def _inputs(torch, vocabulary, make, batch, sequence):
@@ -375,12 +375,12 @@ def _parameters(model):
 
 def _tied(model):
     """Groups of (module, key) that hold one parameter."""
-    found = {}
+    places_of = {}
     for name, module in model.named_modules():
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                found.setdefault(id(parameter), []).append((name, key))
-    return [places for places in found.values() if len(places) > 1]
+                places_of.setdefault(id(parameter), []).append((name, key))
+    return [places for places in places_of.values() if len(places) > 1]
 
 
 def _tie(model, groups):
@@ -409,10 +409,10 @@ def _tensors(torch, value):
 
 def _unique(saved):
     """Each storage once, with the first op that needs it."""
-    found = {}
+    row_of = {}
     for number, *rest in saved:
-        found.setdefault(number, [number, *rest])
-    return list(found.values())
+        row_of.setdefault(number, [number, *rest])
+    return list(row_of.values())
 
 
 @contextlib.contextmanager

@@ -24,39 +24,39 @@ ROWS = {
 
 def units_of(model):
     """(name, module) of the parts that repeat: members, with parts of their own, of the outermost lists of modules."""
-    found = []
+    units = []
 
     def visit(name, module):
         children = [(key, child) for key, child in module.named_children() if any(True for _ in child.parameters())]
         parts = [(key, child) for key, child in children if any(True for _ in child.children())]
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(parts) > 1:
-            found.extend(("%s.%s" % (name, key) if name else key, child) for key, child in parts)
+            units.extend(("%s.%s" % (name, key) if name else key, child) for key, child in parts)
             return
         for key, child in children:
             visit("%s.%s" % (name, key) if name else key, child)
 
     visit("", model)
-    return found
+    return units
 
 
 def layouts_of(model, plan):
     """ "columns" or "rows" by the name of a linear layer: from a plan for `parallelize_module`, else from usual names."""
     if plan is not None:
         kinds = {"ColwiseParallel": "columns", "RowwiseParallel": "rows"}
-        found = {name: kinds.get(type(style).__name__) for name, style in _expanded(model, plan).items()}
-        return {name: kind for name, kind in found.items() if kind}
-    found = {}
+        layouts = {name: kinds.get(type(style).__name__) for name, style in _expanded(model, plan).items()}
+        return {name: kind for name, kind in layouts.items() if kind}
+    layouts = {}
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if isinstance(module, nn.Linear) and "." in name:
             if last in COLUMNS:
-                found[name] = "columns"
+                layouts[name] = "columns"
             elif last in ROWS:
-                found[name] = "rows"
-    pairs = {name.rpartition(".")[0] for name, kind in found.items() if kind == "columns"} & {
-        name.rpartition(".")[0] for name, kind in found.items() if kind == "rows"
+                layouts[name] = "rows"
+    pairs = {name.rpartition(".")[0] for name, kind in layouts.items() if kind == "columns"} & {
+        name.rpartition(".")[0] for name, kind in layouts.items() if kind == "rows"
     }
-    return {name: kind for name, kind in found.items() if name.rpartition(".")[0] in pairs}
+    return {name: kind for name, kind in layouts.items() if name.rpartition(".")[0] in pairs}
 
 
 def _expanded(model, plan):
@@ -143,13 +143,13 @@ def _ranks(mesh):
 
 def experts_of(model):
     """(name, module) of each group of experts: all parameters have a first dim of experts, and a matrix for each."""
-    found = []
+    experts = []
     for name, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        if own and len(list(module.parameters())) == len(own) and all(each.dim() >= 3 for each in own):
-            if len({each.shape[0] for each in own}) == 1 and not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-                found.append((name, module))
-    return found
+        direct = list(module.parameters(recurse=False))
+        if direct and len(list(module.parameters())) == len(direct) and all(each.dim() >= 3 for each in direct):
+            if len({each.shape[0] for each in direct}) == 1 and not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+                experts.append((name, module))
+    return experts
 
 
 def split_experts(model, mesh):
@@ -165,8 +165,8 @@ def split_experts(model, mesh):
         for key, parameter in list(module.named_parameters()):
             if parameter.shape[0] % ranks:
                 raise ValueError("%s has %d experts, which %d ranks of ep do not divide" % (name, parameter.shape[0], ranks))
-            own = parameter.detach().chunk(ranks)[mesh.get_local_rank()].clone()
-            setattr(module, key, nn.Parameter(own, requires_grad=parameter.requires_grad))
+            local = parameter.detach().chunk(ranks)[mesh.get_local_rank()].clone()
+            setattr(module, key, nn.Parameter(local, requires_grad=parameter.requires_grad))
         module.register_forward_pre_hook(_Exchange(mesh).sent)
         module.register_forward_hook(_Exchange(mesh).returned)
 
@@ -179,8 +179,8 @@ class _Exchange:
         """Exchange this rank's tokens of all experts for all ranks' tokens of this rank's experts."""
         tokens, *others = inputs
         experts, count, width = tokens.shape
-        there = self._exchanged(tokens).view(self._ranks, experts // self._ranks, count, width)
-        return (there.transpose(0, 1).reshape(experts // self._ranks, self._ranks * count, width), *others)
+        exchanged = self._exchanged(tokens).view(self._ranks, experts // self._ranks, count, width)
+        return (exchanged.transpose(0, 1).reshape(experts // self._ranks, self._ranks * count, width), *others)
 
     def returned(self, _module, _inputs, tokens):
         """The way back."""
@@ -293,14 +293,14 @@ class GradientBuckets:
         self._left[bucket] -= 1
         if not self._left[bucket]:
             members = [each for each in self._order if self._buckets[id(each)] == bucket]
-            own = [getattr(each, "_local_tensor", each) for each in members]
-            self._recorder.collective("all_reduce", sum(each.numel() for each in own), own[0], self._ranks)
+            local = [getattr(each, "_local_tensor", each) for each in members]
+            self._recorder.collective("all_reduce", sum(each.numel() for each in local), local[0], self._ranks)
 
     def step_ended(self):
         """Buckets of the order that was seen, for the next step."""
         if self._buckets is None:
-            found = private.bucket_assignment(self._order, self._cap, min(self._cap, 2**20))
-            self._buckets = {id(self._order[index]): number for number, bucket in enumerate(found) for index in bucket}
+            buckets = private.bucket_assignment(self._order, self._cap, min(self._cap, 2**20))
+            self._buckets = {id(self._order[index]): number for number, bucket in enumerate(buckets) for index in bucket}
         self._left = {}
         for bucket in self._buckets.values():
             self._left[bucket] = self._left.get(bucket, 0) + 1

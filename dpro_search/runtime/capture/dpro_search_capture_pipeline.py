@@ -46,12 +46,12 @@ def parts_of(model, units, count):
         for name in units[place : place + each + (stage < more)]:
             stage_of[name] = stage
         place += each + (stage < more)
-    found = []
+    parts = []
     for stage in range(count):
         part = copy.deepcopy(model)
         _without_others(part, "", stage_of, stage, [0])
-        found.append(part)
-    return found
+        parts.append(part)
+    return parts
 
 
 def _without_others(module, name, stage_of, stage, reached):
@@ -152,7 +152,7 @@ def shapes_of(parts, inputs, tie):
     """
     if not isinstance(inputs, (tuple, list)):
         raise ValueError("a pipeline passes inputs by position: let the function of --inputs return a tuple")
-    found = []
+    shapes = []
     for number, run in enumerate(parts):
         run.to_empty(device="cpu")
         tie(run)
@@ -166,6 +166,6 @@ def shapes_of(parts, inputs, tie):
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         if not all(isinstance(each, torch.Tensor) for each in outputs):
             raise ValueError("a stage of a pipeline returns tensors, not a %s" % type(outputs[0]).__name__)
-        found.append((tuple(inputs), tuple(each.detach().requires_grad_(each.requires_grad) for each in outputs)))
+        shapes.append((tuple(inputs), tuple(each.detach().requires_grad_(each.requires_grad) for each in outputs)))
         inputs = tuple(each.detach().requires_grad_(each.is_floating_point()) for each in outputs)
-    return found
+    return shapes

@@ -108,15 +108,15 @@ class Recorder(TorchDispatchMode):
         """The number of a tensor's storage; a new number for a storage that was not seen before."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = self._next
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = self._next
             self._next += 1
             size = storage.nbytes()
-            self._sizes[found] = size
+            self._sizes[number] = size
             self._grew(size)
-            weakref.finalize(storage, self._freed, key, found).atexit = False
-        return found
+            weakref.finalize(storage, self._freed, key, number).atexit = False
+        return number
 
     def resized(self, storage, size):
         """A storage is resized, as FSDP does to free and to allocate."""
@@ -199,9 +199,9 @@ class Recorder(TorchDispatchMode):
             return -1
         if sequence is None or self.phase != BACKWARD:
             return -1
-        found = self._producers.get(sequence)
-        if found is not None:
-            self._last_producer = found
+        producer = self._producers.get(sequence)
+        if producer is not None:
+            self._last_producer = producer
         return self._last_producer  # nodes of other threads, and of accumulated gradients, follow the one that they belong to
 
     def _module(self, forward):

@@ -49,7 +49,7 @@ class StepDag:
         Sizes are spread evenly over their logarithm. Half of the clusters hold light ops only, as clusters that pay often do.
         """
         allowed = self.light if random.random() < 0.5 else self.eligible
-        wanted = min(largest, round(2 * math.exp(random.random() * math.log(largest / 2))))
+        target = min(largest, round(2 * math.exp(random.random() * math.log(largest / 2))))
         candidates = _nodes(allowed)
         if not candidates:
             return None
@@ -57,7 +57,7 @@ class StepDag:
         members = 1 << first
         frontier = sorted(n for n in self.neighbours[first] if allowed >> n & 1)
         count = 1
-        while frontier and count < wanted:
+        while frontier and count < target:
             node = frontier.pop(random.randrange(len(frontier)))
             grown = self.hull(members | 1 << node)
             if grown & ~allowed or bin(grown).count("1") > largest:
@@ -81,8 +81,8 @@ def _mask(nodes):
 def _nodes(mask):
     """Members of a mask, sorted."""
     digits = bin(mask)[:1:-1]
-    found, at = [], digits.find("1")
+    nodes, at = [], digits.find("1")
     while at >= 0:
-        found.append(at)
+        nodes.append(at)
         at = digits.find("1", at + 1)
-    return found
+    return nodes

@@ -91,14 +91,14 @@ class StepGraph:
         return {**placeholders, **{tensor.name: value for tensor, value in zip(fetched, values)}}
 
     def _shape_only(self):
-        found = set()
+        by_shape_only = set()
         for node, inputs, outputs in zip(self.nodes, self.inputs, self.outputs):
             by_shape = node.op in SHAPE_OPS
-            if by_shape or (inputs and all(name in found for name in inputs)):
+            if by_shape or (inputs and all(name in by_shape_only for name in inputs)):
                 values = [self.values.get(name) for name in outputs]
                 if all(v is not None and v.shape.num_elements() <= LARGEST_CONSTANT for v in values):
-                    found.update(outputs)
-        return found
+                    by_shape_only.update(outputs)
+        return by_shape_only
 
     def dag(self, unsupported):
         """The graph as `StepDag`; ops of the `unsupported` types are left out of clusters."""
@@ -187,22 +187,22 @@ class StepGraph:
         for tensor, name in fed.items():
             node = definition.node.add(name=name, op="Placeholder")
             node.attr["dtype"].type = self.values[tensor].dtype.as_datatype_enum
-        wanted = [name for i in members for name in self.outputs[i] if self._leaves(name, inside)]
+        results = [name for i in members for name in self.outputs[i] if self._leaves(name, inside)]
         effects = [self.nodes[i].name for i in members if not self.outputs[i]]
-        return definition, fed, wanted, effects
+        return definition, fed, results, effects
 
 
 def _attributes(node):
     """Attributes that decide an op's work beside its shapes, as strings; defaults and those that are all ones are left out."""
     definition = op_def_registry.get(node.op)
     usual = {attr.name: attr.default_value for attr in definition.attr} if definition else {}
-    found = {}
+    texts = {}
     for name, value in node.attr.items():
         if name not in UNTOLD and not name.startswith("_") and value != usual.get(name):
             text = _text(value)
             if text:
-                found[name] = text
-    return found
+                texts[name] = text
+    return texts
 
 
 def _text(value):

@@ -80,18 +80,18 @@ class Worker:
     def measure(self, index, members):
         """Times of a cluster, us, and what measuring them took, s; raises what TensorFlow raises."""
         marks = [time.perf_counter()]
-        definition, fed, wanted, effects = self.step.part(members)
+        definition, fed, results, effects = self.step.part(members)
         owned = [_own(self.step.values[tensor]) for tensor in fed]
         arguments = [value for value, _ in owned]
-        plain = Part(definition, fed, wanted, effects, arguments, optimized=True)
+        plain = Part(definition, fed, results, effects, arguments, optimized=True)
         marked = tf.compat.v1.GraphDef()
         marked.CopyFrom(definition)
         for node in marked.node:
             if node.op != "Placeholder":
                 # Compiled clusters are cached by this name.
                 node.attr["_XlaCluster"].s = b"cluster_%d" % index
-        fused = Part(marked, fed, wanted, effects, arguments, optimized=False)
-        passed = Part(_passing(definition, fed), fed, (), [], arguments, optimized=True, outputs=len(wanted))
+        fused = Part(marked, fed, results, effects, arguments, optimized=False)
+        passed = Part(_passing(definition, fed), fed, (), [], arguments, optimized=True, outputs=len(results))
         marks.append(time.perf_counter())
         fused.call()
         marks.append(time.perf_counter())
@@ -104,11 +104,11 @@ class Worker:
         _profile(os.path.join(self.scratch, "%d" % index), [plain.call] * calls + [fused.call] * calls)
         marks.append(time.perf_counter())
         spent = [after - before for before, after in zip(marks, marks[1:])]
-        found = {"compile_s": round(spent[1], 3), "nodes": [self.step.nodes[i].name for i in members]}
+        measured = {"compile_s": round(spent[1], 3), "nodes": [self.step.nodes[i].name for i in members]}
         for key, rows in blocks.items():
-            found[key + "_min_us"] = [round(min(row), 2) for row in rows]
-            found[key + "_median_us"] = [round(statistics.median(row), 2) for row in rows]
-        return found, dict(zip(("build", "compile", "calls", "profile"), spent))
+            measured[key + "_min_us"] = [round(min(row), 2) for row in rows]
+            measured[key + "_median_us"] = [round(statistics.median(row), 2) for row in rows]
+        return measured, dict(zip(("build", "compile", "calls", "profile"), spent))
 
 
 class Part:

@@ -60,10 +60,10 @@ def attention(size, dtype, backward):
         (size["batch"], size["kv_heads"], size["keys"], size["head_dim"])
     ] * 2
     q, k, v = (_random(shape, dtype).requires_grad_(backward) for shape in shapes)
-    own = {"enable_gqa": True} if many > 1 else {}
+    options = {"enable_gqa": True} if many > 1 else {}
 
     def forward():
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(size["causal"]), **own)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=bool(size["causal"]), **options)
 
     if not backward:
         return [forward]
@@ -149,12 +149,12 @@ def _cpu_rounds(calls):
     _run(calls, 1)
     once_s = max((time.thread_time_ns() - began) / 1e9, 1e-7)
     times = int(min(max(math.ceil(ROUND_S / once_s), 1), MOST))
-    found = []
+    rounds_us = []
     for _ in range(ROUNDS):
         began = time.thread_time_ns()
         _run(calls, times)
-        found.append((time.thread_time_ns() - began) / 1e3 / times)
-    return found, "called"
+        rounds_us.append((time.thread_time_ns() - began) / 1e3 / times)
+    return rounds_us, "called"
 
 
 def _cuda_rounds(calls):
@@ -198,15 +198,15 @@ def described():
     """The device that ops run on."""
     if not CUDA:
         return {"gpu": None}
-    own = torch.cuda.get_device_properties(0)
-    clock, wires = getattr(own, "memory_clock_rate", None), getattr(own, "memory_bus_width", None)
-    core = getattr(own, "clock_rate", None)
+    device = torch.cuda.get_device_properties(0)
+    clock, wires = getattr(device, "memory_clock_rate", None), getattr(device, "memory_bus_width", None)
+    core = getattr(device, "clock_rate", None)
     return {
-        "gpu": own.name,
+        "gpu": device.name,
         "amd": bool(torch.version.hip),
-        "memory_bytes": own.total_memory,
-        "cores": own.multi_processor_count,
-        "l2_bytes": getattr(own, "L2_cache_size", None),
+        "memory_bytes": device.total_memory,
+        "cores": device.multi_processor_count,
+        "l2_bytes": getattr(device, "L2_cache_size", None),
         "clock_hz": core * 1e3 if core else None,
         "memory_bytes_per_s": 2 * clock * 1e3 * wires / 8 if clock and wires else None,
     }

@@ -25,20 +25,20 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    found = []
+    rows = []
     for text in groups.split(","):
         stride, size = map(int, text.split("x"))
-        mine = None
+        own_group = None
         for ranks in _groups(world, stride, size):
             group = dist.new_group(ranks)
             if rank in ranks:
-                mine = group, ranks
+                own_group = group, ranks
         for name, exchange in EXCHANGES.items():
             for size_bytes in map(int, sizes.split(",")):
-                call = exchange(mine[0], mine[1], rank, size_bytes)
-                found.append([name, stride, size, size_bytes, _spans(call, float(seconds))])
+                call = exchange(own_group[0], own_group[1], rank, size_bytes)
+                rows.append([name, stride, size, size_bytes, _spans(call, float(seconds))])
     with open("%s-%d.json" % (out, rank), "w") as file:
-        json.dump(found, file)
+        json.dump(rows, file)
     dist.destroy_process_group()
 
 

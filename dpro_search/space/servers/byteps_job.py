@@ -127,12 +127,12 @@ class BytepsJob(StoreJob):
     def parts(self, tensor: int) -> list[Part]:
         """Partitions of what is sent of a tensor."""
         size, bound = float(self.sent_bytes[tensor]), self.page_partition_bytes
-        found = []
+        partitions = []
         for number in range(int(-(-size // bound))):
             key = (int(self.declared_key[tensor]) << 16) + number
             server = hash_of(key, self.hash_name) % len(self.server_core)
-            found.append(Part(key=key, size_bytes=min(bound, size - number * bound), server=server))
-        return found
+            partitions.append(Part(key=key, size_bytes=min(bound, size - number * bound), server=server))
+        return partitions
 
 
 @lru_cache(maxsize=1 << 16)  # plans have many keys in common
@@ -180,11 +180,11 @@ class _BytepsGraph:
         arrived: dict[int, list[list[int]]] = {}  # of each tensor's partitions, on each worker
         for (tensor, _), ops in zip(parts, self._exchanged(parts, made).tolist(), strict=True):
             arrived.setdefault(tensor, []).append(ops)
-        for worker, wanted in enumerate(uses):
+        for worker, first_users in enumerate(uses):
             back = {tensor: [ops[worker] for ops in each] for tensor, each in arrived.items()}
             if job.halves is not None:
                 back = {tensor: [self._cast(worker, tensor, "whole", OpKind.UPDATE, ops)] for tensor, ops in back.items()}
-            self._update(worker, back, wanted)
+            self._update(worker, back, first_users)
         return self._builder.build()
 
     def _work(self, process: int, work_us: float, name: str, kind: OpKind, after: Sequence[int]) -> int:
@@ -317,7 +317,7 @@ class _BytepsGraph:
             else (),
         )
 
-    def _update(self, worker: int, back: dict[int, list[int]], wanted: dict[int, int]) -> None:
+    def _update(self, worker: int, back: dict[int, list[int]], first_users: dict[int, int]) -> None:
         """Updates of the weights, a group of gradients at a time."""
         job = self._job
         for group in np.unique(job.group).tolist():
@@ -325,7 +325,7 @@ class _BytepsGraph:
             work_us = float(job.update_us[worker, members].sum())
             ready = [op for tensor in members for op in back[tensor]]
             updated = self._work(worker, work_us, f"group{group}.update@{worker}", OpKind.UPDATE, ready)
-            for first in dict.fromkeys(wanted[tensor] for tensor in members):
+            for first in dict.fromkeys(first_users[tensor] for tensor in members):
                 self._builder.carry(updated, first)
 
 

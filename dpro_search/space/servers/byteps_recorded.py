@@ -89,15 +89,17 @@ class _Worker:
 
     def __init__(self, trace: Trace, rank: int) -> None:
         kinds = (EventKind.OP, EventKind.KERNEL, EventKind.COMM)
-        mine = trace.events.select((trace.events.rank == rank) & np.isin(trace.events.kind, kinds) & (trace.events.step >= 0))
-        steps = [mine.select(mine.step == step) for step in np.unique(mine.step)]
+        worker_events = trace.events.select(
+            (trace.events.rank == rank) & np.isin(trace.events.kind, kinds) & (trace.events.step >= 0)
+        )
+        steps = [worker_events.select(worker_events.step == step) for step in np.unique(worker_events.step)]
         tensors = len(trace.tensors)
         steps = [step for step in steps if (step.kind == EventKind.COMM).sum() == tensors < len(step)]
         if not steps:
             raise GraphError(f"no step of rank {rank} holds all gradients and an operator: record the job again")
         parts = [_Step(trace, step) for step in steps]
-        found = Counter(tuple(part.names) for part in parts)
-        alike = [part for part in parts if tuple(part.names) == found.most_common(1)[0][0]]
+        counts = Counter(tuple(part.names) for part in parts)
+        alike = [part for part in parts if tuple(part.names) == counts.most_common(1)[0][0]]
         names, backward = alike[0].names, alike[0].backward
         work_us = np.mean([part.work_us for part in alike], axis=0)
         self.place = np.mean([part.place for part in alike], axis=0)
@@ -149,11 +151,11 @@ def _segments(trace: Trace, names: Sequence[str], backward: Sequence[bool], work
     """Consecutive operators, cut where one is the first to need a weight."""
     uses = first_users(trace, names)
     cuts = [i for i, tensors in enumerate(uses) if tensors or i == 0]
-    found = []
+    segments = []
     for start, stop in zip(cuts, [*cuts[1:], len(names)], strict=True):
         kind = OpKind.BACKWARD if 2 * sum(backward[start:stop]) > stop - start else OpKind.FORWARD
-        found.append(Segment(kind=kind, work_us=float(work_us[start:stop].sum()), uses=uses[start], makes=()))
-    return tuple(found)
+        segments.append(Segment(kind=kind, work_us=float(work_us[start:stop].sum()), uses=uses[start], makes=()))
+    return tuple(segments)
 
 
 def _groups(declared: Ints, updates: int, at_once: int) -> Ints:

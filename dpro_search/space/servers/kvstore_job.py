@@ -176,11 +176,11 @@ class KvstoreJob(StoreJob):
     @property
     def server_bytes(self) -> Floats:
         """Bytes of parameters on each server, [servers]."""
-        found = np.zeros(len(self.server_core))
+        bytes_of_server = np.zeros(len(self.server_core))
         for row in self.slices:
             for server, size in row:
-                found[server] += size
-        return found
+                bytes_of_server[server] += size
+        return bytes_of_server
 
 
 def store_bytes_per_us(rate_bps: float | None) -> float | None:
@@ -257,7 +257,7 @@ class _KvstoreGraph:
 
     def build(self) -> ReplayGraph:
         job, builder = self._job, self._builder
-        ready, wanted = self._compute()
+        ready, first_users = self._compute()
         parts = [(tensor, part, server, size) for tensor, row in enumerate(job.slices) for part, (server, size) in enumerate(row)]
         tensor = np.array([part[0] for part in parts])
         sent = self._posted(ready)[tensor]
@@ -270,21 +270,21 @@ class _KvstoreGraph:
         for worker in range(len(job.workers)):
             back = self._beside(worker, "back")
             builder.add_edges(pulled[:, worker], back[tensor])
-            builder.carry(self._updated(worker, back), wanted[worker])
+            builder.carry(self._updated(worker, back), first_users[worker])
         return builder.build()
 
     def _posted(self, ready: Ints) -> Int32s:
         """Ops of workers before a gradient is sent, which is ready after an op [workers, tensors]: [tensors, workers]."""
         job, pattern = self._job, OpPattern(self._tensors)
-        found = []
+        places = []
         for worker, made in enumerate(ready):
             cost_us = job.tensor_bytes * job.beside_us_per_byte[worker] / 2
             place = self._work(pattern, worker, cost_us, f"posted@{job.worker_number[worker]}", since=made)
             if job.compression is not None:
                 cost_us = job.tensor_bytes * job.compression.quantize_us_per_byte
                 place = self._work(pattern, worker, cost_us, f"quantized@{job.worker_number[worker]}", after=[place])
-            found.append(place)
-        return pattern.into(self._builder)[:, found]
+            places.append(place)
+        return pattern.into(self._builder)[:, places]
 
     def _beside(self, worker: int, name: str) -> Int32s:
         """Ops of a worker for each gradient that has come back, [tensors]."""
@@ -398,7 +398,7 @@ class _KvstoreGraph:
     def _compute(self) -> tuple[Ints, Ints]:
         """The op that makes each tensor's gradient and the one that wants its weights, [workers, tensors] both."""
         job = self._job
-        ready, wanted = ([[-1] * len(job.tensor_bytes) for _ in job.workers] for _ in range(2))
+        ready, first_users = ([[-1] * len(job.tensor_bytes) for _ in job.workers] for _ in range(2))
         for worker, segments in enumerate(job.workers):
             work_us = np.array([segment.work_us for segment in segments])
             pieces = np.maximum(np.ceil(work_us / machine_constants().kvstore.quantum_us), 1).astype(np.int64)
@@ -415,10 +415,10 @@ class _KvstoreGraph:
             self._builder.carry(ops[-1], ops[0])
             for segment, first, last in zip(segments, ops[ends - pieces].tolist(), ops[ends - 1].tolist(), strict=True):
                 for tensor in segment.uses:
-                    wanted[worker][tensor] = first
+                    first_users[worker][tensor] = first
                 for tensor in segment.makes:
                     ready[worker][tensor] = last
-        return np.array(ready), np.array(wanted)
+        return np.array(ready), np.array(first_users)
 
 
 class _Pieces:

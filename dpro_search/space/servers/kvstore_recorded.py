@@ -142,17 +142,17 @@ def _worker_updates(trace: Trace) -> tuple[tuple[tuple[int, ...], ...], list[flo
     is_update = trace.events.role == Role.UPDATE
     events = trace.events.select(np.isin(trace.events.kind, _OPS) & is_update & (trace.events.step >= 0))
     steps = max(len(np.unique(trace.events.step[trace.events.step >= 0])), 1)
-    found: list[float] = []
+    update_us: list[float] = []
     count = 0
     for rank in range(worker_count(trace)):
-        mine = events.select(events.rank == rank)
-        duration = (mine.end_us - mine.start_us)[np.argsort(mine.start_us)]
-        count = max(count, len(mine) // steps)
+        rank_events = events.select(events.rank == rank)
+        duration = (rank_events.end_us - rank_events.start_us)[np.argsort(rank_events.start_us)]
+        count = max(count, len(rank_events) // steps)
         # An update may run when the next step has begun, so that steps do not divide them; but each step has as many.
-        found.append(float(duration[: count * steps].reshape(steps, count).min(axis=0).sum()) if count else 0.0)
+        update_us.append(float(duration[: count * steps].reshape(steps, count).min(axis=0).sum()) if count else 0.0)
     order = sorted(range(len(trace.tensors)), key=lambda tensor: _key(trace.tensors[tensor]) or 0)
     at_once = -(-len(order) // count) if count else _AT_ONCE
-    return tuple(tuple(order[i : i + at_once]) for i in range(0, len(order), at_once)), found
+    return tuple(tuple(order[i : i + at_once]) for i in range(0, len(order), at_once)), update_us
 
 
 def _ops(step: Events) -> Events:
@@ -163,14 +163,14 @@ def _ops(step: Events) -> Events:
 
 def _least_durations(steps: Sequence[Events]) -> dict[tuple[int, int], float]:
     """Least duration of the i-th op of a name in a step, by (name, i): an op also lasts while others have its core."""
-    found: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    durations_of: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for part in steps:
         ops = _ops(part)
         seen: defaultdict[int, int] = defaultdict(int)
         for name, duration in zip(ops.name.tolist(), (ops.end_us - ops.start_us).tolist(), strict=True):
-            found[name, seen[name]].append(duration)
+            durations_of[name, seen[name]].append(duration)
             seen[name] += 1
-    return {key: float(np.min(values)) for key, values in found.items()}
+    return {key: float(np.min(values)) for key, values in durations_of.items()}
 
 
 def _makers(trace: Trace, step: Events, ops: Events, names: Sequence[str]) -> list[tuple[int, ...]]:
@@ -197,18 +197,18 @@ def _server_us_per_byte(trace: Trace, size: Floats) -> tuple[float, float, float
     if not len(work):
         raise GraphError("the trace holds no work of a server that was matched to a gradient")
     duration = work.end_us - work.start_us
-    found = []
+    rates = []
     for role in (Role.COPY, Role.UNKNOWN, Role.UPDATE):  # without a role: the sums
-        mine = work.role == role
+        in_role = work.role == role
         used_us = moved = 0.0
-        for tensor in np.unique(work.tensor[mine]):
-            of = mine & (work.tensor == tensor)
+        for tensor in np.unique(work.tensor[in_role]):
+            of = in_role & (work.tensor == tensor)
             steps = np.unique(work.step[of])
             per_step = np.array([duration[of & (work.step == step)].sum() for step in steps])
             most = np.array([(of & (work.step == step)).sum() for step in steps])
             whole = per_step[most == most.max()]  # a step in which a part was not recognised does not count
             used_us += float(whole.min())
             moved += float(size[tensor])
-        found.append(used_us / moved if moved else 0.0)
+        rates.append(used_us / moved if moved else 0.0)
     copies = 1 if (work.role == Role.UPDATE).any() else 2
-    return found[0] / copies, found[1] / max(worker_count(trace) - 1, 1), found[2]
+    return rates[0] / copies, rates[1] / max(worker_count(trace) - 1, 1), rates[2]

@@ -69,10 +69,10 @@ class Choice:
         def distance(one):
             return abs(math.log(one[1] / ranks_per_host)), abs(math.log(one[0] / ranks))
 
-        found = min(self._tables, key=distance)[2]
+        ranges = min(self._tables, key=distance)[2]
         if ranks_per_host == 1:  # then a hierarchy is what it does among hosts
-            found = [(start, "halving-doubling" if name == "hierarchy" else name, segment) for start, name, segment in found]
-        return found
+            ranges = [(start, "halving-doubling" if name == "hierarchy" else name, segment) for start, name, segment in ranges]
+        return ranges
 
 
 def parted(name: str) -> Tuple[str, int]:
@@ -93,13 +93,13 @@ def of_size(ranges, size_bytes):
 
 
 def _checked(ranges):
-    found = [(int(one["from_bytes"]), one["algorithm"], int(one.get("segment_bytes", 0))) for one in ranges]
-    starts = [start for start, _, _ in found]
+    rows = [(int(one["from_bytes"]), one["algorithm"], int(one.get("segment_bytes", 0))) for one in ranges]
+    starts = [start for start, _, _ in rows]
     if not starts or starts[0] != 0 or starts != sorted(set(starts)):
         raise ValueError("ranges must begin at 0 bytes and ascend, not %s" % starts)
-    unknown = [name for _, name, _ in found if name not in KNOWN]
+    unknown = [name for _, name, _ in rows if name not in KNOWN]
     if unknown:
         raise ValueError("algorithm %r is unknown (known: %s)" % (unknown[0], ", ".join(KNOWN)))
-    if min(segment for _, _, segment in found) < 0:
+    if min(segment for _, _, segment in rows) < 0:
         raise ValueError("segment_bytes must be at least 0")
-    return found
+    return rows

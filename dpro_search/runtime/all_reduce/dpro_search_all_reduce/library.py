@@ -138,11 +138,11 @@ def _mpich_number(name, value):
     """The number of a value, which differs between versions: a process with the variable in its environment prints it."""
     if value == "auto":
         return 0
-    own = {key: text for key, text in os.environ.items() if not key.startswith(("PMI", "HYD", "MPIR_CVAR"))}
-    path = os.pathsep.join((os.path.dirname(os.path.dirname(os.path.abspath(__file__))), own.get("PYTHONPATH", "")))
+    plain_env = {key: text for key, text in os.environ.items() if not key.startswith(("PMI", "HYD", "MPIR_CVAR"))}
+    path = os.pathsep.join((os.path.dirname(os.path.dirname(os.path.abspath(__file__))), plain_env.get("PYTHONPATH", "")))
     read = "import sys, dpro_search_all_reduce.library as m; print(m.ControlVariable(m.MPICH_FILES, sys.argv[1]).get())"
-    asked = dict(own, PYTHONPATH=path, **{name: value})
-    found = int(subprocess.check_output([sys.executable, "-c", read, name], env=asked))
-    if not found:
+    env = dict(plain_env, PYTHONPATH=path, **{name: value})
+    number = int(subprocess.check_output([sys.executable, "-c", read, name], env=env))
+    if not number:
         raise RuntimeError("MPICH's %s knows no %s" % (name, value))
-    return found
+    return number

@@ -56,23 +56,23 @@ class HostMemory:
 
     def add(self, start, stop, other, at):
         """Add elements of another memory from `at` on to those from `start` to `stop`."""
-        mine = self._row[start:stop]
-        np.add(mine, other._row[at : at + stop - start], out=mine)
+        part = self._row[start:stop]
+        np.add(part, other._row[at : at + stop - start], out=part)
 
     def put_sum(self, start, stop, others):
         """Put the sum of several places, (memory, from which element), in the order given; 16-bit floats are rounded once."""
-        mine, length = self._row[start:stop], stop - start
+        part, length = self._row[start:stop], stop - start
         rows = [memory._row[at : at + length] for memory, at in others]
         if self.narrow:
             total = rows[0].astype(np.float32)
             for row in rows[1:]:
                 total += row.astype(np.float32)
-            mine[:] = total.astype(self._row.dtype)
+            part[:] = total.astype(self._row.dtype)
             return
         total = rows[0] + rows[1] if len(rows) > 1 else rows[0]
         for row in rows[2:]:
             total += row
-        mine[:] = total
+        part[:] = total
 
     def divide(self, number):
         """Divide all by a number; integers are divided down."""
@@ -215,10 +215,10 @@ class Registry:
             key = buffer.data_ptr(), buffer.numel(), buffer.dtype
         else:
             raise TypeError("an all-reduce takes a NumPy array or a torch tensor, not %s" % type(buffer).__name__)
-        found = self._known.get(key)
-        if found is None or not _contiguous(buffer):
-            found = self._asked(buffer)
-            self._known[key] = found
+        memory = self._known.get(key)
+        if memory is None or not _contiguous(buffer):
+            memory = self._asked(buffer)
+            self._known[key] = memory
             if len(self._known) > self._most:
                 self._known.popitem(last=False)
         else:
@@ -226,8 +226,8 @@ class Registry:
         if isinstance(buffer, np.ndarray):
             if len(self._arrays) >= self._most:
                 self._arrays.clear()
-            self._arrays[id(buffer)] = buffer, found, buffer.dtype
-        return found
+            self._arrays[id(buffer)] = buffer, memory, buffer.dtype
+        return memory
 
     def forget(self):
         """Let go of all buffers."""

@@ -65,20 +65,20 @@ def stages(algorithm: str, rank: int, hosts: Sequence[Sequence[int]], count: int
     ranks = sorted(one for host in hosts for one in host)
     whole = (0, count)
     if algorithm == "gather":
-        found = [_to_all(rank, ranks, whole)]
+        planned = [_to_all(rank, ranks, whole)]
     elif algorithm == "direct":
-        found = _direct(rank, ranks, whole)
+        planned = _direct(rank, ranks, whole)
     elif algorithm == "recursive-doubling":
-        found = _recursive(rank, ranks, whole, _doubling)
+        planned = _recursive(rank, ranks, whole, _doubling)
     elif algorithm == "halving-doubling":
-        found = _recursive(rank, ranks, whole, _halving)
+        planned = _recursive(rank, ranks, whole, _halving)
     elif algorithm == "ring":
-        found = _ring(rank, ranks, whole)
+        planned = _ring(rank, ranks, whole)
     elif algorithm == "hierarchy":
-        found = _hierarchy(rank, hosts, whole)
+        planned = _hierarchy(rank, hosts, whole)
     else:
         raise ValueError("all-reduce algorithm %r is unknown (known: %s)" % (algorithm, ", ".join(ALGORITHMS)))
-    return [stage for stage in map(_without_empty, found) if stage.sends or stage.receives]
+    return [stage for stage in map(_without_empty, planned) if stage.sends or stage.receives]
 
 
 def parts(span: Tuple[int, int], number: int) -> List[Tuple[int, int]]:
@@ -106,19 +106,21 @@ def _direct(rank: int, ranks: Sequence[int], span: Tuple[int, int]) -> List[Stag
 
 def _scatter_direct(rank: int, ranks: Sequence[int], span: Tuple[int, int]) -> Stage:
     """Every rank of a group gets all of one part, and sums it."""
-    own = dict(zip(ranks, parts(span, len(ranks))))
+    part_of = dict(zip(ranks, parts(span, len(ranks))))
     others = _after(rank, ranks)
     return Stage(
-        tuple(Message(one, *own[one]) for one in others), tuple(Message(one, *own[rank]) for one in reversed(others)), SUM_BY_RANK
+        tuple(Message(one, *part_of[one]) for one in others),
+        tuple(Message(one, *part_of[rank]) for one in reversed(others)),
+        SUM_BY_RANK,
     )
 
 
 def _gather_direct(rank: int, ranks: Sequence[int], span: Tuple[int, int]) -> Stage:
     """Every rank of a group sends its part to all others."""
-    own = dict(zip(ranks, parts(span, len(ranks))))
+    part_of = dict(zip(ranks, parts(span, len(ranks))))
     others = _after(rank, ranks)
     return Stage(
-        tuple(Message(one, *own[rank]) for one in others), tuple(Message(one, *own[one]) for one in reversed(others)), COPY
+        tuple(Message(one, *part_of[rank]) for one in others), tuple(Message(one, *part_of[one]) for one in reversed(others)), COPY
     )
 
 
@@ -131,13 +133,13 @@ def _after(rank: int, ranks: Sequence[int]) -> List[int]:
 def _ring(rank: int, ranks: Sequence[int], span: Tuple[int, int]) -> List[Stage]:
     size, here = len(ranks), ranks.index(rank)
     following, before = ranks[(here + 1) % size], ranks[(here - 1) % size]
-    own = parts(span, size)
-    found = []
+    spans = parts(span, size)
+    planned = []
     for step in range(2 * (size - 1)):
-        sent, got = own[(here - step) % size], own[(here - step - 1) % size]
+        sent, got = spans[(here - step) % size], spans[(here - step - 1) % size]
         combine = ADD if step < size - 1 else COPY
-        found.append(Stage((Message(following, *sent),), (Message(before, *got),), combine))
-    return found
+        planned.append(Stage((Message(following, *sent),), (Message(before, *got),), combine))
+    return planned
 
 
 def _recursive(rank: int, ranks: Sequence[int], span: Tuple[int, int], between) -> List[Stage]:
@@ -151,21 +153,21 @@ def _recursive(rank: int, ranks: Sequence[int], span: Tuple[int, int], between) 
             whole = (Message(pair, *span),)
             return [Stage(whole, (), ADD), Stage((), whole, COPY)]
     taking_part = [ranks[2 * i + 1] if i < beyond else ranks[i + beyond] for i in range(within)]
-    found = between(taking_part.index(rank), taking_part, span)
+    planned = between(taking_part.index(rank), taking_part, span)
     if here < 2 * beyond:
         whole = (Message(pair, *span),)
-        return [Stage((), whole, ADD), *found, Stage(whole, (), COPY)]
-    return found
+        return [Stage((), whole, ADD), *planned, Stage(whole, (), COPY)]
+    return planned
 
 
 def _doubling(here: int, ranks: Sequence[int], span: Tuple[int, int]) -> List[Stage]:
-    found = []
+    planned = []
     reach = 1
     while reach < len(ranks):
         message = (Message(ranks[here ^ reach], *span),)
-        found.append(Stage(message, message, ADD))
+        planned.append(Stage(message, message, ADD))
         reach *= 2
-    return found
+    return planned
 
 
 def _halving(here: int, ranks: Sequence[int], span: Tuple[int, int]) -> List[Stage]:

@@ -158,24 +158,24 @@ class AllReduce:
 
     def _native_by(self, name):
         """The MPI library's all-reduce by one of its algorithms; by its own choice, with a warning, where it cannot be told."""
-        own, wanted = self._library, name[len(OF_LIBRARY) :] or "default"
-        refusal = "%s is not known here" % self._vendor if own is None else own.refusal()
-        if refusal is None and wanted not in own.names:
-            refusal = "%s has no algorithm %r (it has %s)" % (self._vendor, wanted, ", ".join(own.names))
+        library, algorithm = self._library, name[len(OF_LIBRARY) :] or "default"
+        refusal = "%s is not known here" % self._vendor if library is None else library.refusal()
+        if refusal is None and algorithm not in library.names:
+            refusal = "%s has no algorithm %r (it has %s)" % (self._vendor, algorithm, ", ".join(library.names))
         if refusal is not None and name != NATIVE and self.rank == 0:
             warnings.warn("all-reduces by %r are by the library's own choice: %s" % (name, refusal), stacklevel=4)
-        self._native[name] = self._comm.Allreduce if refusal is not None else own.all_reduce(wanted)
+        self._native[name] = self._comm.Allreduce if refusal is not None else library.all_reduce(algorithm)
         return self._native[name]
 
     def _plan(self, name, count):
         """The stages, and the most elements that one of them receives into scratch memory."""
-        found = self._plans.get((name, count))
-        if found is None:
+        planned = self._plans.get((name, count))
+        if planned is None:
             made = stages(name, self.rank, self.hosts, count)
-            found = self._plans[name, count] = made, receives_from(made) or 0
+            planned = self._plans[name, count] = made, receives_from(made) or 0
             if len(self._plans) > 1024:
                 self._plans.pop(next(iter(self._plans)))
-        return found
+        return planned
 
     def _run(self, call, plan):
         made, most = plan
@@ -207,7 +207,7 @@ class AllReduce:
     def _receive(self, call, stage, scratch, sent):
         """Post the receives of a stage: (start, stop, request, peer, place in the scratch memory) of each segment."""
         call.memory.ready()
-        found, place = [], 0
+        requests, place = [], 0
         for message in stage.receives:
             for start, stop in _segments(message, call.segment, stage.combine):
                 if stage.combine == COPY:
@@ -216,9 +216,9 @@ class AllReduce:
                 else:
                     into = scratch.buffer(place, place + stop - start)
                 request = self._comm.Irecv([into, MPI.BYTE], message.peer, call.tag)
-                found.append((start, stop, request, message.peer, place))
+                requests.append((start, stop, request, message.peer, place))
                 place += stop - start
-        return found
+        return requests
 
     def _send(self, call, message, combine, sent):
         call.memory.ready()
@@ -241,10 +241,10 @@ class AllReduce:
 
     def _scratch_of(self, memory, count, half):
         key = memory.dtype, type(memory), half
-        found = self._scratch.get(key)
-        if found is None or found.count < count:
-            found = self._scratch[key] = memory.scratch(count)
-        return found
+        scratch = self._scratch.get(key)
+        if scratch is None or scratch.count < count:
+            scratch = self._scratch[key] = memory.scratch(count)
+        return scratch
 
     def _wait(self, call, request, peer, received):
         """Wait for a message; `received`: elements that must have come with it, 0 for one that was sent."""
@@ -287,14 +287,14 @@ class AllReduce:
 
     def _compare(self, memory):
         """Raise `ValueError` naming the first rank whose buffer differs from rank 0's."""
-        mine = np.zeros((self.ranks, 2), np.int64)
-        mine[self.rank] = memory.count, zlib.crc32(memory.dtype.encode())
-        shared = self.registry.memory(mine)
+        facts = np.zeros((self.ranks, 2), np.int64)
+        facts[self.rank] = memory.count, zlib.crc32(memory.dtype.encode())
+        shared = self.registry.memory(facts)
         self._run(_Call(shared, 0x7FFF, shared.count), self._plan("gather", shared.count))
-        for rank, (count, kind) in enumerate(mine.tolist()):
-            if (count, kind) != tuple(mine[0].tolist()):
-                of = "of the same type" if kind == mine[0, 1] else "of another type"
-                raise ValueError("rank %d sums %d elements %s, rank 0 sums %d" % (rank, count, of, mine[0, 0]))
+        for rank, (count, kind) in enumerate(facts.tolist()):
+            if (count, kind) != tuple(facts[0].tolist()):
+                of = "of the same type" if kind == facts[0, 1] else "of another type"
+                raise ValueError("rank %d sums %d elements %s, rank 0 sums %d" % (rank, count, of, facts[0, 0]))
 
 
 def _hosts(comm):

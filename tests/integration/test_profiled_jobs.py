@@ -53,9 +53,9 @@ def test_every_step_of_the_profile_is_replayed(recorded):
     how, trace, _ = recorded
     assert kind_of(trace) is {"ddp": profiled_ddp, "fsdp": profiled_fsdp}[how].KIND
     replayed = job_of(trace).own_durations()
-    assert replayed.more["steps"]
+    assert replayed.steps
     assert replayed.measured_us > 0
-    assert all(abs(step["error_pct"]) < 10 for step in replayed.more["steps"])
+    assert all(abs(step.error_pct) < 10 for step in replayed.steps)
 
 
 def test_it_is_searched_and_the_best_plan_runs(recorded, torch_python, tmp_path):

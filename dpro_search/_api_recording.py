@@ -38,7 +38,7 @@ class Recording(Tabular):
     """A job that was recorded or described: its predictions, diagnosis and search."""
 
     folder: Path  # Path of the trace folder, or of the file that describes the job.
-    source: Source = field(repr=False)  # What is there.
+    source: Source = field(repr=False)  # A trace or a description.
 
     @property
     def trace(self) -> Trace:

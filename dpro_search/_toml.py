@@ -204,7 +204,7 @@ def _types_at(kind: msgspec.inspect.Type, parts: Sequence[str]) -> list[msgspec.
         if field.encode_name == parts[0]
     ]
     inner += [one.item_type for one in alternatives if isinstance(one, msgspec.inspect.VarTupleType | msgspec.inspect.ListType)]
-    return [found for one in inner for found in _types_at(one, parts[1:])]
+    return [nested for one in inner for nested in _types_at(one, parts[1:])]
 
 
 def _shown(value: object) -> str:

@@ -37,18 +37,18 @@ OPTIONS = tuple(_FIELDS)
 
 def split_options(changes: Iterable[str]) -> tuple[dict[str, float], tuple[str, ...]]:
     """Options among ``name=value`` texts with their values, and the other texts; raises `InputError` for what is no amount."""
-    found: dict[str, float] = {}
+    options: dict[str, float] = {}
     rest = []
     for text in (part for each in changes for part in changes_in(each)):
         name, equals, value = (part.strip() for part in text.partition("="))
         if name in OPTIONS and equals:
             try:
-                found[name] = parse_amount(value)
+                options[name] = parse_amount(value)
             except InputError as error:
                 raise InputError(f"{name}={value}: {error}") from error
         else:
             rest.append(text)
-    return found, tuple(rest)
+    return options, tuple(rest)
 
 
 def efficiency_of(job: Job, scenario: Scenario, given: Mapping[str, float], iteration_us: float) -> Efficiency | None:
@@ -98,7 +98,7 @@ def work_of(trace: Trace | None, cluster: Cluster | None, given: Mapping[str, fl
         precision = _usual_precision(trace, device)
     recorded = 1 if meta is None else meta.world_size or meta.ranks
     power_w = machine.power_per_device_w if machine is not None else None
-    found = Work(
+    work = Work(
         devices=devices or recorded,
         device=device.name if device is not None else "" if meta is None else meta.device,
         flops=None if flops is None else flops.flops,
@@ -110,7 +110,7 @@ def work_of(trace: Trace | None, cluster: Cluster | None, given: Mapping[str, fl
         power_per_device_w=power_w if power_w is not None or device is None else device.power_w,
         power_with_host=power_w is not None,
     )
-    return with_options(found, given)
+    return with_options(work, given)
 
 
 def with_options(work: Work, given: Mapping[str, float]) -> Work:
@@ -155,7 +155,7 @@ def sentences(shown: Efficiency | None) -> list[str]:
 
 def _usual_precision(trace: Trace, device: Device | None) -> str:
     """The precision in which kernels of products, convolutions and attention run for longest, by their names; empty: unknown."""
-    events, found = trace.events, Counter[str]()
+    events, time_us_of = trace.events, Counter[str]()
     kernels = np.flatnonzero(events.kind == EventKind.KERNEL)
     sorts, place = np.unique(np.stack((events.name[kernels], events.dtype[kernels])), axis=1, return_inverse=True)
     us = np.bincount(place.reshape(-1), events.end_us[kernels] - events.start_us[kernels])
@@ -166,8 +166,8 @@ def _usual_precision(trace: Trace, device: Device | None) -> str:
         precision = product_precision(name, trace.dtypes[dtype] if dtype >= 0 else "")
         if precision == "fp32" and kind == "convolution" and device is not None and device.peak.tf32 is not None:
             precision = "tf32"  # torch.backends.cudnn.allow_tf32 is on by default
-        found[precision] += spent_us
-    return max(found, key=found.__getitem__, default="")
+        time_us_of[precision] += spent_us
+    return max(time_us_of, key=time_us_of.__getitem__, default="")
 
 
 def _device(name: str, cluster: Cluster | None) -> Device | None:

@@ -29,7 +29,7 @@ class ReplayRequest:
     """The scenario to replay, and the files to write."""
 
     plan: Plan = field(default_factory=Plan)  # Changes of strategy, before `changes`.
-    cluster: str | None = None  # What the job runs on, like ``16xhgx-h100`` or a TOML file; None: as recorded.
+    cluster: str | None = None  # The cluster that the job runs on, like ``16xhgx-h100`` or a TOML file; None: as recorded.
     changes: tuple[str, ...] = ()  # Changes as text, like ``cycle_time_us=5ms`` or ``compute=0.9`` (see `space.scenario`).
     # holdout_step, own_durations: Compare a profiled step with its prediction from the others; compare each with the replay of its
     # own durations.

@@ -36,7 +36,7 @@ def find(kind: Kind, name: str) -> Path:
     index = _index(kind)
     if plain(name) in index:
         return index[plain(name)]
-    user_file = user_devices.found(plain(name)) if kind == "device" else None
+    user_file = user_devices.file_of(plain(name)) if kind == "device" else None
     if user_file is not None:
         return user_file
     users = user_devices.names() if kind == "device" else ()

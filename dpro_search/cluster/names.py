@@ -78,7 +78,7 @@ def _named(name: str, count: int | None) -> Cluster:
         from dpro_search.cluster.this_machine import this_machine  # only who asks for it reads the machine
 
         return _times(this_machine(), count)
-    user_file = user_devices.found(plain)
+    user_file = user_devices.file_of(plain)
     if user_file is not None:
         return _of_devices(plain, load_device(user_file, bundled.find), count or 1)
     hint = bundled.nearest(plain, (*machines, *devices, *user_devices.names(), THIS_MACHINE), known_names())

@@ -22,7 +22,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder().glob("*.toml")))
 
 
-def found(name: str) -> Path | None:
+def file_of(name: str) -> Path | None:
     """The file of a device, by its name in lower case with hyphens; None: there is none."""
     path = folder() / f"{name}.toml"
     return path if path.parent == folder() and path.is_file() else None

@@ -25,7 +25,7 @@ from dpro_search.graph.step_memory import StepMemory
 _NEVER = np.iinfo(np.int64).max
 _SETTLING_STEPS = 3
 _FLOAT32_BYTES = 4
-# Of the best-fit allocator.
+# Constants of the best-fit allocator.
 _GRAIN = 256
 _FIRST_REGION = 2 << 20
 _LARGEST_REST = 128 << 20

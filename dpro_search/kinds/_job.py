@@ -93,7 +93,7 @@ class Job(ABC):
     # Other changes of a scenario: some of "groups", "global_batch", "sequence", "precision", `CLUSTER_SETTINGS`, `SCALES`.
     settings: ClassVar[tuple[str, ...]] = ()
     unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
-    scenario: Scenario = Scenario()  # What differs from the recording under every plan; see `under`.
+    scenario: Scenario = Scenario()  # Differences from the recording under every plan; see `under`.
     memory_limit_bytes: int | None = None
     _replay_error: float | None = None  # See `replay_error`; None: not computed yet.
 
@@ -111,7 +111,7 @@ class Job(ABC):
         raise NotImplementedError
 
     def lower(self, scenario: Scenario) -> Lowered:
-        """What is replayed in a scenario. It does not depend on `Job.scenario`.
+        """The job in a scenario, ready to be replayed. It does not depend on `Job.scenario`.
 
         Raises
         ------
@@ -126,7 +126,7 @@ class Job(ABC):
         return cls.lower is not Job.lower
 
     def lowered(self, plan: Plan) -> Lowered:
-        """What is replayed of a plan in `scenario`, with the error of the recorded setting's replay."""
+        """The job under a plan in `scenario`, with the error of the recorded setting's replay."""
         lowered = self.lower(replace(self.scenario, plan=plan))
         return replace(lowered, error=replace(lowered.error, replay=self.replay_error))
 

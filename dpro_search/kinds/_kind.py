@@ -86,7 +86,7 @@ class AnyKind(ABC, Generic[_Source]):
 
     @property
     def launchers(self) -> tuple[Launcher, ...]:
-        """What records and times such jobs; empty: they cannot be started here."""
+        """Launchers that record and time such jobs; empty: they cannot be started here."""
         return tuple(map(resolve_name, self.launcher_names))
 
     def servers(self, source: _Source, /) -> Servers:
@@ -103,7 +103,7 @@ class AnyKind(ABC, Generic[_Source]):
 
     @abstractmethod
     def facts(self, source: _Source, /) -> DeployedFacts:
-        """What an export can check a plan against."""
+        """Facts against which an export can check a plan."""
 
 
 class Kind(AnyKind[Trace]):

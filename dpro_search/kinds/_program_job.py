@@ -1,4 +1,4 @@
-"""What jobs of PyTorch have in common, whose ranks run a program on their main threads: `ProgramJob` and its diagnosis."""
+"""Base of PyTorch jobs whose ranks run a program on their main threads: `ProgramJob` and its diagnosis."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _DECIMALS = 3
 
 
 def about_ops(trace: Trace, timeline: Timeline, ops: RecordedOps, rows: Ints, *, compared: bool) -> PredictedOps:
-    """Where each op of the timeline comes from, what its collective moves, and where `compared` its measured time and the error.
+    """Origin of each op of the timeline, the bytes of its collective, and where `compared` its measured time and the error.
 
     Idle time that is part of an op (`RecordedOps.unexplained_us`) does not count.
 

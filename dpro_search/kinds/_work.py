@@ -1,4 +1,4 @@
-"""What an iteration of a job does (`Work`), and the tokens a second, MFU, price and energy that follow from it (`efficiency`)."""
+"""Work of an iteration (`Work`), and the tokens a second, MFU, price and energy that follow from it (`efficiency`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOUR_US = 3600e6
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What an iteration does, and on what; None where it is not known."""
+    """Work of an iteration and the devices that do it; None where it is not known."""
 
     devices: int = 1
     device: str = ""  # Name of the devices; empty: not known.
@@ -40,7 +40,7 @@ class Work:
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
-    """What an iteration yields and costs; None where that is not known.
+    """Yield and cost of an iteration; None where they are not known.
 
     Attributes
     ----------

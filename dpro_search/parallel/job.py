@@ -391,36 +391,36 @@ class MeshJob(Job):
     def diagnose(self) -> dict[str, Any]:
         """The facts of `Job.diagnose`; of ranks that behave alike one, with how many they are (``alike``)."""
         plan, strategy = Plan(), self._mesh.today
-        timeline, found, more = self.timeline(plan), self.replayed(plan), self.plan_facts(plan)
-        gained = self._gains(found.iteration_us)
+        timeline, prediction, more = self.timeline(plan), self.replayed(plan), self.plan_facts(plan)
+        gained = self._gains(prediction.iteration_us)
         plan_facts = {name: value for name, value in fields_of(more).items() if name != "notes"}
         return {
-            "iteration_us": found.iteration_us,
+            "iteration_us": prediction.iteration_us,
             "measured_iteration_us": None,
-            "breakdown_us": found.breakdown_us,
-            "peak_memory_bytes": found.peak_memory_bytes,
+            "breakdown_us": prediction.breakdown_us,
+            "peak_memory_bytes": prediction.peak_memory_bytes,
             **plan_facts,
             "notes": more.notes,
             "critical_path": msgspec.to_builtins(path_totals(timeline)),
             "critical_ops": critical_ops(timeline, row_name=pass_name),
             "ranks": stage_facts(timeline, strategy),
             "gains": gained,
-            "findings": [*more.notes, *findings(found.breakdown_us, gained)],
+            "findings": [*more.notes, *findings(prediction.breakdown_us, gained)],
             "warnings": list(self._description.warnings),
         }
 
     def _gains(self, base_us: float) -> list[dict[str, Any]]:
         """Gains of other speeds and of single changes of the plan that are legal, fit into memory, and gain anything."""
-        asked = ("compute=0.9", "communication=0", "bandwidth=2")
-        found = {text: self.scaled(Scale.parse(text)).predict(Plan()).iteration_us for text in asked}
+        scales = ("compute=0.9", "communication=0", "bandwidth=2")
+        predicted_us = {text: self.scaled(Scale.parse(text)).predict(Plan()).iteration_us for text in scales}
         for values in single_changes(self._mesh.today):
             try:
                 changed = self.predict(Plan.of(**values))
             except InputError:
                 continue
             if changed.infeasible is None:
-                found[change_text(values)] = changed.iteration_us
-        gained = {text: us for text, us in found.items() if us < base_us}
+                predicted_us[change_text(values)] = changed.iteration_us
+        gained = {text: us for text, us in predicted_us.items() if us < base_us}
         rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in gained.items()]
         return sorted(rows, key=lambda row: -float(row["gain_us"]))
 

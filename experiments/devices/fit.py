@@ -31,13 +31,13 @@ OF_OPS = tuple(place for place, name in enumerate(FEATURES) if name in OP_FEATUR
 
 @dataclass(frozen=True, kw_only=True)
 class TreeSettings:
-    """Of boosted trees."""
+    """Settings of boosted trees."""
 
     trees: int = 200
     depth: int = 7
     learning_rate: float = 0.06
-    rows: float = 0.7  # Of a tree.
-    columns: float = 0.5  # Of a tree.
+    rows: float = 0.7  # Share of the rows that each tree uses.
+    columns: float = 0.5  # Share of the columns that each tree uses.
     leaf_weight: float = 8.0
     slope: float = 0.3  # Errors of the logarithm beyond it count linearly.
 
@@ -47,7 +47,7 @@ SHAPES = TreeSettings(trees=150, depth=9, learning_rate=0.08, leaf_weight=3.0)
 """Deep, for shapes have quirks; these trees see nothing of the device, so that they cannot learn devices by heart."""
 
 START = np.log([0.15, 0.05, 0.1, 0.15, 0.15, 0.08, 1.0, *(4.0 for _ in COORDINATES)])
-"""Where the search for a similarity begins: deviations of the parts of an error, roughness, lengths."""
+"""Start of the search for a similarity: deviations of the parts of an error, roughness, lengths."""
 _LOW, _HIGH = np.log(1e-2), np.log(100.0)
 _PRIOR = 0.05  # Weight of a length's start: decides only where errors leave a length open.
 
@@ -77,7 +77,7 @@ class Measured:
 
     @staticmethod
     def of(name: str, family: str, device: Device, ops: Ops, us: Floats, usual: UsualShares, *, probed: bool = True) -> Measured:
-        """Of measured ops; those that `probe_places` chooses are the device's probes, unless it is to have none."""
+        """The points of measured ops. Those that `probe_places` chooses are the device's probes, unless it is to have none."""
         places = probe_places(ops, device)
         profile = DeviceProfile(device=device)
         if probed:
@@ -165,14 +165,14 @@ def even_weights(*labels: npt.NDArray[np.generic]) -> Floats:
 
 
 def tree_weights(parts: Sequence[Measured]) -> Floats:
-    """Of the ops of devices in a fit, one after the other."""
+    """Weights of the ops of devices in a fit, one after the other."""
     return even_weights(
         np.repeat(np.arange(len(parts)), [len(part) for part in parts]), np.concatenate([part.ops.kind for part in parts])
     )
 
 
 def interval_width(scores: Sequence[Floats]) -> float:
-    """What holds 90 % of the scores, [n] of each left-out device; each device has the same weight, and one more is expected."""
+    """Bound that holds 90 % of the scores, [n] for each left-out device. Devices have equal weights, and one more is expected."""
     flat = np.concatenate(list(scores))
     weight = np.concatenate([np.full(len(one), 1 / len(one)) for one in scores])
     order = np.argsort(flat)
@@ -189,22 +189,22 @@ def fit_similarity(groups: Sequence[tuple[OpPoints, Floats]], most: int = 120, s
     parts = [(Group.of(points, spread), np.clip(errors, -limit, limit)) for points, errors in picked]
 
     def cost(logs: Floats) -> tuple[float, Floats]:
-        found = [group.negative_log_likelihood(logs, errors) for group, errors in parts]
+        likelihoods = [group.negative_log_likelihood(logs, errors) for group, errors in parts]
         prior = _PRIOR * len(parts)
-        value = sum(one for one, _ in found) + prior * float(((logs - START)[6:] ** 2).sum())
-        slope = np.sum([one for _, one in found], axis=0)
+        value = sum(one for one, _ in likelihoods) + prior * float(((logs - START)[6:] ** 2).sum())
+        slope = np.sum([one for _, one in likelihoods], axis=0)
         slope[6:] += 2 * prior * (logs - START)[6:]
         return value, slope
 
     bounds = [(_LOW, _HIGH)] * len(START)
-    found = minimize(cost, START, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
-    values = np.exp(found.x)
+    likelihoods = minimize(cost, START, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
+    values = np.exp(likelihoods.x)
     return Similarity(deviations=values[:6], roughness=float(values[6]), lengths=values[7:] * spread)
 
 
 @dataclass(frozen=True)
 class Group:
-    """What the likelihood of the errors of a device needs at any parameters."""
+    """Precomputed terms of the likelihood of a device's errors."""
 
     squared: Floats  # By coordinate, [coordinates, n, n].
     same_kind: Floats
@@ -249,14 +249,14 @@ class Group:
 
 
 def fit_domain(parts: Sequence[Singles]) -> OpDomain:
-    """Of the features of all measured ops."""
+    """The range of the features of all measured ops."""
     everything = np.concatenate(parts).astype(np.float64)
     low = np.full((len(KINDS), len(CHECKED)), np.inf)
     high = np.full((len(KINDS), len(CHECKED)), -np.inf)
     for row, place in enumerate(KINDS):
-        mine = everything[everything[:, place] > 0][:, CHECKED]
-        if len(mine):
-            low[row], high[row] = mine.min(axis=0), mine.max(axis=0)
+        of_kind = everything[everything[:, place] > 0][:, CHECKED]
+        if len(of_kind):
+            low[row], high[row] = of_kind.min(axis=0), of_kind.max(axis=0)
     return OpDomain(low=low, high=high, element_bytes=np.unique(everything[:, ELEMENT]))
 
 

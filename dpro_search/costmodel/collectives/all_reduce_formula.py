@@ -52,7 +52,7 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
     crowding: float = 0.0
     burst_bytes: float = 0.0  # Bytes that a limited link accumulates while it is idle; 0: none, idle time is lost.
     buffer_bytes: float = 0.0  # Size of a message that sockets hold: larger ones crowd where ranks share a core.
-    # Where ranks meet before each call: how long links have rested by then, over what messages and calls take without a link.
+    # If ranks meet before each call: the idle time of links until then, relative to the time of messages and calls without a link.
     rested: float = 0.0
     # call_busy_us, message_busy_us, byte_busy_us: Time for which a rank uses its core: for a call, for each message, and for each
     # byte moved; 0: it was not measured.

@@ -182,7 +182,7 @@ class ProfiledFsdp(PlannedSteps):
         return with_plans(self, super().diagnose()) | {"units": self._unit_facts()}
 
     def _unit_facts(self) -> list[dict[str, Any]]:
-        """Of each unit: its bytes, and its all-gathers and reductions, mean over ranks and steps, with waits."""
+        """Facts of each unit: its bytes, and its all-gathers and reductions, mean over ranks and steps, with waits."""
         facts = []
         for tensor in self.tensors:
             steps = self.units.steps.values()

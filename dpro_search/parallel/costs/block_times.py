@@ -45,16 +45,16 @@ class BlockTimes:
 def nearest(times: Sequence[BlockTimes], block: Block, sequence: int, strategy: Strategy) -> BlockTimes | None:
     """The measurement of a block whose work on a rank is most similar; None if the block was not measured."""
 
-    def distance(found: BlockTimes) -> float:
+    def distance(measured: BlockTimes) -> float:
         ratios = (
-            found.sequence * found.micro_batch / (sequence * strategy.micro_batch),
-            found.sequence / sequence,
-            found.tp / strategy.tp,
-            found.cp / strategy.cp,
-            found.ep / strategy.ep,
+            measured.sequence * measured.micro_batch / (sequence * strategy.micro_batch),
+            measured.sequence / sequence,
+            measured.tp / strategy.tp,
+            measured.cp / strategy.cp,
+            measured.ep / strategy.ep,
         )
         return sum(abs(math.log(ratio)) for ratio in ratios)
 
-    same_block = [found for found in times if found.block == block.name]
-    same_block = same_block or [found for found in times if found.block == "layer" and block.name.startswith("layer")]
+    same_block = [measured for measured in times if measured.block == block.name]
+    same_block = same_block or [measured for measured in times if measured.block == "layer" and block.name.startswith("layer")]
     return min(same_block, key=distance, default=None)

@@ -121,7 +121,7 @@ def settings(workload: Workload, target: str) -> dict[str, int | str | bool]:
             "model.recompute_num_layers": some or 1,
         }
     elif strategy.recompute is Recompute.SELECTIVE:
-        values["model.recompute_granularity"] = "selective"  # Of the attention's core, which is the default.
+        values["model.recompute_granularity"] = "selective"  # Recomputes the attention's core, which is the default.
     if strategy.gradient_dtype is not None:
         values["ddp.grad_reduce_in_fp32"] = strategy.gradient_dtype == "fp32"
     return {**values, **_pipeline(workload), **_sharding(workload)}

@@ -107,14 +107,14 @@ class CollectiveWorker(Worker):
         """End the round: one all-reduce, in as many process groups as it takes."""
         begun = time.monotonic()
         self._pacer.half_commit()
-        own, ended = self._round, False
+        current_round, ended = self._round, False
         while not ended:
             try:
                 self._group.check()
                 summed = self._group.sum(self._contribution())
             except GroupChangedError:
                 self._form()
-                ended = self._round > own  # another member had received the sum: this one's part is in it
+                ended = self._round > current_round  # another member had received the sum: this one's part is in it
             else:
                 self._apply(summed)
                 ended = True

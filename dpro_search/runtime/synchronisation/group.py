@@ -57,8 +57,8 @@ class Group:
 
     def agreed(self, name: str, value: str) -> str:
         """The value that the first member of the job to call this has given for a name."""
-        found: bytes = self._store.compare_set(name, "", value)
-        return found.decode()
+        stored: bytes = self._store.compare_set(name, "", value)
+        return stored.decode()
 
     def check(self) -> None:
         """Raise `GroupChangedError` if the next group is being formed."""

@@ -45,9 +45,9 @@ class ParameterServer:
 
         Raises `InputError` if the job has another scheme or number of workers.
         """
-        own = (str(self._coordinator.scheme), self._coordinator.workers)
-        if own != (scheme, workers):
-            raise InputError(f"synchronise: the job runs {own[0]} with {own[1]} workers; give this one another name (job=)")
+        running = (str(self._coordinator.scheme), self._coordinator.workers)
+        if running != (scheme, workers):
+            raise InputError(f"synchronise: the job runs {running[0]} with {running[1]} workers; give this one another name (job=)")
         if self._left and not self._coordinator.members.active:
             return None
         self._ledger.heard(worker, time.monotonic())

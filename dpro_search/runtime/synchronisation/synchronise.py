@@ -100,17 +100,17 @@ def synchronise(
         return _on_kvstore(model, optimizer, parsed, part, worker, workers)
     number = _of_environment("RANK") if worker is None else worker
     count = _of_environment("WORLD_SIZE") if workers is None else workers
-    own = part(worker=_checked(number, count), workers=count)
+    worker_part = part(worker=_checked(number, count), workers=count)
     from dpro_search.runtime.synchronisation.torch_model import TorchModel
 
     local = TorchModel(model, optimizer)
     if parsed.collective:
         from dpro_search.runtime.synchronisation.collective_worker import CollectiveWorker
 
-        return CollectiveWorker(local, own)
+        return CollectiveWorker(local, worker_part)
     from dpro_search.runtime.synchronisation.server_worker import ServerWorker
 
-    return ServerWorker(local, own)
+    return ServerWorker(local, worker_part)
 
 
 def _is_mxnet(model: Any) -> bool:
@@ -134,8 +134,8 @@ def _on_kvstore(
     store = Store()
     if workers not in (None, store.workers):
         raise InputError(f"synchronise: workers={workers}, but DMLC_NUM_WORKER={store.workers}")
-    own = part(worker=_checked(store.rank if worker is None else worker, store.workers), workers=store.workers)
-    return KvstoreWorker(local, own, store)
+    worker_part = part(worker=_checked(store.rank if worker is None else worker, store.workers), workers=store.workers)
+    return KvstoreWorker(local, worker_part, store)
 
 
 def _checked(worker: int, workers: int) -> int:
@@ -151,12 +151,12 @@ def _given_scheme() -> str:
     if not given.endswith(".json"):
         return given
     try:
-        found = json.loads(Path(given).read_text())["synchronisation"]
+        scheme = json.loads(Path(given).read_text())["synchronisation"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{given}: not a file with a synchronisation scheme ({error})") from None
-    if not isinstance(found, str):
-        raise InputError(f"{given}: synchronisation must be a text like 'adsp', not {found!r}")
-    return found
+    if not isinstance(scheme, str):
+        raise InputError(f"{given}: synchronisation must be a text like 'adsp', not {scheme!r}")
+    return scheme
 
 
 def _number_of(name: str) -> float | None:

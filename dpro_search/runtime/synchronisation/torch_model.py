@@ -23,8 +23,8 @@ class TorchModel:
         self.elements = sum(parameter.numel() for parameter in self._parameters)
 
     def flat(self) -> Flat:
-        found: Flat = self.tensor().numpy(force=True)
-        return found
+        flat: Flat = self.tensor().numpy(force=True)
+        return flat
 
     def put(self, flat: Flat) -> None:
         import torch

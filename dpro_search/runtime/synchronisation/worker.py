@@ -135,11 +135,11 @@ class Pacer:
     def end_step(self) -> float:
         """Sleep until the step may end; seconds that it took."""
         if self._pace is not None:
-            wanted = self._begin + self._pace.step_at(self._begin - self._origin)
-            rest = wanted - time.monotonic()
+            planned_end = self._begin + self._pace.step_at(self._begin - self._origin)
+            rest = planned_end - time.monotonic()
             if rest > 0:
                 time.sleep(rest)
-            elif rest < -0.1 * (wanted - self._begin):
+            elif rest < -0.1 * (planned_end - self._begin):
                 self.late_steps += 1
         begun, self._begin = self._begin, time.monotonic()
         return self._begin - begun

@@ -50,7 +50,7 @@ class BucketPlan:
 class RecordedRank:
     """The ops of one rank that carry out the recorded buckets."""
 
-    found: StepGradients
+    gradients: StepGradients
     device: int  # the host thread that posts
     parts: list[int]  # the op that is its part of each recorded all-reduce
     posts_us: float  # what a post takes of the host thread
@@ -136,8 +136,10 @@ def leave_out_spans(edit: StepEdit, ranks: Sequence[RecordedRank], plan: BucketP
     for each in ranks:
         if plan.as_views:
             _without_copies(edit, each)
-        for span in each.found.searches if plan.static else ():
-            edit.leave_out_time(thread_devices(edit)[each.found.rank, f"host thread {-span.thread}"], span.start_us, span.end_us)
+        for span in each.gradients.searches if plan.static else ():
+            edit.leave_out_time(
+                thread_devices(edit)[each.gradients.rank, f"host thread {-span.thread}"], span.start_us, span.end_us
+            )
 
 
 def recorded_ranks(edit: StepEdit, gradients: Gradients, step: int) -> list[RecordedRank]:
@@ -168,7 +170,7 @@ def last_gradients(bucket_of: Ints) -> list[int]:
 
 
 def _without_copies(edit: StepEdit, each: RecordedRank) -> None:
-    for span in each.found.back:
+    for span in each.gradients.back:
         edit.leave_out_time(each.device, span.start_us, span.end_us)
         for event in span.events:
             edit.duration_us[edit.event_op[event]] = 0.0
@@ -176,7 +178,7 @@ def _without_copies(edit: StepEdit, each: RecordedRank) -> None:
 
 def post_bucket(edit: StepEdit, each: RecordedRank, gradient: int, price_us: float, name: str, collective: int) -> int:
     """Post a new bucket where a gradient is ready, and enqueue it on the stream behind those posted before."""
-    rank, ready = each.found.rank, each.found.ready[gradient]
+    rank, ready = each.gradients.rank, each.gradients.ready[gradient]
     model, device = _stream(edit, each)
     at = edit.cut(each.device, ready.end_us)
     post = edit.insert(each.device, each.posts_us, OpKind(edit.kind[at if at >= 0 else 0]), f"post of {name}@{rank}", after=at)
@@ -219,7 +221,7 @@ def _rewired(
         changed = part != new or (plan.bucket_of == bucket_of[gradient]).sum() != (gradients.bucket_of == number).sum()
         if changed:
             copies = _first_copies(edit, each)
-            until_us = each.found.ready[last[bucket_of[gradient]]].end_us
+            until_us = each.gradients.ready[last[bucket_of[gradient]]].end_us
             if np.isfinite(posted_us := edit.decided_us(new)):
                 until_us = max(until_us, posted_us)
             for user in edit.forget_users(part):
@@ -230,14 +232,14 @@ def _rewired(
                 edit.carry(new, user)
         if part not in each.new_parts:
             pause, launch = edit.pause_of(part), edit.launch_of(part)
-            post = each.found.posts[number]
+            post = each.gradients.posts[number]
             edit.leave_out_time(each.device, post.start_us, post.end_us)
             for op in (part, pause, launch):
                 if op >= 0:
                     edit.take_out(op)
     for number, gradient in enumerate(last):
         part = each.new_parts[number]
-        for event in each.found.ready[gradient].events:
+        for event in each.gradients.ready[gradient].events:
             pause = edit.pause_of(part)
             edit.need(edit.event_op[event], pause if pause >= 0 else part)
     let_copies_wait(edit, each, plan.bucket_of)
@@ -245,16 +247,16 @@ def _rewired(
 
 def _first_copies(edit: StepEdit, each: RecordedRank) -> set[int]:
     """Ops that copy gradients out of buckets: device ops, or stretches of the host thread if no device was recorded."""
-    copies = {edit.event_op[event] for span in each.found.back for event in span.events}
+    copies = {edit.event_op[event] for span in each.gradients.back for event in span.events}
     if not copies:
-        for span in each.found.back:  # with the stretch from the wait to the copy
+        for span in each.gradients.back:  # with the stretch from the wait to the copy
             copies.update((edit.cut(each.device, span.start_us), *edit.within(each.device, span.start_us, span.end_us)))
     return copies
 
 
 def let_copies_wait(edit: StepEdit, each: RecordedRank, bucket_of: Ints) -> None:
     """Let the first copy out of each bucket need it."""
-    back = each.found.back
+    back = each.gradients.back
     if len(back) != len(bucket_of):
         return
     waited: set[int] = set()
@@ -275,13 +277,13 @@ def _start_of(edit: StepEdit, each: RecordedRank, span: ThreadSpan) -> int:
 
 def _with_casts(edit: StepEdit, each: RecordedRank, plan: BucketPlan, last: list[int], bytes_: Floats) -> None:
     """Each bucket is made halves of before its all-reduce, and the result is copied back into it before its gradients are."""
-    copies = [edit.event_op[event] for span in each.found.back for event in span.events]
-    ready = each.found.ready
+    copies = [edit.event_op[event] for span in each.gradients.back for event in span.events]
+    ready = each.gradients.ready
     # The host launches a cast and a division.
-    launches_us = 2 * float(np.median([span.end_us - span.start_us for span in each.found.back] or [0.0]))
-    hooks = edit.new_device(each.found.rank, "hooks") if copies else -1
+    launches_us = 2 * float(np.median([span.end_us - span.start_us for span in each.gradients.back] or [0.0]))
+    hooks = edit.new_device(each.gradients.rank, "hooks") if copies else -1
     for number, gradient in enumerate(last):
-        part, rank = each.new_parts[number], each.found.rank
+        part, rank = each.new_parts[number], each.gradients.rank
         back = {op for op in edit.users[part] if op in (set(copies) or _first_copies(edit, each))}
         if not copies:  # on the host: the thread casts, and Gloo's casts back
             size = np.array([bytes_[number]])
@@ -291,7 +293,7 @@ def _with_casts(edit: StepEdit, each: RecordedRank, plan: BucketPlan, last: list
             edit.duration_us[part] += float(half_back_us(size)[0])
             continue
         members = np.flatnonzero(plan.bucket_of == number).tolist()
-        moved_us = sum(edit.recorded_us(edit.event_op[event]) for m in members for event in each.found.back[m].events)
+        moved_us = sum(edit.recorded_us(edit.event_op[event]) for m in members for event in each.gradients.back[m].events)
         cast_us = moved_us * _CAST_BYTES / 8
         if ready[gradient].events:
             source = edit.event_op[ready[gradient].events[-1]]

@@ -48,7 +48,7 @@ def with_low_rank_buckets(
     leave_out_spans(edit, ranks, plan)
     factors, last = low_rank(gradients.tensors, bucket_of, rank), last_gradients(bucket_of)
     for each in ranks:  # before posts are put in where these end
-        for post in each.found.posts:
+        for post in each.gradients.posts:
             edit.leave_out_time(each.device, post.start_us, post.end_us)
     ends: list[list[int]] = [[] for _ in ranks]  # the last op of each bucket, by rank
     for bucket, gradient in enumerate(last):
@@ -72,9 +72,9 @@ def with_low_rank_buckets(
 
 def _computed(edit: StepEdit, each: RecordedRank, gradient: int, duration_us: float, name: str) -> int:
     """Compute where a gradient is ready, behind what was put in there before."""
-    at = edit.cut(each.device, each.found.ready[gradient].end_us)
+    at = edit.cut(each.device, each.gradients.ready[gradient].end_us)
     kind = OpKind(edit.kind[at if at >= 0 else 0])
-    return edit.insert(each.device, duration_us, kind, f"PowerSGD of {name}@{each.found.rank}", after=at)
+    return edit.insert(each.device, duration_us, kind, f"PowerSGD of {name}@{each.gradients.rank}", after=at)
 
 
 def _without_recorded(
@@ -83,7 +83,7 @@ def _without_recorded(
     """Take out the recorded all-reduces, and let what needed them need the bucket of the same gradients."""
     for part, gradient in zip(each.parts, last_gradients(gradients.bucket_of), strict=True):
         bucket = int(bucket_of[gradient])
-        until_us = each.found.ready[last[bucket]].end_us
+        until_us = each.gradients.ready[last[bucket]].end_us
         for user in edit.forget_users(part):
             if edit.decided_us(user) > until_us:  # what was decided before the bucket was full waited for it only by chance
                 edit.need(ends[bucket], user)

@@ -88,7 +88,7 @@ class RecordedOps:
     peer: Ints
     event: Ints  # Event of the trace that each op is, -1 for stretches of a host thread and launches, [n].
     about: Ints  # Event that each op is, launches, or ends before, [n].
-    role: npt.NDArray[np.int8]  # What each op is to an event, [n]: one of the numbers of `recorded.events`.
+    role: npt.NDArray[np.int8]  # Role of each op for its event, [n]: one of the numbers of `recorded.events`.
     loading_us: Floats  # Part of each stretch of a host thread in which it loads input or waits for it, [n].
     end_us: Floats  # Recorded end of each stretch of a host thread, which began its duration earlier; NaN of other ops, [n].
     on_device: Bools  # Whether the op is work of a device (not of a host thread, nor a launch), [n].

@@ -6,9 +6,9 @@ import pytest
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.parallel_times import BlockTime, ParallelTimes
-from dpro_search.parallel.costs import step_costs
+from dpro_search.parallel.costs import pricer
+from dpro_search.parallel.costs.pricer import Pricer
 from dpro_search.parallel.costs.recorded import RecordedTimes
-from dpro_search.parallel.costs.step_costs import Pricer
 from dpro_search.parallel.memory import peak
 from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import Architecture, Attention, FeedForward, Layer
@@ -99,5 +99,5 @@ def test_a_new_setting_is_part_of_every_key():
 
 def test_keys_leave_out_only_settings_that_exist():
     names = {field.name for field in fields(Strategy)}
-    for irrelevant in (step_costs._IRRELEVANT_TO_PROGRAMS, peak._IRRELEVANT_TO_ACTIVATIONS, ranking._DETAILS):
+    for irrelevant in (pricer._IRRELEVANT_TO_PROGRAMS, peak._IRRELEVANT_TO_ACTIVATIONS, ranking._DETAILS):
         assert irrelevant < names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from dpro_search.parallel.costs.step_costs import Pricer
+from dpro_search.parallel.costs.pricer import Pricer
 from dpro_search.parallel.model import Architecture, Experts, Network
 from dpro_search.parallel.workload import Known, Workload, stages_of
 

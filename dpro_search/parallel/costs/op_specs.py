@@ -7,7 +7,7 @@ import math
 from dpro_search.costmodel.devices import OpSpec
 from dpro_search.errors import InputError
 from dpro_search.parallel.costs.compile import LocalOp
-from dpro_search.parallel.costs.step_costs import Pricer
+from dpro_search.parallel.costs.pricer import Pricer
 from dpro_search.parallel.model import OpType, elements
 from dpro_search.parallel.workload import Workload, stages_of
 

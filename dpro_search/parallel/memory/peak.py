@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dpro_search.parallel.costs.compile import LocalOp
-from dpro_search.parallel.costs.step_costs import Pricer
+from dpro_search.parallel.costs.pricer import Pricer
 from dpro_search.parallel.memory.kept import Kept, kept_of
 from dpro_search.parallel.model import Block
 from dpro_search.parallel.steps.pipeline import Pass, pipeline_orders

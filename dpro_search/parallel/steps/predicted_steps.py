@@ -6,9 +6,10 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from dpro_search.parallel.costs.domain import Domain, domain_of
+from dpro_search.parallel.costs.pricer import OpTime, Pricer, passes_key
 from dpro_search.parallel.costs.recorded import Own
 from dpro_search.parallel.costs.scales import Scales
-from dpro_search.parallel.costs.step_costs import OpTime, Pricer, passes_key, step_costs
+from dpro_search.parallel.costs.step_costs import step_costs
 from dpro_search.parallel.memory.peak import PeakMemory, mean_state_bytes, peak_memory
 from dpro_search.parallel.model import Block
 from dpro_search.parallel.schedule import Schedule, stages_on

@@ -18,7 +18,7 @@ from dpro_search.collect.trace import CollectiveKind
 from dpro_search.deploy.step_split import AloneUs, ComparedSplit, StepSplit, measured_split, read_spans
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.parallel.answers.breakdown import IN_PASSES, passes_us
-from dpro_search.parallel.costs.step_costs import Pricer
+from dpro_search.parallel.costs.pricer import Pricer
 from dpro_search.parallel.steps.predicted_steps import ParallelSteps
 from dpro_search.parallel.steps.step_graph import axis_of
 from dpro_search.parallel.strategy import Strategy

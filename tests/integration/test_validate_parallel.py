@@ -133,10 +133,8 @@ def test_the_time_of_a_paced_step_is_split_into_parts_that_add_up_to_it(folder, 
     assert recorded_us == pytest.approx(predicted.compute * predicted.step_us, rel=0.15)  # drawn pass by pass
 
 
-def test_a_script_that_trains_nothing_is_told_so(run, torch_python, tmp_path):
+def test_a_script_that_does_not_use_the_plan_is_refused_with_the_line_that_it_lacks(run, torch_python, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("print('nothing')\n")
-    assert (
-        "ran no DistributedDataParallel and no fully_shard module"
-        in verb("validate", run, "--", torch_python, str(script), ok=False).stderr
-    )
+    refusal = verb("validate", run, "--", torch_python, str(script), ok=False).stderr
+    assert "its script does not use parallel_plan.py (planned = apply(model, loss_function))" in refusal

@@ -205,6 +205,11 @@ def time_text(value_us: float) -> str:
     return f"{value_us / 60e6:.1f} min" if size_us < 7200e6 else f"{value_us / 3600e6:,.1f} h"
 
 
+def typeset_time_text(value_us: float) -> str:
+    """The same as pages write it: "80.0 µs"."""
+    return time_text(value_us).replace("us", "\N{MICRO SIGN}s")
+
+
 def interval_text(low_us: float, high_us: float) -> str:
     """Two durations with one unit where it suits both: "3.7 - 7.7 s", and with two where it does not: "833.2 ms - 1.73 s"."""
     low, high = time_text(low_us), time_text(high_us)

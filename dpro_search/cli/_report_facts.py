@@ -24,11 +24,10 @@ from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.sample import sample_of
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.errors import DproSearchError, InputError
-from dpro_search.kinds import Description, Job, job_of, kind_of, load_source
+from dpro_search.kinds import Description, Job, ParallelSetting, job_of, kind_of, load_source
 from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._work import efficiency
 from dpro_search.report import Facts
-from dpro_search.report.parallel import ParallelSetting
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline, kinds_by_name, measured_lanes, predicted_lanes, typical_step
 from dpro_search.report.units import count

@@ -16,10 +16,12 @@ from dpro_search.collect.trace import Trace
 from dpro_search.collect.trace_meta import on_this_machine
 from dpro_search.errors import InputError
 from dpro_search.kinds import _names
+from dpro_search.kinds._answers import STEP_PARTS, ParallelSetting
 from dpro_search.kinds._elsewhere import searched_job
 from dpro_search.kinds._job import Comparison, Job, Table, with_memory_limit
 from dpro_search.kinds._kind import AnyKind, DescribedKind, Description, Kind, Source, Wanted
 from dpro_search.kinds._options import COMPUTE, PlanOptions
+from dpro_search.kinds._terms import Term
 from dpro_search.space.scenario import Scenario
 from dpro_search.space.schemes import import_kinds_by
 
@@ -35,15 +37,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPUTE",
+    "STEP_PARTS",
     "AnyKind",
     "Comparison",
     "DescribedKind",
     "Description",
     "Job",
     "Kind",
+    "ParallelSetting",
     "PlanOptions",
     "Source",
     "Table",
+    "Term",
     "Wanted",
     "all_targets",
     "assemble_raw",

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+STEP_PARTS: Mapping[
+    str, str
+] = {  # parts of a step of a parallel job, in the order in which they are drawn, with their names for people
+    "attention": "attention",
+    "mlp": "MLP",
+    "norms": "norms and residuals",
+    "embedding": "embedding",
+    "head": "head and loss",
+    "convolution": "convolutions",
+    "matmul": "matrix products",
+    "pointwise": "elementwise ops",
+    "gather": "table look-ups",
+    "recomputation": "recomputation of activations",
+    "compute": "other computation",
+    "optimizer": "optimizer",
+    "exposed_tensor_parallel": "tensor parallel communication (tp)",
+    "exposed_context_parallel": "context parallel communication (cp)",
+    "exposed_expert_parallel": "expert parallel communication (ep)",
+    "exposed_pipeline_sends": "pipeline communication (pp)",
+    "exposed_data_parallel": "data parallel communication (dp)",
+    "host": "waiting for the host",
+    "bubble": "pipeline bubble",
+    "unknown": "unknown",
+}
 
 
 class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +70,47 @@ class ParallelFacts(PlanFacts, frozen=True, kw_only=True):
     memory_bytes: Mapping[str, float]
     infeasible: str | None
     remedies: tuple[Remedy, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSetting:
+    """One way to run a parallel job.
+
+    Attributes
+    ----------
+    name
+        "as described", or the plan's name.
+    parts_us
+        The step by the keys of `STEP_PARTS`; the values add up to the step.
+    memory_bytes
+        Memory of the rank that needs most, by category.
+    strategy
+        Every setting of the strategy.
+    efficiency
+        Tokens a second, MFU and price, as `replay` gives them with ``--json``.
+    stages
+        For each pipeline stage, when it does what: spans of (start, end) in us by the keys "forward", "backward", "update", "comm".
+    """
+
+    name: str
+    step_us: float
+    interval_us: tuple[float, float]
+    parts_us: Mapping[str, float]
+    memory_bytes: Mapping[str, float]
+    limit_bytes: int | None
+    strategy: Mapping[str, Any]
+    stages: Sequence[Mapping[str, Sequence[tuple[float, float]]]]
+    efficiency: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def short_name(self) -> str:
+        """The name as a column of a table has it: "plan 1"."""
+        return self.name.partition(":")[0]
+
+    @property
+    def peak_bytes(self) -> float:
+        """Memory of the rank that needs most."""
+        return sum(self.memory_bytes.values())
 
 
 class ConvergenceFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,9 +22,10 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import measured_iteration_us, recording_doubt, replay_error
-from dpro_search.kinds._answers import PlanFacts, ReplayedStep
+from dpro_search.kinds._answers import ParallelSetting, PlanFacts, ReplayedStep
 from dpro_search.kinds._names import registered
 from dpro_search.kinds._options import PlanOptions
+from dpro_search.kinds._terms import Term
 from dpro_search.kinds._work import Work
 from dpro_search.machine import Calibration
 from dpro_search.quantities import memory_shortage_text
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
     from dpro_search.deploy.parts.part import DescribedWorkload
     from dpro_search.replay.outputs import MeasuredOps
     from dpro_search.replay.timeline import Timeline
-    from dpro_search.report.groups import TensorGroups
-    from dpro_search.report.parallel import ParallelSetting
-    from dpro_search.report.quality import Term
+    from dpro_search.space.tensor_groups import TensorGroups
 
 
 _LONGEST_US = 30 * 24 * 3600e6  # of an iteration: nobody trains with steps of a month

@@ -10,9 +10,8 @@ from dpro_search.collect.trace import Floats, Trace
 from dpro_search.kinds._evaluate import held_out_step, own_durations_of_steps
 from dpro_search.kinds._job import Comparison, Job
 from dpro_search.kinds._predictor import JobPredictor
-from dpro_search.kinds._terms import cost_terms
+from dpro_search.kinds._terms import Term, cost_terms
 from dpro_search.machine import Calibration
-from dpro_search.report.quality import Term
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, Scale

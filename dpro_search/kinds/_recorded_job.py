@@ -22,11 +22,11 @@ from dpro_search.kinds._recorded_findings import unknown_time
 from dpro_search.machine import Calibration, machine_constants
 from dpro_search.quantities import time_text
 from dpro_search.replay.timeline import Timeline
-from dpro_search.report.groups import TensorGroups, recorded_groups
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.recorded.memory import peak_bytes
 from dpro_search.space.scenario import OP_SCALES, SCALES, ClusterChange, Scale
+from dpro_search.space.tensor_groups import TensorGroups, recorded_groups
 from dpro_search.space.transformations import JobFacts, PlanSpace
 
 

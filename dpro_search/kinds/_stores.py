@@ -17,13 +17,11 @@ from dpro_search.errors import InputError
 from dpro_search.kinds._facts import graph_change
 from dpro_search.kinds._job import Job, ranks_in_turn
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds._terms import link_term
+from dpro_search.kinds._terms import Term, link_term
 from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.machine.constants import BytepsConstants, KvstoreConstants
 from dpro_search.replay.lowered import ErrorModel, Lowered
 from dpro_search.replay.server_replay import ServerJob, ServerReplay
-from dpro_search.report.groups import Group, TensorGroups
-from dpro_search.report.quality import Term
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan, Prediction
@@ -32,6 +30,7 @@ from dpro_search.space.scenario import SCALES, ClusterChange, Scenario
 from dpro_search.space.servers.cost_spread import CostSpread
 from dpro_search.space.servers.placement import on_workers
 from dpro_search.space.servers.recorded_workers import server_hosts
+from dpro_search.space.tensor_groups import Group, TensorGroups
 from dpro_search.space.transformations import PlanSpace
 
 # Classes of a job of more than twice as many workers. Folding changes predictions of 18 to 64 workers by at most 4 %.

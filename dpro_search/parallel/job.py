@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -14,7 +14,7 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.deploy.step_split import AloneUs, StepSplit
 from dpro_search.errors import InputError
-from dpro_search.kinds._answers import ParallelFacts, fields_of
+from dpro_search.kinds._answers import ParallelFacts, ParallelSetting, fields_of
 from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions
@@ -53,9 +53,6 @@ from dpro_search.search.objective import BoundedPlan, ListedPlan
 from dpro_search.space.cluster import ClusterSpec, spec_on
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import SCALES, ClusterChange, Scale
-
-if TYPE_CHECKING:
-    from dpro_search.report.parallel import ParallelSetting
 
 _MOST_COMPARED = 2  # plans behind the best that a search explains
 
@@ -373,8 +370,6 @@ class MeshJob(Job):
         return replay(self._steps.graph(self._mesh.strategy(plan)))
 
     def parallel_setting(self, plan: Plan, name: str) -> ParallelSetting:
-        from dpro_search.report.parallel import ParallelSetting
-
         strategy, prediction, facts = self._mesh.strategy(plan), self.replayed(plan), self.plan_facts(plan)
         return ParallelSetting(
             name=name,

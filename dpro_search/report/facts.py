@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpro_search.report.groups import TensorGroups
-from dpro_search.report.parallel import ParallelSetting
-from dpro_search.report.quality import HeldOutStep, Term
+from dpro_search.kinds import ParallelSetting, Term
+from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import StepTimeline
+from dpro_search.space.tensor_groups import TensorGroups
 
 Json = Mapping[str, Any]
 

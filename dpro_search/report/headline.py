@@ -11,7 +11,7 @@ from dpro_search.report import units
 from dpro_search.report.charts import IntervalMark, whiskers
 from dpro_search.report.facts import Facts
 from dpro_search.report.html import Element, Section, bullets, figure, name_of, table
-from dpro_search.report.parallel import EFFICIENCY
+from dpro_search.report.parallel import EFFICIENCY, setting_tiles
 
 NOT_CERTAIN, NOT_MEASURED = "Not a certain gain", "Predicted, not yet measured"
 _VALIDATE = "Run 'dpro-search validate' to measure"
@@ -211,7 +211,7 @@ def _of_description(facts: Facts) -> Verdict:
     sentence = "Nothing was measured: the job was described, not recorded."
     if facts.settings:
         setting = facts.settings[0]
-        tiles += setting.tiles
+        tiles += setting_tiles(setting)
         if (setting.limit_bytes or setting.peak_bytes) < setting.peak_bytes:
             title = f"The job needs {units.size(setting.peak_bytes)} of memory, more than a device has"
     return Verdict("plain", "Description", title, sentence, tuple(tiles))
@@ -337,7 +337,7 @@ def _predicted_tiles(facts: Facts, search: Mapping[str, Any], best: Mapping[str,
         ("Speed-up", units.ratio(best["speedup"]), f"predicted, {_over(base_low, high):.2f} to {_over(base_high, low):.2f}"),
     ]
     if len(facts.settings) > 1:
-        return (*tiles, *facts.settings[1].tiles)
+        return (*tiles, *setting_tiles(facts.settings[1]))
     if facts.cluster is None:
         tiles.append(("Best plan, measured", "not yet", "dpro-search validate RUN"))
     return (*tiles, ("Plans tried", f"{search['trials']:,}", f"in {search['seconds']:.1f} s"))

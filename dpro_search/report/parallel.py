@@ -6,35 +6,13 @@ All of them show one breakdown of the step: that of the pipeline rank that has m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from dpro_search.kinds import STEP_PARTS, ParallelSetting
 from dpro_search.report import units
 from dpro_search.report.charts import BarPart, PipelineRow, pipeline, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, paragraph, table
 
-PARTS: Mapping[str, str] = {  # of a step, in the order in which they are drawn, and what people call them
-    "attention": "attention",
-    "mlp": "MLP",
-    "norms": "norms and residuals",
-    "embedding": "embedding",
-    "head": "head and loss",
-    "convolution": "convolutions",
-    "matmul": "matrix products",
-    "pointwise": "elementwise ops",
-    "gather": "table look-ups",
-    "recomputation": "recomputation of activations",
-    "compute": "other computation",
-    "optimizer": "optimizer",
-    "exposed_tensor_parallel": "tensor parallel communication (tp)",
-    "exposed_context_parallel": "context parallel communication (cp)",
-    "exposed_expert_parallel": "expert parallel communication (ep)",
-    "exposed_pipeline_sends": "pipeline communication (pp)",
-    "exposed_data_parallel": "data parallel communication (dp)",
-    "host": "waiting for the host",
-    "bubble": "pipeline bubble",
-    "unknown": "unknown",
-}
 EFFICIENCY: Mapping[str, tuple[str, Callable[[float], str]]] = {  # keys of `replay`: names for people, and how values are written
     "tokens_per_second": ("tokens a second", units.amount),
     "tokens_per_second_per_device": ("tokens a second and device", units.amount),
@@ -83,57 +61,16 @@ _MOST_STAGES = 16  # of which passes are drawn; more are evenly left out
 _MOST_LAYERS = 12  # of stages whose numbers of layers are listed
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelSetting:
-    """One way to run a parallel job.
-
-    Attributes
-    ----------
-    name
-        "as described", or the plan's name.
-    parts_us
-        The step by the keys of `PARTS`; the values add up to the step.
-    memory_bytes
-        Memory of the rank that needs most, by category.
-    strategy
-        Every setting of the strategy.
-    efficiency
-        Tokens a second, MFU and price, as `replay` gives them with ``--json``.
-    stages
-        For each pipeline stage, when it does what: spans of (start, end) in us by the keys "forward", "backward", "update", "comm".
-    """
-
-    name: str
-    step_us: float
-    interval_us: tuple[float, float]
-    parts_us: Mapping[str, float]
-    memory_bytes: Mapping[str, float]
-    limit_bytes: int | None
-    strategy: Mapping[str, Any]
-    stages: Sequence[Mapping[str, Sequence[tuple[float, float]]]]
-    efficiency: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def short_name(self) -> str:
-        """The name as a column of a table has it: "plan 1"."""
-        return self.name.partition(":")[0]
-
-    @property
-    def peak_bytes(self) -> float:
-        """Memory of the rank that needs most."""
-        return sum(self.memory_bytes.values())
-
-    @property
-    def tiles(self) -> list[tuple[str, str, str]]:
-        """Throughput, memory and price of the setting, for the headline: title, value and note of each."""
-        mfu, price = _amount(self, "mfu_pct"), _amount(self, "cost_per_million_tokens")
-        tiles = [
-            ("Tokens a second", _amount(self, "tokens_per_second"), f"{_amount(self, 'tokens_per_second_per_device')} a device"),
-            ("MFU", mfu, "of the device's peak"),
-            ("Price", price, "a million tokens"),
-            ("Memory", units.size(self.peak_bytes), _margin(self)),
-        ]
-        return [tile for tile in tiles if tile[1] != _UNKNOWN]
+def setting_tiles(setting: ParallelSetting) -> list[tuple[str, str, str]]:
+    """Throughput, memory and price of a setting, for the headline: title, value and note of each."""
+    mfu, price = _amount(setting, "mfu_pct"), _amount(setting, "cost_per_million_tokens")
+    rows = [
+        ("Tokens a second", _amount(setting, "tokens_per_second"), f"{_amount(setting, 'tokens_per_second_per_device')} a device"),
+        ("MFU", mfu, "of the device's peak"),
+        ("Price", price, "a million tokens"),
+        ("Memory", units.size(setting.peak_bytes), _margin(setting)),
+    ]
+    return [row for row in rows if row[1] != _UNKNOWN]
 
 
 def comparison_section(settings: Sequence[ParallelSetting]) -> Section:
@@ -160,18 +97,18 @@ def parts_section(settings: Sequence[ParallelSetting], sentences: Sequence[str])
             setting.name,
             units.duration(setting.step_us),
             [
-                BarPart(length=us, kind=colour(key), tip=f"{PARTS[key]}: {units.share(us, setting.step_us)}")
-                for key in PARTS
+                BarPart(length=us, kind=colour(key), tip=f"{STEP_PARTS[key]}: {units.share(us, setting.step_us)}")
+                for key in STEP_PARTS
                 if (us := setting.parts_us.get(key, 0.0)) > 0
             ],
         )
         for setting in settings
     ]
-    present = [key for key in PARTS if any(setting.parts_us.get(key) for setting in settings)]
+    present = [key for key in STEP_PARTS if any(setting.parts_us.get(key) for setting in settings)]
     numbers = table(
         "Parts of a step",
         ("part", *(f"{setting.short_name}#" for setting in settings)),
-        ((PARTS[key], *(_part(setting, key) for setting in settings)) for key in present),
+        ((STEP_PARTS[key], *(_part(setting, key) for setting in settings)) for key in present),
     )
     caption = (
         "One step of the pipeline rank that has most to do. Communication counts only as far as nothing hides it: as the time that "
@@ -304,4 +241,4 @@ def _busy(stage: Mapping[str, Sequence[tuple[float, float]]], step_us: float) ->
 def _legend(present: Sequence[str]) -> list[tuple[str, str]]:
     """Colours with their names; parts that share a colour are named together."""
     kinds = dict.fromkeys(colour(key) for key in present)
-    return [(f"part {kind}", ", ".join(PARTS[key] for key in present if colour(key) == kind)) for kind in kinds]
+    return [(f"part {kind}", ", ".join(STEP_PARTS[key] for key in present if colour(key) == kind)) for kind in kinds]

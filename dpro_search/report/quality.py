@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from dpro_search.kinds import Term
 from dpro_search.report import units
 from dpro_search.report.charts import bars
 from dpro_search.report.html import Element, Section, figure, name_of, paragraph, table
@@ -30,15 +31,6 @@ class HeldOutStep:
     def error_pct(self) -> float:
         """Signed error of the prediction."""
         return (self.predicted_us / self.measured_us - 1) * 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class Term:
-    """A fitted number of a cost model, in words."""
-
-    name: str
-    value: str
-    meaning: str
 
 
 def quality_section(

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dpro_search.quantities import count_text, money_text, percent_text, size_text, time_text
+from dpro_search.quantities import count_text, money_text, percent_text, size_text, typeset_time_text
 
-
-def duration(value_us: float) -> str:
-    """A duration: "431.2 ms", or "80.0 µs"."""
-    return time_text(value_us).replace("us", "µs")
-
-
+duration = typeset_time_text
 size = size_text
 percent = percent_text
 money = money_text

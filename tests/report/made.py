@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search.kinds import Term
 from dpro_search.report import Facts
-from dpro_search.report.groups import Group, TensorGroups
-from dpro_search.report.quality import HeldOutStep, Term
+from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline
+from dpro_search.space.tensor_groups import Group, TensorGroups
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -9,11 +9,10 @@ import pytest
 from report.test_page import Outline
 
 from dpro_search.cli._report_facts import facts_of_source
-from dpro_search.kinds import job_of, load_source
+from dpro_search.kinds import STEP_PARTS, job_of, load_source
 from dpro_search.report import render, units
 from dpro_search.report.charts import PipelineRow, pipeline
 from dpro_search.report.html import to_text
-from dpro_search.report.parallel import PARTS
 from dpro_search.space.plan import Plan
 from tests.in_process import dpro
 
@@ -51,7 +50,7 @@ def test_the_title_names_the_model_the_cluster_and_the_batch(page):
 def test_the_parts_of_the_page_are_those_of_replay_and_add_up_to_the_step(job):
     source = job_of(load_source(job))
     (setting,), replayed = facts_of_source(job).settings, source.replayed(Plan())
-    assert setting.parts_us.keys() <= PARTS.keys()
+    assert setting.parts_us.keys() <= STEP_PARTS.keys()
     assert sum(setting.parts_us.values()) == pytest.approx(replayed.iteration_us)
     computed = {name: us for name, us in setting.parts_us.items() if name not in replayed.breakdown_us}
     assert sum(computed.values()) == pytest.approx(replayed.breakdown_us["compute"])

@@ -6,8 +6,8 @@ import pytest
 from report import made
 from sample import sample
 
-from dpro_search.report.groups import planned_groups, recorded_groups
 from dpro_search.report.timeline import Lane, StepTimeline, kinds_by_name, measured_lanes, predicted_lanes, typical_step
+from dpro_search.space.tensor_groups import planned_groups, recorded_groups
 
 
 def thread(pid: int, tid: int, name: str) -> dict:

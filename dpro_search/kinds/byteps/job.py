@@ -9,7 +9,7 @@ from dpro_search.kinds._job import Table
 from dpro_search.kinds._store_diagnosis import diagnosis_tables
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.kinds._terms import per_byte
-from dpro_search.report.units import duration, percent
+from dpro_search.quantities import percent_text, typeset_time_text
 from dpro_search.space.plan import Plan
 from dpro_search.space.servers.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.servers.byteps_recorded import recorded_byteps_job
@@ -58,12 +58,12 @@ class Byteps(StoreJob[BytepsJob]):
         job = self.unplanned_job
         return (
             ("CPU time", per_byte(job.cpu_us_per_byte), "of a process, for the bytes that it sends, receives or adds"),
-            ("message", duration(job.message_us), "CPU time of one message, independent of its size"),
-            ("before a push", duration(job.reduce_us + job.before_push_us), "stages of the worker that use no CPU"),
-            ("reply", duration(job.reply_us), "time until a message is acknowledged"),
-            ("after a pull", duration(job.after_pull_us), "time from the arrival of the sum to its use"),
-            ("polling, workers", percent(job.worker_polling * 100), "share of one core of each"),
-            ("polling, servers", percent(job.server_polling * 100), "share of one core of each"),
+            ("message", typeset_time_text(job.message_us), "CPU time of one message, independent of its size"),
+            ("before a push", typeset_time_text(job.reduce_us + job.before_push_us), "stages of the worker that use no CPU"),
+            ("reply", typeset_time_text(job.reply_us), "time until a message is acknowledged"),
+            ("after a pull", typeset_time_text(job.after_pull_us), "time from the arrival of the sum to its use"),
+            ("polling, workers", percent_text(job.worker_polling * 100), "share of one core of each"),
+            ("polling, servers", percent_text(job.server_polling * 100), "share of one core of each"),
         )
 
     @property

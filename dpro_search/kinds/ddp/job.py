@@ -16,10 +16,10 @@ from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions, refuse_algorithms
 from dpro_search.kinds._program_job import ProgramJob
 from dpro_search.kinds.ddp.predictor import DdpPredictor
-from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import bucket_assignment
+from dpro_search.space.tensor_groups import Group, TensorGroups
 from dpro_search.space.transformations import (
     BucketSize,
     BucketViews,

@@ -9,9 +9,9 @@ import numpy as np
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.replay.horovod import machine
-from dpro_search.report.groups import Group, TensorGroups, planned_groups, recorded_groups
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
+from dpro_search.space.tensor_groups import Group, TensorGroups, planned_groups, recorded_groups
 
 _REPLAYED_ITERATIONS = 8
 

@@ -43,7 +43,7 @@ from dpro_search.space.transformations.recomputation import Recomputation
 
 if TYPE_CHECKING:
     from dpro_search.costmodel.collectives.model_file import CommunicationModel
-    from dpro_search.report.groups import TensorGroups
+    from dpro_search.space.tensor_groups import TensorGroups
 
 _COMMUNICATION = ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "allreduce_algorithms")
 _REMEMBERED = 64  # changed steps whose predictors are kept: samplers change communication more often than compute

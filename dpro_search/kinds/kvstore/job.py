@@ -11,7 +11,7 @@ from dpro_search.kinds._job import Table
 from dpro_search.kinds._store_diagnosis import diagnosis_tables
 from dpro_search.kinds._stores import StoreJob
 from dpro_search.kinds._terms import per_byte
-from dpro_search.report.units import duration
+from dpro_search.quantities import typeset_time_text
 from dpro_search.space.plan import Plan
 from dpro_search.space.servers.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
 from dpro_search.space.servers.kvstore_recorded import recorded_kvstore_job
@@ -65,8 +65,8 @@ class Kvstore(StoreJob[KvstoreJob]):
             ("first part on a server", per_byte(job.copy_us_per_byte), "copied on arrival"),
             ("further parts on a server", per_byte(job.sum_us_per_byte), "each added to the sum"),
             ("update", per_byte(job.update_us_per_byte), "of the weights, after all parts have arrived"),
-            ("slice", duration(job.slice_us), "CPU time of a server for the messages of a slice of any size"),
-            ("call of the optimizer", duration(job.update_call_us), "for each slice, if servers update the weights"),
+            ("slice", typeset_time_text(job.slice_us), "CPU time of a server for the messages of a slice of any size"),
+            ("call of the optimizer", typeset_time_text(job.update_call_us), "for each slice, if servers update the weights"),
         )
 
     @property

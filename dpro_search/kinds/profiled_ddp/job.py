@@ -19,7 +19,6 @@ from dpro_search.kinds._planned_diagnosis import with_plans
 from dpro_search.kinds._planned_steps import PlannedSteps
 from dpro_search.machine import machine_constants
 from dpro_search.quantities import size_text, time_text
-from dpro_search.report.groups import Group, TensorGroups
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import bucket_assignment
@@ -28,6 +27,7 @@ from dpro_search.space.recorded.low_rank_buckets import with_low_rank_buckets
 from dpro_search.space.recorded.memory import MemoryChange, buckets_changes
 from dpro_search.space.recorded.step_edit import StepEdit
 from dpro_search.space.schemes import DdpSettings
+from dpro_search.space.tensor_groups import Group, TensorGroups
 from dpro_search.space.transformations import (
     BucketSize,
     BucketViews,

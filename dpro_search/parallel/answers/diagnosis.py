@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds._answers import Remedy
+from dpro_search.kinds._answers import STEP_PARTS, Remedy
 from dpro_search.kinds._facts import critical_table, gain_table
 from dpro_search.kinds._job import Table
 from dpro_search.parallel.answers.explain import WORDS
@@ -18,7 +18,6 @@ from dpro_search.quantities import size_text, time_text
 from dpro_search.replay.path_findings import costliest
 from dpro_search.replay.sentences import share
 from dpro_search.replay.timeline import Timeline
-from dpro_search.report.parallel import PARTS
 from dpro_search.space.scenario import SCALES
 
 _MOST_ROWS = 16
@@ -120,7 +119,7 @@ def tables(facts: Mapping[str, Any]) -> list[Table]:
     ]
     memory = [(name, size_text(size)) for name, size in facts["memory_bytes"].items() if size]
     parts_us = {**facts["computation_us"], **{name: us for name, us in facts["breakdown_us"].items() if name != "compute"}}
-    parts = [(PARTS[name], time_text(us)) for name, us in parts_us.items()]
+    parts = [(STEP_PARTS[name], time_text(us)) for name, us in parts_us.items()]
     return [
         Table(title="iteration", columns=("part", "time"), rows=parts),
         Table(title="memory of the rank that needs most", columns=("for", "size"), rows=memory),

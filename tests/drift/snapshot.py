@@ -14,6 +14,7 @@ from dpro_search.collect._files import write_file
 FOLDER = Path(__file__).parent
 TOLERANCE = 1e-6  # of a number; refactorings change none by more
 NEGLIGIBLE = 1e-6  # absolute: differences of nearly equal numbers are rounding errors
+DRAWN_US = 1.001e-3  # likewise, of `start_us` and `length_us` of a drawn timeline, which are rounded to a nanosecond
 DIGITS = 7
 MOST_LINES = 12  # of one case that a failure shows
 HOW = (
@@ -91,16 +92,16 @@ def _changes(place: str, before: Any, now: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for index, (was, value) in enumerate(zip(before, now, strict=True)):
             yield from _changes(f"{place}[{index}]", was, value)
-    elif not _equal(before, now):
+    elif not _equal(before, now, DRAWN_US if place.startswith(("start_us[", "length_us[")) else NEGLIGIBLE):
         yield place, f"was {_short(before)}, is {_short(now)}{_relative(before, now)}"
 
 
-def _equal(before: Any, now: Any) -> bool:
+def _equal(before: Any, now: Any, negligible: float) -> bool:
     if type(before) is not type(now):
         return False
     if isinstance(now, bool) or not isinstance(now, int | float):
         return bool(before == now)
-    return before == now or abs(before - now) <= max(TOLERANCE * abs(before), NEGLIGIBLE)
+    return before == now or abs(before - now) <= max(TOLERANCE * abs(before), negligible)
 
 
 def _relative(before: Any, now: Any) -> str:

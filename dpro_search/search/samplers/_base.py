@@ -80,9 +80,12 @@ class Sampler(abc.ABC):
 
 
 def cost_us(prediction: Prediction) -> float:
-    """The key by which samplers rank plans: the iteration time. Infeasible plans come last; among them, less memory is better."""
+    """The key by which samplers rank plans: the iteration time. Infeasible plans come last; among them, less memory is better.
+
+    Times are rounded to a nanosecond: their last digits depend on the processor, and the plans of a seed should not.
+    """
     if prediction.infeasible is None:
-        return prediction.iteration_us
+        return round(prediction.iteration_us, 3)
     return _INFEASIBLE_US * max(prediction.peak_memory_bytes or 1, 1)
 
 

@@ -21,6 +21,7 @@ from dpro_search.search.samplers._guide import (
     joined,
     parts_of,
     single_parts,
+    to_a_nanosecond,
 )
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
@@ -108,7 +109,7 @@ class CriticalPathSampler(Sampler):
         self._queue.extend(self._suggested(plan))
 
     def _suggested(self, plan: Plan) -> Iterator[Plan]:
-        exchanges = self._guide.exchanges(plan)
+        exchanges = to_a_nanosecond(self._guide.exchanges(plan))
         self._hot = hot_tensors(exchanges)
         if exchanges:
             sync, singles = fitted_sync_time(exchanges), single_parts(exchanges, self._size_bytes)

@@ -7,7 +7,8 @@ last tensor but also for the previous collective, and is compared with two separ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import linear_regression
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _SAME_US = 1e-3  # times closer than this are equal
+_DIGITS = 3  # of times in us
 
 
 class Guide(Protocol):
@@ -27,6 +29,23 @@ class Guide(Protocol):
 
     def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
         """The collectives of an iteration under a plan with exact groups, by enqueue time; empty if not known."""
+
+
+def to_a_nanosecond(exchanges: Sequence[Exchange]) -> tuple[Exchange, ...]:
+    """The collectives with rounded times.
+
+    The last digits of a prediction depend on the processor. Without them, ties are decided alike everywhere, and a seed gives the
+    same plans.
+    """
+    return tuple(
+        replace(
+            exchange,
+            ready_us=tuple(round(us, _DIGITS) for us in exchange.ready_us),
+            posted_us=round(exchange.posted_us, _DIGITS),
+            ended_us=round(exchange.ended_us, _DIGITS),
+        )
+        for exchange in exchanges
+    )
 
 
 def hot_tensors(exchanges: Sequence[Exchange]) -> dict[str, float]:
@@ -70,12 +89,12 @@ def fitted_sync_time(exchanges: Sequence[Exchange]) -> SyncTime:
     if len(set(size.tolist())) == 1:
         mean = float(duration.mean())
         return SyncTime(alpha_us=mean / 2, beta_us=mean / 2 / max(float(size[0]), 1.0))
-    slope, offset = np.polyfit(size, duration, 1).tolist()
+    slope, offset = linear_regression(size.tolist(), duration.tolist())
     if slope < 0:
         return SyncTime(alpha_us=max(float(duration.mean()), 0.0), beta_us=0.0)
     if offset < 0:
         return SyncTime(alpha_us=0.0, beta_us=float((size * duration).sum() / (size * size).sum()))
-    return SyncTime(alpha_us=offset, beta_us=slope)
+    return SyncTime(alpha_us=round(offset, _DIGITS), beta_us=float(f"{slope:.6g}"))
 
 
 class Part(NamedTuple):

@@ -84,8 +84,8 @@ def import_trace(sources: str | Path | Sequence[str | Path], out: str | Path, *,
     InputError
         A file is of no known format, or `out` exists.
     """
-    from dpro_search.collect.parameters import with_parameters
     from dpro_search.collect.readers import importers
+    from dpro_search.collect.readers.parameters import with_parameters
 
     if Path(out).exists():
         raise InputError(f"{out}: exists already; remove it or choose another folder")

@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
-from dpro_search.collect.torch_assemble import assemble_torch
+from dpro_search.collect.assemble.byteps import assemble_byteps
+from dpro_search.collect.assemble.mxnet_horovod import assemble_mxnet_horovod
+from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.trace import Trace
 
 DATA = Path(__file__).parent / "data"

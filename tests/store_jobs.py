@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.assemble.kvstore_slices import Slicing
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.servers.byteps_job import BytepsJob
 from dpro_search.space.servers.kvstore_job import KvstoreJob

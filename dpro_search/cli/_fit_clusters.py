@@ -13,8 +13,8 @@ def train_clusters(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Train the model of fused ops on tables of measured clusters (none: the bundled one) and print its scores."""
     from dpro_search.cli._output import print_json, stderr_console
     from dpro_search.collect._files import require_new
-    from dpro_search.collect.clusters.bundled import bundled_table_path
-    from dpro_search.collect.clusters.table import read_table
+    from dpro_search.collect.tables.bundled_clusters import bundled_table_path
+    from dpro_search.collect.tables.clusters import read_table
     from dpro_search.costmodel.fused.model_file import FusionModel
     from dpro_search.errors import InputError, JobError
 
@@ -90,8 +90,8 @@ def measure_clusters(out: Path, limit: int, models: str | None, workloads: Path,
     import os
 
     from dpro_search.cli._output import print_json, stderr_console
-    from dpro_search.collect.clusters.collector import CollectRequest, Progress, collect_clusters
     from dpro_search.errors import MissingCapabilityError
+    from dpro_search.measure.clusters import CollectRequest, Progress, collect_clusters
 
     root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
     interpreter = Path(python) if python else root / "tensorflow" / "bin" / "python"

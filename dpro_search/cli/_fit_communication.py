@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpro_search.collect.communication.collector import CommRequest, Progress
     from dpro_search.costmodel.collectives.model_file import CommunicationModel, SeriesInfo
     from dpro_search.costmodel.collectives.series import Series
+    from dpro_search.measure.all_reduces import CommRequest, Progress
 
 
 def are_of_communication(sources: Sequence[Path]) -> bool:
@@ -17,7 +17,7 @@ def are_of_communication(sources: Sequence[Path]) -> bool:
 
     Raises `InputError` where they are of both kinds, or a file cannot be read.
     """
-    from dpro_search.collect.communication.table import is_comm_table
+    from dpro_search.collect.tables.all_reduces import is_comm_table
     from dpro_search.errors import InputError
 
     kinds = {source: source.is_dir() or is_comm_table(source) for source in sources}
@@ -60,8 +60,8 @@ def train_communication(sources: tuple[Path, ...], out: Path, as_json: bool) -> 
 
 def request_of(backends: str | None, ranks: str, rates: str, **others: Any) -> CommRequest:
     """The request of the options of --collect comm; `others` are passed on. Raises `InputError` for invalid values."""
-    from dpro_search.collect.communication.collector import CommRequest
     from dpro_search.errors import InputError
+    from dpro_search.measure.all_reduces import CommRequest
     from dpro_search.quantities import parse_rate_bps
 
     counts = ranks.split(",")
@@ -78,7 +78,7 @@ def request_of(backends: str | None, ranks: str, rates: str, **others: Any) -> C
 def measure_communication(request: CommRequest, out: Path, as_json: bool) -> None:
     """Measure all-reduces into the table `out`; continues where an earlier call stopped."""
     from dpro_search.cli._output import print_json, stderr_console
-    from dpro_search.collect.communication.collector import collect_communication
+    from dpro_search.measure.all_reduces import collect_communication
 
     with stderr_console().status("starting") as status:
 
@@ -107,7 +107,7 @@ def measure_communication(request: CommRequest, out: Path, as_json: bool) -> Non
 
 def _write_choices(sources: Sequence[Path], out: Path) -> Path | None:
     """The library of all-reduces with what tables of its own say is the fastest; None: no table has any."""
-    from dpro_search.collect.communication.table import read_comm_table
+    from dpro_search.collect.tables.all_reduces import read_comm_table
     from dpro_search.costmodel.collectives.all_reduce_table import choices
     from dpro_search.deploy.all_reduce import write_all_reduces
 
@@ -123,7 +123,7 @@ def _write_choices(sources: Sequence[Path], out: Path) -> Path | None:
 
 def _series(source: Path) -> list[Series]:
     from dpro_search.cli._output import stderr_console
-    from dpro_search.collect.communication.table import read_comm_table
+    from dpro_search.collect.tables.all_reduces import read_comm_table
     from dpro_search.collect.trace import Trace
     from dpro_search.costmodel.collectives.series import nccl_series, table_series, trace_series
     from dpro_search.errors import InputError

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpro_search.cluster import Device
-    from dpro_search.costmodel.devices.added import MeasuringProgress
     from dpro_search.costmodel.devices.sampled import HeldOutErrors
     from dpro_search.costmodel.devices.written import OpSpec
+    from dpro_search.measure.devices import MeasuringProgress
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
@@ -31,10 +31,10 @@ def measure_device(
     """Time ops on this machine's device into a file of the user's devices, or into `out`; goes on where a call stopped."""
     from dpro_search.cli._output import print_json, stderr_console
     from dpro_search.cluster import bundled
-    from dpro_search.collect.device_ops import OpTimer
-    from dpro_search.costmodel.devices.added import add_device, usual_name
     from dpro_search.costmodel.devices.sampled import held_out, latency_on, outside_of
     from dpro_search.errors import InputError
+    from dpro_search.measure.device_ops import OpTimer
+    from dpro_search.measure.devices import add_device, usual_name
 
     if name is not None and not _NAME.fullmatch(bundled.plain(name)):
         raise InputError(f"--name {name}: use letters, digits, dots and hyphens")

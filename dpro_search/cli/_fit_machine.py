@@ -8,8 +8,8 @@ from pathlib import Path
 def measure_this_machine(out: Path, rounds: int, as_json: bool) -> None:
     """Measure this machine into the file `out`, and print probes and scaled constants beside the bundled ones."""
     from dpro_search.cli._output import print_json, stderr_console
-    from dpro_search.collect.measured_machine import PROBES, measure_machine, value_of
     from dpro_search.machine import BUNDLED, load_machine
+    from dpro_search.measure.machine import PROBES, measure_machine, value_of
 
     with stderr_console().status("starting") as status:
         constants = measure_machine(out, rounds=rounds, on_progress=status.update)

@@ -79,7 +79,7 @@ def collect(
     from dpro_search.cli._trace import print_trace, trace_facts
     from dpro_search.collect.launch.host_limits import HostLimits
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
-    from dpro_search.collect.step_times import Schedule
+    from dpro_search.collect.launch.step_times import Schedule
     from dpro_search.errors import InputError
     from dpro_search.kinds import launcher_for
     from dpro_search.quantities import parse_rate_bps

@@ -41,8 +41,8 @@ def import_(
     from dpro_search.cli._output import microseconds
     from dpro_search.cli._trace import print_trace, trace_facts
     from dpro_search.collect._files import require_new, what_is
-    from dpro_search.collect.parameters import with_parameters
     from dpro_search.collect.readers.importers import import_trace
+    from dpro_search.collect.readers.parameters import with_parameters
     from dpro_search.collect.trace import EventKind
     from dpro_search.errors import InputError
     from dpro_search.kinds import assemble_raw, described_in

@@ -13,7 +13,7 @@ from dpro_search.cli._shared_options import HostChangeOption, HostCpusOption, Js
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpro_search.collect.step_times import StepTimes
+    from dpro_search.collect.launch.step_times import StepTimes
     from dpro_search.deploy.validate import MeasuredPlan, Validation
     from dpro_search.search.calibration import Calibration
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import write_file
-from dpro_search.collect.step_times import StepTimes
+from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.deploy.jobs import RecordedJob, Run
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.step_split import ComparedSplit

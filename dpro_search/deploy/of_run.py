@@ -11,7 +11,7 @@ import msgspec
 
 from dpro_search._text import without_secrets
 from dpro_search.collect._files import write_file
-from dpro_search.collect.step_times import StepTimes
+from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.collect.trace import Floats
 from dpro_search.deploy.chosen import ChosenPlan, PlansOfRun
 from dpro_search.deploy.export import ExportedFiles, export_plan

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import DAMAGED
-from dpro_search.collect.step_times import StepTimes
+from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.collect.trace import Floats
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.kept_rounds import FinishedRound, KeptRun

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpro_search.collect.parameters import GRADIENT
+from dpro_search.collect.readers.parameters import GRADIENT
 from dpro_search.collect.trace import CollectiveKind, EventKind, TensorInfo, Trace
 from dpro_search.graph.marked_spans import MarkedSpans, ThreadSpan
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph
     from dpro_search.collect.capture.runner import CaptureRequest
     from dpro_search.collect.launchers._base import Launcher
-    from dpro_search.collect.parallel_times import ParallelTimes
+    from dpro_search.collect.tables.parallel_times import ParallelTimes
     from dpro_search.deploy.jobs import RecordedJob
     from dpro_search.deploy.of_run import Deployed
     from dpro_search.deploy.parts.part import Target
@@ -303,7 +303,7 @@ def assemble_raw(raw: Path) -> Trace:
     TraceFormatError
         A file is damaged, or contradicts another.
     """
-    from dpro_search.collect.assembly import raw_format
+    from dpro_search.collect.assemble.common import raw_format
 
     recorded_format = raw_format(raw)
     for launcher in launchers():

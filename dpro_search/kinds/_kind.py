@@ -34,7 +34,7 @@ from dpro_search.kinds._options import PlanOptions
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph
     from dpro_search.collect.launchers._base import Launcher
-    from dpro_search.collect.parallel_times import ParallelTimes
+    from dpro_search.collect.tables.parallel_times import ParallelTimes
     from dpro_search.deploy.jobs import RecordedJob
     from dpro_search.space.plan import Plan
 

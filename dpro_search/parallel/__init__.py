@@ -18,7 +18,7 @@ from dpro_search.parallel.settings import MeshSettings
 
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph
-    from dpro_search.collect.parallel_times import ParallelTimes
+    from dpro_search.collect.tables.parallel_times import ParallelTimes
     from dpro_search.deploy.jobs import RecordedJob
     from dpro_search.space.plan import Plan
 

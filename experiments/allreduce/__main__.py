@@ -22,7 +22,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dpro_search.collect.communication.collector import CommRequest, Progress, collect_communication
+from dpro_search.measure.all_reduces import CommRequest, Progress, collect_communication
 from dpro_search.quantities import parse_rate_bps
 from experiments.allreduce.cases import WORKERS
 from experiments.allreduce.schemes import SCHEMES

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.assemble.kvstore_slices import Slicing
 from dpro_search.collect.launch.link import burst_bytes
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.engine import Engine

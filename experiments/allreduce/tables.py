@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpro_search.collect.communication.backends import LIBRARIES
-from dpro_search.collect.communication.table import AllReduceRow, CommTable, read_comm_table
+from dpro_search.collect.tables.all_reduces import LIBRARIES, AllReduceRow, CommTable, read_comm_table
 from dpro_search.costmodel.collectives.all_reduce_table import OF_LIBRARIES, choices, predicted_choice
 from dpro_search.costmodel.collectives.model_file import CommunicationModel
 from dpro_search.costmodel.collectives.series import table_series

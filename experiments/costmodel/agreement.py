@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.clusters.table import MeasuredCluster, read_table
+from dpro_search.collect.tables.clusters import MeasuredCluster, read_table
 
 
 def main() -> None:

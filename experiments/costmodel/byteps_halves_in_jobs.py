@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import MXNET_BYTEPS
-from dpro_search.collect.step_times import Schedule
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import PLAN_VARIABLE
 from dpro_search.deploy.parts.part import JobFacts

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect._files import write_file
-from dpro_search.collect.communication.table import read_comm_table
+from dpro_search.collect.tables.all_reduces import read_comm_table
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives.cost import CollectiveCost, fit_collective_cost
 from dpro_search.costmodel.collectives.counts import Points

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpro_search.collect.kvstore_slices import SLICE_THRESHOLD, VAN
+from dpro_search.collect.assemble.kvstore_slices import SLICE_THRESHOLD, VAN
 from dpro_search.collect.launch.netns import shaped_hosts
 from dpro_search.collect.launch.parameter_servers import ServerSpec, hosts_needed, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
-from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.memory import allocator_peak_bytes, peak_bytes
 from dpro_search.graph.build import build_graph

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import msgspec
 import numpy as np
 
-from dpro_search.collect.clusters.table import read_table
+from dpro_search.collect.tables.clusters import read_table
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.fused.cost import FusedCost, fit_fused_cost
 from dpro_search.costmodel.fused.features import ClusterFeatures, shaped_features

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dpro_search.collect.clusters.table import read_table
+from dpro_search.collect.tables.clusters import read_table
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.fused.clusters import ClusterCosts, ClusterTimes, default_model
 from dpro_search.costmodel.fused.features import shaped_features

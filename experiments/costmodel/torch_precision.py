@@ -18,15 +18,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.assembly import steps_of
+from dpro_search.collect.assemble.common import steps_of
+from dpro_search.collect.assemble.torch.autocast import Lowering, ModuleRows
+from dpro_search.collect.assemble.torch.files import RawRank, read_rank
+from dpro_search.collect.assemble.torch.modules import RankModules
+from dpro_search.collect.assemble.torch.spans import FUNCTION
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import PYTORCH_DDP
 from dpro_search.collect.modules import LoweredOps, ModuleInfo
-from dpro_search.collect.step_times import Schedule
-from dpro_search.collect.torch_autocast import Lowering, ModuleRows
-from dpro_search.collect.torch_files import RawRank, read_rank
-from dpro_search.collect.torch_modules import RankModules
-from dpro_search.collect.torch_spans import FUNCTION
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.costmodel.precision import CastRow, PrecisionRow, PrecisionTable, WorkloadTime, fit_torch
 from dpro_search.deploy.export import export_plan

@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 
 from dpro_search.analysis import predict
-from dpro_search.collect.assembly import aligned, joined, shifted
-from dpro_search.collect.torch_assemble import transfers_of
+from dpro_search.collect.assemble.common import aligned, joined, shifted
+from dpro_search.collect.assemble.torch.job import transfers_of
 from dpro_search.collect.trace import ClockReport, EventKind, Trace
 from dpro_search.errors import DproSearchError
 from dpro_search.graph.arrivals import arrivals

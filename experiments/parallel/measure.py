@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from dpro_search.collect.parallel_times import ParallelTimes
+from dpro_search.collect.tables.parallel_times import ParallelTimes
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.step_split import StepSplit
 from dpro_search.errors import DproSearchError

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.cluster import bundled
-from dpro_search.collect.parallel_times import BlockTime, ParallelTimes
+from dpro_search.collect.tables.parallel_times import BlockTime, ParallelTimes
 from dpro_search.kinds import job_of, load_source, timed_job
 from dpro_search.parallel.answers.breakdown import BETWEEN_PASSES, IN_PASSES
 from dpro_search.parallel.costs.recorded import RecordedTimes

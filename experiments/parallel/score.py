@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from dpro_search.collect.parallel_times import ParallelTimes
+from dpro_search.collect.tables.parallel_times import ParallelTimes
 from dpro_search.deploy.step_split import PARTS, ComparedSplit, StepSplit, mean_split
 from dpro_search.deploy.validate import noise_pct_of, typical_us
 from dpro_search.kinds import job_of, load_source

@@ -28,8 +28,8 @@ import numpy as np
 
 from dpro_search.collect._files import write_file
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.step_times import Schedule, StepTimes
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
-from dpro_search.collect.step_times import Schedule, StepTimes
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.fused.op_classes import OTHER, kind_of
 from dpro_search.deploy.jobs import Run

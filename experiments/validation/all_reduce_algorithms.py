@@ -20,11 +20,10 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect._files import write_file
-from dpro_search.collect.communication.collector import CommRequest, collect_communication
-from dpro_search.collect.communication.table import read_comm_table
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
-from dpro_search.collect.step_times import Schedule
+from dpro_search.collect.tables.all_reduces import read_comm_table
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.collectives.model_file import CommunicationModel
 from dpro_search.costmodel.collectives.series import table_series
@@ -32,6 +31,7 @@ from dpro_search.deploy.validate import typical_us
 from dpro_search.kinds import recorded_job
 from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.measure.all_reduces import CommRequest, collect_communication
 from dpro_search.quantities import parse_rate_bps
 from dpro_search.space.plan import Plan
 

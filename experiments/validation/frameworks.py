@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launch.step_times import Schedule, StepTimes
 from dpro_search.collect.launchers import (
     MXNET_BYTEPS,
     MXNET_HOROVOD,
@@ -29,7 +30,6 @@ from dpro_search.collect.launchers import (
     TENSORFLOW_HOROVOD,
     Launcher,
 )
-from dpro_search.collect.step_times import Schedule, StepTimes
 from dpro_search.quantities import parse_rate_bps
 from experiments.validation.measure import Measured
 

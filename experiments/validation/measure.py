@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launch.step_times import Schedule, StepTimes
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
-from dpro_search.collect.step_times import Schedule, StepTimes
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment

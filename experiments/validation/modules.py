@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import PYTORCH_DDP
-from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
 from dpro_search.kinds import Job, PlanOptions, job_of, recorded_job

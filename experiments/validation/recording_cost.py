@@ -22,8 +22,8 @@ import numpy as np
 
 from dpro_search.collect._files import write_file
 from dpro_search.collect.launch.ranks import JobSpec
+from dpro_search.collect.launch.step_times import Schedule, StepTimes
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
-from dpro_search.collect.step_times import Schedule, StepTimes
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.validate import typical_us

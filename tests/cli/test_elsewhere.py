@@ -9,7 +9,7 @@ import pytest
 from kineto_machine import Launch, Synchronize
 from kineto_machine import run as run_of_kernels
 
-from dpro_search.collect.torch_assemble import assemble_torch
+from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.kinds import job_of, recorded_job
 from dpro_search.kinds._elsewhere import elsewhere
 from dpro_search.kinds._real_runs import _here

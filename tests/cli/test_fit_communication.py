@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, read_comm_table, write_comm_table
+from dpro_search.collect.tables.all_reduces import AllReduceRow, CommHeader, CommTable, read_comm_table, write_comm_table
 from dpro_search.costmodel.collectives.model_file import CommunicationModel
 from dpro_search.errors import InputError
 from tests.in_process import dpro

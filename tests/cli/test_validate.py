@@ -8,7 +8,7 @@ import pytest
 import dpro_search
 from dpro_search.cli import main
 from dpro_search.cli.validate import validate
-from dpro_search.collect.step_times import StepTimes
+from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.deploy.step_split import ComparedSplit, StepSplit
 from dpro_search.deploy.validate import FailedPlan, Validation
 from dpro_search.errors import JobError

@@ -11,7 +11,7 @@ from sample import sample
 
 import dpro_search
 from dpro_search.cli import main
-from dpro_search.collect.torch_assemble import assemble_torch
+from dpro_search.collect.assemble.torch.job import assemble_torch
 from tests.sample import horovod_trace_path
 
 DATA = Path(__file__).parents[1] / "data"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sample import sample
 
-from dpro_search.collect.assemble import _warnings
+from dpro_search.collect.assemble.tensorflow_horovod import _warnings
 from dpro_search.collect.trace import EventKind
 
 

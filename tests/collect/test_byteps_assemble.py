@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from importer_kit import FUZZ, check_trace, plain
 
-from dpro_search.collect.byteps_assemble import assemble_byteps
+from dpro_search.collect.assemble.byteps import assemble_byteps
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.space.servers.byteps_job import hash_of

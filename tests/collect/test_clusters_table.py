@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.clusters.table import (
+from dpro_search.collect.tables.clusters import (
     Cluster,
     ClusterOp,
     ClusterTable,

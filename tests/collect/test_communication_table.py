@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.communication.table import (
+from dpro_search.collect.tables.all_reduces import (
     AllReduceRow,
     CommHeader,
     CommTable,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dpro_search.collect.assembly import event_columns
-from dpro_search.collect.horovod_phases import HorovodJobFile, settings_with_groups, timeline_warnings
+from dpro_search.collect.assemble.common import event_columns
+from dpro_search.collect.assemble.horovod_phases import HorovodJobFile, settings_with_groups, timeline_warnings
 from dpro_search.collect.readers.horovod.timeline import HorovodTimeline
 from dpro_search.collect.trace import CommSettings, EventKind, TensorInfo
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample import sample
 
-from dpro_search.collect.communication.backends import backends_named
-from dpro_search.collect.communication.collector import CommRequest
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores, run_ranks
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.errors import InputError
+from dpro_search.measure.all_reduces import CommRequest
+from dpro_search.measure.backends import backends_named
 from dpro_search.space.cluster import ClusterSpec
 
 

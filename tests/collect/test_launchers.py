@@ -11,8 +11,9 @@ import msgspec
 import pytest
 from sample import sample
 
-from dpro_search.collect.assembly import JobFile, RankFile, read_job, read_json
+from dpro_search.collect.assemble.common import JobFile, RankFile, read_job, read_json
 from dpro_search.collect.launch.ranks import JobSpec, hook_env, run_ranks
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import (
     MXNET_BYTEPS,
     MXNET_HOROVOD,
@@ -23,7 +24,6 @@ from dpro_search.collect.launchers import (
 )
 from dpro_search.collect.launchers.ps_lite import explained
 from dpro_search.collect.machine_load import load_warning
-from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 from dpro_search.kinds import assemble_raw, launcher_for, launchers

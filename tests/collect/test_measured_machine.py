@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect import measured_machine
-from dpro_search.collect.measured_machine import PROBES, Probe, measure_machine, value_of, with_value
 from dpro_search.errors import InputError
 from dpro_search.machine import BUNDLED, Origin, load_machine, machine_toml
+from dpro_search.measure import machine as measured_machine
+from dpro_search.measure.machine import PROBES, Probe, measure_machine, value_of, with_value
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mxnet_profiles import EPOCH, ROUNDS, STEP_US, layered, server, worker
 
-from dpro_search.collect.mxnet_assemble import assemble_kvstore
+from dpro_search.collect.assemble.kvstore import assemble_kvstore
 from dpro_search.collect.trace import EventKind
 from dpro_search.errors import DproSearchError, InputError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.mxnet_horovod_assemble import assemble_mxnet_horovod
+from dpro_search.collect.assemble.mxnet_horovod import assemble_mxnet_horovod
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.graph.build import build_graph

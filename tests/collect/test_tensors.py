@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from sample import sample
 from test_readers_xplane import PlaneFile
 
+from dpro_search.collect.assemble.tensors import allocator_report, with_tensors
 from dpro_search.collect.readers.protos import MESSAGES
 from dpro_search.collect.readers.tensorflow.graphdef import read_partition_graph
 from dpro_search.collect.readers.tensorflow.xplane import memory_events, read_xplane, tensor_types
-from dpro_search.collect.tensors import allocator_report, with_tensors
 from dpro_search.collect.trace import GraphTensors, TensorType, Trace
 from dpro_search.errors import TraceFormatError
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from dpro_search.collect.assemble.torch.autocast import ModuleRows, lowering
+from dpro_search.collect.assemble.torch.execution import ExecutionNode, TensorUse
 from dpro_search.collect.modules import LoweredOp
 from dpro_search.collect.readers.kineto.host_spans import HostSpans
-from dpro_search.collect.torch_autocast import ModuleRows, lowering
-from dpro_search.collect.torch_execution import ExecutionNode, TensorUse
 from tests.recordings import trace_of
 
 BATCH, WIDTH = 16, 64

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.torch_assemble import assemble_torch
+from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.costmodel.collectives.ddp import fit_fsdp_costs
 from dpro_search.errors import DproSearchError, GraphError, InputError, TraceFormatError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpro_search import Recording
-from dpro_search.collect.byteps_assemble import assemble_byteps
+from dpro_search.collect.assemble.byteps import assemble_byteps
 from dpro_search.collect.trace import TRACE_VERSION, CollectiveKind, EventKind, Role, Trace
 from dpro_search.kinds import assemble_raw
 from tests.sample import horovod_trace_path

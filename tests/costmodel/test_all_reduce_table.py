@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable
+from dpro_search.collect.tables.all_reduces import AllReduceRow, CommHeader, CommTable
 from dpro_search.costmodel.collectives.all_reduce_table import choices
 from dpro_search.costmodel.collectives.counts import Algorithm
 from dpro_search.costmodel.collectives.series import algorithms_of

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sample import sample
 
-from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable
 from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.tables.all_reduces import AllReduceRow, CommHeader, CommTable
 from dpro_search.collect.trace import EventKind
 from dpro_search.costmodel.collectives.counts import Algorithm
 from dpro_search.costmodel.collectives.model_file import CommunicationModel

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dpro_search.collect.step_times import StepTimes
+from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.validate import validate

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sample import sample
 
-from dpro_search.collect.assembly import aligned
+from dpro_search.collect.assemble.common import aligned
 from dpro_search.errors import InputError
 from dpro_search.search import run_search
 from experiments.dpro.alignment import with_clocks

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpro_search.collect.parallel_times import BlockTime, ParallelTimes
+from dpro_search.collect.tables.parallel_times import BlockTime, ParallelTimes
 from dpro_search.deploy.step_split import StepSplit
 from experiments.parallel.__main__ import print_splits
 from experiments.parallel.cases import PACED_MICRO_BATCH, SEQUENCE, cases

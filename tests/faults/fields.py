@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from dpro_search.collect.capture import read_graph
-from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, write_comm_table
-from dpro_search.collect.parallel_times import ParallelTimes, UpdateTime
+from dpro_search.collect.tables.all_reduces import AllReduceRow, CommHeader, CommTable, write_comm_table
+from dpro_search.collect.tables.parallel_times import ParallelTimes, UpdateTime
 from dpro_search.kinds import captured_text
 from tests.collect.kineto_files import collective_job, distributed, small_job
 from tests.faults.flips import CAPTURED, CONFIG

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from dpro_search.cli import main
-from dpro_search.collect.clusters.table import TableHeader
-from dpro_search.collect.communication.table import KIND, TABLE_VERSION
 from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
 from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.tables.all_reduces import KIND, TABLE_VERSION
+from dpro_search.collect.tables.clusters import TableHeader
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import TraceFormatError
 from tests.faults.processes import SEARCH, shown

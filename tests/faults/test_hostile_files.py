@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sample import predictor
 
 from dpro_search import load_run
-from dpro_search.collect.torch_assemble import assemble_torch
+from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.kinds import recorded_job

@@ -9,8 +9,8 @@ import pytest
 from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.parameter_servers import run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import MXNET_BYTEPS
-from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import JobError
 from dpro_search.replay.replayer import replay

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.clusters.collector import CollectRequest, collect_clusters
-from dpro_search.collect.clusters.table import read_table
+from dpro_search.collect.tables.clusters import read_table
 from dpro_search.errors import InputError, JobError
+from dpro_search.measure.clusters import CollectRequest, collect_clusters
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.communication.collector import CommRequest, collect_communication
-from dpro_search.collect.communication.table import read_comm_table
+from dpro_search.collect.tables.all_reduces import read_comm_table
 from dpro_search.costmodel.collectives.counts import counts
 from dpro_search.costmodel.collectives.series import algorithms_of
 from dpro_search.errors import InputError
+from dpro_search.measure.all_reduces import CommRequest, collect_communication
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import OF_LIBRARY
 
 pytestmark = [

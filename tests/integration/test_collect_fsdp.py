@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import PYTORCH_DDP, PYTORCH_FSDP
-from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.fsdp import Purpose, build_fsdp_graph

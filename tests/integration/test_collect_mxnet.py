@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpro_search.collect.assemble.kvstore import assemble_kvstore
 from dpro_search.collect.launch import parameter_servers
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import MXNET_KVSTORE
-from dpro_search.collect.mxnet_assemble import assemble_kvstore
-from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError, JobError, TraceFormatError
 from dpro_search.kinds import recorded_job

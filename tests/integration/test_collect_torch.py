@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import PYTORCH_DDP
-from dpro_search.collect.step_times import Schedule
-from dpro_search.collect.torch_assemble import assemble_torch
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, JobError
 from dpro_search.kinds.ddp.predictor import DdpPredictor

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import PYTORCH_DDP, TENSORFLOW_HOROVOD
-from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
 from dpro_search.deploy.export import export_plan

@@ -14,8 +14,8 @@ from dpro_search.collect.launch.cpu_quota import hosts_with_quotas
 from dpro_search.collect.launch.host_limits import HostLimits
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores, run_ranks
+from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import PYTORCH_DDP
-from dpro_search.collect.step_times import Schedule
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import recorded_job

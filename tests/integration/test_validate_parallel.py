@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.parallel_times import ParallelTimes
+from dpro_search.collect.tables.parallel_times import ParallelTimes
 from dpro_search.kinds import described_job, job_of, load_source
 from dpro_search.space.plan import Plan
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.cluster import parse_cluster
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.torch_assemble import assemble_torch
+from dpro_search.collect.assemble.byteps import assemble_byteps
+from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.collectives.horovod import at_cluster
 from dpro_search.costmodel.collectives.nccl import Placement, collective_us

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.parameters import with_parameters
 from dpro_search.collect.readers.importers import import_trace
+from dpro_search.collect.readers.parameters import with_parameters
 from dpro_search.collect.trace import MemorySamples, Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_ddp

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from dpro_search.collect.assembly import JobFile, RankFile, read_job
+from dpro_search.collect.assemble.common import JobFile, RankFile, read_job
 from dpro_search.collect.launchers import Launcher, Run
 from dpro_search.collect.trace import (
     ClockReport,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 import pytest
 
 from dpro_search.cluster import parse_cluster
-from dpro_search.collect.parallel_times import BlockTime, ParallelTimes
+from dpro_search.collect.tables.parallel_times import BlockTime, ParallelTimes
 from dpro_search.parallel.costs import pricer
 from dpro_search.parallel.costs.pricer import Pricer
 from dpro_search.parallel.costs.recorded import RecordedTimes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpro_search.collect.parallel_times import ParallelTimes
+from dpro_search.collect.tables.parallel_times import ParallelTimes
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.kinds import job_of, load_source
 from dpro_search.parallel import KIND

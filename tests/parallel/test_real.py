@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dpro_search.collect.parallel_times import BlockTime, ParallelTimes
+from dpro_search.collect.tables.parallel_times import BlockTime, ParallelTimes
 from dpro_search.errors import InputError
 from dpro_search.kinds import described_job, job_of, load_source
 from dpro_search.space.plan import Plan

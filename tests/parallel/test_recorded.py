@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpro_search.collect.parallel_times import BlockTime, CollectiveTime, ParallelTimes, UpdateTime
+from dpro_search.collect.tables.parallel_times import BlockTime, CollectiveTime, ParallelTimes, UpdateTime
 from dpro_search.costmodel.collectives.nccl import Placement
 from dpro_search.errors import InputError
 from dpro_search.parallel.costs.recorded import Cut, ModelledOwn, Own, RecordedTimes, Work

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dpro_search.collect.parallel_times import BlockTime, CollectiveTime, ParallelTimes, UpdateTime
+from dpro_search.collect.tables.parallel_times import BlockTime, CollectiveTime, ParallelTimes, UpdateTime
 from dpro_search.kinds import job_of, load_source
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale

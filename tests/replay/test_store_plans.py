@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.assemble.kvstore_slices import Slicing
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.assemble.kvstore_slices import Slicing
 from dpro_search.space.servers.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.servers.kvstore_job import KvstoreJob, kvstore_graph
 from experiments.search.parts_by_tensor import BytepsByTensor, Case, KvstoreByTensor, searched, with_sizes

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from compute_graphs import Factor, layered
 
-from dpro_search.collect.step_times import StepTimes
+from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.collect.trace import CommSettings
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.losses import Equivalence, Loss

@@ -22,8 +22,8 @@ from rich.console import Console
 from dpro_search.cli._search_progress import progress
 from dpro_search.cli._search_result import Deployment, print_result
 from dpro_search.cli.run import SamplerName
-from dpro_search.collect.byteps_assemble import assemble_byteps
-from dpro_search.collect.torch_assemble import assemble_torch
+from dpro_search.collect.assemble.byteps import assemble_byteps
+from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.trace import CommSettings, Trace
 from dpro_search.deploy.parts.horovod import HOROVOD
 from dpro_search.deploy.parts.part import JobFacts

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from dpro_search.collect.assemble import FORMAT, HookFile, assemble, read_hook
-from dpro_search.collect.assembly import JobFile, RankFile
-from dpro_search.collect.horovod_phases import EXACT_GROUPS, HorovodJobFile
+from dpro_search.collect.assemble.common import JobFile, RankFile
+from dpro_search.collect.assemble.horovod_phases import EXACT_GROUPS, HorovodJobFile
+from dpro_search.collect.assemble.mxnet_horovod import FORMAT as MXNET_FORMAT
+from dpro_search.collect.assemble.mxnet_horovod import MxnetHorovodHookFile, assemble_mxnet_horovod, read_mxnet_horovod_hook
+from dpro_search.collect.assemble.tensorflow_horovod import FORMAT, HookFile, assemble, read_hook
 from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launchers._base import Launcher, Run
-from dpro_search.collect.mxnet_horovod_assemble import FORMAT as MXNET_FORMAT
-from dpro_search.collect.mxnet_horovod_assemble import MxnetHorovodHookFile, assemble_mxnet_horovod, read_mxnet_horovod_hook
 from dpro_search.collect.trace import CommSettings, Trace
 from dpro_search.errors import InputError, JobError
 

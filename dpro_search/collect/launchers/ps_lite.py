@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from dpro_search.collect.assembly import JobFile
-from dpro_search.collect.byteps_assemble import FORMAT as BYTEPS_FORMAT
-from dpro_search.collect.byteps_assemble import KNOBS as BYTEPS_KNOBS
-from dpro_search.collect.byteps_assemble import assemble_byteps, read_byteps_hook
-from dpro_search.collect.kvstore_slices import DEFAULT_KNOBS
+from dpro_search.collect.assemble.byteps import FORMAT as BYTEPS_FORMAT
+from dpro_search.collect.assemble.byteps import KNOBS as BYTEPS_KNOBS
+from dpro_search.collect.assemble.byteps import assemble_byteps, read_byteps_hook
+from dpro_search.collect.assemble.common import JobFile
+from dpro_search.collect.assemble.kvstore import FORMAT, MxnetHookFile, ServerJobFile, assemble_kvstore, read_mxnet_hook
+from dpro_search.collect.assemble.kvstore_slices import DEFAULT_KNOBS
 from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.own_shm import require_own_shm
 from dpro_search.collect.launch.parameter_servers import (
@@ -32,7 +33,6 @@ from dpro_search.collect.launch.parameter_servers import (
 )
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launchers._base import Launcher, Run
-from dpro_search.collect.mxnet_assemble import FORMAT, MxnetHookFile, ServerJobFile, assemble_kvstore, read_mxnet_hook
 from dpro_search.collect.this_machine import boot_id
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import JobError

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpro_search.collect.assemble.torch.files import FORMAT, FSDP_FORMAT, TorchHookFile, read_torch_hook
+from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.launchers._base import Launcher, Run
-from dpro_search.collect.torch_assemble import assemble_torch
-from dpro_search.collect.torch_files import FORMAT, FSDP_FORMAT, TorchHookFile, read_torch_hook
 from dpro_search.collect.trace import Trace
 
 

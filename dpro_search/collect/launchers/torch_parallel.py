@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import JobFile, RankFile, no_profiled_step, read_job, read_json, steps_of
+from dpro_search.collect.assemble.common import JobFile, RankFile, no_profiled_step, read_job, read_json, steps_of
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.launchers._base import Launcher, Run
 from dpro_search.collect.trace import CollectiveKind, ProcessGroup, Trace

@@ -18,7 +18,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from dpro_search.collect.described import described
+from dpro_search.collect.assemble.described import described
 from dpro_search.collect.readers._bytes import read_available
 from dpro_search.collect.readers._salvage import cut_off, damaged
 from dpro_search.collect.readers._wire import Frames, varint

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.assembly import shifted
+from dpro_search.collect.assemble.common import shifted
 from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.collect.trace import (
     DESCRIPTIONS,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpro_search.collect.described import described
+from dpro_search.collect.assemble.described import described
 from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers.event_table import EventTable, clocks_as_recorded
 from dpro_search.collect.readers.importers import Importer

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.communication.backends import BACKENDS, LIBRARIES
-from dpro_search.collect.communication.table import AllReduceRow, CommTable
+from dpro_search.collect.tables.all_reduces import LIBRARIES, AllReduceRow, CommTable, all_reduces_over
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives.counts import Points
 from dpro_search.costmodel.collectives.model_file import CommunicationModel
@@ -93,8 +92,7 @@ def predicted_us(
         link_bytes_per_us=np.array(np.inf if rate_bps is None else rate_bps / 8e6),
         cores=np.array(cores),
     )
-    names = [name for name in BACKENDS[backend].algorithms if not name.startswith(OF_LIBRARIES)]
-    series = {name: series_name(backend, name, ranks_per_host) for name in names}
+    series = {name: series_name(backend, name, ranks_per_host) for name in all_reduces_over(backend)}
     known_series = {name: one for name, one in series.items() if one in model.costs}
     if not known_series:
         raise InputError(

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search._regular_files import open_regular
-from dpro_search.collect.communication.backends import LIBRARIES
-from dpro_search.collect.communication.table import AllReduceRow, CommTable
-from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.assemble.kvstore_slices import Slicing
+from dpro_search.collect.tables.all_reduces import LIBRARIES, AllReduceRow, CommTable
 from dpro_search.collect.trace import CollectiveKind, EventKind, Events, Floats, Trace
 from dpro_search.costmodel.collectives.counts import HIERARCHY, Algorithm, Points
 from dpro_search.errors import InputError, TraceFormatError

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search._compiled import njit
-from dpro_search.collect.clusters.table import Cluster
+from dpro_search.collect.tables.clusters import Cluster
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.fused.flat import FlatClusters
 from dpro_search.costmodel.fused.flatten import flatten

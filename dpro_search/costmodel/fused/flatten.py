@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpro_search.collect.clusters.table import ROLES, Cluster
+from dpro_search.collect.tables.clusters import ROLES, Cluster
 from dpro_search.collect.trace import Ints
 from dpro_search.costmodel.fused import op_parts
 from dpro_search.costmodel.fused.flat import OP, TENSOR, FlatClusters, Records, pointers

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dpro_search._version import __version__
 from dpro_search.collect._files import written_folder
-from dpro_search.collect.clusters.table import ClusterTable, MeasuredCluster, TableHeader
+from dpro_search.collect.tables.clusters import ClusterTable, MeasuredCluster, TableHeader
 from dpro_search.collect.trace import Floats
 from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.forest import ARRAY_NAME, Forest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro_search._compiled import njit
-from dpro_search.collect.clusters.table import ROLES
+from dpro_search.collect.tables.clusters import ROLES
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.fused.flat import FlatClusters, pointers
 from dpro_search.costmodel.fused.op_classes import KINDS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpro_search.collect.byteps_assemble import FORMAT
+from dpro_search.collect.assemble.byteps import FORMAT
 from dpro_search.deploy.parts.stores import BYTEPS
 from dpro_search.kinds._store_kind import StoreKind
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpro_search.collect.torch_files import FORMAT
+from dpro_search.collect.assemble.torch.files import FORMAT
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.pytorch import DDP, PYTORCH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpro_search.collect.torch_files import FSDP_FORMAT
+from dpro_search.collect.assemble.torch.files import FSDP_FORMAT
 from dpro_search.deploy.parts.pytorch import FSDP
 from dpro_search.kinds._kind import Kind
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpro_search.collect.mxnet_assemble import FORMAT
+from dpro_search.collect.assemble.kvstore import FORMAT
 from dpro_search.deploy.parts.stores import MXNET
 from dpro_search.deploy.parts.synchronisation import MXNET_SYNCHRONISATION
 from dpro_search.kinds._store_kind import StoreKind

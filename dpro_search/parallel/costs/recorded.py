@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dpro_search.collect.parallel_times import BlockTime, ParallelTimes
+from dpro_search.collect.tables.parallel_times import BlockTime, ParallelTimes
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives.nccl import Placement
 from dpro_search.parallel.gpu_ops import expected_largest

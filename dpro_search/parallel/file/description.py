@@ -27,7 +27,7 @@ from dpro_search.cluster.link import BETWEEN, INSIDE
 from dpro_search.cluster.names import file_beside
 from dpro_search.cluster.this_machine import core_of_this_machine
 from dpro_search.collect.capture import read_graph
-from dpro_search.collect.parallel_times import ParallelTimes
+from dpro_search.collect.tables.parallel_times import ParallelTimes
 from dpro_search.errors import InputError
 from dpro_search.kinds._kind import Description
 from dpro_search.parallel.captured import captured_model

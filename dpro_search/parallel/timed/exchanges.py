@@ -15,7 +15,7 @@ from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.netns import shaped_hosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
-from dpro_search.collect.parallel_times import CollectiveTime
+from dpro_search.collect.tables.parallel_times import CollectiveTime
 from dpro_search.errors import JobError
 from dpro_search.runtime import WORKERS
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.ranks import require_framework, run_ranks
-from dpro_search.collect.parallel_times import BlockTime, ParallelTimes, RankStep, UpdateTime
+from dpro_search.collect.tables.parallel_times import BlockTime, ParallelTimes, RankStep, UpdateTime
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import RecordedJob, with_exported, with_observer
 from dpro_search.errors import InputError, JobError

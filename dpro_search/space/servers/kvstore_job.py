@@ -27,7 +27,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.assemble.kvstore_slices import Slicing
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind

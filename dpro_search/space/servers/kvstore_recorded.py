@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpro_search.collect.kvstore_slices import Slicing
+from dpro_search.collect.assemble.kvstore_slices import Slicing
 from dpro_search.collect.trace import EventKind, Events, Floats, Role, TensorInfo, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind

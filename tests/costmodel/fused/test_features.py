@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from costmodel.fused.clusters import clusters
 
-from dpro_search.collect.clusters.table import Cluster, ClusterOp, ClusterTensor
+from dpro_search.collect.tables.clusters import Cluster, ClusterOp, ClusterTensor
 from dpro_search.costmodel.fused.features import FEATURES, shaped_features, timed_features
 from dpro_search.costmodel.fused.flatten import flatten
 from dpro_search.costmodel.fused.op_classes import KINDS, TypedOp, class_of, flops, is_strided, kind_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from costmodel.fused.clusters import clusters
 
-from dpro_search.collect.clusters.table import Cluster, ClusterOp, ClusterTensor
+from dpro_search.collect.tables.clusters import Cluster, ClusterOp, ClusterTensor
 from dpro_search.costmodel.fused.features import shaped_features
 from dpro_search.costmodel.fused.flatten import Product, product_of
 from dpro_search.costmodel.fused.op_classes import TypedOp

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.described import described
+from dpro_search.collect.assemble.described import described
 from dpro_search.collect.readers._bytes import read_available
 from dpro_search.collect.readers._chrome import chrome_events
 from dpro_search.collect.readers._salvage import shown

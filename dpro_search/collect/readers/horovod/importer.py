@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dpro_search.collect.described import described
+from dpro_search.collect.assemble.described import described
 from dpro_search.collect.readers.event_table import EventTable, clocks_as_recorded, steps_by_repetition
 from dpro_search.collect.readers.horovod.timeline import KIND_OF_PHASE, HorovodTimeline, Phase, read_horovod_timeline
 from dpro_search.collect.readers.importers import Importer

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpro_search.collect._memory import give_back
-from dpro_search.collect.described import described
+from dpro_search.collect.assemble.described import described
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.readers.kineto.collectives import Match, align, match_collectives
 from dpro_search.collect.readers.kineto.columns import read_kineto_file

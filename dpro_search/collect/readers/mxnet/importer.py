@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.described import described
+from dpro_search.collect.assemble.described import described
 from dpro_search.collect.readers._salvage import shown
 from dpro_search.collect.readers.event_table import EventTable, clocks_checked
 from dpro_search.collect.readers.importers import Importer, read_head

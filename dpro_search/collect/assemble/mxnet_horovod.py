@@ -14,8 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.assembly import aligned, completed, event_columns, joined, no_profiled_step, read_job, read_json, shifted
-from dpro_search.collect.horovod_phases import (
+from dpro_search.collect.assemble.common import (
+    aligned,
+    completed,
+    event_columns,
+    joined,
+    no_profiled_step,
+    read_job,
+    read_json,
+    shifted,
+)
+from dpro_search.collect.assemble.horovod_phases import (
     HorovodJobFile,
     HorovodRankFile,
     horovod_facts,
@@ -23,8 +32,8 @@ from dpro_search.collect.horovod_phases import (
     timeline_dropped,
     timeline_warnings,
 )
-from dpro_search.collect.mxnet_assemble import Parameter, StoreFacts
-from dpro_search.collect.mxnet_horovod_steps import AllReduce, StepOps, comm_node, divide_into_steps, step_graph
+from dpro_search.collect.assemble.kvstore import Parameter, StoreFacts
+from dpro_search.collect.assemble.mxnet_horovod_steps import AllReduce, StepOps, comm_node, divide_into_steps, step_graph
 from dpro_search.collect.readers.horovod.timeline import HorovodTimeline, Phase, read_horovod_timeline
 from dpro_search.collect.readers.mxnet.files import COMM, Profile, Symbol, read_profile, read_symbol
 from dpro_search.collect.readers.mxnet.node_matching import unmatched_warnings

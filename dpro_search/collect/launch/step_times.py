@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpro_search.collect.assembly import RankFile
+from dpro_search.collect.assemble.common import RankFile
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError, JobError
 

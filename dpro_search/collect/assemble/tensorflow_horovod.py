@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import (
+from dpro_search.collect.assemble.common import (
     aligned,
     completed,
     event_columns,
@@ -25,7 +25,7 @@ from dpro_search.collect.assembly import (
     step_of,
     steps_of,
 )
-from dpro_search.collect.horovod_phases import (
+from dpro_search.collect.assemble.horovod_phases import (
     HorovodJobFile,
     HorovodRankFile,
     horovod_facts,
@@ -35,10 +35,10 @@ from dpro_search.collect.horovod_phases import (
     timeline_warnings,
     with_collectives,
 )
+from dpro_search.collect.assemble.tensors import allocator_report, with_tensors
 from dpro_search.collect.readers.horovod.timeline import HorovodTimeline, read_horovod_timeline
 from dpro_search.collect.readers.tensorflow.graphdef import CommNode, read_partition_graph
 from dpro_search.collect.readers.tensorflow.xplane import XPlaneRank, epoch_origin, read_xplane
-from dpro_search.collect.tensors import allocator_report, with_tensors
 from dpro_search.collect.trace import (
     CollectiveKind,
     EventKind,

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import RankFile, no_profiled_step, read_json
+from dpro_search.collect.assemble.common import RankFile, no_profiled_step, read_json
+from dpro_search.collect.assemble.torch.execution import ExecutionTrace, read_execution_trace
 from dpro_search.collect.readers.kineto.host_spans import HostSpans, read_host_spans
-from dpro_search.collect.torch_execution import ExecutionTrace, read_execution_trace
 from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "pytorch-ddp"

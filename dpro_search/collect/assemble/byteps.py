@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import completed, job_facts, joined, no_profiled_step, read_json, steps_of
-from dpro_search.collect.mxnet_assemble import MxnetHookFile, ServerJobFile, on_clock, places, read_server_job, with_servers
+from dpro_search.collect.assemble.common import completed, job_facts, joined, no_profiled_step, read_json, steps_of
+from dpro_search.collect.assemble.kvstore import MxnetHookFile, ServerJobFile, on_clock, places, read_server_job, with_servers
 from dpro_search.collect.readers.byteps.events import JobEvents
 from dpro_search.collect.readers.byteps.importer import match_workers, read_worker, servers_of_logs
 from dpro_search.collect.readers.byteps.logs import read_message_log, read_server_log

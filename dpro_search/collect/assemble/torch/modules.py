@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.assembly import step_of
+from dpro_search.collect.assemble.common import step_of
+from dpro_search.collect.assemble.torch.autocast import Lowering, ModuleRows, lowered_ops, lowering
+from dpro_search.collect.assemble.torch.execution import ExecutionNode, ExecutionTrace
+from dpro_search.collect.assemble.torch.files import RawRank
+from dpro_search.collect.assemble.torch.spans import FUNCTION, MODULE, inside
 from dpro_search.collect.modules import LoweredOps, ModuleCalls, ModuleInfo
 from dpro_search.collect.readers.kineto.host_spans import HostSpans
-from dpro_search.collect.torch_autocast import Lowering, ModuleRows, lowered_ops, lowering
-from dpro_search.collect.torch_execution import ExecutionNode, ExecutionTrace
-from dpro_search.collect.torch_files import RawRank
-from dpro_search.collect.torch_spans import FUNCTION, MODULE, inside
 from dpro_search.collect.trace import Ints, Steps
 
 # Backward functions, without "Backward" and what follows it.

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from dpro_search._regular_files import read_regular
+from dpro_search.collect.assemble.described import described
 from dpro_search.collect.clock import CommSpans, align_clocks
-from dpro_search.collect.described import described
 from dpro_search.collect.trace import DESCRIPTIONS, ClockReport, EventKind, Events, Floats, Ints, Steps, Trace
 from dpro_search.errors import InputError, TraceFormatError
 

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from dpro_search.collect._files import scratch_folder
-from dpro_search.collect.launch.json_worker import JsonWorker
 from dpro_search.collect.launch.ranks import require_framework, require_tools
 from dpro_search.errors import JobError, MissingCapabilityError
+from dpro_search.measure.json_worker import JsonWorker
 from dpro_search.runtime import WORKERS
 
 _WORKER = WORKERS / "dpro_search_device_worker.py"

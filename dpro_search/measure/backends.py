@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec, default_cores, require_framework
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
+from dpro_search.collect.tables.all_reduces import ALGORITHMS_OF_LIBRARY, HIERARCHY, LIBRARIES, all_reduces_over
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.runtime import ALL_REDUCE
-from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import OF_LIBRARY, SEGMENTS
-from dpro_search.runtime.all_reduce.dpro_search_all_reduce.library import MPICH, OPEN_MPI
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.library import OPEN_MPI
 
 _WORKER = ALL_REDUCE / "dpro_search_comm_worker.py"
 _PACKAGES = {
@@ -29,8 +29,6 @@ _PACKAGES = {
     MPIEXEC: "install MPICH (Debian: apt-get install mpich)",
     "setpriv": "install util-linux",
 }
-# What the algorithms of the MPI library itself are called beside those of `dpro_search_all_reduce`, by the backend that has both.
-LIBRARIES = {"mpi4py": "open-mpi ", "mpi4py-mpich": "mpich "}
 Launch = Callable[[JobSpec, Path, ShapedHosts], None]
 
 
@@ -117,16 +115,12 @@ _FORCED = {
     # Ranks that share a core let each other run while they wait, as mpirun has them do when it knows that they share it.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
-_HIERARCHY = "hierarchy"  # of hosts with several ranks
-_MPI = (*OPEN_MPI, _HIERARCHY)
-_RINGS = tuple(f"ring{segments}" for segments in SEGMENTS)
-_OWN = ("native", "gather", "direct", "recursive-doubling", "halving-doubling", *_RINGS, _HIERARCHY)
+_MPI = (*OPEN_MPI, HIERARCHY)
 
 
-def _over_mpi4py(library: str, names: Collection[str]) -> tuple[str, ...]:
+def _over_mpi4py(backend: str) -> tuple[str, ...]:
     """All-reduces of `dpro_search_all_reduce`, and beside them, in the same job, the MPI library's own."""
-    chosen = tuple(f"{OF_LIBRARY}{name}" for name in names if name != "default")
-    return (*_OWN, *chosen, *(f"{library}{name}" for name in names))
+    return (*all_reduces_over(backend), *(f"{LIBRARIES[backend]}{name}" for name in ALGORITHMS_OF_LIBRARY[backend]))
 
 
 _SEVERAL = ("mpi", *LIBRARIES)  # that can have several ranks on a host
@@ -139,7 +133,7 @@ BACKENDS = {
             name="mpi4py",
             modules=("mpi4py", "numpy"),
             tool="mpirun",
-            algorithms=_over_mpi4py(LIBRARIES["mpi4py"], OPEN_MPI),
+            algorithms=_over_mpi4py("mpi4py"),
             meets=True,
             polls=True,
             env=_FORCED,
@@ -149,7 +143,7 @@ BACKENDS = {
             name="mpi4py-mpich",
             modules=("mpi4py", "numpy"),
             tool=MPIEXEC,
-            algorithms=_over_mpi4py(LIBRARIES["mpi4py-mpich"], MPICH),
+            algorithms=_over_mpi4py("mpi4py-mpich"),
             meets=True,
             polls=True,
             launch=_launch_mpich,
@@ -192,8 +186,8 @@ def backends_named(names: tuple[str, ...], ranks_per_host: int = 1) -> tuple[Bac
         if several and name not in _SEVERAL:
             raise InputError(f"--backends {text}: several ranks on a host are measured with {listed(_SEVERAL)} only")
         if not several:
-            known = tuple(one for one in known if one != _HIERARCHY)
-        if algorithm == _HIERARCHY and not several:
+            known = tuple(one for one in known if one != HIERARCHY)
+        if algorithm == HIERARCHY and not several:
             raise InputError(f"--backends {text}: a hierarchy needs several ranks on each host: --ranks-per-host")
         if algorithm and algorithm not in known:
             raise InputError(f"--backends {text}: {name} has {', '.join(known)}")

@@ -24,12 +24,12 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect._files import scratch_folder
-from dpro_search.collect.communication.backends import Backend, backends_named
-from dpro_search.collect.communication.conversation import Answer, Cell, Conversation, Order
-from dpro_search.collect.communication.table import AllReduceRow, CommHeader, CommTable, RowKey, read_comm_table, write_comm_table
 from dpro_search.collect.launch.netns import ShapedHosts
+from dpro_search.collect.tables.all_reduces import AllReduceRow, CommHeader, CommTable, RowKey, read_comm_table, write_comm_table
 from dpro_search.collect.this_machine import machine
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
+from dpro_search.measure.backends import Backend, backends_named
+from dpro_search.measure.conversation import Answer, Cell, Conversation, Order
 
 SIZES = tuple(2**power for power in range(10, 29))  # 1 KiB to 256 MiB
 _TRAIN_US = 80e3  # timed calls of a cell in a round: so long, or so many

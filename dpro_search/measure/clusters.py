@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dpro_search.collect._files import scratch_folder
-from dpro_search.collect.clusters.table import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
-from dpro_search.collect.launch.json_worker import JsonWorker
 from dpro_search.collect.launch.ranks import require_framework, require_tools
 from dpro_search.collect.readers.tensorflow.xplane import read_xplane
+from dpro_search.collect.tables.clusters import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
 from dpro_search.collect.this_machine import processor
 from dpro_search.errors import InputError, JobError
+from dpro_search.measure.json_worker import JsonWorker
 from dpro_search.runtime import WORKERS
 
 _WORKER = WORKERS / "dpro_search_cluster_worker.py"

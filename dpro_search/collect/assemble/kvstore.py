@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import (
+from dpro_search.collect.assemble.common import (
     JobFile,
     RankFile,
     completed,
@@ -27,8 +27,8 @@ from dpro_search.collect.assembly import (
     read_json,
     steps_of,
 )
+from dpro_search.collect.assemble.kvstore_slices import Slicing
 from dpro_search.collect.clock import CommSpans, align_clocks
-from dpro_search.collect.kvstore_slices import Slicing
 from dpro_search.collect.readers.mxnet.files import COMM, Profile, Span, Symbol, read_profile, read_symbol
 from dpro_search.collect.readers.mxnet.importer import ProfileWriter
 from dpro_search.collect.trace import ClockReport, Steps, TensorInfo, Trace

@@ -1,6 +1,6 @@
 """Raw files of a recorded distributed PyTorch job (DistributedDataParallel, or ``fully_shard``) -> `Trace`.
 
-`torch_files.py` reads the files; `torch_events.py` and `torch_fsdp_events.py` make a rank's events, `torch_modules.py` determines
+`files.py` reads the files; `events.py` and `fsdp_events.py` make a rank's events, `modules.py` determines
 what is known of the model's modules.
 
 What the events are, on each rank and in each profiled step:
@@ -27,14 +27,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import JobFile, aligned, completed, job_facts, joined, read_job, shifted, steps_of
-from dpro_search.collect.torch_events import BUCKET, DdpEvents
-from dpro_search.collect.torch_files import FORMAT as FORMAT
-from dpro_search.collect.torch_files import FSDP_FORMAT as FSDP_FORMAT
-from dpro_search.collect.torch_files import RawRank, read_rank
-from dpro_search.collect.torch_fsdp_events import FsdpEvents, fsdp_knobs, fsdp_tensors
-from dpro_search.collect.torch_modules import modules_of
-from dpro_search.collect.torch_spans import RankEvents
+from dpro_search.collect.assemble.common import JobFile, aligned, completed, job_facts, joined, read_job, shifted, steps_of
+from dpro_search.collect.assemble.torch.events import BUCKET, DdpEvents
+from dpro_search.collect.assemble.torch.files import FORMAT as FORMAT
+from dpro_search.collect.assemble.torch.files import FSDP_FORMAT as FSDP_FORMAT
+from dpro_search.collect.assemble.torch.files import RawRank, read_rank
+from dpro_search.collect.assemble.torch.fsdp_events import FsdpEvents, fsdp_knobs, fsdp_tensors
+from dpro_search.collect.assemble.torch.modules import modules_of
+from dpro_search.collect.assemble.torch.spans import RankEvents
 from dpro_search.collect.trace import EventKind, Events, NodeGraph, TensorInfo, Trace, TraceMeta
 
 _GPU_PROFILE = "kineto-gpu.json.gz"

@@ -9,7 +9,7 @@ import gzip
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from dpro_search.collect._files import write_file
 from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
 from dpro_search.collect.readers.importers import read_head
 from dpro_search.errors import TraceFormatError, TraceVersionError
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import OF_LIBRARY, SEGMENTS
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.library import MPICH, OPEN_MPI
 
 TABLE_VERSION = 2  # 1: single calls, each from links that had rested
 KIND = "all-reduces"
@@ -27,6 +29,18 @@ _MOST_RANKS, _MOST_CALLS = 2**20, 2**31
 _MOST_BYTES = 2**50  # a million gigabytes
 _MOST_US, _MOST_BPS = 3e13, 1e18  # a year; a million times the fastest links
 RowKey = tuple[str, str, int, int, float | None, int]
+
+# What the algorithms of the MPI library itself are called beside those of `dpro_search_all_reduce`, by the backend that has both.
+LIBRARIES = {"mpi4py": "open-mpi ", "mpi4py-mpich": "mpich "}
+ALGORITHMS_OF_LIBRARY: dict[str, Collection[str]] = {"mpi4py": OPEN_MPI, "mpi4py-mpich": MPICH}
+HIERARCHY = "hierarchy"  # of hosts with several ranks
+_RINGS = tuple(f"ring{segments}" for segments in SEGMENTS)
+_ALGORITHMS = ("native", "gather", "direct", "recursive-doubling", "halving-doubling", *_RINGS, HIERARCHY)
+
+
+def all_reduces_over(backend: str) -> tuple[str, ...]:
+    """Names of the all-reduces of `dpro_search_all_reduce` over one of `LIBRARIES`, those that the library sums in included."""
+    return (*_ALGORITHMS, *(f"{OF_LIBRARY}{name}" for name in ALGORITHMS_OF_LIBRARY[backend] if name != "default"))
 
 
 class CommHeader(msgspec.Struct, frozen=True, kw_only=True):

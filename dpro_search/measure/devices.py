@@ -18,11 +18,11 @@ from dpro_search.cluster import Device, Provenance, Sample, bundled, device_toml
 from dpro_search.cluster.files import load_device
 from dpro_search.cluster.this_machine import core_of_this_machine
 from dpro_search.collect._files import write_file
-from dpro_search.collect.device_ops import FoundDevice, OpTimer, TimedOp
 from dpro_search.collect.this_machine import machine
 from dpro_search.costmodel.devices.choice import LONGEST_US, chosen
 from dpro_search.costmodel.devices.written import OpSpec
 from dpro_search.errors import InputError, JobError
+from dpro_search.measure.device_ops import FoundDevice, OpTimer, TimedOp
 
 _COPY = OpSpec.of("copy", "fp32", rows=2**13, length=2**12)
 

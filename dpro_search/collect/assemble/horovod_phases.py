@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assembly import JobFile, RankFile, event_columns, job_facts, joined, step_of
+from dpro_search.collect.assemble.common import JobFile, RankFile, event_columns, job_facts, joined, step_of
 from dpro_search.collect.readers._salvage import loss_warnings
 from dpro_search.collect.readers.horovod.timeline import KIND_OF_PHASE, HorovodTimeline, Phase
 from dpro_search.collect.trace import CollectiveKind, CommSettings, EventKind, Events, Steps, TensorInfo

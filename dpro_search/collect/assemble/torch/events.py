@@ -1,4 +1,4 @@
-"""One rank's part of a DistributedDataParallel job -> events on the job's clock; see `torch_assemble` for what they are."""
+"""One rank's part of a DistributedDataParallel job -> events on the job's clock; see `job` for what they are."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.assembly import event_columns
-from dpro_search.collect.torch_spans import FUNCTION, RankEvents, inside
+from dpro_search.collect.assemble.common import event_columns
+from dpro_search.collect.assemble.torch.spans import FUNCTION, RankEvents, inside
 from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role
 from dpro_search.errors import TraceFormatError
 

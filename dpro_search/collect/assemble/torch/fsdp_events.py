@@ -1,4 +1,4 @@
-"""One rank's part of a fully sharded job (``fully_shard``) -> events on the job's clock; see `torch_assemble` for what they are."""
+"""One rank's part of a fully sharded job (``fully_shard``) -> events on the job's clock; see `job` for what they are."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.assembly import event_columns
+from dpro_search.collect.assemble.common import event_columns
+from dpro_search.collect.assemble.torch.files import FsdpUnit, RawRank
+from dpro_search.collect.assemble.torch.spans import RankEvents, inside, labels
 from dpro_search.collect.recorded_names import copies_of_gathers
-from dpro_search.collect.torch_files import FsdpUnit, RawRank
-from dpro_search.collect.torch_spans import RankEvents, inside, labels
 from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, TensorInfo
 
 ROOT = "the root"  # the unit of the model itself

@@ -13,8 +13,7 @@ def train_clusters(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Train the model of fused ops on tables of measured clusters (none: the bundled one) and print its scores."""
     from dpro_search.cli._output import print_json, stderr_console
     from dpro_search.collect._files import require_new
-    from dpro_search.collect.tables.bundled_clusters import bundled_table_path
-    from dpro_search.collect.tables.clusters import read_table
+    from dpro_search.collect.tables.clusters import bundled_table_path, read_table
     from dpro_search.costmodel.fused.model_file import FusionModel
     from dpro_search.errors import InputError, JobError
 

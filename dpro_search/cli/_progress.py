@@ -13,7 +13,7 @@ from dpro_search.cli._output import say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpro_search.collect.launch.watch import JobState
+    from dpro_search.collect.launch.while_running import JobState
 
 _EVERY_S = 30.0  # between plain lines
 _LONGEST_LINE = 60  # characters of the job's own output that are shown

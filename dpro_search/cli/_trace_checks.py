@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dpro_search._text import without_secrets
 from dpro_search.cli._checks import Check, missing_for_shaped_hosts
-from dpro_search.collect.machine_load import load_warning
+from dpro_search.collect.this_machine import load_warning
 from dpro_search.errors import DproSearchError
 
 if TYPE_CHECKING:

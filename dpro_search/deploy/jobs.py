@@ -15,7 +15,7 @@ from dpro_search.collect.launch.host_limits import HostLimits
 from dpro_search.collect.launch.parameter_servers import SERVER_HOSTS
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launch.step_times import StepTimes
-from dpro_search.collect.launch.watch import Watch
+from dpro_search.collect.launch.while_running import Watch
 from dpro_search.collect.launchers._base import Launcher
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.deploy.export import ExportedFiles, export_plan

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpro_search.cluster.this_machine import this_machine
 from dpro_search.collect.launch.host_limits import NO_LIMITS, HostLimits
-from dpro_search.collect.launch.watch import Watch
+from dpro_search.collect.launch.while_running import Watch
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.of_run import validate_run

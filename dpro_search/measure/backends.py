@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dpro_search._text import listed
-from dpro_search.collect.launch.byteps import byteps_servers
-from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
-from dpro_search.collect.launch.mpi import run_mpi_job
+from dpro_search.collect.launch.mpi import among_hosts, hierarchy_env, hierarchy_rules, run_mpi_job
 from dpro_search.collect.launch.mpich import MPIEXEC, run_mpich_job
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
+from dpro_search.collect.launch.parameter_servers import ServerSpec, byteps_servers, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec, default_cores, require_framework
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.tables.all_reduces import ALGORITHMS_OF_LIBRARY, HIERARCHY, LIBRARIES, all_reduces_over

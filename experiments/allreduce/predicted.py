@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from dpro_search.collect.assemble.kvstore_slices import Slicing
-from dpro_search.collect.launch.link import burst_bytes
+from dpro_search.collect.launch.host_limits import burst_bytes
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.engine import Engine
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.mpich import run_mpich_job
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
+from dpro_search.collect.launch.parameter_servers import ServerSpec, byteps_servers, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec, default_cores, require_framework, run_ranks
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.errors import MissingCapabilityError

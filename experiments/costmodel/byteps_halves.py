@@ -19,8 +19,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dpro_search.collect.launch.byteps import byteps_servers
-from dpro_search.collect.launch.parameter_servers import run_with_servers
+from dpro_search.collect.launch.parameter_servers import byteps_servers, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec
 from experiments.costmodel.told import server_cpu_ns, told_by
 

@@ -9,8 +9,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from dpro_search.collect.tables.bundled_clusters import MODEL_NAME, TABLE_NAME
-from dpro_search.collect.tables.clusters import ClusterTable, compact, read_table
+from dpro_search.collect.tables.clusters import MODEL_NAME, TABLE_NAME, ClusterTable, compact, read_table
 from dpro_search.costmodel.fused.model_file import FusionModel, distinct
 from dpro_search.errors import InputError
 

@@ -13,8 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dpro_search.collect.launch.hierarchy import hierarchy_env, hierarchy_rules
-from dpro_search.collect.launch.mpi import run_mpi_job
+from dpro_search.collect.launch.mpi import hierarchy_env, hierarchy_rules, run_mpi_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.errors import JobError

@@ -11,7 +11,7 @@ from sample import sample
 
 import dpro_search
 from dpro_search.cli import main
-from dpro_search.collect.machine_load import load_warning
+from dpro_search.collect.this_machine import load_warning
 from dpro_search.collect.trace import Trace
 from dpro_search.collect.trace_meta import MachineLoad
 from dpro_search.graph.measured import recording_doubt

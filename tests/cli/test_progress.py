@@ -7,7 +7,7 @@ from rich.console import Console
 
 from dpro_search.cli import main
 from dpro_search.cli._progress import JobProgress
-from dpro_search.collect.launch.watch import JobState
+from dpro_search.collect.launch.while_running import JobState
 
 
 def shown(*states: JobState, terminal: bool = False, **begun: object) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dpro_search.collect.launch.cpu_quota import Controller
-from dpro_search.collect.launch.host_changes import changing
 from dpro_search.collect.launch.host_limits import CpusChange, HostLimits, RateChange
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
+from dpro_search.collect.launch.while_running import changing
 from dpro_search.errors import InputError, MissingCapabilityError
 
 

@@ -3,7 +3,7 @@
 import socket
 from pathlib import Path
 
-from dpro_search.collect.launch.ports import free_port
+from dpro_search.collect.launch.ranks import free_port
 
 
 def test_a_port_can_be_listened_on() -> None:

@@ -23,7 +23,7 @@ from dpro_search.collect.launchers import (
     Run,
 )
 from dpro_search.collect.launchers.ps_lite import explained
-from dpro_search.collect.machine_load import load_warning
+from dpro_search.collect.this_machine import load_warning
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 from dpro_search.kinds import assemble_raw, launcher_for, launchers

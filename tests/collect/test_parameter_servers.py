@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.launch.byteps import byteps_servers
 from dpro_search.collect.launch.parameter_servers import (
     ServerSpec,
+    byteps_servers,
     hosts_needed,
     on_workers_of,
     run_with_servers,

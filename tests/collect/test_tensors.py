@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sample import sample
 from test_readers_xplane import PlaneFile
 
-from dpro_search.collect.assemble.tensors import allocator_report, with_tensors
+from dpro_search.collect.assemble.tensorflow_horovod import allocator_report, with_tensors
 from dpro_search.collect.readers.protos import MESSAGES
 from dpro_search.collect.readers.tensorflow.graphdef import read_partition_graph
 from dpro_search.collect.readers.tensorflow.xplane import memory_events, read_xplane, tensor_types

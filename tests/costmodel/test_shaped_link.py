@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.collect.launch.link import burst_bytes, burst_us
+from dpro_search.collect.launch.host_limits import burst_bytes, burst_us
 from dpro_search.costmodel.collectives.horovod import rested_us, spared_us
 
 WIRE_US, BURST_US = 0.016, 2000.0  # per byte of a tensor, and of the link

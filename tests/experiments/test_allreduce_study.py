@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.launch.link import burst_bytes
+from dpro_search.collect.launch.host_limits import burst_bytes
 from experiments.allreduce import characterised
 from experiments.allreduce.cases import BURSTS, RATE_BPS, WORKERS, Case, cases, sizes_of
 from experiments.allreduce.characterise import Journal, measured_step, paced_step, single_key

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from dpro_search.collect.tables.bundled_clusters import bundled_model_path
+from dpro_search.collect.tables.clusters import bundled_model_path
 from dpro_search.costmodel.collectives.counts import Algorithm, Points
 from dpro_search.costmodel.collectives.model_file import CommunicationModel
 from dpro_search.costmodel.collectives.series import Series

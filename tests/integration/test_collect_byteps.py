@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro_search.collect.launch.byteps import byteps_servers
-from dpro_search.collect.launch.parameter_servers import run_with_servers
+from dpro_search.collect.launch.parameter_servers import byteps_servers, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import MXNET_BYTEPS

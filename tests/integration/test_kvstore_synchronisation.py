@@ -16,8 +16,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers
-from dpro_search.collect.launch.ports import free_port
-from dpro_search.collect.launch.ranks import JobSpec, end_process, start_process
+from dpro_search.collect.launch.ranks import JobSpec, end_process, free_port, start_process
 from dpro_search.costmodel.convergence import reached_at
 from dpro_search.errors import JobError
 from dpro_search.kinds import described_job, job_of, load_source

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dpro_search.collect.launch.ports import free_port
+from dpro_search.collect.launch.ranks import free_port
 from dpro_search.runtime.synchronisation.server import NAMESPACE
 from dpro_search.space.plan import Plan
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpro_search.collect.launch.host_changes import changing
 from dpro_search.collect.launch.host_limits import CpusChange, HostChange, HostLimits
 from dpro_search.collect.launch.made_here import TAG_PATTERN, MadeHere, dead_tags, kill, own_tag
+from dpro_search.collect.launch.while_running import changing
 from dpro_search.errors import InputError, MissingCapabilityError
 
 _PERIOD_US = 10_000  # short beside a training step, so that a step of a quarter of a core takes four times as long each time

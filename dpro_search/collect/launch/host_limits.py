@@ -3,6 +3,7 @@
     HostLimits.parse("1,1,0.5,0.25", ["30s:h2.cpus=0.25", "60s:h0.rate=50mbit"])
 
 Hosts are ``h0 .. hN-1``. A quota is in cores: a host of 0.25 gets a quarter of a core's time, on whichever cores it runs.
+A link's rate is limited by a token bucket, which fills while the link is idle: `burst_bytes`, `burst_us`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dpro_search.quantities import parse_number, parse_rate_bps, parse_us
 
 LEAST_CPUS = 0.01  # the kernel gives a group at least a millisecond, in at most a second
 _CHANGE = re.compile(r"(?P<after>[^:]+):h(?P<host>\d+)\.(?P<what>cpus|rate)=(?P<value>.+)", re.ASCII)
+_LEAST_BURST_BYTES = 128 * 1024
+_BURST_US = 500.0  # at high rates, what the kernel's timers need
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,3 +110,13 @@ def parsed_change(text: str) -> HostChange:
 def _require_cpus(cpus: float, where: str) -> None:
     if not LEAST_CPUS <= cpus < float("inf"):
         raise InputError(f"{where}: a host's quota is a number of cores, at least {LEAST_CPUS}, not {cpus:g}")
+
+
+def burst_bytes(rate_bps: float) -> int:
+    """Bytes that a link lets pass at once when it has rested long enough."""
+    return max(_LEAST_BURST_BYTES, int(rate_bps / 8e6 * _BURST_US))
+
+
+def burst_us(rate_bps: float | None) -> float:
+    """Time that a link has to rest to save that up, which is what it is ahead by then; 0 without a limit."""
+    return 0.0 if rate_bps is None else burst_bytes(rate_bps) * 8e6 / rate_bps

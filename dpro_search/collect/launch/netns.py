@@ -17,10 +17,9 @@ from pathlib import Path
 
 from dpro_search.collect.launch import cpu_quota
 from dpro_search.collect.launch.cpu_quota import CpuQuotas
-from dpro_search.collect.launch.host_changes import changing
-from dpro_search.collect.launch.host_limits import NO_LIMITS, CpusChange, HostChange, HostLimits
-from dpro_search.collect.launch.link import burst_bytes
+from dpro_search.collect.launch.host_limits import NO_LIMITS, CpusChange, HostChange, HostLimits, burst_bytes
 from dpro_search.collect.launch.made_here import TAG_PATTERN, MadeHere, dead_tags, kill, own_tag
+from dpro_search.collect.launch.while_running import changing
 from dpro_search.errors import InputError, MissingCapabilityError
 
 # Linux's own congestion control: another choice of the machine would make its recordings differ from those of others. As a property

@@ -1,6 +1,6 @@
 """Start the scheduler and the servers of a job with parameter servers (ps-lite) beside its workers: `run_with_servers`.
 
-For every system on ps-lite: MXNet's KVStore and BytePS differ in what a server runs only. Where hosts are shaped, each server has a
+For every system on ps-lite: MXNet's KVStore and BytePS (`byteps_servers`) differ in what a server runs only. Where hosts are shaped, each server has a
 host of its own, after those of the workers, or is on a worker's (DPRO_SEARCH_SERVER_HOSTS); the scheduler is on the first server's
 host. Without hosts, all are on this machine.
 
@@ -13,27 +13,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from dpro_search.collect._files import write_file
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.own_shm import with_own_shm
-from dpro_search.collect.launch.ports import free_port
-from dpro_search.collect.launch.ranks import JobSpec, end_process, log_tail, run_ranks, start_process
-from dpro_search.errors import InputError, JobError
+from dpro_search.collect.launch.ranks import JobSpec, end_process, free_port, log_tail, run_ranks, start_process
+from dpro_search.errors import InputError, JobError, MissingCapabilityError
 
 SERVER_HOSTS = "DPRO_SEARCH_SERVER_HOSTS"
 _ON_WORKERS = {"own": False, "workers": True}
 _PORT = 9091
 _END_S = 10.0  # servers end by themselves once all workers have, unless none of them used the store
+_MOUNT = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+_CODE = f"import os, sys; os.execvp('unshare', ['unshare', '--mount', 'sh', '-c', {_MOUNT!r}, 'sh', *sys.argv[1:]])"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,3 +186,48 @@ def _cpu_ns(pid: int) -> int:
         with contextlib.suppress(OSError, ValueError, IndexError):
             total += int(path.read_text().split()[0])
     return total
+
+
+def with_own_shm(spec: JobSpec) -> JobSpec:
+    """The job whose ranks have a /dev/shm of their own each; raises what `require_own_shm` does."""
+    require_own_shm()
+    return replace(spec, command=(spec.interpreter, "-c", _CODE, *spec.command))
+
+
+def require_own_shm() -> None:
+    """Raise `MissingCapabilityError` unless a rank can have a /dev/shm of its own."""
+    if shutil.which("unshare") is None:
+        raise MissingCapabilityError("a worker's own /dev/shm needs unshare: install util-linux")
+    if os.geteuid() != 0:
+        raise MissingCapabilityError("a worker's own /dev/shm needs root: run as root")
+
+
+def byteps_servers(
+    count: int,
+    on_workers: bool = False,
+    env: tuple[tuple[str, str], ...] = (),
+    worker_env: Callable[[int], Mapping[str, str]] = lambda rank: {},
+) -> ServerSpec:
+    """Servers of BytePS; parameters are attributes of `ServerSpec`.
+
+    BytePS names its shared memory by tensor only: workers on one machine would share their gradients, so that each gets a /dev/shm
+    of its own, which needs root.
+    """
+    return ServerSpec(
+        count=count,
+        on_workers=on_workers,
+        code="import byteps.server",
+        env=env,
+        own_shm=True,
+        worker_env=lambda rank: {**_one_device(rank), **worker_env(rank)},
+    )
+
+
+def _one_device(rank: int) -> dict[str, str]:
+    """Variables that BytePS requires of a worker with one device. Its sockets are in its own /dev/shm."""
+    return {
+        "DMLC_WORKER_ID": str(rank),
+        "BYTEPS_LOCAL_RANK": "0",
+        "BYTEPS_LOCAL_SIZE": "1",
+        "BYTEPS_SOCKET_PATH": "/dev/shm",
+    }

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.ports import free_port
-from dpro_search.collect.launch.ranks import JobSpec, run_ranks
+from dpro_search.collect.launch.ranks import JobSpec, free_port, run_ranks
 
 _PORT = 29500  # torchrun's own; each job has its network namespaces for itself
 

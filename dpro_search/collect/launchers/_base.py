@@ -32,9 +32,8 @@ from dpro_search.collect.assemble.common import JobFile, RankFile, read_json
 from dpro_search.collect.launch.netns import ShapedHosts, shaped_hosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
 from dpro_search.collect.launch.step_times import Schedule, StepTimes, step_times
-from dpro_search.collect.launch.watch import Watch, watched
-from dpro_search.collect.machine_load import LoadMeter, load_warning
-from dpro_search.collect.this_machine import machine
+from dpro_search.collect.launch.while_running import Watch, watched
+from dpro_search.collect.this_machine import LoadMeter, load_warning, machine
 from dpro_search.collect.trace import Trace
 from dpro_search.collect.trace_meta import MachineLoad
 from dpro_search.errors import DproSearchError, MissingCapabilityError

@@ -19,13 +19,13 @@ from dpro_search.collect.assemble.byteps import assemble_byteps, read_byteps_hoo
 from dpro_search.collect.assemble.common import JobFile
 from dpro_search.collect.assemble.kvstore import FORMAT, MxnetHookFile, ServerJobFile, assemble_kvstore, read_mxnet_hook
 from dpro_search.collect.assemble.kvstore_slices import DEFAULT_KNOBS
-from dpro_search.collect.launch.byteps import byteps_servers
-from dpro_search.collect.launch.own_shm import require_own_shm
 from dpro_search.collect.launch.parameter_servers import (
     SERVER_HOSTS,
     ServerSpec,
+    byteps_servers,
     hosts_needed,
     on_workers_of,
+    require_own_shm,
     run_with_servers,
     server_cores,
     server_hosts,

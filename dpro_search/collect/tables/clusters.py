@@ -26,6 +26,8 @@ TABLE_VERSION = 2
 _READ_VERSIONS = (1, 2)  # 1: ops without `ran_as`, constants without values, fewer attributes
 _MOST_ELEMENTS = 2**40  # of a tensor; a thousand times what a device holds
 ROLES = ("in", "const", "variable", "inner", "out")
+_SAMPLES = Path(__file__).parent.parent.parent / "samples"
+TABLE_NAME, MODEL_NAME = "xla-clusters.jsonl.gz", "xla-fusion-model"
 
 
 class ClusterOp(msgspec.Struct, frozen=True, array_like=True):
@@ -304,3 +306,21 @@ def _decompressed(path: Path, data: bytes) -> tuple[bytes, bool]:
     except zlib.error:
         return bytes(content), False
     return bytes(content), stream.eof
+
+
+def bundled_table_path() -> Path:
+    """The table; raises `MissingCapabilityError` if the package was built without it."""
+    path = _SAMPLES / TABLE_NAME
+    if not path.is_file():
+        raise MissingCapabilityError(f"{path}: no bundled table in this installation; name a TABLE made by --collect xla")
+    return path
+
+
+def bundled_model_path() -> Path:
+    """The trained model's folder; raises `MissingCapabilityError` if the package was built without it."""
+    path = _SAMPLES / MODEL_NAME
+    if not path.is_dir():
+        raise MissingCapabilityError(
+            f"{path}: no bundled model of fused ops in this installation; train one with 'dpro-search fit' and name its folder"
+        )
+    return path

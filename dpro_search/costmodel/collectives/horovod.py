@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares, lsq_linear
 
-from dpro_search.collect.launch.link import burst_us
+from dpro_search.collect.launch.host_limits import burst_us
 from dpro_search.collect.trace import EventKind, Floats, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.core_time import active_count

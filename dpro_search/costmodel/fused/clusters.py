@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.tables.bundled_clusters import bundled_model_path
+from dpro_search.collect.tables.clusters import bundled_model_path
 from dpro_search.collect.trace import Floats, Ints, NodeGraph
 from dpro_search.costmodel.fused.features import ClusterFeatures, shaped_features, timed_features
 from dpro_search.costmodel.fused.flat import pointers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dpro_search.collect.launch.hierarchy import among_hosts, hierarchy_env, hierarchy_rules
+from dpro_search.collect.launch.mpi import among_hosts, hierarchy_env, hierarchy_rules
 from dpro_search.costmodel.collectives.counts import HIERARCHY, MpiAlgorithm
 from dpro_search.deploy.parts.part import FOLDER, TRAINER_LINE, JobFacts, Part, Target, as_json, helper_file, trainer_files
 from dpro_search.errors import InputError

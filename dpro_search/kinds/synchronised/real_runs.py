@@ -16,8 +16,7 @@ import dpro_search
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.cpu_quota import hosts_with_quotas
 from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_servers, servers_of
-from dpro_search.collect.launch.ports import free_port
-from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_ranks
+from dpro_search.collect.launch.ranks import JobSpec, free_port, require_framework, run_ranks
 from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import RecordedJob, Run

@@ -2,8 +2,7 @@
 
 import functools
 
-from dpro_search.collect.tables.bundled_clusters import bundled_table_path
-from dpro_search.collect.tables.clusters import Cluster, ClusterTable, read_table
+from dpro_search.collect.tables.clusters import Cluster, ClusterTable, bundled_table_path, read_table
 from dpro_search.costmodel.fused.model_file import FusionModel
 
 _EVERY = 6

@@ -1,7 +1,6 @@
 """Raw files of a recorded distributed PyTorch job (DistributedDataParallel, or ``fully_shard``) -> `Trace`.
 
-`files.py` reads the files; `events.py` and `fsdp_events.py` make a rank's events, `modules.py` determines
-what is known of the model's modules.
+`files.py` reads the files, `events.py` makes a rank's events, `modules.py` determines what is known of the model's modules.
 
 What the events are, on each rank and in each profiled step:
 
@@ -28,11 +27,10 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.assemble.common import JobFile, aligned, completed, job_facts, joined, read_job, shifted, steps_of
-from dpro_search.collect.assemble.torch.events import BUCKET, DdpEvents
+from dpro_search.collect.assemble.torch.events import BUCKET, DdpEvents, FsdpEvents, fsdp_knobs, fsdp_tensors
 from dpro_search.collect.assemble.torch.files import FORMAT as FORMAT
 from dpro_search.collect.assemble.torch.files import FSDP_FORMAT as FSDP_FORMAT
 from dpro_search.collect.assemble.torch.files import RawRank, read_rank
-from dpro_search.collect.assemble.torch.fsdp_events import FsdpEvents, fsdp_knobs, fsdp_tensors
 from dpro_search.collect.assemble.torch.modules import modules_of
 from dpro_search.collect.assemble.torch.spans import RankEvents
 from dpro_search.collect.trace import EventKind, Events, NodeGraph, TensorInfo, Trace, TraceMeta

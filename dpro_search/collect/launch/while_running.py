@@ -1,18 +1,32 @@
-"""Progress of a running job: its duration, its step, and the last line of its output."""
+"""What happens beside a running job: `watched` tells its progress (duration, step, last line), `changing` changes its hosts."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpro_search.collect.launch.beside import beside
+from dpro_search.collect.launch.host_limits import HostChange
+from dpro_search.errors import DproSearchError
 
 _EVERY_S = 0.5
 _TAIL_BYTES = 4096
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Call `work` from a thread with an event that is set when the block ends; the block's end waits for it to return."""
+    ended = threading.Event()
+    thread = threading.Thread(target=work, args=(ended,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +80,28 @@ def _last_line(path: Path) -> str:
         return ""
     # A progress bar of the job's own overwrites its line.
     return next((last for line in reversed(lines) if (last := line.rstrip("\r").rpartition("\r")[2].strip())), "")
+
+
+@contextlib.contextmanager
+def changing(changes: Sequence[HostChange], apply: Callable[[HostChange], None]) -> Iterator[None]:
+    """Apply each change at its time, from a thread, while the block runs; a change that fails raises at the block's end."""
+    if not changes:
+        yield
+        return
+    failed: list[Exception] = []
+    begun = time.monotonic()
+
+    def apply_all(ended: threading.Event) -> None:
+        for change in changes:
+            if ended.wait(max(begun + change.after_s - time.monotonic(), 0.0)):
+                return
+            try:
+                apply(change)
+            except (DproSearchError, OSError) as error:
+                failed.append(error)
+                return
+
+    with beside(apply_all):
+        yield
+    if failed:
+        raise failed[0]

@@ -13,7 +13,7 @@ from dpro_search.space.data_parallel import DataParallelJob
 from dpro_search.space.data_parallel_graph import fold
 from dpro_search.space.plan import Plan, Prediction, refuse_unknown
 from dpro_search.space.transformations import JobFacts, PlanSpace
-from dpro_search.space.transformations.tensor_fusion import TensorFusion
+from dpro_search.space.transformations.horovod import TensorFusion
 
 
 class FusionObjective:

@@ -25,9 +25,8 @@ from dpro_search.kinds.horovod.job import Horovod, horovod_job
 from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.transformations import horovod_facts
-from dpro_search.space.transformations.accumulation import Accumulation
-from dpro_search.space.transformations.compression import Compression
 from dpro_search.space.transformations.compute import ComputeGraph
+from dpro_search.space.transformations.gradients import Accumulation, Compression
 from dpro_search.space.transformations.op_fusion import OpFusion
 from dpro_search.space.transformations.precision import Precision
 from dpro_search.space.transformations.recomputation import Recomputation

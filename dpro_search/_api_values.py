@@ -13,7 +13,7 @@ from dpro_search import _api_plots as plots
 from dpro_search._api_tables import Tabular, columns_of
 from dpro_search._repr import short_call, short_repr
 from dpro_search.analysis import predict
-from dpro_search.collect.kernel_names import short_names
+from dpro_search.graph.event_names import short_names
 from dpro_search.report.html import bullets, paragraph, table, to_text
 from dpro_search.report.units import duration, percent, ratio, signed_percent, size
 from dpro_search.space.describe import describe

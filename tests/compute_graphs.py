@@ -10,9 +10,8 @@ import numpy as np
 from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release
 from dpro_search.space.transformations import PlanSpace, horovod_facts, horovod_space
-from dpro_search.space.transformations.accumulation import Accumulation
-from dpro_search.space.transformations.compression import Compression
 from dpro_search.space.transformations.compute import ComputeGraph
+from dpro_search.space.transformations.gradients import Accumulation, Compression
 from dpro_search.space.transformations.op_fusion import OpFusion
 from dpro_search.space.transformations.precision import Precision
 from dpro_search.space.transformations.recomputation import Recomputation

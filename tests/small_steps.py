@@ -8,8 +8,7 @@ import numpy as np
 
 from dpro_search.collect.trace import GraphTensors, NodeGraph, TensorType
 from dpro_search.graph.buffers import step_memory
-from dpro_search.graph.dataflow import OpKind
-from dpro_search.graph.step_memory import StepMemory
+from dpro_search.graph.dataflow import OpKind, StepMemory
 
 
 def node_graph(nodes: Sequence[tuple[str, str, str]], types: Mapping[str, TensorType], workspace: Mapping[str, int]) -> NodeGraph:

@@ -18,7 +18,7 @@ from dpro_search.cluster.device import Device
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.costmodel.roofline import COMPUTE_BOUND, product_precision
 from dpro_search.errors import InputError
-from dpro_search.graph.kernel_class import kernel_class
+from dpro_search.graph.event_names import kernel_class
 from dpro_search.graph.op_flops import step_flops
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._work import EFFICIENCY_KEYS, Efficiency, Work, efficiency, price_source

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dpro_search.collect.trace import AllocatorReport, Floats, Ints
 from dpro_search.errors import InputError
-from dpro_search.graph.step_memory import StepMemory
+from dpro_search.graph.dataflow import StepMemory
 
 _NEVER = np.iinfo(np.int64).max
 _SETTLING_STEPS = 3

@@ -1,8 +1,9 @@
 """``kernel_ratio(name, dtype, before, after)``: ratio by which a kernel's time changes from one GPU to another.
 
-A kernel is bound by arithmetic or by memory; its class says by which (`graph.kernel_class`). Its time then changes as the peak
-rates of the data sheets do (Williams et al., Roofline, CACM 2009); of memories as measured rates of copies, where both are known.
-How much of a peak a kernel reaches differs between GPUs, so the interval is wide: it spans both ratios, and `EFFICIENCY` beyond.
+A kernel is bound by arithmetic or by memory; its class says by which (`graph.event_names.kernel_class`). Its time then changes as
+the peak rates of the data sheets do (Williams et al., Roofline, CACM 2009); of memories as measured rates of copies, where both are
+known. How much of a peak a kernel reaches differs between GPUs, so the interval is wide: it spans both ratios, and `EFFICIENCY`
+beyond.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.profile import known_probes
 from dpro_search.errors import InputError
-from dpro_search.graph.kernel_class import kernel_class
+from dpro_search.graph.event_names import kernel_class
 
 COMPUTE_BOUND = ("gemm", "convolution", "attention")
 EFFICIENCY = 1.3

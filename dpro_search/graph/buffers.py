@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.trace import Floats, GraphTensors, Ints, NodeGraph, TensorType
-from dpro_search.graph.dataflow import OpKind, topological_order, waits_for_gradients
-from dpro_search.graph.step_memory import StepMemory
+from dpro_search.graph.dataflow import OpKind, StepMemory, topological_order, waits_for_gradients
 
 _Tensor = tuple[int, int]  # node, output
 

@@ -8,11 +8,18 @@ import numpy.typing as npt
 from dpro_search.collect.trace import SETTLING_STEPS, EventKind, Events, Floats, Ints, NodeGraph, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.buffers import step_memory
-from dpro_search.graph.core_time import ShareProfile, StepWork, divide_step, scaled, without_overhead
-from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release, reachable, topological_order
+from dpro_search.graph.core_time import ShareProfile, StepWork, communication_shares, divide_step, polls, scaled, without_overhead
+from dpro_search.graph.dataflow import (
+    DataflowGraph,
+    OpKind,
+    Placement,
+    RankProfile,
+    Release,
+    StepMemory,
+    reachable,
+    topological_order,
+)
 from dpro_search.graph.measured import sampled_steps
-from dpro_search.graph.share import communication_shares, polls
-from dpro_search.graph.step_memory import StepMemory
 
 _PLAUSIBLE = (0.6, 1.3)
 _SUMS = ("AddN", "_grad_add", "add_n", "ElementWiseSum")  # TensorFlow, MXNet

@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 
 from dpro_search._text import shortened
-from dpro_search.collect.kernel_names import short_names
 from dpro_search.collect.trace import Trace
-from dpro_search.graph.arrivals import arrivals
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.graph.origins import origin_text
+from dpro_search.graph.event_names import origin_text, short_names
+from dpro_search.graph.recorded_collectives import arrivals
 from dpro_search.kinds._job import Table
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.critical_path import REASONS, path_columns, path_shares
@@ -63,7 +62,8 @@ def critical_ops(
     numbers
         Of the graph's ranks in the job; empty: 0, 1, 2...
     origins
-        Of the graph's ops (`graph.origins`): a row has that of the op with the largest part, and ``origins``, how many there are.
+        Of the graph's ops (`graph.event_names.origins`): a row has that of the op with the largest part, and ``origins``, how many
+        there are.
     row_name
         The name of the row to which an op of some name belongs.
     """

@@ -14,7 +14,7 @@ from dpro_search.collect.trace import Floats, Ints, Trace
 from dpro_search.costmodel.step_spread import interval_us
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.graph.pipeline_stages import pipelines_of
+from dpro_search.graph.recorded_collectives import pipelines_of
 from dpro_search.kinds._facts import graph_change
 from dpro_search.replay.device_time import RankTime, busiest_us, mean_breakdown_us, mean_times, rank_times
 from dpro_search.replay.replayer import replay

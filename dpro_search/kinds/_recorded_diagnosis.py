@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from dpro_search.collect.trace import Trace
-from dpro_search.graph.arrivals import lateness
-from dpro_search.graph.bus_bandwidth import group_speeds
-from dpro_search.graph.origins import origins
+from dpro_search.graph.event_names import origins
+from dpro_search.graph.recorded_collectives import group_speeds, lateness
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, path_facts
 from dpro_search.kinds._job import Table
 from dpro_search.kinds._recorded import RecordedPredictor

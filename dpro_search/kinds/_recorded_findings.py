@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from dpro_search.graph.bus_bandwidth import GroupSpeed, slow_groups
+from dpro_search.graph.recorded_collectives import GroupSpeed, slow_groups
 from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
 from dpro_search.kinds._recorded_questions import Answer
 from dpro_search.quantities import time_text

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dpro_search.collect.trace import EventKind, Floats, Ints, Trace
-from dpro_search.graph.origins import origins
+from dpro_search.graph.event_names import origins
 from dpro_search.replay.outputs import MeasuredOps, PredictedOps
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.recorded.events import CALL_KINDS, DEVICE_KINDS, outermost

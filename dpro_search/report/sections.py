@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from dpro_search.collect.kernel_names import short_names
-from dpro_search.graph.origins import origin_text
+from dpro_search.graph.event_names import origin_text, short_names
 from dpro_search.report import units
 from dpro_search.report.charts import BarPart, bars, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, name_of, paragraph, table

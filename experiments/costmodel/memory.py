@@ -21,7 +21,7 @@ from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.memory import allocator_peak_bytes, peak_bytes
 from dpro_search.graph.build import build_graph
-from dpro_search.graph.step_memory import StepMemory
+from dpro_search.graph.dataflow import StepMemory
 
 WORKLOADS = ("resnet50", "vgg16", "inception_v3", "bert")
 BATCHES = (8, 12, 16, 24, 32)

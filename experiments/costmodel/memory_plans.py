@@ -23,7 +23,7 @@ from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import PLAN_VARIABLE
 from dpro_search.deploy.targets import targets_for
 from dpro_search.graph.build import build_graph
-from dpro_search.graph.step_memory import StepMemory
+from dpro_search.graph.dataflow import StepMemory
 from dpro_search.kinds import PlanOptions, recorded_job
 from dpro_search.kinds.horovod.job import horovod_job
 from dpro_search.space.plan import Plan

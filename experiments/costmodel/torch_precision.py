@@ -32,8 +32,7 @@ from dpro_search.costmodel.precision import CastRow, PrecisionRow, PrecisionTabl
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.pytorch import PYTORCH
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations.module_precision import change_of, together_us
-from dpro_search.space.transformations.modules import outermost
+from dpro_search.space.transformations.modules import change_of, outermost, together_us
 from experiments.costmodel.bfloat16 import has_instructions, measure_parser, save_table
 
 JOB = Path(__file__).with_name("torch_precision_job.py")

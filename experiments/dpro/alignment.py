@@ -25,7 +25,7 @@ from dpro_search.collect.assemble.common import aligned, joined, shifted
 from dpro_search.collect.assemble.torch.job import transfers_of
 from dpro_search.collect.trace import ClockReport, EventKind, Trace
 from dpro_search.errors import DproSearchError
-from dpro_search.graph.arrivals import arrivals
+from dpro_search.graph.recorded_collectives import arrivals
 from dpro_search.kinds import job_of
 from dpro_search.replay.replayer import replay
 from experiments.dpro.daydream import daydream_graph, exchange_of, recorded_units

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.collect import kernel_names
-from dpro_search.collect.kernel_names import short_names
+from dpro_search.graph import event_names as kernel_names
+from dpro_search.graph.event_names import short_names
 
 COPY = "at::native::(anonymous namespace)::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#2}::operator()() const"
 ELEMENTWISE = (

@@ -13,8 +13,8 @@ from damage import damaged_copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpro_search.collect.assemble.torch.host_spans import read_host_spans
 from dpro_search.collect.assemble.torch.job import assemble_torch
-from dpro_search.collect.readers.kineto.host_spans import read_host_spans
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from tests.recordings import DATA

@@ -5,8 +5,8 @@ import pytest
 
 from dpro_search.collect.assemble.torch.autocast import ModuleRows, lowering
 from dpro_search.collect.assemble.torch.execution import ExecutionNode, TensorUse
+from dpro_search.collect.assemble.torch.host_spans import HostSpans
 from dpro_search.collect.modules import LoweredOp
-from dpro_search.collect.readers.kineto.host_spans import HostSpans
 from tests.recordings import trace_of
 
 BATCH, WIDTH = 16, 64

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.collect.assemble.torch.execution import ExecutionTrace, read_execution_trace
+from dpro_search.collect.assemble.torch.host_spans import read_host_spans
 from dpro_search.collect.assemble.torch.job import assemble_torch
-from dpro_search.collect.readers.kineto.host_spans import read_host_spans
 from dpro_search.collect.trace import EventKind, NodeGraph
 from dpro_search.costmodel.collectives.ddp import fit_ddp_costs
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpro_search.collect.assemble.torch.host_spans import read_host_spans
 from dpro_search.collect.assemble.torch.job import assemble_torch
-from dpro_search.collect.readers.kineto.host_spans import read_host_spans
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError
 from tests.recordings import DATA, trace_of

@@ -15,7 +15,7 @@ from dpro_search.costmodel.collectives.counts import Algorithm
 from dpro_search.costmodel.collectives.model_file import CommunicationModel
 from dpro_search.costmodel.collectives.series import Series, nccl_series, table_series, trace_series
 from dpro_search.errors import InputError, TraceFormatError
-from dpro_search.graph.share import collective_spans
+from dpro_search.graph.core_time import collective_spans
 from tests.recordings import trace_of
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"

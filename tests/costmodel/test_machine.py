@@ -22,7 +22,7 @@ from dpro_search.machine import BUNDLED, VARIABLE, calibration, load_machine, ma
 from dpro_search.machine.constants import SECTIONS
 from dpro_search.space.plan import Plan
 from dpro_search.space.servers.store_job import goodput_bytes_per_us
-from dpro_search.space.transformations.module_precision import change_of
+from dpro_search.space.transformations.modules import change_of
 
 FSDP = Path(__file__).parent.parent / "data" / "traces_v1" / "fsdp_mlp"
 

@@ -10,7 +10,7 @@ from dpro_search.collect.trace import AllocatorReport, TensorType
 from dpro_search.costmodel.memory import allocator_peak_bytes, cast_elements, peak_bytes
 from dpro_search.errors import InputError
 from dpro_search.graph.buffers import step_memory
-from dpro_search.graph.step_memory import StepMemory
+from dpro_search.graph.dataflow import StepMemory
 
 FEED = ("x", "_Arg", "")
 # Four layers of 100 floats a sample, two samples; each backward op needs its layer's input and result.

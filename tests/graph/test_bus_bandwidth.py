@@ -7,7 +7,7 @@ from kineto_files import COLLECTIVES, START, Profile, distributed
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
-from dpro_search.graph.bus_bandwidth import group_speeds, slow_groups
+from dpro_search.graph.recorded_collectives import group_speeds, slow_groups
 
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpro_search.graph.kernel_class import KERNEL_CLASSES, kernel_class
+from dpro_search.graph.event_names import KERNEL_CLASSES, kernel_class
 
 
 @pytest.mark.parametrize(

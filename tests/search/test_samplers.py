@@ -17,7 +17,7 @@ from dpro_search.search.samplers import SAMPLERS, make_sampler, sampler_for
 from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import JobFacts, PlanSpace
-from dpro_search.space.transformations.tensor_fusion import TensorFusion
+from dpro_search.space.transformations.horovod import TensorFusion
 
 
 class TestAuto(SamplerContract):

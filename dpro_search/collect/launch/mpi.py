@@ -6,10 +6,11 @@ run by a small shell script that gives it its folder, its core and its log. mpir
 that started them ends, whatever ends it.
 
 Open MPI (4.1) can sum in a hierarchy: within each host, among the hosts' first ranks, and back. Its component `coll/han` has two
-all-reduces. The one that goes in segments ends in a segmentation fault where the sum takes the place of what is summed and is larger
-than a segment, as Horovod's are; so that `hierarchy_env` selects the other, which takes three steps one after the other. Sizes that
-are not to go in a hierarchy are sent to a component that has no all-reduce of this kind (`libnbc`), on which han gives them back to
-the one that would have them without it (`tuned`, whose own rules decide how); named outright, `tuned` fails in the same way.
+all-reduces. The one that goes in segments ends in a segmentation fault where the sum takes the place of what is summed and is
+larger than a segment, as Horovod's are; so that `hierarchy_env` selects the other, which takes three steps one after the other.
+Sizes that are not to go in a hierarchy are sent to a component that has no all-reduce of this kind (`libnbc`), on which han gives
+them back to the one that would have them without it (`tuned`, whose own rules decide how); named outright, `tuned` fails in the
+same way.
 """
 
 from __future__ import annotations

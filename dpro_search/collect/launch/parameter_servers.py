@@ -1,8 +1,8 @@
 """Start the scheduler and the servers of a job with parameter servers (ps-lite) beside its workers: `run_with_servers`.
 
-For every system on ps-lite: MXNet's KVStore and BytePS (`byteps_servers`) differ in what a server runs only. Where hosts are shaped, each server has a
-host of its own, after those of the workers, or is on a worker's (DPRO_SEARCH_SERVER_HOSTS); the scheduler is on the first server's
-host. Without hosts, all are on this machine.
+For every system on ps-lite: MXNet's KVStore and BytePS (`byteps_servers`) differ in what a server runs only. Where hosts are
+shaped, each server has a host of its own, after those of the workers, or is on a worker's (DPRO_SEARCH_SERVER_HOSTS); the scheduler
+is on the first server's host. Without hosts, all are on this machine.
 
 A folder of the job holds one folder for each process (``rank{r}``, ``server{s}``, ``scheduler``), in which scheduler and servers
 run: files that these write under plain names are found there. Each has a ``log``, and servers have ``cpu.json``: [epoch ns, CPU ns

@@ -13,10 +13,10 @@ from scipy.optimize import least_squares
 from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
 from dpro_search.costmodel.collectives.horovod import CommCosts, saturation, wire_us_per_byte
 from dpro_search.errors import GraphError
+from dpro_search.graph.core_time import LEAST_FOR_BYTES
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.graph.fsdp import FsdpGraph, moved_share
 from dpro_search.graph.main_thread import communication_cpu_us, covered, main_waits_us
-from dpro_search.graph.share import LEAST_FOR_BYTES
 from dpro_search.machine import machine_constants
 
 _GRID = 200  # instants at which a transfer's surroundings are looked at

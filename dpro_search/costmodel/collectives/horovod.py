@@ -23,9 +23,8 @@ from scipy.optimize import least_squares, lsq_linear
 from dpro_search.collect.launch.host_limits import burst_us
 from dpro_search.collect.trace import EventKind, Floats, Trace
 from dpro_search.errors import GraphError
-from dpro_search.graph.core_time import active_count
+from dpro_search.graph.core_time import active_count, collective_spans, comm_cpu_us_per_byte, polling_share, polls
 from dpro_search.graph.dataflow import DataflowGraph
-from dpro_search.graph.share import collective_spans, comm_cpu_us_per_byte, polling_share, polls
 from dpro_search.machine import machine_constants
 
 _ENOUGH_COPIED_BYTES = 1e6  # so much must have been copied to know the time per byte

@@ -25,7 +25,7 @@ from dpro_search.costmodel.devices.written import STREAMED, OpSpec, ops_of
 from dpro_search.costmodel.intervals import Durations, PredictionOrigin
 from dpro_search.costmodel.roofline import LEAST_US, Ratio, kernel_ratio, product_precision
 from dpro_search.errors import InputError
-from dpro_search.graph.kernel_class import kernel_class
+from dpro_search.graph.event_names import kernel_class
 
 _BY_MEMORY = (LibraryOpKind.ELEMENTWISE, LibraryOpKind.SOFTMAX)
 SIDES = np.round(2.0 ** np.arange(6, 14.5, 0.5))  # of square products, from 64 to 16,384

@@ -10,8 +10,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.sharded_units import ROOT, unit_groups
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import DdpSettings, FsdpSettings
-from dpro_search.space.transformations.module_precision import refusal as precision_refusal
-from dpro_search.space.transformations.modules import refusal
+from dpro_search.space.transformations.modules import precision_refusal, refusal
 
 _MIB = 2**20
 _DEFAULT_CAP_MB = 25  # PyTorch's

@@ -29,8 +29,7 @@ from dpro_search.space.transformations import (
     PlanSpace,
     Transformation,
 )
-from dpro_search.space.transformations.module_precision import ModulePrecision, unpriced
-from dpro_search.space.transformations.modules import NOT_RECORDED, ModuleRecomputation
+from dpro_search.space.transformations.modules import NOT_RECORDED, ModulePrecision, ModuleRecomputation, unpriced
 
 
 class Ddp(ProgramJob[DdpPredictor]):

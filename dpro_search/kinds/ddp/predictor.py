@@ -21,8 +21,7 @@ from dpro_search.space.plan import Plan, refuse_unknown
 from dpro_search.space.programs.ddp_job import DdpJob, apply_ddp, bucket_assignment
 from dpro_search.space.schemes import DdpSettings
 from dpro_search.space.transformations import DdpCompression, JobFacts
-from dpro_search.space.transformations.module_precision import in_bfloat16, uncertainty_us
-from dpro_search.space.transformations.modules import recomputed, saved_bytes
+from dpro_search.space.transformations.modules import in_bfloat16, recomputed, saved_bytes, uncertainty_us
 from dpro_search.space.transformations.precision import Ratios
 
 DEFAULT_CAP_BYTES = 25 * 2**20  # PyTorch's, where the user names none

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Trace
-from dpro_search.graph.arrivals import arrivals
 from dpro_search.graph.measured import measured_iteration_us
+from dpro_search.graph.recorded_collectives import arrivals
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, rank_facts, rank_table
 from dpro_search.kinds._job import Table
 from dpro_search.kinds.horovod.findings import findings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpro_search.graph.arrivals import Arrival
+from dpro_search.graph.recorded_collectives import Arrival
 from dpro_search.replay.path_findings import path_findings
 from dpro_search.replay.path_segments import LATE_RANK, PathSegment
 from dpro_search.replay.sentences import WORTH_PCT, share

@@ -14,7 +14,7 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import CommSettings, Floats, Trace
 from dpro_search.costmodel.memory import peak_bytes
 from dpro_search.errors import InputError
-from dpro_search.graph.share import polls
+from dpro_search.graph.core_time import polls
 from dpro_search.kinds._at_scale import AtScale, RankWorkload
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions
@@ -33,10 +33,9 @@ from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.tensorflow.fusion_moves import threshold_groups
 from dpro_search.space.tensorflow.op_level import op_level, typical_step
 from dpro_search.space.transformations import PlanSpace, Transformation, horovod_facts, horovod_space
-from dpro_search.space.transformations.accumulation import Accumulation
-from dpro_search.space.transformations.all_reduce import AllReduceAlgorithms
-from dpro_search.space.transformations.compression import Compression
 from dpro_search.space.transformations.compute import ComputeGraph, transformed
+from dpro_search.space.transformations.gradients import Accumulation, Compression
+from dpro_search.space.transformations.horovod import AllReduceAlgorithms
 from dpro_search.space.transformations.op_fusion import OpFusion
 from dpro_search.space.transformations.precision import Precision
 from dpro_search.space.transformations.recomputation import Recomputation

@@ -11,7 +11,7 @@ from dpro_search.collect.trace import CommSettings
 from dpro_search.search.samplers._guide import Guide
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace, horovod_space
-from dpro_search.space.transformations.cycle_time import CYCLE_RANGE_US, rounded_cycle_us
+from dpro_search.space.transformations.horovod import CYCLE_RANGE_US, rounded_cycle_us
 
 __all__ = ["CYCLE_RANGE_US", "NoPlanLeftError", "Proposal", "Sampler", "as_change", "cost_us", "rounded_cycle_us"]
 

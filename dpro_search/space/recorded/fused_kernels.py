@@ -19,7 +19,7 @@ import numpy as np
 
 from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Ints, Trace
 from dpro_search.errors import InputError
-from dpro_search.graph.kernel_class import kernel_class
+from dpro_search.graph.event_names import kernel_class
 from dpro_search.space.recorded.events import LAUNCHES
 from dpro_search.space.recorded.ops import RecordedOps
 from dpro_search.space.scenario import Scale

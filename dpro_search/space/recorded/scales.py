@@ -1,7 +1,7 @@
 """What-ifs of single sorts of recorded ops: ``scaled(recorded, step, graph, scale)`` is the graph of a step under one `Scale`.
 
-Sorts are what the trace says of an event (the type of its collective), what its kernel computes (`graph.kernel_class`), and what an
-op is to its event: a host thread's work before a launch, a launch, the work itself (`recorded_ops`).
+Sorts are what the trace says of an event (the type of its collective), what its kernel computes (`graph.event_names.kernel_class`),
+and what an op is to its event: a host thread's work before a launch, a launch, the work itself (`recorded_ops`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, T
 from dpro_search.costmodel.roofline import LEAST_US
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.graph.kernel_class import kernel_class
+from dpro_search.graph.event_names import kernel_class
 from dpro_search.space.recorded.events import LAUNCHES
 from dpro_search.space.recorded.fused_kernels import fused_us
 from dpro_search.space.recorded.ops import RecordedOps

@@ -24,8 +24,8 @@ import numpy as np
 from dpro_search.collect.trace import EventKind, Floats, Ints, Trace
 from dpro_search.costmodel.collectives.horovod import CommCosts, saturation
 from dpro_search.errors import GraphError
+from dpro_search.graph.core_time import collective_spans
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
-from dpro_search.graph.share import collective_spans
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
 
 _CORE, _FREE, _COMM = range(3)  # a rank's devices

@@ -7,14 +7,19 @@ for what changes compute, ``transformed`` of `compute.py`. Transformations of co
 a compiler.
 """
 
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Switch, Transformation
-from dpro_search.space.transformations._space import PlanSpace
+from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, PlanSpace, Switch, Transformation
 from dpro_search.space.transformations.buckets import BucketSize, BucketViews, FirstBucketSize, StaticGraph
 from dpro_search.space.transformations.gradient_compression import BytepsCompression, DdpCompression, KvstoreCompression
 from dpro_search.space.transformations.horovod import HOROVOD_DEFAULT, horovod_facts, horovod_space
-from dpro_search.space.transformations.partition import Credit, TensorPartition, byteps_under
-from dpro_search.space.transformations.servers import ServerCount, ServerPlacement
-from dpro_search.space.transformations.slicing import KeySlicing, kvstore_under
+from dpro_search.space.transformations.parameter_servers import (
+    Credit,
+    KeySlicing,
+    ServerCount,
+    ServerPlacement,
+    TensorPartition,
+    byteps_under,
+    kvstore_under,
+)
 
 __all__ = [
     "HOROVOD_DEFAULT",

@@ -12,7 +12,7 @@ from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.costmodel.powersgd import factor_elements
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
-from dpro_search.space.transformations.slicing import in_priority_slices
+from dpro_search.space.transformations.parameter_servers import in_priority_slices
 
 
 class GradientCompression(Knob):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from sample import predictor, sample
 
-from dpro_search.graph.arrivals import arrivals
+from dpro_search.graph.recorded_collectives import arrivals
 from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.path_segments import path_segments
 from dpro_search.space.cluster import ClusterSpec

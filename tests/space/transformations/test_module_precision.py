@@ -16,8 +16,7 @@ from dpro_search.kinds import PlanOptions, job_of
 from dpro_search.kinds.ddp.predictor import DdpPredictor
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import JobFacts
-from dpro_search.space.transformations.module_precision import ModulePrecision, change_of, in_bfloat16, uncertainty_us
-from dpro_search.space.transformations.modules import recomputed
+from dpro_search.space.transformations.modules import ModulePrecision, change_of, in_bfloat16, recomputed, uncertainty_us
 from tests.recordings import trace_of
 from tests.space.transformations.moves import names_reached
 

@@ -29,7 +29,7 @@ from dpro_search.space.transformations import (
     horovod_facts,
     horovod_space,
 )
-from dpro_search.space.transformations.all_reduce import AllReduceAlgorithms
+from dpro_search.space.transformations.horovod import AllReduceAlgorithms
 
 TENSORS = tensors_of([4_000_000, 40_000, 400_000, 8_000, 1_200_000])
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.assemble.torch.execution import ExecutionNode, TensorUse
+from dpro_search.collect.assemble.torch.host_spans import HostSpans
 from dpro_search.collect.assemble.torch.spans import FUNCTION
 from dpro_search.collect.modules import LoweredOp, LoweredOps
-from dpro_search.collect.readers.kineto.host_spans import HostSpans
 from dpro_search.collect.trace import Ints
 
 _PRODUCT_NAMES = (

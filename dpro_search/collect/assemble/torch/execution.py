@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect._files import DAMAGED
+from dpro_search.collect.assemble.torch.host_spans import HostSpans
 from dpro_search.collect.readers._bytes import read_whole
-from dpro_search.collect.readers.kineto.host_spans import HostSpans
 from dpro_search.collect.trace import NodeGraph
 from dpro_search.errors import InputError, TraceFormatError
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpro_search.collect.assemble.common import RankFile, no_profiled_step, read_json
 from dpro_search.collect.assemble.torch.execution import ExecutionTrace, read_execution_trace
-from dpro_search.collect.readers.kineto.host_spans import HostSpans, read_host_spans
+from dpro_search.collect.assemble.torch.host_spans import HostSpans, read_host_spans
 from dpro_search.errors import InputError, TraceFormatError
 
 FORMAT = "pytorch-ddp"

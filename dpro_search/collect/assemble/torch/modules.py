@@ -17,9 +17,9 @@ from dpro_search.collect.assemble.common import step_of
 from dpro_search.collect.assemble.torch.autocast import Lowering, ModuleRows, lowered_ops, lowering
 from dpro_search.collect.assemble.torch.execution import ExecutionNode, ExecutionTrace
 from dpro_search.collect.assemble.torch.files import RawRank
+from dpro_search.collect.assemble.torch.host_spans import HostSpans
 from dpro_search.collect.assemble.torch.spans import FUNCTION, MODULE, inside
 from dpro_search.collect.modules import LoweredOps, ModuleCalls, ModuleInfo
-from dpro_search.collect.readers.kineto.host_spans import HostSpans
 from dpro_search.collect.trace import Ints, Steps
 
 # Backward functions, without "Backward" and what follows it.

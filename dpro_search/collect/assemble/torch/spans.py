@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dpro_search.collect.assemble.common import event_columns, joined, step_of
 from dpro_search.collect.assemble.torch.execution import EnqueuedCollective
 from dpro_search.collect.assemble.torch.files import RawRank
-from dpro_search.collect.readers.kineto.host_spans import HostSpans
+from dpro_search.collect.assemble.torch.host_spans import HostSpans
 from dpro_search.collect.recorded_names import collective_kind_of, dtype_of
 from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, Steps, TensorInfo
 from dpro_search.errors import TraceFormatError

@@ -18,10 +18,9 @@ from itertools import islice
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto.calls import EVENT_RECORDS, STREAM_ORDERS
 from dpro_search.collect.readers.kineto.evidence import DeviceOps, Evidence, Pairs, calls_named
 from dpro_search.collect.readers.kineto.host_waits import add_polls, call_of_correlation, syncs
-from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US, RankRecords
+from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US, EVENT_RECORDS, STREAM_ORDERS, RankRecords
 from dpro_search.collect.trace import Dependencies, DependencyKind, EventKind, Floats, Ints
 
 _AT_ONCE_US = 15.0  # from the end of what a stream waited for to the start of what waited

@@ -254,7 +254,7 @@ def _launched_before(r: RankRecords, stream: Ints) -> Ints:
 
 
 def calls_named(r: RankRecords, *patterns: re.Pattern[str]) -> Ints:
-    """Calls of the runtime whose names match a pattern (of the module `calls`)."""
+    """Calls of the runtime whose names match a pattern (constants of `rank`)."""
     named = np.array([any(pattern.search(name) for pattern in patterns) for name in r.names] or [False])
     return np.flatnonzero(named[r.name] & np.isin(r.kind, (EventKind.RUNTIME, EventKind.SYNC)))
 

@@ -25,9 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto.calls import DEVICE_WAITS, EVENT_WAITS, MEMORY_WAITS, QUERIES, STREAM_WAITS
 from dpro_search.collect.readers.kineto.evidence import DeviceOps, Evidence, Pairs, calls_named, places_in_step
-from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US, EVENT_COLUMNS, Bools, RankRecords
+from dpro_search.collect.readers.kineto.rank import (
+    CLOCK_SLACK_US,
+    DEVICE_WAITS,
+    EVENT_COLUMNS,
+    EVENT_WAITS,
+    MEMORY_WAITS,
+    QUERIES,
+    STREAM_WAITS,
+    Bools,
+    RankRecords,
+)
 from dpro_search.collect.trace import EventKind, Floats, Ints, Role
 
 _RETURN_US = 40.0  # by which a call returns after what it waited for

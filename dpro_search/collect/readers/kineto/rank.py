@@ -1,4 +1,9 @@
-"""One rank of a Kineto profile: what its records are, which call launched what, and which step each belongs to."""
+"""One rank of a Kineto profile: what its records are, which call launched what, and which step each belongs to.
+
+Names tell which calls of a device's runtime wait, order streams or ask for events. CUDA's names are the pattern for HIP, MUSA
+(Moore Threads) and most others. CNRT (Cambricon) calls a stream a queue and an event a notifier; ACL (Ascend) puts the verb first;
+Unified Runtime, Level Zero and OpenCL have queues, command lists, fences and `Finish`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto.calls import host_waits
 from dpro_search.collect.readers.kineto.columns import Category, KinetoFile
 from dpro_search.collect.readers.kineto.notes import Collective, collective_of
 from dpro_search.collect.recorded_names import (
@@ -23,11 +27,34 @@ from dpro_search.collect.recorded_names import (
 )
 from dpro_search.collect.trace import EventKind, Floats, Ints, Role, Shapes
 
-Bools = npt.NDArray[np.bool_]
+# Vendors add these to the name of a call: `cudaStreamSynchronize_ptsz`, `aclrtSynchronizeStreamWithTimeout`.
+_ENDING = r"(?:WithTimeout|WithFlags|WithBarrier|Ext)*(?:_\w+)?$"
 
+# Calls in which the host waits for all streams of a device, for one stream, and for an event.
+DEVICE_WAITS = re.compile(rf"(?:(?:Device|Ctx|Context)Sync(?:hronize)?|Sync(?:hronize)?(?:Device|Ctx|Context)){_ENDING}")
+STREAM_WAITS = re.compile(
+    rf"(?:(?:Stream|Queue|CommandList)(?:Host)?Sync(?:hronize)?|Sync(?:hronize)?(?:Stream|Queue)|QueueFinish|clFinish){_ENDING}"
+)
+EVENT_WAITS = re.compile(
+    r"(?:(?:Event|Fence|Notifier)(?:Host)?Sync(?:hronize)?|Sync(?:hronize)?(?:Event|Notifier)"
+    rf"|(?<!Queue)WaitNotifier|WaitForEvents|(?<!Enqueue)Events?Wait){_ENDING}"
+)
+# Calls that wait for the device before they copy or free memory.
+MEMORY_WAITS = re.compile(r"^(?:cuda|hip|musa|aclrt|cnrt|mc)(?:Memcpy|Free)$")
+
+# Calls that make a stream wait for an event, and that record one on a stream.
+STREAM_ORDERS = re.compile(
+    rf"(?:(?:Stream|Queue)Wait(?:Event|Notifier)|EnqueueEventsWait|AppendWaitOnEvents|AppendBarrier){_ENDING}"
+)
+EVENT_RECORDS = re.compile(rf"(?:EventRecord|RecordEvent|PlaceNotifier|AppendSignalEvent){_ENDING}")
+
+# Calls that only ask whether something has ended: a host that polls makes many of them.
+QUERIES = re.compile(
+    rf"(?:(?:Event|Stream|Queue|Notifier|Fence)Query(?:Status)?|Query(?:Event|Stream|Notifier)(?:Status)?|EventGetInfo){_ENDING}"
+)
+Bools = npt.NDArray[np.bool_]
 CLOCK_SLACK_US = 5.0  # by which device and host clocks of one profile may disagree
 STREAMS_OF_DEVICE = 100_000  # stream s of the rank's d-th device is numbered d * STREAMS_OF_DEVICE + s
-
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 _OTHER_MARKS = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)")  # where steps are not marked, first found
 # Calls that launch kernels, of CUDA, HIP, SYCL and Level Zero, Ascend's CANN, and their drivers.
@@ -41,6 +68,11 @@ EVENT_COLUMNS = (
     *("name", "kind", "stream", "start_us", "end_us", "size_bytes", "correlation", "annotation", "launch", "shapes", "dtype"),
     *("role", "op", "module", "source", "step"),
 )
+
+
+def host_waits(name: str) -> bool:
+    """Whether the host waits for the device in a call with this name."""
+    return any(pattern.search(name) for pattern in (DEVICE_WAITS, STREAM_WAITS, EVENT_WAITS, MEMORY_WAITS))
 
 
 @dataclass(kw_only=True)

@@ -1,19 +1,26 @@
-"""Gradient accumulation: a step's batch in parts, after the last of which gradients are communicated."""
+"""Transformations that change a Horovod job's graph for its gradients.
+
+Gradient accumulation takes a step's batch in parts, after the last of which gradients are communicated. Compression is Horovod's
+fp16, which is lossy: it changes the numbers, so it is only for who allows that.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
-from dpro_search.graph.dataflow import DataflowGraph
+from dpro_search.collect.trace import Floats, TensorInfo
+from dpro_search.graph.dataflow import DataflowGraph, RankProfile, Release
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
-from dpro_search.space.transformations.compute import ComputeGraph, GraphTransformation
+from dpro_search.space.transformations.compute import ComputeGraph, GraphTransformation, with_added_work
+from dpro_search.space.transformations.gradient_compression import GradientCompression
 
-_TRIED = (2, 4, 8, 16)
-_MOST = 64
+_TRIED_PARTS = (2, 4, 8, 16)
+_MOST_PARTS = 64
 
 
 class Accumulation(Knob, GraphTransformation):
@@ -41,7 +48,7 @@ class Accumulation(Knob, GraphTransformation):
             return "micro_batches: batch normalisation sees smaller batches, which changes the numbers; only with --allow-lossy"
         if self._batch and parts > self._batch:
             return f"micro_batches={parts}: a batch of {self._batch} cannot be cut into so many parts"
-        return f"micro_batches={parts}: at most {_MOST} parts" if parts > _MOST else None
+        return f"micro_batches={parts}: at most {_MOST_PARTS} parts" if parts > _MOST_PARTS else None
 
     def simplest(self, plan: Plan) -> Plan:
         return plan.changed(micro_batches=None) if plan.micro_batches == 1 else plan
@@ -68,7 +75,7 @@ class Accumulation(Knob, GraphTransformation):
 
     @cached_property
     def choice(self) -> Choice | None:
-        tried = [parts for parts in _TRIED if self.legal(Plan(micro_batches=parts)) is None]
+        tried = [parts for parts in _TRIED_PARTS if self.legal(Plan(micro_batches=parts)) is None]
         grids = {RECORDED: ({},), "set": grid("micro_batches", tried)}
         return Choice(name=self.name, fields=self.fields, grids={name: points for name, points in grids.items() if points})
 
@@ -78,3 +85,47 @@ class Accumulation(Knob, GraphTransformation):
         updates = sum(float(release.work_us.mean()) for release in graph.profiles[rank].releases)
         total = sum(tensor.size_bytes for tensor in graph.tensors)
         return updates / total if total else 0.0
+
+
+class Compression(GradientCompression, GraphTransformation):
+    """Half the bytes of every float32 gradient, for a cast before its post and one before its update."""
+
+    def __init__(self, job: JobFacts, compute: ComputeGraph, *, copy_us_per_byte: float, allow_lossy: bool) -> None:
+        """`copy_us_per_byte` is what a copy of a gradient takes: a cast moves about as much."""
+        GradientCompression.__init__(self, job, ("fp16",), allow_lossy=allow_lossy)
+        GraphTransformation.__init__(self, job, compute)
+        self._copy_us_per_byte = copy_us_per_byte
+
+    def apply(self, graph: DataflowGraph, plan: Plan) -> DataflowGraph:
+        if plan.compression is None:
+            return graph
+        cast = np.array([t.size_bytes * self._copy_us_per_byte if t.dtype == "float32" else 0.0 for t in graph.tensors])
+        samples, ranks, count = len(graph.steps), graph.ranks, len(graph.tensors)
+        added = np.zeros((samples, ranks, count + 1))
+        for rank in range(ranks):
+            added[:, rank, self.compute.place[rank]] = cast
+        graph = with_added_work(graph, self.compute.place, added)
+        return replace(
+            graph,
+            tensors=tuple(map(_halved, graph.tensors)),
+            profiles=tuple(_with_releases(profile, cast) for profile in graph.profiles),
+        )
+
+
+def _halved(tensor: TensorInfo) -> TensorInfo:
+    return msgspec.structs.replace(tensor, size_bytes=tensor.size_bytes // 2) if tensor.dtype == "float32" else tensor
+
+
+def _with_releases(profile: RankProfile, work_us: Floats) -> RankProfile:
+    """A profile with more work on each tensor when it is back, [tensors]: in the releases that wait for one tensor."""
+    alone = {release.tensors[0]: number for number, release in enumerate(profile.releases) if len(release.tensors) == 1}
+    releases = list(profile.releases)
+    for tensor, us in enumerate(work_us.tolist()):
+        if not us:
+            continue
+        if tensor in alone:
+            number = alone[tensor]
+            releases[number] = replace(releases[number], work_us=releases[number].work_us + us)
+        else:
+            releases.append(Release(tensors=(tensor,), work_us=np.full(len(profile.main_us), us)))
+    return replace(profile, releases=tuple(releases))

@@ -1,7 +1,13 @@
-"""Names of GPU kernels as people read them: without namespaces, parameters and template arguments that tell nothing apart.
+"""Names of recorded events: kernels as people read them, classes of kernels, and the places in the user's code that they come from.
+
+`short_names` leaves out namespaces, parameters and template arguments that tell nothing apart.
 
 >>> short_names(["void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int, float)"])
 ['vectorized_elementwise_kernel<AddFunctor>']
+
+`kernel_class` tells what a kernel computes, "gemm" or "convolution". Libraries do not say what their kernels are; names do, by
+habits that are stable for years (cuBLAS and hipBLASLt: gemm, Cijk, nvjet; cuDNN: fprop, dgrad, wgrad, bn; PyTorch: the name of the
+template). What no pattern fits is "other".
 """
 
 from __future__ import annotations
@@ -9,9 +15,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dpro_search._text import shortened
+from dpro_search.collect.trace import Ints, Trace
 
+# The first that fits decides: a convolution's kernel may be called an implicit GEMM, an optimizer's an element-wise one.
+_PATTERNS = (
+    ("optimizer", r"multi_tensor_apply|adam|adagrad|lamb_|sgd_|optimizer"),
+    ("attention", r"flash|fmha|attention|sdpa"),
+    ("convolution", r"conv(?!ert)|fprop|dgrad|wgrad|winograd|scudnn|fft[12]d|flip_filter"),
+    ("layout", r"nchwto|nhwcto|transpose|computeb?offsets"),
+    ("normalization", r"batch_?norm|layer_?norm|group_?norm|rms_?norm|cudnn::bn|bn_fw|bn_bw"),
+    ("embedding", r"embedding|index_?select|index_put|indexing|indices|gather|scatter|permute"),
+    ("gemm", r"gemm|gemv|cutlass|cublas|xmma|splitk|cijk_|nvjet|matmul|dot_kernel"),
+    ("softmax", r"soft_?max|nll_loss|cross_entropy|dropout"),
+    ("pooling", r"pool"),
+    ("elementwise", r"elementwise|catarray|fill|copy|cast|triton_poi"),
+    ("reduction", r"reduc|triton_red|triton_per|norm|cub::|sort|scan"),
+)
+_CLASSES = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _PATTERNS)
+OTHER = "other"
+KERNEL_CLASSES = (*(name for name, _ in _PATTERNS), OTHER)
 _MOST = 120  # characters; mangled names and those of generated kernels have no end
 _MOST_OF_ARGUMENTS = 32
 _CLOSING = {"<": ">", "(": ")", "{": "}"}
@@ -21,6 +46,12 @@ _SAYS_NOTHING = re.compile(r"(?:\b\w+::)*?((?:\b\w+::)?\b[Kk]ernel)$")
 _FUNCTOR = re.compile(r"\w*(?:kernel|functor|_cuda|tensorop)\w*", re.IGNORECASE)
 _WORD = re.compile(r"\b\w+\b(?!::)")
 _WRAPPER = re.compile(r"gpu_kernel_impl\w*|\w*?(?:Unary|Binary|Ternary)Functor")
+KEYS = ("framework_op", "module", "source")
+
+
+def kernel_class(name: str) -> str:
+    """One of `KERNEL_CLASSES`."""
+    return next((title for title, pattern in _CLASSES if pattern.search(name)), OTHER)
 
 
 @dataclass(frozen=True)
@@ -140,3 +171,21 @@ def _groups(text: str) -> dict[int, int]:
             if opened and _CLOSING[text[opened[-1]]] == character:
                 ends[opened.pop()] = place + 1
     return ends
+
+
+def origins(trace: Trace, events: Ints) -> list[dict[str, str]]:
+    """The known origins of each event: some of `KEYS`."""
+    table = trace.events
+    columns = [column[events].tolist() for column in (table.op, table.module, table.source)]
+    return [
+        {key: trace.names[number] for key, number in zip(KEYS, numbers, strict=True) if number >= 0}
+        for numbers in zip(*columns, strict=True)
+    ]
+
+
+def origin_text(row: Mapping[str, Any]) -> str:
+    """An origin in one line: "aten::addmm in Net_0.Linear_0, train.py(6): forward"; empty where nothing is known."""
+    op, module, source = (row.get(key, "") for key in KEYS)
+    others = row.get("origins", 0) - 1
+    text = ", ".join(filter(None, (" in ".join(filter(None, (op, module))), source)))
+    return f"{text}, and {others} other {'place' if others == 1 else 'places'}" if text and others > 0 else text

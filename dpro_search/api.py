@@ -77,7 +77,7 @@ def load(folder: str | Path | None = None, *, sample: str | None = None) -> Reco
 def import_trace(sources: str | Path | Sequence[str | Path], out: str | Path, *, parameters: str | Path | None = None) -> Recording:
     """Convert raw files of one job, of any format that ``dpro-search import`` knows, into the new trace folder `out`.
 
-    `parameters` is a file of names and sizes of parameters, for a PyTorch profile without shapes (`collect.parameters`).
+    `parameters` is a file of names and sizes of parameters, for a PyTorch profile without shapes (`collect.readers.parameters`).
 
     Raises
     ------

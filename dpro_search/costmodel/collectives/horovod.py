@@ -6,11 +6,11 @@ backward), the communication's threads wait for the core at each of their wake-u
 need few wake-ups, and once the ring's segments no longer fit into the sockets' buffers there are more: ``alpha = a + b (1 -
 exp(-n / n0))``. In the tail of a step, executor threads only wake for what comes back, and one such wait is left.
 
-A shaped link is a token bucket (`collect.launch.link`): it accumulates a burst while it is idle, between two transfers and during a
-transfer's latency, and then is ahead of its rate by that time, at most by its burst. So pauses shorter than the burst cost nothing.
-A transfer of n bytes that begins when the link is ahead of its rate by r takes ``l + n w - min(r + l, b)``: its latency l, in which
-the link rests too, the wire's time, and the time that it is spared, at most the burst b. So a latency that ends before the link has
-saved a burst takes no time at all, and cannot be seen.
+A shaped link is a token bucket (`collect.launch.host_limits`): it accumulates a burst while it is idle, between two transfers and
+during a transfer's latency, and then is ahead of its rate by that time, at most by its burst. So pauses shorter than the burst cost
+nothing. A transfer of n bytes that begins when the link is ahead of its rate by r takes ``l + n w - min(r + l, b)``: its latency l,
+in which the link rests too, the wire's time, and the time that it is spared, at most the burst b. So a latency that ends before the
+link has saved a burst takes no time at all, and cannot be seen.
 """
 
 from __future__ import annotations

@@ -95,6 +95,7 @@ class Job(ABC):
     scenario: Scenario = Scenario()  # Differences from the recording under every plan; see `under`.
     memory_limit_bytes: int | None = None
     _replay_error: float | None = None  # See `replay_error`; None: not computed yet.
+    _last_lowered: tuple[Scenario, Lowered] | None = None  # See `_lowered_in`.
 
     @classmethod
     def of(cls, source: Any, options: PlanOptions) -> Self:
@@ -126,8 +127,14 @@ class Job(ABC):
 
     def lowered(self, plan: Plan) -> Lowered:
         """The job under a plan in `scenario`, with the error of the recorded setting's replay."""
-        lowered = self.lower(replace(self.scenario, plan=plan))
+        lowered = self._lowered_in(replace(self.scenario, plan=plan))
         return replace(lowered, error=replace(lowered.error, replay=self.replay_error))
+
+    def _lowered_in(self, scenario: Scenario) -> Lowered:
+        """What `lower` gives; the last one is kept, because a verb asks several questions about one scenario."""
+        if self._last_lowered is None or self._last_lowered[0] != scenario:
+            self._last_lowered = scenario, self.lower(scenario)
+        return self._last_lowered[1]
 
     def plans(self, scenario: Scenario) -> PlanSpace:
         """The space of plans in a scenario; it has the fields of the scenario's plan."""
@@ -136,7 +143,7 @@ class Job(ABC):
     @property
     def calibration(self) -> Calibration | None:
         """Calibration of the model error of predictions; None: intervals are the spread of recorded steps alone."""
-        return self.lower(self.scenario).calibration if self.lowers() else None
+        return self._lowered_in(self.scenario).calibration if self.lowers() else None
 
     # What a plan costs.
 
@@ -278,7 +285,7 @@ class Job(ABC):
 
     def _in(self, scenario: Scenario) -> Self:
         """The job, asked in a scenario."""
-        self.lower(scenario)  # raises what it raises before anything is predicted
+        self._lowered_in(scenario)  # raises what it raises before anything is predicted
         job = copy.copy(self)
         job.scenario, job.space = replace(scenario, plan=Plan()), self.plans(scenario)
         job._replay_error = self.replay_error
@@ -288,7 +295,7 @@ class Job(ABC):
     def cluster(self) -> ClusterSpec:
         """Cores and links that the job runs on."""
         if self.lowers():
-            return self.lower(self.scenario).cluster
+            return self._lowered_in(self.scenario).cluster
         assert self.trace is not None, "a described job has its own"
         return ClusterSpec.of(self.trace.meta)
 
@@ -326,7 +333,7 @@ class Job(ABC):
         Of a recorded job nothing without a change; of a described one what its description leaves open.
         """
         if self.lowers():
-            return self.lower(self.scenario).assumptions
+            return self._lowered_in(self.scenario).assumptions
         return (*change.left_out, *ranks_in_turn(self.cluster.ranks, self.recorded_ranks))
 
     @property

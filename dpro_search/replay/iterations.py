@@ -27,6 +27,10 @@ class IterationTimes:
     breakdown_us: dict[str, float] = field(default_factory=dict)
     rank_breakdown_us: tuple[dict[str, float], ...] = ()  # The same on every rank.
     spread_us: float = 0.0  # Half the interval that holds nine in ten iteration times where durations are drawn anew.
+    # The interval that follows from what is replayed (the spread of recorded steps, say); None: `spread_us` in both directions.
+    interval_us: tuple[float, float] | None = None
+    floor_us: float = 0.0  # The least that an iteration can take; 0: not known.
+    mean_us: float | None = None  # Mean of the recorded steps, which steps that stall make longer than the median; None: not known.
 
 
 def sample_order(rng: np.random.Generator, samples: int, iterations: int) -> Ints:

@@ -54,9 +54,10 @@ class ErrorModel:
 
     def interval_us(self, times: IterationTimes) -> tuple[float, float]:
         """The interval that should hold the measured median: errors of several sources add up as the root of their squares."""
-        error_us = math.hypot(self.model * times.iteration_us, times.spread_us)
-        interval_us = times.iteration_us - error_us, times.iteration_us + error_us
-        return with_replay_error(interval_us, times.iteration_us, self.replay, self.floor_us)
+        middle_us, model_us = times.iteration_us, self.model * times.iteration_us
+        low_us, high_us = times.interval_us or (middle_us - times.spread_us, middle_us + times.spread_us)
+        interval_us = middle_us - math.hypot(model_us, middle_us - low_us), middle_us + math.hypot(model_us, high_us - middle_us)
+        return with_replay_error(interval_us, middle_us, self.replay, max(self.floor_us, times.floor_us))
 
 
 def with_replay_error(interval_us: tuple[float, float], iteration_us: float, error: float, floor_us: float) -> tuple[float, float]:
@@ -87,6 +88,8 @@ class Lowered:
     calibration: Calibration | None = None  # Origin of the model error; None: it was not measured.
     assumptions: tuple[str, ...] = ()  # Sentences that say what predictions take for granted in this scenario.
     resamples: int = 0  # Replays with durations drawn anew, whose mean is reported; 0: one replay is reported.
+    peak_memory_bytes: int | None = None  # Peak memory of the rank that needs most; None: not known.
+    infeasible: str | None = None  # Why the job could not run like this; None: it could.
 
     def prediction(self, times: IterationTimes) -> Prediction:
         """The prediction from a replay, with its interval."""
@@ -94,9 +97,12 @@ class Lowered:
             iteration_us=times.iteration_us,
             interval_us=self.error.interval_us(times),
             breakdown_us=times.breakdown_us,
-            peak_memory_bytes=None,
+            peak_memory_bytes=self.peak_memory_bytes,
             source="recorded" if self.as_recorded else "extrapolated",
             settled=times.settled,
+            infeasible=self.infeasible,
+            floor_us=max(self.error.floor_us, times.floor_us),
+            mean_us=times.mean_us,
         )
 
     def reported(self, *, detailed: bool = True) -> Prediction:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from dpro_search.collect.trace import Trace
@@ -10,6 +12,22 @@ from dpro_search.quantities import time_text
 
 _MOST_REPLAY_ERROR_PCT = 10.0  # good recordings had at most 8.8 % (README.md, recorded setting), busy machines 20 to 50 %
 _CLOCKS_EXPLAIN = 0.5  # share of the error, from which on uncertain clocks are named as its cause
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledSteps:
+    """A choice among the profiled steps of a recording. A job that is replayed from them has the profiler's overhead.
+
+    Attributes
+    ----------
+    replayed
+        Steps whose durations are replayed; None: all.
+    fitted
+        Steps to which the costs of communication are fitted; None: all.
+    """
+
+    replayed: tuple[int, ...] | None = None
+    fitted: tuple[int, ...] | None = None
 
 
 def measured_iteration_us(trace: Trace) -> float | None:

@@ -8,6 +8,7 @@ question is refused with a line that names the kinds that can.
 from __future__ import annotations
 
 import copy
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,14 @@ from dpro_search._text import listed
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.errors import InputError
-from dpro_search.graph.measured import measured_iteration_us, recording_doubt, replay_error
+from dpro_search.graph.measured import (
+    ProfiledSteps,
+    measured_iteration_us,
+    profiled_iterations_us,
+    recording_doubt,
+    replay_error,
+    without_step,
+)
 from dpro_search.kinds._answers import ParallelSetting, PlanFacts, ReplayedStep
 from dpro_search.kinds._names import registered
 from dpro_search.kinds._options import PlanOptions
@@ -91,6 +99,7 @@ class Job(ABC):
     askable: tuple[str, ...] = ()  # Plan fields that text can set in a scenario, whether or not `space` has them now.
     # Other changes of a scenario: some of "groups", "global_batch", "sequence", "precision", `CLUSTER_SETTINGS`, `SCALES`.
     settings: ClassVar[tuple[str, ...]] = ()
+    replays_steps: ClassVar[bool] = False  # Whether `lower` can replay the job from some of its profiled steps.
     unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
     scenario: Scenario = Scenario()  # Differences from the recording under every plan; see `under`.
     memory_limit_bytes: int | None = None
@@ -110,13 +119,18 @@ class Job(ABC):
         """
         raise NotImplementedError
 
-    def lower(self, scenario: Scenario) -> Lowered:
+    def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
         """The job in a scenario, ready to be replayed. It does not depend on `Job.scenario`.
+
+        Parameters
+        ----------
+        steps
+            Profiled steps that the job is replayed from; None: all steps, without the profiler's overhead.
 
         Raises
         ------
         InputError
-            The job cannot follow the plan, or be predicted with the other changes.
+            The job cannot follow the plan, be predicted with the other changes, or be replayed from some of its steps.
         """
         raise NotImplementedError
 
@@ -283,7 +297,7 @@ class Job(ABC):
             job._replay_error = self.replay_error
         return job, plan
 
-    def _in(self, scenario: Scenario) -> Self:
+    def _in(self, scenario: Scenario) -> Job:
         """The job, asked in a scenario."""
         self._lowered_in(scenario)  # raises what it raises before anything is predicted
         job = copy.copy(self)
@@ -399,15 +413,29 @@ class Job(ABC):
 
     def held_out(self, step: int) -> Comparison:
         """A profiled step, predicted from all others; raises `InputError` if it was not profiled."""
-        raise self.cannot("held_out", "be predicted without one of its steps (--holdout-step)")
+        if not self.replays_steps:
+            raise self.cannot("held_out", "be predicted without one of its steps (--holdout-step)")
+        assert self.trace is not None, "only recorded jobs have profiled steps"
+        others, measured_us = without_step(self.trace, step)
+        lowered = self.lower(Scenario(), steps=ProfiledSteps(replayed=others, fitted=others))
+        error = lowered.replayable.iterations().iteration_us / measured_us - 1
+        return _comparison(lowered, measured_us, error)
 
     def rank_parts_us(self) -> Mapping[int, Mapping[str, float]]:
         """Parts of a replayed iteration, which add up to it, for each rank by its number in the job; empty: not known."""
         return {}
 
     def own_durations(self) -> Comparison:
-        """Each profiled step, replayed with its own durations."""
-        raise self.cannot("own_durations", "be replayed step by step (--own-durations)")
+        """Each profiled step, replayed with its own durations. What communication costs is fitted on all steps."""
+        if not self.replays_steps:
+            raise self.cannot("own_durations", "be replayed step by step (--own-durations)")
+        assert self.trace is not None, "only recorded jobs have profiled steps"
+        steps_us = profiled_iterations_us(self.trace)
+        step_by_step = [self.lower(Scenario(), steps=ProfiledSteps(replayed=(step,))) for step in steps_us]
+        replayed_us = np.array([lowered.replayable.iterations().iteration_us for lowered in step_by_step])
+        measured_us = np.array(list(steps_us.values()))
+        error = float(np.abs(replayed_us / measured_us - 1).mean())
+        return _comparison(self.lower(Scenario(), steps=ProfiledSteps()), float(measured_us.mean()), error)
 
     def terms(self) -> tuple[Term, ...]:
         """Fitted numbers of its cost model, for the report."""
@@ -448,8 +476,10 @@ class Job(ABC):
         """A plan of a parallel job as the report shows it under a name; None for other kinds of jobs."""
         return None
 
-    def check_changes(self, scenario: Scenario) -> None:
-        """Raise `InputError` for changes, other than of the plan, that are not among `settings`."""
+    def check_changes(self, scenario: Scenario, steps: ProfiledSteps | None = None) -> None:
+        """Raise `InputError` for changes, other than of the plan, that are not among `settings`, and for a choice of steps."""
+        if steps is not None and not self.replays_steps:
+            raise self.cannot("held_out", "be replayed from some of its profiled steps")
         for name, change, method, what in _CHANGES:
             if getattr(scenario, name) is not None and change not in self.settings:
                 raise self.cannot(method, what)
@@ -464,7 +494,23 @@ def _has(job_type: type[Job], method: str) -> bool:
     """Whether jobs of a type answer the question that a method of `Job` is for."""
     if getattr(job_type, method) is not getattr(Job, method):
         return True
+    if method in ("held_out", "own_durations"):
+        return job_type.replays_steps
     return job_type.lowers() and (method == "sampled" or _SETTING_OF_METHOD.get(method) in job_type.settings)
+
+
+def _comparison(lowered: Lowered, measured_us: float, error: float) -> Comparison:
+    """Recorded steps beside a job that is replayed from them, once again, to see how long that takes; `error` is relative."""
+    started = time.perf_counter()
+    prediction = lowered.reported()
+    seconds = time.perf_counter() - started
+    return Comparison(
+        measured_us=measured_us,
+        prediction=prediction,
+        error_pct=error * 100,
+        ops=lowered.replayable.op_count,
+        seconds=seconds,
+    )
 
 
 def _possible(prediction: Prediction) -> Prediction:

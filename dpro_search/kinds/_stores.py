@@ -14,6 +14,7 @@ from typing import ClassVar, Generic, Literal, Self
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
+from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._facts import graph_change
 from dpro_search.kinds._job import Job, ranks_in_turn
 from dpro_search.kinds._options import PlanOptions, refuse_compute
@@ -101,8 +102,8 @@ class StoreJob(Job, Generic[ServerJob]):
     def _goodput(rate_bps: float | None) -> float | None:
         """Payload on links of a rate, bytes per us; None: without limit."""
 
-    def lower(self, scenario: Scenario) -> Lowered:
-        self.check_changes(scenario)
+    def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
+        self.check_changes(scenario, steps)
         change = scenario.cluster
         cluster = change.target(self._recorded_cluster)
         known = self._calibration(cluster, on_gpus=change.on_gpus)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,8 @@ from dpro_search.replay.steady import halves_agree
 
 WARMUP = 2  # iterations before those that count
 DRAWS = 4096  # random numbers that a replay uses in turn
+_Z_90 = 1.64  # standard deviations within which nine in ten values of a normal distribution lie
+_MEDIAN_OVER_MEAN = 1.2533  # standard error of the median of normally distributed values over that of their mean
 _BREAKDOWN = ("compute", "contention", "exposed_communication")  # rows of a breakdown
 
 
@@ -26,7 +29,9 @@ class IterationTimes:
     # Per iteration on the rank that computes most: compute, contention (computing slower than alone), exposed communication.
     breakdown_us: dict[str, float] = field(default_factory=dict)
     rank_breakdown_us: tuple[dict[str, float], ...] = ()  # The same on every rank.
-    spread_us: float = 0.0  # Half the interval that holds nine in ten iteration times where durations are drawn anew.
+    # Half the interval that holds the median iteration in nine of ten cases: it varies with the steps of a run, and with durations
+    # that are drawn anew; 0: not known.
+    spread_us: float = 0.0
     # The interval that follows from what is replayed (the spread of recorded steps, say); None: `spread_us` in both directions.
     interval_us: tuple[float, float] | None = None
     floor_us: float = 0.0  # The least that an iteration can take; 0: not known.
@@ -60,4 +65,5 @@ def iteration_times(end_us: Floats, breakdown_us: Floats, class_of_rank: Ints | 
         "breakdown_us": per_class[int(breakdown_us[0].argmax())],
         "rank_breakdown_us": tuple(per_class[number] for number in ranks),
         "settled": halves_agree(distances),
+        "spread_us": _Z_90 * _MEDIAN_OVER_MEAN * float(np.std(distances)) / math.sqrt(len(distances)),
     }

@@ -51,10 +51,12 @@ class ErrorModel:
     # Signed relative error of the replay of the recorded setting. 0: it is so small that `model` includes it, or not known.
     replay: float = 0.0
     floor_us: float = 0.0  # The least that an iteration can take; 0: not known.
+    plan_us: float = 0.0  # Error of the costs of changes that the plan makes, in us; 0: they are as certain as the recording.
 
     def interval_us(self, times: IterationTimes) -> tuple[float, float]:
         """The interval that should hold the measured median: errors of several sources add up as the root of their squares."""
-        middle_us, model_us = times.iteration_us, self.model * times.iteration_us
+        middle_us = times.iteration_us
+        model_us = math.hypot(self.model * middle_us, self.plan_us)
         low_us, high_us = times.interval_us or (middle_us - times.spread_us, middle_us + times.spread_us)
         interval_us = middle_us - math.hypot(model_us, middle_us - low_us), middle_us + math.hypot(model_us, high_us - middle_us)
         return with_replay_error(interval_us, middle_us, self.replay, max(self.floor_us, times.floor_us))

@@ -31,6 +31,7 @@ from dpro_search.collect.trace import (
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Part, Target
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._facts import critical_ops, gain_table, graph_change, path_facts
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._kind import Kind
@@ -113,8 +114,8 @@ class ToyJob(Job):
         facts = JobFacts(name=self.title, tensors=trace.tensors, values={"rounds": ROUNDS})
         self.space = PlanSpace(facts, [Rounds(facts)])
 
-    def lower(self, scenario: Scenario) -> Lowered:
-        self.check_changes(scenario)
+    def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
+        self.check_changes(scenario, steps)
         self.space.check(scenario.plan)
         graph = _graph(ToySettings.of(scenario.plan).rounds or ROUNDS)
         for scale in scenario.scales:

@@ -1,7 +1,7 @@
 """Islands in processes on this machine; the search only collects their trials.
 
-A worker is a fork of the search (`forks.py`), which runs one island or several. If a worker is killed, another fork replaces it,
-repeats the proposals of its finished trials, and continues.
+A worker is a fork (`workers.Fork`) that runs one island or several. If a worker is killed, another fork replaces it, repeats the
+proposals of its finished trials, and continues.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import msgspec
 
 from dpro_search.errors import MissingCapabilityError
 from dpro_search.search.finished import FinishedTrial, compact_trial, line_as_written
-from dpro_search.search.forks import Fork, end_forks
 from dpro_search.search.island_process import Assignment, Mark, Report, work
 from dpro_search.search.islands import Findings, Island, number_of, owner_of, share_of
 from dpro_search.search.news_pipe import NewsWriter, news_pipe
 from dpro_search.search.objective import Objective
 from dpro_search.search.run_folder import Journal, Trial
-from dpro_search.search.workers import Failed, raise_failed, refuse_fatal
+from dpro_search.search.workers import Failed, Fork, end_forks, raise_failed, refuse_fatal
 from dpro_search.space.plan import Prediction
 
 _MOST_LOSSES_IN_A_ROW = 8  # without a finished trial between them

@@ -3,7 +3,7 @@
 A row of the study holds a plan, its prediction and its origin, as JSON in the row's user attribute "trial". It is inserted in one
 transaction when the plan has been evaluated, so a finished trial is stored completely or not at all. The storage numbers the rows
 of a study. Of rows with equal plans only the lowest number counts, so all searches see the same trials in the same order, even if
-some are killed. For other readers of the study (dashboards) a row has the plan's parameters (`plan_params.py`), and a second
+some are killed. For other readers of the study (dashboards) a row has the plan's parameters (`PlanParams`), and a second
 transaction writes its state: COMPLETE, or FAIL for a row that does not count.
 """
 
@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 import optuna
 import sqlalchemy
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from dpro_search.errors import InputError, MissingCapabilityError
-from dpro_search.search.plan_params import PlanParams
 from dpro_search.search.run_folder import Trial
 from dpro_search.search.samplers import Proposal
 from dpro_search.space.plan import Plan, Prediction
@@ -36,6 +36,9 @@ _PAUSES_S = (0.05, 2.0)  # the first and the longest between two attempts
 _SECRETS = ("password", "sslpassword", "passwd")
 _JOURNAL = "journal"
 _ATTRIBUTE = "trial"  # a single one, because the storage needs several queries for each
+_NONE = "none"
+_MOST_NAMED = 4096  # groups, ops or modules that a parameter counts
+_LOG_FROM = 16.0  # ratio of the largest to the smallest value, from which a parameter is logarithmic
 
 _T = TypeVar("_T")
 
@@ -235,3 +238,59 @@ def _reason(error: BaseException) -> str:
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+class PlanParams:
+    """Plans as Optuna's named parameters, for its dashboard, plots and importances; searches do not read them.
+
+    A job has one parameter for each field, in every trial, because Optuna compares only parameters that all have.
+
+    A field that a plan leaves as recorded has the recorded value. Fields that name tensors, ops or modules are counted. A number
+    outside the values that the space offers is shown as the nearest of them.
+
+    Attributes
+    ----------
+    distributions
+        By name; equal for all plans of the space.
+    """
+
+    def __init__(self, space: PlanSpace) -> None:
+        self._recorded = space.job.values
+        offered: dict[str, list[Any]] = {name: [] for name in space.fields}
+        for choice in space.choices:
+            for point in (point for points in choice.grids.values() for point in points):
+                for name, value in point.items():
+                    offered[name].append(value)
+        self.distributions: Mapping[str, BaseDistribution] = {
+            name: _distribution([*values, *([self._recorded[name]] if self._recorded.get(name) is not None else [])])
+            for name, values in offered.items()
+        }
+
+    def of(self, plan: Plan) -> dict[str, Any]:
+        """Values of all parameters for a plan."""
+        return {name: self._value(name, plan.get(name)) for name in self.distributions}
+
+    def _value(self, name: str, value: Any) -> Any:
+        value = self._recorded.get(name) if value is None else value
+        distribution = self.distributions[name]
+        if isinstance(distribution, CategoricalDistribution):
+            return value if value in distribution.choices else distribution.choices[0]
+        assert isinstance(distribution, IntDistribution | FloatDistribution)
+        number = len(value) if isinstance(value, tuple) else value or 0
+        return min(max(number, distribution.low), distribution.high)
+
+
+def _distribution(values: list[Any]) -> BaseDistribution:
+    """The distribution that holds the values of a field."""
+    if any(isinstance(value, str) for value in values):
+        return CategoricalDistribution((_NONE, *sorted({value for value in values if isinstance(value, str)})))
+    if any(isinstance(value, bool) for value in values):
+        return CategoricalDistribution((False, True))
+    numbers: list[int | float] = [value for value in values if isinstance(value, int | float)]
+    if not numbers:
+        return IntDistribution(0, _MOST_NAMED)
+    low, high = min(numbers), max(numbers)
+    log = low > 0 and high / low >= _LOG_FROM
+    if isinstance(low, int) and isinstance(high, int):
+        return IntDistribution(low, high, log=log)
+    return FloatDistribution(low, high, log=log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import signal
@@ -25,7 +26,6 @@ from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
 from dpro_search.search.evaluation import Evaluations, Evaluator, InlineEvaluator
 from dpro_search.search.finished import FinishedTrial, compact_trial, line_as_written
-from dpro_search.search.frozen_heap import frozen_heap
 from dpro_search.search.island_workers import IslandWorkers
 from dpro_search.search.islands import Island
 from dpro_search.search.objective import Objective, Ranked, explaining_of, ranked_of, reevaluator_of
@@ -42,7 +42,6 @@ from dpro_search.search.result import (
 from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
 from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, SearchedCluster, locked_run, open_run
 from dpro_search.search.samplers import SEEDLESS, Guide, sampler_for
-from dpro_search.search.stopping import is_settled
 from dpro_search.search.trials import RECORDED, islands_trials, own_trials, recorded_trial, shared_trials
 from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.plan import Plan, Prediction
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 
 Engine = Literal["local", "ray"]
 _SETTLED_EVERY = 16  # trials between two checks of the stopping criterion
+_SETTLED_FROM = 64  # feasible trials
 
 
 def run_search(
@@ -120,7 +120,7 @@ def run_search(
     cluster
         Where the objective's predictions hold, which the folder keeps; the options name it as well. None: on the recorded cluster.
     until_settled
-        End when the expected further gain is below the prediction error (see `stopping.py`).
+        End when the expected further gain is below the prediction error (see `is_settled`).
     quantile
         Re-rank the listed plans by this quantile of their iteration times over resampled durations; None: by the predicted
         iteration time.
@@ -235,6 +235,26 @@ class _Ends:
         if self.until_settled and len(finished) % _SETTLED_EVERY == 0 and is_settled(finished):
             return "settled"
         return "timeout" if time.monotonic() > self.deadline_s else None
+
+
+def expected_gain(costs_us: Sequence[float]) -> float:
+    """Expected gain of as many further trials as the later half of these, relative to the best: the gain of that half.
+
+    The gain per trial falls in the course of a search, so the gain of the later half is an upper bound.
+    """
+    half = len(costs_us) // 2
+    best = min(costs_us)
+    return (min(costs_us[:half]) - best) / best
+
+
+def is_settled(trials: Sequence[FinishedTrial]) -> bool:
+    """Whether the expected further gain is below the prediction error: half the width of the best plan's interval."""
+    feasible = [trial.prediction for trial in trials if trial.prediction.infeasible is None]
+    if len(feasible) < _SETTLED_FROM:
+        return False
+    best = min(feasible, key=lambda prediction: prediction.iteration_us)
+    low, high = best.interval_us
+    return expected_gain([prediction.iteration_us for prediction in feasible]) < (high - low) / 2 / best.iteration_us
 
 
 def _until(
@@ -382,3 +402,21 @@ def _deferred_interrupt() -> Iterator[threading.Event]:
         yield requested
     finally:
         signal.signal(signal.SIGINT, earlier)
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Within the block, full collections skip the objects that existed at its beginning (`gc.freeze`).
+
+    A trace, a compiled replay and the libraries are a few 100,000 objects. A full collection takes as long as some hundred
+    trials, and writes to every object, which copies every page that a search shares with its workers. If the caller has frozen
+    objects already, nothing is done.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

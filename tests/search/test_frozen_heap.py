@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from bus_objective import BusObjective, tensors_of
 
-from dpro_search.search.frozen_heap import frozen_heap
-from dpro_search.search.study import run_search
+from dpro_search.search.study import frozen_heap, run_search
 
 JOB = BusObjective(tensors_of([4_000_000, 8_000_000, 400]))
 

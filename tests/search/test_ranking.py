@@ -18,8 +18,7 @@ from dpro_search.search.result import SearchResult, by_quantile, pareto_front, r
 from dpro_search.search.robustness import beats
 from dpro_search.search.run_folder import Trial
 from dpro_search.search.samplers._base import cost_us
-from dpro_search.search.stopping import expected_gain, is_settled
-from dpro_search.search.study import run_search
+from dpro_search.search.study import expected_gain, is_settled, run_search
 from dpro_search.space.plan import Plan, Prediction
 
 SMALL = BusObjective(tensors_of([8_000] * 40), CommSettings(fusion_threshold_bytes=0, cycle_time_us=20_000.0), compute_us=50.0)

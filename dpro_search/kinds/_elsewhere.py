@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -67,7 +68,7 @@ def searched_job(job: Job, info: RunInfo) -> Job:
 
 def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[str, str], title: str, verb: str) -> Elsewhere:
     speeds = tuple(name for name in job.settings if name != "groups")
-    described = type(job).starting_from is not Job.starting_from
+    described = job.can_begin_with
     for change in changes:
         name = change.partition("=")[0].strip()
         if name in (*job.askable, "groups") and not described:
@@ -77,10 +78,9 @@ def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[s
     scenario = scenario.changed(changes, known=(*job.askable, *speeds) if described else speeds, job=job.title)
     if scenario == Scenario() and job.origin == "recorded":
         return Elsewhere(job, named, None)
-    job_there, plan = job.under(scenario)
-    if plan != Plan():  # of a described job, which then begins with it
-        job_there.space.check(plan)
-        job_there = job_there.starting_from(plan)
+    if scenario.plan != Plan():  # of a described job, which then begins with it
+        scenario = replace(scenario, plan=Plan(), begins_with=scenario.plan)
+    job_there, _ = job.under(scenario)
     job_there = with_memory_limit(job_there, job.memory_limit_bytes)
     calibration = job_there.calibration
     place = SearchedCluster(

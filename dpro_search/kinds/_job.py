@@ -63,6 +63,11 @@ _CHANGES = (
 # The setting that a job must have for a kind that defines `lower` to do what these methods of other kinds do.
 _SETTING_OF_METHOD = {"on": "rate", "at_scale": "rate", "scaled": "compute"} | {method: name for _, name, method, _ in _CHANGES}
 
+_FLAG_OF_METHOD = {  # The same for what is no setting.
+    **{"sampled": "varies", "starting_from": "can_begin_with"},
+    **dict.fromkeys(("held_out", "own_durations"), "replays_steps"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -100,6 +105,8 @@ class Job(ABC):
     # Other changes of a scenario: some of "groups", "global_batch", "sequence", "precision", `CLUSTER_SETTINGS`, `SCALES`.
     settings: ClassVar[tuple[str, ...]] = ()
     replays_steps: ClassVar[bool] = False  # Whether `lower` can replay the job from some of its profiled steps.
+    can_begin_with: ClassVar[bool] = False  # Whether a scenario can say under which plan it runs to begin with.
+    varies: ClassVar[bool] = True  # Whether durations of its ops vary, so that a kind with `lower` can draw them anew (`sampled`).
     unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
     scenario: Scenario = Scenario()  # Differences from the recording under every plan; see `under`.
     memory_limit_bytes: int | None = None
@@ -165,8 +172,10 @@ class Job(ABC):
         """Predicted cost of one iteration under a plan; raises `InputError` for a plan that the job cannot follow."""
         self.space.check(plan)
         prediction = _possible(self._predict(plan))
-        if not self.lowers():
-            prediction = self.with_replay_error(prediction)
+        return self._within_limit(prediction if self.lowers() else self.with_replay_error(prediction))
+
+    def _within_limit(self, prediction: Prediction) -> Prediction:
+        """The prediction, infeasible where it needs more memory than the limit that was given."""
         limit = self.memory_limit_bytes
         peak = prediction.peak_memory_bytes
         if limit is None or (peak is not None and peak <= limit):
@@ -203,13 +212,13 @@ class Job(ABC):
 
         Raises `InputError` if this kind of job has one duration of each op only.
         """
-        if not self.lowers():
+        if not (self.lowers() and self.varies):
             raise self.cannot("sampled", "be replayed with other durations")
         return self.lowered(plan).replayable.sampled_us(samples=samples, seed=seed, on_sample=on_sample)
 
     def replayed(self, plan: Plan) -> Prediction:
         """The prediction that `replay` reports: as `predict`, with a breakdown and with what `predict` leaves out to be fast."""
-        return self.lowered(plan).reported() if self.lowers() else self.predict(plan)
+        return self._within_limit(self.lowered(plan).reported()) if self.lowers() else self.predict(plan)
 
     def plan_facts(self, plan: Plan) -> PlanFacts:
         """Facts that `replay` reports beside the prediction of a plan."""
@@ -293,6 +302,9 @@ class Job(ABC):
             job = job.scaled(scale)
         if scenario.target_loss is not None:
             job = job.trained_to(scenario.target_loss)
+        if scenario.begins_with is not None:
+            job.space.check(scenario.begins_with)
+            job = job.starting_from(scenario.begins_with)
         if job is not self:
             job._replay_error = self.replay_error
         return job, plan
@@ -483,6 +495,8 @@ class Job(ABC):
         for name, change, method, what in _CHANGES:
             if getattr(scenario, name) is not None and change not in self.settings:
                 raise self.cannot(method, what)
+        if scenario.begins_with is not None and not self.can_begin_with:
+            raise self.cannot("starting_from", "begin with another setting than the recorded one")
 
     def cannot(self, method: str, what: str) -> InputError:
         """The error for a question that this kind of job cannot answer: it names the kinds that can."""
@@ -494,9 +508,9 @@ def _has(job_type: type[Job], method: str) -> bool:
     """Whether jobs of a type answer the question that a method of `Job` is for."""
     if getattr(job_type, method) is not getattr(Job, method):
         return True
-    if method in ("held_out", "own_durations"):
-        return job_type.replays_steps
-    return job_type.lowers() and (method == "sampled" or _SETTING_OF_METHOD.get(method) in job_type.settings)
+    if method in _FLAG_OF_METHOD:
+        return job_type.lowers() and bool(getattr(job_type, _FLAG_OF_METHOD[method]))
+    return job_type.lowers() and _SETTING_OF_METHOD.get(method) in job_type.settings
 
 
 def _comparison(lowered: Lowered, measured_us: float, error: float) -> Comparison:

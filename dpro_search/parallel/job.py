@@ -62,6 +62,7 @@ class MeshJob(Job):
 
     title = "a parallel job"
     settings = ("ranks", "rate", "global_batch", "sequence", "precision", *SCALES)
+    can_begin_with = True
 
     def __init__(self, description: MeshDescription, scales: Scales = UNSCALED) -> None:
         self._description, self._scales = description, scales

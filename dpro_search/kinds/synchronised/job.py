@@ -135,6 +135,8 @@ class SynchronisedJob(Job):
         now = self._trainings
         return self._with(replace(fitted, step_s=now.step_s, commit_s=now.commit_s, delay_s=now.delay_s))
 
+    can_begin_with = True
+
     def starting_from(self, plan: Plan) -> SynchronisedJob:
         return self._with(self._trainings, self._scheme(plan))
 

@@ -76,7 +76,7 @@ def beside_all(folder: Path, text: str, step: int) -> dict[str, Any]:
     """How much slower the best plan of a search is than the best of all legal plans that fit, or of every `step`-th of them."""
     found = job(folder, text)
     result = run_search(found, trials=500, out=folder / "run", trace_digest="")
-    every, steps = list(found.space.candidates)[::step], found._steps
+    every, steps = list(found.space.candidates)[::step], found.prices
     best_us = min(steps.step_us(each) for each in every if steps.memory(each).total_bytes <= found._device_bytes)
     return {
         "plans": len(every),

@@ -11,10 +11,10 @@ from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._kind import DescribedKind, Wanted
 from dpro_search.parallel.export.targets import parallel_targets
-from dpro_search.parallel.file.description import MeshDescription, described, other_device
+from dpro_search.parallel.file.description import ParallelDescription, described, other_device
 from dpro_search.parallel.frameworks import FRAMEWORKS
 from dpro_search.parallel.model import NETWORKS, names
-from dpro_search.parallel.settings import MeshSettings
+from dpro_search.parallel.settings import ParallelSettings
 
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from dpro_search.space.plan import Plan
 
 
-class MeshKind(DescribedKind[MeshDescription]):
+class ParallelKind(DescribedKind[ParallelDescription]):
     """Files with a model, a batch and a cluster."""
 
     title = "a parallel job"
-    targets = parallel_targets(MeshSettings.__struct_fields__)
-    job_name = "dpro_search.parallel.job:MeshJob"
-    source_type = MeshDescription
+    targets = parallel_targets(ParallelSettings.__struct_fields__)
+    job_name = "dpro_search.parallel.job:ParallelJob"
+    source_type = ParallelDescription
 
-    def read(self, path: Path) -> MeshDescription | None:
+    def read(self, path: Path) -> ParallelDescription | None:
         return described(path)
 
     def text(self, request: Wanted) -> str:
@@ -50,33 +50,35 @@ class MeshKind(DescribedKind[MeshDescription]):
 
         return captured_job_toml(graph, name, cluster)
 
-    def facts(self, source: MeshDescription) -> JobFacts:
+    def facts(self, source: ParallelDescription) -> JobFacts:
         hosts = source.cluster.ranks_per_host
         return JobFacts(framework=source.framework, ranks=source.fixed.devices, ranks_per_host=hosts)
 
-    def real_job(self, job: Job, source: MeshDescription, run: Path, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
-        from dpro_search.parallel.job import MeshJob
+    def real_job(
+        self, job: Job, source: ParallelDescription, run: Path, command: Sequence[str], *, paced: bool = False
+    ) -> RecordedJob:
+        from dpro_search.parallel.job import ParallelJob
         from dpro_search.parallel.timed.real import real_job
 
-        assert isinstance(job, MeshJob)
+        assert isinstance(job, ParallelJob)
         return real_job(job, self.facts(source), self.targets, command, paced=paced)
 
     def timed(
         self,
         job: Job,
-        source: MeshDescription,
+        source: ParallelDescription,
         plans: Sequence[Plan],
         command: Sequence[str],
         out: Path,
         *,
         on_start: Callable[[str], None] = lambda what: None,
     ) -> ParallelTimes:
-        from dpro_search.parallel.job import MeshJob
+        from dpro_search.parallel.job import ParallelJob
         from dpro_search.parallel.timed.one_gpu import gpu_of, on_one_gpu
         from dpro_search.parallel.timed.real import startable
         from dpro_search.parallel.timed.recording import record_times
 
-        assert isinstance(job, MeshJob)
+        assert isinstance(job, ParallelJob)
         if source.device.kind == "gpu":
             alone = on_one_gpu(self.facts(source), self.targets, command, gpu_of)
             warning = other_device(source.device, gpu_of(alone.spec.interpreter) or "")
@@ -86,4 +88,4 @@ class MeshKind(DescribedKind[MeshDescription]):
         return record_times(job, startable(job, self.facts(source), self.targets, command), plans, out, on_start=on_start)
 
 
-KIND = MeshKind()
+KIND = ParallelKind()

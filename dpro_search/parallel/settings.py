@@ -1,4 +1,4 @@
-"""`MeshSettings`: what a parallel job's plan, or the table ``[runs]`` of its file, says; `resolved` makes a `Strategy` of it."""
+"""`ParallelSettings`: what a plan, or the table ``[runs]`` of a job's file, says; `resolved` makes a `Strategy` of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpro_search.space.schemes import SchemeSettings, counted
 SHAPE = ("tp", "pp", "cp")  # axes beside dp that divide the devices
 
 
-class MeshSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
+class ParallelSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
     """How the model of a parallel job is split over devices; None leaves a setting as the job runs today.
 
     Attributes
@@ -135,7 +135,7 @@ def strategy_text(strategy: Strategy) -> str:
 
 def _phrases(settings: Mapping[str, Any]) -> list[str]:
     """Words of some settings in their order; settings of one thing as one: "recompute the first 15 layers of each stage"."""
-    said, words = dict(settings), MeshSettings.words
+    said, words = dict(settings), ParallelSettings.words
     if said.get("recompute_layers") and "recompute" in said:
         kind = said.pop("recompute")
         if kind == "selective":
@@ -214,7 +214,7 @@ class Fixed:
         return min((layer.feed_forward.count for layer in self.layers if isinstance(layer.feed_forward, Experts)), default=0)
 
 
-def resolved(settings: MeshSettings, fixed: Fixed) -> Strategy:
+def resolved(settings: ParallelSettings, fixed: Fixed) -> Strategy:
     """The strategy that settings mean; what is not set follows from what is.
 
     Raises
@@ -269,7 +269,7 @@ _FOLLOWING = ("dp", "sequence_parallel", "schedule", "recompute_layers", "stage_
 _STAGES = ("pp", "virtual_stages")  # where one changes, `stage_layers` and `recompute_layers` are those of other stages
 
 
-def under(runs: MeshSettings, plan: MeshSettings) -> MeshSettings:
+def under(runs: ParallelSettings, plan: ParallelSettings) -> ParallelSettings:
     """Settings of a plan over those of today; what belongs to a setting that changes follows anew."""
     changed = plan.settings
     following = [other for name in changed for other in _FOLLOW.get(name, ())]
@@ -279,9 +279,9 @@ def under(runs: MeshSettings, plan: MeshSettings) -> MeshSettings:
     return msgspec.structs.replace(runs, **changed) if changed else runs
 
 
-def settings_of(strategy: Strategy) -> MeshSettings:
+def settings_of(strategy: Strategy) -> ParallelSettings:
     """Every setting of a strategy, written out."""
-    return MeshSettings(
+    return ParallelSettings(
         tp=strategy.tp,
         pp=strategy.pp,
         dp=strategy.dp,
@@ -306,7 +306,7 @@ def settings_of(strategy: Strategy) -> MeshSettings:
     )
 
 
-def change(runs: MeshSettings, today: Strategy, target: Strategy, fixed: Fixed) -> MeshSettings:
+def change(runs: ParallelSettings, today: Strategy, target: Strategy, fixed: Fixed) -> ParallelSettings:
     """The fewest settings that make of today's strategy the wanted one: what follows from others is left out."""
     full, now = settings_of(target).settings, settings_of(today).settings
     kept = {name: value for name, value in full.items() if value != now.get(name)}
@@ -318,13 +318,13 @@ def change(runs: MeshSettings, today: Strategy, target: Strategy, fixed: Fixed) 
         fewer = {other: value for other, value in kept.items() if other != name}
         if name in kept and _meant(runs, fewer, fixed) == target:
             kept = fewer
-    return MeshSettings(**(kept if _meant(runs, kept, fixed) == target else full))
+    return ParallelSettings(**(kept if _meant(runs, kept, fixed) == target else full))
 
 
-def _meant(runs: MeshSettings, changed: Mapping[str, Any], fixed: Fixed) -> Strategy | None:
+def _meant(runs: ParallelSettings, changed: Mapping[str, Any], fixed: Fixed) -> Strategy | None:
     """The strategy of changed settings; None: it is impossible."""
     try:
-        return resolved(under(runs, MeshSettings(**changed)), fixed)
+        return resolved(under(runs, ParallelSettings(**changed)), fixed)
     except InputError:
         return None
 

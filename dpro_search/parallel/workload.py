@@ -12,7 +12,7 @@ import numpy as np
 from dpro_search.cluster import Cluster
 from dpro_search.parallel.costs.block_times import BlockTimes
 from dpro_search.parallel.costs.compile import BlockProgram
-from dpro_search.parallel.costs.groups import UNSCALED, KnownWays
+from dpro_search.parallel.costs.groups import UNSCALED, KnownAlgorithms
 from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.memory.kept import Kept
@@ -67,7 +67,7 @@ class Workload:
         return max(self.runtime.accumulate_bytes + 2 * (self.gradient_bytes - self.runtime.gradient_bytes), 0.0)
 
 
-def stages_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Block, ...], ...]:
+def stages_of(workload: Workload, known: SharedResults | None = None) -> tuple[tuple[Block, ...], ...]:
     """Blocks of each pipeline stage, layers one by one: as many on each, the first ones with those that are left over.
 
     A head that uses the embedding's matrix has a copy of it where it is on another rank.
@@ -120,7 +120,7 @@ def copies_embedding(workload: Workload) -> bool:
     return workload.model.tied and last not in stages_on(plan.schedule, 0, plan.pp, plan.virtual_stages)
 
 
-def ranks_of(workload: Workload, known: Known | None = None) -> tuple[tuple[Block, ...], ...]:
+def ranks_of(workload: Workload, known: SharedResults | None = None) -> tuple[tuple[Block, ...], ...]:
     """Blocks of each rank of the pipeline."""
     plan, stages = workload.strategy, stages_of(workload, known)
     on_rank = (stages_on(plan.schedule, rank, plan.pp, plan.virtual_stages) for rank in range(plan.pp))
@@ -137,13 +137,13 @@ def recomputed(strategy: Strategy, blocks: Sequence[Block]) -> tuple[bool, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class SharedResults:
     """Intermediate results of a workload that are used again under the next strategy. Only the strategy may differ."""
 
     stages: dict[Any, tuple[tuple[Block, ...], ...]] = field(default_factory=dict)
     programs: dict[Any, BlockProgram] = field(default_factory=dict)
     passes: dict[Any, LayerCosts] = field(default_factory=dict)
-    ways: KnownWays = field(default_factory=dict)
+    ways: KnownAlgorithms = field(default_factory=dict)
     kept: dict[Any, Kept] = field(default_factory=dict)
     parameters: dict[Any, dict[tuple[bool, bool], float]] = field(default_factory=dict)
     held: dict[Any, tuple[tuple[float, float, int], ...]] = field(default_factory=dict)

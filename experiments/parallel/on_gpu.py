@@ -32,9 +32,9 @@ from dpro_search.parallel.answers.breakdown import BETWEEN_PASSES, IN_PASSES
 from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.gpu_ops import slowest
-from dpro_search.parallel.job import MeshJob
+from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.model import blocks_of
-from dpro_search.parallel.steps.predicted_steps import ParallelSteps
+from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.timed.recording import alone_job, beside_passes
 from dpro_search.space.scenario import Scenario
 
@@ -235,7 +235,7 @@ def predicted(model: str, settings: str, gpu: str, times: ParallelTimes | None) 
         blocks = tuple(msgspec.structs.replace(row, spread=0.0, reduce_us=0.0) for row in times.blocks)
         even = msgspec.structs.replace(times, blocks=blocks, updates=(update,))
         workload = replace(workload, times=RecordedTimes(even, None, strategy.devices))
-    steps = ParallelSteps(workload)
+    steps = StepPrices(workload)
     passes = steps.passes(strategy)
     return Prediction(
         blocks={block.name: (passes[block.name].forward_us, passes[block.name].backward_us) for block in blocks_of(workload.model)},
@@ -245,11 +245,11 @@ def predicted(model: str, settings: str, gpu: str, times: ParallelTimes | None) 
     )
 
 
-def _alone(model: str, settings: str, gpu: str) -> MeshJob:
+def _alone(model: str, settings: str, gpu: str) -> ParallelJob:
     known = bundled.aliases("device").get(bundled.plain(gpu), "h100-sxm")
     with tempfile.TemporaryDirectory() as folder:
         job = job_of(load_source(write_job(Path(folder), model, bundled.usual_machine(known) or "hgx-h100")))
-    assert isinstance(job, MeshJob)
+    assert isinstance(job, ParallelJob)
     plan = Scenario().changed([settings], known=job.askable, job=job.title).plan
     return alone_job(job.description, job.workload(plan).strategy, on_gpu=True)
 

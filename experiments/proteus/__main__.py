@@ -12,7 +12,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from dpro_search.parallel.memory.peak import peak_memory
-from dpro_search.parallel.steps.predicted_steps import step_us
+from dpro_search.parallel.steps.step_prices import step_us
 from experiments.proteus.cases import Case, cases
 
 

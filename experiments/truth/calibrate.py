@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpro_search.parallel.costs.scales import MEASURED, Scales
-from dpro_search.parallel.steps.predicted_steps import ParallelSteps, step_us
+from dpro_search.parallel.steps.step_prices import StepPrices, step_us
 from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import Kind, kind_of, workload_of
 from experiments.truth.pooling import Errors, Floats, pooled
@@ -51,7 +51,7 @@ def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
 
 def learned(rows: Sequence[Scored], places: Iterable[Kind]) -> Mapping[Kind, Floats]:
     """Logarithms of the factors of `Scales` in the order of `MEASURED`, of some kinds, among them those of the rows."""
-    steps, kinds = [ParallelSteps(workload_of(found.row)) for found in rows], [kind_of(found.row) for found in rows]
+    steps, kinds = [StepPrices(workload_of(found.row)) for found in rows], [kind_of(found.row) for found in rows]
     measured = np.log([found.row.number("step_time_s") or 1.0 for found in rows])
     at = {kind: np.zeros(len(MEASURED)) for kind in {*places, *kinds}}
     share = dict.fromkeys(at, 0.0)
@@ -83,7 +83,7 @@ def scales_of(values: Floats) -> Scales:
     return replace(Scales(), **found)  # type: ignore[arg-type]  # all of `MEASURED` are numbers
 
 
-def _logs(steps: Sequence[ParallelSteps], values: Floats) -> Floats:
+def _logs(steps: Sequence[StepPrices], values: Floats) -> Floats:
     """Logarithms of predicted steps with parameters of their own, [rows, parameters]."""
     pairs = zip(steps, values, strict=True)
     return np.log([each.scaled(scales_of(own)).step_us(each.workload.strategy) / 1e6 for each, own in pairs])

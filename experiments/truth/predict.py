@@ -8,7 +8,7 @@ from dataclasses import replace
 from dpro_search.errors import InputError
 from dpro_search.parallel.memory.peak import rank_memories
 from dpro_search.parallel.model import blocks_of, parameters_of
-from dpro_search.parallel.steps.predicted_steps import step_us
+from dpro_search.parallel.steps.step_prices import step_us
 from dpro_search.parallel.strategy import Recompute
 from experiments.truth.jobs import workload_of
 from experiments.truth.memory import partly_recomputed, peak_bytes, reported_bytes

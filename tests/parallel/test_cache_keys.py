@@ -15,9 +15,9 @@ from dpro_search.parallel.model import Architecture, Attention, FeedForward, Lay
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.search import ranking
 from dpro_search.parallel.search.ranking import family
-from dpro_search.parallel.steps.predicted_steps import ParallelSteps
+from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import Recompute, Strategy
-from dpro_search.parallel.workload import Known, Workload
+from dpro_search.parallel.workload import SharedResults, Workload
 
 LAYER = Layer(count=8, attention=Attention(heads=8, kv_heads=8, head_dim=64), feed_forward=FeedForward(hidden=2048))
 MODEL = Architecture(name="small", hidden=512, vocab=1000, layers=(LAYER,), tied=True)
@@ -63,10 +63,10 @@ def recorded():
 
 @pytest.mark.parametrize("times", [None, recorded()], ids=["modelled", "recorded"])
 def test_a_strategy_is_predicted_the_same_whatever_was_predicted_before_it(times):
-    shared = ParallelSteps(workload(times=times))
+    shared = StepPrices(workload(times=times))
     for changes in CHANGES.values():
         strategy = replace(PLAN, **changes)
-        alone = ParallelSteps(workload(times=times))
+        alone = StepPrices(workload(times=times))
         assert shared.passes(strategy) == alone.passes(strategy)
         assert shared.step_us(strategy) == alone.step_us(strategy)
         assert shared.memory(strategy) == alone.memory(strategy)
@@ -84,16 +84,16 @@ class StrategyWithNewSetting(Strategy):
 
 
 def test_a_new_setting_is_part_of_every_key():
-    steps = ParallelSteps(workload())
+    steps = StepPrices(workload())
     one, other = (StrategyWithNewSetting(**vars(PLAN), new_setting=value) for value in (0, 1))
     assert steps.passes(one) is steps.passes(replace(one))
     assert steps.passes(one) is not steps.passes(other)
     assert family(one) != family(other)
-    keys = [Pricer(steps.under(strategy)).split for strategy in (one, other)]
+    keys = [Pricer(steps.workload_of(strategy)).split for strategy in (one, other)]
     assert keys[0] != keys[1]
-    known = Known()
+    known = SharedResults()
     for strategy in (one, other):
-        peak_memory(steps.under(strategy), known)
+        peak_memory(steps.workload_of(strategy), known)
     assert len(known.held) == 2
 
 

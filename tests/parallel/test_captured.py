@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.cluster import parse_cluster
 from dpro_search.collect.capture import read_graph
 from dpro_search.errors import InputError
 from dpro_search.kinds import captured_text, job_of, load_source
 from dpro_search.space.plan import Plan
-from dpro_search.space.scenario import ClusterChange
+from dpro_search.space.scenario import Scenario
 from tests.kinds.verbs import refusal
 
 CAPTURED = Path(__file__).parents[1] / "data" / "captured" / "llama.json"
@@ -39,9 +38,9 @@ def test_a_captured_job_runs_on_any_cluster_with_the_captured_batch_on_each_repl
     graph = read_graph(CAPTURED)
     shutil.copy(CAPTURED, tmp_path / "graph.json")
     (tmp_path / "job.toml").write_text(captured_text(graph, "graph.json", None))
-    job = job_of(load_source(tmp_path / "job.toml")).at_scale(parse_cluster("8xhgx-h100"))
+    job, _ = job_of(load_source(tmp_path / "job.toml")).under(Scenario().on("8xhgx-h100"))
     assert job.work.tokens == graph.batch * graph.micro_batches * 64 * graph.sequence
-    assert "each replica has a batch of" in " ".join(job.left_out(ClusterChange()))
+    assert "each replica has a batch of" in " ".join(job.left_out(Scenario().cluster))
     assert next(iter(job.ranked())).least_us > 0
 
 

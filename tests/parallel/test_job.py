@@ -20,8 +20,8 @@ from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.search.bounds import least_us
 from dpro_search.parallel.search.cuts import balanced_cut, balanced_layers
 from dpro_search.parallel.search.ranking import ranked
-from dpro_search.parallel.settings import MeshSettings, settings_of
-from dpro_search.parallel.steps.predicted_steps import ParallelSteps
+from dpro_search.parallel.settings import ParallelSettings, settings_of
+from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan
@@ -144,7 +144,7 @@ def test_where_no_small_change_fits_nothing_is_promised(tmp_path):
 @pytest.mark.parametrize("framework", ["megatron-core", "megatron-deepspeed", "fsdp", "nanotron", "pytorch"])
 def test_no_step_is_shorter_than_its_bounds(tmp_path, framework):
     found = job(tmp_path, None, framework=framework, model="gpt2-medium", cluster="1xhgx-h100", sequence=2048, global_batch=32)
-    steps = found._steps
+    steps = found.prices
     order = list(ranked(found.space.candidates, steps))
     assert [bound_us for _, bound_us in order] == sorted(bound_us for _, bound_us in order)
     assert {strategy.schedule for strategy, _ in order} == {*FRAMEWORKS[framework].schedules, Schedule.ONE_F_ONE_B}
@@ -156,7 +156,7 @@ def test_no_step_is_shorter_than_its_bounds(tmp_path, framework):
 def test_zero_2_exchanges_the_gradients_of_every_micro_batch(tmp_path, framework):
     settings = {"model": "gpt2-medium", "cluster": "2xhgx-h100", "sequence": 1024, "global_batch": 64}
     found = job(tmp_path, "zero_stage = 2\ntp = 1", framework=framework, **settings)
-    steps = found._steps
+    steps = found.prices
     for micro_batch in (1, 2, 4):
         once, every = (replace(found.space.today, micro_batch=micro_batch, zero_stage=stage) for stage in (1, 2))
         assert steps.replayed_us(every) >= least_us(steps.costs(every), every) * (1 - 1e-9)
@@ -175,9 +175,9 @@ def test_what_strategies_share_changes_no_prediction(tmp_path, model):
     found = job(tmp_path, None, model=model, sequence=1024)
     every = list(found.space.candidates)
     for strategy in every[:: max(len(every) // 25, 1)]:
-        alone = ParallelSteps(found._steps.workload)
-        assert found._steps.costs(strategy) == alone.costs(strategy)
-        assert found._steps.memory(strategy) == peak_memory(alone.under(strategy))
+        alone = StepPrices(found.prices.workload)
+        assert found.prices.costs(strategy) == alone.costs(strategy)
+        assert found.prices.memory(strategy) == peak_memory(alone.workload_of(strategy))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_what_strategies_share_changes_no_prediction(tmp_path, model):
 def test_of_many_micro_batches_a_few_are_replayed(tmp_path, runs, framework):
     found = job(tmp_path, runs, framework=framework, model="gpt2-medium", sequence=1024, global_batch=2048)
     strategy = found.space.today
-    assert found._steps.step_us(strategy) == pytest.approx(found._steps.replayed_us(strategy), rel=1e-3)
+    assert found.prices.step_us(strategy) == pytest.approx(found.prices.replayed_us(strategy), rel=1e-3)
 
 
 def test_every_candidate_is_legal_uses_all_devices_and_has_a_plan(split):
@@ -204,8 +204,8 @@ def test_the_search_finds_the_best_of_all_plans(tmp_path, few_layers, limit_gib)
     found = job(tmp_path, "tp = 1", model=few_layers, cluster="1xhgx-h100", global_batch=32, sequence=2048)
     found.memory_limit_bytes = limit_gib * 2**30
     every = list(found.space.candidates)
-    fits = [strategy for strategy in every if found._steps.memory(strategy).total_bytes <= found._limit_bytes]
-    best_us = min(found._steps.step_us(strategy) for strategy in fits)
+    fits = [strategy for strategy in every if found.prices.memory(strategy).total_bytes <= found.limit_bytes]
+    best_us = min(found.prices.step_us(strategy) for strategy in fits)
     result = run_search(found, trials=300, out=tmp_path / "run", trace_digest="x")
     assert result.stopped == "complete"
     assert result.plans[0].prediction.iteration_us <= best_us * 1.01
@@ -213,7 +213,7 @@ def test_the_search_finds_the_best_of_all_plans(tmp_path, few_layers, limit_gib)
 
 
 def test_a_search_under_a_memory_limit_keeps_it(small, tmp_path):
-    limited = type(small)(small._description)
+    limited = type(small)(small.description)
     limited.memory_limit_bytes = limited.predict(Plan()).peak_memory_bytes * 2 // 3
     result = run_search(limited, trials=50, out=tmp_path / "run", trace_digest="x")
     assert all(ranked.prediction.peak_memory_bytes <= limited.memory_limit_bytes for ranked in result.plans)
@@ -228,7 +228,7 @@ def test_another_cluster_has_its_own_memory(tmp_path):
 
 
 def test_a_job_can_begin_with_a_plan(split):
-    there = split.starting_from(Plan.of(tp=4))
+    there, _ = split.under(Scenario(begins_with=Plan.of(tp=4)))
     assert there.predict(Plan()) == split.predict(Plan.of(tp=4))
     assert there.space.today == split.space.strategy(Plan.of(tp=4))
 
@@ -249,8 +249,8 @@ def test_moves_of_samplers_are_legal(split):
 
 
 def test_every_setting_is_described_in_words():
-    for name in MeshSettings.__struct_fields__:
-        assert name in MeshSettings.words
+    for name in ParallelSettings.__struct_fields__:
+        assert name in ParallelSettings.words
 
 
 def test_a_diagnosis_ranks_changes_that_can_be_asked(split):
@@ -353,20 +353,20 @@ def test_balanced_stages_are_the_best_of_all(schedule):
 def test_a_balanced_pipeline_is_faster_than_an_even_one(tmp_path):
     found = job(tmp_path, "tp = 1\npp = 4")
     even = found.space.today
-    cut = replace(even, stage_layers=balanced_cut(found._steps, even))
+    cut = replace(even, stage_layers=balanced_cut(found.prices, even))
     assert cut.stage_layers[-1] < 8
-    assert found._steps.step_us(cut) < 0.97 * found._steps.step_us(even)
+    assert found.prices.step_us(cut) < 0.97 * found.prices.step_us(even)
 
 
 def test_a_search_recomputes_no_more_than_memory_asks_for(tmp_path):
     found = job(tmp_path, "tp = 1", cluster="2xhgx-h100")
     found.memory_limit_bytes = 50 * 2**30
-    plan, _ = next(each for each in ranked(found.space.candidates, found._steps, found._limit_bytes) if each[0].recompute_layers)
+    plan, _ = next(each for each in ranked(found.space.candidates, found.prices, found.limit_bytes) if each[0].recompute_layers)
     assert plan.recompute is Recompute.FULL
     fewer = replace(
         plan, recompute_layers=plan.recompute_layers - 1, recompute=Recompute.FULL if plan.recompute_layers > 1 else Recompute.NONE
     )
-    assert found._steps.memory(plan).total_bytes <= found._limit_bytes < found._steps.memory(fewer).total_bytes
+    assert found.prices.memory(plan).total_bytes <= found.limit_bytes < found.prices.memory(fewer).total_bytes
 
 
 def test_an_order_is_certain_or_not_by_what_bounds_the_plans():

@@ -41,7 +41,7 @@ def test_selective_recomputation_of_megatron_is_of_the_scores_which_fused_attent
 
 def test_the_search_proposes_selective_recomputation_where_it_computes_anything_again(tmp_path):
     for framework, expected in (("fsdp", True), ("megatron-core", False)):
-        proposed = {strategy.recompute.value for strategy in job(tmp_path, None, framework=framework, **A100)._mesh.candidates}
+        proposed = {strategy.recompute.value for strategy in job(tmp_path, None, framework=framework, **A100).space.candidates}
         assert ("selective" in proposed) is expected
 
 
@@ -54,7 +54,7 @@ def test_stages_of_a_pipeline_with_fsdp_hold_whole_gradients(tmp_path):
     assert peak_bytes["gradients"] == pytest.approx(405.9e9 / 64 * 4, rel=0.1)
     assert sum(peak_bytes.values()) - peak_bytes["context"] == pytest.approx(82.5 * GIB, rel=0.15)
     reduced = job(tmp_path, runs, framework="torchtitan", **setup)
-    assert not reduced._steps.costs(reduced._mesh.today).reduces_every_pass
+    assert not reduced.prices.costs(reduced.space.today).reduces_every_pass
 
 
 def test_the_loss_of_pytorch_keeps_logits_in_fp32_with_fsdp_too(tmp_path):

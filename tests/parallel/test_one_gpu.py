@@ -69,7 +69,7 @@ def test_recorded_blocks_are_the_jobs_and_exchanges_stay_modelled(timed):
         ("layer", 1000.0, 2000.0),
         ("head", 50.0, 100.0),
     ]
-    own = job.own(Plan.of(tp=2))["layer"]
+    own = job.rank_work(Plan.of(tp=2))["layer"]
     assert (own.forward_us, own.backward_us) == (1000.0, 2000.0)
     assert found.collectives == ()
     assert job.replayed(Plan.of(tp=2)).breakdown_us["exposed_tensor_parallel"] > 0
@@ -89,7 +89,7 @@ def test_a_plan_with_recomputation_is_timed_with_it_and_blocks_are_kept_without(
     layer = found.blocks[1]
     assert (layer.forward_us, layer.backward_us) == (1000.0, 1000.0)
     assert found.steps[0].blocks[1].backward_us == 2000.0
-    assert job.own(Plan.of(recompute="full"))["layer"].backward_us == 2000.0
+    assert job.rank_work(Plan.of(recompute="full"))["layer"].backward_us == 2000.0
 
 
 def test_blocks_timed_without_recomputation_stay_when_it_is_timed_too(timed):
@@ -128,4 +128,4 @@ def test_a_block_that_waits_for_the_host_is_not_shorter_where_it_is_split(timed)
     """128 tokens: kernels of a layer take less than it takes to start them."""
     content = [{**run, "split_forward_us": 0.0} for run in written(1000.0)]
     _, job = timed(content, Plan(), sequence=128)
-    assert job.own(Plan.of(tp=8))["layer"].forward_us >= 1000.0
+    assert job.rank_work(Plan.of(tp=8))["layer"].forward_us >= 1000.0

@@ -100,9 +100,9 @@ def test_no_better_family_of_plans_is_left_out(tmp_path, limit_gib):
     best_us: dict[Any, float] = {}
     for strategy in searched.space.candidates:
         kept = replace(strategy, recompute=Recompute.NONE, recompute_layers=0)
-        needless = strategy != kept and searched._steps.memory(kept).total_bytes <= searched._limit_bytes
-        if not needless and searched._steps.memory(strategy).total_bytes <= searched._limit_bytes:
-            step_us = searched._steps.step_us(strategy)
+        needless = strategy != kept and searched.prices.memory(kept).total_bytes <= searched.limit_bytes
+        if not needless and searched.prices.memory(strategy).total_bytes <= searched.limit_bytes:
+            step_us = searched.prices.step_us(strategy)
             best_us[family(strategy)] = min(step_us, best_us.get(family(strategy), step_us))
     result = run_search(searched, trials=500, out=tmp_path / "run", trace_digest="x")
     listed_us = [ranked.prediction.iteration_us for ranked in result.plans]

@@ -5,7 +5,7 @@ import pytest
 from dpro_search.collect.tables.parallel_times import BlockTime, CollectiveTime, ParallelTimes, UpdateTime
 from dpro_search.costmodel.collectives.nccl import Placement
 from dpro_search.errors import InputError
-from dpro_search.parallel.costs.recorded import Cut, ModelledOwn, Own, RecordedTimes, Work
+from dpro_search.parallel.costs.recorded import Cut, ModelledWork, PassWork, RankWork, RecordedTimes
 
 WHOLE = Cut(tp=1, sequence_parallel=False, micro_batch=4, sequence=128, sharded=False)
 HALF = Cut(tp=2, sequence_parallel=False, micro_batch=4, sequence=128, sharded=False)
@@ -36,11 +36,11 @@ def recorded(world=2, **rows):
 
 def by_degree(cut):
     """A cost model of work that tensor parallel ranks share."""
-    return ModelledOwn(Work(40.0 / cut.tp), Work(80.0 / cut.tp), 4.0 / cut.tp)
+    return ModelledWork(PassWork(40.0 / cut.tp), PassWork(80.0 / cut.tp), 4.0 / cut.tp)
 
 
 def test_a_cut_that_was_timed_takes_its_time_whatever_the_model_says():
-    assert recorded(blocks=(block(),)).block("layer", WHOLE, by_degree) == Own(100.0, 200.0, 10.0)
+    assert recorded(blocks=(block(),)).block("layer", WHOLE, by_degree) == RankWork(100.0, 200.0, 10.0)
 
 
 def test_another_cut_takes_the_time_of_the_nearest_in_the_models_ratio():
@@ -48,12 +48,12 @@ def test_another_cut_takes_the_time_of_the_nearest_in_the_models_ratio():
     assert recorded(blocks=(far, block())).block("layer", HALF, by_degree) == recorded(blocks=(far,)).block(
         "layer", HALF, by_degree
     )
-    assert recorded(blocks=(block(),)).block("layer", HALF, by_degree) == Own(50.0, 100.0, 5.0)
+    assert recorded(blocks=(block(),)).block("layer", HALF, by_degree) == RankWork(50.0, 100.0, 5.0)
 
 
 def test_a_pass_that_waited_for_its_host_takes_what_the_host_takes_more():
     def on_gpu(cut):
-        return ModelledOwn(Work(40.0 / cut.tp, 30.0 + 15.0 * cut.tp), Work(160.0 / cut.tp, 20.0), 4.0 / cut.tp)
+        return ModelledWork(PassWork(40.0 / cut.tp, 30.0 + 15.0 * cut.tp), PassWork(160.0 / cut.tp, 20.0), 4.0 / cut.tp)
 
     found = recorded(blocks=(block(),)).block("layer", HALF, on_gpu)
     assert found.forward_us == 115.0  # 100 is more than a device needs for 40
@@ -61,7 +61,9 @@ def test_a_pass_that_waited_for_its_host_takes_what_the_host_takes_more():
 
 
 def test_a_pass_is_not_shorter_than_its_host_takes():
-    found = recorded(blocks=(block(),)).block("layer", HALF, lambda cut: ModelledOwn(Work(100.0 / cut.tp, 70.0), Work(200.0, 70.0)))
+    found = recorded(blocks=(block(),)).block(
+        "layer", HALF, lambda cut: ModelledWork(PassWork(100.0 / cut.tp, 70.0), PassWork(200.0, 70.0))
+    )
     assert found.forward_us == 70.0
 
 

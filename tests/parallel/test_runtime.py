@@ -10,7 +10,7 @@ from dpro_search.parallel.costs.scales import MEASURED, Scales
 from dpro_search.parallel.costs.step_costs import step_costs
 from dpro_search.parallel.model import published
 from dpro_search.parallel.runtime import Host, Runtime
-from dpro_search.parallel.steps.predicted_steps import step_us
+from dpro_search.parallel.steps.step_prices import step_us
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload
 

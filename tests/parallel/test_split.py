@@ -6,7 +6,7 @@ import pytest
 from dpro_search.collect.tables.parallel_times import BlockTime, CollectiveTime, ParallelTimes, UpdateTime
 from dpro_search.kinds import job_of, load_source
 from dpro_search.space.plan import Plan
-from dpro_search.space.scenario import Scale
+from dpro_search.space.scenario import Scale, Scenario
 
 CONFIG = {"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 16, "vocab_size": 64}
 CONFIG["tie_word_embeddings"] = False  # a pipeline of PyTorch has no copies
@@ -92,7 +92,7 @@ def test_the_parts_add_up_to_the_predicted_step(job, plan):
 
 def test_the_bubble_of_free_exchanges_is_that_of_the_schedule(job):
     """It is (p - 1) / m of the time of m micro-batches, here of 4, on p ranks (Huang et al. 2019)."""
-    free = job().scaled(Scale.parse("communication=0"))
+    free, _ = job().under(Scenario(scales=(Scale.parse("communication=0"),)))
     for schedule in ("gpipe", "1f1b"):
         found = free.split(Plan.of(pp=2, schedule=schedule))
         computing_us = 4 * 2 * 300.0

@@ -15,7 +15,7 @@ from dataclasses import replace
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.model import Block, Op, OpType
 from dpro_search.parallel.model.op import Role
-from dpro_search.parallel.steps.predicted_steps import ParallelSteps
+from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.parallel.workload import recomputed
 
@@ -33,7 +33,7 @@ IN_PASSES: Mapping[str, frozenset[str]] = {
 _LEAST = 1e-9  # of a step: less is rounding
 
 
-def breakdown_us(steps: ParallelSteps, strategy: Strategy, step_us: float) -> dict[str, float]:
+def breakdown_us(steps: StepPrices, strategy: Strategy, step_us: float) -> dict[str, float]:
     """The parts of a step of `step_us`; "compute" and those above 0. "bubble" is when the rank waits for other stages."""
     base, free = steps.workload.scales, frozenset[str]()
     between: dict[str, float] = {}
@@ -58,7 +58,7 @@ def breakdown_us(steps: ParallelSteps, strategy: Strategy, step_us: float) -> di
     return {name: value_us for name, value_us in parts_us.items() if value_us > _LEAST * step_us or name == "compute"}
 
 
-def computation_us(steps: ParallelSteps, strategy: Strategy, compute_us: float) -> dict[str, float]:
+def computation_us(steps: StepPrices, strategy: Strategy, compute_us: float) -> dict[str, float]:
     """The part "compute" of a step's breakdown by part of the model, the longest first; the parts add up to `compute_us`.
 
     The shares are those of the modelled times of the ops on the rank that `breakdown_us` is about. Activations that are computed
@@ -90,12 +90,12 @@ def model_part(block: Block, op: Op) -> str:
     return op.type.value
 
 
-def _again_selectively(steps: ParallelSteps, op: Op) -> bool:
+def _again_selectively(steps: StepPrices, op: Op) -> bool:
     """Whether selective recomputation repeats an op: the attention's scores, which a fused attention never stores."""
     return op.type is OpType.ATTENTION and not steps.workload.runtime.flash_attention
 
 
-def busiest(steps: ParallelSteps, strategy: Strategy) -> tuple[int, float, float]:
+def busiest(steps: StepPrices, strategy: Strategy) -> tuple[int, float, float]:
     """The pipeline rank that has most to do, its passes, and its update."""
     updates = steps.costs(strategy).update_us or (0.0,) * strategy.pp
     totals = [(passes_us(steps, strategy, rank), updates[rank], rank) for rank in range(strategy.pp)]
@@ -103,7 +103,7 @@ def busiest(steps: ParallelSteps, strategy: Strategy) -> tuple[int, float, float
     return rank, most, update_us
 
 
-def passes_us(steps: ParallelSteps, strategy: Strategy, rank: int) -> float:
+def passes_us(steps: StepPrices, strategy: Strategy, rank: int) -> float:
     """All passes of a pipeline rank."""
     stages = steps.costs(strategy).stages
     layers = [layer for stage in steps.stages_on(strategy, rank) for layer in stages[stage]]

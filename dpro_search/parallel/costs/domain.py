@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from dpro_search.parallel.costs.pricer import Pricer
 from dpro_search.parallel.model import Architecture, Experts, Network
-from dpro_search.parallel.workload import Known, Workload, stages_of
+from dpro_search.parallel.workload import SharedResults, Workload, stages_of
 
 
 class Domain(StrEnum):
@@ -20,7 +20,7 @@ class Domain(StrEnum):
     DEVICE = "bound by the device"
 
 
-def domain_of(workload: Workload, known: Known | None = None) -> Domain:
+def domain_of(workload: Workload, known: SharedResults | None = None) -> Domain:
     """The domain of a workload."""
     model = workload.model
     if isinstance(model, Network):

@@ -21,7 +21,7 @@ _NAMES = {
     CollectiveKind.ALL_TO_ALL: "all_to_all",
 }
 UNSCALED = Scales()
-KnownWays = dict[tuple[str, Placement, float, int], tuple[Line, ...]]
+KnownAlgorithms = dict[tuple[str, Placement, float, int], tuple[Line, ...]]
 """Ways to do a collective on one cluster, by its name, its group's place, the factor on the links' rate, and copies of an item."""
 
 
@@ -55,7 +55,7 @@ class Groups:
         strategy: Strategy,
         cluster: Cluster,
         scales: Scales = UNSCALED,
-        known: KnownWays | None = None,
+        known: KnownAlgorithms | None = None,
         *,
         shared: bool = True,
         recorded: RecordedTimes | None = None,
@@ -63,7 +63,7 @@ class Groups:
         if strategy.devices > cluster.ranks:
             raise InputError(f"{cluster.name} has {cluster.ranks} devices, and the strategy needs {strategy.devices}")
         self._strategy, self._cluster, self._scales, self._shared = strategy, cluster, scales, shared
-        self._known: KnownWays = {} if known is None else known
+        self._known: KnownAlgorithms = {} if known is None else known
         self._recorded = recorded if scales.bandwidth == 1.0 else None
 
     @cached_property

@@ -11,13 +11,13 @@ from dpro_search.parallel.costs.block_times import nearest
 from dpro_search.parallel.costs.compile import BlockProgram, Collective, LocalOp, compile_block, kept_of_matmuls
 from dpro_search.parallel.costs.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.parallel.costs.groups import UNSCALED, Groups
-from dpro_search.parallel.costs.recorded import Cut, ModelledOwn, Own, Work
+from dpro_search.parallel.costs.recorded import Cut, ModelledWork, PassWork, RankWork
 from dpro_search.parallel.gpu_ops import OpCosts, slowest
 from dpro_search.parallel.model import Block, Op, OpType
 from dpro_search.parallel.runtime import Selective
 from dpro_search.parallel.steps.step_graph import LayerCosts
 from dpro_search.parallel.strategy import Recompute, Strategy, key_without, layout_of
-from dpro_search.parallel.workload import Known, Workload, copies_embedding, ranks_of, recomputed, stages_of
+from dpro_search.parallel.workload import SharedResults, Workload, copies_embedding, ranks_of, recomputed, stages_of
 
 ADAM_PASSES_BYTES = 30.0
 """Read and written by Adam for each parameter: gradient (4), two moments and the fp32 parameter twice (24), the parameter (2)."""
@@ -75,8 +75,8 @@ class Pricer:
         Devices whose slowest one all wait for; None: the strategy's.
     """
 
-    def __init__(self, workload: Workload, known: Known | None = None, *, waits_for: int | None = None) -> None:
-        self._workload, self._known = workload, known or Known()
+    def __init__(self, workload: Workload, known: SharedResults | None = None, *, waits_for: int | None = None) -> None:
+        self._workload, self._known = workload, known or SharedResults()
         self._layout = layout_of(workload.strategy, regather_inputs=workload.runtime.regather_inputs)
         self.groups = Groups(
             workload.strategy,
@@ -206,14 +206,14 @@ class Pricer:
         ops = [step.op for step in program.forward if isinstance(step, LocalOp)]
         return tuple(OpTime(op, forward_us[op.name], backward_us.get(op.name, 0.0)) for op in ops)
 
-    def own(self, block: Block) -> Own:
+    def rank_work(self, block: Block) -> RankWork:
         """The time of a rank's own work in a block."""
         recorded, program, costs = self._recorded_own(block), self.program(block), self.passes(block)
         if recorded is None:
             forward_us, backward_us = (
                 self._waits_us(steps, backward=steps is program.backward) for steps in (program.forward, program.backward)
             )
-            return Own(costs.forward_us - forward_us, costs.backward_us - backward_us)
+            return RankWork(costs.forward_us - forward_us, costs.backward_us - backward_us)
         again_us = (
             recorded.forward_us if self._workload.strategy.recompute is Recompute.FULL and block.name.startswith("layer") else 0.0
         )
@@ -233,7 +233,7 @@ class Pricer:
         plan = self._workload.strategy
         return Cut(plan.tp, plan.sequence_parallel, plan.micro_batch, self._workload.sequence, self._sharded)
 
-    def _recorded_own(self, block: Block) -> Own | None:
+    def _recorded_own(self, block: Block) -> RankWork | None:
         """A rank's own work in a block as it was recorded; None: cost models say it."""
         workload = self._workload
         if workload.times is None or workload.strategy.cp > 1 or workload.strategy.ep * workload.strategy.etp > 1:
@@ -242,9 +242,9 @@ class Pricer:
         if recorded is None:
             return None
         factor = workload.scales.compute
-        return Own(recorded.forward_us * factor, recorded.backward_us * factor, recorded.reduce_us * factor, recorded.spread)
+        return RankWork(recorded.forward_us * factor, recorded.backward_us * factor, recorded.reduce_us * factor, recorded.spread)
 
-    def _modelled(self, block: Block, cut: Cut) -> ModelledOwn:
+    def _modelled(self, block: Block, cut: Cut) -> ModelledWork:
         """Modelled time of a rank's own work, with the copies of gathered parameters and exchanged gradients."""
         split = Strategy(
             tp=cut.tp, sequence_parallel=cut.sequence_parallel, micro_batch=cut.micro_batch, global_batch=cut.micro_batch
@@ -260,13 +260,13 @@ class Pricer:
         reduce_us, forward_us, backward_us = self._moved_us(2 * held), passes[0] + copied_us, passes[1] + copied_us
         if self._workload.cluster.groups[0].host.device.kind == "gpu":
             added_us = self._split_us(program, cut, side_by_side=True)
-            return ModelledOwn(
-                Work(forward_us, self._host_us(program.forward, backward=False) + added_us[0]),
-                Work(backward_us + self._accumulated_us(program), self._host_us(program.backward, backward=True) + added_us[1]),
+            return ModelledWork(
+                PassWork(forward_us, self._host_us(program.forward, backward=False) + added_us[0]),
+                PassWork(backward_us + self._accumulated_us(program), self._host_us(program.backward, backward=True) + added_us[1]),
                 reduce_us,
             )
         added_us = self._split_us(program, cut, side_by_side=False)
-        return ModelledOwn(Work(forward_us + added_us[0]), Work(backward_us + added_us[1]), reduce_us)
+        return ModelledWork(PassWork(forward_us + added_us[0]), PassWork(backward_us + added_us[1]), reduce_us)
 
     def _split_us(self, program: BlockProgram, cut: Cut, *, side_by_side: bool) -> tuple[float, float]:
         """Work that the framework adds to both passes where tensor-parallel ranks share weights.

@@ -20,7 +20,7 @@ the GPU (experiments/devices)."""
 
 
 @dataclass(frozen=True)
-class Own:
+class RankWork:
     """A rank's own work in a block, for one micro-batch, in us; see `BlockTime`."""
 
     forward_us: float
@@ -28,14 +28,14 @@ class Own:
     reduce_us: float = 0.0
     spread: float = 0.0
 
-    def of_slowest(self, ranks: int) -> Own:
+    def of_slowest(self, ranks: int) -> RankWork:
         """Time of the slowest of so many ranks that wait for each other in each pass."""
         factor = 1.0 + self.spread * expected_largest(ranks)
         return replace(self, forward_us=self.forward_us * factor, backward_us=self.backward_us * factor)
 
 
 @dataclass(frozen=True)
-class Work:
+class PassWork:
     """Modelled time of a pass on a rank, in us."""
 
     device_us: float
@@ -48,11 +48,11 @@ class Work:
 
 
 @dataclass(frozen=True)
-class ModelledOwn:
-    """Modelled time of a rank's own work in a block; see `Own`."""
+class ModelledWork:
+    """Modelled time of a rank's own work in a block; see `RankWork`."""
 
-    forward: Work
-    backward: Work
+    forward: PassWork
+    backward: PassWork
     reduce_us: float = 0.0
 
 
@@ -73,7 +73,7 @@ class RecordedTimes:
     def __init__(self, times: ParallelTimes, rate_bps: float | None, world: int) -> None:
         self.times, self._rate_bps, self._world = times, rate_bps, world
 
-    def block(self, name: str, cut: Cut, modelled: Callable[[Cut], ModelledOwn]) -> Own | None:
+    def block(self, name: str, cut: Cut, modelled: Callable[[Cut], ModelledWork]) -> RankWork | None:
         """A rank's own work in a block; None: the block was never timed.
 
         Where it was timed like that, the time; else that of the nearest cut, times the ratio of what a cost model says of both; of
@@ -88,11 +88,11 @@ class RecordedTimes:
         if not rows:
             return None
         nearest = min(rows, key=lambda row: _distance(_cut(row), cut))
-        recorded = Own(nearest.forward_us, nearest.backward_us, nearest.reduce_us, nearest.spread)
+        recorded = RankWork(nearest.forward_us, nearest.backward_us, nearest.reduce_us, nearest.spread)
         if _cut(nearest) == cut:
             return recorded
         timed, modelled_here = modelled(_cut(nearest)), modelled(cut)
-        return Own(
+        return RankWork(
             _scaled_us(recorded.forward_us, timed.forward, modelled_here.forward),
             _scaled_us(recorded.backward_us, timed.backward, modelled_here.backward),
             recorded.reduce_us * _ratio(modelled_here.reduce_us, timed.reduce_us),
@@ -158,7 +158,7 @@ def _distance(one: Cut, other: Cut) -> tuple[float, ...]:
     )
 
 
-def _scaled_us(recorded_us: float, timed: Work, target: Work) -> float:
+def _scaled_us(recorded_us: float, timed: PassWork, target: PassWork) -> float:
     """A pass that was timed under one cut, under another."""
     if timed.host_us and recorded_us > _LONGEST * timed.device_us:
         return max(target.device_us, recorded_us + target.host_us - timed.host_us)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dpro_search.parallel.costs.pricer import Pricer
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.steps.step_graph import StepCosts
-from dpro_search.parallel.workload import Known, Workload, ranks_of, stages_of
+from dpro_search.parallel.workload import SharedResults, Workload, ranks_of, stages_of
 
 
-def step_costs(workload: Workload, known: Known | None = None) -> StepCosts:
+def step_costs(workload: Workload, known: SharedResults | None = None) -> StepCosts:
     """Costs of the parts of a step."""
     strategy, pricer = workload.strategy, Pricer(workload, known)
     stages = stages_of(workload, known)

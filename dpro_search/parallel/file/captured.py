@@ -9,7 +9,7 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.collect.capture import CapturedGraph
 from dpro_search.parallel.captured import captured_model
 from dpro_search.parallel.file.description import global_batch_of
-from dpro_search.parallel.settings import MeshSettings
+from dpro_search.parallel.settings import ParallelSettings
 
 FRAMEWORK = "pytorch-2"
 USUAL_DEVICE = "h100"
@@ -28,7 +28,7 @@ def captured_job_toml(graph: CapturedGraph, name: str, cluster: str | None) -> s
     chosen = cluster or f"{ranks}x{USUAL_DEVICE}"
     devices = parse_cluster(chosen).ranks
     model = captured_model(graph)
-    runs = _runs(graph) if devices == ranks else MeshSettings()
+    runs = _runs(graph) if devices == ranks else ParallelSettings()
     each = graph.batch * graph.micro_batches
     batch = f"batch_per_replica = {each}  # as captured; 'global_batch' in its place is that of all replicas"
     if cluster:
@@ -52,11 +52,11 @@ def captured_job_toml(graph: CapturedGraph, name: str, cluster: str | None) -> s
     return "\n".join(lines) + "\n"
 
 
-def _runs(graph: CapturedGraph) -> MeshSettings:
+def _runs(graph: CapturedGraph) -> ParallelSettings:
     """Settings of the captured mesh."""
     mesh = graph.mesh
     pipelined, rings = bool(graph.places), mesh.get("cp", 1) > 1 and graph.rotate == "alltoall"
-    return MeshSettings(
+    return ParallelSettings(
         tp=mesh.get("tp"),
         pp=mesh.get("pp"),
         cp=mesh.get("cp"),

@@ -40,7 +40,7 @@ from dpro_search.parallel.gpu_ops import OpCosts, capped_clock
 from dpro_search.parallel.model import Architecture, CapturedModel, Model, blocks_of, from_config
 from dpro_search.parallel.model import model as built_in
 from dpro_search.parallel.runtime import Runtime
-from dpro_search.parallel.settings import Fixed, MeshSettings, resolved
+from dpro_search.parallel.settings import Fixed, ParallelSettings, resolved
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload
 from dpro_search.space.cluster import spec_on
@@ -53,14 +53,14 @@ _USUAL_BYTES_PER_S = 1e10  # that a core moves, before it is measured
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeshDescription(Description):
+class ParallelDescription(Description):
     """The content of a file, with the values that follow from it."""
 
     fixed: Fixed
     cluster: Cluster
     precision: Precision
     measured: tuple[BlockTimes, ...] = ()
-    runs: MeshSettings
+    runs: ParallelSettings
     strategy: Strategy  # That of `runs`.
     chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
     compiled: bool | None = None
@@ -116,14 +116,14 @@ class MeshDescription(Description):
         return tuple(as_compiled(self.runtime, compiled=compiled) for compiled in (False, True))
 
 
-def global_batch_of(per_replica: int, runs: MeshSettings | None, devices: int) -> int:
+def global_batch_of(per_replica: int, runs: ParallelSettings | None, devices: int) -> int:
     """The batch of all replicas that some devices have room for."""
     ways = 1 if runs is None else (runs.tp or 1) * (runs.pp or 1) * (runs.cp or 1)
     return per_replica * max(devices // ways, 1)
 
 
 def runtime_of(framework: str, model: Model, precision: Precision, compiled: bool | None = None) -> Runtime:
-    """See `MeshDescription.runtime`."""
+    """See `ParallelDescription.runtime`."""
     runtime = FRAMEWORKS[framework].runtime
     if compiled is not None:
         runtime = as_compiled(runtime, compiled=compiled)
@@ -134,7 +134,7 @@ def runtime_of(framework: str, model: Model, precision: Precision, compiled: boo
     return replace(runtime, gradient_bytes=model.gradient_bytes, optimizer_bytes=beside + model.state_bytes)
 
 
-def described(path: Path) -> MeshDescription | None:
+def described(path: Path) -> ParallelDescription | None:
     """The job that a file describes; None: it describes something else.
 
     Raises
@@ -197,7 +197,7 @@ def described(path: Path) -> MeshDescription | None:
         strategy = resolved(runs, fixed)
     except InputError as error:
         fail_at_setting(file, str(error), values)
-    return MeshDescription(
+    return ParallelDescription(
         framework=job_file.framework,
         provenance=_provenance(job_file, fixed, cluster, strategy),
         warnings=warnings,

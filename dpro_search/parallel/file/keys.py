@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from dpro_search._toml import TomlFile, nearest
-from dpro_search.parallel.settings import MeshSettings
+from dpro_search.parallel.settings import ParallelSettings
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
@@ -113,7 +113,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compiled: bool | None = None
     times: str | None = None
     cores: int | None = None
-    runs: MeshSettings | None = None
+    runs: ParallelSettings | None = None
 
 
 def converted(file: TomlFile, values: Mapping[str, Any]) -> JobFile:
@@ -137,7 +137,7 @@ def _cannot_be_said(key: str, value: object) -> str | None:
 def fail_at_setting(file: TomlFile, text: str, values: Mapping[str, Any]) -> NoReturn:
     """Raise `InputError` at the setting that a message begins with."""
     first = text.split(" ", 1)[0]
-    if first in MeshSettings.__struct_fields__ and "runs" in values:
+    if first in ParallelSettings.__struct_fields__ and "runs" in values:
         file.fail(f"runs.{first}", text)
     file.fail(first if first in JobFile.__struct_fields__ else "runs", text)
 

@@ -17,7 +17,7 @@ from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import CapturedModel
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.schedule import Schedule
-from dpro_search.parallel.settings import Fixed, MeshSettings, resolved
+from dpro_search.parallel.settings import Fixed, ParallelSettings, resolved
 from dpro_search.parallel.workload import Workload
 
 MEMORY_HEADROOM = 0.085
@@ -61,12 +61,12 @@ def usual_of(framework: Framework) -> Usual:
     return _FSDP if 3 in framework.zero_stages else _MEGATRON
 
 
-def usual_strategy(fixed: Fixed, cluster: Cluster, precision: str, runtime: Runtime, framework: str) -> MeshSettings:
+def usual_strategy(fixed: Fixed, cluster: Cluster, precision: str, runtime: Runtime, framework: str) -> ParallelSettings:
     """The first strategy in the framework's usual order that fits in memory with `MEMORY_HEADROOM`.
 
     Returns
     -------
-    MeshSettings
+    ParallelSettings
         Where nothing fits, the one that needs least memory.
 
     Raises
@@ -75,7 +75,7 @@ def usual_strategy(fixed: Fixed, cluster: Cluster, precision: str, runtime: Runt
         No strategy is legal; the reason of the simplest one.
     """
     has = cluster.groups[0].host.device.memory_bytes
-    least: tuple[float, MeshSettings] | None = None
+    least: tuple[float, ParallelSettings] | None = None
     refused: InputError | None = None
     for settings in _simplest_first(fixed, cluster, FRAMEWORKS[framework], runtime):
         try:
@@ -98,15 +98,16 @@ def usual_strategy(fixed: Fixed, cluster: Cluster, precision: str, runtime: Runt
     raise refused
 
 
-def _simplest_first(fixed: Fixed, cluster: Cluster, framework: Framework, runtime: Runtime) -> Iterator[MeshSettings]:
+def _simplest_first(fixed: Fixed, cluster: Cluster, framework: Framework, runtime: Runtime) -> Iterator[ParallelSettings]:
     """Strategies in the order in which they are tried."""
     if isinstance(fixed.model, CapturedModel) and not fixed.micro_batches:
-        yield MeshSettings(micro_batch=fixed.model.batch)
+        yield ParallelSettings(micro_batch=fixed.model.batch)
         return
     if not fixed.layer_count:  # a network: a rank's part of the batch at once, or as much as fits
         replica_batch = max(fixed.global_batch // fixed.devices, 1)
         yield from (
-            MeshSettings(micro_batch=replica_batch // parts) for parts in (2**power for power in range(replica_batch.bit_length()))
+            ParallelSettings(micro_batch=replica_batch // parts)
+            for parts in (2**power for power in range(replica_batch.bit_length()))
         )
         return
     if usual_of(framework).order is UsualOrder.DATA:
@@ -114,20 +115,20 @@ def _simplest_first(fixed: Fixed, cluster: Cluster, framework: Framework, runtim
     yield from _model_first(fixed, cluster, framework, runtime)
 
 
-def _data_first(fixed: Fixed, cluster: Cluster, framework: Framework) -> Iterator[MeshSettings]:
+def _data_first(fixed: Fixed, cluster: Cluster, framework: Framework) -> Iterator[ParallelSettings]:
     """DDP, then FSDP, then both with tensor parallelism within a host; the largest micro-batch that fits."""
     within = min(cluster.ranks_per_host or 1, fixed.devices)
     for tp in (each for each in _powers_of_two(within) if fixed.heads % each == 0 and fixed.devices % each == 0):
         sequences = max(fixed.global_batch * tp // fixed.devices, 1)
         if 0 in framework.zero_stages and tp == 1:
-            yield MeshSettings(zero_stage=0, micro_batch=sequences)
+            yield ParallelSettings(zero_stage=0, micro_batch=sequences)
         for parts in _powers_of_two(sequences):
             if sequences % parts == 0:
-                yield MeshSettings(tp=tp, zero_stage=3, micro_batch=sequences // parts, recompute="none")
-                yield MeshSettings(tp=tp, zero_stage=3, micro_batch=sequences // parts, recompute="full")
+                yield ParallelSettings(tp=tp, zero_stage=3, micro_batch=sequences // parts, recompute="none")
+                yield ParallelSettings(tp=tp, zero_stage=3, micro_batch=sequences // parts, recompute="full")
 
 
-def _model_first(fixed: Fixed, cluster: Cluster, framework: Framework, runtime: Runtime) -> Iterator[MeshSettings]:
+def _model_first(fixed: Fixed, cluster: Cluster, framework: Framework, runtime: Runtime) -> Iterator[ParallelSettings]:
     """Degrees of model parallelism in powers of two, tensor parallelism within a host first."""
     within = min(cluster.ranks_per_host or 1, fixed.devices)
     experts = fixed.experts or 1
@@ -139,13 +140,13 @@ def _model_first(fixed: Fixed, cluster: Cluster, framework: Framework, runtime: 
             tp = max(tp for tp in (1, 2, 4, 8) if tp <= min(parts, within) and parts % tp == 0 and fixed.heads % tp == 0)
             ways = fixed.devices * tp // parts
             ep = max(ep for ep in (1, 2, 4, 8) if ep <= experts and experts % ep == 0 and ways % ep == 0)
-            settings = MeshSettings(tp=tp, pp=parts // tp, cp=cp if cp > 1 else None, ep=ep, recompute=recompute)
+            settings = ParallelSettings(tp=tp, pp=parts // tp, cp=cp if cp > 1 else None, ep=ep, recompute=recompute)
             if parts > tp:
                 yield from _interleaved(settings, fixed, framework)
             yield settings
 
 
-def _interleaved(settings: MeshSettings, fixed: Fixed, framework: Framework) -> Iterator[MeshSettings]:
+def _interleaved(settings: ParallelSettings, fixed: Fixed, framework: Framework) -> Iterator[ParallelSettings]:
     """The pipeline with as many virtual stages as divide the layers, embedding and head counted as a layer each if they do not."""
     pp, layers = settings.pp or 1, fixed.layer_count
     replicas = fixed.devices // ((settings.tp or 1) * pp * (settings.cp or 1))
@@ -162,8 +163,8 @@ def _interleaved(settings: MeshSettings, fixed: Fixed, framework: Framework) -> 
             return
 
 
-def _with_stages(settings: MeshSettings, virtual_stages: int, stage_layers: tuple[int, ...] | None = None) -> MeshSettings:
-    return MeshSettings(**{**settings.settings, "virtual_stages": virtual_stages, "stage_layers": stage_layers})
+def _with_stages(settings: ParallelSettings, virtual_stages: int, stage_layers: tuple[int, ...] | None = None) -> ParallelSettings:
+    return ParallelSettings(**{**settings.settings, "virtual_stages": virtual_stages, "stage_layers": stage_layers})
 
 
 def _powers_of_two(most: int) -> Iterator[int]:

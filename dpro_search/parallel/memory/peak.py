@@ -16,7 +16,7 @@ from dpro_search.parallel.memory.kept import Kept, kept_of
 from dpro_search.parallel.model import Block
 from dpro_search.parallel.steps.pipeline import Pass, pipeline_orders
 from dpro_search.parallel.strategy import Recompute, key_without
-from dpro_search.parallel.workload import Known, Workload, ranks_of, recomputed, stages_of
+from dpro_search.parallel.workload import SharedResults, Workload, ranks_of, recomputed, stages_of
 
 CONTEXT_BYTES = 1.05 * 2**30
 """Memory that the driver holds back (0.55 GiB of an H100: 79.1 GiB of nvidia-smi's 79.65), and a process's context and kernels."""
@@ -79,17 +79,17 @@ class PeakMemory:
         return self.reserved_bytes if fits else self.reserved_bytes - self.cached_bytes
 
 
-def peak_memory(workload: Workload, known: Known | None = None) -> PeakMemory:
+def peak_memory(workload: Workload, known: SharedResults | None = None) -> PeakMemory:
     """Peak memory of the pipeline rank that needs most."""
     return max(rank_memories(workload, known), key=lambda memory: memory.total_bytes)
 
 
-def rank_memories(workload: Workload, known: Known | None = None) -> tuple[PeakMemory, ...]:
+def rank_memories(workload: Workload, known: SharedResults | None = None) -> tuple[PeakMemory, ...]:
     """Peak memory of each pipeline rank, in the order of stages."""
     return _Ledger(workload, known).memories()
 
 
-def mean_state_bytes(workload: Workload, known: Known | None = None) -> float:
+def mean_state_bytes(workload: Workload, known: SharedResults | None = None) -> float:
     """Weights, gradients and optimizer state of a rank, the mean of all pipeline ranks: some rank needs no less than that."""
     return _Ledger(workload, known).mean_state_bytes()
 
@@ -104,8 +104,8 @@ class _Stage(NamedTuple):
 
 
 class _Ledger:
-    def __init__(self, workload: Workload, known: Known | None) -> None:
-        self._known = known = known or Known()
+    def __init__(self, workload: Workload, known: SharedResults | None) -> None:
+        self._known = known = known or SharedResults()
         self._workload, self._pricer = workload, Pricer(workload, known)
         self._plan, self._rules = workload.strategy, workload.runtime.memory
         self._stages, self._on_ranks = stages_of(workload, known), ranks_of(workload, known)

@@ -12,8 +12,8 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.parallel.schedule import V_SHAPED, Schedule, rounds, stages_on
-from dpro_search.parallel.steps.predicted_steps import ParallelSteps
 from dpro_search.parallel.steps.step_graph import StepCosts
+from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import Strategy
 
 _SPLIT = (Schedule.ZERO_BUBBLE, *V_SHAPED)  # Schedules whose backward passes are in two parts.
@@ -22,7 +22,7 @@ _SPLIT = (Schedule.ZERO_BUBBLE, *V_SHAPED)  # Schedules whose backward passes ar
 class PassBounds:
     """Bounds from the passes of blocks, which depend on few settings."""
 
-    def __init__(self, steps: ParallelSteps) -> None:
+    def __init__(self, steps: StepPrices) -> None:
         self._steps = steps
         self._times: dict[int, tuple[Floats, Floats]] = {}  # of each block [blocks]: both passes, and of these gradients of weights
         self._forward: dict[int, Floats] = {}

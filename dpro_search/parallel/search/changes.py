@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from dpro_search.errors import InputError
 from dpro_search.kinds._answers import Remedy
@@ -12,13 +12,6 @@ from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.space.plan import Plan, Prediction
 
 _MOST_REMEDIES = 3
-
-
-class Predictor(Protocol):
-    """A job, as far as it is needed here."""
-
-    def predict(self, plan: Plan) -> Prediction:
-        """Raises `InputError` for a plan that is not legal."""
 
 
 def single_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
@@ -67,24 +60,24 @@ def _saving_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
         yield from ({name: getattr(strategy, name) * factor} for factor in (2, 4, 8))
 
 
-def remedies(job: Predictor, plan: Plan, strategy: Strategy) -> tuple[Remedy, ...]:
+def remedies(predict: Callable[[Plan], Prediction], plan: Plan, strategy: Strategy) -> tuple[Remedy, ...]:
     """At most three of the fastest changes with which a plan fits in memory; empty: none is enough.
 
-    A remedy changes one setting, or two where one is not enough.
+    A remedy changes one setting, or two where one is not enough. `predict` raises `InputError` for a plan that is not legal.
     """
     alone = list(_saving_changes(strategy))
     pairs = ({**one, **other} for one, other in itertools.combinations(alone, 2) if not one.keys() & other.keys())
     for settings in (alone, pairs):
-        fitting = [remedy for remedy in (_remedy(job, plan, values) for values in settings) if remedy is not None]
+        fitting = [remedy for remedy in (_remedy(predict, plan, values) for values in settings) if remedy is not None]
         if fitting:
             return tuple(sorted(fitting, key=lambda remedy: remedy.predicted_iteration_us)[:_MOST_REMEDIES])
     return ()
 
 
-def _remedy(job: Predictor, plan: Plan, values: Mapping[str, Any]) -> Remedy | None:
+def _remedy(predict: Callable[[Plan], Prediction], plan: Plan, values: Mapping[str, Any]) -> Remedy | None:
     """A change as a remedy; None: it is not legal, or does not fit."""
     try:
-        prediction = job.predict(plan.changed(**values))
+        prediction = predict(plan.changed(**values))
     except InputError:
         return None
     if prediction.infeasible is not None:

@@ -6,13 +6,13 @@ import heapq
 
 from dpro_search.parallel.model import blocks_of
 from dpro_search.parallel.schedule import Schedule, stages_on
-from dpro_search.parallel.steps.predicted_steps import ParallelSteps
+from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import Strategy
 
 _WORTH = 1e-3  # of a rank's work
 
 
-def balanced_cut(steps: ParallelSteps, strategy: Strategy) -> tuple[int, ...]:
+def balanced_cut(steps: StepPrices, strategy: Strategy) -> tuple[int, ...]:
     """Layers of each stage with which the busiest rank has least to do; empty: the framework's own are as good."""
     took = {name: each.forward_us + each.backward_us for name, each in steps.passes(strategy).items()}
     embedding, *layers, head = blocks_of(steps.workload.model)

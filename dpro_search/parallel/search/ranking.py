@@ -18,7 +18,7 @@ from enum import IntEnum
 from dpro_search.errors import InputError
 from dpro_search.parallel.search.bounds import PassBounds, least_us
 from dpro_search.parallel.search.candidates import Candidates, recomputing
-from dpro_search.parallel.steps.predicted_steps import ParallelSteps
+from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import Strategy, key_without
 
 _DETAILS = frozenset(
@@ -45,7 +45,7 @@ def family(strategy: Strategy) -> Hashable:
 
 def ranked(
     candidates: Candidates,
-    steps: ParallelSteps,
+    steps: StepPrices,
     limit_bytes: float = math.inf,
     settled: Callable[[Hashable, float], bool] = lambda family, bound_us: False,
 ) -> Iterator[tuple[Strategy, float]]:
@@ -58,7 +58,7 @@ def ranked(
 
 class _Ranking:
     def __init__(
-        self, candidates: Candidates, steps: ParallelSteps, limit_bytes: float, settled: Callable[[Hashable, float], bool]
+        self, candidates: Candidates, steps: StepPrices, limit_bytes: float, settled: Callable[[Hashable, float], bool]
     ) -> None:
         self._candidates, self._steps, self._limit_bytes, self._settled = candidates, steps, limit_bytes, settled
         self._bounds = PassBounds(steps)

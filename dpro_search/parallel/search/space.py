@@ -1,4 +1,4 @@
-"""`MeshSpace`: the plans of a parallel job, legal by construction, and in the order of a bound on their step time."""
+"""`StrategySpace`: the plans of a parallel job, legal by construction, and in the order of a bound on their step time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.search.candidates import Candidates
-from dpro_search.parallel.settings import Fixed, MeshSettings, change, resolved, settings_of, under
+from dpro_search.parallel.settings import Fixed, ParallelSettings, change, resolved, settings_of, under
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import Choice, JobFacts, Knob, PlanSpace
@@ -33,7 +33,7 @@ class Setting(Knob):
         return self.offered([value for value in self._values()[name] if value != self.job.values.get(name)])
 
 
-class MeshSpace(PlanSpace):
+class StrategySpace(PlanSpace):
     """Plans are what changes in how a job runs today.
 
     Parameters
@@ -44,15 +44,15 @@ class MeshSpace(PlanSpace):
         What a search may propose.
     """
 
-    def __init__(self, title: str, runs: MeshSettings, fixed: Fixed, candidates: Candidates, tensors: Sequence[Any]) -> None:
+    def __init__(self, title: str, runs: ParallelSettings, fixed: Fixed, candidates: Candidates, tensors: Sequence[Any]) -> None:
         self._runs, self._fixed, self.candidates = runs, fixed, candidates
         self.today = resolved(runs, fixed)
         facts = JobFacts(name=title, tensors=tuple(tensors), values=settings_of(self.today).settings)
-        super().__init__(facts, [Setting(facts, name, lambda: self._values) for name in MeshSettings.__struct_fields__])
+        super().__init__(facts, [Setting(facts, name, lambda: self._values) for name in ParallelSettings.__struct_fields__])
 
     def strategy(self, plan: Plan) -> Strategy:
         """The strategy that a plan describes; raises `InputError` with the nearest legal value if it is impossible."""
-        return resolved(under(self._runs, MeshSettings.of(plan)), self._fixed)
+        return resolved(under(self._runs, ParallelSettings.of(plan)), self._fixed)
 
     def plan(self, strategy: Strategy) -> Plan:
         """The shortest plan that means a strategy."""
@@ -84,4 +84,4 @@ class MeshSpace(PlanSpace):
     def _values(self) -> dict[str, list[Any]]:
         """Values of each setting in any candidate."""
         candidates = self.candidates.values()
-        return {name: sorted(candidates[_STRATEGY_NAMES.get(name, name)]) for name in MeshSettings.__struct_fields__}
+        return {name: sorted(candidates[_STRATEGY_NAMES.get(name, name)]) for name in ParallelSettings.__struct_fields__}

@@ -15,7 +15,7 @@ from dpro_search.collect.launchers.torch import PYTORCH_FSDP
 from dpro_search.deploy.jobs import Paced, RecordedJob
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.errors import InputError
-from dpro_search.parallel.job import MeshJob
+from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.timed.recording import paced_times
 from dpro_search.parallel.timed.split import paced_split
 from dpro_search.space.cluster import spec_on
@@ -26,7 +26,7 @@ TARGET = "pytorch"  # what a script follows here
 
 
 def real_job(
-    job: MeshJob, facts: JobFacts, targets: Sequence[Target], command: Sequence[str], *, paced: bool = False
+    job: ParallelJob, facts: JobFacts, targets: Sequence[Target], command: Sequence[str], *, paced: bool = False
 ) -> RecordedJob:
     """The job, to be started by a command that follows exported plans.
 
@@ -58,7 +58,7 @@ def real_job(
     return replace(startable_job, spec=replace(startable_job.spec, cores=()), paced=paced_ranks)
 
 
-def startable(job: MeshJob, facts: JobFacts, targets: Sequence[Target], command: Sequence[str]) -> RecordedJob:
+def startable(job: ParallelJob, facts: JobFacts, targets: Sequence[Target], command: Sequence[str]) -> RecordedJob:
     """The job with hosts and links like those of its cluster, however many ranks these have; errors are those of `real_job`."""
     if not command:
         raise InputError("the job was described, so that its command is not known: write it after '--', like '-- python train.py'")

@@ -24,10 +24,10 @@ from dpro_search.collect.tables.parallel_times import BlockTime, ParallelTimes, 
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import RecordedJob, with_exported, with_observer
 from dpro_search.errors import InputError, JobError
-from dpro_search.parallel.file.description import MeshDescription
-from dpro_search.parallel.job import MeshJob
+from dpro_search.parallel.file.description import ParallelDescription
+from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.model import blocks_of
-from dpro_search.parallel.settings import MeshSettings, resolved, settings_of
+from dpro_search.parallel.settings import ParallelSettings, resolved, settings_of
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.parallel.timed.exchanges import timed_exchanges
 from dpro_search.space.plan import Plan
@@ -39,7 +39,7 @@ _SECONDS = 600.0  # that timing the blocks of one plan may take
 
 
 def record_times(
-    job: MeshJob,
+    job: ParallelJob,
     real: RecordedJob,
     plans: Sequence[Plan],
     out: Path,
@@ -104,12 +104,12 @@ def record_times(
     return times
 
 
-def paced_times(job: MeshJob, plan: Plan) -> bytes:
+def paced_times(job: ParallelJob, plan: Plan) -> bytes:
     """Input of paced ranks (`runtime/timed/dpro_search_paced.py`): predicted times of a rank's own work."""
     times = job.workload(plan).times
     assert times is not None, "paced jobs have recorded times"
     times_of_block = {
-        name: [each.forward_us, each.backward_us, each.reduce_us, each.spread] for name, each in job.own(plan).items()
+        name: [each.forward_us, each.backward_us, each.reduce_us, each.spread] for name, each in job.rank_work(plan).items()
     }
     embedding, *layers, head = [
         times_of_block[block.name] for block in blocks_of(job.description.fixed.model) for _ in range(block.count)
@@ -117,12 +117,12 @@ def paced_times(job: MeshJob, plan: Plan) -> bytes:
     return json.dumps({"embedding": embedding, "layers": layers, "head": head, "update_us": times.update}).encode()
 
 
-def alone_job(description: MeshDescription, strategy: Strategy, *, on_gpu: bool) -> MeshJob:
+def alone_job(description: ParallelDescription, strategy: Strategy, *, on_gpu: bool) -> ParallelJob:
     """The job under the strategy without a pipeline, with few micro-batches; on cores as plain as its work allows."""
     if on_gpu:
         runs = msgspec.structs.replace(settings_of(strategy), pp=1, virtual_stages=1, stage_layers=(), schedule="1f1b")
     else:
-        runs = MeshSettings(
+        runs = ParallelSettings(
             tp=strategy.tp,
             dp=strategy.dp,
             sequence_parallel=strategy.sequence_parallel,
@@ -131,10 +131,10 @@ def alone_job(description: MeshDescription, strategy: Strategy, *, on_gpu: bool)
         )
     count = min(strategy.micro_batches, _MICRO_BATCHES)
     fixed = replace(description.fixed, devices=strategy.tp * strategy.dp, global_batch=strategy.dp * strategy.micro_batch * count)
-    return MeshJob(replace(description, fixed=fixed, runs=runs, strategy=resolved(runs, fixed), chosen=False))
+    return ParallelJob(replace(description, fixed=fixed, runs=runs, strategy=resolved(runs, fixed), chosen=False))
 
 
-def _timed(alone: MeshJob, real: RecordedJob, cores: int) -> list[dict[str, Any]]:
+def _timed(alone: ParallelJob, real: RecordedJob, cores: int) -> list[dict[str, Any]]:
     """The records that each process wrote."""
     devices = alone.description.fixed.devices
     require_framework(real.spec.interpreter, ("torch",), "torch")
@@ -153,7 +153,7 @@ def _timed(alone: MeshJob, real: RecordedJob, cores: int) -> list[dict[str, Any]
         return [json.loads(file.read_text()) for file in files]
 
 
-def _blocks(description: MeshDescription, content: Sequence[dict[str, Any]]) -> Iterator[BlockTime]:
+def _blocks(description: ParallelDescription, content: Sequence[dict[str, Any]]) -> Iterator[BlockTime]:
     """Means over processes and steps; of a block that comes several times, of all of these."""
     strategy = description.strategy
     passes: dict[tuple[int, bool], list[list[float]]] = {}  # of each block, by micro-batch, then by step and process
@@ -210,7 +210,7 @@ def _updates(content: Sequence[dict[str, Any]]) -> Iterator[UpdateTime]:
     yield UpdateTime(elements=float(content[0]["elements"]), us=float(np.mean(np.sort(us)[: max(len(us) - 1, 1)])))
 
 
-def _without_recomputation(row: BlockTime, alone: MeshJob) -> BlockTime:
+def _without_recomputation(row: BlockTime, alone: ParallelJob) -> BlockTime:
     """A block whose backward pass was timed with another forward pass in it, of some layers or all."""
     if not row.block.startswith("layer"):
         return row
@@ -233,7 +233,7 @@ def _step(strategy: Strategy, content: Sequence[dict[str, Any]], rows: tuple[Blo
     )
 
 
-def beside_passes(alone: MeshJob, step: RankStep, elements: float) -> UpdateTime:
+def beside_passes(alone: ParallelJob, step: RankStep, elements: float) -> UpdateTime:
     """Time of a GPU's step in addition to the passes of usual micro-batches.
 
     The update; what the first micro-batch has to gather and to cast, and what the last one hands over to be exchanged.
@@ -261,7 +261,7 @@ def _key(row: BlockTime) -> tuple[Any, ...]:
     return row.tp, row.sequence_parallel, row.micro_batch, row.sequence, row.sharded
 
 
-def _wanted(alone: MeshJob) -> tuple[Any, ...]:
+def _wanted(alone: ParallelJob) -> tuple[Any, ...]:
     strategy, sequence = alone.description.strategy, alone.description.fixed.sequence
     return strategy.tp, strategy.sequence_parallel, strategy.micro_batch, sequence, strategy.zero_stage == 3
 

@@ -19,8 +19,8 @@ from dpro_search.deploy.step_split import AloneUs, ComparedSplit, StepSplit, mea
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.parallel.answers.breakdown import IN_PASSES, passes_us
 from dpro_search.parallel.costs.pricer import Pricer
-from dpro_search.parallel.steps.predicted_steps import ParallelSteps
 from dpro_search.parallel.steps.step_graph import axis_of
+from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload
 from dpro_search.replay.replayer import replay
@@ -51,10 +51,10 @@ def paced_split(job: Splits, plan: Plan, folder: Path, warmup: int) -> ComparedS
     return None if measured is None else ComparedSplit.of(measured, job.split(plan))
 
 
-def predicted_split(steps: ParallelSteps, strategy: Strategy) -> StepSplit:
+def predicted_split(steps: StepPrices, strategy: Strategy) -> StepSplit:
     """The split of a step under a strategy; contention is what exchanges would be shorter by if others used no links."""
     shared = _parts(steps, strategy)
-    alone = _parts(ParallelSteps(replace(steps.workload, interference=False)), strategy)
+    alone = _parts(StepPrices(replace(steps.workload, interference=False)), strategy)
     total_us = shared.step_us
     exposed_us = sum(shared.by_axis_us.values())
     return StepSplit(
@@ -88,7 +88,7 @@ class _Parts:
     by_axis_us: dict[str, float]
 
 
-def _parts(steps: ParallelSteps, strategy: Strategy) -> _Parts:
+def _parts(steps: StepPrices, strategy: Strategy) -> _Parts:
     timeline = replay(steps.graph(strategy))
     rows = [_rank_parts(steps, strategy, timeline, rank) for rank in range(strategy.pp)]
     axes = dict.fromkeys(axis for _, by_axis in rows for axis in by_axis)
@@ -99,7 +99,7 @@ def _parts(steps: ParallelSteps, strategy: Strategy) -> _Parts:
     )
 
 
-def _rank_parts(steps: ParallelSteps, strategy: Strategy, timeline: Timeline, rank: int) -> tuple[float, dict[str, float]]:
+def _rank_parts(steps: StepPrices, strategy: Strategy, timeline: Timeline, rank: int) -> tuple[float, dict[str, float]]:
     """Compute of a rank in the replay, and its exposed communication by axis, in us."""
     computing, needed = _intervals(timeline, rank)
     compute_us = _covered_us(computing)
@@ -126,9 +126,9 @@ def _add(totals: dict[str, float], axis: str, us: float) -> None:
     totals[axis] = totals.get(axis, 0.0) + us
 
 
-def _own_us(steps: ParallelSteps, strategy: Strategy, rank: int) -> tuple[float, float]:
+def _own_us(steps: StepPrices, strategy: Strategy, rank: int) -> tuple[float, float]:
     """A rank's own work in its passes, and when it hands gradients over; its micro-batches' together."""
-    times_of_block, stages = steps.own(strategy), steps.stages(strategy)
+    times_of_block, stages = steps.rank_work(strategy), steps.stages(strategy)
     blocks = [times_of_block[block.name] for stage in steps.stages_on(strategy, rank) for block in stages[stage]]
     passes = strategy.micro_batches * sum(each.forward_us + each.backward_us for each in blocks)
     reductions = strategy.micro_batches if steps.costs(strategy).reduces_every_pass else 1

@@ -1,4 +1,4 @@
-"""`ParallelSteps`: predicted steps of a model under one strategy after another."""
+"""`StepPrices`: the prices of a model's steps under one strategy after another: passes, whole steps, memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dpro_search.parallel.costs.domain import Domain, domain_of
 from dpro_search.parallel.costs.pricer import OpTime, Pricer, passes_key
-from dpro_search.parallel.costs.recorded import Own
+from dpro_search.parallel.costs.recorded import RankWork
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.costs.step_costs import step_costs
 from dpro_search.parallel.memory.peak import PeakMemory, mean_state_bytes, peak_memory
@@ -16,7 +16,7 @@ from dpro_search.parallel.schedule import Schedule, stages_on
 from dpro_search.parallel.steps.pipeline import pipeline_orders
 from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
 from dpro_search.parallel.strategy import Strategy
-from dpro_search.parallel.workload import Known, Workload, stages_of
+from dpro_search.parallel.workload import SharedResults, Workload, stages_of
 from dpro_search.replay.engine import ends_us
 from dpro_search.space.replay_graph import ReplayGraph
 
@@ -27,8 +27,8 @@ _SHORT = 1e-3  # of the time of a micro-batch
 _FILLED = 2  # micro-batches for each rank of a pipeline, with which it is full
 
 
-class ParallelSteps:
-    """Predictions of one workload; what strategies have in common is found once.
+class StepPrices:
+    """Prices of one workload's steps; those that strategies have in common are computed once.
 
     Parameters
     ----------
@@ -38,35 +38,36 @@ class ParallelSteps:
         Of the same workload.
     """
 
-    def __init__(self, workload: Workload, known: Known | None = None) -> None:
-        self.workload, self._known = workload, known or Known()
-        self._scaled: dict[Scales, ParallelSteps] = {}
+    def __init__(self, workload: Workload, known: SharedResults | None = None) -> None:
+        self.workload, self._known = workload, known or SharedResults()
+        self._scaled: dict[Scales, StepPrices] = {}
         self._passes: dict[Hashable, dict[str, LayerCosts]] = {}
+        self._step_us: dict[Strategy, float] = {}
 
-    def under(self, strategy: Strategy) -> Workload:
+    def workload_of(self, strategy: Strategy) -> Workload:
         """The workload under a strategy."""
         return replace(self.workload, strategy=strategy)
 
-    def scaled(self, scales: Scales) -> ParallelSteps:
+    def scaled(self, scales: Scales) -> StepPrices:
         """The same with parts that take another time."""
         if scales not in self._scaled:
-            self._scaled[scales] = ParallelSteps(replace(self.workload, scales=scales), replace(self._known, passes={}))
+            self._scaled[scales] = StepPrices(replace(self.workload, scales=scales), replace(self._known, passes={}))
         return self._scaled[scales]
 
     def costs(self, strategy: Strategy) -> StepCosts:
         """Costs of the parts of a step."""
-        return step_costs(self.under(strategy), self._known)
+        return step_costs(self.workload_of(strategy), self._known)
 
     def stages(self, strategy: Strategy) -> tuple[tuple[Block, ...], ...]:
         """Blocks of each stage."""
-        return stages_of(self.under(strategy), self._known)
+        return stages_of(self.workload_of(strategy), self._known)
 
     def passes(self, strategy: Strategy) -> dict[str, LayerCosts]:
         """Costs of the passes of each kind of block, by its name, without the exchanges between replicas.
 
         They are computed once for all strategies that have the same.
         """
-        workload = self.under(strategy)
+        workload = self.workload_of(strategy)
         key = passes_key(workload, strategy.recompute)
         if key not in self._passes:
             pricer = Pricer(workload, self._known)
@@ -74,15 +75,15 @@ class ParallelSteps:
             self._passes[key] = {name: pricer.passes(block) for name, block in sorted(distinct.items())}
         return self._passes[key]
 
-    def own(self, strategy: Strategy) -> dict[str, Own]:
+    def rank_work(self, strategy: Strategy) -> dict[str, RankWork]:
         """Time of a rank's own work for each kind of block, by its name."""
-        pricer = Pricer(self.under(strategy), self._known)
+        pricer = Pricer(self.workload_of(strategy), self._known)
         distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
-        return {name: pricer.own(block) for name, block in distinct.items()}
+        return {name: pricer.rank_work(block) for name, block in distinct.items()}
 
     def op_times(self, strategy: Strategy) -> dict[str, tuple[OpTime, ...]]:
         """Modelled times of the ops of each kind of block, by its name, without communication."""
-        pricer = Pricer(self.under(strategy), self._known)
+        pricer = Pricer(self.workload_of(strategy), self._known)
         distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
         return {name: pricer.op_times(block) for name, block in distinct.items()}
 
@@ -100,11 +101,12 @@ class ParallelSteps:
 
         Of many micro-batches a few are replayed (`_continued_us`).
         """
-        count, costs = strategy.micro_batches, self.costs(strategy)
-        found = None
-        if strategy.schedule in _FOLDED and count > _FEW * strategy.pp:
-            found = self._continued_us(costs, strategy, count)
-        return self._replayed_us(costs, strategy, count) if found is None else found
+        if strategy not in self._step_us:
+            count, costs, continued_us = strategy.micro_batches, self.costs(strategy), None
+            if strategy.schedule in _FOLDED and count > _FEW * strategy.pp:
+                continued_us = self._continued_us(costs, strategy, count)
+            self._step_us[strategy] = self._replayed_us(costs, strategy, count) if continued_us is None else continued_us
+        return self._step_us[strategy]
 
     def replayed_us(self, strategy: Strategy) -> float:
         """The same with all micro-batches."""
@@ -134,7 +136,7 @@ class ParallelSteps:
 
     def domain(self, strategy: Strategy) -> Domain:
         """The facts that the error of the prediction depends on."""
-        return domain_of(self.under(strategy), self._known)
+        return domain_of(self.workload_of(strategy), self._known)
 
     def memory(self, strategy: Strategy) -> PeakMemory:
         """Memory of the rank that holds most.
@@ -145,11 +147,11 @@ class ParallelSteps:
         most = _FILLED * strategy.pp
         if strategy.schedule is not Schedule.GPIPE and strategy.micro_batches > most:
             strategy = replace(strategy, global_batch=most * strategy.dp * strategy.micro_batch)
-        return peak_memory(self.under(strategy), self._known)
+        return peak_memory(self.workload_of(strategy), self._known)
 
     def least_memory_bytes(self, strategy: Strategy) -> float:
         """A bound on that, of what does not depend on the schedule, the layers of each stage and recomputation."""
-        return mean_state_bytes(self.under(strategy), self._known)
+        return mean_state_bytes(self.workload_of(strategy), self._known)
 
 
 def _busiest_us(costs: StepCosts, ranks: int) -> float:
@@ -161,4 +163,4 @@ def _busiest_us(costs: StepCosts, ranks: int) -> float:
 def step_us(workload: Workload) -> float:
     """The time of one workload's step; raises `InputError` where the strategy is impossible."""
     workload.strategy.check(workload.model, workload.sequence)
-    return ParallelSteps(workload).step_us(workload.strategy)
+    return StepPrices(workload).step_us(workload.strategy)

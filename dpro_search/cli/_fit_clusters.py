@@ -90,7 +90,7 @@ def measure_clusters(out: Path, limit: int, models: str | None, workloads: Path,
 
     from dpro_search.cli._output import print_json, stderr_console
     from dpro_search.errors import MissingCapabilityError
-    from dpro_search.measure.clusters import CollectRequest, Progress, collect_clusters
+    from dpro_search.measure.clusters import ClusterProgress, CollectRequest, collect_clusters
 
     root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
     interpreter = Path(python) if python else root / "tensorflow" / "bin" / "python"
@@ -103,19 +103,19 @@ def measure_clusters(out: Path, limit: int, models: str | None, workloads: Path,
     )
     with stderr_console().status("starting") as status:
 
-        def show(progress: Progress) -> None:
-            left = (progress.limit - progress.measured) / max(progress.per_minute, 1e-9)
+        def show(progress: ClusterProgress) -> None:
+            left = (progress.limit - progress.rows) / max(progress.per_minute, 1e-9)
             failed = f", {progress.failed.total()} failed" if progress.failed else ""
             status.update(
-                f"{progress.measured} of {progress.limit} clusters{failed}, "
-                f"{progress.per_minute:.0f} a minute, about {left:.0f} minutes left ({progress.model})"
+                f"{progress.rows} of {progress.limit} clusters{failed}, "
+                f"{progress.per_minute:.0f} a minute, about {left:.0f} minutes left ({progress.now})"
             )
 
         progress = collect_clusters(request, out, show)
     facts = {
         "table": str(out),
         "models": [],
-        "rows": progress.measured,
+        "rows": progress.rows,
         "new": progress.new,
         "failed": dict(progress.failed),
         "per_minute": progress.per_minute,
@@ -124,7 +124,7 @@ def measure_clusters(out: Path, limit: int, models: str | None, workloads: Path,
     if as_json:
         print_json(facts)
         return
-    print(f"{progress.measured} clusters, {progress.new} of them new, {progress.per_minute:.0f} a minute")
+    print(f"{progress.rows} clusters, {progress.new} of them new, {progress.per_minute:.0f} a minute")
     print("seconds: " + ", ".join(f"{what} {seconds:.0f}" for what, seconds in progress.spent_s.items()))
     for reason, count in progress.failed.most_common():
         print(f"{count} without times: {reason}")

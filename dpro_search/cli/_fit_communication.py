@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpro_search.costmodel.collectives.model_file import CommunicationModel, SeriesInfo
     from dpro_search.costmodel.collectives.series import Series
-    from dpro_search.measure.all_reduces import CommRequest, Progress
+    from dpro_search.measure.all_reduces import CommProgress, CommRequest
 
 
 def are_of_communication(sources: Sequence[Path]) -> bool:
@@ -82,8 +82,8 @@ def measure_communication(request: CommRequest, out: Path, as_json: bool) -> Non
 
     with stderr_console().status("starting") as status:
 
-        def show(progress: Progress) -> None:
-            status.update(f"{progress.rows} all-reduces in the table, {progress.new} calls timed ({progress.job})")
+        def show(progress: CommProgress) -> None:
+            status.update(f"{progress.rows} all-reduces in the table, {progress.new} calls timed ({progress.now})")
 
         progress = collect_communication(request, out, show)
     facts = {
@@ -93,12 +93,12 @@ def measure_communication(request: CommRequest, out: Path, as_json: bool) -> Non
         "calls": progress.new,
         "complete": progress.complete,
         "skipped": progress.skipped,
-        "failed": progress.failed,
+        "failed": progress.failed_jobs,
     }
     if as_json:
         print_json(facts)
         return
-    for name, reason in (*progress.skipped.items(), *progress.failed.items()):
+    for name, reason in (*progress.skipped.items(), *progress.failed_jobs.items()):
         stderr_console().print(f"warning: {name}: {reason}", style="yellow")
     rest = "" if progress.complete else "; not complete: the same command continues"
     print(f"{progress.rows} all-reduces, {progress.new} calls timed now{rest}")

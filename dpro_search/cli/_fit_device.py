@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dpro_search.cluster import Device
     from dpro_search.costmodel.devices.sampled import HeldOutErrors
     from dpro_search.costmodel.devices.written import OpSpec
-    from dpro_search.measure.devices import MeasuringProgress
+    from dpro_search.measure.ops import OpProgress
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
@@ -33,8 +33,7 @@ def measure_device(
     from dpro_search.cluster import bundled
     from dpro_search.costmodel.devices.sampled import held_out, latency_on, outside_of
     from dpro_search.errors import InputError
-    from dpro_search.measure.device_ops import OpTimer
-    from dpro_search.measure.devices import add_device, usual_name
+    from dpro_search.measure.ops import OpTimer, add_device, usual_name
 
     if name is not None and not _NAME.fullmatch(bundled.plain(name)):
         raise InputError(f"--name {name}: use letters, digits, dots and hyphens")
@@ -43,8 +42,8 @@ def measure_device(
     described = _device(specs) if specs is not None else None
     with stderr_console().status("starting PyTorch") as status, OpTimer(_interpreter(python)) as timer:
 
-        def show(progress: MeasuringProgress) -> None:
-            status.update(f"{progress.samples} of {progress.budget} ops, now {progress.op}")
+        def show(progress: OpProgress) -> None:
+            status.update(f"{progress.rows} of {progress.limit} ops, now {progress.now}")
 
         path = given or _path(None, usual_name(timer.device))
         device, progress = add_device(
@@ -56,11 +55,11 @@ def measure_device(
         "device": path.stem,
         "file": str(path),
         "models": [] if scores is None else [_facts(path.stem, scores)],
-        "samples": progress.samples,
+        "samples": progress.rows,
         "new": progress.new,
         "failed": dict(progress.failed),
         "offered": progress.offered,
-        "complete": progress.samples >= budget,
+        "complete": progress.rows >= budget,
         "noise_pct": round(noise_pct, 2),
         "outside": outside_of(device),
     }

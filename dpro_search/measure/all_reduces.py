@@ -29,6 +29,7 @@ from dpro_search.collect.tables.all_reduces import AllReduceRow, CommHeader, Com
 from dpro_search.collect.this_machine import machine
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 from dpro_search.measure.backends import Backend, backends_named
+from dpro_search.measure.campaign import Campaign, Progress
 from dpro_search.measure.conversation import Answer, Cell, Conversation, Order
 
 SIZES = tuple(2**power for power in range(10, 29))  # 1 KiB to 256 MiB
@@ -71,19 +72,18 @@ class CommRequest:
             raise InputError("at least one round and one rate are needed")
 
 
-@dataclass
-class Progress:
-    """State of a collection, for who watches it."""
+@dataclass(kw_only=True)
+class CommProgress(Progress):
+    """State of a collection of all-reduces; `new` counts timed calls."""
 
-    rows: int = 0  # in the table
-    new: int = 0  # timed calls of this collection
-    job: str = ""
     complete: bool = False  # no request is left
     skipped: dict[str, str] = field(default_factory=dict)  # backends that this machine has not, with the reason
-    failed: dict[str, str] = field(default_factory=dict)  # jobs that failed, with the reason
+    failed_jobs: dict[str, str] = field(default_factory=dict)  # with the reason
 
 
-def collect_communication(request: CommRequest, out: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
+def collect_communication(
+    request: CommRequest, out: Path, on_progress: Callable[[CommProgress], None] = lambda _: None
+) -> CommProgress:
     """Measure all-reduces and write them to the table `out`; continues where an earlier call stopped.
 
     Raises
@@ -95,55 +95,58 @@ def collect_communication(request: CommRequest, out: Path, on_progress: Callable
     JobError
         Nothing could be measured.
     """
-    progress = Progress()
-    backends = backends_named(request.backends, request.ranks_per_host)
-    pythons: dict[str, str] = {}
-    for backend in backends:
-        try:
-            pythons[backend.name] = backend.interpreter(request.python)
-        except MissingCapabilityError as error:
-            if request.backends:
-                raise
-            progress.skipped[backend.name] = str(error)
-    store = _Store(out, request, progress, on_progress)
-    deadline = time.monotonic() + (request.seconds or float("inf"))
-    left = False
-    for backend, ranks in itertools.product(backends, request.ranks):
-        job = _Job(backend, ranks, request, store, deadline)
-        if backend.name not in pythons or not job.has_more():
-            continue
-        if time.monotonic() < deadline:
-            progress.job = f"{backend.name}, {ranks} ranks"
-            on_progress(progress)
-            try:
-                job.run(pythons[backend.name])
-            except JobError as error:
-                progress.failed[progress.job] = str(error)
-        left |= job.has_more()
-    progress.complete = not left and not progress.failed
+    campaign = _AllReduces(request, out, on_progress)
+    campaign.run(request.seconds or None)
+    progress = campaign.progress
+    progress.complete = next(campaign.missing(), None) is None and not progress.failed_jobs
     if not progress.rows:
-        reasons = [*progress.failed.values(), *progress.skipped.values()]
+        reasons = [*progress.failed_jobs.values(), *progress.skipped.values()]
         raise JobError(f"no all-reduce could be measured: {reasons[0] if reasons else 'no time was left'}")
     return progress
 
 
-class _Store:
-    """The table on disk: what it holds, and what is added."""
+class _AllReduces(Campaign["_Job", CommProgress]):
+    """Jobs of the requested backends and numbers of ranks; the table holds what they have measured."""
 
-    def __init__(self, path: Path, request: CommRequest, progress: Progress, on_progress: Callable[[Progress], None]) -> None:
-        self._path, self._limit = path, request.limit
-        self._progress, self._on_progress = progress, on_progress
+    def __init__(self, request: CommRequest, out: Path, on_progress: Callable[[CommProgress], None]) -> None:
+        super().__init__(CommProgress(), on_progress)
+        backends = backends_named(request.backends, request.ranks_per_host)
+        self._pythons: dict[str, str] = {}
+        for backend in backends:
+            try:
+                self._pythons[backend.name] = backend.interpreter(request.python)
+            except MissingCapabilityError as error:
+                if request.backends:
+                    raise
+                self.progress.skipped[backend.name] = str(error)
+        self._path, self._limit = out, request.limit
         cores = len(os.sched_getaffinity(0))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._header = CommHeader(machine=machine(), cores=cores, versions={}, started_at=now)
         self.rows: dict[RowKey, AllReduceRow] = {}
-        if path.exists():
-            known = read_comm_table(path)
+        if out.exists():
+            known = read_comm_table(out)
             if (known.header.machine, known.header.cores) != (self._header.machine, cores):
-                raise InputError(f"{path}: was collected on another machine ({known.header.machine}); choose another --out")
+                raise InputError(f"{out}: was collected on another machine ({known.header.machine}); choose another --out")
             self._header = known.header
             self.rows = {row.key: row for row in known.rows}
-        progress.rows = len(self.rows)
+        self.progress.rows = len(self.rows)
+        deadline = time.monotonic() + (request.seconds or float("inf"))
+        self._jobs = [
+            _Job(backend, ranks, request, self, deadline)
+            for backend, ranks in itertools.product(backends, request.ranks)
+            if backend.name in self._pythons
+        ]
+
+    def missing(self) -> Iterator[_Job]:
+        return (job for job in self._jobs if job.has_more())
+
+    def measure(self, item: _Job) -> None:
+        self.announce(item.title)
+        item.run(self._pythons[item.backend.name])
+
+    def skip(self, item: _Job, error: JobError) -> None:
+        self.progress.failed_jobs[item.title] = str(error)
 
     @property
     def room(self) -> float:
@@ -159,18 +162,21 @@ class _Store:
 
     def add(self, rows: Sequence[AllReduceRow], calls: int) -> None:
         """Put rows, new or with a further round, into the table on disk."""
+        before = len(self.rows)
         self.rows |= {row.key: row for row in rows}
         write_comm_table(self._path, CommTable(header=self._header, rows=tuple(self.rows.values()), dropped={}))
-        self._progress.rows = len(self.rows)
-        self._progress.new += calls
-        self._on_progress(self._progress)
+        self.added(len(self.rows) - before, calls)
 
 
 class _Job:
     """One backend on one number of ranks: which orders it needs, and the run that answers them."""
 
-    def __init__(self, backend: Backend, ranks: int, request: CommRequest, store: _Store, deadline: float) -> None:
-        self._backend, self._ranks, self._request, self._store, self._deadline = backend, ranks, request, store, deadline
+    def __init__(self, backend: Backend, ranks: int, request: CommRequest, table: _AllReduces, deadline: float) -> None:
+        self.backend, self._ranks, self._request, self._table, self._deadline = backend, ranks, request, table, deadline
+
+    @property
+    def title(self) -> str:
+        return f"{self.backend.name}, {self._ranks} ranks"
 
     def has_more(self) -> bool:
         """Whether an order is left to be given."""
@@ -178,7 +184,7 @@ class _Job:
 
     def run(self, python: str) -> None:
         """Start the job, give the orders, and keep the answers; raises `JobError` if the job fails."""
-        servers = self._backend.servers(self._ranks)
+        servers = self.backend.servers(self._ranks)
         until = min(self._deadline, time.monotonic() + _JOB_S)
         with (
             scratch_folder("dpro-search-comm-") as folder,
@@ -188,7 +194,7 @@ class _Job:
             talk.start()
             try:
                 layout = self._ranks, self._request.ranks_per_host
-                self._backend.run(python, layout, hosts, folder, until - time.monotonic() + _EDGES_S)
+                self.backend.run(python, layout, hosts, folder, until - time.monotonic() + _EDGES_S)
             finally:
                 talk.end()
             if talk.error is not None:
@@ -205,16 +211,16 @@ class _Job:
         for number in range(1, self._most_rounds + 1):
             for part, rate_bps in itertools.product(parts, self._request.rates_bps):
                 cells_of_part = [
-                    self._cell(algorithm, size, rate_bps, number) for size in part for algorithm in self._backend.algorithms
+                    self._cell(algorithm, size, rate_bps, number) for size in part for algorithm in self.backend.algorithms
                 ]
                 if cells := self._within_limit([cell for cell in cells_of_part if cell is not None], rate_bps):
                     yield Order(rate_bps=rate_bps, cells=cells)
 
     def _within_limit(self, cells: Sequence[Cell], rate_bps: float | None) -> tuple[Cell, ...]:
         """Cells of the table's rows, and as many others as it may still take."""
-        kept, room = [], self._store.room
+        kept, room = [], self._table.room
         for cell in cells:
-            new = self._key(cell.algorithm, cell.size_bytes, rate_bps) not in self._store.rows
+            new = self._key(cell.algorithm, cell.size_bytes, rate_bps) not in self._table.rows
             if not new or room > 0:
                 kept.append(cell)
                 room -= new
@@ -222,7 +228,7 @@ class _Job:
 
     def _cell(self, algorithm: str, size_bytes: int, rate_bps: float | None, number: int) -> Cell | None:
         """The cell's round of a number; None if it was measured, or would take too long."""
-        if not self._wants(self._store.rows.get(self._key(algorithm, size_bytes, rate_bps)), number):
+        if not self._wants(self._table.rows.get(self._key(algorithm, size_bytes, rate_bps)), number):
             return None
         expected_us = self._expected_us(algorithm, size_bytes, rate_bps)
         if expected_us > self._request.longest_s * 1e6:
@@ -236,7 +242,7 @@ class _Job:
             before_bytes=before_bytes,
             before=before,
             calls=calls,
-            meet=self._backend.meets,
+            meet=self.backend.meets,
         )
 
     @property
@@ -254,37 +260,37 @@ class _Job:
         """From the next smaller size that was measured; infinite where that is far away."""
         sizes = sorted(size for size in self._request.sizes_bytes if size <= size_bytes)
         for position, size in enumerate(reversed(sizes)):
-            row = self._store.rows.get(self._key(algorithm, size, rate_bps))
+            row = self._table.rows.get(self._key(algorithm, size, rate_bps))
             if row is not None:
                 return _carried_us(row, size_bytes) if position <= _CARRIES else float("inf")
         return _FIRST_US if len(sizes) <= _CARRIES else float("inf")
 
     def _key(self, algorithm: str, size_bytes: int, rate_bps: float | None) -> RowKey:
-        return self._backend.name, algorithm, self._ranks, self._request.ranks_per_host, rate_bps, size_bytes
+        return self.backend.name, algorithm, self._ranks, self._request.ranks_per_host, rate_bps, size_bytes
 
     def _on_ready(self, version: str) -> None:
-        self._store.note_version(self._backend.name, version)
+        self._table.note_version(self.backend.name, version)
 
     def _on_answers(self, order: Order, answers: Sequence[Answer]) -> None:
         rows = []
         for cell, answer in zip(order.cells, answers, strict=True):
-            old = self._store.rows.get(self._key(cell.algorithm, cell.size_bytes, order.rate_bps))
+            old = self._table.rows.get(self._key(cell.algorithm, cell.size_bytes, order.rate_bps))
             rows.append(
                 AllReduceRow(
-                    backend=self._backend.name,
+                    backend=self.backend.name,
                     algorithm=cell.algorithm,
                     ranks=self._ranks,
-                    servers=self._backend.servers(self._ranks),
+                    servers=self.backend.servers(self._ranks),
                     ranks_per_host=self._request.ranks_per_host,
                     rate_bps=order.rate_bps,
                     size_bytes=cell.size_bytes,
                     rounds_us=(*(old.rounds_us if old else ()), round(answer.call_us, 2)),
                     calls=(old.calls if old else 0) + cell.calls,
                     sent_bytes=answer.sent_bytes,
-                    busy_us=() if self._backend.polls else (*(old.busy_us if old else ()), round(answer.busy_us, 2)),
+                    busy_us=() if self.backend.polls else (*(old.busy_us if old else ()), round(answer.busy_us, 2)),
                 )
             )
-        self._store.add(rows, sum(cell.calls for cell in order.cells))
+        self._table.add(rows, sum(cell.calls for cell in order.cells))
 
 
 def _carried_us(row: AllReduceRow, size_bytes: int) -> float:

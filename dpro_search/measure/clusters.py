@@ -12,8 +12,8 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from dpro_search.collect.readers.tensorflow.xplane import read_xplane
 from dpro_search.collect.tables.clusters import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
 from dpro_search.collect.this_machine import processor
 from dpro_search.errors import InputError, JobError
+from dpro_search.measure.campaign import Campaign, Progress
 from dpro_search.measure.json_worker import JsonWorker
 from dpro_search.runtime import WORKERS
 
@@ -57,16 +58,12 @@ class CollectRequest:
     batch_scales: tuple[float, ...] = (1.0, 0.5)  # Factors of each model's own batch size.
 
 
-@dataclass
-class Progress:
-    """State of a collection, for who watches it."""
+@dataclass(kw_only=True)
+class ClusterProgress(Progress):
+    """State of a collection of clusters."""
 
     limit: int
-    measured: int = 0  # in the table
-    new: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
     spent_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by what was done: start, build, compile, ...
-    model: str = ""
     began_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -75,7 +72,9 @@ class Progress:
         return self.new / max(time.monotonic() - self.began_s, 1e-9) * 60
 
 
-def collect_clusters(request: CollectRequest, out: Path, on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
+def collect_clusters(
+    request: CollectRequest, out: Path, on_progress: Callable[[ClusterProgress], None] = lambda _: None
+) -> ClusterProgress:
     """Measure clusters until the table `out` has as many as requested; continues where an earlier call stopped.
 
     Raises
@@ -91,49 +90,106 @@ def collect_clusters(request: CollectRequest, out: Path, on_progress: Callable[[
         raise InputError(f"{request.workloads}: no such file; name a Python file with BUILDERS by --workloads")
     require_tools()
     require_framework(request.python, ("tensorflow",))
-    writer = TableWriter(out, _header(request.python))
-    state = _State(writer, Progress(limit=request.limit), on_progress)
-    models = request.models or _models(request)
-    jobs = [(model, scale) for scale in request.batch_scales for model in models]
-    while jobs and not state.full:
-        share = min(_PART, -(-(request.limit - state.progress.measured) // len(jobs)))
-        for job in list(jobs):
-            if state.full:
-                break
-            if not _measure_part(request, job, share, state):
-                jobs.remove(job)
-    if not state.progress.measured:
-        raise JobError(f"no cluster could be measured: {state.last_error or 'no model was named'}")
-    return state.progress
+    campaign = _Clusters(request, TableWriter(out, _header(request.python)), on_progress)
+    campaign.run()
+    if not campaign.progress.rows:
+        raise JobError(f"no cluster could be measured: {campaign.last_error or 'no model was named'}")
+    return campaign.progress
 
 
-class _State:
-    """The content of the table so far, and the callback for progress."""
+class _Part(NamedTuple):
+    """Some clusters of a model at a batch size."""
 
-    def __init__(self, writer: TableWriter, progress: Progress, on_progress: Callable[[Progress], None]) -> None:
-        self._writer, self.progress, self._on_progress = writer, progress, on_progress
-        self.next_index: dict[tuple[str, int], int] = defaultdict(int)  # of a model at a batch size: after the last one tried
-        self.known: set[str] = set()
+    model: str
+    batch_scale: float
+    clusters: int
+
+
+class _Clusters(Campaign[_Part, ClusterProgress]):
+    """Clusters of the requested models: a part of each model at a time, as long as it has further ones."""
+
+    def __init__(self, request: CollectRequest, writer: TableWriter, on_progress: Callable[[ClusterProgress], None]) -> None:
+        super().__init__(ClusterProgress(limit=request.limit), on_progress)
+        self._request, self._writer = request, writer
+        self._next_index: dict[tuple[str, int], int] = defaultdict(int)  # of a model at a batch size: after the last one tried
+        self._known: set[str] = set()
+        self._exhausted = False  # whether the model of the part that was measured last has no others
         self.last_error = ""
         for row in writer.rows:
-            self._count(row)
+            self._note(row)
 
-    @property
-    def full(self) -> bool:
-        return self.progress.measured >= self.progress.limit
+    def missing(self) -> Iterator[_Part]:
+        models = self._request.models or _models(self._request)
+        left = [(model, scale) for scale in self._request.batch_scales for model in models]
+        while left:
+            share = min(_PART, -(-(self._request.limit - self.progress.rows) // len(left)))
+            for model, scale in list(left):
+                yield _Part(model, scale, share)
+                if self._exhausted:
+                    left.remove((model, scale))
 
-    def add(self, row: Row) -> None:
-        self._writer.append(row)
-        self._count(row)
-        self.progress.new += isinstance(row, MeasuredCluster)
-        self._on_progress(self.progress)
+    def measure(self, item: _Part) -> None:
+        target = min(self.progress.rows + item.clusters, self._request.limit)
+        self.progress.now, self._exhausted = item.model, False
+        fruitless = 0
+        while self.progress.rows < target and not self._exhausted:
+            before = self.progress.rows
+            with scratch_folder("dpro-search-clusters-") as scratch:
+                process = _Process(self._request, item, scratch)
+                try:
+                    self._exhausted = self._converse(process, item, target)
+                finally:
+                    process.end()
+            fruitless = 0 if self.progress.rows > before else fruitless + 1
+            self._exhausted |= fruitless == _STARTS
 
-    def _count(self, row: Row) -> None:
+    def _converse(self, process: _Process, part: _Part, target: int) -> bool:
+        """Let a process measure until the table has as many clusters, or it ends; whether its model has no further ones."""
+        started_s = time.monotonic()
+        first = process.receive(_READY_S)
+        if "ready" not in first:
+            self.last_error = first.get("ended", "no answer")
+            return False
+        batch, spent_s = first["ready"], self.progress.spent_s
+        step = _node_times(process.scratch / "step", statistics.median)
+        spent_s["start"] += time.monotonic() - started_s
+        process.send(str(self._next_index[part.model, batch]))
+        skipped = 0
+        while self.progress.rows < target:
+            drawn = process.receive(_READY_S)
+            if "ops" not in drawn:
+                return "exhausted" in drawn
+            cluster = _cluster(drawn)
+            if cluster.fingerprint in self._known:
+                skipped += 1
+                if skipped == _SKIPS:
+                    return True
+                process.send("skip")
+                continue
+            skipped = 0
+            process.send("measure")
+            answer = process.receive(_MEASURED_S)
+            answered_s = time.monotonic()
+            row = _row(answer, drawn, part.model, batch, step, process.scratch)
+            for what, seconds in answer.get("spent", {}).items():
+                spent_s[what] += seconds
+            spent_s["read"] += time.monotonic() - answered_s
+            self._writer.append(row)
+            self._note(row)
+            self.added(0, isinstance(row, MeasuredCluster))
+            if "ended" in answer:
+                return False
+            shutil.rmtree(process.scratch / str(row.index), ignore_errors=True)
+        process.send("stop")
+        return False
+
+    def _note(self, row: Row) -> None:
+        """Count a row of the table."""
         key = row.model, row.batch
-        self.next_index[key] = max(self.next_index[key], row.index + 1)
+        self._next_index[key] = max(self._next_index[key], row.index + 1)
         if isinstance(row, MeasuredCluster):
-            self.progress.measured += 1
-            self.known.add(row.cluster.fingerprint)
+            self.progress.rows += 1
+            self._known.add(row.cluster.fingerprint)
         else:
             self.progress.failed[row.reason] += 1
 
@@ -146,72 +202,12 @@ def _models(request: CollectRequest) -> tuple[str, ...]:
     return tuple(done.stdout.split())
 
 
-def _measure_part(request: CollectRequest, job: tuple[str, float], share: int, state: _State) -> bool:
-    """Measure some clusters of a model at a batch size; whether it may have more."""
-    target = min(state.progress.measured + share, state.progress.limit)
-    state.progress.model = job[0]
-    fruitless = 0
-    while state.progress.measured < target:
-        before = state.progress.measured
-        with scratch_folder("dpro-search-clusters-") as scratch:
-            process = _Process(request, job, scratch)
-            try:
-                exhausted = _converse(process, job, target, state)
-            finally:
-                process.end()
-        if exhausted:
-            return False
-        fruitless = 0 if state.progress.measured > before else fruitless + 1
-        if fruitless == _STARTS:
-            return False
-    return True
-
-
-def _converse(process: _Process, job: tuple[str, float], target: int, state: _State) -> bool:
-    """Let a process measure until there are `wanted` clusters, or it ends; whether its model has no further ones."""
-    started_s = time.monotonic()
-    first = process.receive(_READY_S)
-    if "ready" not in first:
-        state.last_error = first.get("ended", "no answer")
-        return False
-    batch = first["ready"]
-    step = _node_times(process.scratch / "step", statistics.median)
-    state.progress.spent_s["start"] += time.monotonic() - started_s
-    process.send(str(state.next_index[job[0], batch]))
-    skipped = 0
-    while state.progress.measured < target:
-        drawn = process.receive(_READY_S)
-        if "ops" not in drawn:
-            return "exhausted" in drawn
-        cluster = _cluster(drawn)
-        if cluster.fingerprint in state.known:
-            skipped += 1
-            if skipped == _SKIPS:
-                return True
-            process.send("skip")
-            continue
-        skipped = 0
-        process.send("measure")
-        answer = process.receive(_MEASURED_S)
-        answered_s = time.monotonic()
-        row = _row(answer, drawn, job[0], batch, step, process.scratch)
-        for what, seconds in answer.get("spent", {}).items():
-            state.progress.spent_s[what] += seconds
-        state.progress.spent_s["read"] += time.monotonic() - answered_s
-        state.add(row)
-        if "ended" in answer:
-            return False
-        shutil.rmtree(process.scratch / str(row.index), ignore_errors=True)
-    process.send("stop")
-    return False
-
-
 class _Process(JsonWorker):
     """Measures clusters of one model."""
 
-    def __init__(self, request: CollectRequest, job: tuple[str, float], scratch: Path) -> None:
+    def __init__(self, request: CollectRequest, part: _Part, scratch: Path) -> None:
         self.scratch = scratch
-        command = [request.python, str(_WORKER), str(request.workloads), job[0], str(job[1]), str(scratch)]
+        command = [request.python, str(_WORKER), str(request.workloads), part.model, str(part.batch_scale), str(scratch)]
         super().__init__(command, scratch, "the compiler")
 
 

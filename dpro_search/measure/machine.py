@@ -29,6 +29,7 @@ from dpro_search.collect._files import write_file
 from dpro_search.collect.this_machine import machine
 from dpro_search.errors import InputError, JobError
 from dpro_search.machine import BUNDLED, MachineConstants, Origin, load_machine, machine_toml
+from dpro_search.measure.campaign import Campaign, Progress
 
 _TENSOR_BYTES = 16 * 2**20  # that are all-reduced
 _COPIED_BYTES = 128 * 2**20  # no cache keeps them
@@ -159,30 +160,43 @@ def measure_machine(out: Path, *, rounds: int = 3, on_progress: Callable[[str], 
     JobError
         A measurement failed.
     """
-    here = machine()
-    constants, bundled = _begun(out, here), load_machine(BUNDLED)
-    for name, probe in PROBES.items():
-        if constants.origins[f"probes.{name}"].status == "measured":
-            continue
-        measured = []
-        for number in range(rounds):
-            on_progress(f"{name}, round {number + 1} of {rounds}")
+    campaign = _Probes(out, rounds, on_progress)
+    campaign.run()
+    return campaign.constants
+
+
+class _Probes(Campaign[str, Progress]):
+    """Probes of this machine, by name."""
+
+    def __init__(self, out: Path, rounds: int, on_progress: Callable[[str], None]) -> None:
+        super().__init__(Progress(), lambda progress: on_progress(progress.now))
+        self._out, self._rounds, self._machine = out, rounds, machine()
+        self._bundled = load_machine(BUNDLED)
+        self.constants = _begun(out, self._machine)
+
+    def missing(self) -> Iterator[str]:
+        return (name for name in PROBES if self.constants.origins[f"probes.{name}"].status != "measured")
+
+    def measure(self, item: str) -> None:
+        probe, measured = PROBES[item], []
+        for number in range(self._rounds):
+            self.announce(f"{item}, round {number + 1} of {self._rounds}")
             measured.append(probe.measure())
         value = float(f"{np.median(measured):.4g}")
         origin = Origin(
-            machine=here,
+            machine=self._machine,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             how=f"dpro-search fit --collect machine: {probe.how}; {_spread(measured)}; {_load()}",
             status="measured",
         )
-        constants = with_value(constants, f"probes.{name}", value, origin)
-        ratio = value / getattr(bundled.probes, name)
+        constants = with_value(self.constants, f"probes.{item}", value, origin)
+        ratio = value / getattr(self._bundled.probes, item)
         for scaled in probe.scaled:
-            how = f"{ratio:.4g} times the bundled value, the ratio of probes.{name} here and there"
+            how = f"{ratio:.4g} times the bundled value, the ratio of probes.{item} here and there"
             of_probe = msgspec.structs.replace(origin, how=how, status="scaled")
-            constants = with_value(constants, scaled, ratio * value_of(bundled, scaled), of_probe)
-        write_file(out, machine_toml(constants).encode())
-    return constants
+            constants = with_value(constants, scaled, ratio * value_of(self._bundled, scaled), of_probe)
+        write_file(self._out, machine_toml(constants).encode())
+        self.constants = constants
 
 
 def value_of(constants: MachineConstants, name: str) -> float:

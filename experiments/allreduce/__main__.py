@@ -22,7 +22,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dpro_search.measure.all_reduces import CommRequest, Progress, collect_communication
+from dpro_search.measure.all_reduces import CommProgress, CommRequest, collect_communication
 from dpro_search.quantities import parse_rate_bps
 from experiments.allreduce.cases import WORKERS
 from experiments.allreduce.schemes import SCHEMES
@@ -85,12 +85,12 @@ def _measure(options: argparse.Namespace) -> None:
         ranks_per_host=options.ranks_per_host,
     )
 
-    def show(progress: Progress) -> None:
-        print(f"\r{progress.rows} all-reduces, {progress.new} calls ({progress.job})", end="", file=sys.stderr, flush=True)
+    def show(progress: CommProgress) -> None:
+        print(f"\r{progress.rows} all-reduces, {progress.new} calls ({progress.now})", end="", file=sys.stderr, flush=True)
 
     progress = collect_communication(request, options.table, show)
     print(f"\n{options.table}: {progress.rows} all-reduces; {'complete' if progress.complete else 'not complete: run it again'}")
-    for job, reason in progress.failed.items():
+    for job, reason in progress.failed_jobs.items():
         print(f"{job}: {reason}", file=sys.stderr)
 
 

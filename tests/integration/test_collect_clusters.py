@@ -73,7 +73,7 @@ def test_a_model_that_ends_its_process_costs_only_itself(tensorflow_python, work
         python=tensorflow_python, workloads=workloads, models=("crashing", "mlp"), limit=2, batch_scales=(1.0,)
     )
     progress = collect_clusters(request, tmp_path / "clusters.jsonl")
-    assert progress.measured == 2
+    assert progress.rows == 2
 
 
 def test_a_model_that_cannot_be_built_is_told(tensorflow_python, workloads, tmp_path):

@@ -11,7 +11,7 @@ from dpro_search.cluster import bundled
 from dpro_search.cluster.files import load_device
 from dpro_search.costmodel.devices.choice import usual_ops
 from dpro_search.costmodel.devices.written import STREAMED, OpSpec
-from dpro_search.measure.device_ops import OpTimer
+from dpro_search.measure.ops import OpTimer
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 

@@ -120,20 +120,20 @@ def folded(ranks: int, tensors: int) -> dict[str, float]:
 
 def monte_carlo(samples: int) -> dict[str, float]:
     """Monte-Carlo replays of the bundled sample: op by op, and of Horovod's state machine."""
-    from dpro_search.kinds.horovod.predictor import Predictor
+    from dpro_search.kinds import PlanOptions
+    from dpro_search.kinds.horovod.job import Horovod
     from dpro_search.space.plan import Plan
-    from dpro_search.space.tensorflow.op_level import op_level
 
     trace = Trace.load(sample_trace_path("resnet50_2ranks_2gbit"))
-    predictor = Predictor.from_trace(trace)
-    graph = op_level(trace, predictor.graph, predictor.costs)
+    job = Horovod.of(trace, PlanOptions())
+    graph = job.schedule(Plan()).single_ops()
     replay(graph, samples=2)
-    predictor.sampled(Plan(), samples=2)
+    job.sampled(Plan(), samples=2)
     started = time.perf_counter()
     timeline = replay(graph, samples=samples)
     op_seconds = time.perf_counter() - started
     started = time.perf_counter()
-    predictor.sampled(Plan(), samples=samples)
+    job.sampled(Plan(), samples=samples)
     return {
         "samples": samples,
         "ops": len(graph) * timeline.iterations,

@@ -17,20 +17,15 @@ import numpy as np
 
 from dpro_search.collect.trace import CommSettings, Floats, TensorInfo, Trace
 from dpro_search.costmodel.collectives.horovod import CommCosts, wire_us_per_byte
-from dpro_search.costmodel.fused.clusters import ClusterCosts, default_model
-from dpro_search.costmodel.precision import BUNDLED_TABLE, PrecisionModel, PrecisionTable
+from dpro_search.costmodel.precision import BUNDLED_TABLE
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release
-from dpro_search.kinds import COMPUTE, PlanOptions
-from dpro_search.kinds.horovod.job import Horovod, horovod_job
-from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.kinds import COMPUTE, Job, PlanOptions
+from dpro_search.kinds._measured import MeasuredStep
+from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.transformations import horovod_facts
-from dpro_search.space.transformations.compute import ComputeGraph
-from dpro_search.space.transformations.gradients import Accumulation, Compression
-from dpro_search.space.transformations.op_fusion import OpFusion
-from dpro_search.space.transformations.precision import Precision
-from dpro_search.space.transformations.recomputation import Recomputation
+from dpro_search.space.scenario import ClusterChange, Scenario
 
+_ALL = PlanOptions(compute=frozenset(COMPUTE), allow_lossy=True, precision_table=BUNDLED_TABLE)
 WORKERS = 16
 _RANKS, _SAMPLES = 2, 4  # profiled ranks, which the workers take after in turn, and their steps
 _RATE_BPS, _MESSAGE_US = 25e9, 30.0
@@ -61,24 +56,12 @@ def bert_plans() -> Horovod:
     graph = bert_graph()
     cluster = ClusterSpec(cores=tuple(range(WORKERS)), rate_bps=_RATE_BPS)
     recorded = CommSettings(fusion_threshold_bytes=128 * 2**20, cycle_time_us=1000.0)
-    predictor = Predictor(graph, _costs(), recorded, cluster)
-    facts, compute = horovod_facts(predictor.tensors, recorded), ComputeGraph(graph)
-    precision = Precision(facts, compute, PrecisionModel.fit(PrecisionTable.load(BUNDLED_TABLE)))
-    transformations = (
-        OpFusion(facts, compute, ClusterCosts(default_model(), graph), precision),
-        precision,
-        Recomputation(facts, compute),
-        Accumulation(facts, compute),
-        Compression(facts, compute, copy_us_per_byte=predictor.costs.copy_in_us, allow_lossy=True),
-    )
-    return Horovod(predictor, compute, transformations)
+    return Horovod(MeasuredStep(graph=graph, costs=_costs(), cluster=cluster), recorded, _ALL)
 
 
-def recorded_plans(trace: Trace, workers: int = WORKERS) -> Horovod:
+def recorded_plans(trace: Trace, workers: int = WORKERS) -> Job:
     """Prices of the plans of a recorded job of TensorFlow with Horovod on so many workers, each on a core of its own."""
-    predictor = Predictor.from_trace(trace)
-    options = PlanOptions(compute=frozenset(COMPUTE), allow_lossy=True, precision_table=BUNDLED_TABLE)
-    return horovod_job(trace, options, predictor.at(cluster=predictor.cluster.with_ranks(workers)))
+    return Horovod.of(trace, _ALL).under(Scenario(cluster=ClusterChange(ranks=workers)))[0]
 
 
 def bert_graph() -> DataflowGraph:

@@ -5,7 +5,13 @@ from pathlib import Path
 
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.graph.dataflow import DataflowGraph
+from dpro_search.kinds._measured import MeasuredStep
+from dpro_search.kinds._options import PlanOptions
+from dpro_search.kinds.horovod.job import Horovod
+from dpro_search.replay.horovod.schedule import HorovodSchedule
+from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
 
 HOROVOD_SAMPLE = "resnet50_2ranks_2gbit"
 
@@ -20,5 +26,19 @@ def sample() -> Trace:
 
 
 @functools.cache
-def predictor() -> Predictor:
-    return Predictor.from_trace(sample())
+def horovod() -> Horovod:
+    return Horovod.of(sample(), PlanOptions())
+
+
+def measured() -> MeasuredStep[DataflowGraph]:
+    """The recorded step: its graph and the costs of its communication."""
+    return horovod().measured
+
+
+def schedule(plan: Plan | None = None, *changes: str) -> HorovodSchedule:
+    """The schedule of the job under a plan, with changes as text."""
+    job = horovod()
+    scenario = Scenario(plan=plan or Plan()).changed(changes, known=(*job.askable, *job.settings), job=job.title)
+    replayable = job.lower(scenario).replayable
+    assert isinstance(replayable, HorovodSchedule)
+    return replayable

@@ -188,10 +188,9 @@ def replay(job: Job, request: ReplayRequest) -> Replay:
         raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
     recorded = job
     scenario = scenario_of(recorded, request)
-    job, plan = recorded.under(scenario)
-    known_error = job.replay_error
-    job = job.allowing(plan, request.options)
-    job._replay_error = known_error
+    allowed = recorded.allowing(scenario.plan, request.options)
+    allowed._replay_error = recorded.replay_error
+    job, plan = allowed.under(scenario)
     if request.compares:
         comparison = job.own_durations() if request.holdout_step is None else job.held_out(request.holdout_step)
         answer = _compared(job, comparison)

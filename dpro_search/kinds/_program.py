@@ -1,75 +1,127 @@
-"""`ProgramPredictor`: what predictors of PyTorch jobs have in common, whose ranks' main threads run a program (`DdpJob`)."""
+"""`ProgramJob`: a PyTorch job recorded on processors whose ranks' main threads run a program (`DdpJob`); and its diagnosis."""
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from dpro_search.costmodel.collectives.horovod import CommCosts
-from dpro_search.errors import InputError
-from dpro_search.kinds._predictor import JobPredictor
-from dpro_search.replay.ddp.timeline import DdpTimeline, replay_ddp
+from dpro_search.graph.measured import ProfiledSteps, measured_iteration_us
+from dpro_search.kinds._facts import critical_ops, gain_table, rank_facts, rank_table
+from dpro_search.kinds._job import Table
+from dpro_search.kinds._measured import Gains, Graph, MeasuredJob
+from dpro_search.quantities import time_text
+from dpro_search.replay.ddp.program_replay import ProgramReplay
+from dpro_search.replay.lowered import ErrorModel, Lowered
+from dpro_search.replay.outputs import MeasuredOps, measured_ops
+from dpro_search.replay.path_segments import PathSegment, path_segments
+from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import DdpJob
+from dpro_search.space.scenario import Scenario
+
+_SCALED = ("alpha_busy_us", "alpha_more_us", "alpha_tail_us", "beta_busy_us", "beta_tail_us", "cpu_us", "collective_cpu_us")
+_LEAST = 1e-9  # of a cost
 
 
-class ProgramPredictor(JobPredictor):
-    """Predictions of plans, deterministic by seed.
+class ProgramJob(MeasuredJob[Graph]):
+    """A job that becomes a program under a plan."""
 
-    Attributes
-    ----------
-    tensors
-        The gradients.
-    graph, costs, cluster
-        What the predictions are made of.
-    """
-
-    core_times: ClassVar[tuple[str, ...]]  # fields of the graph that hold core time, [samples, ranks, ...]
-
-    def __init__(
-        self, graph: Any, costs: CommCosts, cluster: ClusterSpec, peak_rss_bytes: int | None = None, seed: int = 0
-    ) -> None:
-        super().__init__(cluster, peak_rss_bytes, seed)
-        self.graph = graph
-        self.costs = costs
-        self.tensors = graph.tensors
-
-    def at(self, *, graph: Any = None, costs: CommCosts | None = None, cluster: ClusterSpec | None = None) -> Self:
-        """A predictor of a changed job; a new cluster holds in every prediction."""
-        changed = copy.copy(self)
-        changed.graph, changed.costs, changed._wanted = graph or self.graph, costs or self.costs, cluster or self._wanted
-        changed._changed = self._changed or graph is not None or costs is not None
-        return changed
-
-    def faster(self, factor: float, rank: int | None = None) -> Self:
-        """A predictor of the job with all core times of a rank (of all ranks if None) multiplied by a factor.
-
-        Raises `InputError` if the rank does not exist.
-        """
-        if rank is not None and not 0 <= rank < self.graph.ranks:
-            raise InputError(f"rank {rank}: the trace has ranks 0 to {self.graph.ranks - 1}")
-        scale = np.full(self.graph.ranks, factor) if rank is None else np.where(np.arange(self.graph.ranks) == rank, factor, 1.0)
-        columns = {name: getattr(self.graph, name) for name in self.core_times}
-        scaled = {name: values * scale.reshape((1, -1) + (1,) * (values.ndim - 2)) for name, values in columns.items()}
-        return self.at(graph=replace(self.graph, **scaled))
-
-    @staticmethod
-    def cheaper(costs: CommCosts, factor: float) -> CommCosts:
-        names = ("alpha_busy_us", "alpha_more_us", "alpha_tail_us", "beta_busy_us", "beta_tail_us", "cpu_us", "collective_cpu_us")
-        return replace(costs, **{name: max(getattr(costs, name) * factor, 1e-9) for name in names})
+    core_times: ClassVar[tuple[str, ...]]  # Fields of the graph that hold core time, [samples, ranks, ...].
 
     @abstractmethod
-    def job(self, plan: Plan, cluster: ClusterSpec | None = None) -> DdpJob:
-        """The job under a plan; raises `InputError` for a plan that it cannot follow."""
+    def _program(self, graph: Graph, costs: CommCosts, cluster: ClusterSpec, plan: Plan) -> DdpJob:
+        """The program of a step under a legal plan on a cluster."""
 
-    def timeline(self, plan: Plan, cluster: ClusterSpec | None = None, *, iterations: int = 32) -> DdpTimeline:
-        """The replay of a plan."""
-        return replay_ddp(self.job(plan, cluster), iterations=iterations, seed=self._seed)
+    @abstractmethod
+    def _memory_bytes(self, graph: Graph, plan: Plan) -> int | None:
+        """Peak memory of a process; None: not known."""
 
-    def _replayed(self, job: DdpJob, seed: int | np.random.SeedSequence) -> DdpTimeline:
-        return replay_ddp(job, seed=seed)
+    def _uncertainty_us(self, graph: Graph, plan: Plan) -> float:
+        """Uncertainty of the costs of changes that the plan makes."""
+        return 0.0
+
+    def _cheaper(self, costs: CommCosts, factor: float) -> CommCosts:
+        return replace(costs, **{name: max(getattr(costs, name) * factor, _LEAST) for name in _SCALED})
+
+    def _faster(self, graph: Graph, factor: float, rank: int | None) -> Graph:
+        scale = np.full(graph.ranks, factor) if rank is None else np.where(np.arange(graph.ranks) == rank, factor, 1.0)
+        columns = {name: getattr(graph, name) for name in self.core_times}
+        return replace(
+            graph, **{name: values * scale.reshape((1, -1) + (1,) * (values.ndim - 2)) for name, values in columns.items()}
+        )
+
+    def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
+        if steps is not None:
+            return self._of_profiled(steps).lower(scenario)
+        self.check_changes(scenario)
+        plan = scenario.plan
+        space = self.space if plan.settings.keys() <= set(self.space.fields) else self.plans(scenario)
+        space.check(plan)
+        step, cluster = self._scaled(self.measured, scenario.scales), self._cluster_in(scenario)
+        known = self._calibration_on(cluster, step.costs)
+        as_recorded = self._is_recorded(scenario, cluster)
+        program = self._program(step.graph, step.costs, cluster, plan)
+        return Lowered(
+            replayable=ProgramReplay(job=program, op_count=len(step.graph)),
+            error=ErrorModel(model=known.model_error[0 if as_recorded else 1], plan_us=self._uncertainty_us(step.graph, plan)),
+            as_recorded=as_recorded,
+            cluster=cluster,
+            calibration=known,
+            assumptions=self._assumptions(scenario, cluster),
+            peak_memory_bytes=self._memory_bytes(step.graph, plan),
+        )
+
+    def program(self, plan: Plan) -> ProgramReplay:
+        """The replay of a plan in `scenario`."""
+        replayable = self.lower(replace(self.scenario, plan=plan)).replayable
+        assert isinstance(replayable, ProgramReplay)
+        return replayable
+
+    def measured_ops(self, timeline: Timeline) -> MeasuredOps | None:
+        replayed = self.program(Plan()).iterations()
+        return measured_ops(self.trace, int(self.measured.graph.steps[replayed.sample_of[replayed.typical]]))
+
+
+def diagnosis(
+    job: ProgramJob[Graph], gained: Gains, findings: Callable[[Sequence[PathSegment], Gains, float], tuple[str, ...]]
+) -> dict[str, Any]:
+    """The facts of `Job.diagnose` that any such job has."""
+    program = job.program(Plan())
+    timeline, ops = program.iterations(), program.timeline()
+    path = path_segments(ops)
+    return {
+        "iteration_us": timeline.iteration_us,
+        "measured_iteration_us": measured_iteration_us(job.trace),
+        "critical_path": msgspec.to_builtins(path),
+        "critical_ops": critical_ops(ops),
+        "ranks": rank_facts(job.trace, timeline.rank_breakdown_us),
+        "gains": gained,
+        "findings": list(findings(path, gained, timeline.iteration_us)),
+        "warnings": list(job.trace.meta.warnings),
+    }
+
+
+def diagnosis_tables(facts: Mapping[str, Any], of_kind: Table) -> list[Table]:
+    """The facts of `diagnosis` for people, with a table of the kind of job's own."""
+    path = [
+        (
+            {"compute": "compute", "late_rank": f"others wait for it, {row['name']}"}.get(row["kind"], row["name"]),
+            "" if row["rank"] < 0 else str(row["rank"]),
+            time_text(row["start_us"]),
+            time_text(row["duration_us"]),
+        )
+        for row in facts["critical_path"]
+    ]
+    return [
+        Table(title="critical path", columns=("what", "rank", "from", "takes"), rows=path),
+        rank_table(facts["ranks"]),
+        of_kind,
+        gain_table(facts["gains"], facts["iteration_us"]),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -47,6 +48,41 @@ def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: i
 
     with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         return np.fromiter(pool.map(one, seeds), np.float64, samples)
+
+
+def iterations_of_draws_us(
+    iteration_us: Callable[[np.random.SeedSequence], float],
+    *,
+    samples: int,
+    seed: int,
+    threads: int | None = None,
+    on_sample: Callable[[], None] = lambda: None,
+) -> Floats:
+    """Iteration times of replays whose seeds follow from one seed, [samples]; the first of many samples are those of few.
+
+    Parameters
+    ----------
+    iteration_us
+        Replays with a seed; it releases the GIL.
+    threads
+        How many replay at a time; None: one for each processor that this process may use. The result does not depend on it.
+    on_sample
+        Called after each replay, from the calling thread.
+
+    Raises
+    ------
+    InputError
+        `samples` or `threads` is below 1.
+    """
+    if samples < 1 or (threads is not None and threads < 1):
+        raise InputError(f"samples and threads must be >= 1, not {samples} and {threads}")
+    children = np.random.SeedSequence(seed).spawn(samples)
+    sampled_us = np.empty(samples)
+    with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+        for number, us in enumerate(pool.map(iteration_us, children)):
+            sampled_us[number] = us
+            on_sample()
+    return sampled_us
 
 
 @njit(nogil=True)

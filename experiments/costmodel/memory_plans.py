@@ -24,8 +24,7 @@ from dpro_search.deploy.jobs import PLAN_VARIABLE
 from dpro_search.deploy.targets import targets_for
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.dataflow import StepMemory
-from dpro_search.kinds import PlanOptions, recorded_job
-from dpro_search.kinds.horovod.job import horovod_job
+from dpro_search.kinds import PlanOptions, job_of, recorded_job
 from dpro_search.space.plan import Plan
 from experiments.costmodel.memory import COUNTED_FROM_BYTES, MIB, SCHEDULE
 
@@ -86,7 +85,7 @@ class Recorded:
 def _plan_of(trace: Trace, kind: str, memory: Recorded) -> Plan:
     if kind == "accumulation":
         return Plan(micro_batches=_PARTS)
-    space = horovod_job(trace, PlanOptions(compute=frozenset([kind]), precision_table=BUNDLED_TABLE)).space
+    space = job_of(trace, PlanOptions(compute=frozenset([kind]), precision_table=BUNDLED_TABLE)).space
     choice = next(choice for choice in space.choices if choice.name == kind)
     if kind == "recomputation":
         return min((Plan.of(**point) for point in choice.grids["segments"]), key=memory.predicted_bytes)

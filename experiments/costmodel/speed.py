@@ -17,7 +17,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.fused.clusters import ClusterCosts, ClusterTimes, default_model
 from dpro_search.costmodel.fused.features import shaped_features
 from dpro_search.costmodel.fused.flatten import flatten
-from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.graph.build import build_graph
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import horovod_facts
 from dpro_search.space.transformations.compute import ComputeGraph
@@ -54,11 +54,11 @@ def main() -> None:
     print(f"  prediction      {_least_ms(lambda: estimator.predict_interval(features)):6.1f} ms")
     if options.trace is not None:
         trace = Trace.load(options.trace)
-        predictor = Predictor.from_trace(trace)
-        costs = ClusterCosts(default_model(), predictor.graph, recorded=trace.graphs[trace.graph_of_rank[0]])
+        graph = build_graph(trace)
+        costs = ClusterCosts(default_model(), graph, recorded=trace.graphs[trace.graph_of_rank[0]])
         noted = _Noted(costs)
-        facts = horovod_facts(predictor.tensors, predictor.recorded)
-        OpFusion(facts, ComputeGraph(predictor.graph), noted).suggested(Plan(), {})
+        facts = horovod_facts(graph.tensors, trace.horovod_settings)
+        OpFusion(facts, ComputeGraph(graph), noted).suggested(Plan(), {})
         asked = list(noted.asked)
         for name, chosen in (("first", asked[:_COUNT]), ("last", asked[-_COUNT:])):
             ops = sum(map(len, chosen)) / len(chosen)

@@ -38,7 +38,7 @@ from dpro_search.deploy.validate import Job, Validation, validate
 from dpro_search.errors import JobError
 from dpro_search.graph.dataflow import DataflowGraph, OpKind
 from dpro_search.kinds import PlanOptions, recorded_job
-from dpro_search.kinds.horovod.job import Horovod, horovod_job
+from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.quantities import parse_rate_bps
 from dpro_search.search import run_search
 from dpro_search.search.request import digest_of
@@ -153,13 +153,13 @@ def _prove(folder: Path, options: argparse.Namespace) -> None:
     if options.until == "record":
         return
     compute = frozenset([*options.compute, *(["op-fusion"] if options.clusters else [])])
-    prices = horovod_job(trace, PlanOptions(compute=compute))
+    prices = Horovod.of(trace, PlanOptions(compute=compute))
     path = folder / "validation.json"
     validation = decoded(path.read_bytes(), Validation) if path.exists() else None
     if validation is not None:
         plan = next(row.plan for rows in (validation.plans, validation.refused) for row in rows)
     elif options.clusters:
-        plan = named_clusters(prices.predictor.graph, prices.space, options.clusters)
+        plan = named_clusters(prices.measured.graph, prices.space, options.clusters)
     else:
         plan = _searched(folder, prices, options)
     expected, baseline = prices.predict(plan), prices.predict(Plan())

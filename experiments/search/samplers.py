@@ -26,11 +26,10 @@ import numpy as np
 from benchmarks.measure import machine
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, PlanOptions, job_of
+from dpro_search.kinds import Job, job_of
 from dpro_search.kinds.byteps.job import Byteps
 from dpro_search.kinds.ddp.job import Ddp
-from dpro_search.kinds.horovod.job import horovod_job
-from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay.exchanges import Exchange
@@ -149,15 +148,9 @@ def prices_of(trace: Trace, rate: str | None) -> Job:
     if rate is None:
         return job_of(trace)
     rate_bps = parse_rate_bps(rate)
-    if trace.meta.settings is not None:
-        predictor = Predictor.from_trace(trace)
-        elsewhere = predictor.at(cluster=msgspec.structs.replace(predictor.cluster, rate_bps=rate_bps))
-        return horovod_job(trace, PlanOptions(), elsewhere)
     match job_of(trace):
-        case Kvstore() | Byteps() as stores:
-            return stores.under(Scenario(cluster=ClusterChange(rate_bps=math.inf if rate_bps is None else rate_bps)))[0]
-        case Ddp(predictor=ddp):
-            return Ddp(ddp.at(cluster=msgspec.structs.replace(ddp.cluster, rate_bps=rate_bps)))
+        case Horovod() | Ddp() | Kvstore() | Byteps() as lowered:
+            return lowered.under(Scenario(cluster=ClusterChange(rate_bps=math.inf if rate_bps is None else rate_bps)))[0]
     raise InputError(f"{trace.meta.format}: what such a job would do at another rate is not asked here")
 
 

@@ -30,7 +30,6 @@ from dpro_search.costmodel.collectives.series import table_series
 from dpro_search.deploy.validate import typical_us
 from dpro_search.kinds import recorded_job
 from dpro_search.kinds.horovod.job import Horovod
-from dpro_search.kinds.horovod.predictor import Predictor
 from dpro_search.measure.all_reduces import CommRequest, collect_communication
 from dpro_search.quantities import parse_rate_bps
 from dpro_search.space.plan import Plan
@@ -106,18 +105,19 @@ def table(folder: Path) -> list[str]:
             f"| {name} | {predicted_us / 1e3:.0f} | {listed} | {(predicted_us / typical - 1) * 100:+.1f} % "
             f"| {(predicted_us / recorded_us - 1) * 100:+.1f} % | {(typical / base_us - 1) * 100:+.1f} % |"
         )
-    fastest = prices.predictor.all_reduce_choice().fastest()
+    fastest = prices.all_reduce_choice(prices.cluster).fastest()
     return [*lines, "", "fastest by itself: " + ", ".join(f"from {start} bytes {name}" for start, name in fastest)]
 
 
 def _prices(folder: Path) -> Horovod:
     series = table_series(read_comm_table(_all_reduces(folder)))
     model = CommunicationModel.train(series, (str(_all_reduces(folder)),))
-    return Horovod(Predictor.from_trace(Trace.load(folder / "trace")).at(all_reduces=model))
+    trace = Trace.load(folder / "trace")
+    return Horovod(Horovod.measured_step(trace), trace.horovod_settings, trace=trace, all_reduces=model)
 
 
 def _plans(prices: Horovod, algorithms: str | None = None) -> dict[str, Plan]:
-    choice = prices.predictor.all_reduce_choice()
+    choice = prices.all_reduce_choice(prices.cluster)
     wanted = choice.algorithms if algorithms is None else algorithms.split(",")
     alone = {name: Plan.of(allreduce_algorithms=((0, name),)) for name in choice.algorithms if name in wanted}
     return {RECORDED: Plan(), **alone, FASTEST: Plan.of(allreduce_algorithms=choice.fastest())}

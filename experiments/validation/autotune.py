@@ -20,8 +20,7 @@ from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
-from dpro_search.kinds.horovod.job import Horovod
-from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.kinds import job_of
 from dpro_search.search import run_search
 from dpro_search.space.plan import Plan
 
@@ -38,9 +37,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     trace = Trace.load(options.trace)
-    predictor = Predictor.from_trace(trace)
+    job = job_of(trace)
     with tempfile.TemporaryDirectory() as folder:
-        result = run_search(Horovod(predictor), trials=500, out=Path(folder) / "run", trace_digest=str(options.trace))
+        result = run_search(job, trials=500, out=Path(folder) / "run", trace_digest=str(options.trace))
         best = next((ranked.plan for ranked in result.plans if ranked.plan != Plan()), Plan())
         env = horovod_environment(best)
         if best.tensor_groups is not None:
@@ -58,7 +57,7 @@ def main() -> None:
     found = {
         "workload": options.workload,
         "plan": msgspec.to_builtins(best),
-        "predicted_us": {"default": result.baseline.iteration_us, "best plan": predictor.predict(best).iteration_us},
+        "predicted_us": {"default": result.baseline.iteration_us, "best plan": job.predict(best).iteration_us},
         "gain_certain": result.gain_certain,
         "measured_us": medians,
     }

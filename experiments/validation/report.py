@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.kinds import job_of
 from dpro_search.quantities import parse_rate_bps
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import ClusterChange, Scenario
 from experiments.validation.measure import BASE_RATE, CORES, RATES, WORKLOADS, Measured, plans
 
 
@@ -46,7 +48,7 @@ def recorded_rows(folder: Path, workload: str) -> list[dict]:
         if not (folder / f"trace-{rate}").exists() or not runs:
             continue
         trace = Trace.load(folder / f"trace-{rate}")
-        predicted = Predictor.from_trace(trace).predict(Plan())
+        predicted = job_of(trace).predict(Plan())
         own_us = trace.iterations_us()
         rows.append(
             _row(workload, rate, "as recorded", predicted, runs)
@@ -57,20 +59,21 @@ def recorded_rows(folder: Path, workload: str) -> list[dict]:
 
 
 def what_if_rows(folder: Path, workload: str) -> list[dict]:
-    predictor = Predictor.from_trace(trace := Trace.load(folder / f"trace-{BASE_RATE}"))
+    job = job_of(trace := Trace.load(folder / f"trace-{BASE_RATE}"))
     rows = []
     for name, plan in plans(trace).items():
         exported = folder / f"truth-{BASE_RATE}" / f"plan-{name}" / "plan.json"
         measured = Plan.load(exported) if exported.exists() else plan
         if runs := truth(folder, BASE_RATE, name):
-            rows.append(_row(workload, BASE_RATE, name, predictor.predict(measured), runs))
+            rows.append(_row(workload, BASE_RATE, name, job.predict(measured), runs))
     if runs := truth(folder, BASE_RATE, "ranks-4"):
-        four = predictor.cluster.with_ranks(4, CORES)
-        rows.append(_row(workload, BASE_RATE, "4 ranks on 2 cores", predictor.predict(Plan(), four), runs))
+        four, _ = job.under(Scenario(cluster=ClusterChange(ranks=4, cores=CORES)))
+        rows.append(_row(workload, BASE_RATE, "4 ranks on 2 cores", four.predict(Plan()), runs))
     for rate in RATES[1:]:
         if runs := truth(folder, rate, "base"):
-            cluster = msgspec.structs.replace(predictor.cluster, rate_bps=parse_rate_bps(rate))
-            rows.append(_row(workload, rate, "other link", predictor.predict(Plan(), cluster), runs))
+            rate_bps = parse_rate_bps(rate)
+            other, _ = job.under(Scenario(cluster=ClusterChange(rate_bps=math.inf if rate_bps is None else rate_bps)))
+            rows.append(_row(workload, rate, "other link", other.predict(Plan()), runs))
     return rows
 
 

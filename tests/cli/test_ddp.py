@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from dpro_search.errors import InputError
-from dpro_search.kinds._evaluate import held_out, with_own_durations
-from dpro_search.kinds.ddp.predictor import DdpPredictor
+from dpro_search.graph.measured import ProfiledSteps
+from dpro_search.kinds import job_of
 from dpro_search.space.plan import Plan
-from dpro_search.space.scenario import Scale
+from dpro_search.space.scenario import Scenario
 from tests.cli.facts import CONTRACT, printed, replayed
 
 RECORDING = "ddp_mlp"
@@ -49,30 +49,28 @@ def test_the_first_bucket_has_a_size_of_its_own(trace):
 
 
 def test_a_held_out_step_is_predicted_from_the_others(trace):
-    predictor, measured, error = held_out(trace, 9, DdpPredictor)
-    assert 9 not in predictor.graph.steps
-    assert measured == pytest.approx(float(np.diff(trace.steps.start_us[trace.steps.rank == 0])[9]))
-    assert replayed(trace, holdout_step=9)["error_pct"] == pytest.approx(error)
+    measured = float(np.diff(trace.steps.start_us[trace.steps.rank == 0])[9])
+    others = ProfiledSteps(replayed=(8, 10, 11), fitted=(8, 10, 11))
+    predicted = job_of(trace).lower(Scenario(), steps=others).replayable.iterations().iteration_us
+    assert replayed(trace, holdout_step=9)["error_pct"] == pytest.approx((predicted / measured - 1) * 100)
     with pytest.raises(InputError, match="step 3 was not profiled; choose a step from 8 to 11"):
-        held_out(trace, 3, DdpPredictor)
+        replayed(trace, holdout_step=3)
 
 
 def test_steps_are_replayed_from_their_own_durations(trace):
-    _, measured, error = with_own_durations(trace, DdpPredictor)
-    assert replayed(trace, own_durations=True)["error_pct"] == pytest.approx(error)
-    assert measured > 0
+    comparison = job_of(trace).own_durations()
+    assert replayed(trace, own_durations=True)["error_pct"] == pytest.approx(comparison.error_pct)
+    assert comparison.measured_us > 0
 
 
 def test_questions_change_the_job(trace):
-    predictor = DdpPredictor.from_trace(trace)
-    base = predictor.predict(Plan()).iteration_us
+    base = replayed(trace)["predicted_iteration_us"]
     for text in ("compute=0.5", "rank1.compute=0.5", "communication=0", "bandwidth=4"):
-        assert predictor.scaled(Scale.parse(text)).predict(Plan()).iteration_us <= base * 1.01, text
+        assert replayed(trace, changes=(text,))["predicted_iteration_us"] <= base * 1.01, text
     with pytest.raises(InputError, match="ranks 0 to 1"):
-        predictor.scaled(Scale.parse("rank7.compute=0.5"))
-    unknown = DdpPredictor(predictor.graph, predictor.costs, msgspec.structs.replace(predictor.cluster, rate_bps=None))
+        replayed(trace, changes=("rank7.compute=0.5",))
     with pytest.raises(InputError, match="rate of the recording's links is not known"):
-        unknown.scaled(Scale.parse("bandwidth=2"))
+        replayed(trace, changes=("rate=unlimited", "bandwidth=2"))
 
 
 def test_samples_give_quantiles_in_order(trace):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample import predictor, sample
+from sample import measured, sample
 
 from dpro_search.collect.trace import EventKind
 from dpro_search.costmodel.collectives.horovod import (
@@ -64,7 +64,7 @@ def test_usual_latencies_follow_the_rate_within_what_is_known():
 
 
 def test_another_rate_changes_latencies_as_it_does_the_usual_ones_and_the_burst():
-    costs = predictor().costs
+    costs = measured().costs
     slower = at_cluster(costs, 1.5, (2e9, 2), (5e8, 2))
     assert slower.alpha_tail_us == pytest.approx(costs.alpha_tail_us - 1300)
     assert slower.burst_us == pytest.approx(4 * costs.burst_us)
@@ -72,44 +72,44 @@ def test_another_rate_changes_latencies_as_it_does_the_usual_ones_and_the_burst(
 
 
 def test_a_job_that_ran_on_plain_links_is_predicted_for_plain_links():
-    plain = replace(predictor().costs, burst_us=0.0)
+    plain = replace(measured().costs, burst_us=0.0)
     found = at_cluster(plain, 1.5, (None, 2), (5e8, 2))
     assert (found.burst_us, found.alpha_tail_us) == (0, plain.alpha_tail_us)
 
 
 def test_a_link_without_limit_takes_time_even_where_processors_are_not_known():
-    free = at_cluster(replace(predictor().costs, cpu_us=0.0, beta_tail_us=0.0), 1.5, (2e9, 2), (None, 2))
+    free = at_cluster(replace(measured().costs, cpu_us=0.0, beta_tail_us=0.0), 1.5, (2e9, 2), (None, 2))
     assert 0 < free.beta_tail_us <= free.beta_busy_us
 
 
 def test_the_fit_on_the_sample_respects_the_wire_and_explains_its_transfers():
-    costs, meta = predictor().costs, sample().meta
+    costs, meta = measured().costs, sample().meta
     assert costs.beta_busy_us >= costs.beta_tail_us >= wire_us_per_byte(meta.rate_bps, meta.ranks)
     assert costs.residual_pct < 20
     assert 0 < costs.cpu_us < costs.beta_tail_us
 
 
 def test_the_recorded_cluster_changes_nothing():
-    costs = predictor().costs
+    costs = measured().costs
     assert at_cluster(costs, 1.5, (2e9, 2), (2e9, 2)) is costs
 
 
 @given(st.floats(1e8, 1e11))
 def test_a_slower_link_is_never_faster(rate):
-    costs = predictor().costs
+    costs = measured().costs
     here, slower = (at_cluster(costs, 1.5, (2e9, 2), (r, 2)) for r in (rate, rate / 2))
     assert slower.beta_tail_us >= here.beta_tail_us
     assert slower.beta_busy_us >= here.beta_busy_us
 
 
 def test_without_a_limit_the_processors_are_the_limit():
-    costs = predictor().costs
+    costs = measured().costs
     free = at_cluster(costs, 1.5, (2e9, 2), (None, 2))
     assert costs.cpu_us <= free.beta_tail_us < costs.beta_tail_us
 
 
 def test_more_ranks_move_more_bytes_and_need_more_messages():
-    costs = predictor().costs
+    costs = measured().costs
     more = at_cluster(costs, 1.5, (2e9, 2), (2e9, 4))
     assert more.beta_tail_us == pytest.approx(1.5 * costs.beta_tail_us, rel=0.1)
     assert more.alpha_tail_us == pytest.approx(3 * costs.alpha_tail_us)
@@ -119,4 +119,4 @@ def test_a_trace_without_collectives_is_refused():
     trace = sample()
     silent = replace(trace, events=trace.events.select(trace.events.kind != EventKind.ALLREDUCE))
     with pytest.raises(GraphError, match="no all-reduce"):
-        fit_comm_costs(silent, predictor().graph)
+        fit_comm_costs(silent, measured().graph)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sample import predictor
+from sample import horovod
 
 from dpro_search import load_run
 from dpro_search.collect.assemble.torch.job import assemble_torch
@@ -89,7 +89,7 @@ class TestPlans:
     def test_a_plan_of_any_numbers_is_priced_or_refused(self, threshold, cycle_us):
         try:
             plan = Plan.of(fusion_threshold_bytes=threshold, cycle_time_us=cycle_us)
-            found = predictor().predict(plan)
+            found = horovod().predict(plan)
         except DproSearchError as error:
             one_line(error)
         else:

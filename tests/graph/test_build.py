@@ -5,7 +5,7 @@ from dataclasses import replace
 import networkx
 import numpy as np
 import pytest
-from sample import predictor, sample
+from sample import measured, sample
 
 from dpro_search.collect.trace import EventKind
 from dpro_search.errors import GraphError
@@ -14,7 +14,7 @@ from dpro_search.graph.dataflow import OpKind, topological_order
 
 
 def test_every_gradient_has_producer_communication_and_consumer_on_every_rank():
-    graph = predictor().graph
+    graph = measured().graph
     assert len(graph.tensors) == len(sample().tensors)
     for placement in graph.placements:
         for rank in range(graph.ranks):
@@ -24,7 +24,7 @@ def test_every_gradient_has_producer_communication_and_consumer_on_every_rank():
 
 
 def test_the_graph_is_acyclic_and_a_collective_waits_for_all_ranks():
-    graph = predictor().graph
+    graph = measured().graph
     assert len(topological_order(graph.pred_ptr, graph.pred_idx)) == len(graph)
     for placement in graph.placements:
         for op in placement.comm:
@@ -34,14 +34,14 @@ def test_the_graph_is_acyclic_and_a_collective_waits_for_all_ranks():
 
 def test_sums_of_gradients_are_of_the_backward_pass():
     """They are made outside of the gradients' scope."""
-    graph = predictor().graph
+    graph = measured().graph
     sums = [op for op in range(len(graph)) if graph.op_type[op] == "AddN" and "gradient_tape/" not in graph.op_name[op]]
     assert sums
     assert {int(graph.op_kind[op]) for op in sums} <= {OpKind.BACKWARD, OpKind.UPDATE}
 
 
 def test_core_time_adds_up_to_the_measured_cpu_time():
-    graph, steps = predictor().graph, sample().steps
+    graph, steps = measured().graph, sample().steps
     for rank, profile in enumerate(graph.profiles):
         untraced = steps.compute_cpu_us[(steps.rank == rank) & ~steps.traced & (steps.index >= 4)]
         divided = profile.main_us + sum(release.work_us for release in profile.releases) + profile.host_us
@@ -49,15 +49,15 @@ def test_core_time_adds_up_to_the_measured_cpu_time():
 
 
 def test_gradients_are_posted_within_the_main_stream_and_in_order():
-    for profile in predictor().graph.profiles:
+    for profile in measured().graph.profiles:
         assert (profile.post_us <= profile.main_us[:, None] + 1e-6).all()
         assert (profile.post_us > 0).all()
-    mean = np.mean([profile.post_us for profile in predictor().graph.profiles], axis=(0, 1))
+    mean = np.mean([profile.post_us for profile in measured().graph.profiles], axis=(0, 1))
     assert np.corrcoef(mean, np.arange(len(mean)))[0, 1] > 0.95
 
 
 def test_what_has_no_place_is_reported():
-    graph = predictor().graph
+    graph = measured().graph
     nodes = {f"{name}@{rank}" for name, rank in zip(graph.op_name, graph.op_rank, strict=True)}
     for key, reason in graph.unplaced.items():
         assert reason
@@ -65,7 +65,7 @@ def test_what_has_no_place_is_reported():
 
 
 def test_the_networkx_view_has_the_same_ops_and_edges():
-    graph = predictor().graph
+    graph = measured().graph
     view = graph.to_networkx()
     assert networkx.is_directed_acyclic_graph(view)
     assert view.number_of_nodes() == len(graph)

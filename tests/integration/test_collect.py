@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.trace import EventKind, Trace
-from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.kinds import job_of
 from dpro_search.space.plan import Plan
 from tests.faults.processes import dpro
 
@@ -83,7 +83,7 @@ def test_clocks_of_one_machine_agree(recorded):
 
 def test_the_recorded_setting_is_predicted(recorded):
     trace = Trace.load(recorded[0])
-    prediction = Predictor.from_trace(trace).predict(Plan())
+    prediction = job_of(trace).predict(Plan())
     # A machine that also runs tests is noisy: this asks for the right size, docs/accuracy.md for accuracy.
     assert prediction.iteration_us == pytest.approx(recorded[1]["measured_iteration_us"], rel=0.4)
 
@@ -186,7 +186,7 @@ def test_a_keras_fit_job_is_recorded_without_a_line_added(tensorflow_python, tmp
     assert (result["steps"], result["tensors"]) == (11, 10)
     trace = Trace.load(tmp_path / "t")
     assert {tensor.name.split("/")[1].split("#")[0] for tensor in trace.tensors} == {"kernel", "bias"}
-    assert Predictor.from_trace(trace).predict(Plan()).iteration_us > 0
+    assert job_of(trace).predict(Plan()).iteration_us > 0
 
 
 def test_an_interpreter_without_the_framework_is_one_line(tmp_path):

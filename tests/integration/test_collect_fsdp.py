@@ -13,7 +13,7 @@ from dpro_search.collect.launchers import PYTORCH_DDP, PYTORCH_FSDP
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.fsdp import Purpose, build_fsdp_graph
-from dpro_search.kinds.fsdp.predictor import FsdpPredictor
+from dpro_search.kinds import job_of
 from dpro_search.space.plan import Plan
 from tests.integration.torch_losses import assert_same_losses_unrecorded
 from tests.recordings import of_the_job
@@ -66,7 +66,7 @@ def test_steps_units_and_collectives_are_found_in_jobs_of_all_shapes(recorded, h
     assert (trace.events.kind == EventKind.COMM).sum() == 2 * 3 * 8
     assert purposes(trace) == [gathers, again, scatters, 0]
     assert len(trace.graph_of_rank) == 2
-    assert FsdpPredictor.from_trace(trace).predict(Plan()).iteration_us > 0
+    assert job_of(trace).predict(Plan()).iteration_us > 0
 
 
 def test_the_blocks_of_a_workload_are_its_units(torch_python, tmp_path):

@@ -16,7 +16,8 @@ from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import PYTORCH_DDP
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, JobError
-from dpro_search.kinds.ddp.predictor import DdpPredictor
+from dpro_search.kinds import PlanOptions, job_of
+from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import bucket_assignment
 from tests.faults.processes import dpro
@@ -70,7 +71,7 @@ def test_it_holds_every_gradient_and_bucket_of_every_rank_and_step(recorded):
 
 
 def test_the_recorded_setting_is_predicted(recorded):
-    prediction = DdpPredictor.from_trace(Trace.load(recorded[0])).predict(Plan())
+    prediction = job_of(Trace.load(recorded[0])).predict(Plan())
     # A machine that also runs tests is noisy: this asks for the right size, docs/accuracy.md for accuracy.
     assert prediction.iteration_us == pytest.approx(recorded[1]["measured_iteration_us"], rel=0.4)
 
@@ -95,7 +96,7 @@ def test_a_hook_that_compresses_moves_half_of_the_bytes(torch_python, tmp_path):
     reduced = np.array([trace.names[name] == "allreduce" for name in moved.name])
     gradients = sum(tensor.size_bytes for tensor in trace.tensors)
     assert moved.size_bytes[reduced].sum() == gradients / 2
-    job = DdpPredictor.from_trace(trace).job(Plan.of(bucket_cap_bytes=10**9))
+    job = Ddp.of(trace, PlanOptions()).program(Plan.of(bucket_cap_bytes=10**9)).job
     assert job.size_bytes[-1] == gradients / 2
 
 

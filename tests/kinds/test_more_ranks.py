@@ -90,9 +90,9 @@ def test_faster_links_make_no_iteration_longer(job: Callable[[], Job]) -> None:
 @settings(max_examples=40)
 @given(ranks=st.integers(2, 512), more=st.integers(1, 512), rate=st.floats(1e8, 4e11))
 def test_a_collective_of_more_ranks_is_never_cheaper(ranks: int, more: int, rate: float) -> None:
-    predictor = fsdp().predictor  # type: ignore[attr-defined]
-    recorded = (predictor.cluster.rate_bps, predictor.cluster.ranks)
-    few, many = (at_cluster(predictor.costs, 1.0, recorded, (rate, count)) for count in (ranks, ranks + more))
+    measured = fsdp().measured  # type: ignore[attr-defined]
+    recorded = (measured.cluster.rate_bps, measured.cluster.ranks)
+    few, many = (at_cluster(measured.costs, 1.0, recorded, (rate, count)) for count in (ranks, ranks + more))
     for name in ("alpha_busy_us", "alpha_more_us", "alpha_tail_us", "beta_busy_us", "beta_tail_us"):
         assert getattr(many, name) >= getattr(few, name) - 1e-12, name
 
@@ -105,7 +105,7 @@ def test_units_are_gathered_and_scattered_over_all_ranks_of_a_machine() -> None:
     cluster = "8xg4dn.8xlarge"
     machine = parse_cluster(cluster)
     job, plan = under(fsdp(), "compute=0.000001", cluster=cluster)
-    graph = fsdp().predictor.graph  # type: ignore[attr-defined]
+    graph = fsdp().measured.graph  # type: ignore[attr-defined]
     placement = Placement(ranks_per_node=1, nodes=8)
     expected_us = sum(float(collective_us("all_gather", size, machine, placement)) for size in graph.size_bytes.tolist())
     assert job.predict(plan).iteration_us == pytest.approx(expected_us, rel=0.02)

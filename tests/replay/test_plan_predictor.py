@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from sample import predictor, sample
+from sample import measured, sample, schedule
 
 from dpro_search.collect.trace import GraphTensors, TensorInfo, TensorType, Trace
 from dpro_search.costmodel.fused.clusters import ClusterCosts, default_model
@@ -20,7 +20,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds import Job, PlanOptions, job_of, searchable_job_of
 from dpro_search.kinds.byteps.job import Byteps
 from dpro_search.kinds.ddp.job import Ddp
-from dpro_search.kinds.horovod.job import Horovod, horovod_job
+from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.search import run_search
 from dpro_search.space.plan import Plan
@@ -99,9 +99,7 @@ def test_a_field_of_another_kind_of_job_is_refused_in_one_line(kind: str) -> Non
 
 class TestDdp:
     def test_half_the_bytes_cost_less_communication(self) -> None:
-        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
-        slow = msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6)
-        prices.predictor = prices.predictor.at(cluster=slow)
+        prices = on_links(job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True)), 5e6)
         gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="fp16")).iteration_us
         assert gain_us > 0.8 * 54_056 / 2 * 8 / 5  # of which bytes a ring of two moves as many over each link
         assert prices.predict(Plan(compression="fp16")).source == "extrapolated"
@@ -113,8 +111,7 @@ class TestDdp:
         assert prices.predict(Plan()) == ddp().predict(Plan())
 
     def test_factors_cost_less_communication_and_more_compute_and_memory(self) -> None:
-        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
-        prices.predictor = prices.predictor.at(cluster=msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6))
+        prices = on_links(job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True)), 5e6)
         plain, half, factors = (prices.predict(Plan(compression=kind)) for kind in (None, "fp16", "powersgd-1"))
         assert factors.iteration_us < half.iteration_us
         assert factors.breakdown_us["compute"] > plain.breakdown_us["compute"]
@@ -124,21 +121,19 @@ class TestDdp:
         assert factors.source == "extrapolated"
 
     def test_the_search_chooses_among_all_kinds(self, tmp_path: Path) -> None:
-        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
-        prices.predictor = prices.predictor.at(cluster=msgspec.structs.replace(prices.predictor.cluster, rate_bps=5e6))
+        prices = on_links(job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True)), 5e6)
         kinds = [None, "fp16", "powersgd-4", "powersgd-2", "powersgd-1"]
         best = min(kinds, key=lambda kind: prices.predict(Plan(compression=kind)).iteration_us)
         found = run_search(prices, trials=60, out=tmp_path / "run", trace_digest="ddp")
         assert found.plans[0].plan.compression == best == "powersgd-1"
 
     def test_gradients_that_powersgd_cannot_take_are_refused(self) -> None:
-        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
+        measured = Ddp.measured_step(trace_of("ddp_mlp"))
 
         def refusal(**changes: object) -> str:
-            tensors = tuple(msgspec.structs.replace(tensor, **changes) for tensor in prices.tensors)
-            changed = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, tensors=tensors))
-            changed.tensors = tensors
-            space = Ddp(changed, allow_lossy=True).space
+            tensors = tuple(msgspec.structs.replace(tensor, **changes) for tensor in measured.graph.tensors)
+            changed = dataclasses.replace(measured, graph=dataclasses.replace(measured.graph, tensors=tensors))
+            space = Ddp(changed, PlanOptions(allow_lossy=True)).space
             kinds = [
                 point["compression"] for choice in space.choices for point in choice.grids.get("set", ()) if "compression" in point
             ]
@@ -150,15 +145,19 @@ class TestDdp:
         assert "would compress no gradient" in refusal(shape=(10,))
 
     def test_what_a_hook_cannot_do_is_refused(self) -> None:
-        prices = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True))
+        prices, measured = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True)), Ddp.measured_step(trace_of("ddp_mlp"))
         assert "has fp16" in str(prices.space.refusal(Plan(compression="2bit")))
-        hooked = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, compression=0.5))
+
+        def recorded_with(**changes: object) -> Ddp:
+            graph = dataclasses.replace(measured.graph, **changes)
+            return Ddp(dataclasses.replace(measured, graph=graph), PlanOptions(allow_lossy=True))
+
+        hooked = recorded_with(compression=0.5)
         with pytest.raises(InputError, match="takes only one"):
             hooked.predict(Plan(compression="fp16"))
-        named = prices.predictor.at(graph=dataclasses.replace(prices.predictor.graph, comm_hook="own_hook"))
         with pytest.raises(InputError, match="has the communication hook own_hook, and a model takes only one"):
-            named.predict(Plan(compression="powersgd-1"))
-        assert "takes only one" in str(Ddp(hooked, allow_lossy=True).space.refusal(Plan(compression="fp16")))
+            recorded_with(comm_hook="own_hook").predict(Plan(compression="powersgd-1"))
+        assert "takes only one" in str(hooked.space.refusal(Plan(compression="fp16")))
 
 
 def test_a_second_server_takes_half_of_what_is_cut() -> None:
@@ -256,12 +255,12 @@ def test_a_slower_link_and_faster_workers_change_every_price() -> None:
 class TestHorovod:
     """The bundled sample: TensorFlow, two ranks."""
 
-    def test_communication_alone_is_priced_as_the_predictor_does(self) -> None:
+    def test_communication_alone_is_priced_by_the_replay_of_its_schedule(self) -> None:
         plan = Plan.of(fusion_threshold_bytes=MIB, cycle_time_us=2000.0)
-        assert horovod().predict(plan) == predictor().predict(plan)
+        assert horovod().predict(plan).iteration_us == schedule(plan).iterations().iteration_us
 
     def test_exchanges_are_in_order_and_whole(self) -> None:
-        prices = Horovod(predictor())
+        prices = Horovod.of(sample(), PlanOptions())
         plan = prices.space.starts(3)[2]
         exchanges = prices.exchanges(plan)
         assert {frozenset(e.tensors) for e in exchanges} == {frozenset(group) for group in plan.tensor_groups or ()}
@@ -290,7 +289,7 @@ class TestHorovod:
         (choice,) = (choice for choice in prices.space.choices if choice.name == "recomputation")
         plan = choice.put(Plan(), "segments", 0)
         base, changed = prices.predict(Plan()).iteration_us, prices.predict(plan).iteration_us
-        graph = predictor().graph
+        graph = measured().graph
         forward_us = float(graph.op_work_us[:, (graph.op_kind == OpKind.FORWARD) & (graph.op_rank == 0)].sum(axis=1).max())
         assert base < changed < base + 1.5 * forward_us
 
@@ -318,16 +317,16 @@ class TestHorovod:
         )
         shaped = dataclasses.replace(trace, graphs=(dataclasses.replace(graph, tensors=tensors),) * len(trace.graphs))
         options = PlanOptions(compute=frozenset({"op-fusion"}))
-        with_shapes, without = (horovod_job(one, options, predictor()) for one in (shaped, trace))
+        with_shapes, without = (Horovod(measured(), trace.horovod_settings, options, one) for one in (shaped, trace))
         rng = np.random.default_rng(0)
         plan = next(plan for _ in range(400) if (plan := with_shapes.space.propose(Plan(), rng)).op_clusters)
-        costs = ClusterCosts(default_model(), predictor().graph, recorded=shaped.graphs[0])
+        costs = ClusterCosts(default_model(), measured().graph, recorded=shaped.graphs[0])
         assert costs.times(plan.op_clusters or ()).shaped.all()
         assert with_shapes.predict(plan).interval_us != without.predict(plan).interval_us
         assert with_shapes.predict(plan).source == "extrapolated"
 
     def test_a_memory_limit_makes_plans_infeasible_with_the_reason(self) -> None:
-        peak = predictor().predict(Plan()).peak_memory_bytes
+        peak = horovod().predict(Plan()).peak_memory_bytes
         assert peak is not None
         prices = job_of(sample(), PlanOptions(memory_limit_bytes=peak - MIB))
         assert re.fullmatch(r"needs ([\d,.]+ [MG]iB), and may have (?!\1)[\d,.]+ [MG]iB", str(prices.predict(Plan()).infeasible))
@@ -343,7 +342,7 @@ class TestHorovod:
         with pytest.raises(InputError, match="does not tell how much memory"):
             job_of(trace_of("byteps_mlp"), PlanOptions(memory_limit_bytes=1))
         with pytest.raises(InputError, match="precision: name a table"):
-            horovod_job(sample(), PlanOptions(compute=frozenset({"precision"})), predictor())
+            job_of(sample(), PlanOptions(compute=frozenset({"precision"})))
 
 
 def test_a_trace_of_no_known_kind_has_nothing_to_search(tmp_path: Path) -> None:

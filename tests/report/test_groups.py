@@ -1,10 +1,10 @@
 """What carries the gradients of real recordings of each kind of job, as recorded and under a plan."""
 
 import pytest
-from sample import predictor, sample
+from sample import sample, schedule
 
 from dpro_search.kinds import job_of
-from dpro_search.kinds.horovod.groups import replayed_groups
+from dpro_search.kinds.horovod.collectives import replayed_groups
 from dpro_search.report.timeline import typical_step
 from dpro_search.space.plan import Plan
 from tests.recordings import trace_of
@@ -13,10 +13,10 @@ from tests.recordings import trace_of
 def test_groups_that_a_limit_makes_hold_every_tensor_once():
     whole = sum(tensor.size_bytes for tensor in sample().tensors)
     for plan in (Plan.of(fusion_threshold_bytes=0), Plan.of(fusion_threshold_bytes=2**20), Plan.of(cycle_time_us=20e3)):
-        found = replayed_groups(predictor(), plan)
+        found = replayed_groups(schedule(plan))
         assert sum(group.count for group in found) == len(sample().tensors)
         assert sum(group.size_bytes for group in found) == whole
-    assert {group.count for group in replayed_groups(predictor(), Plan.of(fusion_threshold_bytes=0))} == {1}
+    assert {group.count for group in replayed_groups(schedule(Plan.of(fusion_threshold_bytes=0)))} == {1}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.ring_job import RingJob
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.graph.build import build_graph
 from dpro_search.space.data_parallel import layered_step
 from dpro_search.space.plan import Plan
 from tests.sample import horovod_trace_path
@@ -26,7 +26,7 @@ def benchmark() -> Iterator[ModuleType]:
 
 
 def test_few_tensors_carry_all_bytes_and_all_work(benchmark: ModuleType) -> None:
-    graph = Predictor.from_trace(Trace.load(horovod_trace_path())).graph
+    graph = build_graph(Trace.load(horovod_trace_path()))
     small = benchmark.with_few_tensors(graph, 6)
     assert len(small.tensors) == 6
     assert sum(t.size_bytes for t in small.tensors) == sum(t.size_bytes for t in graph.tensors)

@@ -92,7 +92,7 @@ def bert() -> Horovod:
 
 
 def test_the_bert_job_is_a_sound_graph_of_the_published_size(bert: Horovod) -> None:
-    graph = bert.predictor.graph
+    graph = bert.measured.graph
     validate(graph)
     assert len(graph.tensors) == 199
     assert sum(tensor.size_bytes for tensor in graph.tensors) == 4 * 109_482_240

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from dpro_search.cluster import Cluster
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import Ints, Trace
+from dpro_search.costmodel.collectives.ddp import fit_ddp_costs
+from dpro_search.costmodel.collectives.horovod import CommCosts
+from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
+from dpro_search.costmodel.powersgd import kept_bytes, low_rank
 from dpro_search.costmodel.precision import named_model
 from dpro_search.errors import InputError
+from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
 from dpro_search.kinds._at_scale import AtScale, RankWorkload, members, steps_of_ddp
 from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_algorithms
-from dpro_search.kinds._program_job import ProgramJob
-from dpro_search.kinds.ddp.predictor import DdpPredictor
+from dpro_search.kinds._program import ProgramJob
+from dpro_search.machine import machine_constants
+from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
-from dpro_search.space.programs.ddp_job import bucket_assignment
+from dpro_search.space.programs.ddp_job import DdpJob, apply_ddp, bucket_assignment
+from dpro_search.space.scenario import Scenario
+from dpro_search.space.schemes import DdpSettings
 from dpro_search.space.tensor_groups import Group, TensorGroups
 from dpro_search.space.transformations import (
     BucketSize,
@@ -29,28 +40,50 @@ from dpro_search.space.transformations import (
     PlanSpace,
     Transformation,
 )
-from dpro_search.space.transformations.modules import NOT_RECORDED, ModulePrecision, ModuleRecomputation, unpriced
+from dpro_search.space.transformations.modules import (
+    NOT_RECORDED,
+    ModulePrecision,
+    ModuleRecomputation,
+    in_bfloat16,
+    recomputed,
+    saved_bytes,
+    uncertainty_us,
+    unpriced,
+)
+from dpro_search.space.transformations.precision import Ratios
+
+DEFAULT_CAP_BYTES = 25 * 2**20  # PyTorch's, where the user names none
+_COMPUTE = frozenset({"precision", "recomputation"})
+_MIB = 2**20
+_TRIED_MIB = (1, 5, 25, 100)
+_BUCKETS = {f"bucket_cap_bytes={mib}MiB": Plan.of(bucket_cap_bytes=mib * _MIB) for mib in _TRIED_MIB}
+_FIRST_BUCKETS = {f"first_bucket_bytes={mib}MiB": Plan.of(first_bucket_bytes=mib * _MIB) for mib in _TRIED_MIB}
+_VIEWS = {"gradient_as_bucket_view=1": Plan.of(gradient_as_bucket_view=True)}
+_HOOKS = {"compression=fp16": Plan(compression="fp16"), "compression=powersgd-1": Plan(compression="powersgd-1")}
 
 
-class Ddp(ProgramJob[DdpPredictor]):
-    """Predictions of bucket sizes, and on request of compressed buckets and of modules that are recomputed or in bfloat16.
+class Ddp(ProgramJob[DdpGraph]):
+    """A job whose plans set sizes of buckets, and on request compress them, or recompute modules or compute them in bfloat16.
 
     Parameters
     ----------
-    compute
-        Some of "precision", which needs the predictor to know ratios, and "recomputation".
-    allow_lossy
-        Also gradients in fp16 or by PowerSGD.
+    trace
+        The recording; None: the step was made up, and only predictions are available.
+    ratios
+        What bfloat16 does to ops; None: as the table of the options says.
     """
 
     title = "a DistributedDataParallel job"
     askable = ("bucket_cap_bytes", "first_bucket_bytes", "gradient_as_bucket_view", "compression")
-    predictor_type = DdpPredictor
+    core_times = (
+        *("ready_us", "backward_us", "copy_us", "after_us", "forward_post_us"),
+        *("forward_from_us", "forward_us", "again_us", "backward_from_us", "backward_until_us"),
+    )
 
     @classmethod
-    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+    def of(cls, trace: Trace, options: PlanOptions) -> Ddp:
         refuse_algorithms(options, trace)
-        unknown = options.compute - {"precision", "recomputation"}
+        unknown = options.compute - _COMPUTE
         if unknown:
             raise InputError(
                 f"{min(unknown)}: a DistributedDataParallel job has plans for buckets, precision and recomputation "
@@ -58,8 +91,7 @@ class Ddp(ProgramJob[DdpPredictor]):
             )
         if options.compute and not trace.modules:
             raise InputError(f"{min(options.compute)}: {NOT_RECORDED}")
-        predictor, compute = DdpPredictor.from_trace(trace), set(options.compute)
-        if "precision" in compute:
+        if "precision" in options.compute:
             if options.memory_limit_bytes is not None:
                 raise InputError(
                     "precision: what bfloat16 takes of a DistributedDataParallel job's memory is not known, so that no "
@@ -67,51 +99,143 @@ class Ddp(ProgramJob[DdpPredictor]):
                 )
             if (why := unpriced(trace.modules)) is not None:
                 raise InputError(f"precision: {why}")
-            predictor = predictor.at(ratios=named_model(options.precision_table, "torch"))
-        if options.memory_limit_bytes is not None and trace.modules:
-            compute.add("recomputation")
-        return cls(predictor, compute, allow_lossy=options.allow_lossy, trace=trace)
+        return cls(cls.measured_step(trace), options, trace)
 
     def __init__(
-        self, predictor: DdpPredictor, compute: Collection[str] = (), *, allow_lossy: bool = False, trace: Trace | None = None
+        self,
+        measured: MeasuredStep[DdpGraph],
+        options: PlanOptions | None = None,
+        trace: Trace | None = None,
+        *,
+        ratios: Ratios | None = None,
     ) -> None:
-        super().__init__(predictor, trace)
-        self._compute, self._allow_lossy = tuple(compute), allow_lossy
-        job, modules = JobFacts(name=self.title, tensors=predictor.tensors), predictor.graph.modules
-        copied = bool(predictor.graph.copy_us.any())
+        super().__init__(measured, trace)
+        self.options, self._ratios = options or PlanOptions(), ratios
+        self.space = self.plans(Scenario())
+
+    @staticmethod
+    def _graph_of(trace: Trace, steps: tuple[int, ...] | None, *, with_profiler: bool) -> DdpGraph:
+        return build_ddp_graph(trace, steps, with_profiler=with_profiler)
+
+    @staticmethod
+    def _costs_of(trace: Trace, graph: DdpGraph) -> CommCosts:
+        return fit_ddp_costs(trace, graph)
+
+    def _error_bar(self, costs: CommCosts) -> str:
+        return "ddp"
+
+    def _of_step(self, measured: MeasuredStep[DdpGraph]) -> Ddp:
+        return Ddp(measured, self.options, self.trace, ratios=self._ratios)
+
+    # Which plans there are.
+
+    def plans(self, scenario: Scenario) -> PlanSpace:
+        options, graph = self.options.allowing(scenario.plan), self.measured.graph
+        compute = options.compute & _COMPUTE
+        if options.memory_limit_bytes is not None and graph.modules:
+            compute |= {"recomputation"}
+        views_already = None if graph.copy_us.any() else "the recorded job's gradients are views of the buckets already"
         transformations: list[Transformation] = [
-            BucketSize(job),
-            FirstBucketSize(job),
-            BucketViews(  # not searched, so that searches of earlier versions go on: new ones try it among the job's questions
-                job, refused=None if copied else "the recorded job's gradients are views of the buckets already", searched=False
-            ),
+            BucketSize(self._facts),
+            FirstBucketSize(self._facts),
+            # Not searched, so that searches of earlier versions go on: new ones try it among the job's questions.
+            BucketViews(self._facts, refused=views_already, searched=False),
         ]
-        if allow_lossy:
-            transformations.append(DdpCompression(job, predictor.graph.compression, predictor.graph.comm_hook))
+        if options.allow_lossy:
+            transformations.append(DdpCompression(self._facts, graph.compression, graph.comm_hook))
         if "precision" in compute:
-            transformations.append(ModulePrecision(job, modules, predictor.ratios))
+            transformations.append(ModulePrecision(self._facts, graph.modules, self.ratios))
         if "recomputation" in compute:
-            transformations.append(ModuleRecomputation(job, modules))
-        self.space = PlanSpace(job, transformations)
+            transformations.append(ModuleRecomputation(self._facts, graph.modules))
+        return PlanSpace(self._facts, transformations)
+
+    @cached_property
+    def _facts(self) -> JobFacts:
+        return JobFacts(name=self.title, tensors=self.tensors)
+
+    @cached_property
+    def ratios(self) -> Ratios:
+        """Time ratios of ops in bfloat16; raises `InputError` if the options name no table of them."""
+        return self._ratios or named_model(self.options.precision_table, "torch")
 
     def allowing(self, plan: Plan, options: PlanOptions) -> Ddp:
         allowed = options.allowing(plan)
-        predictor, compute = self.predictor, {*self._compute, *allowed.compute} & {"precision", "recomputation"}
-        if "precision" in compute:
-            predictor = predictor.at(ratios=named_model(options.precision_table, "torch"))
-        return Ddp(predictor, compute, allow_lossy=self._allow_lossy or allowed.allow_lossy, trace=self.trace)
+        compute, lossy = (self.options.compute | allowed.compute) & _COMPUTE, self.options.allow_lossy or allowed.allow_lossy
+        return Ddp(self.measured, replace(allowed, compute=compute, allow_lossy=lossy), self.trace)
 
-    def _with(self, predictor: DdpPredictor) -> Ddp:
-        return Ddp(predictor, self._compute, allow_lossy=self._allow_lossy, trace=self.trace)
+    def refusal(self, plan: Plan) -> str | None:
+        """Why the job's gradients cannot be compressed as a plan says; None: they can."""
+        graph = self.measured.graph
+        return DdpCompression(self._facts, graph.compression, graph.comm_hook).legal(plan)
+
+    # A scenario.
+
+    def _program(self, graph: DdpGraph, costs: CommCosts, cluster: ClusterSpec, plan: Plan) -> DdpJob:
+        if plan.bfloat16_modules:
+            graph = in_bfloat16(graph, plan.bfloat16_modules, self.ratios)
+        if plan.recomputed_modules:
+            graph = recomputed(graph, plan.recomputed_modules)
+        return apply_ddp(
+            graph,
+            costs,
+            self.measured.cluster,
+            bucket_limits_bytes=self.limits_bytes(plan),
+            cluster=cluster,
+            compression=plan.compression,
+            as_views=bool(DdpSettings.of(plan).gradient_as_bucket_view),
+        )
+
+    def limits_bytes(self, plan: Plan) -> list[int]:
+        """Those of `bucket_assignment`; none: buckets are as recorded.
+
+        PyTorch makes the first bucket smaller than the others only where the user names no size; here it is named on its own.
+        """
+        settings = DdpSettings.of(plan)
+        limits = [settings.first_bucket_bytes, settings.bucket_cap_bytes]
+        if limits[0] is not None and limits[1] is None:
+            limits[1] = self._recorded_cap_bytes
+        return [limit for limit in limits if limit is not None]
+
+    @property
+    def _recorded_cap_bytes(self) -> int:
+        """The recorded limit of later buckets."""
+        mib = DEFAULT_CAP_BYTES / 2**20
+        return round((mib if self.trace is None else self.trace.meta.number_knob("bucket_cap_mb", mib)) * 2**20)
+
+    def _bucket_of(self, plan: Plan) -> Ints:
+        limits = self.limits_bytes(plan)
+        return bucket_assignment(self.tensors, limits) if limits else self.measured.graph.bucket_of
+
+    def _memory_bytes(self, graph: DdpGraph, plan: Plan) -> int | None:
+        """The measured peak without what the plan saves; None where the recording does not tell that, as of bfloat16.
+
+        Halves of buckets live from the hook to their copy back: at most all at once, beside all else. What PowerSGD takes
+        lives from step to step.
+        """
+        if plan.bfloat16_modules:
+            return None
+        saved, peak = saved_bytes(graph, plan.recomputed_modules or ()), self.measured.peak_rss_bytes
+        return None if peak is None or saved is None else max(peak - saved, 0) + self._compression_bytes(plan)
+
+    def _compression_bytes(self, plan: Plan) -> int:
+        if plan.compression in POWERSGD:
+            return kept_bytes(self.tensors, self._bucket_of(plan), POWERSGD[plan.compression])
+        return sum(tensor.size_bytes for tensor in self.tensors if tensor.dtype == "float32") // 2 if plan.compression else 0
+
+    def _uncertainty_us(self, graph: DdpGraph, plan: Plan) -> float:
+        names = plan.bfloat16_modules or ()
+        uncertainties = [uncertainty_us(graph, names, self.ratios)] if names else []
+        if plan.compression in POWERSGD:
+            factors = low_rank(self.tensors, self._bucket_of(plan), POWERSGD[plan.compression])
+            uncertainties.append(machine_constants().powersgd.uncertainty * float(factors.stages_us.sum()))
+        return float(np.linalg.norm(uncertainties))
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        from dpro_search.kinds.ddp.what_if import BUCKETS
-
-        graph = self.predictor.graph
+        graph = self.measured.graph
         steps = steps_of_ddp(graph)
 
         def workload(plan: Plan) -> RankWorkload:
-            limits = self.predictor.limits_bytes(plan)
+            limits = self.limits_bytes(plan)
             return RankWorkload(
                 steps=steps, groups=members(bucket_assignment(graph.tensors, limits) if limits else graph.bucket_of)
             )
@@ -125,19 +249,19 @@ class Ddp(ProgramJob[DdpPredictor]):
             cluster=cluster,
             ranks=ranks,
             trace=self.trace,
-            questions=BUCKETS,
+            questions=_BUCKETS,
         )
 
     @property
     def questions(self) -> Mapping[str, Plan]:
-        from dpro_search.kinds.ddp.what_if import questions
-
-        return questions(self.predictor)
+        hooks = {name: plan for name, plan in _HOOKS.items() if self.refusal(plan) is None}
+        views = _VIEWS if self.measured.graph.copy_us.any() else {}
+        return _BUCKETS | _FIRST_BUCKETS | views | hooks
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.ddp.diagnosis import diagnosis
 
-        return diagnosis(self.trace, self.predictor)
+        return diagnosis(self)
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
         from dpro_search.kinds.ddp.diagnosis import diagnosis_tables
@@ -146,9 +270,9 @@ class Ddp(ProgramJob[DdpPredictor]):
 
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
         """The buckets: they follow from a size alone."""
-        graph = self.predictor.graph
+        graph = self.measured.graph
         numbers = {"as recorded": graph.bucket_of}
-        if best is not None and (limits := self.predictor.limits_bytes(best)):
+        if best is not None and (limits := self.limits_bytes(best)):
             numbers[describe(best)] = bucket_assignment(graph.tensors, limits)
         groups: dict[str, Sequence[Group]] = {}
         for setting, bucket_of in numbers.items():

@@ -3,36 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Trace
+from dpro_search.costmodel.collectives.ddp import fit_fsdp_costs
+from dpro_search.costmodel.collectives.horovod import CommCosts
+from dpro_search.graph.fsdp import FsdpGraph, Purpose, build_fsdp_graph
 from dpro_search.kinds._at_scale import AtScale, RankWorkload
 from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds._program_job import ProgramJob
-from dpro_search.kinds.fsdp.predictor import NAME, FsdpPredictor
-from dpro_search.kinds.fsdp.what_if import PLANS
+from dpro_search.kinds._program import ProgramJob
+from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
-from dpro_search.space.programs.fsdp_job import fsdp_steps
+from dpro_search.space.programs.ddp_job import LabelledJob
+from dpro_search.space.programs.fsdp_job import apply_fsdp, fsdp_steps
 from dpro_search.space.schemes import FsdpSettings
+from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations.sharding import KeepParameters, Prefetch
+
+_QUESTIONS = {"prefetch=1": Plan.of(prefetch=True), "reshard_after_forward=0": Plan.of(reshard_after_forward=False)}
 
 
-class Fsdp(ProgramJob[FsdpPredictor]):
-    """Predictions of prefetching and resharding."""
+class Fsdp(ProgramJob[FsdpGraph]):
+    """A job whose plans set prefetching and resharding.
 
-    title = NAME
+    Parameters
+    ----------
+    trace
+        The recording; None: the step was made up, and only predictions are available.
+    """
+
+    title = "a fully sharded job"
     askable = ("prefetch", "reshard_after_forward")
-    predictor_type = FsdpPredictor
+    core_times = ("work_us", "after_us")
 
     @classmethod
-    def of(cls, trace: Trace, options: PlanOptions) -> Self:
+    def of(cls, trace: Trace, options: PlanOptions) -> Fsdp:
         refuse_compute(options, trace, cls.askable)
-        return cls(FsdpPredictor.from_trace(trace), trace)
+        return cls(cls.measured_step(trace), trace)
 
-    def __init__(self, predictor: FsdpPredictor, trace: Trace | None = None) -> None:
-        super().__init__(predictor, trace)
-        self.space = predictor.space
+    def __init__(self, measured: MeasuredStep[FsdpGraph], trace: Trace | None = None) -> None:
+        super().__init__(measured, trace)
+        facts = JobFacts(name=self.title, tensors=self.tensors)
+        self.space = PlanSpace(facts, [Prefetch(facts), KeepParameters(facts, possible=self.regathered_bytes > 0)])
+
+    @staticmethod
+    def _graph_of(trace: Trace, steps: tuple[int, ...] | None, *, with_profiler: bool) -> FsdpGraph:
+        return build_fsdp_graph(trace, steps, with_profiler=with_profiler)
+
+    @staticmethod
+    def _costs_of(trace: Trace, graph: FsdpGraph) -> CommCosts:
+        return fit_fsdp_costs(trace, graph)
+
+    def _error_bar(self, costs: CommCosts) -> str:
+        return "fsdp"
+
+    def _unlike(self, cluster: ClusterSpec) -> str:
+        return "" if cluster.ranks == self.measured.cluster.ranks else "this number of ranks"
+
+    def _of_step(self, measured: MeasuredStep[FsdpGraph]) -> Fsdp:
+        return Fsdp(measured, self.trace)
+
+    @property
+    def regathered_bytes(self) -> int:
+        """Parameters that are given up after the forward pass and gathered again, as each rank holds them then."""
+        graph = self.measured.graph
+        return int(graph.size_bytes[graph.purpose == Purpose.BACKWARD].sum())
+
+    def _program(self, graph: FsdpGraph, costs: CommCosts, cluster: ClusterSpec, plan: Plan) -> LabelledJob:
+        settings = FsdpSettings.of(plan)
+        return apply_fsdp(
+            graph,
+            costs,
+            self.measured.cluster,
+            prefetch=bool(settings.prefetch),
+            reshard=settings.reshard_after_forward is None,
+            cluster=cluster,
+        )
+
+    def _memory_bytes(self, graph: FsdpGraph, plan: Plan) -> int | None:
+        """Measured peak of the process; not known where units hold more parameters at a time."""
+        return self.measured.peak_rss_bytes if plan == Plan() else None
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
         """Units as recorded, gathered and scattered in rings over all ranks."""
@@ -40,7 +93,7 @@ class Fsdp(ProgramJob[FsdpPredictor]):
         def workload(plan: Plan) -> RankWorkload:
             settings = FsdpSettings.of(plan)
             reshard = settings.reshard_after_forward is None
-            steps, collectives = fsdp_steps(self.predictor.graph, prefetch=bool(settings.prefetch), reshard=reshard)
+            steps, collectives = fsdp_steps(self.measured.graph, prefetch=bool(settings.prefetch), reshard=reshard)
             alone = tuple((place,) for place in range(len(collectives)))
             return RankWorkload(steps=steps, groups=alone, collectives=collectives)
 
@@ -52,20 +105,17 @@ class Fsdp(ProgramJob[FsdpPredictor]):
             cluster=cluster,
             ranks=ranks,
             trace=self.trace,
-            questions=PLANS,
+            questions=_QUESTIONS,
         )
-
-    def _with(self, predictor: FsdpPredictor) -> Fsdp:
-        return Fsdp(predictor, self.trace)
 
     @property
     def questions(self) -> Mapping[str, Plan]:
-        return PLANS
+        return _QUESTIONS
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.fsdp.diagnosis import diagnosis
 
-        return diagnosis(self.trace, self.predictor)
+        return diagnosis(self, self.regathered_bytes)
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
         from dpro_search.kinds.fsdp.diagnosis import diagnosis_tables

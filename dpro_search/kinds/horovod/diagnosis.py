@@ -1,8 +1,8 @@
-"""Diagnosis of a Horovod job."""
+"""Diagnosis of a Horovod job: facts, and findings: sentences with numbers and the setting to change, the costliest first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,28 +10,29 @@ import numpy as np
 
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.measured import measured_iteration_us
-from dpro_search.graph.recorded_collectives import arrivals
+from dpro_search.graph.recorded_collectives import Arrival, arrivals
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, rank_facts, rank_table
 from dpro_search.kinds._job import Table
-from dpro_search.kinds.horovod.findings import findings
-from dpro_search.kinds.horovod.predictor import Predictor
-from dpro_search.kinds.horovod.what_if import gains
+from dpro_search.kinds._measured import Gains
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.horovod.ops import iteration_ops
+from dpro_search.replay.horovod.schedule import HorovodSchedule
 from dpro_search.replay.memory import memory
-from dpro_search.replay.path_segments import path_segments
+from dpro_search.replay.path_findings import path_findings
+from dpro_search.replay.path_segments import LATE_RANK, PathSegment, path_segments
 from dpro_search.replay.replayer import replay
+from dpro_search.replay.sentences import WORTH_PCT, share
 from dpro_search.replay.slack import slack_us
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan
-from dpro_search.space.tensorflow.op_level import op_level
 
 _TOP_BUFFERS = 5
+_OFTEN_PCT = 75.0  # a rank that comes last to so many collectives is a straggler
 
 
-def diagnosis(trace: Trace, predictor: Predictor) -> dict[str, Any]:
+def diagnosis(trace: Trace, schedule: HorovodSchedule, gained: Gains) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``op_level_iteration_us``, ``slack`` and ``memory``, of the replay of single ops."""
-    timeline, gained = predictor.timeline(Plan(), log=True), gains(predictor)
+    timeline, gained = schedule.logged(), _with_knobs(gained)
     path = path_segments(iteration_ops(timeline))
     return {
         "iteration_us": timeline.iteration_us,
@@ -41,13 +42,13 @@ def diagnosis(trace: Trace, predictor: Predictor) -> dict[str, Any]:
         "gains": gained,
         "findings": list(findings(path, arrivals(trace), gained, timeline.iteration_us)),
         "warnings": list(trace.meta.warnings),
-        **_op_facts(trace, predictor),
+        **_op_facts(schedule),
     }
 
 
-def _op_facts(trace: Trace, predictor: Predictor) -> dict[str, Any]:
+def _op_facts(schedule: HorovodSchedule) -> dict[str, Any]:
     """Facts from the replay of single ops. An op of the path counts over all replayed iterations."""
-    timeline = replay(op_level(trace, predictor.graph, predictor.costs))
+    timeline = replay(schedule.single_ops())
     return {
         "op_level_iteration_us": timeline.iteration_us,
         "critical_ops": critical_ops(timeline),
@@ -85,6 +86,62 @@ def _memory(timeline: Timeline) -> list[dict[str, Any]]:
             ],
         }
         for usage in memory(timeline)
+    ]
+
+
+def _with_knobs(gained: Gains) -> Gains:
+    """Rows of gains; those that a variable of the environment answers have it as ``knob``."""
+    variables = {text: variable for text, variable, _ in _knobs()}
+    return [row | ({"knob": variables[name]} if (name := str(row["what_if"])) in variables else {}) for row in gained]
+
+
+def questions() -> dict[str, Plan]:
+    """Other settings of Horovod, by how ``--set`` takes them."""
+    return {text: plan for text, _, plan in _knobs()}
+
+
+def _knobs() -> list[tuple[str, str, Plan]]:
+    """Settings of Horovod that are worth a look: (option of ``replay --set``, variable, plan)."""
+    settings = []
+    for mib in (1, 8, 64):
+        threshold = mib * 2**20
+        changed = Plan.of(fusion_threshold_bytes=threshold)
+        settings.append((f"fusion_threshold_bytes={threshold}", f"HOROVOD_FUSION_THRESHOLD={threshold}", changed))
+    for cycle_ms in (1, 10):
+        changed = Plan.of(cycle_time_us=cycle_ms * 1000.0)
+        settings.append((f"cycle_time_us={cycle_ms * 1000}", f"HOROVOD_CYCLE_TIME={cycle_ms}", changed))
+    return settings
+
+
+def findings(
+    path: Sequence[PathSegment], late: Sequence[Arrival], gains: Sequence[Mapping[str, Any]], iteration_us: float
+) -> tuple[str, ...]:
+    """Those of `path_findings` with Horovod's knobs; who comes late is taken from the recording.
+
+    Parameters
+    ----------
+    late
+        Of every rank, how often it comes last.
+    gains
+        Rows of gains, with knobs.
+    """
+    best = max((row for row in gains if row.get("knob")), key=lambda row: row["gain_us"], default=None)
+    advice = "no other fusion threshold or cycle time that was tried would gain anything; a faster link or compression would"
+    if best is not None and best["gain_us"] >= WORTH_PCT / 100 * iteration_us:
+        advice = f"'{best['knob']}' would gain {share(best['gain_us'], iteration_us)}"
+    on_path = [segment for segment in path if segment.kind != LATE_RANK]
+    return path_findings(on_path, gains, iteration_us, advice=advice, more=_late_ranks(late, iteration_us))
+
+
+def _late_ranks(late: Sequence[Arrival], iteration_us: float) -> list[tuple[float, str]]:
+    return [
+        (
+            waited_us,
+            f"Rank {row.rank} comes last to {row.last_pct:.0f} % of the all-reduces, and the others wait "
+            f"{share(waited_us, iteration_us)} for it: give it less work, or look at its host and at what else runs on its cores.",
+        )
+        for row in late
+        if row.last_pct >= _OFTEN_PCT and (waited_us := max(other.waited_us for other in late if other.rank != row.rank)) > 0
     ]
 
 

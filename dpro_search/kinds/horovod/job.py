@@ -1,38 +1,49 @@
-"""`Horovod`: a Horovod job, whose plans may also change its compute, its memory and its numbers."""
+"""`Horovod`: a Horovod job, whose plans may also change its compute, its memory and its numbers.
+
+A plan's changes of compute are made to the recorded step first. That is prepared once for all plans that differ in communication
+only (`_Prepared`), which is what samplers change most.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from dpro_search.cluster import Cluster
-from dpro_search.collect.trace import CommSettings, Floats, Trace
+from dpro_search.collect.trace import CommSettings, Trace
+from dpro_search.costmodel.collectives.horovod import CommCosts, fit_comm_costs
 from dpro_search.costmodel.memory import peak_bytes
 from dpro_search.errors import InputError
+from dpro_search.graph.build import build_graph
 from dpro_search.graph.core_time import polls
+from dpro_search.graph.dataflow import DataflowGraph, RankProfile
+from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._at_scale import AtScale, RankWorkload
 from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._measured import MeasuredJob, MeasuredStep
 from dpro_search.kinds._options import PlanOptions
-from dpro_search.kinds._predicted_job import PredictedJob
-from dpro_search.kinds.horovod.exchanges import horovod_exchanges
-from dpro_search.kinds.horovod.predictor import Predictor
+from dpro_search.kinds.horovod.collectives import horovod_exchanges, tensor_groups
+from dpro_search.machine import Calibration
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.replay.horovod.ops import iteration_ops
+from dpro_search.replay.horovod.schedule import HorovodSchedule
+from dpro_search.replay.lowered import ErrorModel, Lowered
 from dpro_search.replay.outputs import MeasuredOps, measured_ops, perfetto_json
-from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
+from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.data_parallel import rank_step_of
-from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES
+from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, Scenario
 from dpro_search.space.schemes import HorovodSettings
+from dpro_search.space.tensorflow.apply_plan import HorovodJobs
 from dpro_search.space.tensorflow.fusion_moves import threshold_groups
-from dpro_search.space.tensorflow.op_level import op_level, typical_step
-from dpro_search.space.transformations import PlanSpace, Transformation, horovod_facts, horovod_space
+from dpro_search.space.tensorflow.op_level import typical_step
+from dpro_search.space.transformations import JobFacts, PlanSpace, Transformation, horovod_facts, horovod_space
 from dpro_search.space.transformations.compute import ComputeGraph, transformed
 from dpro_search.space.transformations.gradients import Accumulation, Compression
 from dpro_search.space.transformations.horovod import AllReduceAlgorithms
@@ -41,64 +52,267 @@ from dpro_search.space.transformations.precision import Precision
 from dpro_search.space.transformations.recomputation import Recomputation
 
 if TYPE_CHECKING:
+    from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
     from dpro_search.costmodel.collectives.model_file import CommunicationModel
     from dpro_search.space.tensor_groups import TensorGroups
 
-_COMMUNICATION = ("fusion_threshold_bytes", "cycle_time_us", "tensor_groups", "allreduce_algorithms")
-_REMEMBERED = 64  # changed steps whose predictors are kept: samplers change communication more often than compute
+_REMEMBERED = 64  # prepared scenarios that are kept: samplers change communication more often than compute
 
 
-class Horovod(PredictedJob[Predictor]):
-    """Predictions by the replay of communication, after the step was changed as a plan's other fields say.
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A job in a scenario, but for what a plan changes of its communication.
+
+    Attributes
+    ----------
+    step
+        The step under the plan's changes of compute, at the speeds of the scenario.
+    jobs
+        The jobs that plans make of it.
+    uncertainty_us
+        Uncertainty of the length of the changed step.
+    more_bytes
+        Change of peak memory by changes of compute; None: not known.
+    sizes
+        Bytes of each tensor that is communicated.
+    """
+
+    step: MeasuredStep[DataflowGraph]
+    jobs: HorovodJobs
+    cluster: ClusterSpec
+    calibration: Calibration
+    as_recorded: bool
+    uncertainty_us: float
+    more_bytes: float | None
+    sizes: Mapping[str, int]
+    assumptions: tuple[str, ...]
+
+
+class Horovod(MeasuredJob[DataflowGraph]):
+    """A Horovod job.
 
     Parameters
     ----------
-    predictor
-        The recorded job.
-    compute
-        The recorded step op by op; only needed with transformations.
-    transformations
-        What plans may do beyond fusing tensors and setting the cycle. Algorithms of all-reduces are among what plans may choose
-        where the predictor knows what they take.
+    recorded
+        Its knobs in the recording.
+    options
+        Changes of plans beyond fusing tensors and setting the cycle.
     trace
-        The recording; None: of a predictor alone: only predictions are available.
-    exact_groups
-        Whether plans may name the tensors of a group.
+        The recording; None: the step was made up, as TensorFlow would run it: only predictions are available.
+    all_reduces
+        Durations of all-reduces by other algorithms, which plans may choose then; None: not known.
     """
 
     title = "a Horovod job"
     askable = ("fusion_threshold_bytes", "cycle_time_us", "micro_batches", "compression")
     settings = ("groups", *CLUSTER_SETTINGS, *SCALES)
     recorded: CommSettings
-    predictor_type = Predictor
 
     @classmethod
     def of(cls, trace: Trace, options: PlanOptions) -> Horovod:
-        return horovod_job(trace, options)
+        recorded = trace.horovod_settings  # first: a trace of another kind is refused with a line that says so
+        return cls(cls.measured_step(trace), recorded, options, trace)
 
     def __init__(
         self,
-        predictor: Predictor,
-        compute: ComputeGraph | None = None,
-        transformations: tuple[Transformation, ...] = (),
+        measured: MeasuredStep[DataflowGraph],
+        recorded: CommSettings,
+        options: PlanOptions | None = None,
         trace: Trace | None = None,
         *,
-        exact_groups: bool = True,
+        all_reduces: CommunicationModel | None = None,
     ) -> None:
-        super().__init__(predictor, trace)
-        self.recorded = predictor.recorded
-        self.unplaced = predictor.graph.unplaced
-        self.guides = exact_groups  # the collectives of an iteration tell samplers which tensors to group
-        self._own, self._compute, self._exact_groups, self._changed = transformations, compute, exact_groups, False
-        if predictor.all_reduces is not None:
-            facts = horovod_facts(predictor.tensors, predictor.recorded)
-            transformations = (AllReduceAlgorithms(facts, predictor.all_reduce_choice()), *transformations)
-        self.space = horovod_space(predictor.tensors, predictor.recorded, others=transformations, exact_groups=exact_groups)
-        self._steps: dict[Plan, _Step] = {Plan(): _Step(predictor, 0.0, 0.0)}
+        super().__init__(measured, trace)
+        self.recorded, self.options = recorded, options or PlanOptions()
+        self.unplaced = measured.graph.unplaced
+        self._all_reduces = all_reduces or self._named_all_reduces()
+        self.guides = self._names_groups  # the collectives of an iteration tell samplers which tensors to group
+        self._transformations: dict[PlanOptions, tuple[Transformation, ...]] = {}
+        self._prepared: dict[Scenario, _Prepared] = {}
+        self.space = self.plans(Scenario())
+
+    @staticmethod
+    def _graph_of(trace: Trace, steps: tuple[int, ...] | None, *, with_profiler: bool) -> DataflowGraph:
+        return build_graph(trace, steps, with_profiler=with_profiler)
+
+    @staticmethod
+    def _costs_of(trace: Trace, graph: DataflowGraph) -> CommCosts:
+        return fit_comm_costs(trace, graph)
+
+    def _faster(self, graph: DataflowGraph, factor: float, rank: int | None) -> DataflowGraph:
+        profiles = enumerate(graph.profiles)
+        return replace(
+            graph,
+            profiles=tuple(_slower(profile, factor) if rank in (None, number) else profile for number, profile in profiles),
+        )
+
+    def _cheaper(self, costs: CommCosts, factor: float) -> CommCosts:
+        scaled = {name: getattr(costs, name) * factor for name in CommCosts.__dataclass_fields__ if name != "residual_pct"}
+        scaled["beta_busy_us"] = max(scaled["beta_busy_us"], 1e-9)
+        scaled["beta_tail_us"] = max(scaled["beta_tail_us"], 1e-9)
+        for name in ("negotiate_busy_us", "negotiate_idle_us"):
+            scaled[name] = np.maximum(scaled[name], 1.0)
+        return replace(costs, **scaled)
+
+    def _error_bar(self, costs: CommCosts) -> str:
+        return "horovod_mpi" if costs.poll_share else "horovod"
+
+    def _of_step(self, measured: MeasuredStep[DataflowGraph]) -> Horovod:
+        return Horovod(measured, self.recorded, self.options, self.trace, all_reduces=self._all_reduces)
+
+    # Which plans there are.
+
+    @property
+    def _framework(self) -> str:
+        return "tensorflow" if self.trace is None else self.trace.meta.framework
+
+    @property
+    def _names_groups(self) -> bool:
+        """Whether the framework's Horovod lets a job name the tensors of a group."""
+        return self._framework == "tensorflow"
+
+    def plans(self, scenario: Scenario) -> PlanSpace:
+        others = self._transformations_of(self.options.allowing(scenario.plan))
+        if self._all_reduces is not None:
+            choice = self.all_reduce_choice(self._cluster_in(scenario))
+            others = (AllReduceAlgorithms(self._facts, choice), *others)
+        exact_groups = self._names_groups or scenario.plan.tensor_groups is not None
+        return horovod_space(self.tensors, self.recorded, others=others, exact_groups=exact_groups)
+
+    @cached_property
+    def _facts(self) -> JobFacts:
+        return horovod_facts(self.tensors, self.recorded)
+
+    @cached_property
+    def _compute(self) -> ComputeGraph:
+        return ComputeGraph(self.measured.graph)
+
+    def _transformations_of(self, options: PlanOptions) -> tuple[Transformation, ...]:
+        """Changes of compute, memory and numbers that options allow; made once, because some remember what ops take."""
+        if options not in self._transformations:
+            self._transformations[options] = tuple(self._new_transformations(options))
+        return self._transformations[options]
+
+    def _new_transformations(self, options: PlanOptions) -> list[Transformation]:
+        requested, graph = set(options.compute), self.measured.graph
+        if requested and self._framework != "tensorflow":
+            raise InputError(f"{min(requested)}: only for TensorFlow's graphs, and this trace is of {self._framework}")
+        if options.memory_limit_bytes is not None and graph.memory is not None:
+            requested |= {"recomputation", "accumulation"}
+        transformations: list[Transformation] = []
+        precision = None
+        if "precision" in requested:
+            from dpro_search.costmodel.precision import named_model
+
+            precision = Precision(self._facts, self._compute, named_model(options.precision_table, "tensorflow"))
+        if "op-fusion" in requested:
+            from dpro_search.costmodel.fused.clusters import ClusterCosts, default_model
+            from dpro_search.costmodel.fused.model_file import FusionModel
+
+            model = default_model() if options.cluster_model is None else FusionModel.load(options.cluster_model)
+            # A job is planned as its first rank ran; a trace may hold the shapes of its tensors.
+            recorded = None if self.trace is None or not self.trace.graphs else self.trace.graphs[self.trace.graph_of_rank[0]]
+            costs = ClusterCosts(model, graph, recorded=recorded)
+            transformations.append(OpFusion(self._facts, self._compute, costs, precision))
+        if precision is not None:
+            transformations.append(precision)
+        if "recomputation" in requested:
+            transformations.append(Recomputation(self._facts, self._compute))
+        if "accumulation" in requested:
+            transformations.append(Accumulation(self._facts, self._compute, allow_lossy=options.allow_lossy))
+        if options.allow_lossy:
+            copy_us = self.measured.costs.copy_in_us
+            transformations.append(Compression(self._facts, self._compute, copy_us_per_byte=copy_us, allow_lossy=True))
+        return transformations
+
+    def _named_all_reduces(self) -> CommunicationModel | None:
+        """The model that the options name; raises `InputError` if the job uses another library than Open MPI."""
+        if self.options.all_reduce_model is None:
+            return None
+        from dpro_search.costmodel.collectives.model_file import CommunicationModel
+
+        if not polls(self.trace):
+            raise InputError(
+                "the all-reduce model is for jobs on Open MPI, and this one was recorded on Gloo, which has one algorithm"
+            )
+        return CommunicationModel.load(self.options.all_reduce_model)
+
+    def all_reduce_choice(self, cluster: ClusterSpec) -> AllReduceChoice:
+        """The model of all-reduces on a cluster, which must be known; raises `InputError` if there is none for the cluster."""
+        from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
+
+        assert self._all_reduces is not None
+        cores = len(set(cluster.cores))
+        return AllReduceChoice.of(self._all_reduces, cluster.ranks, cluster.rate_bps, cores, cluster.ranks_per_host)
+
+    def allowing(self, plan: Plan, options: PlanOptions) -> Horovod:
+        if HorovodSettings.of(plan).allreduce_algorithms is not None and options.all_reduce_model is None:
+            raise InputError(
+                "plan: allreduce_algorithms: give --all-reduce-model, which 'dpro-search fit' makes of all-reduces measured on "
+                "Open MPI"
+            )
+        return Horovod(self.measured, self.recorded, options.allowing(plan), self.trace)
+
+    # A scenario.
+
+    def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
+        if steps is not None:
+            return self._of_profiled(steps).lower(scenario)
+        plan = scenario.plan
+        space = self.space if plan.settings.keys() <= set(self.space.fields) else self.plans(scenario)
+        space.check(plan)
+        prepared = self._prepared_for(replace(scenario, plan=msgspec.structs.replace(plan, tensor_groups=None, scheme=None)))
+        step, as_recorded = prepared.step, prepared.as_recorded and plan == Plan()
+        return Lowered(
+            replayable=HorovodSchedule(
+                job=prepared.jobs.under(plan),
+                graph=step.graph,
+                costs=step.costs,
+                trace=self.trace,
+                as_recorded=as_recorded,
+            ),
+            error=ErrorModel(model=prepared.calibration.model_error[0 if as_recorded else 1], plan_us=prepared.uncertainty_us),
+            as_recorded=as_recorded,
+            cluster=prepared.cluster,
+            calibration=prepared.calibration,
+            assumptions=prepared.assumptions,
+            peak_memory_bytes=self._memory_bytes(plan, prepared),
+        )
+
+    def _prepared_for(self, scenario: Scenario) -> _Prepared:
+        """A scenario whose plan changes compute only; the last ones that were asked for are kept."""
+        prepared = self._prepared.pop(scenario, None) or self._prepare(scenario)
+        self._prepared[scenario] = prepared  # the last one
+        if len(self._prepared) > _REMEMBERED:
+            del self._prepared[next(iter(self._prepared))]
+        return prepared
+
+    def _prepare(self, scenario: Scenario) -> _Prepared:
+        self.check_changes(scenario)
+        step, plan, uncertainty_us = self.measured, scenario.plan, 0.0
+        more_bytes: float | None = 0.0
+        if plan != Plan():
+            transformations = self._transformations_of(self.options.allowing(plan))
+            graph, uncertainty_us = transformed(self._compute, plan, transformations)
+            step, more_bytes = replace(step, graph=graph), self._more_bytes(plan)
+        step = self._scaled(step, scenario.scales)
+        cluster = self._cluster_in(scenario)
+        choice = None if self._all_reduces is None else self.all_reduce_choice(cluster)
+        return _Prepared(
+            step=step,
+            jobs=HorovodJobs(step.graph, step.costs, (self.recorded, self.measured.cluster), cluster, choice),
+            cluster=cluster,
+            calibration=self._calibration_on(cluster, step.costs),
+            as_recorded=self._is_recorded(scenario, cluster),
+            uncertainty_us=uncertainty_us,
+            more_bytes=more_bytes,
+            sizes={tensor.name: tensor.size_bytes for tensor in step.graph.tensors},
+            assumptions=self._assumptions(scenario, cluster),
+        )
 
     def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
         """Groups are a plan's, or neighbours up to the threshold: what a cycle finds enqueued is not known of another cluster."""
-        graph, recorded = self.predictor.graph, self.recorded
+        graph, recorded = self.measured.graph, self.recorded
         number = {tensor.name: place for place, tensor in enumerate(self.tensors)}
         steps = tuple(rank_step_of(graph, rank) for rank in range(graph.ranks))
 
@@ -124,55 +338,32 @@ class Horovod(PredictedJob[Predictor]):
             trace=self.trace,
         )
 
-    def allowing(self, plan: Plan, options: PlanOptions) -> Horovod:
-        if HorovodSettings.of(plan).allreduce_algorithms is not None and options.all_reduce_model is None:
-            raise InputError(
-                "plan: allreduce_algorithms: give --all-reduce-model, which 'dpro-search fit' makes of all-reduces measured on "
-                "Open MPI"
-            )
-        job = horovod_job(self.trace, options.allowing(plan), self.predictor, exact_groups=plan.tensor_groups is not None)
-        job._changed = self._changed
-        return job
-
-    def _with(self, predictor: Predictor) -> Horovod:
-        job = Horovod(predictor, self._compute, self._own, self.trace, exact_groups=self._exact_groups)
-        job._changed = True
-        return job
-
-    def op_count(self, plan: Plan) -> int:
-        return len(self.applied(plan)[0].graph)
-
-    def timeline(self, plan: Plan) -> Timeline:
-        """The recorded step, op by op: what fuses under another plan is decided while a job runs."""
-        if plan != Plan() or self._changed:
-            raise InputError("--timeline has the ops of the recorded setting: leave out --plan, --set and --what-if")
-        graph = op_level(self.trace, self.predictor.graph, self.predictor.costs, step=self._typical_step)
-        return replay(graph)
-
     def measured_ops(self, timeline: Timeline) -> MeasuredOps | None:
-        return measured_ops(self.trace, self._typical_step)
+        return measured_ops(self.trace, typical_step(self.trace, self.measured.graph))
 
     def perfetto(self, plan: Plan, *, recorded: bool) -> bytes:
         if recorded:
             return super().perfetto(plan, recorded=True)
-        predictor, communication = self.applied(plan)
-        timeline = predictor.timeline(communication, log=True, iterations=8)
-        return perfetto_json(iteration_ops(timeline), measured=measured_ops(self.trace, int(predictor.graph.steps[0])))
+        schedule = self.schedule(plan)
+        measured = measured_ops(self.trace, int(schedule.graph.steps[0]))
+        return perfetto_json(iteration_ops(schedule.logged(iterations=8)), measured=measured)
 
-    @cached_property
-    def _typical_step(self) -> int:
-        return typical_step(self.trace, self.predictor.graph)
+    def schedule(self, plan: Plan) -> HorovodSchedule:
+        """The runtime's schedule under a plan in `scenario`."""
+        replayable = self.lower(replace(self.scenario, plan=plan)).replayable
+        assert isinstance(replayable, HorovodSchedule)
+        return replayable
 
     @property
     def questions(self) -> Mapping[str, Plan]:
-        from dpro_search.kinds.horovod.what_if import questions
+        from dpro_search.kinds.horovod.diagnosis import questions
 
         return questions()
 
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.horovod.diagnosis import diagnosis
 
-        return diagnosis(self.trace, self.predictor)
+        return diagnosis(self.trace, self.schedule(Plan()), self.gains(self.questions))
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
         from dpro_search.kinds.horovod.diagnosis import diagnosis_tables
@@ -180,53 +371,38 @@ class Horovod(PredictedJob[Predictor]):
         return diagnosis_tables(facts)
 
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
-        from dpro_search.kinds.horovod.groups import tensor_groups
-
-        return tensor_groups(self.trace, self.predictor, step, best)
-
-    def applied(self, plan: Plan) -> tuple[Predictor, Plan]:
-        """The predictor of the step that a legal plan makes, and what is left of the plan: communication."""
-        return self._under(plan).predictor, _communication(plan)
+        return tensor_groups(self.trace, self.schedule, step, best)
 
     def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
         """The collectives of an iteration under a legal plan with exact groups, in the order of their posts."""
-        return horovod_exchanges(*self.applied(plan))
+        return horovod_exchanges(self.schedule(plan), plan)
 
-    def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
-        predictor, communication = self.applied(plan)
-        return predictor.sampled(communication, samples=samples, seed=seed, on_sample=on_sample)
+    # Memory.
 
-    def _predict(self, plan: Plan) -> Prediction:
-        communication = _communication(plan)
-        step = self._under(plan)
-        prediction = step.predictor.predict(communication)
-        if step.predictor is self.predictor:
-            return prediction
-        low, high = prediction.interval_us
-        half = math.hypot((high - low) / 2, step.uncertainty_us)
-        peak, more = prediction.peak_memory_bytes, step.more_bytes
-        return msgspec.structs.replace(
-            prediction,
-            interval_us=(prediction.iteration_us - half, prediction.iteration_us + half),
-            source="extrapolated",
-            peak_memory_bytes=None if peak is None or more is None else max(round(peak + more), 0),
-        )
+    def _memory_bytes(self, plan: Plan, prepared: _Prepared) -> int | None:
+        """Measured peak of the process, with the plan's fusion buffer in place of the recorded one, and changes of compute."""
+        peak = self.measured.peak_rss_bytes
+        if peak is None or prepared.more_bytes is None:
+            return None
+        buffers_bytes = self._buffer_bytes(plan, prepared.sizes) - self._buffer_bytes(Plan(), prepared.sizes)
+        return max(round(peak + buffers_bytes + prepared.more_bytes), 0)
 
-    def _under(self, plan: Plan) -> _Step:
-        compute = plan.changed(**dict.fromkeys(_COMMUNICATION))
-        if compute not in self._steps:
-            assert self._compute is not None, "a legal plan has no other fields"
-            graph, uncertainty_us = transformed(self._compute, compute, self.space.transformations)
-            if len(self._steps) > _REMEMBERED:
-                del self._steps[next(key for key in self._steps if key != Plan())]
-            self._steps[compute] = _Step(self.predictor.at(graph=graph), uncertainty_us, self._more_bytes(compute))
-        return self._steps[compute]
+    def _buffer_bytes(self, plan: Plan, sizes: Mapping[str, int]) -> int:
+        """Pages of the fusion buffer that are touched: the largest collective that is possible."""
+        groups = plan.tensor_groups
+        threshold = HorovodSettings.of(plan).fusion_threshold_bytes
+        if groups is None and threshold is None:
+            groups = self.recorded.groups
+        if groups is not None:
+            return max((sum(sizes[name] for name in group) for group in groups if len(group) > 1), default=0)
+        threshold = self.recorded.fusion_threshold_bytes if threshold is None else threshold
+        return min(threshold, sum(sizes.values()))
 
     def _more_bytes(self, plan: Plan) -> float | None:
         """Change of peak memory by changes of compute, from liveness; None if it is not known."""
         if plan.recomputed_ops is None and plan.micro_batches is None and plan.bfloat16_ops is None:
             return 0.0
-        step = self.predictor.graph.memory
+        step = self.measured.graph.memory
         if step is None:
             return None
         changed = peak_bytes(
@@ -236,79 +412,16 @@ class Horovod(PredictedJob[Predictor]):
 
     @cached_property
     def _recorded_bytes(self) -> float:
-        step = self.predictor.graph.memory
+        step = self.measured.graph.memory
         assert step is not None, "only asked for where it is known"
         return peak_bytes(step).bytes
 
 
-class _Step(NamedTuple):
-    """A step under some compute: its predictor, how uncertain its length is, and what it needs of memory beside the recorded."""
-
-    predictor: Predictor
-    uncertainty_us: float
-    more_bytes: float | None
-
-
-def horovod_job(trace: Trace, options: PlanOptions, predictor: Predictor | None = None, *, exact_groups: bool = False) -> Horovod:
-    """A recorded Horovod job.
-
-    Parameters
-    ----------
-    predictor
-        Of the trace, where it was made already, perhaps on another cluster.
-    exact_groups
-        Whether plans may name the tensors of a group, although no job of the trace's framework could follow them.
-
-    Raises
-    ------
-    InputError
-        The options ask for what the recording does not have.
-    """
-    predictor = predictor or Predictor.from_trace(trace)
-    exact_groups = exact_groups or trace.meta.framework == "tensorflow"
-    if options.all_reduce_model is not None:
-        predictor = predictor.at(all_reduces=_all_reduces(trace, options.all_reduce_model))
-    requested = set(options.compute)
-    if requested and trace.meta.framework != "tensorflow":
-        raise InputError(f"{min(requested)}: only for TensorFlow's graphs, and this trace is of {trace.meta.framework}")
-    if options.memory_limit_bytes is not None and predictor.graph.memory is not None:
-        requested |= {"recomputation", "accumulation"}
-    if not requested and not options.allow_lossy:
-        return Horovod(predictor, trace=trace, exact_groups=exact_groups)
-    facts, compute = horovod_facts(predictor.tensors, predictor.recorded), ComputeGraph(predictor.graph)
-    transformations: list[Transformation] = []
-    precision = None
-    if "precision" in requested:
-        from dpro_search.costmodel.precision import named_model
-
-        precision = Precision(facts, compute, named_model(options.precision_table, "tensorflow"))
-    if "op-fusion" in requested:
-        from dpro_search.costmodel.fused.clusters import ClusterCosts, default_model
-        from dpro_search.costmodel.fused.model_file import FusionModel
-
-        model = default_model() if options.cluster_model is None else FusionModel.load(options.cluster_model)
-        # A job is planned as its first rank ran; a trace may hold the shapes of its tensors.
-        recorded = trace.graphs[trace.graph_of_rank[0]] if trace.graphs else None
-        transformations.append(OpFusion(facts, compute, ClusterCosts(model, predictor.graph, recorded=recorded), precision))
-    if precision is not None:
-        transformations.append(precision)
-    if "recomputation" in requested:
-        transformations.append(Recomputation(facts, compute))
-    if "accumulation" in requested:
-        transformations.append(Accumulation(facts, compute, allow_lossy=options.allow_lossy))
-    if options.allow_lossy:
-        transformations.append(Compression(facts, compute, copy_us_per_byte=predictor.costs.copy_in_us, allow_lossy=True))
-    return Horovod(predictor, compute, tuple(transformations), trace, exact_groups=exact_groups)
-
-
-def _all_reduces(trace: Trace, folder: Path) -> CommunicationModel:
-    """Costs of Open MPI's algorithms; raises `InputError` if the job uses another library."""
-    from dpro_search.costmodel.collectives.model_file import CommunicationModel
-
-    if not polls(trace):
-        raise InputError("the all-reduce model is for jobs on Open MPI, and this one was recorded on Gloo, which has one algorithm")
-    return CommunicationModel.load(folder)
-
-
-def _communication(plan: Plan) -> Plan:
-    return plan.changed(**{name: None for name in plan.settings if name not in _COMMUNICATION})
+def _slower(profile: RankProfile, factor: float) -> RankProfile:
+    """A rank whose core times are that many times as long."""
+    return replace(
+        profile,
+        post_us=profile.post_us * factor,
+        main_us=profile.main_us * factor,
+        releases=tuple(replace(release, work_us=release.work_us * factor) for release in profile.releases),
+    )

@@ -8,7 +8,7 @@ import pytest
 from ddp_jobs import NONE, POST, WAIT, job, programs
 from hypothesis import assume, given, settings
 
-from dpro_search.kinds.ddp.findings import findings
+from dpro_search.kinds.ddp.diagnosis import findings
 from dpro_search.replay import replay
 from dpro_search.replay.ddp.ops import iteration_ops
 from dpro_search.replay.ddp.timeline import replay_ddp

@@ -3,22 +3,19 @@
 import itertools
 
 import pytest
-from sample import predictor, sample
+from sample import sample, schedule
 
 from dpro_search.graph.recorded_collectives import arrivals
 from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.path_segments import path_segments
-from dpro_search.space.cluster import ClusterSpec
-from dpro_search.space.plan import Plan
-from dpro_search.space.scenario import Scale
 
 
-def path_of(source):
-    return path_segments(iteration_ops(source.timeline(Plan(), log=True)))
+def path_of(*changes):
+    return path_segments(iteration_ops(schedule(None, *changes).logged()))
 
 
 def test_the_path_has_no_gap_and_is_as_long_as_the_iteration():
-    timeline = predictor().timeline(Plan(), log=True)
+    timeline = schedule().logged()
     path = path_segments(iteration_ops(timeline))
     assert path[0].start_us == 0
     for before, after in itertools.pairwise(path):
@@ -27,14 +24,13 @@ def test_the_path_has_no_gap_and_is_as_long_as_the_iteration():
 
 
 def test_a_slow_link_makes_collectives_the_path():
-    slow = predictor().at(cluster=ClusterSpec(cores=predictor().cluster.cores, rate_bps=2e8))
-    path = path_of(slow)
+    path = path_of("rate=200mbit")
     collective = sum(segment.duration_us for segment in path if segment.kind == "communication")
     assert collective > 0.8 * sum(segment.duration_us for segment in path)
 
 
 def test_free_communication_makes_compute_the_path():
-    path = path_of(predictor().scaled(Scale.parse("communication=0")))
+    path = path_of("communication=0")
     compute = sum(segment.duration_us for segment in path if segment.kind in ("compute", "late_rank"))
     assert compute > 0.95 * sum(segment.duration_us for segment in path)
 

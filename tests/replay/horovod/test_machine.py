@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample import predictor
+from sample import measured, schedule
 
 from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.horovod.timeline import replay_horovod
 from dpro_search.replay.iterations import DRAWS, iteration_times, sample_order
-from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.rank_classes import alike
 from dpro_search.space.tensorflow.fusion_moves import contiguous_groups
@@ -354,12 +353,12 @@ def test_the_machine_has_the_times_of_a_graph_with_a_batching_device(case, costs
         assert row == pytest.approx(other, rel=1e-9, abs=1e-4)
 
 
-PLANS = [Plan(), Plan.of(fusion_threshold_bytes=0), Plan(tensor_groups=contiguous_groups(predictor().tensors, 4))]
+PLANS = [Plan(), Plan.of(fusion_threshold_bytes=0), Plan(tensor_groups=contiguous_groups(measured().graph.tensors, 4))]
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("cluster", [None, ClusterSpec(cores=(0, 1, 0, 1), rate_bps=1e9)])
-def test_the_machine_has_the_times_of_a_batching_device_for_plans_of_the_sample(plan, cluster):
-    case = predictor().job(plan, cluster)
+@pytest.mark.parametrize("changes", [(), ("ranks=4", "cores=2", "rate=1gbit")])
+def test_the_machine_has_the_times_of_a_batching_device_for_plans_of_the_sample(plan, changes):
+    case = schedule(plan, *changes).job
     (expected, _), found = twin(case, 2), replay_horovod(case, iterations=2)
     np.testing.assert_allclose(found.iterations_us, expected["iterations_us"], rtol=1e-12)

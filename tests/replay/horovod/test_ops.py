@@ -2,21 +2,20 @@
 
 import numpy as np
 import pytest
-from sample import predictor
+from sample import schedule
 
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay import replay
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.horovod.ops import iteration_ops
-from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 
 PLANS = [Plan(), Plan.of(fusion_threshold_bytes=0), Plan.of(fusion_threshold_bytes=2**22, cycle_time_us=3000.0)]
 
 
-def logged(plan=PLANS[0], cluster=None):
-    return predictor().timeline(plan, cluster, log=True, iterations=8)
+def logged(plan=PLANS[0], *changes):
+    return schedule(plan, *changes).logged(iterations=8)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -28,7 +27,7 @@ def test_the_graph_of_an_iteration_can_be_replayed_and_has_the_times_of_the_mach
 
 
 def test_every_time_of_an_op_follows_the_one_before():
-    times = iteration_ops(logged(cluster=ClusterSpec(cores=(0, 1, 0, 1), rate_bps=1e9))).times
+    times = iteration_ops(logged(Plan(), "ranks=4", "cores=2", "rate=1gbit")).times
     assert (times.ready_us <= times.start_us).all()
     assert (times.start_us <= times.moved_us).all()
     assert (times.moved_us <= times.end_us).all()
@@ -47,4 +46,4 @@ def test_phases_of_the_all_reduces_are_those_of_the_log():
 
 def test_a_replay_without_a_log_has_no_ops():
     with pytest.raises(InputError, match="log=True"):
-        iteration_ops(predictor().timeline(Plan()))
+        iteration_ops(schedule().iterations())

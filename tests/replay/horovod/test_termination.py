@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sample import predictor
+from sample import measured, sample
 
 from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.errors import GraphError
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.horovod.timeline import replay_horovod
 from dpro_search.space.plan import Plan
+from dpro_search.space.tensorflow.apply_plan import apply
 from dpro_search.space.tensorflow.horovod_job import HorovodJob
 
 # Durations that break loops: none, denormal, below and above the machine's tolerances, so long that short steps change nothing.
@@ -65,7 +66,7 @@ def test_a_gradient_that_is_enqueued_after_the_last_op_is_sent_at_its_end(late_u
 
 def test_a_rank_whose_update_takes_no_time_waits_for_its_gradient_all_the_same():
     """Without that it ran ahead, enqueued the gradient twice, and the other rank waited for ever for a third."""
-    whole = predictor()
+    whole = measured()
     costs = whole.costs
     slow = replace(costs, beta_busy_us=costs.beta_busy_us * 400, beta_tail_us=costs.beta_tail_us * 400)
     first, second = whole.graph.profiles
@@ -73,7 +74,7 @@ def test_a_rank_whose_update_takes_no_time_waits_for_its_gradient_all_the_same()
 
     def iteration_us(releases):
         graph = replace(whole.graph, profiles=(first, replace(second, releases=releases)))
-        return whole.at(graph=graph, costs=slow).predict(Plan()).iteration_us
+        return replay_horovod(apply(Plan(), graph, slow, (sample().horovod_settings, whole.cluster))).iteration_us
 
     assert iteration_us(()) == iteration_us(free)
 
@@ -92,11 +93,12 @@ def test_a_step_without_end_is_one_line(main_us, few_events):
 
 @pytest.mark.parametrize("main_us", [np.nan, np.inf, -1.0, 1e13])
 def test_a_core_time_that_is_no_duration_is_one_line(main_us):
-    whole = predictor()
+    whole = measured()
     first, second = whole.graph.profiles
     wrong = replace(second, main_us=np.full_like(second.main_us, main_us))
+    graph = replace(whole.graph, profiles=(first, wrong))
     with pytest.raises(GraphError, match=r"core time \(compute\) that is no duration"):
-        whole.at(graph=replace(whole.graph, profiles=(first, wrong))).predict(Plan())
+        apply(Plan(), graph, whole.costs, (sample().horovod_settings, whole.cluster))
 
 
 @pytest.mark.parametrize("cycle_us", [0.0, 1e-300, 1e9])

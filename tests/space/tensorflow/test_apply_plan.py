@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_apply import plain_apply
-from sample import predictor, sample
+from sample import measured, sample
 
 from dpro_search.errors import InputError
 from dpro_search.replay.horovod.timeline import replay_horovod
@@ -16,8 +16,8 @@ from dpro_search.space.tensorflow.fusion_moves import contiguous_groups, propose
 
 
 def applied(plan: Plan, cluster: ClusterSpec | None = None):
-    p = predictor()
-    return apply(plan, p.graph, p.costs, (p.recorded, p.cluster), cluster)
+    step = measured()
+    return apply(plan, step.graph, step.costs, (sample().horovod_settings, step.cluster), cluster)
 
 
 def test_the_empty_plan_is_the_recorded_setting():
@@ -34,14 +34,14 @@ def test_knobs_are_taken_from_the_plan():
 
 
 def test_a_group_is_posted_with_its_last_tensor():
-    tensors = predictor().tensors
+    tensors = measured().graph.tensors
     single, grouped = applied(Plan()), applied(Plan(tensor_groups=(tuple(t.name for t in tensors),)))
     assert grouped.units == 1
     np.testing.assert_allclose(grouped.post_us[:, :, 0], single.post_us.max(axis=2))
 
 
 def test_a_tensor_in_no_group_goes_alone():
-    names = [tensor.name for tensor in predictor().tensors]
+    names = [tensor.name for tensor in measured().graph.tensors]
     graph = applied(Plan(tensor_groups=((names[0], names[1]),)))
     assert graph.units == len(names) - 1
     assert sorted(graph.unit_tensors.tolist()) == [1] * (len(names) - 2) + [2]
@@ -53,14 +53,14 @@ def test_an_unknown_tensor_is_named():
 
 
 def test_more_ranks_behave_like_the_recorded_ones_and_are_followed_once():
-    many, recorded = applied(Plan(), predictor().cluster.with_ranks(5)), applied(Plan())
+    many, recorded = applied(Plan(), measured().cluster.with_ranks(5)), applied(Plan())
     assert many.class_of_rank.tolist() == [0, 1, 0, 1, 0]
     np.testing.assert_array_equal(many.main_us, recorded.main_us)
     assert many.on_core.tolist() == [1, 1]
 
 
 def test_ranks_on_fuller_cores_are_followed_apart():
-    graph = applied(Plan(), predictor().cluster.with_ranks(5, 2))  # cores of ranks 0, 2, 4 and of 1, 3
+    graph = applied(Plan(), measured().cluster.with_ranks(5, 2))  # cores of ranks 0, 2, 4 and of 1, 3
     assert graph.class_of_rank.tolist() == [0, 1, 0, 1, 0]
     assert graph.on_core.tolist() == [3, 2]
     assert len(set(graph.core.tolist())) == 2
@@ -69,7 +69,7 @@ def test_ranks_on_fuller_cores_are_followed_apart():
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 20), st.integers(0, 2**31), st.integers(0, 30))
 def test_no_grouping_loses_bytes_tensors_or_updates(count, seed, moves):
-    tensors = predictor().tensors
+    tensors = measured().graph.tensors
     position = {tensor.name: i for i, tensor in enumerate(tensors)}
     groups = contiguous_groups(tensors, count)
     rng = np.random.default_rng(seed)
@@ -87,13 +87,13 @@ def test_no_grouping_loses_bytes_tensors_or_updates(count, seed, moves):
 @given(st.integers(1, 40), st.integers(0, 2**31), st.booleans())
 def test_a_job_is_what_the_plain_way_makes_of_it(count, seed, shared):
     """The same enqueues, sizes and updates, and so the same iterations; with neighbours together and with any tensors together."""
-    tensors = predictor().tensors
+    tensors = measured().graph.tensors
     rng = np.random.default_rng(seed)
     unit_of = rng.integers(0, count, len(tensors)) if shared else np.arange(len(tensors)) * count // len(tensors)
     unit_of = np.unique(unit_of, return_inverse=True)[1]
     groups = tuple(tuple(t.name for t, unit in zip(tensors, unit_of, strict=True) if unit == k) for k in range(unit_of.max() + 1))
     job = applied(Plan(tensor_groups=groups))
-    plain = plain_apply(job, predictor().graph.profiles, unit_of, np.array([tensor.size_bytes for tensor in tensors], float))
+    plain = plain_apply(job, measured().graph.profiles, unit_of, np.array([tensor.size_bytes for tensor in tensors], float))
     np.testing.assert_array_equal(job.post_us, plain.post_us)
     np.testing.assert_array_equal(job.unit_bytes, plain.unit_bytes)
     np.testing.assert_array_equal(job.unit_tensors, plain.unit_tensors)

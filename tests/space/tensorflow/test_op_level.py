@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from sample import predictor, sample
+from sample import measured, sample
 
 from dpro_search.collect.trace import EventKind
 from dpro_search.errors import GraphError
@@ -19,7 +19,7 @@ from dpro_search.space.tensorflow.op_level import op_level, typical_step
 
 @functools.cache
 def graph():
-    found = op_level(sample(), predictor().graph, predictor().costs)
+    found = op_level(sample(), measured().graph, measured().costs)
     found.validate()
     return found
 
@@ -48,14 +48,14 @@ def test_the_iteration_is_predicted_within_3_percent_of_the_untraced_steps():
 
 
 def test_the_ops_of_the_dataflow_graph_keep_their_numbers_and_names():
-    source = predictor().graph
+    source = measured().graph
     assert list(graph().names[: len(source)]) == [f"{n}@{r}" for n, r in zip(source.op_name, source.op_rank, strict=True)]
     np.testing.assert_array_equal(graph().rank_of_op[: len(source)], source.op_rank)
     assert len(set(graph().names)) == len(graph())
 
 
 def test_every_op_with_core_time_is_on_its_ranks_core_and_no_other():
-    source = predictor().graph
+    source = measured().graph
     on_core = graph().policy[graph().device[: len(source)]] == OrderPolicy.PRIORITY
     np.testing.assert_array_equal(on_core, source.op_work_us.any(axis=0))
     assert np.isin(graph().policy[graph().device[: len(source)]][~on_core], OrderPolicy.UNBOUNDED).all()
@@ -71,14 +71,14 @@ def test_the_core_serves_in_recorded_order_where_dependencies_allow():
 
 
 def test_durations_are_the_means_of_the_samples_one_a_traced_step():
-    assert graph().samples_us.shape == (len(predictor().graph.steps), len(graph()))
+    assert graph().samples_us.shape == (len(measured().graph.steps), len(graph()))
     np.testing.assert_allclose(graph().samples_us.mean(axis=0), graph().duration_us, rtol=1e-4, atol=1e-3)
-    ratio = graph().duration_us[: len(predictor().graph)].sum() / predictor().graph.op_work_us.mean(axis=0).sum()
+    ratio = graph().duration_us[: len(measured().graph)].sum() / measured().graph.op_work_us.mean(axis=0).sum()
     assert 1 < ratio < 1.1  # what Horovod's cycles take of the core
 
 
 def test_the_collectives_are_those_of_the_typical_step():
-    step = typical_step(sample(), predictor().graph)
+    step = typical_step(sample(), measured().graph)
     events = sample().events
     transfers = events.select((events.kind == EventKind.ALLREDUCE) & (events.step == step))
     assert len(parts()) == len(np.unique(transfers.collective)) * sample().meta.ranks
@@ -88,7 +88,7 @@ def test_the_collectives_are_those_of_the_typical_step():
 
 
 def test_a_gradient_goes_from_its_post_through_one_collective_to_its_consumers():
-    source = predictor().graph
+    source = measured().graph
     for tensor in (0, len(source.tensors) // 2, len(source.tensors) - 1):
         placement = source.placements[tensor]
         for rank in range(source.ranks):
@@ -114,7 +114,7 @@ def test_an_iteration_follows_the_one_before_on_its_rank():
         assert (end, begin) in zip(graph().carry_src, graph().carry_dst, strict=True)
         assert preds(script).tolist() == [begin]
         assert graph().duration_us[begin] == graph().duration_us[end] == 0
-        host_us = predictor().graph.profiles[rank].host_us.mean()
+        host_us = measured().graph.profiles[rank].host_us.mean()
         assert host_us < graph().duration_us[script] < host_us * 1.1
 
 
@@ -136,27 +136,27 @@ def test_memory_is_variables_gradients_returned_gradients_and_the_fusion_buffer(
 
 
 def test_fusions_can_be_those_of_another_step():
-    step = int(predictor().graph.steps[0])
-    other = op_level(sample(), predictor().graph, predictor().costs, step=step)
+    step = int(measured().graph.steps[0])
+    other = op_level(sample(), measured().graph, measured().costs, step=step)
     other.validate()
     assert replay(other).iteration_us == pytest.approx(timeline().iteration_us, rel=0.05)
 
 
 def test_a_gradient_that_no_collective_carried_is_named():
     trace = sample()
-    lost = predictor().graph.tensors[7]
+    lost = measured().graph.tensors[7]
     number = [tensor.name for tensor in trace.tensors].index(lost.name)
     rest = (trace.events.kind != EventKind.ALLREDUCE) | (trace.events.tensor != number)
     without = replace(trace, events=trace.events.select(rest))
     with pytest.raises(GraphError, match="in no profiled step"):
-        op_level(without, predictor().graph, predictor().costs)
-    step = int(predictor().graph.steps[1])
+        op_level(without, measured().graph, measured().costs)
+    step = int(measured().graph.steps[1])
     with pytest.raises(GraphError, match=f"gradient '{lost.name}' was in no collective of step {step}"):
-        op_level(without, predictor().graph, predictor().costs, step=step)
+        op_level(without, measured().graph, measured().costs, step=step)
 
 
 def test_ranks_that_share_a_core_get_half_of_it():
     shared = replace(sample(), meta=msgspec.structs.replace(sample().meta, cores=(0, 0), hosts=("a", "a")))
-    halved = op_level(shared, predictor().graph, predictor().costs)
-    count = len(predictor().graph)
+    halved = op_level(shared, measured().graph, measured().costs)
+    count = len(measured().graph)
     np.testing.assert_allclose(halved.duration_us[:count], 2 * graph().duration_us[:count])

@@ -13,8 +13,9 @@ from dpro_search.costmodel.precision import BUNDLED_TABLE, BUNDLED_TORCH_TABLE, 
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.kinds import PlanOptions, job_of
-from dpro_search.kinds.ddp.predictor import DdpPredictor
+from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
 from dpro_search.space.transformations import JobFacts
 from dpro_search.space.transformations.modules import ModulePrecision, change_of, in_bfloat16, recomputed, uncertainty_us
 from tests.recordings import trace_of
@@ -151,9 +152,12 @@ def test_an_empty_plan_leaves_the_graph_as_it_is(blocks_graph):
 
 
 def test_a_price_says_how_uncertain_the_ratios_are_and_nothing_of_memory(blocks_trace):
-    predictor = DdpPredictor.from_trace(blocks_trace).at(ratios=Halves())
-    sure, plan = predictor.at(graph=named(predictor.graph, lowered(1000.0))), Plan(bfloat16_modules=("0", "1"))
-    doubtful = predictor.at(graph=named(predictor.graph, lowered(1000.0, other_us=50_000.0)))
+    measured, plan = Ddp.measured_step(blocks_trace), Plan(bfloat16_modules=("0", "1"))
+    options = PlanOptions(compute=frozenset({"precision"}))
+    sure, doubtful = (
+        Ddp(replace(measured, graph=named(measured.graph, ops)), options, ratios=Halves())
+        for ops in (lowered(1000.0), lowered(1000.0, other_us=50_000.0))
+    )
     widths = [np.diff(one.predict(plan).interval_us)[0] for one in (sure, doubtful)]
     assert widths[1] > widths[0] + 2 * 40_000
     assert sure.predict(plan).peak_memory_bytes is None
@@ -181,8 +185,8 @@ def test_a_search_knows_it_only_where_it_is_asked_for_and_has_a_table_of_pytorch
         job_of(blocks_trace, replace(PRECISION, precision_table=BUNDLED_TABLE))
     with pytest.raises(InputError, match="no memory limit can be kept with it"):
         job_of(blocks_trace, replace(PRECISION, memory_limit_bytes=10**12))
-    with pytest.raises(InputError, match="bfloat16_modules: name a table of what bfloat16 does to PyTorch's ops"):
-        DdpPredictor.from_trace(blocks_trace).predict(Plan(bfloat16_modules=("0",)))
+    with pytest.raises(InputError, match="precision: name a table of what bfloat16 does to PyTorch's ops"):
+        job_of(blocks_trace).lower(Scenario(plan=Plan(bfloat16_modules=("0",))))
 
 
 def test_what_a_recording_does_not_tell_is_refused(blocks_trace):

@@ -9,8 +9,9 @@ import pytest
 from dpro_search.collect.modules import ModuleInfo
 from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of
-from dpro_search.kinds.ddp.predictor import DdpPredictor
+from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
 from dpro_search.space.transformations import JobFacts
 from dpro_search.space.transformations.modules import ModuleRecomputation, recomputed, saved_bytes
 from tests.recordings import trace_of
@@ -74,8 +75,9 @@ def test_a_block_runs_again_before_its_gradients_and_after_those_of_the_blocks_b
 
 
 def test_what_runs_again_takes_its_time(blocks_trace):
-    predictor = DdpPredictor.from_trace(blocks_trace)
-    slow = predictor.at(graph=replace(predictor.graph, again_us=predictor.graph.again_us + 50_000.0))
+    measured = Ddp.measured_step(blocks_trace)
+    graph = replace(measured.graph, again_us=measured.graph.again_us + 50_000.0)
+    slow = Ddp(replace(measured, graph=graph), RECOMPUTATION)
     took_us = [slow.predict(Plan(recomputed_modules=names)).iteration_us for names in (None, ("0",), ("0", "1"))]
     assert took_us[0] + 50_000 < took_us[1] < took_us[2] - 50_000
 
@@ -116,6 +118,6 @@ def test_what_a_recording_or_ddp_does_not_have_is_refused(blocks_trace):
     with pytest.raises(InputError, match="recomputation: the job was recorded before modules were kept"):
         job_of(old, RECOMPUTATION)
     with pytest.raises(InputError, match="recomputed_modules: the job was recorded before modules were kept"):
-        DdpPredictor.from_trace(old).predict(Plan(recomputed_modules=("0",)))
+        job_of(old).lower(Scenario(plan=Plan(recomputed_modules=("0",))))
     with pytest.raises(InputError, match="op-fusion: a DistributedDataParallel job has plans for buckets, precision and recomput"):
         job_of(blocks_trace, PlanOptions(compute=frozenset({"op-fusion"})))

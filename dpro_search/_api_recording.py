@@ -293,8 +293,8 @@ class Recording(Tabular):
     @speaks_python
     def report(self, out: str | Path) -> Path:
         """Write one self-contained HTML page on the recording; returns its path."""
-        from dpro_search.cli._report_facts import facts_of_source
         from dpro_search.report import render
+        from dpro_search.report.gathered import facts_of_source
 
         write_file(page_path(out), render(facts_of_source(self.folder)).encode())
         return Path(out)
@@ -327,7 +327,7 @@ class Recording(Tabular):
         ax
             Axes to draw on; None: those of a new figure.
         """
-        from dpro_search.cli._report_facts import step_timeline
+        from dpro_search.report.gathered import step_timeline
 
         profiled = self.trace.steps.index[self.trace.steps.traced].tolist()
         if step is not None and step not in profiled:

@@ -74,7 +74,7 @@ class Run(Tabular):
         InputError
             The journal of the search is damaged or gone, or the plans do not differ in memory.
         """
-        from dpro_search.cli._report_facts import trials_of_run
+        from dpro_search.report.gathered import trials_of_run
 
         draw = {"progress": plots.progress, "pareto": plots.pareto}.get(kind)
         if draw is None:
@@ -173,8 +173,8 @@ class Run(Tabular):
     @speaks_python
     def report(self, out: str | Path, *, trace: str | Path | None = None) -> Path:
         """Write one HTML page on the search; returns its path. `trace`: path of the recording, if it has moved."""
-        from dpro_search.cli._report_facts import facts_of_run
         from dpro_search.report import render
+        from dpro_search.report.gathered import facts_of_run
 
         write_file(page_path(out), render(facts_of_run(self.folder, None if trace is None else Path(trace))).encode())
         return Path(out)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, UnsetType
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from dpro_search.deploy.parts.part import Servers
+    from dpro_search.analysis.search import Deployment
     from dpro_search.deploy.targets import Change
-    from dpro_search.kinds import Source
+    from dpro_search.kinds._answers import ComparedSetting
     from dpro_search.machine import Calibration
     from dpro_search.search import SearchResult
-    from dpro_search.space.plan import Plan, Prediction
+    from dpro_search.search.objective import StrategyFacts
+    from dpro_search.space.plan import Prediction
 
 _CHANGES: Mapping[str | None, str] = {"environment": "env", "script": "script", None: "-"}
 _NOTES = {
@@ -28,78 +30,33 @@ _NOTES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deployment:
-    """The inputs of real runs of a search's plans."""
-
-    servers: Servers | None = None  # Parameter servers of the recorded job.
-    # What changes in the job for each listed plan; None: it cannot follow the plan. Empty: not known.
-    changes: Sequence[Change | None] = ()
-
-    @staticmethod
-    def of(source: Source, result: SearchResult) -> Deployment:
-        """The inputs of real runs of plans for a trace or a description."""
-        from dpro_search.deploy.targets import change_of
-        from dpro_search.kinds import kind_of, targets_of
-
-        kind, targets = kind_of(source), targets_of(source)
-        if not targets:
-            return Deployment(servers=kind.servers(source))
-        facts = kind.facts(source)
-        return Deployment(servers=kind.servers(source), changes=[change_of(ranked.plan, targets, facts) for ranked in result.plans])
-
-
-def result_facts(result: SearchResult, deployment: Deployment) -> dict[str, Any]:
-    """The JSON output."""
-    from dpro_search.deploy.targets import more_servers
-
-    facts = result.summary()
-    for i, (row, ranked) in enumerate(zip(facts["plans"], result.plans, strict=True)):
-        row["more_servers"] = 0 if deployment.servers is None else more_servers(ranked.plan, deployment.servers)
-        row["change"] = deployment.changes[i] if deployment.changes else None
-    return facts
-
-
-def servers_note(plans: Sequence[Plan], servers: Servers) -> str:
-    """A sentence on the plans that need more server hosts than were recorded; empty: there are none."""
-    from dpro_search.deploy.targets import more_servers
-
-    more_of_plan = {number: more for number, plan in enumerate(plans, 1) if (more := more_servers(plan, servers))}
-    if not more_of_plan:
-        return ""
-    needs = ", ".join(f"plan {number} ({more} more)" for number, more in more_of_plan.items())
-    if servers.on_workers:
-        return f"Plans that need further hosts for servers: {needs}, with links like the workers'; the recorded ones shared hosts."
-    return f"Plans with more than the {servers.count} recorded servers: {needs}. Each server needs a host with a link like theirs."
-
-
 def print_result(
     console: Console,
     result: SearchResult,
-    deployment: Deployment | None = None,
+    deployment: Deployment,
     calibration: Calibration | None = None,
     origin: str = "recorded",
-    baseline: Mapping[str, Any] | None = None,
+    baseline: ComparedSetting | UnsetType = UNSET,
 ) -> None:
     """The best plans as a table, their gain, what they need, and the run folder.
 
     Parameters
     ----------
     deployment
-        What the plans need; None: not known.
+        What the plans need.
     calibration
         What the intervals were calibrated on; None: not known.
     origin
         Where the setting without a plan comes from, in a word.
     baseline
-        Of a parallel job: the whole strategy without a plan, with what it gives and costs (`Job.search_facts`); None: other jobs.
+        Of a parallel job: the whole strategy without a plan, with what it gives and costs (`Job.search_facts`); UNSET: other jobs.
     """
+    from dpro_search.analysis.search import servers_note
     from dpro_search.cli._output import microseconds
     from dpro_search.search.result import PLAN_FILE
 
-    deployment = deployment or Deployment()
     servers = deployment.servers
-    if baseline is None:
+    if isinstance(baseline, UnsetType):
         console.print(result_table(result, deployment.changes, origin))
     else:
         console.print(strategy_table(result, baseline, origin))
@@ -203,7 +160,7 @@ def result_table(result: SearchResult, changes: Sequence[Change | None] = (), or
     return table
 
 
-def strategy_table(result: SearchResult, baseline: Mapping[str, Any], origin: str) -> Table:
+def strategy_table(result: SearchResult, baseline: ComparedSetting, origin: str) -> Table:
     """Whole strategies of a parallel job with speed, memory and price; the setting without a plan in its place or last."""
     from rich import box
     from rich.table import Table
@@ -218,7 +175,7 @@ def strategy_table(result: SearchResult, baseline: Mapping[str, Any], origin: st
     table.add_column("plan", ratio=1)
     for title in ("step\ninterval\nspeed-up", "tokens/s\na device\nMFU", "memory\nfree", "a million\ntokens"):
         table.add_column(title, justify="right", no_wrap=True)
-    named = f"usual plan of its framework: {baseline['name']}" if baseline["usual_plan"] else f"as {origin}: {baseline['name']}"
+    named = f"usual plan of its framework: {baseline.name}" if baseline.usual_plan else f"as {origin}: {baseline.name}"
     for number, (name, ranked) in enumerate(zip(result.names, result.plans, strict=True), 1):
         mark = "" if ranked.plan == Plan() or ranked.gain_certain else " ?"
         cells = _strategy_cells(ranked.prediction, ranked.facts, f"{ranked.speedup:.2f}x{mark}")
@@ -229,24 +186,24 @@ def strategy_table(result: SearchResult, baseline: Mapping[str, Any], origin: st
     return table
 
 
-def _strategy_cells(prediction: Prediction, facts: Mapping[str, Any], speedup: str) -> list[str]:
+def _strategy_cells(prediction: Prediction, facts: StrategyFacts, speedup: str) -> list[str]:
     """Times, speed, memory and price of a strategy; "-" where one is not known."""
     from dpro_search.quantities import count_text, money_text, percent_text, size_text
 
-    def text(write: Callable[[float], str], value: float | None) -> str:
-        return "-" if value is None else write(value)
+    def text(write: Callable[[float], str], value: float | UnsetType | None) -> str:
+        return "-" if value is None or isinstance(value, UnsetType) else write(value)
 
     return [
         "\n".join((*_times(prediction), speedup)),
         "\n".join(
             (
-                text(count_text, facts["tokens_per_second"]),
-                text(count_text, facts["tokens_per_second_per_device"]),
-                text(percent_text, facts["mfu_pct"]),
+                text(count_text, facts.tokens_per_second),
+                text(count_text, facts.tokens_per_second_per_device),
+                text(percent_text, facts.mfu_pct),
             )
         ),
-        f"{text(size_text, prediction.peak_memory_bytes)}\n{text(size_text, facts['memory_margin_bytes'])}",
-        text(money_text, facts["cost_per_million_tokens"]),
+        f"{text(size_text, prediction.peak_memory_bytes)}\n{text(size_text, facts.memory_margin_bytes)}",
+        text(money_text, facts.cost_per_million_tokens),
     ]
 
 

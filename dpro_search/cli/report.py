@@ -28,11 +28,11 @@ def report(
     Example: dpro-search report runs/mine --out mine.html
     """
     from dpro_search.cli._output import print_json, say, stderr_console
-    from dpro_search.cli._report_facts import facts_of_run, facts_of_source
     from dpro_search.cli._sample import folder_of
     from dpro_search.collect._files import write_file
     from dpro_search.errors import InputError
     from dpro_search.report import render
+    from dpro_search.report.gathered import facts_of_run, facts_of_source
 
     folder = folder_of(source, sample)
     if out.is_dir():

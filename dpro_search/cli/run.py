@@ -148,11 +148,12 @@ def run(
     Example: dpro-search run --trials 500 --seed 1 --workers 2
     """
     from dpro_search.analysis.clusters import choice
+    from dpro_search.analysis.search import Deployment, search_answer
     from dpro_search.cli._clusters import batches_of, print_choice, several
     from dpro_search.cli._output import print_json, say, stderr_console, stdout_console, warn
     from dpro_search.cli._sample import folder_of, print_sample
     from dpro_search.cli._search_progress import progress
-    from dpro_search.cli._search_result import Deployment, print_result, result_facts
+    from dpro_search.cli._search_result import print_result
     from dpro_search.errors import InputError
     from dpro_search.kinds import PlanOptions, files_of, job_of, load_source, searchable
     from dpro_search.kinds._elsewhere import elsewhere
@@ -226,18 +227,15 @@ def run(
     there, result = searched(cluster, folder_of_run)
     job, place = there.job, there.cluster
     warn(doubt)
-    deployment, calibration = Deployment.of(source, result), job.calibration
-    reasons, searched_facts = job.reasons([ranked.plan for ranked in result.plans]), job.search_facts()
+    deployment = Deployment.of(source, result)
+    summary = search_answer(job, result, deployment, cluster=None if place is None else place.facts, doubt=doubt)
     if as_json:
-        facts = result_facts(result, deployment)
-        facts |= {"calibration": None if calibration is None else calibration.source, "recording_doubt": doubt}
-        facts |= {"reasons": reasons, **searched_facts}
-        print_json(facts | ({} if place is None else {"cluster": place.facts}))
+        print_json(summary)
     else:
         if place is not None:
             stdout_console().print(f"Predicted for {place.name}, {place.ranks} ranks.", soft_wrap=True)
-        print_result(stdout_console(), result, deployment, calibration, origin, searched_facts.get("baseline"))
-        for sentence in reasons:
+        print_result(stdout_console(), result, deployment, job.calibration, origin, summary.baseline)
+        for sentence in summary.reasons:
             say(stdout_console(), sentence)
         if place is None:
             print_sample(stdout_console(), folder, result)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from dpro_search.search.objective import StrategyFacts
 
 STEP_PARTS: Mapping[
     str, str
@@ -142,6 +145,37 @@ class TrainingFacts(PlanFacts, frozen=True, kw_only=True):
     sent_bytes: int
     waiting_share: float
     convergence: ConvergenceFacts
+
+
+class ComparedSetting(StrategyFacts, frozen=True, kw_only=True, omit_defaults=True):
+    """The setting of a parallel job that plans are compared with.
+
+    Attributes
+    ----------
+    name
+        The whole strategy, in words.
+    usual_plan, source
+        The plan that people usually take with the job's framework, in words, and who says so; None: the setting was described.
+    """
+
+    name: str
+    usual_plan: str | None
+    source: str | None
+
+
+class PlanMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a device, what plans may take of it, and the part that a search leaves free; None: not known, or given."""
+
+    device_bytes: int | None
+    limit_bytes: int | None
+    headroom_pct: float | None
+
+
+class SearchFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts that a kind of job adds to the result of a search."""
+
+    baseline: ComparedSetting | UnsetType = UNSET
+    memory: PlanMemory | UnsetType = UNSET
 
 
 class ReplayedStep(msgspec.Struct, frozen=True, kw_only=True):

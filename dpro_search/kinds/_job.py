@@ -30,7 +30,7 @@ from dpro_search.graph.measured import (
     replay_error,
     without_step,
 )
-from dpro_search.kinds._answers import ParallelSetting, PlanFacts, ReplayedStep
+from dpro_search.kinds._answers import ParallelSetting, PlanFacts, ReplayedStep, SearchFacts
 from dpro_search.kinds._names import registered
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._terms import Term
@@ -228,9 +228,9 @@ class Job(ABC):
         """Why the first of some ranked plans is the best of them, and what the others lose, in sentences."""
         return ()
 
-    def search_facts(self) -> dict[str, Any]:
-        """The setting that a search compares its plans with, and its assumptions, for the JSON of `run` and the report."""
-        return {}
+    def search_facts(self) -> SearchFacts:
+        """The setting that a search compares its plans with, and the memory that these may take."""
+        return SearchFacts()
 
     # What else can be asked of it.
 

@@ -15,7 +15,7 @@ import msgspec
 from dpro_search.deploy.step_split import AloneUs, StepSplit
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
-from dpro_search.kinds._answers import ParallelFacts, ParallelSetting, fields_of
+from dpro_search.kinds._answers import ComparedSetting, ParallelFacts, ParallelSetting, PlanMemory, SearchFacts, fields_of
 from dpro_search.kinds._facts import critical_ops
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions
@@ -39,7 +39,7 @@ from dpro_search.parallel.workload import Workload
 from dpro_search.quantities import size_text
 from dpro_search.replay.lowered import Lowered
 from dpro_search.replay.path_segments import path_totals
-from dpro_search.search.objective import BoundedPlan, ListedPlan
+from dpro_search.search.objective import BoundedPlan, ListedPlan, StrategyFacts
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import SCALES, Scale, Scenario
 
@@ -197,34 +197,34 @@ class ParallelJob(Job):
         lost_us = {name: parts_us.get(name, 0.0) - best_us.get(name, 0.0) for name in {**parts_us, **best_us}}
         return ListedPlan(
             strategy_text(strategy),
-            {
-                "strategy": settings_of(strategy).settings,
+            StrategyFacts(
+                strategy=settings_of(strategy).settings,
                 **{key: getattr(gives, key) for key in EFFICIENCY_KEYS},
-                "memory_margin_bytes": margin,
-                "slower_than_best_pct": (sum(parts_us.values()) / sum(best_us.values()) - 1) * 100,
-                "breakdown_us": parts_us,
-                "lost_to_best_us": {name: us for name, us in lost_us.items() if us},
-            },
+                memory_margin_bytes=margin,
+                slower_than_best_pct=(sum(parts_us.values()) / sum(best_us.values()) - 1) * 100,
+                breakdown_us=parts_us,
+                lost_to_best_us={name: us for name, us in lost_us.items() if us},
+            ),
         )
 
-    def search_facts(self) -> dict[str, Any]:
+    def search_facts(self) -> SearchFacts:
         """The setting that a search compares with, and the memory that plans may take."""
         name, facts = self._listed(Plan(), self.predict(Plan()), Plan())
         usual = usual_of(FRAMEWORKS[self.description.framework])
         chosen = self.description.chosen
-        return {
-            "baseline": {
-                "name": name,
-                **facts,
-                "usual_plan": usual.words if chosen else None,
-                "source": usual.source if chosen else None,
-            },
-            "memory": {
-                "device_bytes": self._here.device_bytes,
-                "limit_bytes": self._searched_bytes,
-                "headroom_pct": None if self.memory_limit_bytes is not None else MEMORY_HEADROOM * 100,
-            },
-        }
+        return SearchFacts(
+            baseline=ComparedSetting(
+                name=name,
+                usual_plan=usual.words if chosen else None,
+                source=usual.source if chosen else None,
+                **fields_of(facts),
+            ),
+            memory=PlanMemory(
+                device_bytes=self._here.device_bytes,
+                limit_bytes=self._searched_bytes,
+                headroom_pct=None if self.memory_limit_bytes is not None else MEMORY_HEADROOM * 100,
+            ),
+        )
 
     @property
     def _searched_bytes(self) -> int | None:

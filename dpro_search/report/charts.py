@@ -16,6 +16,7 @@ from dpro_search.report.units import time_scale
 _ACROSS = 10_000  # units of a pipeline's width
 _EDGED_PCT = 0.5  # narrower parts would vanish behind their edges
 _LEAST_SPAN = 1e-9  # of an axis, in its units
+_SAME = 1e-9  # relative difference of values that are drawn as one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,8 @@ def plot(
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round numbers from at most `low` to at least `high`."""
-    span = max(high - low if high > low else abs(high) or 1.0, _LEAST_SPAN)
+    same = high - low <= _SAME * abs(high)  # no ticks lie between them
+    span = max((abs(high) or 1.0) if same else high - low, _LEAST_SPAN)
     power = 10.0 ** math.floor(math.log10(span / count))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= span / count)
     first = math.floor(low / step)

@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+from msgspec import UNSET
+
+from dpro_search.analysis.predict import Replay
+from dpro_search.analysis.search import SearchAnswer
+from dpro_search.deploy.validate import Validation
 from dpro_search.kinds import ParallelSetting, Term
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import StepTimeline
+from dpro_search.search.run_folder import ClusterFacts
+from dpro_search.space.describe import describe
+from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.tensor_groups import TensorGroups
 
 Json = Mapping[str, Any]
@@ -22,20 +31,24 @@ class Facts:
     ----------
     name
         Of the run folder or of the trace.
-    replay, diagnosis
-        What the verbs `replay` and `diagnose` print with ``--json``.
+    replay
+        The answer of the verb `replay`.
+    diagnosis
+        What the verb `diagnose` prints with ``--json``.
     described
         Whether the job was described, so that nothing was measured of it.
     settings
         The described setting of a parallel job, and the best plan where one was found; empty for other kinds of jobs.
     search
-        What `run` prints with ``--json``; each of its plans also has a ``name`` for people. None: a report of a trace.
+        The answer of the verb `run`; None: a report of a trace.
+    baseline
+        The prediction of the setting without a plan in that search.
     cluster
-        Where all predictions hold, if not on the recorded cluster: ``name``, ``ranks``, ``assumed`` (sentences), ``interval``.
+        Where all predictions hold, if not on the recorded cluster.
     trials
         Of a search, in order: ``number``, ``origin``, ``iteration_us``, ``peak_memory_bytes``, ``infeasible``, ``name``.
     validation
-        What `validate` prints with ``--json``; its plans, also those refused or failed, have names as well. None: not validated.
+        Real runs of the plans; None: not validated.
     sample_runs
         The same of real runs that came with a bundled recording, where none of them is of a plan that was searched.
     corrected_pct
@@ -55,16 +68,17 @@ class Facts:
     """
 
     name: str
-    replay: Json
+    replay: Replay
     diagnosis: Json
     timeline: StepTimeline
     described: bool = False
     settings: Sequence[ParallelSetting] = ()
-    search: Json | None = None
-    cluster: Json | None = None
+    search: SearchAnswer | None = None
+    baseline: Prediction | None = None
+    cluster: ClusterFacts | None = None
     trials: Sequence[Json] = ()
-    validation: Json | None = None
-    sample_runs: Json | None = None
+    validation: Validation | None = None
+    sample_runs: Validation | None = None
     corrected_pct: tuple[float, float] | None = None
     groups: TensorGroups | None = None
     held_out: Sequence[HeldOutStep] = ()
@@ -80,8 +94,14 @@ class Facts:
     @property
     def unchanged(self) -> str:
         """The name of the setting without a plan; a described job that leaves its setting open has a usual one."""
-        usual = (self.search or {}).get("baseline", {}).get("usual_plan")
-        return f"as {self.origin}" if usual is None else "usual plan"
+        compared = UNSET if self.search is None else self.search.baseline
+        return f"as {self.origin}" if compared is UNSET or compared.usual_plan is None else "usual plan"
+
+    def name_of_plan(self, plan: Plan) -> str:
+        """The name of a plan for people, with its number where the search lists it."""
+        settings = msgspec.to_builtins(plan.settings)
+        rows = () if self.search is None else self.search.plans
+        return next((row.title for row in rows if row.plan == settings), describe(plan))
 
     @property
     def own_cluster(self) -> str:

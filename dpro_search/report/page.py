@@ -50,9 +50,10 @@ def render(facts: Facts) -> str:
             facts.held_out,
             facts.terms,
             facts.validation or facts.sample_runs,
+            facts.name_of_plan,
             facts.corrected_pct,
             described=facts.described,
-            calibration=facts.replay.get("calibration"),
+            calibration=facts.replay.calibration,
         ),
         provenance_section(facts.provenance, facts.notes),
     ]
@@ -75,8 +76,8 @@ def _title(facts: Facts) -> str:
     rows = dict(facts.provenance)
     if not {"model", "cluster"} <= rows.keys():
         return facts.name
-    moved = facts.cluster is not None and facts.cluster["name"] != facts.own_cluster
-    return f"{rows['model']} on {facts.cluster['name'] if moved and facts.cluster else rows['cluster']}"
+    moved = facts.cluster is not None and facts.cluster.name != facts.own_cluster
+    return f"{rows['model']} on {facts.cluster.name if moved and facts.cluster else rows['cluster']}"
 
 
 def _of_ranks(facts: Facts) -> list[Section]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+from dpro_search.deploy.validate import Validation
 from dpro_search.kinds import Term
+from dpro_search.machine import IntervalSource
 from dpro_search.report import units
 from dpro_search.report.charts import bars
 from dpro_search.report.html import Element, Section, figure, name_of, paragraph, table
+from dpro_search.space.plan import Plan
 
 _NO_HELD_OUT = (
     "No step was predicted from the others: the recording has too few steps, or jobs of this kind do not support the check."
@@ -36,11 +38,12 @@ class HeldOutStep:
 def quality_section(
     held_out: Sequence[HeldOutStep],
     terms: Sequence[Term],
-    validation: Mapping[str, Any] | None,
+    validation: Validation | None,
+    name_of_plan: Callable[[Plan], str],
     corrected_pct: tuple[float, float] | None = None,
     *,
     described: bool = False,
-    calibration: Mapping[str, Any] | None = None,
+    calibration: IntervalSource | None = None,
 ) -> Section:
     """Errors of predictions first, then the basis of intervals (`calibration`) and the terms of the cost model."""
     content: list[Element] = []
@@ -51,13 +54,13 @@ def quality_section(
     else:
         content.append(paragraph(_NO_HELD_OUT, "quiet"))
     if validation is not None:
-        content.append(_plans(validation))
+        content.append(_plans(validation, name_of_plan))
     if corrected_pct is not None:
         before, after = map(units.percent, corrected_pct)
         errors = f"Mean error of the predictions: {before}; {after} after each was corrected by the other measurements."
         content.append(paragraph(f"{errors} 'dpro-search run --calibrate RUN' applies this correction to a new search."))
     if calibration is not None:
-        content.append(paragraph(f"Intervals are based on: {calibration['text']}.", "quiet"))
+        content.append(paragraph(f"Intervals are based on: {calibration.text}.", "quiet"))
     if terms:
         rows = ((name_of(term.name), term.value, term.meaning) for term in terms)
         content.append(table("Terms of the cost model, fitted on this recording", ("term", "value#", "meaning"), rows))
@@ -82,9 +85,9 @@ def _held_out(steps: Sequence[HeldOutStep]) -> Element:
     return figure(bars("Error of each step", rows, "part compute"), caption, numbers)
 
 
-def _plans(validation: Mapping[str, Any]) -> Element:
-    recorded = (validation[f"baseline_{key}"] for key in ("predicted_us", "us", "error_pct"))
-    plans = (_row(name_of(row["name"]), row["predicted_us"], row["measured_us"], row["error_pct"]) for row in validation["plans"])
+def _plans(validation: Validation, name_of_plan: Callable[[Plan], str]) -> Element:
+    recorded = validation.baseline_predicted_us, validation.baseline_us, validation.baseline_error_pct
+    plans = (_row(name_of(name_of_plan(row.plan)), row.predicted_us, row.measured_us, row.error_pct) for row in validation.plans)
     columns = ("setting", "predicted#", "measured#", "error#")
     return table("Predicted and measured step times", columns, (_row("as recorded", *recorded), *plans))
 

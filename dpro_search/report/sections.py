@@ -12,6 +12,7 @@ from dpro_search.report import units
 from dpro_search.report.charts import BarPart, bars, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, name_of, paragraph, table
 from dpro_search.report.timeline import Lane, StepTimeline
+from dpro_search.search.run_folder import ClusterFacts
 
 _TOP_GAINS, _TOP_OPS = 10, 10
 _SHOWN = 0.0005  # of a step or path; less is 0.0 %
@@ -59,15 +60,15 @@ _PATH_KINDS = {
 }
 
 
-def cluster_section(cluster: Mapping[str, Any] | None, job_cluster: str) -> Section | None:
-    """The cluster that predictions are for, and assumptions about it; None for the job's `own` cluster without assumptions."""
-    if cluster is None or (cluster["name"] == job_cluster and not cluster["assumed"]):
+def cluster_section(cluster: ClusterFacts | None, job_cluster: str) -> Section | None:
+    """The cluster that predictions are for, and assumptions about it; None for the job's cluster without assumptions."""
+    if cluster is None or (cluster.name == job_cluster and not cluster.assumed):
         return None
-    assumptions = bullets([f"{each}." for each in cluster["assumed"]]) if cluster["assumed"] else None
-    if cluster["name"] == job_cluster:
+    assumptions = bullets([f"{each}." for each in cluster.assumed]) if cluster.assumed else None
+    if cluster.name == job_cluster:
         return Section("cluster", "Assumptions", [assumptions])
-    ranks = units.count(cluster["ranks"], "rank")
-    sentence = f"All predictions on this page are for {cluster['name']}, {ranks}. Nothing was measured there."
+    ranks = units.count(cluster.ranks, "rank")
+    sentence = f"All predictions on this page are for {cluster.name}, {ranks}. Nothing was measured there."
     assumed = None if assumptions is None else paragraph("Assumptions:")
     return Section("cluster", "Cluster", [paragraph(sentence), assumed, assumptions])
 

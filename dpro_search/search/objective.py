@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, cast
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.space.plan import Plan, Prediction
@@ -61,11 +64,41 @@ class Ranked(Protocol):
         """
 
 
+class StrategyFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts on a plan of a described parallel job beside its prediction. For other kinds of jobs, none of them is set.
+
+    Attributes
+    ----------
+    strategy
+        Every setting of the strategy.
+    tokens_per_second, ..., energy_per_iteration_j
+        See `kinds._work.Efficiency`; None: not known.
+    memory_margin_bytes
+        Memory of a device that is left; None: not known.
+    slower_than_best_pct, lost_to_best_us
+        How much longer a step takes than under the best plan, and which parts of the step take longer or (negative) less.
+    breakdown_us
+        Parts of a step.
+    """
+
+    strategy: Mapping[str, object] | UnsetType = UNSET
+    tokens_per_second: float | UnsetType | None = UNSET
+    tokens_per_second_per_device: float | UnsetType | None = UNSET
+    mfu_pct: float | UnsetType | None = UNSET
+    cost_per_million_tokens: float | UnsetType | None = UNSET
+    cost_per_iteration_usd: float | UnsetType | None = UNSET
+    energy_per_iteration_j: float | UnsetType | None = UNSET
+    memory_margin_bytes: float | UnsetType | None = UNSET
+    slower_than_best_pct: float | UnsetType = UNSET
+    breakdown_us: Mapping[str, float] | UnsetType = UNSET
+    lost_to_best_us: Mapping[str, float] | UnsetType = UNSET
+
+
 class ListedPlan(NamedTuple):
     """Facts on a plan that a result has beside its prediction."""
 
     name: str  # The whole setting, in words.
-    facts: dict[str, Any]  # By their names in JSON.
+    facts: StrategyFacts
 
 
 class Explaining(Protocol):

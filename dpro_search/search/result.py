@@ -7,10 +7,11 @@ import io
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from dpro_search._regular_files import read_regular
 from dpro_search._repr import short_repr
@@ -18,7 +19,7 @@ from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.search.finished import FinishedTrial, PlanSize, plan_key, size_of
-from dpro_search.search.objective import Explaining, Reevaluator
+from dpro_search.search.objective import Explaining, Reevaluator, StrategyFacts
 from dpro_search.search.robustness import beats
 from dpro_search.space.describe import plan_names
 from dpro_search.space.plan import Plan, Prediction, setting_names
@@ -51,7 +52,7 @@ class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
     # name, facts: Of a job that explains its plans (`objective.Explaining`): the whole setting in words, and what a result says of
     # it beside the prediction, by the names in JSON. Empty: the plan's own words, and nothing.
     name: str = ""
-    facts: dict[str, Any] = {}
+    facts: StrategyFacts = StrategyFacts()
 
     __repr__ = short_repr
 
@@ -99,29 +100,6 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     def feasible(self) -> bool:
         """Whether any evaluated plan keeps the limits."""
         return self.plans[0].prediction.infeasible is None
-
-    def summary(self) -> dict[str, Any]:
-        """The result as the command line prints it with ``--json``."""
-        return {
-            "run": self.run,
-            "trials": self.trials,
-            "seconds": self.seconds,
-            "stopped": self.stopped,
-            "baseline_us": self.baseline.iteration_us,
-            "baseline_interval_us": self.baseline.interval_us,
-            "best_us": self.plans[0].prediction.iteration_us,
-            "speedup": self.plans[0].speedup,
-            "gain_certain": self.gain_certain,
-            "worth_measuring": self.worth_measuring,
-            "feasible": self.feasible,
-            "workers_lost": self.workers_lost,
-            "plans": [
-                {"number": number, "name": name, "lossy": ranked.plan.is_lossy, **_row(ranked)}
-                for number, (name, ranked) in enumerate(zip(self.names, self.plans, strict=True), 1)
-            ],
-            "pareto": [_row(ranked) for ranked in self.front],
-            "beats": self.beats,
-        }
 
     def save(self) -> None:
         """Write ``plans/``, ``topn.csv``, ``pareto.csv`` and ``result.json`` into the run folder, in place of older ones."""
@@ -303,32 +281,19 @@ def _complexity(trial: FinishedTrial) -> tuple[PlanSize, float, int]:
     return size_of(trial), trial.prediction.iteration_us, trial.number
 
 
-def _row(ranked: RankedPlan) -> dict[str, Any]:
-    row = {
-        "plan": msgspec.to_builtins(ranked.plan.settings),
-        "predicted_iteration_us": ranked.prediction.iteration_us,
-        "interval_us": ranked.prediction.interval_us,
-        "peak_memory_bytes": ranked.prediction.peak_memory_bytes,
-        "speedup": ranked.speedup,
-        "gain_certain": ranked.gain_certain,
-        "infeasible": ranked.prediction.infeasible,
-    }
-    if ranked.quantile_us is not None:
-        row |= {"quantile_us": ranked.quantile_us, "beats_recorded": ranked.beats_recorded}
-    return row | ranked.facts
-
-
 def _csv(plans: tuple[RankedPlan, ...], file: str) -> bytes:
     """A table of plans; settings that are lists by their length, and whole where a job tells the whole ``strategy`` of a plan."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
     names = setting_names()
-    more = [name for name, value in plans[0].facts.items() if isinstance(value, int | float | None)] if plans else []
+    facts = [msgspec.structs.asdict(ranked.facts) for ranked in plans]
+    more = [name for name, value in facts[0].items() if isinstance(value, int | float | None)] if plans else []
     words = ["name"] if any(ranked.name for ranked in plans) else []
     table.writerow((*_CSV_COLUMNS, *more, *words, *names, "trial"))
     for number, ranked in enumerate(plans, 1):
         plan, prediction = ranked.plan, ranked.prediction
-        whole: Mapping[str, Any] = ranked.facts.get("strategy", {})
+        strategy = ranked.facts.strategy
+        whole: Mapping[str, object] = {} if strategy is UNSET else strategy
         values = [whole.get(name, plan.get(name)) for name in names]
         table.writerow(
             [
@@ -336,7 +301,7 @@ def _csv(plans: tuple[RankedPlan, ...], file: str) -> bytes:
                 *(
                     ranked.gain_certain,
                     prediction.peak_memory_bytes,
-                    *map(ranked.facts.get, more),
+                    *(facts[number - 1][name] for name in more),
                     *([ranked.name] if words else []),
                 ),
                 *(len(value) if isinstance(value, tuple) else value for value in values),

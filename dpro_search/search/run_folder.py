@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Annotated, Any, overload
+from typing import IO, Annotated, overload
 
 import msgspec
 
@@ -65,6 +65,15 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     asks_first: bool = False  # Whether the job's questions were tried first; not so in folders of earlier versions.
 
 
+class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster that predictions are for: its name, its ranks, assumptions as sentences, and what the intervals are based on."""
+
+    name: str
+    ranks: int
+    assumed: tuple[str, ...]
+    interval: str
+
+
 class SearchedCluster(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster that the predictions of a search are for, if that is not the recorded one."""
 
@@ -78,9 +87,9 @@ class SearchedCluster(msgspec.Struct, frozen=True, kw_only=True):
     interval: str = ""  # What their intervals come from.
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """For the JSON of verbs."""
-        return {"name": self.name, "ranks": self.ranks, "assumed": list(self.assumed), "interval": self.interval}
+    def facts(self) -> ClusterFacts:
+        """The cluster as answers have it."""
+        return ClusterFacts(name=self.name, ranks=self.ranks, assumed=self.assumed, interval=self.interval)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dpro_search.cli._search_result import servers_note
+from dpro_search.analysis.search import servers_note
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan

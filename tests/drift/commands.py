@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpro_search.cli._report_facts import facts_of_run, facts_of_source
 from dpro_search.collect.trace import Trace
+from dpro_search.report.gathered import facts_of_run, facts_of_source
 from tests.drift.jobs import JOB_FILES, JOBS, write_captured_job
 from tests.in_process import succeeds
 from tests.kinds import synchronised_runs

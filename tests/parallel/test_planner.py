@@ -142,11 +142,11 @@ def test_a_memory_limit_has_a_unit_and_takes_the_place_of_the_headroom(folder, t
     ],
 )
 def test_without_runs_a_usual_plan_of_the_framework_is_compared_with(tmp_path, values, words):
-    facts = job(tmp_path, None, **values).search_facts()["baseline"]
-    parts = facts["name"].split(", ")
-    assert all(word in parts for word in words), facts["name"]
-    assert facts["usual_plan"]
-    assert facts["source"]
+    facts = job(tmp_path, None, **values).search_facts().baseline
+    parts = facts.name.split(", ")
+    assert all(word in parts for word in words), facts.name
+    assert facts.usual_plan
+    assert facts.source
 
 
 def test_the_usual_plan_is_said_with_its_source(tmp_path):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
+from dpro_search.analysis.predict import Replay
+from dpro_search.analysis.search import PlanRow, SearchAnswer
+from dpro_search.deploy.losses import Equivalence
+from dpro_search.deploy.validate import MeasuredPlan, Validation
 from dpro_search.kinds import Term
 from dpro_search.report import Facts
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline
+from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.tensor_groups import Group, TensorGroups
 
 HOSTILE = (
@@ -27,51 +33,75 @@ HOSTILE = (
 
 def plan(
     number: int, predicted_us: float, baseline_us: float = 100e3, *, certain: bool = True, memory: int | None = 2**30
-) -> dict[str, Any]:
-    return {
-        "plan": {"fusion_threshold_bytes": number + 1},
-        "name": f"plan {number}",
-        "predicted_iteration_us": predicted_us,
-        "interval_us": (predicted_us * 0.95, predicted_us * 1.05),
-        "peak_memory_bytes": memory,
-        "speedup": baseline_us / predicted_us,
-        "gain_certain": certain,
-        "infeasible": None,
-    }
+) -> PlanRow:
+    return PlanRow(
+        number=number,
+        plan={"fusion_threshold_bytes": number + 1},
+        name=f"threshold {number + 1}",
+        predicted_iteration_us=predicted_us,
+        interval_us=(predicted_us * 0.95, predicted_us * 1.05),
+        peak_memory_bytes=memory,
+        speedup=baseline_us / predicted_us,
+        gain_certain=certain,
+        infeasible=None,
+    )
 
 
-def search(*plans: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "run": "runs/made",
-        "trials": 4,
-        "seconds": 2.0,
-        "stopped": "finished",
-        "baseline_us": 100e3,
-        "baseline_interval_us": (95e3, 105e3),
-        "baseline_infeasible": None,
-        "feasible": True,
-        "worth_measuring": False,
-        "plans": list(plans),
-    }
+def search(*plans: PlanRow) -> SearchAnswer:
+    return SearchAnswer(
+        run="runs/made",
+        trials=4,
+        seconds=2.0,
+        stopped="finished",
+        baseline_us=100e3,
+        baseline_interval_us=(95e3, 105e3),
+        best_us=plans[0].predicted_iteration_us,
+        speedup=plans[0].speedup,
+        gain_certain=plans[0].gain_certain,
+        worth_measuring=False,
+        feasible=True,
+        workers_lost=0,
+        plans=plans,
+        pareto=(),
+        beats=(),
+        calibration=None,
+        recording_doubt=None,
+        reasons=(),
+    )
 
 
-def validation(speedup: float, *, beyond_noise: bool) -> dict[str, Any]:
-    row = {
-        **{"name": "plan 0", "plan": {"fusion_threshold_bytes": 1}, "predicted_us": 80e3, "interval_us": (76e3, 84e3)},
-        **{"measured_us": 100e3 / speedup, "spread_us": 500.0, "error_pct": 1.0, "speedup_predicted": 1.25},
-        **{"speedup_measured": speedup, "speedup_interval": (speedup - 0.02, speedup + 0.02), "beyond_noise": beyond_noise},
-        "losses": {"verdict": "same", "reason": "first 20 losses agree within 0.0001"},
-    }
-    return {
-        "baseline_us": 100e3,
-        "baseline_predicted_us": 100e3,
-        "baseline_error_pct": 0.0,
-        "noise_pct": 1.5,
-        "rounds": 2,
-        "plans": [row],
-        "refused": [],
-        "failed": [],
-    }
+def baseline(infeasible: str | None = None) -> Prediction:
+    """The prediction of the recorded setting of `search`."""
+    return Prediction(
+        iteration_us=100e3,
+        interval_us=(95e3, 105e3),
+        breakdown_us={},
+        peak_memory_bytes=None,
+        source="recorded",
+        settled=True,
+        infeasible=infeasible,
+    )
+
+
+def validation(speedup: float, *, beyond_noise: bool) -> Validation:
+    row = MeasuredPlan(
+        plan=Plan.of(fusion_threshold_bytes=1),
+        predicted_us=80e3,
+        interval_us=(76e3, 84e3),
+        measured_us=100e3 / speedup,
+        spread_us=500.0,
+        error_pct=1.0,
+        speedup_predicted=1.25,
+        speedup_measured=speedup,
+        speedup_interval=(speedup - 0.02, speedup + 0.02),
+        beyond_noise=beyond_noise,
+        losses=losses("same", "first 20 losses agree within 0.0001"),
+    )
+    return Validation(baseline_us=100e3, baseline_predicted_us=100e3, baseline_error_pct=0.0, noise_pct=1.5, rounds=2, plans=(row,))
+
+
+def losses(verdict: Literal["same", "different"], reason: str) -> Equivalence:
+    return Equivalence(verdict=verdict, reason=reason, compared=20, difference=None, tolerance=None)
 
 
 def trials() -> list[dict[str, Any]]:
@@ -109,12 +139,19 @@ def facts(name: str = "made", op: str = "gemm@0") -> Facts:
     parts = {"compute": 60e3, "contention": 10e3, "exposed_communication": 30e3}
     return Facts(
         name=name,
-        replay={
-            "measured_iteration_us": 98e3,
-            "predicted_iteration_us": 100e3,
-            "error_pct": 2.0,
-            "interval_us": (95e3, 105e3),
-        },
+        replay=Replay(
+            measured_us=98e3,
+            iteration_us=100e3,
+            error_pct=2.0,
+            interval_us=(95e3, 105e3),
+            breakdown_us={},
+            peak_memory_bytes=None,
+            ops=10,
+            replay_seconds=0.1,
+            settled=True,
+            unplaced={},
+            calibration=None,
+        ),
         diagnosis={
             "iteration_us": 100e3,
             "critical_path": [
@@ -143,13 +180,11 @@ def hostile_facts(op: str) -> Facts:
     """Facts in which every text that comes from a file is `op`."""
     lane = Lane(rank=0, measured=True, name=op)
     lane.add(op, "compute", 0.0, 90e3)
-    row = plan(0, 80e3) | {"name": op}
-    ran = validation(1.2, beyond_noise=True)
-    ran["plans"][0]["name"] = op
+    row = msgspec.structs.replace(plan(0, 80e3), name=op)
     return replace(
         facts(op, op),
         timeline=StepTimeline(lanes=(lane,), step=0),
         search=search(row),
         trials=[trial | {"name": op, "origin": op} for trial in trials()],
-        validation=ran,
+        validation=validation(1.2, beyond_noise=True),
     )

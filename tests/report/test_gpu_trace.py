@@ -9,13 +9,13 @@ import pytest
 from importer_kit import shared_traces
 from kineto_machine import Launch, Synchronize, run
 
-from dpro_search.cli._report_facts import facts_of_source
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import _recorded as recorded
 from dpro_search.kinds import job_of
 from dpro_search.report import render, units
+from dpro_search.report.gathered import facts_of_source
 from dpro_search.space.plan import Plan
 
 STEPS = 20
@@ -77,8 +77,8 @@ def test_a_real_trace_is_shown_with_names_that_people_read(name, tmp_path):
     assert not re.search(r"[-\N{MINUS SIGN}]0\.0 ", visible)
     assert {lane.name for lane in facts.timeline.lanes if lane.measured and lane.name == "communication"} == set()
     # One number, one home: the page, `replay` and `diagnose`.
-    assert facts.replay["predicted_iteration_us"] == facts.diagnosis["iteration_us"] == job.predict(Plan()).iteration_us
-    assert facts.replay["breakdown_us"] == facts.diagnosis["breakdown_us"] == job.predict(Plan()).breakdown_us
+    assert facts.replay.iteration_us == facts.diagnosis["iteration_us"] == job.predict(Plan()).iteration_us
+    assert facts.replay.breakdown_us == facts.diagnosis["breakdown_us"] == job.predict(Plan()).breakdown_us
     for row in facts.diagnosis["ranks"]:
         if row["exposed_communication_us"]:
             assert f"exposed communication: {units.duration(row['exposed_communication_us'])}" in page

@@ -11,11 +11,14 @@ import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from report import made
 
+from dpro_search.deploy.validate import FailedPlan, RefusedPlan
 from dpro_search.report import render, units
 from dpro_search.report.html import environment, shown, unescaped
 from dpro_search.report.timeline import Lane, StepTimeline
+from dpro_search.space.plan import Plan
 
 
 class Outline(HTMLParser):
@@ -91,7 +94,7 @@ def test_predicted_intervals_that_overlap_are_not_a_certain_gain():
 
 
 def test_a_large_gain_that_is_not_certain_is_to_be_measured():
-    search = made.search(made.plan(0, 80e3, certain=False)) | {"worth_measuring": True}
+    search = structs.replace(made.search(made.plan(0, 80e3, certain=False)), worth_measuring=True)
     text = Outline(render(replace(made.facts(), search=search, trials=made.trials()))).text
     assert "faster than the recorded setting is predicted, but not certain" in text
     assert "Not a certain gain" in text
@@ -216,17 +219,15 @@ def test_a_timeline_says_which_side_is_missing():
 
 
 def test_a_plan_that_trains_something_else_is_no_gain():
-    refused = {
-        "name": "plan 0", "plan": {"fusion_threshold_bytes": 1}, "predicted_us": 80e3, "measured_us": 50e3,
-        "losses": {"verdict": "different", "reason": "first 20 losses differ, by more than 0.0001"},
-    }  # fmt: skip
-    ran = made.validation(1.3, beyond_noise=True) | {"plans": [], "refused": [refused]}
+    plan, losses = Plan.of(fusion_threshold_bytes=1), made.losses("different", "first 20 losses differ, by more than 0.0001")
+    refused = RefusedPlan(plan=plan, predicted_us=80e3, measured_us=50e3, losses=losses)
+    ran = structs.replace(made.validation(1.3, beyond_noise=True), plans=(), refused=(refused,))
     text = Outline(render(searched(validation=ran))).text
     assert "The measured plans train something else" in text
     assert "differ, by more than" in text
     assert "none: trains something else" in text
     assert "faster than recorded" not in text
-    beside = made.validation(1.3, beyond_noise=True) | {"refused": [refused]}
+    beside = structs.replace(made.validation(1.3, beyond_noise=True), refused=(refused,))
     text = Outline(render(searched(validation=beside))).text
     assert "1.30\u00d7 faster than recorded" in text
     assert "1 other plan trained something else" in text
@@ -234,25 +235,27 @@ def test_a_plan_that_trains_something_else_is_no_gain():
 
 def test_a_plan_that_failed_in_a_run_is_no_gain():
     reason = "the job took longer than 300 s (--timeout) and was ended"
-    failed = {"name": "plan 0", "plan": {"fusion_threshold_bytes": 1}, "predicted_us": 80e3, "reason": reason}
     ran = made.validation(1.3, beyond_noise=True)
-    for before in ({"runs": 1, "measured_us": 50e3}, {"runs": 0, "measured_us": None}):
-        text = Outline(render(searched(validation=ran | {"plans": [], "failed": [failed | before]}))).text
+    for runs, measured_us in ((1, 50e3), (0, None)):
+        plan = Plan.of(fusion_threshold_bytes=1)
+        failed = FailedPlan(plan=plan, predicted_us=80e3, reason=reason, runs=runs, measured_us=measured_us)
+        text = Outline(render(searched(validation=structs.replace(ran, plans=(), failed=(failed,))))).text
         assert "The plans' runs failed" in text
         assert reason in text
         assert "none: a run failed" in text
         assert "faster than recorded" not in text
-    beside = ran | {"failed": [failed | {"plan": {"fusion_threshold_bytes": 2}, "runs": 0, "measured_us": None}]}
-    text = Outline(render(searched(validation=beside))).text
+    other = structs.replace(failed, plan=Plan.of(fusion_threshold_bytes=2))
+    text = Outline(render(searched(validation=structs.replace(ran, failed=(other,))))).text
     assert "1.30\u00d7 faster than recorded" in text
     assert "1 other plan failed in a run" in text
 
 
 def test_where_nothing_keeps_the_memory_limit_that_is_said():
-    nearest = made.plan(0, 80e3, certain=False) | {"infeasible": "needs 900 MiB, and may have 100"}
-    found = made.search(nearest) | {"feasible": False, "baseline_infeasible": "needs 1200 MiB, and may have 100"}
+    nearest = structs.replace(made.plan(0, 80e3, certain=False), infeasible="needs 900 MiB, and may have 100")
+    search = structs.replace(made.search(nearest), feasible=False)
+    baseline = made.baseline("needs 1200 MiB, and may have 100")
     trials = [trial | {"infeasible": "needs 900 MiB, and may have 100"} for trial in made.trials()]
-    text = Outline(render(replace(made.facts(), search=found, trials=trials))).text
+    text = Outline(render(replace(made.facts(), search=search, baseline=baseline, trials=trials))).text
     assert "No plan stays within the memory limit" in text
     assert "needs too much memory" in text
 
@@ -260,7 +263,7 @@ def test_where_nothing_keeps_the_memory_limit_that_is_said():
 @given(st.lists(st.floats(0, 1e15), min_size=5, max_size=5))
 def test_any_numbers_make_a_page(numbers):
     iteration, low, high, memory, start = numbers
-    row = made.plan(0, 80e3) | {"predicted_iteration_us": iteration, "interval_us": (low, high), "peak_memory_bytes": memory}
+    row = structs.replace(made.plan(0, 80e3), predicted_iteration_us=iteration, interval_us=(low, high), peak_memory_bytes=memory)
     trials = [
         trial | {"iteration_us": value, "peak_memory_bytes": memory + place}
         for place, (trial, value) in enumerate(zip(made.trials(), numbers, strict=False))

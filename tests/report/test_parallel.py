@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from report.test_page import Outline
 
-from dpro_search.cli._report_facts import facts_of_source
 from dpro_search.kinds import STEP_PARTS, job_of, load_source
 from dpro_search.report import render, units
 from dpro_search.report.charts import PipelineRow, pipeline
+from dpro_search.report.gathered import facts_of_source
 from dpro_search.report.html import to_text
 from dpro_search.space.plan import Plan
 from tests.in_process import dpro

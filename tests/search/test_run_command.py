@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from dpro_search.analysis.search import Deployment
 from dpro_search.cli._search_progress import progress
-from dpro_search.cli._search_result import Deployment, print_result
+from dpro_search.cli._search_result import print_result
 from dpro_search.cli.run import SamplerName
 from dpro_search.collect.assemble.byteps import assemble_byteps
 from dpro_search.collect.assemble.torch.job import assemble_torch
@@ -47,7 +48,7 @@ def searched(tmp_path: Path, recorded: CommSettings, noise: float = 0.005) -> Se
 
 def printed(result: SearchResult) -> str:
     text = io.StringIO()
-    print_result(Console(file=text, width=80), result)
+    print_result(Console(file=text, width=80), result, Deployment())
     return text.getvalue()
 
 
@@ -69,7 +70,7 @@ def test_the_result_fits_80_columns_and_says_where_it_is(tmp_path: Path) -> None
 def test_a_gain_that_is_large_but_not_certain_is_to_be_measured(tmp_path: Path) -> None:
     result = searched(tmp_path, UNFUSED, noise=0.9)
     assert result.plans[0].speedup > 1.03
-    assert result.summary()["worth_measuring"]
+    assert result.worth_measuring
     text = " ".join(printed(result).split())
     assert (
         f"No gain is certain: the intervals overlap. The best plan is predicted to be {result.plans[0].speedup:.2f}x as fast"
@@ -82,13 +83,12 @@ def test_a_small_gain_that_is_not_certain_is_none(tmp_path: Path) -> None:
     found = searched(tmp_path, UNFUSED, noise=0.9)
     small = msgspec.structs.replace(found.plans[0], speedup=1.02)
     result = msgspec.structs.replace(found, plans=(small, *found.plans[1:]))
-    assert not result.summary()["worth_measuring"]
+    assert not result.worth_measuring
     assert "No gain found" in printed(result)
 
 
 def test_json_has_the_keys_that_other_tools_read(tmp_path: Path) -> None:
-    result = searched(tmp_path, UNFUSED)
-    summary = json.loads(json.dumps(result.summary()))
+    summary = json.loads(succeeds("run", "--trials", "5", "--out", str(tmp_path / "run"), "--json"))
     assert {"run", "trials", "seconds", "baseline_us", "best_us", "speedup", "plans"} <= summary.keys()
     assert {"plan", "predicted_iteration_us", "interval_us", "peak_memory_bytes"} <= summary["plans"][0].keys()
     assert summary["best_us"] == summary["plans"][0]["predicted_iteration_us"]
@@ -126,8 +126,7 @@ def test_plans_are_numbered_from_1_without_gaps_and_named_apart(tmp_path: Path) 
     rows = [line.split() for line in printed(result).splitlines()]
     assert [row[0] for row in rows if row and row[0].isdigit()] == ["1", "2", "3", "60"], "and the 60 trials"
     assert printed(result).count("as recorded") == 1, "in its place, not once more at the end"
-    assert [row["name"] for row in result.summary()["plans"]] == ["2 groups (of 1 + 1)", "as recorded", "2 groups (of 2 + 1)"]
-    assert [row["number"] for row in result.summary()["plans"]] == [1, 2, 3]
+    assert result.names == ["2 groups (of 1 + 1)", "as recorded", "2 groups (of 2 + 1)"]
 
 
 def test_a_column_says_whether_the_script_needs_a_change(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Collects the content of a report from a run folder or a trace."""
+"""`facts_of_run`, `facts_of_source`: the content of a report, gathered from a run folder or a recording."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from dpro_search._regular_files import open_regular
 from dpro_search._text import numbers_text, without_secrets
 from dpro_search._version import __version__
 from dpro_search.analysis.efficiency import efficiency_of, table_rows
 from dpro_search.analysis.predict import predicted
-from dpro_search.cli._sample import validation_of
-from dpro_search.cli._search_result import servers_note
+from dpro_search.analysis.search import Deployment, search_answer, servers_note
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.sample import sample_of
 from dpro_search.collect.trace import Trace, TraceMeta
+from dpro_search.deploy.validate import Validation, is_beyond_noise
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Description, Job, ParallelSetting, job_of, kind_of, load_source
 from dpro_search.kinds._elsewhere import searched_job
@@ -34,11 +35,8 @@ from dpro_search.report.units import count
 from dpro_search.search.run_folder import RunInfo
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
-from dpro_search.space.plan_json import by_setting, decoded
+from dpro_search.space.plan_json import decoded
 from dpro_search.space.scenario import Scenario
-
-if TYPE_CHECKING:
-    from dpro_search.deploy.validate import Validation
 
 _HELD_OUT = 6  # steps, spread over the recording
 _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
@@ -73,13 +71,10 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
     if digest_of(folder) != info.trace_digest:
         raise InputError(f"{folder}: not the trace of this search; give that one with --trace")
     gathered = _Gathered(folder, on_part, info)
-    search = result.summary() | {"baseline_infeasible": result.baseline.infeasible} | gathered.job.search_facts()
-    search["baseline"] = {**search.get("baseline", {}), "peak_memory_bytes": result.baseline.peak_memory_bytes}
-    search["reasons"] = gathered.job.reasons([ranked.plan for ranked in result.plans])
-    for row in search["plans"]:
-        row["name"] = f"plan {row['number']}: {row['name']}"
-    named = {ranked.plan: row["name"] for row, ranked in zip(search["plans"], result.plans, strict=True)}
-    if note := servers_note([ranked.plan for ranked in result.plans], kind_of(gathered.source).servers(gathered.source)):
+    servers = kind_of(gathered.source).servers(gathered.source)
+    search = search_answer(gathered.job, result, Deployment(servers=servers))
+    named = {ranked.plan: row.title for row, ranked in zip(search.plans, result.plans, strict=True)}
+    if note := servers_note([ranked.plan for ranked in result.plans], servers):
         gathered.notes.append(note)
     best = next((ranked.plan for ranked in result.plans if ranked.plan != Plan()), None)
     gathered.provenance += [
@@ -97,12 +92,13 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
             trial["cost_per_million_tokens"] = efficiency(work, trial["iteration_us"]).cost_per_million_tokens
     validation = _validation(run, gathered, named)
     for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
-        _refuse_impossible(run / name, found)
+        _refuse_impossible(run / name, msgspec.to_builtins(found))
     return gathered.facts(
         Path(os.path.realpath(run)).name,
         best=best,
         best_name="" if best is None else named[best],
         search=search,
+        baseline=result.baseline,
         trials=trials,
         validation=validation,
         corrected_pct=_corrected_pct(run),
@@ -150,14 +146,14 @@ class _Gathered:
     @property
     def unchanged(self) -> str:
         """The name of the setting without a plan, as `Facts.unchanged`."""
-        usual = self.job.search_facts().get("baseline", {}).get("usual_plan")
-        return f"as {self.job.origin}" if usual is None else "usual plan"
+        compared = self.job.search_facts().baseline
+        return f"as {self.job.origin}" if compared is UNSET or compared.usual_plan is None else "usual plan"
 
     @property
     def sample_validation(self) -> Validation | None:
         """Real runs that came with a bundled recording; None: it is none, or was never validated."""
         sample = None if self.trace is None else sample_of(self.path)
-        return None if sample is None else validation_of(sample)
+        return None if sample is None or sample.validation is None else Validation.load(sample.folder)
 
     def facts(self, name: str, best: Plan | None = None, best_name: str = "", **searched: Any) -> Facts:
         """All content; `searched` are the fields of a search."""
@@ -178,7 +174,7 @@ class _Gathered:
         ]
         return Facts(
             name=name,
-            replay=msgspec.to_builtins(replay),
+            replay=replay,
             diagnosis=diagnosis,
             timeline=timeline,
             settings=settings,
@@ -188,7 +184,7 @@ class _Gathered:
             provenance=[*self.provenance, *made],
             notes=tuple(self.notes),
             described=isinstance(self.source, Description),
-            sample_runs=None if with_sample is None else _validation_facts(with_sample, {}),
+            sample_runs=None if with_sample is None else _with_strict_noise(with_sample),
             **searched,
         )
 
@@ -261,13 +257,11 @@ def trials_of_run(path: Path, count: int, notes: list[str], names: Mapping[Plan,
     return trials
 
 
-def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Mapping[str, Any] | None:
+def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Validation | None:
     """The real runs of a run folder, else those that came with the sample, of plans that the search lists; None: no plan ran.
 
     Raises `InputError` if the file is damaged.
     """
-    from dpro_search.deploy.validate import Validation
-
     validation = Validation.load(run)
     if validation is not None:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime((run / "validation.json").stat().st_mtime))
@@ -278,20 +272,16 @@ def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Ma
         when = "with the sample"
         gathered.notes.append("The real runs came with the sample; on this machine: dpro-search validate RUN.")
     gathered.provenance.append(("validated", f"{when}, {validation.rounds} rounds"))
-    return _validation_facts(validation, names)
+    return _with_strict_noise(validation)
 
 
-def _validation_facts(validation: Validation, names: Mapping[Plan, str]) -> dict[str, Any]:
-    """A validation as `validate` prints it with ``--json``, with names of its plans."""
-    from dpro_search.deploy.validate import is_beyond_noise
-
-    found: dict[str, Any] = by_setting(validation)
-    for row in found["plans"]:  # of an older version, the interval could touch 1.00
-        row["beyond_noise"] = is_beyond_noise(row["speedup_measured"], row["speedup_interval"], validation.noise_pct)
-    for key in ("plans", "refused", "failed"):
-        for row, ran in zip(found[key], getattr(validation, key), strict=True):
-            row["name"] = names.get(ran.plan) or describe(ran.plan)
-    return found
+def _with_strict_noise(validation: Validation) -> Validation:
+    """A validation in which no interval of a gain beyond the noise touches 1.00, as it could in those of older versions."""
+    plans = (
+        msgspec.structs.replace(row, beyond_noise=is_beyond_noise(row.speedup_measured, row.speedup_interval, validation.noise_pct))
+        for row in validation.plans
+    )
+    return msgspec.structs.replace(validation, plans=tuple(plans))
 
 
 def _corrected_pct(run: Path) -> tuple[float, float] | None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds._recorded import RecordedPredictor
-from dpro_search.kinds.imported.pipeline import recorded_predictor
+from dpro_search.kinds.recorded.pipeline import recorded_predictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.space.scenario import Scale
 
 

@@ -8,7 +8,7 @@ from kineto_files import COLLECTIVES, START, Profile
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.recorded_names import communicates, computes_too, library_of
 from dpro_search.collect.trace import EventKind, Trace
-from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.space.scenario import Scale
 from tests.in_process import succeeds
 

@@ -11,7 +11,7 @@ from dpro_search.collect.readers.protos import MESSAGES
 from dpro_search.collect.readers.tensorflow import xplane_gpu
 from dpro_search.collect.trace import DependencyKind, EventKind, Trace
 from dpro_search.errors import TraceFormatError
-from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 
 MODULE = "jit_train_step"
 STEP_US = 1000

@@ -7,7 +7,7 @@ from kineto_files import COLLECTIVES, Profile, distributed
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.recorded_collectives import lateness
-from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.replay import replay
 from dpro_search.replay.device_time import RankTime, covered, mean_breakdown_us, mean_times, rank_times
 from dpro_search.space.recorded.ops import recorded_ops

@@ -12,9 +12,9 @@ import pytest
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds._options import PlanOptions
-from dpro_search.kinds._recorded import RecordedPredictor
 from dpro_search.kinds.imported.job import Imported
-from dpro_search.kinds.imported.pipeline import PipelinePredictor, recorded_predictor
+from dpro_search.kinds.recorded.pipeline import PipelinePredictor, recorded_predictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.replay import replay
 from dpro_search.space.recorded.pipeline_parallel import pipeline_graph
 from dpro_search.space.scenario import Scale

@@ -17,7 +17,7 @@ from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds import job_of
-from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.replay import replay
 from dpro_search.replay.device_time import mean_breakdown_us, rank_times
 from dpro_search.space.plan import Plan

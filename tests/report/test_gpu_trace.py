@@ -12,8 +12,8 @@ from kineto_machine import Launch, Synchronize, run
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds import _recorded as recorded
 from dpro_search.kinds import job_of
+from dpro_search.kinds.recorded import predictor as recorded
 from dpro_search.report import render, units
 from dpro_search.report.gathered import facts_of_source
 from dpro_search.space.plan import Plan

@@ -9,9 +9,9 @@ import numpy as np
 
 from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds._recorded import RecordedPredictor
-from dpro_search.kinds._recorded_job import RecordedSteps
-from dpro_search.kinds.imported.pipeline import recorded_predictor
+from dpro_search.kinds.recorded.job import RecordedSteps
+from dpro_search.kinds.recorded.pipeline import recorded_predictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 
 
 class Imported(RecordedSteps):

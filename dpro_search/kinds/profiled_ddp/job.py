@@ -15,8 +15,8 @@ from dpro_search.errors import InputError
 from dpro_search.graph.gradient_events import Gradients, gradients_of
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds._planned_diagnosis import with_plans
-from dpro_search.kinds._planned_steps import PlannedSteps
+from dpro_search.kinds.recorded.planned import PlannedSteps
+from dpro_search.kinds.recorded.planned_diagnosis import with_plans
 from dpro_search.machine import machine_constants
 from dpro_search.quantities import size_text, time_text
 from dpro_search.space.describe import describe

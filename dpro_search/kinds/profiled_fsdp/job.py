@@ -11,8 +11,8 @@ from dpro_search.collect.trace import Trace
 from dpro_search.graph.sharded_units import ROOT, ShardedUnits, sharded_units_of, unit_groups
 from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds._planned_diagnosis import with_plans
-from dpro_search.kinds._planned_steps import PlannedSteps
+from dpro_search.kinds.recorded.planned import PlannedSteps
+from dpro_search.kinds.recorded.planned_diagnosis import with_plans
 from dpro_search.quantities import size_text, time_text
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.memory import MemoryChange, units_changes

@@ -20,7 +20,7 @@ from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Job, PlanOptions, job_of
-from dpro_search.kinds._recorded_job import RecordedSteps
+from dpro_search.kinds.recorded.job import RecordedSteps
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import Scale
 from experiments.validation.gpu_jobs.kernels import kernel_rows

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from dpro_search.graph.recorded_collectives import GroupSpeed
-from dpro_search.kinds._recorded_findings import findings
-from dpro_search.kinds._recorded_questions import Answer
+from dpro_search.kinds.recorded.findings import findings
+from dpro_search.kinds.recorded.questions import Answer
 from dpro_search.replay.device_time import RankTime
 
 

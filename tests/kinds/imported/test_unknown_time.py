@@ -6,7 +6,7 @@ import pytest
 from kineto_files import START, Profile
 
 from dpro_search.collect.readers.kineto.importer import read
-from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.space.scenario import Scale
 from tests.in_process import succeeds
 

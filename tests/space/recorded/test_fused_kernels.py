@@ -6,7 +6,7 @@ from kineto_machine import CALL_US, Launch, Program, Synchronize, run
 
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import InputError
-from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.space.scenario import Scale
 
 

@@ -8,7 +8,7 @@ from kineto_machine import CALL_US, LATENCY_US, Launch, Program, Synchronize, ru
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.space.scenario import Scale
 
 HOST_BOUND: Program = [Launch("volta_sgemm", 100, 20), Launch("elementwise_kernel", 80, 10)]

@@ -16,7 +16,7 @@ from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.replay import replay
 from dpro_search.replay.reference import replay_reference
 from dpro_search.space.recorded.ops import recorded_ops

@@ -17,9 +17,9 @@ import numpy as np
 from dpro_search.collect.trace import CollectiveKind, Floats, Trace
 from dpro_search.costmodel.collectives.recorded import CollectivePrices
 from dpro_search.errors import InputError
-from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
-from dpro_search.kinds._recorded_cluster import recorded_place
-from dpro_search.kinds._recorded_job import RecordedSteps, as_prediction
+from dpro_search.kinds.recorded.cluster import recorded_place
+from dpro_search.kinds.recorded.job import RecordedSteps, as_prediction
+from dpro_search.kinds.recorded.predictor import RecordedPrediction, RecordedPredictor
 from dpro_search.quantities import size_text
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan, Prediction

@@ -16,9 +16,9 @@ from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.kinds._answers import PlanFacts, ReplayedStep
 from dpro_search.kinds._job import Comparison, Job, Table
-from dpro_search.kinds._recorded import SMALL, RecordedPrediction, RecordedPredictor
-from dpro_search.kinds._recorded_cluster import Elsewhere, elsewhere
-from dpro_search.kinds._recorded_findings import unknown_time
+from dpro_search.kinds.recorded.cluster import Elsewhere, elsewhere
+from dpro_search.kinds.recorded.findings import unknown_time
+from dpro_search.kinds.recorded.predictor import SMALL, RecordedPrediction, RecordedPredictor
 from dpro_search.machine import Calibration, machine_constants
 from dpro_search.quantities import time_text
 from dpro_search.replay.timeline import Timeline
@@ -121,8 +121,8 @@ class RecordedSteps(Job):
             )
 
     def measured_as(self, step_us: float) -> Self:
-        """With the work of host threads as fast as it is without the profiler (`kinds._unprofiled`)."""
-        from dpro_search.kinds._unprofiled import without_profiler
+        """With the work of host threads as fast as it is without the profiler (`kinds.recorded.unprofiled`)."""
+        from dpro_search.kinds.recorded.unprofiled import without_profiler
 
         changed = copy.copy(self)
         changed.predictor, factor = without_profiler(self.predictor, step_us)
@@ -218,7 +218,7 @@ class RecordedSteps(Job):
         return self.predictor.timeline(self._scales)
 
     def perfetto(self, plan: Plan, *, recorded: bool) -> bytes:
-        from dpro_search.kinds._recorded_timeline import about_ops, measured_step
+        from dpro_search.kinds.recorded.timeline import about_ops, measured_step
         from dpro_search.replay.outputs import PredictedOps, perfetto_json
 
         predictor, trace, timeline = self.predictor, self.trace, self.timeline(plan)
@@ -268,13 +268,13 @@ class RecordedSteps(Job):
         )
 
     def diagnose(self) -> dict[str, Any]:
-        from dpro_search.kinds._recorded_diagnosis import diagnosis
+        from dpro_search.kinds.recorded.diagnosis import diagnosis
 
         facts = diagnosis(self.trace, self.predictor, profiled=self._unprofiled is None)
         return facts | {"measured_iteration_us": self.measured_iteration_us}
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        from dpro_search.kinds._recorded_diagnosis import diagnosis_tables
+        from dpro_search.kinds.recorded.diagnosis import diagnosis_tables
 
         return diagnosis_tables(facts)
 

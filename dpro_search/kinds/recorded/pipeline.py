@@ -11,7 +11,7 @@ import numpy as np
 from dpro_search.collect.readers.straggler_analysis import FORMAT
 from dpro_search.collect.trace import Ints, Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds._recorded import HeldOut, RecordedPredictor
+from dpro_search.kinds.recorded.predictor import HeldOut, RecordedPredictor
 from dpro_search.replay.device_time import busiest_us
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import StragglerGone

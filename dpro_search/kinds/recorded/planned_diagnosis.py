@@ -15,7 +15,7 @@ def with_plans(job: Job, facts: Mapping[str, Any]) -> dict[str, Any]:
     Parameters
     ----------
     facts
-        Of `kinds._recorded_diagnosis.diagnosis`.
+        Of `kinds.recorded.diagnosis.diagnosis`.
     """
     base_us = float(facts["iteration_us"])
     rows = list(facts["gains"])

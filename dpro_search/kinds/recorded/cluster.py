@@ -10,7 +10,7 @@ import msgspec
 from dpro_search.cluster import Cluster, Device, bundled
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.errors import InputError
-from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPrediction, RecordedPredictor
 from dpro_search.space.recorded.cluster_change import Placed, Recorded, moved_ops
 from dpro_search.space.scenario import ClusterChange, Scale
 

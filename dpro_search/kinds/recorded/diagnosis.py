@@ -17,9 +17,9 @@ from dpro_search.graph.event_names import origins
 from dpro_search.graph.recorded_collectives import group_speeds, lateness
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, path_facts
 from dpro_search.kinds._job import Table
-from dpro_search.kinds._recorded import RecordedPredictor
-from dpro_search.kinds._recorded_findings import findings, stall_findings
-from dpro_search.kinds._recorded_questions import answers
+from dpro_search.kinds.recorded.findings import findings, stall_findings
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
+from dpro_search.kinds.recorded.questions import answers
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.sentences import differs_from_median
 

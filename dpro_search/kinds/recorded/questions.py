@@ -15,7 +15,7 @@ from dpro_search.collect.trace import Floats, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import replay_error
 from dpro_search.graph.recorded_collectives import GroupSpeed, slow_groups
-from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPrediction, RecordedPredictor
 from dpro_search.replay.sensitivity import compute_us_of_ranks
 from dpro_search.space.recorded.scales import Bools
 from dpro_search.space.scenario import Scale

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from dpro_search.errors import InputError
-from dpro_search.kinds._recorded import RecordedPredictor
+from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.quantities import time_text
 
 _ALIKE = 0.03

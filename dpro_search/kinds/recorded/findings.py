@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from dpro_search.graph.recorded_collectives import GroupSpeed, slow_groups
-from dpro_search.kinds._recorded import RecordedPrediction, RecordedPredictor
-from dpro_search.kinds._recorded_questions import Answer
+from dpro_search.kinds.recorded.predictor import RecordedPrediction, RecordedPredictor
+from dpro_search.kinds.recorded.questions import Answer
 from dpro_search.quantities import time_text
 from dpro_search.replay.device_time import RankTime
 from dpro_search.replay.sentences import WORTH_PCT

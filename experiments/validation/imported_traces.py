@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds.recorded.pipeline import recorded_predictor
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
+from dpro_search.kinds import PlanOptions
+from dpro_search.kinds.imported.job import Imported
+from dpro_search.kinds.recorded.replay import RecordedReplay
+from dpro_search.kinds.recorded.steps import RecordedSteps
 from dpro_search.space.scenario import Scale
 
 
@@ -24,16 +26,15 @@ def main(folders: list[str]) -> None:
     print("| profile | measured steps | iteration, ms | own, % | held out, % | loading known, % | spread, % | in the interval |")
     print("|---|---|---|---|---|---|---|---|")
     for folder in map(Path, folders):
-        trace = Trace.load(folder)
-        predictor = recorded_predictor(trace)
-        measured = predictor.iterations_us
-        own = [abs(replayed / true - 1) * 100 for true, replayed in predictor.own_durations().values()]
+        job = Imported.of(Trace.load(folder), PlanOptions())
+        measured = job.recorded_steps.measured.iterations_us
+        own = [abs(step.error_pct) for step in job.own_durations().steps]
         rows, known = [], []
         for step, true in measured.items():
-            found = recorded_predictor(trace, without=(step,)).predict()
+            found = job.held_out(step).prediction
             low, high = found.interval_us
             rows.append((abs(found.iteration_us / true - 1) * 100, low <= true <= high))
-            known.append(abs(_with_its_loading_us(predictor, step) / true - 1) * 100)
+            known.append(abs(_with_its_loading_us(job.recorded_steps, step) / true - 1) * 100)
         held += rows
         values = np.array(list(measured.values()))
         errors, inside = zip(*rows, strict=True)
@@ -45,18 +46,18 @@ def main(folders: list[str]) -> None:
     print(f"| all steps | {len(held)} | | | {np.mean(errors):.2f} | | | {100 * np.mean(inside):.0f} % |")
 
 
-def _with_its_loading_us(predictor: RecordedPredictor, step: int) -> float:
+def _with_its_loading_us(recorded: RecordedSteps, step: int) -> float:
     """The median iteration of the other steps, each replayed with the time that this step loaded its input for."""
-    ops = predictor.ops
+    ops = recorded.ops
     loading_us = {one: float(ops.loading_us[ops.step == one].sum()) for one in ops.steps}
-    found = []
-    for other in predictor.iterations_us:
+    replayed_us = []
+    for other in recorded.measured.iterations_us:
         if other == step:
             continue
         factor = loading_us[step] / loading_us[other] if loading_us[other] > 0 else 1.0
-        scales = [Scale.parse(f"loading={factor:.6f}")] if loading_us[other] > 0 else []
-        found.append(predictor.predict(scales, steps=[other]).iteration_us)
-    return float(np.median(found))
+        scales = (Scale.parse(f"loading={factor:.6f}"),) if loading_us[other] > 0 else ()
+        replayed_us.append(RecordedReplay(steps=recorded, scales=scales, only=(other,)).iteration_us)
+    return float(np.median(replayed_us))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from kineto_machine import Launch, Program, Synchronize, run
 from dpro_search.analysis.difference import difference as compared
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.kinds import job_of
-from dpro_search.space.scenario import Scale
 from tests.in_process import dpro
+from tests.profiles import under
 
 BEFORE: Program = [Launch("gemm", 10, 400), Launch("relu", 10, 100), Synchronize(50)]
 SLOWER: Program = [Launch("gemm", 10, 500), Launch("relu", 10, 100), Synchronize(50)]
@@ -93,7 +93,7 @@ def test_recordings_of_different_kinds_of_jobs_are_refused(traces):
 
 def test_the_rank_that_does_more_comes_first_and_the_others_wait_for_it():
     recorded = job_of(import_trace([shared_traces() / "kineto_dlrm_8ranks"]))
-    answer = compared(recorded, recorded.scaled(Scale.parse("rank6.host=2")))
+    answer = compared(recorded, under(recorded, "rank6.host=2"))
     assert answer.change_us > 1000
     first, *others = answer.ranks
     assert first.rank == 6

@@ -8,9 +8,8 @@ from kineto_files import COLLECTIVES, START, Profile
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.recorded_names import communicates, computes_too, library_of
 from dpro_search.collect.trace import EventKind, Trace
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
-from dpro_search.space.scenario import Scale
 from tests.in_process import succeeds
+from tests.profiles import profiled, times_of
 
 KNOWN = (
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -75,9 +74,9 @@ def test_kernels_that_compute_do_not_communicate(kernel):
 
 @pytest.mark.parametrize("kernel", KNOWN)
 def test_communication_of_any_library_is_exposed_and_can_be_taken_away(tmp_path, kernel):
-    predictor = RecordedPredictor(job(tmp_path, kernel))
-    assert predictor.predict().breakdown_us["exposed_communication"] == pytest.approx(200, abs=5)
-    assert predictor.predict([Scale.parse("communication=0")]).iteration_us == pytest.approx(800, abs=10)
+    of_kernel = profiled(job(tmp_path, kernel))
+    assert times_of(of_kernel).breakdown_us["exposed_communication"] == pytest.approx(200, abs=5)
+    assert times_of(of_kernel, "communication=0").iteration_us == pytest.approx(800, abs=10)
 
 
 def test_a_kernel_with_the_name_of_a_collective_in_an_op_of_communication_communicates(tmp_path):
@@ -87,9 +86,8 @@ def test_a_kernel_with_the_name_of_a_collective_in_an_op_of_communication_commun
 
 def test_a_kernel_of_a_collective_that_nobody_knows_is_unknown_and_is_named(tmp_path):
     trace = job(tmp_path, "ring_step_kernel(float*)")
-    parts = RecordedPredictor(trace).predict().breakdown_us
-    assert parts["unknown"] == pytest.approx(200, abs=5)
-    low_us, high_us = RecordedPredictor(trace).predict([Scale.parse("communication=0")]).interval_us
+    assert times_of(profiled(trace)).breakdown_us["unknown"] == pytest.approx(200, abs=5)
+    low_us, high_us = times_of(profiled(trace), "communication=0").interval_us
     assert low_us < 800 < 1000 < high_us
     trace.save(tmp_path / "T")
     assert "ring_step_kernel" in json.loads(succeeds("diagnose", tmp_path / "T", "--json"))["warnings"][0]

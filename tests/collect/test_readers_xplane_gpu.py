@@ -11,7 +11,7 @@ from dpro_search.collect.readers.protos import MESSAGES
 from dpro_search.collect.readers.tensorflow import xplane_gpu
 from dpro_search.collect.trace import DependencyKind, EventKind, Trace
 from dpro_search.errors import TraceFormatError
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
+from tests.profiles import profiled
 
 MODULE = "jit_train_step"
 STEP_US = 1000
@@ -160,8 +160,8 @@ def test_copies_between_executions_belong_to_the_step_on_their_side_of_the_idle_
     trace = xplane_gpu.read([shared_traces() / "other_formats" / "jax_conv_8xMI300X.xplane.pb"])
     copies = trace.events.select(trace.events.kind == EventKind.COPY)
     assert np.unique(copies.step).tolist() == [-1, 1, 2, 3, 4]
-    for measured_us, replayed_us in RecordedPredictor(trace).own_durations().values():
-        assert replayed_us == pytest.approx(measured_us, rel=1e-3)
+    for step in profiled(trace).own_durations().steps:
+        assert step.replayed_us == pytest.approx(step.measured_us, rel=1e-3)
 
 
 def test_a_profile_of_a_tpu_is_named(tmp_path):

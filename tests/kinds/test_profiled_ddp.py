@@ -21,7 +21,9 @@ from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_ddp
 from dpro_search.replay.replayer import replay
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.buckets import BucketPlan, with_buckets
+from dpro_search.space.scenario import ClusterChange, Scenario
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, START, Profile, distributed
+from tests.profiles import replay_of, under
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 GLOO_STEP = Path(__file__).parents[1] / "data" / "gloo_ddp_bert"  # of a recording on two cores, links without a limit
@@ -94,6 +96,11 @@ def gpu_rank(rank: int, *, buckets: tuple[int, ...] = (2, 2), steps: int = 4, fi
     return profile
 
 
+def steps_us(job: Any, plan: Plan | None = None) -> list[float]:
+    """Replay of each recorded step under a plan."""
+    return [step.iteration_us for step in replay_of(job, plan=plan).replayed.values()]
+
+
 def trace_of(**options: Any) -> Trace:
     with tempfile.TemporaryDirectory() as folder:
         return import_trace([gpu_rank(0, **options).write(Path(folder) / "rank0.json", header=distributed(0, 2))])
@@ -119,8 +126,7 @@ def test_sizes_come_from_the_copies_out_of_the_buckets(trace: Trace, job: Any) -
 def test_the_recorded_buckets_give_the_recorded_replay(job: Any) -> None:
     again = Plan.of(bucket_cap_bytes=3 * MIB)
     assert job.bucket_of(again).tolist() == [0, 0, 1, 1]
-    recorded, rewritten = job.predictor.predict(), job.predictor.under(again).predict()
-    assert rewritten.steps_us == pytest.approx(recorded.steps_us, rel=1e-9)
+    assert steps_us(job, again) == pytest.approx(steps_us(job), rel=1e-9)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no shared traces")
@@ -130,9 +136,9 @@ def test_the_recorded_buckets_of_a_real_job_give_its_recorded_replay() -> None:
     assert len(job.tensors) == 161
     again = Plan.of(first_bucket_bytes=MIB, bucket_cap_bytes=25 * MIB)
     assert (job.bucket_of(again) == job.gradients.bucket_of).all()
-    assert job.predictor.under(again).predict().steps_us == pytest.approx(job.predictor.predict().steps_us, rel=1e-9)
+    assert steps_us(job, again) == pytest.approx(steps_us(job), rel=1e-9)
     assert job.predict(Plan.of(gradient_as_bucket_view=True)).iteration_us < job.predict(Plan()).iteration_us
-    assert any("the job has 2 ranks, but only 1 was imported" in text for text in job.assumed())
+    assert any("the job has 2 ranks, but only 1 was imported" in text for text in job.left_out(ClusterChange()))
 
 
 @pytest.mark.parametrize("first_mib", [1, 8, 32])
@@ -155,10 +161,9 @@ def test_a_plan_is_the_profile_of_the_job_that_follows_it(job: Any, cuts: list[b
 
 
 def _rewritten(job: Any, bucket_of: Any) -> Any:
-    predictor = job.predictor
-    step = predictor.middle_step
-    edit = predictor._edit(step, ())
-    with_buckets(edit, job.gradients, step, BucketPlan(bucket_of=bucket_of), job.prices)
+    steps, step = job.recorded_steps, replay_of(job).middle_step
+    edit = steps.edit(step)
+    with_buckets(edit, job.gradients, step, BucketPlan(bucket_of=bucket_of), steps.prices)
     graph = edit.graph()
     graph.validate()
     return graph
@@ -172,17 +177,15 @@ def test_every_bucket_is_a_collective_of_its_bytes(job: Any) -> None:
 
 
 def test_views_of_buckets_are_not_copied(job: Any) -> None:
-    edit = job.predictor._edit(job.predictor.middle_step, ())
-    job._rewrite(edit, job.predictor.middle_step, Plan.of(gradient_as_bucket_view=True))
-    graph = edit.graph()
+    graph = job.timeline(Plan.of(gradient_as_bucket_view=True)).graph
     copies = [op for op in range(len(graph)) if graph.name(op).startswith("Memcpy DtoD")]
     assert len(copies) == len(SIZES)
     assert not graph.duration_us[copies].any()
 
 
 def test_halves_move_half_the_bytes_and_are_cast_twice(job: Any) -> None:
-    lossy = job.allowing(Plan(compression="bf16"), PlanOptions())
-    names = [name for name in lossy.timeline(Plan(compression="bf16")).graph.names if name.startswith("cast")]
+    lossy, plan = job.under(Scenario(plan=Plan(compression="bf16")))
+    names = [name for name in lossy.timeline(plan).graph.names if name.startswith("cast")]
     assert len([name for name in names if "back" in name]) == len(names) / 2 == 2
     with pytest.raises(InputError, match="changes the numbers; only with --allow-lossy"):
         job.predict(Plan(compression="bf16"))
@@ -207,22 +210,19 @@ def test_memory_is_what_was_counted_without_what_views_save_and_with_halves() ->
 
 def test_without_counts_memory_is_not_known_but_for_what_gradients_and_parameters_take(job: Any) -> None:
     assert job.predict(Plan.of(gradient_as_bucket_view=True)).peak_memory_bytes is None
-    assert any("profile with profile_memory=True; parameters, gradients" in text and "24.0 MiB" in text for text in job.assumed())
+    assumed = job.left_out(ClusterChange())
+    assert any("profile with profile_memory=True; parameters, gradients" in text and "24.0 MiB" in text for text in assumed)
 
 
 def test_a_static_graph_takes_the_search_for_unused_parameters_away() -> None:
     with pytest.raises(InputError, match="searches no unused parameters"):
         job_of(trace_of()).predict(Plan.of(static_graph=True))
     searching: Any = job_of(trace_of(find_unused=True))
-    edit = searching.predictor._edit(searching.predictor.middle_step, ())
-    before = sum(edit.duration_us)
-    searching._rewrite(edit, searching.predictor.middle_step, Plan.of(static_graph=True))
-    assert sum(edit.duration_us) == pytest.approx(before - 50, abs=1)
+    before_us, after_us = (searching.timeline(plan).graph.duration_us.sum() for plan in (Plan(), Plan.of(static_graph=True)))
+    assert after_us == pytest.approx(before_us - 50, abs=1)
 
 
 def test_a_what_if_about_recorded_collectives_does_not_go_with_a_plan(job: Any) -> None:
-    from dpro_search.space.scenario import Scenario
-
     changes = ["collectives.all_reduce=0", "bucket_cap_bytes=1MiB"]
     changed, plan = job.under(Scenario().changed(changes, known=(*job.askable, *job.settings), job=job.title))
     with pytest.raises(InputError, match="use communication= with it"):
@@ -332,6 +332,6 @@ class TestProfileOfAnH200:
 
     def test_the_gain_of_a_plan_is_near_the_measured_one(self, of_an_h200):
         """44.6 ms without the profiler, 42.3 ms with gradients in buckets: 5 % measured."""
-        plain = of_an_h200.measured_as(44_610.0)
+        plain = under(of_an_h200, "measured=44.61ms")
         gain = 1 - plain.predict(Plan.of(gradient_as_bucket_view=True)).iteration_us / plain.predict(Plan()).iteration_us
         assert gain == pytest.approx(0.05, abs=0.03)

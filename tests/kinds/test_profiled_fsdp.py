@@ -16,14 +16,17 @@ from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.costmodel.collectives.nccl import collective_us, placement_of
 from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_fsdp
+from dpro_search.kinds.profiled_fsdp.job import ProfiledFsdp
+from dpro_search.replay.replayer import replay
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.units import UnitPlan, with_units
-from dpro_search.space.scenario import Scenario
+from dpro_search.space.scenario import ClusterChange, Scenario
 from dpro_search.space.transformations import JobFacts
 from dpro_search.space.transformations.sharding import KeptUnits
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, MAIN, START, Profile, distributed
 from tests.kinds.conformance import KindConformance
 from tests.kinds.verbs import verb
+from tests.profiles import replay_of
 
 MIB = 2**20
 BYTES = 4 * MIB  # of a unit's parameters; the root has a quarter of them
@@ -172,10 +175,7 @@ def job() -> Any:
 
 
 def changed(job: Any, **plan: Any) -> Any:
-    step = job.predictor.middle_step
-    edit = job.predictor._edit(step, ())
-    job._rewrite(edit, step, Plan.of(**plan))
-    graph = edit.graph()
+    graph = job.timeline(Plan.of(**plan)).graph
     graph.validate()
     return graph
 
@@ -193,13 +193,10 @@ def test_units_and_their_sizes_come_from_the_marks(job: Any) -> None:
 
 
 def test_a_plan_that_changes_nothing_gives_the_recorded_replay(job: Any) -> None:
-    predictor = job.predictor
-    step = predictor.middle_step
-    edit = predictor._edit(step, ())
-    with_units(edit, job.units, step, UnitPlan(), job.prices)
-    from dpro_search.replay.replayer import replay
-
-    assert replay(edit.graph()).iteration_us == pytest.approx(predictor._replayed(step, ())[0], rel=1e-9)
+    steps, recorded = job.recorded_steps, replay_of(job)
+    edit = steps.edit(recorded.middle_step)
+    with_units(edit, job.units, recorded.middle_step, UnitPlan(), steps.prices)
+    assert replay(edit.graph()).iteration_us == pytest.approx(recorded.timeline().iteration_us, rel=1e-9)
 
 
 def test_kept_parameters_are_gathered_once(job: Any) -> None:
@@ -264,7 +261,7 @@ def test_hsdp_says_what_it_does_not_offer() -> None:
     hybrid: Any = job_of(trace_of(hybrid=True))
     assert hybrid.units.hybrid
     assert len(hybrid.units.first.reductions[0].parts) == 2
-    assert any("other shard groups are not offered" in text for text in hybrid.assumed())
+    assert any("other shard groups are not offered" in text for text in hybrid.left_out(ClusterChange()))
     with pytest.raises(InputError, match=r"shard_ranks: .* needs the machine: the trace does not say on what GPUs.*recorded_on="):
         hybrid.predict(Plan.of(shard_ranks=2))
 
@@ -372,11 +369,11 @@ def test_without_counts_of_memory_what_parameters_take_alone_can_be_too_much() -
     job: Any = job_of(replace(trace, memory=type(trace.memory).none()))
     total = sum(map(bytes_of, UNITS))
     assert job.predict(Plan.of(kept_last_units=1)).peak_memory_bytes is None
-    assert any("take 14.5 MiB at least" in text for text in job.assumed())
-    assert job._least_bytes(Plan()) == 2 * total // 4 + 2 * BYTES
-    job.units = replace(job.units, tensors=tuple(msgspec.structs.replace(t, size_bytes=2**35) for t in job.units.tensors))
-    job.tensors = job.units.tensors
-    assert job.predict(Plan.of(kept_last_units=1)).infeasible.startswith("needs at least 128.0 GiB, and NVIDIA A100")
+    assert any("take 14.5 MiB at least" in text for text in job.left_out(ClusterChange()))
+    assert 2 * total // 4 + 2 * BYTES == 14.5 * 2**20
+    large = tuple(msgspec.structs.replace(tensor, size_bytes=2**35) for tensor in job.units.tensors)
+    large_job = ProfiledFsdp(job.trace, replace(job.units, tensors=large))
+    assert large_job.predict(Plan.of(kept_last_units=1)).infeasible.startswith("needs at least 128.0 GiB, and NVIDIA A100")
 
 
 def test_a_plan_that_needs_more_than_the_device_has_is_infeasible() -> None:

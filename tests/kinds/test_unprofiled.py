@@ -14,6 +14,7 @@ from dpro_search.kinds import Job, PlanOptions, job_of
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale, Scenario
 from tests.collect.kineto_files import START, Profile
+from tests.profiles import under
 
 KERNEL_US = 40.0
 KERNELS = 5
@@ -46,9 +47,9 @@ def test_what_ifs_are_those_of_a_profile_without_the_profilers_work(tmp_path, wh
 
 def test_a_step_that_the_device_bounds_is_left_as_it_is(tmp_path):
     job = job_of(host_bound(tmp_path, 100.0), PlanOptions())
-    bound = job.scaled(Scale.parse("compute=5"))
+    bound = under(job, "compute=5")
     assert bound.predict(Plan()).iteration_us == pytest.approx(1000.0, rel=0.01)
-    assert job.measured_as(495.0).predict(Plan()) == job.predict(Plan())  # within what replays differ by anyway
+    assert under(job, "measured=495us").predict(Plan()) == job.predict(Plan())  # within what replays differ by anyway
 
 
 def test_it_is_said_what_the_host_was_scaled_by(tmp_path):
@@ -62,13 +63,21 @@ def test_it_is_said_what_the_host_was_scaled_by(tmp_path):
     assert job.own_durations().error_pct == pytest.approx(0.0, abs=0.1)  # of the profile, as recorded
 
 
+def test_a_diagnosis_with_other_speeds_is_of_the_job_with_these_speeds(tmp_path):
+    job = under(job_of(host_bound(tmp_path, 100.0), PlanOptions()), "compute=5")
+    facts = job.diagnose()
+    assert facts["iteration_us"] == job.predict(Plan()).iteration_us == pytest.approx(1000.0, rel=0.01)
+    gains = {row["what_if"]: row["predicted_iteration_us"] for row in facts["gains"]}
+    assert gains["compute=0.5"] == pytest.approx(500.0, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("measured_us", "why"), [(50.0, "kernels alone take 200.0 us in the profile"), (900.0, "no profiler makes a step shorter")]
 )
 def test_a_step_of_another_job_is_refused(tmp_path, measured_us, why):
     job = job_of(host_bound(tmp_path, 100.0), PlanOptions())
     with pytest.raises(InputError, match=why):
-        job.measured_as(measured_us)
+        job.lower(Scenario(measured_us=measured_us))
 
 
 def test_jobs_without_a_profiler_refuse_it(capsys):

@@ -7,11 +7,8 @@ from kineto_files import COLLECTIVES, Profile, distributed
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.recorded_collectives import lateness
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
-from dpro_search.replay import replay
 from dpro_search.replay.device_time import RankTime, covered, mean_breakdown_us, mean_times, rank_times
-from dpro_search.space.recorded.ops import recorded_ops
-from dpro_search.space.recorded.step_graph import graph_of_step
+from tests.profiles import profiled, replay_of
 
 BEGIN = 1_700_000_000_000_000
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
@@ -35,7 +32,7 @@ def job(tmp_path, ranks: int = 2) -> Trace:
 
 
 def times_of(trace: Trace) -> tuple[RankTime, ...]:
-    return rank_times(replay(graph_of_step(recorded_ops(trace), RecordedPredictor(trace).middle_step)))
+    return rank_times(replay_of(profiled(trace)).timeline())
 
 
 def test_the_parts_of_an_iteration_add_up_and_are_what_happened(tmp_path):

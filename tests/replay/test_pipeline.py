@@ -13,11 +13,11 @@ from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds.imported.job import Imported
-from dpro_search.kinds.recorded.pipeline import PipelinePredictor, recorded_predictor
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
+from dpro_search.kinds.recorded.pipeline import PipelineSteps
+from dpro_search.kinds.recorded.steps import RecordedSteps
 from dpro_search.replay import replay
 from dpro_search.space.recorded.pipeline_parallel import pipeline_graph
-from dpro_search.space.scenario import Scale
+from tests.profiles import profiled, replay_of
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "stragglers"
 pytestmark = pytest.mark.skipif(not RECORDED.is_dir(), reason="real traces are not beside the repository (shared/traces)")
@@ -34,36 +34,36 @@ def recorded() -> Trace:
 def test_without_launch_delays_it_is_as_near_as_the_publishers_own_replay():
     result = json.loads((RECORDED / "result-ST.json").read_text())
     published = [1 - result["step_t_nodelay"][step] / us for step, us in result["step_t_base"].items()]
-    measured = PipelinePredictor(recorded()).iterations_us
+    measured = replay_of(profiled(recorded())).measured.iterations_us
     found = {step: replay(pipeline_graph(recorded(), [step], launch_delays=False)).iteration_us for step in measured}
     errors = np.array([abs(found[step] / us - 1) for step, us in measured.items()])
     assert errors.mean() <= np.mean(published)
     assert errors.max() <= np.max(published)
 
 
-def test_the_predictor_follows_the_format():
-    assert isinstance(recorded_predictor(recorded(), without=(23,)), PipelinePredictor)
+def test_the_steps_follow_the_format():
+    assert type(profiled(recorded()).recorded_steps) is PipelineSteps
     other = replace(recorded(), meta=msgspec.structs.replace(recorded().meta, format="kineto"))
-    assert type(recorded_predictor(other)) is RecordedPredictor
+    assert type(profiled(other).recorded_steps) is RecordedSteps
 
 
 def test_with_launch_delays_every_step_is_met():
-    pairs = PipelinePredictor(recorded()).own_durations()
-    assert len(pairs) == 32
-    assert max(abs(replayed / measured - 1) for measured, replayed in pairs.values()) < 1e-3
+    steps = profiled(recorded()).own_durations().steps
+    assert len(steps) == 32
+    assert max(abs(step.error_pct) for step in steps) < 0.1
 
 
 def test_a_step_is_predicted_from_all_others():
-    predictor = PipelinePredictor(recorded())
-    held = [predictor.held_out(step) for step in predictor.iterations_us]
+    job = profiled(recorded())
+    held = [job.held_out(step) for step in replay_of(job).measured.iterations_us]
     assert np.median([abs(found.error_pct) for found in held]) < 1.0
     with pytest.raises(InputError, match="--holdout-step 24: 32 steps were recorded, from 23 to 1048"):
-        predictor.held_out(24)
+        job.held_out(24)
 
 
 def test_what_if_compute_were_faster():
-    predictor = PipelinePredictor(recorded(), without=tuple(step for step in range(24, 1049)))  # one step is enough
-    base, faster = predictor.predict(), predictor.predict([Scale.parse("compute=0.5")])
+    job = profiled(recorded())
+    base, faster = (replay_of(job, *speeds, steps=[23]).iterations() for speeds in ((), ("compute=0.5",)))  # one step is enough
     assert 0.4 * base.iteration_us < faster.iteration_us < base.iteration_us
     assert set(base.breakdown_us) == {"compute", "exposed_communication", "waiting_for_ranks", "unknown", "idle"}
 

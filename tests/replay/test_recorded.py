@@ -17,14 +17,14 @@ from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds import job_of
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
+from dpro_search.kinds.imported.job import Imported
 from dpro_search.replay import replay
 from dpro_search.replay.device_time import mean_breakdown_us, rank_times
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.step_graph import graph_of_step
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
-from dpro_search.space.scenario import Scale
 from tests.cli.facts import replayed
+from tests.profiles import profiled, replay_of, times_of
 
 PROGRAM: Program = [Launch("gemm", 10, 400), Launch("relu", 10, 100), Synchronize(50)]
 REAL = (
@@ -36,18 +36,18 @@ REAL = (
 )
 
 
-def predictor(tmp_path, program: Program = PROGRAM, steps: int = 6) -> RecordedPredictor:
+def job_of_program(tmp_path, program: Program = PROGRAM, steps: int = 6) -> Imported:
     profile, _ = run(program, steps)
-    return RecordedPredictor(read([profile.write(tmp_path / "trace.json")]))
+    return profiled(read([profile.write(tmp_path / "trace.json")]))
 
 
-def real(name: str) -> RecordedPredictor:
-    return RecordedPredictor(import_trace([shared_traces() / "kineto_single" / f"{name}.json.gz"]))
+def real(name: str) -> Imported:
+    return profiled(import_trace([shared_traces() / "kineto_single" / f"{name}.json.gz"]))
 
 
 def test_the_prediction_of_a_steady_job_is_its_iteration(tmp_path):
-    job = predictor(tmp_path)
-    prediction = job.predict()
+    job = job_of_program(tmp_path)
+    prediction = job.predict(Plan())
     assert prediction.iteration_us == pytest.approx(job.measured_iteration_us, abs=0.5)
     assert prediction.interval_us[0] <= prediction.iteration_us <= prediction.interval_us[1]
     assert prediction.settled
@@ -55,12 +55,12 @@ def test_the_prediction_of_a_steady_job_is_its_iteration(tmp_path):
 
 def test_a_change_is_predicted_as_the_changed_job_runs(tmp_path):
     _, ends = run(scaled(PROGRAM, kernels=0.5), 8)
-    found = predictor(tmp_path).predict([Scale.parse("compute=0.5")])
+    found = times_of(job_of_program(tmp_path), "compute=0.5")
     assert found.iteration_us == pytest.approx(ends[-1] - ends[-2], rel=0.01)
 
 
 def test_the_breakdown_adds_up_to_the_iteration(tmp_path):
-    prediction = predictor(tmp_path).predict()
+    prediction = job_of_program(tmp_path).predict(Plan())
     parts = prediction.breakdown_us
     assert set(parts) == {"compute", "exposed_communication", "waiting_for_ranks", "unknown", "idle"}
     assert sum(parts.values()) == pytest.approx(prediction.iteration_us)
@@ -113,7 +113,7 @@ def test_a_held_out_step_is_predicted_without_it(tmp_path):
     for record in profile.records:
         if record["name"] == "relu" and record["ts"] == last:
             record["dur"] = 150
-    job = RecordedPredictor(read([profile.write(tmp_path / "trace.json")]))
+    job = profiled(read([profile.write(tmp_path / "trace.json")]))
     held = job.held_out(5)
     assert held.measured_us == pytest.approx(held.baseline_us + 50, abs=1)
     assert held.prediction.iteration_us == pytest.approx(held.baseline_us, abs=1)
@@ -122,27 +122,28 @@ def test_a_held_out_step_is_predicted_without_it(tmp_path):
 
 def test_a_step_without_a_measured_iteration_cannot_be_held_out(tmp_path):
     with pytest.raises(InputError, match="--holdout-step 0: steps with a measured iteration are 1 to 5"):
-        predictor(tmp_path).held_out(0)
+        job_of_program(tmp_path).held_out(0)
     with pytest.raises(InputError, match="measured iteration are none"):
-        RecordedPredictor(read([small_job(steps=1).write(tmp_path / "one.json")])).held_out(0)
+        profiled(read([small_job(steps=1).write(tmp_path / "one.json")])).held_out(0)
 
 
 def test_one_step_alone_is_measured_from_its_first_event(tmp_path):
-    job = RecordedPredictor(read([small_job(steps=1).write(tmp_path / "one.json")]))
+    job = profiled(read([small_job(steps=1).write(tmp_path / "one.json")]))
     assert job.measured_iteration_us is None
-    assert job.own_durations()[0] == pytest.approx((155, 155))
+    (step,) = job.own_durations().steps
+    assert (step.measured_us, step.replayed_us) == pytest.approx((155, 155))
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_jobs_replayed_from_their_own_durations(name):
-    for measured_us, replayed_us in real(name).own_durations().values():
-        assert replayed_us == pytest.approx(measured_us, rel=1e-3)
+    for step in real(name).own_durations().steps:
+        assert step.replayed_us == pytest.approx(step.measured_us, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_jobs_held_out_steps_are_met_as_well_as_by_the_median_of_the_others(name):
     job = real(name)
-    held = [job.held_out(step) for step in job.iterations_us]
+    held = [job.held_out(step) for step in replay_of(job).measured.iterations_us]
     error, baseline = (np.mean([abs(getattr(h, column)) for h in held]) for column in ("error_pct", "baseline_error_pct"))
     assert error < baseline + 0.5
 
@@ -150,20 +151,18 @@ def test_real_jobs_held_out_steps_are_met_as_well_as_by_the_median_of_the_others
 @pytest.mark.parametrize("name", REAL)
 def test_real_jobs_the_ops_and_waits_of_one_step_with_the_durations_of_another_take_what_the_other_took(name):
     """What was inferred to wait for what is no accident of one step."""
-    job = real(name)
-    typical = job.graph
-    for row, step in enumerate(job.ops.steps):
-        if step in job.iterations_us:
-            own = replay(graph_of_step(job.ops, step))
+    recorded = replay_of(real(name))
+    typical, ops = recorded.typical_graph, recorded.steps.ops
+    for row, step in enumerate(ops.steps):
+        if step in recorded.measured.iterations_us:
+            own = replay(graph_of_step(ops, step))
             crossed = replay(replace(typical, duration_us=typical.samples_us[row].astype(float)))
             assert crossed.iteration_us == pytest.approx(own.iteration_us, rel=0.01)
 
 
 def test_dlrm_eight_ranks_replay_as_they_ran():
-    ((measured_us, replayed_us),) = (
-        RecordedPredictor(import_trace([shared_traces() / "kineto_dlrm_8ranks"])).own_durations().values()
-    )
-    assert replayed_us == pytest.approx(measured_us, rel=2e-3)
+    (step,) = profiled(import_trace([shared_traces() / "kineto_dlrm_8ranks"])).own_durations().steps
+    assert step.replayed_us == pytest.approx(step.measured_us, rel=2e-3)
 
 
 ODD = (None, "", -1, 0, 1e30, 2**70, "7", [], {}, True, 1.5, float("nan"), -5, 1_700_000_000_000_050)
@@ -184,6 +183,6 @@ def test_whatever_the_records_hold_there_is_a_prediction_or_an_error_that_says_w
             part[field] = rng.choice(ODD)
     path = profile.write(tmp_path_factory.mktemp("damaged") / "trace.json")
     with suppress(DproSearchError):
-        job = RecordedPredictor(read([path]))
-        assert job.predict().iteration_us >= 0
+        job = profiled(read([path]))
+        assert times_of(job).iteration_us >= 0
         job.own_durations()

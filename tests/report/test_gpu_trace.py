@@ -13,7 +13,8 @@ from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import job_of
-from dpro_search.kinds.recorded import predictor as recorded
+from dpro_search.kinds.recorded import steps as recorded_steps
+from dpro_search.kinds.recorded.replay import RecordedReplay
 from dpro_search.report import render, units
 from dpro_search.report.gathered import facts_of_source
 from dpro_search.space.plan import Plan
@@ -31,18 +32,18 @@ def trace(tmp_path_factory) -> Path:
 
 def test_a_report_makes_ops_once_and_replays_each_step_once(trace, monkeypatch):
     calls = {"recorded_ops": 0, "unchanged": 0}
-    ops_of, timeline_of = recorded.recorded_ops, recorded.RecordedPredictor._timeline
+    ops_of, graph_of = recorded_steps.recorded_ops, RecordedReplay.graph
 
     def counted_ops(trace):
         calls["recorded_ops"] += 1
         return ops_of(trace)
 
-    def counted_timeline(self, step, scales):
-        calls["unchanged"] += not scales
-        return timeline_of(self, step, scales)
+    def counted_graph(self, step):
+        calls["unchanged"] += not self.scales
+        return graph_of(self, step)
 
-    monkeypatch.setattr(recorded, "recorded_ops", counted_ops)
-    monkeypatch.setattr(recorded.RecordedPredictor, "_timeline", counted_timeline)
+    monkeypatch.setattr(recorded_steps, "recorded_ops", counted_ops)
+    monkeypatch.setattr(RecordedReplay, "graph", counted_graph)
     facts = facts_of_source(trace)
     assert len(facts.held_out) == 6
     assert calls["recorded_ops"] == 1

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cached_property
 from typing import Self
 
 import numpy as np
 
+from dpro_search.collect.readers.straggler_analysis import FORMAT as PIPELINE_FORMAT
 from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds.recorded.job import RecordedSteps
-from dpro_search.kinds.recorded.pipeline import recorded_predictor
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
+from dpro_search.kinds.recorded.job import ProfiledJob
+from dpro_search.kinds.recorded.pipeline import PipelineSteps
+from dpro_search.kinds.recorded.steps import RecordedSteps
 
 
-class Imported(RecordedSteps):
+class Imported(ProfiledJob):
     """Its knobs are not known, so there are no plans."""
 
     title = "an imported trace"
@@ -43,5 +44,7 @@ class Imported(RecordedSteps):
             "is nothing to search; what-ifs such as collectives.all_to_all=0 and 'diagnose' answer"
         )
 
-    def _predictor(self, *, without: Sequence[int] = ()) -> RecordedPredictor:
-        return recorded_predictor(self.trace, without=without)
+    @cached_property
+    def recorded_steps(self) -> RecordedSteps:
+        """By operation where the trace was recorded so, else by streams."""
+        return (PipelineSteps if self.trace.meta.format == PIPELINE_FORMAT else RecordedSteps)(self.trace)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -13,10 +13,11 @@ from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.costmodel.powersgd import allocated_bytes, low_rank
 from dpro_search.errors import InputError
 from dpro_search.graph.gradient_events import Gradients, gradients_of
-from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._job import Table
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds.recorded.planned import PlannedSteps
-from dpro_search.kinds.recorded.planned_diagnosis import with_plans
+from dpro_search.kinds.recorded.cluster import StepsOnCluster
+from dpro_search.kinds.recorded.diagnosis import with_plans
+from dpro_search.kinds.recorded.planned import PlannableJob
 from dpro_search.machine import machine_constants
 from dpro_search.quantities import size_text, time_text
 from dpro_search.space.describe import describe
@@ -26,6 +27,7 @@ from dpro_search.space.recorded.buckets import BucketPlan, cut_at_gradients, exp
 from dpro_search.space.recorded.low_rank_buckets import with_low_rank_buckets
 from dpro_search.space.recorded.memory import MemoryChange, buckets_changes
 from dpro_search.space.recorded.step_edit import StepEdit
+from dpro_search.space.scenario import Scale
 from dpro_search.space.schemes import DdpSettings
 from dpro_search.space.tensor_groups import Group, TensorGroups
 from dpro_search.space.transformations import (
@@ -51,7 +53,7 @@ _QUESTIONS: dict[str, Plan] = {
 }
 
 
-class ProfiledDdp(PlannedSteps):
+class ProfiledDdp(PlannableJob):
     """Predictions of bucket sizes, of gradients that are views of buckets, and on request of halves and PowerSGD."""
 
     title = "a profiled DistributedDataParallel job"
@@ -66,21 +68,17 @@ class ProfiledDdp(PlannedSteps):
         return cls(trace, gradients, allow_lossy=options.allow_lossy)
 
     def __init__(self, trace: Trace, gradients: Gradients, *, allow_lossy: bool = False) -> None:
-        self.gradients, self._allow_lossy = gradients, allow_lossy
-        super().__init__(trace, _space(trace, gradients, allow_lossy=allow_lossy))
+        super().__init__(trace, allow_lossy=allow_lossy)
+        self.gradients = gradients
         self.tensors: tuple[TensorInfo, ...] = gradients.tensors
+        self.space = _space(trace, gradients, allow_lossy=allow_lossy)
 
     @property
     def nothing_to_search(self) -> str:
         return f"{self.gradients.why}; the sizes of the buckets were not recorded either: there is nothing to search"
 
-    def allowing(self, plan: Plan, options: PlanOptions) -> Job:
-        allow_lossy = self._allow_lossy or options.allowing(plan).allow_lossy
-        if allow_lossy == self._allow_lossy:
-            return self
-        job = type(self)(self.trace, self.gradients, allow_lossy=allow_lossy)
-        job._scales = self._scales
-        return job
+    def _plans_on(self, on_cluster: StepsOnCluster, *, allow_lossy: bool) -> PlanSpace:
+        return _space(self.trace, self.gradients, allow_lossy=allow_lossy)
 
     def limits_bytes(self, plan: Plan) -> list[int]:
         """Those of `bucket_assignment`; none: buckets are as recorded. Raises `InputError` if the recorded limit is not known."""
@@ -110,8 +108,8 @@ class ProfiledDdp(PlannedSteps):
         cut_at_gradients(edit, self.gradients, step)
         explain_copies(edit, self.trace, self.gradients, step)
 
-    def _rewrite(self, edit: StepEdit, step: int, plan: Plan) -> None:
-        settings = DdpSettings.of(plan)
+    def _rewriter(self, plan: Plan, on_cluster: StepsOnCluster) -> Callable[[StepEdit, int], None]:
+        settings, gradients, prices = DdpSettings.of(plan), self.gradients, on_cluster.steps.prices
         changed = BucketPlan(
             bucket_of=self.bucket_of(plan),
             half=plan.compression in _HALVES,
@@ -120,9 +118,8 @@ class ProfiledDdp(PlannedSteps):
         )
         rank = POWERSGD.get(plan.compression or "")
         if rank is None:
-            with_buckets(edit, self.gradients, step, changed, self.prices)
-        else:
-            with_low_rank_buckets(edit, self.gradients, step, changed, rank, self.prices)
+            return lambda edit, step: with_buckets(edit, gradients, step, changed, prices)
+        return lambda edit, step: with_low_rank_buckets(edit, gradients, step, changed, rank, prices)
 
     def _compute_error_us(self, plan: Plan) -> float:
         rank = POWERSGD.get(plan.compression or "")
@@ -131,13 +128,13 @@ class ProfiledDdp(PlannedSteps):
         stages_us = low_rank(self.tensors, self.bucket_of(plan), rank).stages_us
         return machine_constants().powersgd.uncertainty * float(stages_us.sum())
 
-    def _memory_changes(self, plan: Plan) -> list[MemoryChange] | None:
+    def _memory_changes(self, plan: Plan, on_cluster: StepsOnCluster) -> list[MemoryChange] | None:
         as_views = bool(DdpSettings.of(plan).gradient_as_bucket_view)
         half, rank = plan.compression in _HALVES, POWERSGD.get(plan.compression or "")
         kept = 0 if rank is None else allocated_bytes(self.tensors, self.bucket_of(plan), rank)
         return buckets_changes(self.trace, self.gradients, as_views=as_views, half=half, hook_bytes=kept)
 
-    def _least_bytes(self, plan: Plan) -> int | None:
+    def _least_bytes(self, plan: Plan, on_cluster: StepsOnCluster) -> int | None:
         if not self.gradients.known:
             return None
         copies = 2 if DdpSettings.of(plan).gradient_as_bucket_view else 3  # parameters, buckets, and gradients beside these
@@ -151,9 +148,9 @@ class ProfiledDdp(PlannedSteps):
             part: int(size) for step in gradients.steps.values() for part, size in zip(step.parts, sizes.tolist(), strict=False)
         }
 
-    def assumed(self) -> Iterator[str]:
+    def assumed(self, on_cluster: StepsOnCluster, scales: Sequence[Scale]) -> Iterator[str]:
         yield f"gradients: {self.gradients.why}"
-        yield from super().assumed()
+        yield from super().assumed(on_cluster, scales)
 
     @property
     def questions(self) -> Mapping[str, Plan]:

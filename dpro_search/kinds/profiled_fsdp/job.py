@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.sharded_units import ROOT, ShardedUnits, sharded_units_of, unit_groups
-from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._job import Table
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds.recorded.planned import PlannedSteps
-from dpro_search.kinds.recorded.planned_diagnosis import with_plans
+from dpro_search.kinds.recorded.cluster import StepsOnCluster
+from dpro_search.kinds.recorded.diagnosis import with_plans
+from dpro_search.kinds.recorded.planned import PlannableJob
 from dpro_search.quantities import size_text, time_text
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.memory import MemoryChange, units_changes
 from dpro_search.space.recorded.sharding import Sharding
 from dpro_search.space.recorded.step_edit import StepEdit
 from dpro_search.space.recorded.units import UnitPlan, cut_at_units, explain_units, with_units
-from dpro_search.space.scenario import ClusterChange
+from dpro_search.space.scenario import Scale
 from dpro_search.space.schemes import FsdpSettings
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations.sharding import (
@@ -42,7 +43,7 @@ _QUESTIONS: dict[str, Plan] = {
 }
 
 
-class ProfiledFsdp(PlannedSteps):
+class ProfiledFsdp(PlannableJob):
     """Predictions of prefetching, resharding, units wrapped together, and on request of reductions in fewer bytes."""
 
     title = "a profiled fully sharded job"
@@ -57,57 +58,43 @@ class ProfiledFsdp(PlannedSteps):
         return cls(trace, sharded_units_of(trace), allow_lossy=options.allow_lossy)
 
     def __init__(self, trace: Trace, units: ShardedUnits, *, allow_lossy: bool = False) -> None:
-        self.units, self._allow_lossy = units, allow_lossy
-        super().__init__(trace, PlanSpace(JobFacts(name=self.title, tensors=units.tensors), []))
-        self.space = self._space()
+        super().__init__(trace, allow_lossy=allow_lossy)
+        self.units = units
         self.tensors = units.tensors
+        self.space = self._plans_on(StepsOnCluster(steps=self.recorded_steps), allow_lossy=allow_lossy)
 
     @property
     def nothing_to_search(self) -> str:
         return f"{self.units.why}; search it on a cluster, like --cluster 16xhgx-h100"
-
-    def allowing(self, plan: Plan, options: PlanOptions) -> Job:
-        allow_lossy = self._allow_lossy or options.allowing(plan).allow_lossy
-        if allow_lossy == self._allow_lossy:
-            return self
-        job = type(self)(self.trace, self.units, allow_lossy=allow_lossy)
-        job._scales = self._scales
-        return job
-
-    def _moved(self, change: ClusterChange) -> Self:
-        changed = super()._moved(change)
-        changed.space = changed._space()  # other ranks can share the parameters
-        return changed
 
     @property
     def _recorded_ranks(self) -> int:
         """All ranks of the recorded job."""
         return max(self.trace.meta.world_size or 0, self.trace.meta.ranks)
 
-    @property
-    def _shared_by(self) -> int | None:
-        """How many ranks share the parameters without a plan, where the job runs now; None: not known."""
+    def _shared_by(self, on_cluster: StepsOnCluster) -> int | None:
+        """How many ranks share the parameters on a cluster without a plan; None: not known."""
         recorded = self.units.shared_by
-        return recorded if self.place is None or recorded != self._recorded_ranks else self.place.ranks
+        return recorded if on_cluster.place is None or recorded != self._recorded_ranks else on_cluster.place.ranks
 
     def _prepare(self, edit: StepEdit, step: int) -> None:
         cut_at_units(edit, self.units, step)
         explain_units(edit, self.trace, self.units, step)
 
-    def _rewrite(self, edit: StepEdit, step: int, plan: Plan) -> None:
-        with_units(edit, self.units, step, self._unit_plan(plan), self.prices)
+    def _rewriter(self, plan: Plan, on_cluster: StepsOnCluster) -> Callable[[StepEdit, int], None]:
+        units, unit_plan, prices = self.units, self._unit_plan(plan, on_cluster), on_cluster.steps.prices
+        return lambda edit, step: with_units(edit, units, step, unit_plan, prices)
 
-    def _unit_plan(self, plan: Plan) -> UnitPlan:
+    def _unit_plan(self, plan: Plan, on_cluster: StepsOnCluster) -> UnitPlan:
         settings = FsdpSettings.of(plan)
         back = [each.unit for each in self.units.first.backward]  # the last of the forward pass first
         kept = back if settings.reshard_after_forward is False else settings.kept_units or back[: settings.kept_last_units or 0]
         sharding = None
         if settings.shard_ranks is not None:
-            assert self.place is not None, "else refused"
-            assert self._shared_by is not None, "likewise"
-            sharding = Sharding(
-                cluster=self.place.cluster, ranks=self.place.ranks, was=self._shared_by, becomes=settings.shard_ranks
-            )
+            place, shared_by = on_cluster.place, self._shared_by(on_cluster)
+            assert place is not None, "else refused"
+            assert shared_by is not None, "likewise"
+            sharding = Sharding(cluster=place.cluster, ranks=place.ranks, was=shared_by, becomes=settings.shard_ranks)
         return UnitPlan(
             ahead=settings.prefetch_depth or 1 if settings.prefetch else 0,
             backward_ahead=settings.backward_prefetch_depth or 1,
@@ -118,11 +105,11 @@ class ProfiledFsdp(PlannedSteps):
             sharding=sharding,
         )
 
-    def _memory_changes(self, plan: Plan) -> list[MemoryChange] | None:
-        shared_by = FsdpSettings.of(plan).shard_ranks or self._shared_by
-        return units_changes(self.trace, self.units, self._unit_plan(plan), shared_by=shared_by)
+    def _memory_changes(self, plan: Plan, on_cluster: StepsOnCluster) -> list[MemoryChange] | None:
+        shared_by = FsdpSettings.of(plan).shard_ranks or self._shared_by(on_cluster)
+        return units_changes(self.trace, self.units, self._unit_plan(plan, on_cluster), shared_by=shared_by)
 
-    def _space(self) -> PlanSpace:
+    def _plans_on(self, on_cluster: StepsOnCluster, *, allow_lossy: bool) -> PlanSpace:
         units = self.units
         facts = JobFacts(name=self.title, tensors=units.tensors)
         if not units.tensors:
@@ -131,7 +118,8 @@ class ProfiledFsdp(PlannedSteps):
         unsized = None if units.sized else (
             "the profile does not have the sizes of the units' collectives; profile with record_shapes=True"
         )  # fmt: skip
-        ranks = self._recorded_ranks if self.place is None else self.place.ranks
+        ranks = self._recorded_ranks if on_cluster.place is None else on_cluster.place.ranks
+        shared_by, no_sharding = self._shared_by(on_cluster), unsized or self._no_sharding(on_cluster)
         return PlanSpace(
             facts,
             [
@@ -139,26 +127,26 @@ class ProfiledFsdp(PlannedSteps):
                 BackwardPrefetch(facts, units=len(back)),
                 KeptUnits(facts, back),
                 UnitsTogether(facts, units=len(units.tensors) - 1, refused=unsized),
-                ReduceDtype(facts, allow_lossy=self._allow_lossy, refused=unsized),
-                ShardRanks(facts, ranks=ranks, shared_by=self._shared_by, refused=unsized or self._no_sharding()),
+                ReduceDtype(facts, allow_lossy=allow_lossy, refused=unsized),
+                ShardRanks(facts, ranks=ranks, shared_by=shared_by, refused=no_sharding),
                 RecomputedUnits(facts, [each.unit for each in units.first.passes if each.unit != ROOT]),
             ],
         )
 
-    def _no_sharding(self) -> str | None:
+    def _no_sharding(self, on_cluster: StepsOnCluster) -> str | None:
         """Why other groups of ranks cannot share the parameters; None: they can."""
-        if self.place is None:
-            return f"what collectives of other groups of ranks take needs the machine: {self.place_is_unknown}"
-        if self._shared_by is None:
+        if on_cluster.place is None:
+            return f"what collectives of other groups of ranks take needs the machine: {on_cluster.recorded_on}"
+        if self._shared_by(on_cluster) is None:
             return "the profile does not name the process groups"
         return None
 
-    def _least_bytes(self, plan: Plan) -> int | None:
-        shared_by = FsdpSettings.of(plan).shard_ranks or self._shared_by
+    def _least_bytes(self, plan: Plan, on_cluster: StepsOnCluster) -> int | None:
+        shared_by = FsdpSettings.of(plan).shard_ranks or self._shared_by(on_cluster)
         if not self.units.sized or shared_by is None:
             return None
         sizes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
-        kept = sum(sizes[unit] for unit in self._unit_plan(plan).kept)
+        kept = sum(sizes[unit] for unit in self._unit_plan(plan, on_cluster).kept)
         gathered = max(kept, sum(sorted(sizes.values())[-2:]))  # one unit computes while another is gathered
         return sum(sizes.values()) * (2 + self._optimizer_copies) // shared_by + gathered
 
@@ -168,11 +156,11 @@ class ProfiledFsdp(PlannedSteps):
         gathers = {each.part: sizes[each.unit] for step in steps for each in (*step.forward, *step.backward)}
         return gathers | {each.parts[0]: sizes[each.unit] for step in steps for each in step.reductions}
 
-    def assumed(self) -> Iterator[str]:
+    def assumed(self, on_cluster: StepsOnCluster, scales: Sequence[Scale]) -> Iterator[str]:
         yield self.units.why
-        if self.units.tensors and (why := self._no_sharding()) is not None:
+        if self.units.tensors and (why := self._no_sharding(on_cluster)) is not None:
             yield f"other shard groups are not offered: {why}"
-        yield from super().assumed()
+        yield from super().assumed(on_cluster, scales)
 
     @property
     def questions(self) -> Mapping[str, Plan]:

@@ -1,72 +1,108 @@
-"""Place where a profile was recorded, and predictor elsewhere: ``recorded_place(meta, asked)``, ``elsewhere(...)``."""
+"""Recorded steps on a cluster, and as they run without a profiler: ``steps_on(recorded, change, unprofiled_us)``.
+
+A profiler notes each op, launch and shape on the thread that it profiles, so that host-bound jobs take 1.2 to 2.2 times as long in
+their profiles (experiments/validation/gpu_jobs.md), while kernels take as long as ever. One number that any script measures, the
+step without the profiler, tells by how much: the work of host threads is scaled alike until the replay takes that long.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import msgspec
+import numpy as np
 
 from dpro_search.cluster import Cluster, Device, bundled
-from dpro_search.collect.trace import Trace, TraceMeta
+from dpro_search.collect.trace import TraceMeta
 from dpro_search.errors import InputError
-from dpro_search.kinds.recorded.predictor import RecordedPrediction, RecordedPredictor
+from dpro_search.kinds.recorded.replay import RecordedReplay
+from dpro_search.kinds.recorded.steps import RecordedSteps
+from dpro_search.quantities import time_text
 from dpro_search.space.recorded.cluster_change import Placed, Recorded, moved_ops
-from dpro_search.space.scenario import ClusterChange, Scale
+from dpro_search.space.scenario import ClusterChange
+
+_ALIKE = 0.03
+"""Tolerance between a step and its replay for other reasons than the profiler's work on the host (empirical: kernels of GPU-bound
+jobs took up to 2 % longer in their profiles)."""
+_PRECISION = 0.002  # of the factor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elsewhere:
-    """Predictors of a recorded job on another cluster."""
+class StepsOnCluster:
+    """Recorded steps as they would run on a cluster."""
 
-    place: Placed
-    predictor: RecordedPredictor
-    # low, high: With the durations at the ends of their 90 % intervals.
-    low: RecordedPredictor
-    high: RecordedPredictor
-    assumed: tuple[str, ...]  # What was taken for granted, a sentence each.
+    steps: RecordedSteps
+    moved_to: Placed | None = None  # Another cluster; None: the recorded one.
+    # With the durations at the low and high ends of their 90 % intervals; None: on the recorded cluster, where they were measured.
+    model_ends: tuple[RecordedSteps, RecordedSteps] | None = None
+    assumed: tuple[str, ...] = ()  # What was taken for granted, a sentence each.
+    # A step without the profiler, and the ratio of the host threads' time in it to that in the profile; None: as in the profile.
+    unprofiled_us: float | None = None
+    host_factor: float = 1.0
 
-    def interval_us(self, prediction: RecordedPrediction, scales: tuple[Scale, ...]) -> tuple[float, float]:
-        """The interval of a prediction: the spread of steps, and the errors of the cost models."""
-        below, above = prediction.iteration_us - prediction.interval_us[0], prediction.interval_us[1] - prediction.iteration_us
-        low_us, high_us = (one.predict(scales).iteration_us for one in (self.low, self.high))
-        below = math.hypot(below, max(prediction.iteration_us - low_us, 0.0))
-        above = math.hypot(above, max(high_us - prediction.iteration_us, 0.0))
-        return max(prediction.iteration_us - below, 0.0), prediction.iteration_us + above
+    @cached_property
+    def place(self) -> Placed | None:
+        """The cluster; None: it is not known."""
+        if self.moved_to is not None:
+            return self.moved_to
+        recorded, _ = self._recorded_place
+        return None if recorded.cluster is None else Placed(cluster=recorded.cluster, ranks=recorded.ranks)
+
+    @property
+    def recorded_on(self) -> str:
+        """A sentence that says how the recorded cluster is known, or why it is not."""
+        return self._recorded_place[1]
+
+    @cached_property
+    def _recorded_place(self) -> tuple[Recorded, str]:
+        return recorded_place(self.steps.trace.meta, needed=False)
 
 
-def elsewhere(trace: Trace, predictor: RecordedPredictor, change: ClusterChange) -> Elsewhere:
-    """A recorded job under a change of its cluster.
+def steps_on(recorded: RecordedSteps, change: ClusterChange, unprofiled_us: float | None = None) -> StepsOnCluster:
+    """The steps of a recording under a change of its cluster.
+
+    Parameters
+    ----------
+    unprofiled_us
+        A step of the same job, measured without a profiler; None: host threads are as slow as in the profile.
 
     Raises
     ------
     InputError
-        The recorded cluster is not known, the ranks do not fit, or the change is of processors.
+        The recorded cluster is not known, the ranks do not fit, the change is of processors, or no work of the host could make a
+        step that long.
     """
+    steps, host_factor = (recorded, 1.0) if unprofiled_us is None else without_profiler(recorded, unprofiled_us)
+    if change == ClusterChange():
+        return StepsOnCluster(steps=steps, unprofiled_us=unprofiled_us, host_factor=host_factor)
+    meta = recorded.trace.meta
     if change.cores is not None:
         raise InputError(f"cores={change.cores}: the trace is of GPUs; leave cores out")
     if change.machines is not None and not change.on_gpus:
         raise InputError(f"{change.machines.name} has no GPUs: a profile of kernels says nothing of processors")
-    if not predictor.has_launches:
-        raise InputError(f"the trace ({trace.meta.format}) has no kernels with launches: no other cluster can be predicted from it")
-    recorded, source = recorded_place(trace.meta, change.recorded_on, needed=change.machines is None)
+    if not recorded.has_launches:
+        raise InputError(f"the trace ({meta.format}) has no kernels with launches: no other cluster can be predicted from it")
+    origin, how = recorded_place(meta, change.recorded_on, needed=change.machines is None)
     ranks = change.ranks
     if change.machines is None:
-        assert recorded.cluster is not None, "needed"
-        ranks = recorded.ranks if ranks is None else ranks
-        target = _with_ranks(recorded.cluster, ranks)
+        assert origin.cluster is not None, "needed"
+        ranks = origin.ranks if ranks is None else ranks
+        target = _with_ranks(origin.cluster, ranks)
     else:
         target = change.machines
     if change.rate_bps is not None:
         target = target.at_nic_rate(None if math.isinf(change.rate_bps) else change.rate_bps, "given as rate=")
     place = Placed(cluster=target, ranks=target.ranks if ranks is None else ranks)
-    ops = moved_ops(trace, predictor.ops, recorded, place)
-    return Elsewhere(
-        place=place,
-        predictor=predictor.with_ops(ops.middle),
-        low=predictor.with_ops(ops.low),
-        high=predictor.with_ops(ops.high),
-        assumed=(source, *ops.assumed),
+    ops = moved_ops(recorded.trace, steps.ops, origin, place)
+    return StepsOnCluster(
+        steps=steps.with_ops(ops.middle),
+        moved_to=place,
+        model_ends=(steps.with_ops(ops.low), steps.with_ops(ops.high)),
+        assumed=(how, *ops.assumed),
+        unprofiled_us=unprofiled_us,
+        host_factor=host_factor,
     )
 
 
@@ -131,3 +167,44 @@ def _with_ranks(machine: Cluster, ranks: int) -> Cluster:
     if machine.ranks_per_host is None:
         raise InputError(f"{ranks} ranks do not fit on {machine.name}: it has {machine.ranks} devices")
     return machine.with_hosts(-(-ranks // machine.ranks_per_host))
+
+
+def without_profiler(recorded: RecordedSteps, step_us: float) -> tuple[RecordedSteps, float]:
+    """The recorded steps with the work of host threads scaled, and by what.
+
+    Parameters
+    ----------
+    step_us
+        A step of the same job, measured without a profiler.
+
+    Raises
+    ------
+    InputError
+        The step is as short as no work of the host could make it, or longer than its profile, or the trace has no such work.
+    """
+    recorded_us = RecordedReplay(steps=recorded).iteration_us
+    setting = f"measured={time_text(step_us)}"
+    if not recorded.sorts.host.any():
+        raise InputError(f"{setting}: the trace shows no work of host threads that kernels wait for; there is nothing to scale")
+    if step_us > recorded_us * (1 + _ALIKE):
+        raise InputError(
+            f"{setting}: the profiled step takes {time_text(recorded_us)}, and no profiler makes a step shorter; "
+            "is it the same job?"
+        )
+    if step_us >= recorded_us * (1 - _ALIKE):
+        return recorded, 1.0
+    least_us = RecordedReplay(steps=_at_host_speed(recorded, 0.0)).iteration_us
+    if step_us < least_us * (1 - _ALIKE):
+        raise InputError(f"{setting}: kernels alone take {time_text(least_us)} in the profile; is it the same job?")
+    low, high = 0.0, 1.0
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        is_slower = RecordedReplay(steps=_at_host_speed(recorded, middle)).iteration_us > step_us
+        low, high = (low, middle) if is_slower else (middle, high)
+    return _at_host_speed(recorded, high), high
+
+
+def _at_host_speed(recorded: RecordedSteps, factor: float) -> RecordedSteps:
+    ops = recorded.ops
+    by = np.where(recorded.sorts.host, factor, 1.0)
+    return recorded.with_ops(replace(ops, duration_us=ops.duration_us * by, loading_us=ops.loading_us * by))

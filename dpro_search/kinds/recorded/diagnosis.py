@@ -12,41 +12,46 @@ from typing import Any
 
 import msgspec
 
-from dpro_search.collect.trace import Trace
 from dpro_search.graph.event_names import origins
 from dpro_search.graph.recorded_collectives import group_speeds, lateness
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, path_facts
-from dpro_search.kinds._job import Table
+from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds.recorded.findings import findings, stall_findings
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.kinds.recorded.questions import answers
+from dpro_search.kinds.recorded.replay import RecordedReplay
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.sentences import differs_from_median
+from dpro_search.space.plan import Plan
 
 _PARTS = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "unknown_us", "idle_us", "host_bound_us")
 _SHOWN_PCT = 0.1  # of an iteration
 
 
-def diagnosis(trace: Trace, predictor: RecordedPredictor, *, profiled: bool = True) -> dict[str, Any]:
+def diagnosis(job: Job, replay: RecordedReplay, *, is_profiled: bool = True) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``links``, the speed of each process group.
 
-    `profiled`: whether host threads are as slow as the profiler made them.
+    Parameters
+    ----------
+    replay
+        The job without a plan.
+    is_profiled
+        Whether host threads are as slow as the profiler made them.
     """
-
-    base, timeline = predictor.predict(), predictor.timeline()
+    trace = replay.steps.trace
+    base, timeline = replay.iterations(), replay.timeline()
     late, speeds = lateness(trace), group_speeds(trace)
     punctuality = {row.rank: msgspec.to_builtins(row) for row in late}
-    gains = answers(trace, predictor, base, speeds)
-    numbers, rows = trace.meta.numbers, predictor.rows()
+    gains = answers(replay, speeds, error=abs(job.replay_error))
+    numbers, rows = trace.meta.numbers, replay.rows
     path = [row | {"rank": numbers[row["rank"]] if row["rank"] >= 0 else -1} for row in path_facts(timeline)]
-    times = [msgspec.structs.replace(row, rank=numbers[row.rank]) for row in base.ranks]
-    collective = next(iter(predictor.sorts.collectives), "")
+    times = [msgspec.structs.replace(row, rank=numbers[row.rank]) for row in replay.rank_times]
+    collective = next(iter(replay.steps.sorts.collectives), "")
     hosts = dict(zip(numbers, trace.meta.hosts, strict=True))
     return {
         "iteration_us": base.iteration_us,
-        "measured_iteration_us": predictor.measured_iteration_us,
+        "measured_iteration_us": job.measured_iteration_us,
         "predicted_mean_us": base.mean_us,
-        "measured_mean_us": predictor.measured_mean_us,
+        "measured_mean_us": replay.measured.mean_us,
         "breakdown_us": base.breakdown_us,
         "critical_path": path,
         "ranks": [
@@ -57,25 +62,56 @@ def diagnosis(trace: Trace, predictor: RecordedPredictor, *, profiled: bool = Tr
         ],
         "gains": msgspec.to_builtins(gains),
         "critical_ops": critical_ops(
-            timeline, numbers=numbers, origins=origins(trace, predictor.ops.about[rows]) if len(rows) else ()
+            timeline, numbers=numbers, origins=origins(trace, replay.steps.ops.about[rows]) if len(rows) else ()
         ),
         "links": [msgspec.to_builtins(speed) for speed in speeds],
         "findings": [
-            *stall_findings(predictor, base, gains),
+            *stall_findings(replay, gains),
             *findings(
                 times,
                 gains,
                 base.iteration_us,
                 speeds,
                 collective,
-                profiled=profiled,
-                stalls=base.stalls,
+                profiled=is_profiled,
+                stalls=replay.stalls,
                 framework=trace.meta.framework,
-                pipeline=bool(predictor.pipelines),
+                pipeline=bool(replay.steps.pipelines),
             ),
         ],
         "warnings": list(trace.meta.warnings),
     }
+
+
+def with_plans(job: Job, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a diagnosis with a row of ``gains`` for each legal plan; ``what_if`` is then what ``--set`` takes.
+
+    Parameters
+    ----------
+    facts
+        The answer of `diagnosis`.
+    """
+    base_us = float(facts["iteration_us"])
+    rows = list(facts["gains"])
+    error_us = abs(job.replay_error) * base_us
+    for text, plan in job.questions.items():
+        if job.space.refusal(plan) is not None or job.space.simplest(plan) == Plan():
+            continue
+        after_us = job.predict(plan).iteration_us
+        gain_us = base_us - after_us
+        rows.append(
+            {
+                "what_if": text,
+                "topic": "plan",
+                "ranks": [],
+                "meaning": f"--set {text}",
+                "predicted_iteration_us": after_us,
+                "gain_us": gain_us,
+                "gain_pct": 100 * gain_us / base_us if base_us > 0 else 0.0,
+                "certain": gain_us > error_us,
+            }
+        )
+    return {**facts, "gains": sorted(rows, key=lambda row: -float(row["gain_us"]))}
 
 
 def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:

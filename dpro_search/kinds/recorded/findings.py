@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from dpro_search.graph.recorded_collectives import GroupSpeed, slow_groups
-from dpro_search.kinds.recorded.predictor import RecordedPrediction, RecordedPredictor
 from dpro_search.kinds.recorded.questions import Answer
+from dpro_search.kinds.recorded.replay import RecordedReplay
 from dpro_search.quantities import time_text
 from dpro_search.replay.device_time import RankTime
 from dpro_search.replay.sentences import WORTH_PCT
@@ -135,18 +135,18 @@ def _iteration(answer: Answer, *, average: bool) -> str:
     )
 
 
-def stall_findings(predictor: RecordedPredictor, base: RecordedPrediction, answers: Sequence[Answer]) -> Iterator[str]:
+def stall_findings(replay: RecordedReplay, answers: Sequence[Answer]) -> Iterator[str]:
     """A sentence on steps that stall now and then, which the median does not show; nothing if there are none.
 
     Parameters
     ----------
-    base
-        The job as recorded.
+    replay
+        The job without changes.
     answers
         Of the questions about the job: if most of the difference goes away with input loading, that is what the steps wait for.
     """
-    stalled, steps = predictor.stalled
-    if not stalled or not base.stalls:
+    (stalled, steps), base = replay.measured.stalled, replay.iterations()
+    if not stalled or not replay.stalls or base.mean_us is None:
         return
     loading = next((answer for answer in answers if answer.topic == "loading"), None)
     lost_us = base.mean_us - base.iteration_us

@@ -1,95 +1,126 @@
-"""`RecordedSteps`: what jobs have in common that are predicted from their recorded streams and dependencies, op by op."""
+"""`ProfiledJob`: what jobs have in common that are predicted from their recorded streams and dependencies, op by op."""
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
+import msgspec
 import numpy as np
 
 from dpro_search._text import shortened
-from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
+from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._answers import PlanFacts, ReplayedStep
 from dpro_search.kinds._job import Comparison, Job, Table
-from dpro_search.kinds.recorded.cluster import Elsewhere, elsewhere
+from dpro_search.kinds.recorded.cluster import StepsOnCluster, steps_on
 from dpro_search.kinds.recorded.findings import unknown_time
-from dpro_search.kinds.recorded.predictor import SMALL, RecordedPrediction, RecordedPredictor
+from dpro_search.kinds.recorded.replay import RecordedReplay
+from dpro_search.kinds.recorded.steps import SMALL, RecordedSteps
 from dpro_search.machine import Calibration, machine_constants
 from dpro_search.quantities import time_text
-from dpro_search.replay.timeline import Timeline
+from dpro_search.replay.lowered import ErrorModel, Lowered
+from dpro_search.replay.replayer import settled_us
 from dpro_search.space.cluster import ClusterSpec, spec_on
-from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.memory import peak_bytes
-from dpro_search.space.scenario import OP_SCALES, SCALES, ClusterChange, Scale
+from dpro_search.space.scenario import OP_SCALES, SCALES, ClusterChange, Scale, Scenario
 from dpro_search.space.tensor_groups import TensorGroups, recorded_groups
 from dpro_search.space.transformations import JobFacts, PlanSpace
 
 
-class RecordedSteps(Job):
+class _Unplanned(NamedTuple):
+    """A scenario without a plan, which the plans of a search have in common."""
+
+    scenario: Scenario
+    steps: ProfiledSteps | None
+    on_cluster: StepsOnCluster
+    lowered: Lowered
+
+
+class ProfiledJob(Job):
     """Predictions of the recorded steps with other speeds. The empty plan is its only one: other plans need a model of the job."""
 
     trace: Trace
     settings: ClassVar[tuple[str, ...]] = ("ranks", "rate", "recorded_on", "measured", *SCALES, *OP_SCALES)
+    replays_steps = True
+    _last_unplanned: _Unplanned | None = None  # See `_unplanned`.
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.predictor = self._predictor()
         self.tensors = trace.tensors
         self.space = PlanSpace(JobFacts(name=self.title, tensors=trace.tensors), [])
-        self._scales: tuple[Scale, ...] = ()
-        self._elsewhere: Elsewhere | None = None
-        self._unprofiled: tuple[float, float] | None = None  # What a step takes without the profiler, and the host's factor.
 
-    def _predictor(self, *, without: Sequence[int] = ()) -> RecordedPredictor:
-        """A predictor that ignores the given steps."""
-        return RecordedPredictor(self.trace, without=without)
+    @cached_property
+    def recorded_steps(self) -> RecordedSteps:
+        """The steps as they were recorded, under the profiler."""
+        return RecordedSteps(self.trace)
+
+    def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
+        self.check_changes(scenario, steps)
+        unplanned = self._unplanned(replace(scenario, plan=Plan()), steps)
+        if scenario.plan == Plan():
+            return unplanned.lowered
+        return self._planned(unplanned.lowered, scenario.plan, unplanned.on_cluster)
+
+    def _planned(self, lowered: Lowered, plan: Plan, on_cluster: StepsOnCluster) -> Lowered:
+        """What was lowered without a plan, under one; raises `InputError` if the job cannot follow the plan."""
+        self.space.check(plan)
+        return lowered
+
+    def _unplanned(self, scenario: Scenario, steps: ProfiledSteps | None = None) -> _Unplanned:
+        """What is lowered in a scenario without a plan. The last one is kept."""
+        last = self._last_unplanned
+        if last is not None and (last.scenario, last.steps) == (scenario, steps):
+            return last
+        recorded = self.recorded_steps
+        if last is not None and (last.scenario.cluster, last.scenario.measured_us) == (scenario.cluster, scenario.measured_us):
+            on_cluster = last.on_cluster
+        else:
+            on_cluster = steps_on(recorded, scenario.cluster, scenario.measured_us)
+        chosen = None if steps is None else steps.replayed
+        without = () if chosen is None else tuple(step for step in recorded.numbers if step not in chosen)
+        peak_memory_bytes, infeasible = self._memory(Plan(), on_cluster)
+        place = on_cluster.moved_to
+        lowered = Lowered(
+            replayable=RecordedReplay(
+                steps=on_cluster.steps,
+                without=without,
+                scales=scenario.scales,
+                model_ends=on_cluster.model_ends,
+            ),
+            error=ErrorModel(model=0.0),
+            as_recorded=not scenario.scales and place is None,
+            cluster=ClusterSpec.of(self.trace.meta) if place is None else spec_on(place.cluster, place.ranks).spec,
+            calibration=self._calibration(on_cluster),
+            assumptions=(*on_cluster.assumed, *self.assumed(on_cluster, scenario.scales)),
+            peak_memory_bytes=peak_memory_bytes,
+            infeasible=infeasible,
+        )
+        self._last_unplanned = _Unplanned(scenario, steps, on_cluster, lowered)
+        return self._last_unplanned
 
     @property
-    def _in_profile(self) -> RecordedPredictor:
-        """A predictor of the steps as they were recorded, under the profiler."""
-        return self.predictor if self._unprofiled is None and self._elsewhere is None else self._predictor()
+    def on_cluster(self) -> StepsOnCluster:
+        """The recorded steps on the cluster of `scenario`."""
+        return self._unplanned(self.scenario).on_cluster
 
-    def moved(self, change: ClusterChange) -> Job:
-        """Kinds that know more of a job than its recorded steps override `at_scale`, which all other machines go through."""
-        if change.on_gpus and change.recorded_on is None:
-            return super().moved(change)
-        return self._moved(change)
+    def replay_of(self, plan: Plan) -> RecordedReplay:
+        """The replay of a plan in `scenario`."""
+        return recorded_replay(self.lowered(plan))
 
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        return self._moved(ClusterChange(machines=cluster, ranks=ranks))
-
-    def _moved(self, change: ClusterChange) -> Self:
-        """The recorded steps on other GPUs and links (`space.recorded.cluster_change`)."""
-        changed = copy.copy(self)
-        here = self._in_profile if self._unprofiled is None else self.predictor
-        changed._elsewhere = elsewhere(self.trace, here, change)
-        changed.predictor = changed._elsewhere.predictor
-        return changed
-
-    @property
-    def cluster(self) -> ClusterSpec:
-        if self._elsewhere is None:
-            return super().cluster
-        return spec_on(self._elsewhere.place.cluster, self._elsewhere.place.ranks).spec
-
-    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        known = super().left_out(change) if self._elsewhere is None else self._elsewhere.assumed
-        return (*known, *self.assumed())
-
-    def assumed(self) -> Iterator[str]:
-        """Assumptions of predictions about the recorded job, a sentence each."""
-        if self._unprofiled is not None:
-            step_us, factor = self._unprofiled
+    def assumed(self, on_cluster: StepsOnCluster, scales: Sequence[Scale]) -> Iterator[str]:
+        """Assumptions of predictions from the recorded steps, a sentence each."""
+        if on_cluster.unprofiled_us is not None:
             yield (
-                f"a step takes {time_text(step_us)} without the profiler, as given: host threads take {factor:.2f} times what they "
-                "take in the profile"
+                f"a step takes {time_text(on_cluster.unprofiled_us)} without the profiler, as given: host threads take "
+                f"{on_cluster.host_factor:.2f} times what they take in the profile"
             )
-        for scale in self._scales:
+        for scale in scales:
             if scale.what == "batch":
                 times = f"{scale.factor:g} times"
                 yield (
@@ -97,55 +128,28 @@ class RecordedSteps(Job):
                     "shortest; host threads, the optimizer and communication take as long as recorded; the interval reaches to "
                     "the step whose kernels take as long as recorded"
                 )
-        if left_out := self.predictor.left_out:
-            yield left_out
-        residual_us, measured_us = self.predictor.clock_residual_us, self.predictor.measured_iteration_us
+        steps, meta = self.recorded_steps, self.trace.meta
+        if unmeasured := steps.unmeasured:
+            yield unmeasured
+        residual_us, measured_us = steps.clock_residual_us, steps.measured.median_us
         aligned = bool((self.trace.events.collective >= 0).any())  # a warning of the import names ranks whose clocks are not
         if aligned and measured_us is not None and residual_us > SMALL * measured_us:
             yield (
                 f"the clocks of the ranks are known to within {time_text(residual_us)} only, which the interval includes: record "
                 "more steps, for each collective helps to align them"
             )
-        ranks, world = self.trace.meta.ranks, self.trace.meta.world_size or round(self.trace.meta.number_knob(WORLD_SIZE, 0))
+        ranks, world = meta.ranks, meta.world_size or round(meta.number_knob(WORLD_SIZE, 0))
         if world > ranks:
             yield (
                 f"the job has {world} ranks, but only {ranks} {'was' if ranks == 1 else 'were'} imported: the others are taken to "
                 f"compute like {'it' if ranks == 1 else 'these'}, and the recorded waits for them do not change"
             )
-
         needs = self.trace.dependencies
         if inferred := int((needs.kind == DependencyKind.INFERRED).sum()):
             yield (
                 f"{inferred} of {len(needs)} dependencies are inferred, because no call in the profile shows them: in nearly every "
                 "step, an op starts (or the host goes on) by the same time after another op ends, and nothing else explains that"
             )
-
-    def measured_as(self, step_us: float) -> Self:
-        """With the work of host threads as fast as it is without the profiler (`kinds.recorded.unprofiled`)."""
-        from dpro_search.kinds.recorded.unprofiled import without_profiler
-
-        changed = copy.copy(self)
-        changed.predictor, factor = without_profiler(self.predictor, step_us)
-        changed._unprofiled = step_us, factor
-        return changed
-
-    @property
-    def host_factor(self) -> float:
-        """Ratio of the host threads' time without the profiler to their time in the profile (`measured_as`)."""
-        return 1.0 if self._unprofiled is None else self._unprofiled[1]
-
-    def scaled(self, scale: Scale) -> Self:
-        changed = copy.copy(self)
-        changed._scales = (*self._scales, scale)
-        return changed
-
-    def _predict(self, plan: Plan) -> Prediction:
-        if self._elsewhere is None:
-            return _prediction(self.predictor, self._scales, self._peak_memory_bytes(plan))
-        prediction = self.predictor.predict(self._scales)
-        busy_us = min(prediction.busy_us, self._elsewhere.low.predict(self._scales).busy_us)
-        prediction = replace(prediction, interval_us=self._elsewhere.interval_us(prediction, self._scales), busy_us=busy_us)
-        return as_prediction(prediction, "extrapolated", self._peak_memory_bytes(plan))
 
     def plan_facts(self, plan: Plan) -> PlanFacts:
         if self.trace.meta.unrecorded_devices:
@@ -162,15 +166,17 @@ class RecordedSteps(Job):
             shown = ", ".join(shortened(name, 60) for name in list(names)[:3]) + (", ..." if len(names) > 3 else "")
             yield f"It is not known whether these kernels compute or communicate: {shown}."
 
-    def _peak_memory_bytes(self, plan: Plan) -> int | None:
-        """The most that a rank's allocator had handed out while it was recorded; other speeds do not change it."""
-        return peak_bytes(self.trace.memory)
+    def _memory(self, plan: Plan, on_cluster: StepsOnCluster) -> tuple[int | None, str | None]:
+        """The peak memory of a plan (None: not known), and why it does not fit (None: it does).
 
-    @property
-    def calibration(self) -> Calibration:
+        Without a plan it is the most that a rank's allocator had handed out while it was recorded; other speeds do not change it.
+        """
+        return peak_bytes(self.trace.memory), None
+
+    def _calibration(self, on_cluster: StepsOnCluster) -> Calibration:
         """The spread of the recorded steps, with that of other profiles as a prior (`costmodel.step_spread`)."""
         constants, meta = machine_constants(), self.trace.meta
-        steps = len(self.predictor.iterations_us)
+        steps = len(self.recorded_steps.measured.iterations_us)
         ranks = f"{meta.ranks} {'rank' if meta.ranks == 1 else 'ranks'}"
         steps_used = (
             f"{steps} measured iterations of {ranks}" if steps > 1 else f"one step of {ranks}, whose spread was not measured"
@@ -178,9 +184,7 @@ class RecordedSteps(Job):
         spread = (
             f"where 9 of 10 further steps should lie, from {steps_used} and the usual spread of steps in profiles of other jobs"
         )
-        if self.replay_error:
-            spread += f"; the replay of the recorded setting is off by {self.replay_error * 100:+.0f} %, which is included"
-        if self._elsewhere is not None:
+        if on_cluster.moved_to is not None:
             models = "the errors of predicted NCCL collectives on systems left out of the fit, and an estimate for kernels"
             return Calibration(
                 calibrated=False, model_error=(0.0, 0.0), widening=1.0, on=steps_used, rests_on=f"{spread}; also {models}"
@@ -194,75 +198,86 @@ class RecordedSteps(Job):
         )
 
     @property
+    def calibration(self) -> Calibration:
+        known = self._unplanned(self.scenario).lowered.calibration
+        assert known is not None, "see `_calibration`"
+        if not self.replay_error:
+            return known
+        error = f"the replay of the recorded setting is off by {self.replay_error * 100:+.0f} %, which is included"
+        return msgspec.structs.replace(known, rests_on=f"{known.rests_on}; {error}")
+
+    @property
     def measured_iteration_us(self) -> float | None:
-        if self._elsewhere is not None:
+        if self.scenario.cluster != ClusterChange():
             return None
-        return self.predictor.measured_iteration_us if self._unprofiled is None else self._unprofiled[0]
+        return self.recorded_steps.measured.median_us if self.scenario.measured_us is None else self.scenario.measured_us
 
     def measured_iterations_us(self) -> Floats:
-        return np.array(list(self.predictor.iterations_us.values()))
+        return np.array(list(self.recorded_steps.measured.iterations_us.values()))
 
     @property
     def measured_mean_us(self) -> float | None:
-        if self._elsewhere is not None or self._unprofiled is not None or self.predictor.measured_iteration_us is None:
+        if self.scenario.cluster != ClusterChange() or self.scenario.measured_us is not None:
             return None
-        return self.predictor.measured_mean_us
-
-    def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
-        return self.predictor.sampled(self._scales, samples=samples)
-
-    def op_count(self, plan: Plan) -> int:
-        return len(self.predictor.graph)
-
-    def timeline(self, plan: Plan) -> Timeline:
-        return self.predictor.timeline(self._scales)
+        return self.recorded_steps.measured.mean_us
 
     def perfetto(self, plan: Plan, *, recorded: bool) -> bytes:
         from dpro_search.kinds.recorded.timeline import about_ops, measured_step
-        from dpro_search.replay.outputs import PredictedOps, perfetto_json
+        from dpro_search.replay.outputs import perfetto_json
 
-        predictor, trace, timeline = self.predictor, self.trace, self.timeline(plan)
-        rows, measured = predictor.rows(self._scales), None
-        if recorded and len(rows):
-            measured = measured_step(trace, predictor.timeline_step(self._scales), timeline, predictor.ops, rows)
+        replay, trace = self.replay_of(plan), self.trace
+        timeline, rows = replay.timeline(), replay.rows
+        if not len(rows):
+            return perfetto_json(timeline, first_iteration=timeline.iterations - 1, numbers=trace.meta.numbers)
+        ops = replay.steps.ops
         return perfetto_json(
             timeline,
-            measured=measured,
+            measured=measured_step(trace, replay.middle_step, timeline, ops, rows) if recorded else None,
             first_iteration=timeline.iterations - 1,
-            about=about_ops(trace, timeline, predictor.ops, rows, compared=recorded) if len(rows) else PredictedOps(),
+            about=about_ops(trace, timeline, ops, rows, compared=recorded),
             numbers=trace.meta.numbers,
         )
 
     def rank_parts_us(self) -> dict[int, Mapping[str, float]]:
         numbers = self.trace.meta.numbers
-        return {numbers[row.rank]: row.breakdown_us for row in self.predictor.predict(self._scales).ranks}
+        return {numbers[row.rank]: row.breakdown_us for row in self.replay_of(Plan()).rank_times}
 
     def held_out(self, step: int) -> Comparison:
         started = time.perf_counter()
-        held = self._in_profile.held_out(step)
+        recorded = self.recorded_steps
+        measured_us = dict(recorded.measured.iterations_us)
+        step_us = measured_us.pop(step, None)
+        if step_us is None or not measured_us:
+            raise recorded.refused_holdout(step)
+        others = tuple(number for number in recorded.numbers if number != step)
+        lowered = self.lower(Scenario(), steps=ProfiledSteps(replayed=others, fitted=others))
+        times = lowered.replayable.iterations()
+        if recorded.are_samples:
+            times = replace(times, iteration_us=settled_us(recorded_replay(lowered).typical_graph)[0])
+        baseline_us = float(np.median(list(measured_us.values())))
         return Comparison(
-            measured_us=held.measured_us,
-            prediction=as_prediction(held.prediction, "recorded", self._peak_memory_bytes(Plan())),
-            error_pct=held.error_pct,
-            ops=len(self.predictor.graph),
+            measured_us=step_us,
+            prediction=lowered.prediction(times),
+            error_pct=(times.iteration_us / step_us - 1) * 100,
+            ops=self.op_count(Plan()),
             seconds=time.perf_counter() - started,
-            baseline_us=held.baseline_us,
-            baseline_error_pct=held.baseline_error_pct,
+            baseline_us=baseline_us,
+            baseline_error_pct=(baseline_us / step_us - 1) * 100,
         )
 
     def own_durations(self) -> Comparison:
-        pairs = self._in_profile.own_durations()
+        pairs = self.recorded_steps.own_durations()
         steps = tuple(
             ReplayedStep(step=step, measured_us=true, replayed_us=replayed, error_pct=(replayed / true - 1) * 100)
             for step, (true, replayed) in pairs.items()
         )
         started = time.perf_counter()
-        prediction = _prediction(self.predictor, (), self._peak_memory_bytes(Plan()))
+        lowered = self.lower(self.scenario)
         return Comparison(
             measured_us=self.measured_iteration_us,
-            prediction=prediction,
+            prediction=lowered.prediction(lowered.replayable.iterations()),
             error_pct=float(np.mean([abs(row.error_pct) for row in steps])),
-            ops=len(self.predictor.graph),
+            ops=lowered.replayable.op_count,
             seconds=time.perf_counter() - started,
             steps=steps,
         )
@@ -270,8 +285,7 @@ class RecordedSteps(Job):
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.recorded.diagnosis import diagnosis
 
-        facts = diagnosis(self.trace, self.predictor, profiled=self._unprofiled is None)
-        return facts | {"measured_iteration_us": self.measured_iteration_us}
+        return diagnosis(self, self.replay_of(Plan()), is_profiled=self.scenario.measured_us is None)
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
         from dpro_search.kinds.recorded.diagnosis import diagnosis_tables
@@ -283,19 +297,7 @@ class RecordedSteps(Job):
         return TensorGroups(groups={"as recorded": recorded}) if any(group.count > 1 for group in recorded) else None
 
 
-def _prediction(predictor: RecordedPredictor, scales: tuple[Scale, ...], peak_memory_bytes: int | None) -> Prediction:
-    return as_prediction(predictor.predict(scales), "extrapolated" if scales else "recorded", peak_memory_bytes)
-
-
-def as_prediction(recorded: RecordedPrediction, source: str, peak_memory_bytes: int | None = None) -> Prediction:
-    """A prediction of recorded steps as all jobs give it."""
-    return Prediction(
-        iteration_us=recorded.iteration_us,
-        interval_us=recorded.interval_us,
-        breakdown_us=recorded.breakdown_us,
-        peak_memory_bytes=peak_memory_bytes,
-        source=source,
-        settled=recorded.settled,
-        floor_us=recorded.busy_us,
-        mean_us=recorded.mean_us,
-    )
+def recorded_replay(lowered: Lowered) -> RecordedReplay:
+    """What was lowered by a `ProfiledJob`."""
+    assert isinstance(lowered.replayable, RecordedReplay), "see `ProfiledJob.lower`"
+    return lowered.replayable

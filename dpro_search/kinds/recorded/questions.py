@@ -6,16 +6,16 @@ Each is a text that ``replay --what-if`` takes and answers with the same iterati
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from dpro_search.collect.trace import Floats, Trace
+from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
-from dpro_search.graph.measured import replay_error
 from dpro_search.graph.recorded_collectives import GroupSpeed, slow_groups
-from dpro_search.kinds.recorded.predictor import RecordedPrediction, RecordedPredictor
+from dpro_search.kinds.recorded.replay import RecordedReplay
 from dpro_search.replay.sensitivity import compute_us_of_ranks
 from dpro_search.space.recorded.scales import Bools
 from dpro_search.space.scenario import Scale
@@ -67,30 +67,33 @@ class _Question(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-def answers(trace: Trace, predictor: RecordedPredictor, base: RecordedPrediction, speeds: Sequence[GroupSpeed]) -> list[Answer]:
+def answers(replay: RecordedReplay, speeds: Sequence[GroupSpeed], *, error: float) -> list[Answer]:
     """The gain of each question that the trace can answer, largest first.
 
     Parameters
     ----------
-    base
-        The job as recorded.
+    replay
+        The job without the changes that are asked about.
     speeds
-        Of its groups of ranks: each slow one is asked about.
+        Speeds of its groups of ranks: each slow one is asked about.
+    error
+        Relative error of the replay of the recorded setting, where it is too large to be part of intervals.
     """
-    questions = list(_questions(trace, predictor, speeds))
-    steps = predictor.fewer_steps(len(questions), _MOST_REPLAYED_OPS)
-    before = base if steps is None else predictor.predict(steps=steps)
-    whole_us = base.mean_us if base.stalls else base.iteration_us
-    error_us = abs(replay_error(base.iteration_us, predictor.measured_iteration_us)) * base.iteration_us
+    questions = list(_questions(replay, speeds))
+    asked_of = replay.fewer_steps(len(questions), _MOST_REPLAYED_OPS)
+    base, before = replay.iterations(), asked_of.iterations()
+    base_mean_us, before_mean_us = base.mean_us or base.iteration_us, before.mean_us or before.iteration_us
+    whole_us = base_mean_us if replay.stalls else base.iteration_us
+    error_us = error * base.iteration_us
     given_answers = []
     for question in questions:
         try:
-            after = predictor.predict([Scale.parse(question.what_if)], steps=steps)
+            after = replace(asked_of, scales=(*asked_of.scales, Scale.parse(question.what_if))).iterations()
         except InputError:
             continue  # nothing in the trace is of this sort, or a rank has nothing in common with the others
         iteration_us = base.iteration_us * _ratio(after.iteration_us, before.iteration_us)
-        mean_us = base.mean_us * _ratio(after.mean_us, before.mean_us)
-        gain_us = base.mean_us - mean_us if base.stalls else base.iteration_us - iteration_us
+        mean_us = base_mean_us * _ratio(after.mean_us or after.iteration_us, before_mean_us)
+        gain_us = base_mean_us - mean_us if replay.stalls else base.iteration_us - iteration_us
         given_answers.append(
             Answer(
                 **question._asdict(),
@@ -108,27 +111,28 @@ def _ratio(after_us: float, before_us: float) -> float:
     return after_us / before_us if before_us > 0 else 1.0
 
 
-def _questions(trace: Trace, predictor: RecordedPredictor, speeds: Sequence[GroupSpeed]) -> Iterator[_Question]:
+def _questions(replay: RecordedReplay, speeds: Sequence[GroupSpeed]) -> Iterator[_Question]:
+    steps, trace = replay.steps, replay.steps.trace
     yield _Question("compute=0.5", "compute", "all kernels twice as fast")
     yield _Question("communication=0", "communication", "communication free")
     yield _Question("bandwidth=2", "bandwidth", "links twice as fast")
-    if slow := slow_stages(predictor):
+    if slow := slow_stages(replay):
         numbers = tuple(trace.meta.numbers[rank] for rank in slow)
         yield _Question("stages=even", "stages", "stages that compute equally long", numbers)
     if trace.meta.ranks > 1:
-        for rank in _busiest(trace, predictor)[:_MOST_RANKS]:
+        for rank in _busiest(replay)[:_MOST_RANKS]:
             number = trace.meta.numbers[rank]
             yield _Question(f"rank{number}=usual", "rank", f"rank {number} as fast as the others", (number,))
     if (trace.events.module >= 0).any():
-        for path in _worth_asking(predictor.sorts.modules, predictor.ops.duration_us):
+        for path in _worth_asking(steps.sorts.modules, steps.ops.duration_us):
             yield _Question(f"module.{path}=0.5", "module", f"module {path} 2x faster")
-    if not predictor.has_launches:
+    if not steps.has_launches:
         return
     yield _Question("launch=0", "launch", "no launch overhead")
     yield _Question("host=0.5", "host", "host threads twice as fast")
     yield _Question("loading=0", "loading", "input loading free")
     yield _Question("compile=1", "compile", "element-wise kernels, reductions and norms that follow each other fused")
-    kernels, collectives, duration_us = predictor.sorts.kernels, predictor.sorts.collectives, predictor.ops.duration_us
+    kernels, collectives, duration_us = steps.sorts.kernels, steps.sorts.collectives, steps.ops.duration_us
     total_us = sum(duration_us[chosen].sum() for chosen in kernels.values())
     for name, chosen in list(kernels.items())[:_MOST_CLASSES]:
         if duration_us[chosen].sum() >= _LEAST_SHARE * total_us:
@@ -141,12 +145,12 @@ def _questions(trace: Trace, predictor: RecordedPredictor, speeds: Sequence[Grou
         yield _Question(what_if, "link", "these links as fast as the others", speed.ranks)
 
 
-def slow_stages(predictor: RecordedPredictor) -> list[int]:
+def slow_stages(replay: RecordedReplay) -> list[int]:
     """Places of the ranks that compute longer than the mean of their pipeline by more than `_UNEVEN`."""
-    compute_us = compute_us_of_ranks(predictor.graph)
+    compute_us = compute_us_of_ranks(replay.typical_graph)
     return [
         rank
-        for ranks in predictor.pipelines
+        for ranks in replay.steps.pipelines
         for rank in ranks
         if compute_us[rank] > (1 + _UNEVEN) * float(np.mean(compute_us[list(ranks)]))
     ]
@@ -166,8 +170,8 @@ def _worth_asking(modules: Mapping[str, Bools], duration_us: Floats) -> list[str
     return kept[:_MOST_MODULES]
 
 
-def _busiest(trace: Trace, predictor: RecordedPredictor) -> list[int]:
+def _busiest(replay: RecordedReplay) -> list[int]:
     """Ranks by the time of their ops in a step, the longest first."""
-    graph = predictor.graph
-    work_us = {rank: float(graph.duration_us[graph.rank_of_op == rank].sum()) for rank in range(trace.meta.ranks)}
+    graph = replay.typical_graph
+    work_us = {rank: float(graph.duration_us[graph.rank_of_op == rank].sum()) for rank in range(replay.steps.trace.meta.ranks)}
     return sorted((rank for rank, us in work_us.items() if us > 0), key=lambda rank: (-work_us[rank], rank))

@@ -20,9 +20,9 @@ from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Job, PlanOptions, job_of
-from dpro_search.kinds.recorded.job import RecordedSteps
+from dpro_search.kinds.recorded.job import ProfiledJob
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.scenario import Scale
+from dpro_search.space.scenario import Scale, Scenario
 from experiments.validation.gpu_jobs.kernels import kernel_rows
 from experiments.validation.gpu_jobs.results import RESULTS
 
@@ -58,13 +58,15 @@ class Profile:
     profiled_again_us: float | None  # Of the same training, measured behind the profile.
 
     @cached_property
-    def as_measured(self) -> RecordedSteps:
+    def as_measured(self) -> ProfiledJob:
         """The job told what a step takes without the profiler: one measured number, and that of no variant."""
-        assert isinstance(self.job, RecordedSteps)
+        assert isinstance(self.job, ProfiledJob)
         if self.base_us is None or TWO_RANKS in self.name:
             return self.job
         with suppress(InputError):  # the replay is shorter
-            return self.job.measured_as(self.base_us)
+            job, _ = self.job.under(Scenario(measured_us=self.base_us))
+            assert isinstance(job, ProfiledJob)
+            return job
         return self.job
 
     @property
@@ -160,8 +162,8 @@ _REPLAYED = (
 
 def _replayed_row(profile: Profile) -> Row:
     job = profile.job
-    assert isinstance(job, RecordedSteps)
-    iterations, own = job.predictor.iterations_us, job.predictor.own_durations()
+    assert isinstance(job, ProfiledJob)
+    iterations, own = job.recorded_steps.measured.iterations_us, job.own_durations().steps
     held, inside = [], 0
     for step, true_us in iterations.items():
         if len(iterations) > 1:
@@ -175,7 +177,7 @@ def _replayed_row(profile: Profile) -> Row:
         job.title,
         str(len(iterations)),
         f"{(job.measured_iteration_us or np.nan) / 1e3:.2f}",
-        f"{max(abs(replayed / true - 1) for true, replayed in own.values()) * 100:.2f}",
+        f"{max(abs(step.error_pct) for step in own):.2f}",
         f"{np.mean(held):.2f}" if held else "",
         f"{inside} of {len(held)}",
         f"{replayed_us / 1e3:.2f}",
@@ -198,7 +200,12 @@ def _what_if_rows(profile: Profile, times: Mapping[str, Mapping[str, Any]]) -> I
         measured["compiled"] = step_us(compiled["compiled"])
     for variant, texts in WHAT_IFS.items():
         for text in texts if variant in measured else ():
-            yield _asked(profile, text, measured[variant], lambda job, text=text: job.scaled(Scale.parse(text)).predict(Plan()))
+            yield _asked(profile, text, measured[variant], lambda job, text=text: _asked_about(job, text))
+
+
+def _asked_about(job: Job, text: str) -> Prediction:
+    changed, plan = job.under(Scenario(scales=(Scale.parse(text),)))
+    return changed.predict(plan)
 
 
 def _plan_rows(profile: Profile) -> Iterator[Row]:
@@ -232,7 +239,7 @@ def _asked(profile: Profile, text: str, true_us: float, predict: Callable[[Job],
         for job, each in ((profile.job, found), (profile.as_measured, scaled))
     )
     interval = " to ".join(f"{us / 1e3:.2f}" for us in found.interval_us)
-    factor = f"{profile.as_measured.host_factor:.2f}"
+    factor = f"{profile.as_measured.on_cluster.host_factor:.2f}"
     return profile.name, text, shown[0], interval, measured[0], shown[1], shown[2], measured[1], factor, *again
 
 

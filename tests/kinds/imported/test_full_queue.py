@@ -8,9 +8,10 @@ from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.kinds import PlanOptions, job_of
 from dpro_search.machine import machine_constants
 from dpro_search.space.plan import Plan
+from dpro_search.space.recorded.ops import recorded_ops
 from dpro_search.space.replay_graph import OpKind, OrderPolicy
-from dpro_search.space.scenario import Scale
 from tests.collect.kineto_files import START, Profile
+from tests.profiles import under
 
 KERNEL_US, KERNELS, AHEAD = 100.0, 5, 20
 HOST_US = 150.0  # of a step
@@ -36,12 +37,12 @@ def test_a_step_takes_what_its_kernels_take(job):
 
 
 def test_shorter_kernels_make_it_shorter(job):
-    faster = job.scaled(Scale.parse("kernels.gemm=0.5")).predict(Plan()).iteration_us
+    faster = under(job, "kernels.gemm=0.5").predict(Plan()).iteration_us
     assert faster == pytest.approx(0.5 * KERNELS * KERNEL_US)
 
 
 def test_a_launch_does_not_take_the_time_in_the_queue(job):
-    ops = job.predictor.ops
+    ops = recorded_ops(job.trace)
     launches = (ops.policy[ops.device] == OrderPolicy.UNBOUNDED) & (ops.kind == OpKind.HOST) & (ops.step > 0)
     assert launches.sum() == 3 * KERNELS
     assert ops.duration_us[launches].max() <= machine_constants().gpu.launch_us

@@ -133,8 +133,11 @@ class TestOwnReplayIsOff:
 
     def job(self, folder, *, factor):
         job = job_of(two_ranks(folder, steps=5))
-        job.predictor.__dict__["iterations_us"] = {step: factor * us for step, us in job.predictor.iterations_us.items()}
-        return job
+        trace = job.trace
+        steps, number = trace.steps, trace.steps.index
+        later_us = (factor - 1) * 1500.0 * number  # the ends of steps are as much farther apart than what ran in them
+        changed = replace(steps, start_us=steps.start_us + later_us, end_us=steps.end_us + later_us)
+        return job_of(replace(trace, steps=changed))
 
     @pytest.mark.parametrize("factor", [0.75, 1.5])
     def test_intervals_of_the_recorded_setting_and_of_changes_include_the_error(self, tmp_path, factor):

@@ -6,9 +6,8 @@ import pytest
 from kineto_files import START, Profile
 
 from dpro_search.collect.readers.kineto.importer import read
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
-from dpro_search.space.scenario import Scale
 from tests.in_process import succeeds
+from tests.profiles import iteration_us, profiled, times_of
 
 _IDLE_US = 300
 
@@ -28,22 +27,21 @@ def trace(tmp_path):
 
 
 def test_idle_time_that_no_launch_and_no_wait_explains_is_unknown(trace):
-    parts = RecordedPredictor(trace).predict().breakdown_us
+    parts = times_of(profiled(trace)).breakdown_us
     assert parts["unknown"] == pytest.approx(_IDLE_US)
     assert parts["compute"] == pytest.approx(680)
     assert sum(parts.values()) == pytest.approx(1000)
 
 
 def test_a_faster_kernel_leaves_unknown_time_and_its_interval_holds_both_answers(trace):
-    predictor = RecordedPredictor(trace)
-    faster = predictor.predict([Scale.parse("compute=0.5")])
+    faster = times_of(profiled(trace), "compute=0.5")
     assert faster.iteration_us == pytest.approx(1000 - 340)
     low_us, high_us = faster.interval_us
     assert low_us < 510 < 660 < high_us
 
 
 def test_what_unknown_time_costs_can_be_asked(trace):
-    assert RecordedPredictor(trace).predict([Scale.parse("unknown=0")]).iteration_us == pytest.approx(700)
+    assert iteration_us(profiled(trace), "unknown=0") == pytest.approx(700)
 
 
 def test_replay_and_diagnose_say_how_much_is_unknown(trace, tmp_path):
@@ -73,6 +71,6 @@ def test_a_start_long_after_its_launch_on_an_idle_stream_is_unknown_and_no_launc
         profile.kernel("gemm", begin + 100, 400, launched=begin + 85)
         profile.kernel("adam", begin + 500 + _IDLE_US, 180, launched=begin + 92, stream=9)
         profile.call("cudaDeviceSynchronize", begin + 98, 884)
-    predictor = RecordedPredictor(read([profile.write(tmp_path / "rank0.json")]))
-    assert predictor.predict().breakdown_us["unknown"] == pytest.approx(_IDLE_US)
-    assert predictor.predict([Scale.parse("launch=0")]).breakdown_us["unknown"] > _IDLE_US / 2
+    job = profiled(read([profile.write(tmp_path / "rank0.json")]))
+    assert times_of(job).breakdown_us["unknown"] == pytest.approx(_IDLE_US)
+    assert times_of(job, "launch=0").breakdown_us["unknown"] > _IDLE_US / 2

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import DependencyKind, Trace
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.replay.replayer import replay
 from dpro_search.space.recorded.ops import recorded_ops
 from dpro_search.space.recorded.step_graph import graph_of_step
 from tests.collect.kineto_files import MAIN, START, Profile, distributed, needs
+from tests.profiles import profiled
 
 GLOO = 300
 Ranks = tuple[float, float]
@@ -87,8 +87,8 @@ def test_a_collective_is_complete_at_the_first_end_that_a_rank_notes() -> None:
 def test_what_a_step_does_after_its_last_collective_belongs_to_it() -> None:
     """Rank 0 and 1 take turns in a long update: a step lasts as long as its own, not as that of the step before."""
     trace = trace_of([((1000, 1000), (3, 3), (700 + 2000 * (number % 2), 700)) for number in range(6)])
-    predictor = RecordedPredictor(trace)
-    replayed = [replay(graph_of_step(predictor.ops, step, samples=False)).iteration_us for step in (2, 3)]
+    ops = recorded_ops(trace)
+    replayed = [replay(graph_of_step(ops, step, samples=False)).iteration_us for step in (2, 3)]
     assert replayed[1] - replayed[0] == pytest.approx(2000, rel=0.05)
 
 
@@ -99,8 +99,8 @@ _ranks = st.tuples(_us, _us)
 @settings(max_examples=20, deadline=None)
 @given(steps=st.lists(st.tuples(_ranks, _ranks, _ranks), min_size=2, max_size=5))
 def test_every_step_with_its_own_durations_takes_what_it_took(steps: list[tuple[Ranks, Ranks, Ranks]]) -> None:
-    for measured_us, replayed_us in RecordedPredictor(trace_of(steps)).own_durations().values():
-        assert replayed_us == pytest.approx(measured_us, rel=1e-6, abs=1.0)
+    for step in profiled(trace_of(steps)).own_durations().steps:
+        assert step.replayed_us == pytest.approx(step.measured_us, rel=1e-6, abs=1.0)
 
 
 def test_no_end_of_a_step_is_cut_on_a_thread_that_does_nothing_else() -> None:

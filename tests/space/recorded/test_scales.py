@@ -8,38 +8,34 @@ from kineto_machine import CALL_US, LATENCY_US, Launch, Program, Synchronize, ru
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
-from dpro_search.space.scenario import Scale
+from dpro_search.kinds.imported.job import Imported
+from tests.profiles import iteration_us, profiled
 
 HOST_BOUND: Program = [Launch("volta_sgemm", 100, 20), Launch("elementwise_kernel", 80, 10)]
 DEVICE_BOUND: Program = [Launch("volta_sgemm", 5, 300), Launch("elementwise_kernel", 5, 100), Synchronize(5)]
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
 
 
-def predictor_of(program: Program, tmp_path) -> RecordedPredictor:
+def job_of_program(program: Program, tmp_path) -> Imported:
     profile, _ = run(program, 5)
-    return RecordedPredictor(read([profile.write(tmp_path / "trace.json")]))
-
-
-def iteration_us(predictor: RecordedPredictor, *texts: str) -> float:
-    return predictor.predict([Scale.parse(text) for text in texts]).iteration_us
+    return profiled(read([profile.write(tmp_path / "trace.json")]))
 
 
 def test_without_launch_overhead_the_kernels_remain(tmp_path):
-    job = predictor_of(HOST_BOUND, tmp_path)
+    job = job_of_program(HOST_BOUND, tmp_path)
     assert iteration_us(job) == pytest.approx(180 + 2 * CALL_US, abs=1)
     assert iteration_us(job, "launch=0") == pytest.approx(30, abs=1)
 
 
 def test_a_class_of_kernels_gets_faster_alone(tmp_path):
-    job = predictor_of(DEVICE_BOUND, tmp_path)
+    job = job_of_program(DEVICE_BOUND, tmp_path)
     assert iteration_us(job) - iteration_us(job, "kernels.gemm=0.5") == pytest.approx(150, abs=1)
     assert iteration_us(job) - iteration_us(job, "kernels.elementwise=0.5") == pytest.approx(50, abs=1)
 
 
 def test_the_host_counts_only_where_it_decides(tmp_path):
-    assert iteration_us(predictor_of(HOST_BOUND, tmp_path), "host=0.5") == pytest.approx((180 + 2 * CALL_US) / 2, abs=1)
-    bound = predictor_of(DEVICE_BOUND, tmp_path)
+    assert iteration_us(job_of_program(HOST_BOUND, tmp_path), "host=0.5") == pytest.approx((180 + 2 * CALL_US) / 2, abs=1)
+    bound = job_of_program(DEVICE_BOUND, tmp_path)
     assert iteration_us(bound) - iteration_us(bound, "host=0.5") < 10 + LATENCY_US
 
 
@@ -57,7 +53,7 @@ def loading_job(tmp_path) -> Trace:
 
 
 def test_loading_of_input_is_its_own_part_of_the_host(tmp_path):
-    job = RecordedPredictor(loading_job(tmp_path))
+    job = profiled(loading_job(tmp_path))
     before = iteration_us(job)
     assert before - iteration_us(job, "loading=0") == pytest.approx(600, abs=5)
     assert before - iteration_us(job, "loading=0.5") == pytest.approx(300, abs=5)
@@ -82,13 +78,13 @@ def group_job(tmp_path) -> Trace:
 
 def test_a_slow_rank_takes_the_usual_time_of_the_others(tmp_path):
     trace = group_job(tmp_path)
-    job = RecordedPredictor(trace)
+    job = profiled(trace)
     assert np.isclose(iteration_us(job) - iteration_us(job, "rank2=usual"), 200, atol=10)
     assert iteration_us(job, "rank0=usual") >= iteration_us(job) - 1, "a fast rank that becomes an ordinary one gains nothing"
 
 
 def test_collectives_of_a_type_and_of_a_group_can_be_free(tmp_path):
-    job = RecordedPredictor(group_job(tmp_path))
+    job = profiled(group_job(tmp_path))
     free = iteration_us(job, "communication=0")
     assert free < iteration_us(job)
     assert iteration_us(job, "collectives.all_reduce=0") == pytest.approx(free, abs=1)
@@ -106,6 +102,6 @@ def test_collectives_of_a_type_and_of_a_group_can_be_free(tmp_path):
     ],
 )
 def test_a_question_about_nothing_in_the_trace_is_one_line(tmp_path, text, reason):
-    job = RecordedPredictor(group_job(tmp_path))
+    job = profiled(group_job(tmp_path))
     with pytest.raises(InputError, match=reason):
         iteration_us(job, text)

@@ -16,12 +16,12 @@ from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds.recorded.predictor import RecordedPredictor
 from dpro_search.replay import replay
 from dpro_search.replay.reference import replay_reference
 from dpro_search.space.recorded.ops import recorded_ops
 from dpro_search.space.recorded.step_graph import graph_of_all, graph_of_step, iterations_us
 from dpro_search.space.replay_graph import ReplayGraph
+from tests.profiles import profiled, replay_of
 
 HOST_BOUND: Program = [Launch("gemm", 100, 20), Launch("relu", 80, 10)]
 DEVICE_BOUND: Program = [Launch("gemm", 5, 300), Launch("relu", 5, 100), Synchronize(5)]
@@ -39,8 +39,10 @@ def trace_of(program: Program, tmp_path, steps: int = 5) -> Trace:
 
 
 def recorded_graph(trace: Trace, step: int | None = None, without: Sequence[int] = ()) -> ReplayGraph:
-    chosen = RecordedPredictor(trace, without=without).middle_step if step is None else step
-    return graph_of_step(recorded_ops(trace), chosen, without)
+    if step is None:
+        kept = [number for number in recorded_ops(trace).steps if number not in without]
+        step = replay_of(profiled(trace), steps=kept).middle_step
+    return graph_of_step(recorded_ops(trace), step, without)
 
 
 def iteration_us(program: Program, steps: int = 12) -> float:

@@ -12,8 +12,6 @@ from dpro_search.kinds._facts import critical_table, gain_table
 from dpro_search.kinds._job import Table
 from dpro_search.quantities import time_text
 from dpro_search.replay.synchronisation import TimeToLoss
-from dpro_search.runtime.schemes import Pace
-from dpro_search.space.scenario import Scenario
 
 if TYPE_CHECKING:
     from dpro_search.kinds._job import Job
@@ -25,37 +23,6 @@ _WAITING = 0.05  # of worker time, that is worth a sentence
 _ASKED = ("adsp(commits=1)", "asp", "fixed-adacomm(steps=8)", "local-sgd(steps=8)")
 
 
-def worker_facts(training: TimeToLoss, paces: Sequence[Pace]) -> list[dict[str, Any]]:
-    """Times of each worker until the simulation ended: steps, commits and waiting in a training."""
-    end_us = 1e6 * training.simulated.end_s
-    share = 1.0 if training.time_s is None else training.time_s / training.simulated.end_s
-    rows = []
-    for worker, pace in enumerate(paces):
-        worker_commits = [commit for commit in training.simulated.commits if commit.worker == worker]
-        steps_us, commits_us = (
-            1e6 * pace.step_s * sum(commit.steps for commit in worker_commits),
-            1e6 * pace.commit_s * len(worker_commits),
-        )
-        waited_us = 1e6 * training.simulated.waiting_s[worker]
-        rows.append(
-            {
-                "rank": worker,
-                "host": f"worker {worker}",
-                "breakdown_us": {
-                    "compute": min(steps_us, end_us) * share,
-                    "exposed_communication": commits_us * share,
-                    "waiting_for_ranks": waited_us * share,
-                },
-                "step_us": 1e6 * pace.step_s,
-                "steps": round(share * sum(commit.steps for commit in worker_commits)),
-                "commits": round(share * len(worker_commits)),
-                "last_pct": None,
-                "waited_us": waited_us * share,
-            }
-        )
-    return rows
-
-
 def gains_of(job: Job, base_us: float, step_s: Sequence[float]) -> list[dict[str, Any]]:
     """Gains of some changes: other schemes, faster links, a slow worker as fast as the median one."""
     median_s, slowest = float(np.median(step_s)), int(np.argmax(step_s))
@@ -65,13 +32,12 @@ def gains_of(job: Job, base_us: float, step_s: Sequence[float]) -> list[dict[str
     rows = []
     for text in questions:
         try:
-            changed_job, plan = job.under(Scenario().changed([text], known=(*job.askable, *job.settings), job=job.title))
-            prediction = changed_job.predict(plan)
+            lowered = job.lower(job.scenario.changed([text], known=(*job.askable, *job.settings), job=job.title))
         except InputError:
             continue
-        gain_us = base_us - prediction.iteration_us
-        if prediction.infeasible is None and gain_us > 0:
-            rows.append({"what_if": text, "predicted_iteration_us": prediction.iteration_us, "gain_us": gain_us})
+        iteration_us = lowered.replayable.iterations().iteration_us
+        if lowered.infeasible is None and iteration_us < base_us:
+            rows.append({"what_if": text, "predicted_iteration_us": iteration_us, "gain_us": base_us - iteration_us})
     return sorted(rows, key=lambda row: -float(row["gain_us"]))
 
 

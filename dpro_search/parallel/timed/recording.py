@@ -24,6 +24,7 @@ from dpro_search.collect.tables.parallel_times import BlockTime, ParallelTimes, 
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import RecordedJob, with_exported, with_observer
 from dpro_search.errors import InputError, JobError
+from dpro_search.measure.campaign import Campaign, Progress
 from dpro_search.parallel.file.description import ParallelDescription
 from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.model import blocks_of
@@ -65,23 +66,58 @@ def record_times(
     JobError
         The script failed, runs too few steps, or follows no plan.
     """
-    times = ParallelTimes.load(out) if out.exists() else ParallelTimes()
-    description = job.description
-    cores = len(set(real.spec.cores)) or 1
-    facts = {"machine": platform.node(), "precision": description.precision, "cores": cores}
-    times = msgspec.structs.replace(times, **facts)
-    known = {_key(row) for row in times.blocks}
-    on_gpu = description.device.kind == "gpu"
-    for plan in plans:
-        alone = alone_job(description, job.workload(plan).strategy, on_gpu=on_gpu)
-        strategy = alone.description.strategy
-        timed = _settings(strategy) in [step.settings for step in times.steps] if on_gpu else _wanted(alone) in known
-        if timed:
-            continue
-        on_start(f"blocks of {_text(strategy)}")
-        content = _timed(alone, real, cores)
+    campaign = _JobTimes(job, real, plans, out, exchanges, on_start)
+    campaign.run()
+    campaign.times.save(out)
+    return campaign.times
+
+
+class _JobTimes(Campaign["ParallelJob | int", Progress]):
+    """Blocks as plans cut them, each timed as the job of one rank, then the exchanges of a number of ranks."""
+
+    def __init__(
+        self,
+        job: ParallelJob,
+        real: RecordedJob,
+        plans: Sequence[Plan],
+        out: Path,
+        exchanges: bool,
+        on_start: Callable[[str], None],
+    ) -> None:
+        super().__init__(Progress(), lambda progress: on_start(progress.now))
+        self._job, self._real, self._plans, self._out, self._exchanges = job, real, plans, out, exchanges
+        self._cores = len(set(real.spec.cores)) or 1
+        self._on_gpu = job.description.device.kind == "gpu"
+        times = ParallelTimes.load(out) if out.exists() else ParallelTimes()
+        facts = {"machine": platform.node(), "precision": job.description.precision, "cores": self._cores}
+        self.times = msgspec.structs.replace(times, **facts)
+
+    def missing(self) -> Iterator[ParallelJob | int]:
+        for plan in self._plans:
+            alone = alone_job(self._job.description, self._job.workload(plan).strategy, on_gpu=self._on_gpu)
+            steps = [step.settings for step in self.times.steps]
+            if not (_settings(alone.description.strategy) in steps if self._on_gpu else self._has_blocks_of(alone)):
+                yield alone
+        world, rate_bps = self._real.spec.ranks, self._real.rate_bps
+        known = any(row.world == world and row.rate_bps == rate_bps for row in self.times.collectives)
+        if self._exchanges and world > 1 and not known:
+            yield world
+
+    def measure(self, item: ParallelJob | int) -> None:
+        if isinstance(item, int):
+            self.announce(f"exchanges of {item} ranks")
+            rows = timed_exchanges(self._real.spec, rate_bps=self._real.rate_bps, shaped=self._real.shaped)
+            self.times = self.times.with_rows(collectives=rows)
+        else:
+            self.announce(f"blocks of {_text(item.description.strategy)}")
+            self._add(item, _timed(item, self._real, self._cores))
+        self.times.save(self._out)
+
+    def _add(self, alone: ParallelJob, content: list[dict[str, Any]]) -> None:
+        """Add the records of the processes that ran the blocks of a job."""
+        times, strategy, new = self.times, alone.description.strategy, not self._has_blocks_of(alone)
         rows = tuple(_blocks(alone.description, content))
-        if on_gpu:
+        if self._on_gpu:
             step = _step(strategy, content, rows)
             times = _on(times, content[0]).with_rows(steps=[step], updates=[beside_passes(alone, step, content[0]["elements"])])
             rows = tuple(msgspec.structs.replace(row, reduce_us=0.0) for row in rows)
@@ -89,19 +125,13 @@ def record_times(
             times = times.with_rows(updates=_updates(content))
         if strategy.recompute is not Recompute.FULL:
             times = times.with_rows(blocks=rows)
-        elif _wanted(alone) not in known:
+        elif new:
             times = times.with_rows(blocks=[_without_recomputation(row, alone) for row in rows])
-        times = msgspec.structs.replace(
-            times, **{name: max(float(np.median([run[name] for run in content])), 0.0) for name in _OF_A_CORE}
-        )
-        known = {_key(row) for row in times.blocks}
-        times.save(out)
-    world, rate_bps = real.spec.ranks, real.rate_bps
-    if exchanges and world > 1 and not any(row.world == world and row.rate_bps == rate_bps for row in times.collectives):
-        on_start(f"exchanges of {world} ranks")
-        times = times.with_rows(collectives=timed_exchanges(real.spec, rate_bps=rate_bps, shaped=real.shaped))
-    times.save(out)
-    return times
+        of_core = {name: max(float(np.median([run[name] for run in content])), 0.0) for name in _OF_A_CORE}
+        self.times = msgspec.structs.replace(times, **of_core)
+
+    def _has_blocks_of(self, alone: ParallelJob) -> bool:
+        return _key_of_job(alone) in map(_key, self.times.blocks)
 
 
 def paced_times(job: ParallelJob, plan: Plan) -> bytes:
@@ -261,7 +291,7 @@ def _key(row: BlockTime) -> tuple[Any, ...]:
     return row.tp, row.sequence_parallel, row.micro_batch, row.sequence, row.sharded
 
 
-def _wanted(alone: ParallelJob) -> tuple[Any, ...]:
+def _key_of_job(alone: ParallelJob) -> tuple[Any, ...]:
     strategy, sequence = alone.description.strategy, alone.description.fixed.sequence
     return strategy.tp, strategy.sequence_parallel, strategy.micro_batch, sequence, strategy.zero_stage == 3
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from dpro_search._regular_files import read_regular
+from dpro_search.collect._files import DAMAGED
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
 MOST_BYTES = 64 * 2**20  # of a file of a model; a hundred times the bundled one's
@@ -41,7 +42,7 @@ def read_info(path: Path, kind: type[Info], version: int, what: str) -> Info:
         if found_version != version:
             raise TraceVersionError(f"{path}: model version {found_version}, this program reads {version}; train it again")
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DAMAGED as error:
         raise TraceFormatError(f"{path}: damaged or no {what} ({error})") from error
 
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
-from dpro_search.collect._files import write_file
+from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.fused.op_classes import kind_of
@@ -109,7 +109,7 @@ class PrecisionTable(msgspec.Struct, frozen=True, kw_only=True):
             if version != TABLE_VERSION:
                 raise TraceVersionError(f"{path}: table version {version}, this program reads {TABLE_VERSION}; measure it again")
             table = msgspec.json.decode(data, type=PrecisionTable)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except DAMAGED as error:
             raise TraceFormatError(f"{path}: not a table of times in two precisions ({error})") from error
         numbers = [number for row in table.rows for number in (row.float32_us, row.bfloat16_us)]
         numbers += [number for row in table.casts for number in (row.elements, row.us)]

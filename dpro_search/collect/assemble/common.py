@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from dpro_search._regular_files import read_regular
+from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.assemble.described import described
 from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.collect.trace import DESCRIPTIONS, ClockReport, EventKind, Events, Floats, Ints, Steps, Trace
@@ -76,7 +77,7 @@ def read_json(path: Path, kind: type[_File], hint: str) -> _File:
         raise InputError(f"{path}: missing: {hint}")
     try:
         return msgspec.json.decode(read_regular(path), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DAMAGED as error:
         raise TraceFormatError(f"{path}: {error}; record the job again") from error
 
 

@@ -5,21 +5,19 @@ A table is small and written whole, so that there is never half a row; a stopped
 
 from __future__ import annotations
 
-import gzip
 import math
 import statistics
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from dpro_search.collect._files import write_file
+from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES, read_whole
 from dpro_search.collect.readers.importers import read_head
-from dpro_search.errors import TraceFormatError, TraceVersionError
+from dpro_search.collect.tables.json_lines import Head, as_lines, read_header, read_rows
+from dpro_search.errors import TraceFormatError
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import OF_LIBRARY, SEGMENTS
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.library import MPICH, OPEN_MPI
 
@@ -142,41 +140,30 @@ def read_comm_table(path: Path) -> CommTable:
         It was written by another version.
     """
     head, *lines = read_whole(path, MOST_TABLE_BYTES).split(b"\n")
-    try:
-        first = msgspec.json.decode(head, type=_Head)
-        if first.kind != KIND:
-            raise TraceFormatError(f"{path}, line 1: a table of {first.kind}, not of {KIND}")
-        if first.version != TABLE_VERSION:
-            raise TraceVersionError(f"{path}: table version {first.version}, this program reads {TABLE_VERSION}; collect it again")
-        header = msgspec.json.decode(head, type=CommHeader)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceFormatError(f"{path}, line 1: not a table of {KIND} ({error})") from error
-    dropped: Counter[str] = Counter()
-    decoder = msgspec.json.Decoder(AllReduceRow)
-    rows: list[AllReduceRow] = []
-    for line in lines:
-        if not line.strip():
-            continue
-        try:
-            rows.append(decoder.decode(line))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            dropped["not a row"] += 1
+    kind = _kind_of(head)
+    if kind not in (KIND, None):
+        raise TraceFormatError(f"{path}, line 1: a table of {kind}, not of {KIND}")
+    header = read_header(path, head, _Head, CommHeader, (TABLE_VERSION,), KIND)
+    rows, dropped = read_rows(lines, AllReduceRow)
     return CommTable(header=header, rows=tuple(rows), dropped=dict(dropped))
 
 
 def write_comm_table(path: Path, table: CommTable) -> None:
     """Write the whole table, compressed if the name ends in ``.gz``; the same rows give the same bytes."""
-    lines: list[Any] = [table.header, *sorted(table.rows, key=_order)]
-    data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-    write_file(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    write_file(path, as_lines(table.header, sorted(table.rows, key=_order), compressed=path.suffix == ".gz"))
 
 
 def is_comm_table(path: Path) -> bool:
     """Whether a file begins as such a table does; raises `InputError` if it cannot be read."""
+    return _kind_of(read_head(path).split(b"\n", 1)[0]) == KIND
+
+
+def _kind_of(line: bytes) -> str | None:
+    """What a first line says that a table holds; None: it is no first line."""
     try:
-        return msgspec.json.decode(read_head(path).split(b"\n", 1)[0], type=_Head).kind == KIND
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
+        return msgspec.json.decode(line, type=_Head).kind
+    except DAMAGED:
+        return None
 
 
 def _middle_mean(rounds_us: Sequence[float]) -> float:
@@ -184,8 +171,7 @@ def _middle_mean(rounds_us: Sequence[float]) -> float:
     return statistics.fmean(sorted(rounds_us)[cut : len(rounds_us) - cut])
 
 
-class _Head(msgspec.Struct):
-    version: int
+class _Head(Head):
     kind: str
 
 

@@ -6,7 +6,6 @@ wiring, shapes, times of its ops), not features of it: features can change witho
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import math
 import zlib
@@ -20,7 +19,8 @@ import msgspec
 from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import write_file
 from dpro_search.collect.readers._bytes import MOST_TABLE_BYTES
-from dpro_search.errors import InputError, MissingCapabilityError, TraceFormatError, TraceVersionError
+from dpro_search.collect.tables.json_lines import Head, as_lines, read_header, read_rows
+from dpro_search.errors import InputError, MissingCapabilityError, TraceFormatError
 
 TABLE_VERSION = 2
 _READ_VERSIONS = (1, 2)  # 1: ops without `ran_as`, constants without values, fewer attributes
@@ -229,23 +229,9 @@ def read_table(path: Path) -> ClusterTable:
         if not whole:
             dropped["the compressed file is cut off or damaged"] += 1
     head, *lines = data.split(b"\n")
-    try:
-        version = msgspec.json.decode(head, type=_Version).version
-        if version not in _READ_VERSIONS:
-            raise TraceVersionError(f"{path}: table version {version}, this program reads 1 and 2; collect it again")
-        header = msgspec.json.decode(head, type=TableHeader)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise TraceFormatError(f"{path}, line 1: not a table of measured clusters ({error})") from error
-    decoder = msgspec.json.Decoder(Row)
-    rows: list[Row] = []
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            rows.append(decoder.decode(line))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            dropped["cut off at the end" if number == len(lines) - 1 else "not a row"] += 1
-    return ClusterTable(header=header, rows=tuple(rows), dropped=dict(dropped))
+    header = read_header(path, head, _Head, TableHeader, _READ_VERSIONS, "measured clusters")
+    rows, reasons = read_rows(lines, Row)
+    return ClusterTable(header=header, rows=tuple(rows), dropped=dict(dropped + reasons))
 
 
 class TableWriter:
@@ -280,12 +266,10 @@ class TableWriter:
 
 def compact(table: ClusterTable, path: Path) -> None:
     """Write a table in one piece, compressed: for shipping. The same rows give the same bytes."""
-    lines: Sequence[TableHeader | Row] = [table.header, *table.rows]
-    write_file(path, gzip.compress(b"".join(msgspec.json.encode(line) + b"\n" for line in lines), mtime=0))
+    write_file(path, as_lines(table.header, table.rows, compressed=True))
 
 
-class _Version(msgspec.Struct):
-    version: int
+class _Head(Head):
     row: str
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from dpro_search._regular_files import read_regular
-from dpro_search.collect._files import write_file
+from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.errors import InputError
 
 VERSION = 1
@@ -134,7 +134,7 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
         """Raises `InputError` for a file that is missing, damaged or of another version."""
         try:
             times = msgspec.json.decode(read_regular(path), type=ParallelTimes)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (OSError, *DAMAGED) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise InputError(
                 f"{path}: no times of a parallel job ({reason}); 'dpro-search fit --collect parallel' writes them"

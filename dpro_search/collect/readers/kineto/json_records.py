@@ -16,6 +16,7 @@ from typing import Any, Generic
 
 import msgspec
 
+from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.readers._bytes import GZIP_TRAILER_BYTES, Unpacked
 from dpro_search.collect.readers._salvage import (
     BETWEEN,
@@ -42,7 +43,6 @@ _BACKSLASH = re.compile(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')  # with the 
 _CLOSED = re.compile(rb'\s*\]\s*(?:,\s*"|\}|$)')
 _END_OF_LIST = re.compile(rb'\}\s*\]\s*(?:,\s*"|\}|$)')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
-_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class JsonRecords(Generic[Record]):
@@ -133,7 +133,7 @@ class JsonRecords(Generic[Record]):
         for cut in cuts:
             try:
                 records = self._decoder.decode(b"[" + buffer[:cut] + b"]")
-            except _NOT_JSON as error:
+            except DAMAGED as error:
                 end = _TRAILING.search(str(error))
                 if end:  # the list's own bracket came before the one that was added
                     at = int(end[1]) - 2  # msgspec counts one beyond, and the bracket before
@@ -189,7 +189,7 @@ class JsonRecords(Generic[Record]):
         for candidate in (text, _mended(text)):
             try:
                 return self._decoder.decode(b"[" + candidate + b"]")
-            except _NOT_JSON:
+            except DAMAGED:
                 continue
         return None
 
@@ -207,7 +207,7 @@ class JsonRecords(Generic[Record]):
         for candidate in (text, _mended(text)):
             try:
                 self.header |= msgspec.json.decode(candidate, type=dict[str, Any])
-            except _NOT_JSON:
+            except DAMAGED:
                 continue
             return
         self.dropped[f"damaged fields beside the records of {shown(self._path)}"] += 1
@@ -240,6 +240,6 @@ def _before_bracket(text: bytes) -> tuple[bytes, bytes] | None:
 def _is_json(text: bytes) -> bool:
     try:
         msgspec.json.decode(text)
-    except _NOT_JSON:
+    except DAMAGED:
         return False
     return True

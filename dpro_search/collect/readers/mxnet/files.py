@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.readers._bytes import read_available
 from dpro_search.collect.readers._chrome import chrome_events
 from dpro_search.collect.trace import NodeGraph
@@ -148,7 +149,7 @@ def read_symbol(path: Path) -> Symbol | None:
     """The graph, or None if the file is damaged."""
     try:
         nodes = msgspec.json.decode(read_available(path)[0], type=_SymbolFile).nodes
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DAMAGED:
         return None
     if any(len(entry) < 1 or not 0 <= entry[0] < i for i, node in enumerate(nodes) for entry in node.inputs):
         return None

@@ -281,6 +281,6 @@ def free_port() -> int:
     for port in [*random.sample(candidates, min(_TRIES, len(candidates))), 0]:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            found: int = probe.getsockname()[1]
-            return found
+            port_number: int = probe.getsockname()[1]
+            return port_number
     raise OSError("no TCP port of 127.0.0.1 is free")

@@ -165,7 +165,7 @@ def _origin_us(space: Any) -> float:
 
 
 def _items(plane: Any, origin_us: float, stats_to_keep: frozenset[str], dropped: Counter[str]) -> dict[int, list[_Item]]:
-    """Events of a plane with the wanted stats, by line."""
+    """Events of a plane with the requested statistics, by line."""
     stat_names = {entry.key: text(entry.value.name) for entry in plane.stat_metadata}
     names = {entry.key: text(entry.value.name) for entry in plane.event_metadata}
     items_of_line: dict[int, list[_Item]] = {}

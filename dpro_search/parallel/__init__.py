@@ -14,7 +14,7 @@ from dpro_search.parallel.export.targets import parallel_targets
 from dpro_search.parallel.file.description import ParallelDescription, described, other_device
 from dpro_search.parallel.frameworks import FRAMEWORKS
 from dpro_search.parallel.model import NETWORKS, names
-from dpro_search.parallel.settings import ParallelSettings
+from dpro_search.parallel.strategy import ParallelSettings
 
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedGraph

@@ -32,8 +32,9 @@ from dpro_search.parallel.prepared import PreparedJob, StepReplay
 from dpro_search.parallel.search.changes import change_text, remedies, single_changes
 from dpro_search.parallel.search.ranking import family, ranked
 from dpro_search.parallel.search.space import StrategySpace
-from dpro_search.parallel.settings import ParallelSettings, settings_of, strategy_text
+from dpro_search.parallel.settings import settings_of, strategy_text
 from dpro_search.parallel.steps.step_prices import StepPrices
+from dpro_search.parallel.strategy import ParallelSettings
 from dpro_search.parallel.timed.split import alone_us, predicted_split
 from dpro_search.parallel.workload import Workload
 from dpro_search.quantities import size_text

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.parallel.model import Op, Shape
+from dpro_search.parallel.model import TENSOR_DIM, Op, Shape
+from dpro_search.parallel.strategy import Strategy
 
 Splits = tuple[tuple[str, str], ...]
 """Pairs (axis, dim), sorted: the dim is split over the axis."""
@@ -109,3 +110,30 @@ def conversions(have: Splits, partial: frozenset[str], need: Splits) -> Iterator
 
 def _by_axis(splits: Splits) -> dict[str, frozenset[str]]:
     return {axis: frozenset(dim for other, dim in splits if other == axis) for axis, _ in splits}
+
+
+def layout_of(strategy: Strategy, *, regather_inputs: bool = True) -> Layout:
+    """Megatron-LM's layout: heads, widths, the vocabulary over tp, sequences over cp, experts over ep, their widths over etp.
+
+    `regather_inputs` is as in `Layout`; frameworks differ in it.
+    """
+    tensor = ("tp",)
+    return Layout(
+        axes={"tp": strategy.tp, "cp": strategy.cp, "ep": strategy.ep, "etp": strategy.etp},
+        splits={
+            "heads": tensor,
+            "kv_heads": tensor,
+            "ffn": tensor,
+            "shared_ffn": tensor,
+            "vocab": tensor,
+            TENSOR_DIM: tensor,
+            "sequence": ("cp",),
+            "experts": ("ep",),
+            "expert_ffn": ("etp",),
+        },
+        stream_axis="tp" if strategy.sequence_parallel else None,
+        regather_inputs=regather_inputs,
+        ring=strategy.cp_ring,
+        balanced=strategy.cp_balanced,
+        expert_load=strategy.expert_load,
+    )

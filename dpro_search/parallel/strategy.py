@@ -1,17 +1,21 @@
-"""`Strategy`: the degrees by which a model is split over devices, and what goes with them."""
+"""`Strategy` and `ParallelSettings`: the schema of a parallel job's settings.
+
+A setting is declared once, as a field of `Strategy` with its `Setting`, and named with its type in `ParallelSettings`. Words, the
+template of a ``job.toml``, the page, single changes, what a plan leaves out, and keys of caches follow from that.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Literal
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum, StrEnum
+from typing import Any, ClassVar, Literal
 
 from dpro_search.errors import InputError
-from dpro_search.parallel.layout import Layout
-from dpro_search.parallel.model import TENSOR_DIM, Architecture, CapturedModel, Experts, FeedForward, Model, Network
-from dpro_search.parallel.schedule import Schedule, check_schedule
+from dpro_search.parallel.schedule import Schedule
+from dpro_search.space.schemes import SchemeSettings, counted
 
 
 class Recompute(StrEnum):
@@ -22,54 +26,390 @@ class Recompute(StrEnum):
     FULL = "full"  # all of a layer but its input
 
 
-_POSITIVE = (
-    *("dp", "tp", "pp", "cp", "ep", "etp", "virtual_stages", "dp_replicate", "micro_batch", "global_batch", "prefetch_layers"),
-)
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What follows from a setting beside prices and memory."""
+
+    words: Callable[[Any], str]  # A value in a few words.
+    note: str  # Comment of its line in a job.toml.
+    # Its line in a job.toml, commented out, of a setting that most jobs leave alone; None: its value is written.
+    example: str | None = None
+    label: str = ""  # What the page calls it; empty: its name.
+    least: int | None = None  # The lowest value; None: no number, or any.
+    # Another setting and how large it must be for this one to have an effect. Where it has none, it is its default, but for those
+    # that are `kept` as they are set.
+    needs: tuple[str, int] | None = None
+    kept: bool = False
+    of_experts: bool = False  # Whether only models with experts have it.
+    neutral: bool = False  # Whether the default is no effect, which the page shows as a dash.
+    # What it is where nothing sets it: of the other settings, the number of devices and the framework's ZeRO stage; None: its
+    # default.
+    usual: Callable[[Mapping[str, Any], int, int], Any] | None = None
+    follows: tuple[str, ...] = ()  # Settings with whose change it becomes what it is where nothing sets it.
+    detail: bool = False  # Whether a list of different plans has only one of those that differ in it alone.
+    said: Callable[[Strategy], bool] | None = None  # Whether the text of a whole strategy says it; None: unless it is its default.
+    # Other values that a diagnosis tries; and values that need less memory, or several settings together that do.
+    changes: Callable[[Strategy], Iterable[Any]] = lambda strategy: ()
+    saves: Callable[[Strategy], Iterable[Any]] = lambda strategy: ()
+
+
+def _about(words: str | Callable[[Any], str], note: str, example: str | None = None, **more: Any) -> dict[str, Setting]:
+    """Metadata of a field of `Strategy`; `words` may be a template, or two texts, for true and for false, with a bar between."""
+    if isinstance(words, str):
+        yes, _, no = words.partition("|")
+        words = (lambda value: yes if value else no) if no else yes.format
+    return {"setting": Setting(words=words, note=note, example=example, **more)}
+
+
+def plain(value: Any) -> Any:
+    """A value of a strategy as settings have it: names in place of members of an enumeration."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def _doubled(name: str) -> Callable[[Strategy], Iterable[int]]:
+    """Twice a value, and half of it."""
+
+    def values(strategy: Strategy) -> Iterable[int]:
+        value = getattr(strategy, name)
+        return (value * 2, value // 2) if value > 1 else (value * 2,)
+
+    return values
+
+
+def _times(name: str) -> Callable[[Strategy], Iterable[int]]:
+    return lambda strategy: [getattr(strategy, name) * factor for factor in (2, 4, 8)]
+
+
+def _first_layers(count: int) -> str:
+    return "the first layer of each stage" if count == 1 else f"the first {count} layers of each stage"
+
+
+def _repeated(counts: Sequence[int]) -> str:
+    """Numbers as ``--set`` takes them, with how often each comes in a row: "7,14x8,7"."""
+    groups = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
+    return ",".join(f"{value}x{times}" if times > 1 else str(value) for value, times in groups)
+
+
+def _dp(values: Mapping[str, Any], devices: int, zero_stage: int) -> int:
+    """Replicas that use all devices; raises `InputError` where the other degrees do not divide them."""
+    tp, pp, cp = values["tp"], values["pp"], values["cp"]
+    rest = tp * pp * cp
+    if devices % rest == 0:
+        return int(devices // rest)
+    name, value, others = _first_that_breaks(tp, pp, cp, devices)
+    most = devices // others
+    nearest = min((number for number in range(1, most + 1) if most % number == 0), key=lambda number: abs(number - value))
+    raise InputError(f"{name} {value}: tp {tp} x pp {pp} x cp {cp} = {rest} do not divide {devices} devices: use {name} {nearest}")
+
+
+def _first_that_breaks(tp: int, pp: int, cp: int, devices: int) -> tuple[str, int, int]:
+    """The first axis, in the order tp, cp, pp, with which the product no longer divides the devices, and that of those before."""
+    product = 1
+    for name, value in (("tp", tp), ("cp", cp), ("pp", pp)):
+        if devices % (product * value):
+            return name, value, product
+        product *= value
+    raise AssertionError("the product divides the devices")
+
+
+_RECOMPUTE = tuple(Recompute)
+_SCHEDULES: Mapping[str, str] = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "interleaved 1F1B",
+    "zero-bubble": "zero bubble (ZB-H1)",
+    "zero-bubble-v": "zero bubble V",
+    "dual-pipe-v": "DualPipeV",
+}
+
+
+def _other_than_interleaved(strategy: Strategy) -> bool:
+    return strategy.pp > 1 and strategy.schedule is not Schedule.INTERLEAVED
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """How one training step of a model is carried out by `devices` ranks.
+    """How one training step of a model is carried out by `devices` ranks; fields in the order in which people say them.
 
     Ranks are numbered with tensor parallel neighbours next to each other, then context, data and pipeline parallel ones
     (Megatron-LM's order "tp-cp-ep-dp-pp").
     """
 
-    dp: int = 1  # Replicas of the model; their gradients are summed.
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1  # Devices that share the experts of a layer; they are taken from dp, cp and tp.
-    etp: int = 1  # Tensor parallel degree of experts.
-    virtual_stages: int = 1  # Groups of layers that each pipeline stage has.
-    stage_layers: tuple[int, ...] = ()  # Layers of each stage in the order of the forward pass; empty: as many on each.
-    zero_stage: int = 0  # 1: optimizer state is split over dp and cp; 2: gradients too; 3: parameters too (FSDP).
-    dp_replicate: int = 1  # Of dp, copies of what ZeRO splits (HSDP; Megatron-LM's optimizer instances); it splits over the others.
-    sequence_parallel: bool = False  # Norms and residuals split the sequence over tp.
-    cp_ring: bool = False  # Keys and values go round cp's ranks beside the attention; False: they are gathered before it.
-    cp_balanced: bool = True  # Each of cp's ranks has as much of a causal attention; False: the last one has most.
-    micro_batch: int = 1
+    tp: int = field(
+        default=1,
+        metadata=_about(
+            "tp {}",
+            "tensor parallel: heads, widths and vocabulary over so many devices",
+            label="tensor parallel (tp)",
+            least=1,
+            changes=_doubled("tp"),
+            saves=_times("tp"),
+        ),
+    )
+    pp: int = field(
+        default=1,
+        metadata=_about(
+            "pp {}",
+            "pipeline stages",
+            label="pipeline stages (pp)",
+            least=1,
+            changes=_doubled("pp"),
+            saves=_times("pp"),
+        ),
+    )
+    cp: int = field(
+        default=1,
+        metadata=_about(
+            "cp {}",
+            "context parallel: parts of each sequence",
+            label="context parallel (cp)",
+            least=1,
+            neutral=True,
+            changes=_doubled("cp"),
+            saves=_times("cp"),
+        ),
+    )
+    # Devices that share the experts of a layer; they are taken from dp, cp and tp.
+    ep: int = field(
+        default=1,
+        metadata=_about(
+            "ep {}",
+            "devices that share the experts of a layer",
+            label="expert parallel (ep)",
+            of_experts=True,
+            least=1,
+            neutral=True,
+            changes=_doubled("ep"),
+        ),
+    )
+    etp: int = field(
+        default=1,
+        metadata=_about(
+            "etp {}",
+            "tensor parallel of the experts",
+            label="tensor parallel of experts",
+            of_experts=True,
+            least=1,
+            neutral=True,
+        ),
+    )
+    # Replicas of the model; their gradients are summed.
+    dp: int = field(
+        default=1,
+        metadata=_about(
+            "dp {}",
+            "replicas; follows from the devices",
+            label="data parallel (dp)",
+            least=1,
+            usual=_dp,
+            follows=("tp", "pp", "cp"),
+        ),
+    )
+    virtual_stages: int = field(
+        default=1,
+        metadata=_about(
+            lambda value: f"{value} virtual stages" if value > 1 else "no virtual stages",
+            "groups of layers on each pipeline stage",
+            least=1,
+            neutral=True,
+            detail=True,
+            said=lambda strategy: strategy.virtual_stages > 1 and not _other_than_interleaved(strategy),
+            changes=_doubled("virtual_stages"),
+        ),
+    )
+    schedule: Schedule = field(
+        default=Schedule.ONE_F_ONE_B,
+        metadata=_about(
+            lambda value: _SCHEDULES.get(value, value),
+            "1f1b, gpipe, zero-bubble; interleaved (virtual_stages above 1); zero-bubble-v, dual-pipe-v (virtual_stages 2)",
+            needs=("pp", 2),
+            kept=True,
+            usual=lambda values, *_: Schedule.INTERLEAVED if values["virtual_stages"] > 1 else Schedule.ONE_F_ONE_B,
+            follows=("virtual_stages",),
+            said=_other_than_interleaved,
+        ),
+    )
+    # Layers of each stage in the order of the forward pass; empty: as many on each.
+    stage_layers: tuple[int, ...] = field(
+        default=(),
+        metadata=_about(
+            lambda value: f"layers per stage {_repeated(value)}" if value else "as many layers on each stage",
+            "layers of each stage, virtual ones too; without it as many on each",
+            "[8, 9, 9, 6]",
+            label="layers of each stage",
+            follows=("pp", "virtual_stages"),
+            detail=True,
+            changes=lambda strategy: [()] if strategy.stage_layers else [],
+        ),
+    )
+    # Norms and residuals split the sequence over tp.
+    sequence_parallel: bool = field(
+        default=False,
+        metadata=_about(
+            "sequence parallel|no sequence parallel",
+            "norms and residuals split the sequence over tp",
+            needs=("tp", 2),
+            usual=lambda values, *_: values["tp"] > 1,
+            detail=True,
+            said=lambda strategy: strategy.tp > 1 and not strategy.sequence_parallel,
+            changes=lambda strategy: [not strategy.sequence_parallel] if strategy.tp > 1 else [],
+            saves=lambda strategy: [True] if strategy.tp > 1 and not strategy.sequence_parallel else [],
+        ),
+    )
+    zero_stage: int = field(
+        default=0,
+        metadata=_about(
+            lambda value: f"ZeRO-{value}" if value else "no ZeRO",
+            "1 splits optimizer state over dp and cp, 2 gradients too, 3 parameters too (FSDP)",
+            label="ZeRO stage",
+            usual=lambda values, devices, zero_stage: zero_stage,
+            said=lambda strategy: True,
+            changes=lambda strategy: [stage for stage in range(4) if stage != strategy.zero_stage],
+            saves=lambda strategy: range(strategy.zero_stage + 1, 4),
+        ),
+    )
+    # Of dp and cp, copies of what ZeRO splits (HSDP; Megatron-LM's optimizer instances); it splits over the others.
+    dp_replicate: int = field(
+        default=1,
+        metadata=_about(
+            lambda value: f"HSDP, {value} replicas" if value > 1 else "no HSDP",
+            "copies of what ZeRO splits (HSDP): it splits over fewer replicas",
+            "2",
+            label="HSDP replicas",
+            least=1,
+            neutral=True,
+            follows=("zero_stage",),
+            detail=True,
+            changes=lambda strategy: _doubled("dp_replicate")(strategy) if strategy.zero_stage else [],
+            saves=lambda strategy: [1] if strategy.dp_replicate > 1 else [],
+        ),
+    )
+    # Of ZeRO-3: whether a layer's parameters are freed between its forward and its backward pass, and how many layers ahead they
+    # are gathered.
+    reshard: bool = field(
+        default=True,
+        metadata=_about(
+            "parameters freed after forward|parameters kept for backward",
+            "ZeRO-3 keeps a layer's parameters from its forward to its backward pass",
+            "false",
+            needs=("zero_stage", 3),
+            follows=("zero_stage",),
+            detail=True,
+            changes=lambda strategy: [not strategy.reshard] if strategy.zero_stage == 3 else [],
+            saves=lambda strategy: [] if strategy.reshard else [True],
+        ),
+    )
+    prefetch_layers: int = field(
+        default=1,
+        metadata=_about(
+            lambda value: f"gathers {counted('layer')(value)} ahead",
+            "ZeRO-3 gathers so many layers ahead",
+            "2",
+            least=1,
+            needs=("zero_stage", 3),
+            follows=("zero_stage",),
+            detail=True,
+        ),
+    )
+    recompute: Recompute = field(
+        default=Recompute.NONE,
+        metadata=_about(
+            lambda value: f"{value} recomputation" if value != "none" else "no recomputation",
+            "none, selective (PyTorch: every second matmul; else the scores) or full (all of a layer but its input)",
+            said=lambda strategy: True,
+            changes=lambda strategy: [kind for kind in Recompute if kind is not strategy.recompute],
+            saves=lambda strategy: _RECOMPUTE[_RECOMPUTE.index(strategy.recompute) + 1 :],
+        ),
+    )
+    # Of each stage, virtual ones too, the first so many layers are computed again; 0: all.
+    recompute_layers: int = field(
+        default=0,
+        metadata=_about(
+            lambda value: f"recompute {_first_layers(value)}" if value else "recompute all layers",
+            "recompute only the first so many layers of each stage",
+            "2",
+            least=0,
+            neutral=True,
+            follows=("recompute", "pp", "virtual_stages"),
+            detail=True,
+            said=lambda strategy: True,
+            saves=lambda strategy: (
+                [{"recompute": "full", "recompute_layers": layers} for layers in (1, 2, 4, 8, 16, 32)]
+                if strategy.recompute is Recompute.NONE
+                else [0]
+                if strategy.recompute_layers
+                else []
+            ),
+        ),
+    )
+    micro_batch: int = field(
+        default=1,
+        metadata=_about(
+            "micro-batch {}",
+            "sequences that go through a stage at a time",
+            least=1,
+            detail=True,
+            said=lambda strategy: True,
+            changes=_doubled("micro_batch"),
+            saves=lambda strategy: [1] if strategy.micro_batch > 1 else [],
+        ),
+    )
+    # Keys and values go round cp's ranks beside the attention; False: they are gathered before it.
+    cp_ring: bool = field(
+        default=False,
+        metadata=_about(
+            "ring attention|keys and values gathered",
+            "keys and values go round cp's ranks beside the attention; without it they are gathered before it",
+            "true",
+            needs=("cp", 2),
+            detail=True,
+            changes=lambda strategy: [not strategy.cp_ring] if strategy.cp > 1 else [],
+        ),
+    )
+    # Each of cp's ranks has as much of a causal attention; False: the last one has most.
+    cp_balanced: bool = field(
+        default=True,
+        metadata=_about(
+            "causal attention balanced|causal attention not balanced",
+            "the last of cp's ranks has most of a causal attention",
+            "false",
+            needs=("cp", 2),
+            detail=True,
+            changes=lambda strategy: [True] if strategy.cp > 1 and not strategy.cp_balanced else [],
+        ),
+    )
+    # In which gradients are summed; None: the framework's.
+    gradient_dtype: Literal["fp32", "bf16"] | None = field(
+        default=None,
+        metadata=_about(
+            "gradients in {}",
+            "fp32 or bf16: in which gradients are summed; without it the framework's",
+            '"bf16"',
+            detail=True,
+        ),
+    )
+    # Tokens of the experts' rank that has most, over the mean of all ranks: a property of the job, which no search changes.
+    expert_load: float = field(
+        default=1.0,
+        metadata=_about(
+            "expert load {:g}",
+            "tokens of the experts' rank that has most, over the mean",
+            "1.2",
+            of_experts=True,
+            neutral=True,
+            detail=True,
+        ),
+    )
     global_batch: int = 1
-    recompute: Recompute = Recompute.NONE
-    recompute_layers: int = 0  # Of each stage, virtual ones too, the first so many layers are computed again; 0: all.
-    schedule: Schedule = Schedule.ONE_F_ONE_B
-    # Of zero_stage 3: whether a layer's parameters are freed between its forward and its backward pass, and how many layers ahead
-    # they are gathered.
-    reshard_after_forward: bool = True
-    prefetch_layers: int = 1
-    gradient_dtype: Literal["fp32", "bf16"] | None = None  # In which gradients are summed; None: the framework's.
-    expert_load: float = 1.0  # Tokens of the experts' rank that has most, over the mean of all ranks.
 
     def __post_init__(self) -> None:
         if self.zero_stage not in (0, 1, 2, 3):
             raise InputError(f"zero_stage must be 0, 1, 2 or 3, not {self.zero_stage}")
-        for name in _POSITIVE:
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, least in _LEAST:
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if self.stage_layers and min(self.stage_layers) < 0:
             raise InputError(f"stage_layers must be at least 0, not {min(self.stage_layers)}")
-        if self.recompute_layers < 0:
-            raise InputError(f"recompute_layers must be at least 0, not {self.recompute_layers}")
         if not 1 <= self.expert_load < math.inf:
             raise InputError(f"expert_load must be at least 1 and finite, not {self.expert_load}: 1 is balanced")
 
@@ -98,105 +438,13 @@ class Strategy:
         """Micro-batches of each replica in a step."""
         return self.global_batch // (self.dp * self.micro_batch)
 
-    def check(self, model: Model, sequence: int) -> None:
-        """Raise `InputError` with a reason and the nearest legal value where a model cannot be split like that."""
-        per_step = self.dp * self.micro_batch
-        if self.global_batch % per_step:
-            legal = max(1, round(self.global_batch / per_step)) * per_step
-            raise InputError(
-                f"global_batch {self.global_batch} does not divide into dp {self.dp} x micro_batch {self.micro_batch}: use {legal}"
-            )
-        if isinstance(model, Network):
-            self._check_network(model)
-            return
-        if isinstance(model, CapturedModel):
-            self._check_captured(model, sequence)
-            return
-        for layer in model.layers:
-            attention, feed_forward = layer.attention, layer.feed_forward
-            _divides("tp", self.tp, attention.heads, "heads")
-            if attention.kv_heads % self.tp and self.tp % attention.kv_heads:
-                raise InputError(f"tp {self.tp} neither divides {attention.kv_heads} kv_heads nor is a multiple of them")
-            if isinstance(feed_forward, FeedForward):
-                _divides("tp", self.tp, feed_forward.hidden, "the feed-forward width")
-            else:
-                _divides("ep", self.ep, feed_forward.count, "experts")
-                _divides("etp", self.etp, feed_forward.hidden, "the experts' width")
-        has_experts = any(isinstance(layer.feed_forward, Experts) for layer in model.layers)
-        if not has_experts and self.ep * self.etp > 1:
-            raise InputError(f"ep {self.ep}: {model.name} has no experts")
-        if self.dp * self.cp * self.tp % (self.ep * self.etp):
-            raise InputError(f"ep {self.ep} x etp {self.etp} must divide dp x cp x tp = {self.dp * self.cp * self.tp}")
-        ways = self.cp * (self.tp if self.sequence_parallel else 1) * (2 if self.cp > 1 and model.layers[0].attention.causal else 1)
-        _divides("cp (twice, for causal attention) x tp of sequence_parallel", ways, sequence, "tokens of a sequence")
-        self._check_replicate()
-        self._check_stages(model)
-        self._check_recompute(model)
 
-    def _check_replicate(self) -> None:
-        most = math.gcd(self.dp * self.cp, self.expert_dp)
-        if most % self.dp_replicate:
-            whole = f"{self.dp * self.cp} replicas (dp x cp)" + (
-                "" if most == self.dp * self.cp else f" and {self.expert_dp} of the experts"
-            )
-            raise InputError(f"dp_replicate {self.dp_replicate} does not divide {whole}: use {_nearest(self.dp_replicate, most)}")
-        if self.dp_replicate > 1 and not self.zero_stage:
-            raise InputError(f"dp_replicate {self.dp_replicate}: zero_stage 0 splits nothing; use zero_stage 1, or dp_replicate 1")
-
-    def _check_captured(self, model: CapturedModel, sequence: int) -> None:
-        axes = {name: getattr(self, name) for name in ("tp", "pp", "cp", "ep", "etp", "virtual_stages")}
-        model.check(axes, sequence, self.micro_batch)
-        ways = self.cp * (self.tp if self.sequence_parallel else 1)
-        if model.sequence is None and ways > 1:
-            raise InputError(f"{'cp' if self.cp > 1 else 'sequence_parallel'}: {model.name} has no sequences")
-        _divides("cp x tp of sequence_parallel", ways, sequence, "tokens of a sequence")
-        self._check_replicate()
-        self._check_stages(model)
-        self._check_recompute(model)
-
-    def _check_stages(self, model: Architecture | CapturedModel) -> None:
-        stages, layers = self.pp * self.virtual_stages, model.layer_count
-        if stages > max(layers, 1) and not self.stage_layers:
-            said = f"pp {self.pp} x virtual_stages {self.virtual_stages} is more than {layers} layers"
-            empty = ", or stage_layers with none on the first and the last stage" if stages <= layers + 2 else ""
-            raise InputError(f"{said}: use pp {max(layers // self.virtual_stages, 1)}{empty}")
-        if self.stage_layers:
-            said = f"stage_layers {_listed(self.stage_layers)}: "
-            even = f"use {_listed(even_stages(layers, stages))}"
-            if len(self.stage_layers) != stages:
-                raise InputError(f"{said}{len(self.stage_layers)} stages, and pp x virtual_stages is {stages}: {even}")
-            if sum(self.stage_layers) != layers:
-                raise InputError(f"{said}{sum(self.stage_layers)} layers, and {model.name} has {layers}: {even}")
-            if 0 in self.stage_layers[1:-1]:
-                raise InputError(f"{said}only the first and the last stage may be without layers: {even}")
-        if self.virtual_stages > 1 and self.pp == 1:
-            raise InputError("virtual_stages needs pp above 1")
-        check_schedule(self.schedule, self.pp, self.virtual_stages, self.micro_batches)
-
-    def _check_recompute(self, model: Architecture | CapturedModel) -> None:
-        if not self.recompute_layers:
-            return
-        if self.recompute is Recompute.NONE:
-            raise InputError(f"recompute_layers {self.recompute_layers} needs recompute full or selective, not none")
-        most = max(self.stage_layers or even_stages(model.layer_count, self.pp * self.virtual_stages))
-        if self.recompute_layers > most:
-            raise InputError(
-                f"recompute_layers {self.recompute_layers}: stages have {most} layers at most; use {most}, or 0 for all"
-            )
-
-    def _check_network(self, model: Network) -> None:
-        """Networks are split over data parallel ranks, and embedding tables over ranks as experts are."""
-        split = [name for name in ("tp", "pp", "cp", "etp", "virtual_stages") if getattr(self, name) > 1]
-        if split:
-            raise InputError(f"{split[0]} {getattr(self, split[0])}: {model.name} is split over dp only")
-        if self.stage_layers or self.recompute_layers:
-            name = "stage_layers" if self.stage_layers else "recompute_layers"
-            raise InputError(f"{name}: {model.name} has no layers of one kind; leave it out")
-        if self.ep > 1:
-            if not model.tables:
-                raise InputError(f"ep {self.ep}: {model.name} has no embedding tables")
-            if self.dp % self.ep:
-                raise InputError(f"ep {self.ep} must divide dp = {self.dp}")
+SETTINGS: Mapping[str, Setting] = {each.name: each.metadata["setting"] for each in fields(Strategy) if each.metadata}
+"""Of each setting, in the order of `Strategy`."""
+DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(Strategy) if each.metadata}
+DETAILS = frozenset(("global_batch", *(name for name, setting in SETTINGS.items() if setting.detail)))
+"""Fields that do not tell different plans apart."""
+_LEAST = (*((name, setting.least) for name, setting in SETTINGS.items() if setting.least is not None), ("global_batch", 1))
 
 
 def key_without(strategy: Strategy, irrelevant: frozenset[str]) -> Hashable:
@@ -207,49 +455,52 @@ def key_without(strategy: Strategy, irrelevant: frozenset[str]) -> Hashable:
     return tuple(value for name, value in vars(strategy).items() if name not in irrelevant)
 
 
-def _divides(name: str, ways: int, size: int, what: str) -> None:
-    if size % ways:
-        below = next(number for number in range(min(ways, size), 0, -1) if not size % number)
-        raise InputError(f"{name} {ways} does not divide {size} {what}: use {below}")
+class ParallelSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
+    """The settings of a plan, or of the table ``[runs]`` of a job's file; None leaves one as the job runs today.
 
-
-def even_stages(layers: int, stages: int) -> tuple[int, ...]:
-    """As many layers on each stage; the first ones have those that are left over."""
-    each, more = divmod(layers, stages)
-    return (each + 1,) * more + (each,) * (stages - more)
-
-
-def _nearest(value: int, whole: int) -> int:
-    """The divisor of a number that is nearest to a value."""
-    return min((each for each in range(1, whole + 1) if whole % each == 0), key=lambda each: abs(each - value))
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
-
-
-def layout_of(strategy: Strategy, *, regather_inputs: bool = True) -> Layout:
-    """Megatron-LM's layout: heads, widths, the vocabulary over tp, sequences over cp, experts over ep, their widths over etp.
-
-    `regather_inputs` is as in `Layout`; frameworks differ in it.
+    `Strategy` says what each of them is.
     """
-    tensor = ("tp",)
-    return Layout(
-        axes={"tp": strategy.tp, "cp": strategy.cp, "ep": strategy.ep, "etp": strategy.etp},
-        splits={
-            "heads": tensor,
-            "kv_heads": tensor,
-            "ffn": tensor,
-            "shared_ffn": tensor,
-            "vocab": tensor,
-            TENSOR_DIM: tensor,
-            "sequence": ("cp",),
-            "experts": ("ep",),
-            "expert_ffn": ("etp",),
-        },
-        stream_axis="tp" if strategy.sequence_parallel else None,
-        regather_inputs=regather_inputs,
-        ring=strategy.cp_ring,
-        balanced=strategy.cp_balanced,
-        expert_load=strategy.expert_load,
-    )
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    virtual_stages: int | None = None
+    sequence_parallel: bool | None = None
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    micro_batch: int | None = None
+    recompute: Literal["none", "selective", "full"] | None = None
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "dual-pipe-v"] | None = None
+    recompute_layers: int | None = None
+    stage_layers: tuple[int, ...] | None = None
+    dp_replicate: int | None = None
+    cp_ring: bool | None = None
+    cp_balanced: bool | None = None
+    reshard: bool | None = None
+    prefetch_layers: int | None = None
+    gradient_dtype: Literal["fp32", "bf16"] | None = None
+    expert_load: float | None = None
+
+    title = "parallel jobs"
+    positive = tuple(name for name, setting in SETTINGS.items() if setting.least == 1)
+    not_negative = tuple(name for name, setting in SETTINGS.items() if setting.least == 0)
+    words: ClassVar[Mapping[str, Callable[[Any], str]]] = {name: setting.words for name, setting in SETTINGS.items()}
+
+    def phrases(self) -> list[str]:
+        return phrases(self.settings)
+
+
+def phrases(settings: Mapping[str, Any]) -> list[str]:
+    """Words of some settings in their order; settings of one thing as one: "recompute the first 15 layers of each stage"."""
+    said, words = dict(settings), ParallelSettings.words
+    if said.get("recompute_layers") and "recompute" in said:
+        kind = said.pop("recompute")
+        if kind == "selective":
+            words = {**words, "recompute_layers": lambda count: f"selective recomputation of {_first_layers(count)}"}
+    elif "recompute" in said:
+        said.pop("recompute_layers", None)
+    if said.get("virtual_stages", 1) > 1 and said.get("schedule") == "interleaved":
+        del said["schedule"]  # virtual stages are interleaved
+    return [words[name](value) for name, value in said.items()]

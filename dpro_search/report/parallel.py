@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dpro_search.kinds import STEP_PARTS, ParallelSetting
+from dpro_search.parallel.strategy import DEFAULTS, SETTINGS
 from dpro_search.report import units
 from dpro_search.report.charts import BarPart, PipelineRow, pipeline, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, paragraph, table
@@ -34,29 +35,6 @@ _MEMORY: Mapping[str, tuple[str, str]] = {  # categories of memory: class of the
     "cached": ("wait", "cached blocks"),
     "context": ("computed", "driver and NCCL"),
 }
-_SETTINGS = {  # of a strategy: names for people
-    "tp": "tensor parallel (tp)",
-    "pp": "pipeline stages (pp)",
-    "dp": "data parallel (dp)",
-    "cp": "context parallel (cp)",
-    "ep": "expert parallel (ep)",
-    "etp": "tensor parallel of experts",
-    "zero_stage": "ZeRO stage",
-    "stage_layers": "layers of each stage",
-    "dp_replicate": "HSDP replicas",
-}
-_NEUTRAL: Mapping[str, Any] = {  # values with which a setting has no effect
-    **dict.fromkeys(("cp", "ep", "etp", "dp_replicate", "virtual_stages"), 1),
-    **{"recompute_layers": 0, "expert_load": 1.0},
-}
-_NEEDS = {  # settings that have an effect only where another one is at least so large
-    "cp_ring": ("cp", 2),
-    "cp_balanced": ("cp", 2),
-    "sequence_parallel": ("tp", 2),
-    "schedule": ("pp", 2),
-    "reshard": ("zero_stage", 3),
-    "prefetch_layers": ("zero_stage", 3),
-}
 _MOST_STAGES = 16  # of which passes are drawn; more are evenly left out
 _MOST_LAYERS = 12  # of stages whose numbers of layers are listed
 
@@ -77,9 +55,7 @@ def comparison_section(settings: Sequence[ParallelSetting]) -> Section:
     """Times, throughput, memory, price and the whole strategy, a column for each setting; what differs comes first."""
     rows = [(title, *values) for title, values in _facts(settings) if any(value != _UNKNOWN for value in values)]
     names = dict.fromkeys(name for setting in settings for name in setting.strategy)
-    chosen = [
-        (_SETTINGS.get(name, name.replace("_", " ")), *(_value(setting.strategy, name) for setting in settings)) for name in names
-    ]
+    chosen = [(_label(name), *(_value(setting.strategy, name) for setting in settings)) for name in names]
     chosen = [row for row in chosen if any(value != _NONE for value in row[1:])]
     title = "The usual plan" if settings[0].name == "usual plan" else "The described setting"
     if len(settings) == 1:
@@ -214,11 +190,24 @@ def _margin(setting: ParallelSetting) -> str:
     return f"{units.size(abs(free))} of {units.size(setting.limit_bytes)} {'free' if free >= 0 else 'too much'}"
 
 
+def _label(name: str) -> str:
+    return (SETTINGS[name].label if name in SETTINGS else "") or name.replace("_", " ")
+
+
+def _has_effect(strategy: Mapping[str, Any], name: str) -> bool:
+    """Whether a setting changes anything in a strategy."""
+    if name not in SETTINGS:
+        return True
+    setting = SETTINGS[name]
+    if setting.neutral and strategy[name] == DEFAULTS[name]:
+        return False
+    return setting.needs is None or (strategy.get(setting.needs[0]) or 0) >= setting.needs[1]
+
+
 def _value(strategy: Mapping[str, Any], name: str) -> str:
     """A setting of a strategy for people; a dash where it has no effect."""
     value = strategy.get(name)
-    needs, least = _NEEDS.get(name, ("", 0))
-    if value in (None, (), []) or value == _NEUTRAL.get(name) or (needs and (strategy.get(needs) or 0) < least):
+    if value in (None, (), []) or not _has_effect(strategy, name):
         return _NONE
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -24,6 +24,7 @@ from dpro_search.collect.capture import CapturedGraph, CapturedStep, Phase, read
 from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_mesh
 from dpro_search.parallel.captured import captured_model
 from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import (
     Architecture,
     Attention,
@@ -39,7 +40,7 @@ from dpro_search.parallel.model import (
 )
 from dpro_search.parallel.schedule import Schedule, stages_on
 from dpro_search.parallel.steps.pipeline import pipeline_orders
-from dpro_search.parallel.strategy import Strategy, layout_of
+from dpro_search.parallel.strategy import Strategy
 
 HERE = Path(__file__).parent
 CASES = (

@@ -16,6 +16,7 @@ import msgspec
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.parallel.gpu_ops import AttentionKernels, Kernels, LossKernels
+from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import Model, Network, model
 from dpro_search.parallel.model.recommenders import dlrm
 from dpro_search.parallel.runtime import Runtime
@@ -118,7 +119,7 @@ def cases() -> Iterator[Case]:
         for model_name, trained in MODELS.items():
             for strategy_name, strategy in strategies(cluster.ranks, trained):
                 try:
-                    strategy.check(trained.model, trained.sequence)
+                    check_strategy(strategy, trained.model, trained.sequence)
                 except InputError:  # heads that do not divide
                     continue
                 workload = Workload(

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from dpro_search.errors import InputError
+from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.memory.peak import rank_memories
 from dpro_search.parallel.model import blocks_of, parameters_of
 from dpro_search.parallel.steps.step_prices import step_us
@@ -23,7 +24,7 @@ def cold(row: Row) -> Predicted:
     """From public specifications and shipped tables only."""
     workload = workload_of(row)
     try:
-        workload.strategy.check(workload.model, workload.sequence)
+        check_strategy(workload.strategy, workload.model, workload.sequence)
     except InputError as error:
         raise RefusedError(str(error)) from None
     limit_bytes = workload.cluster.groups[0].host.device.memory_bytes or math.inf

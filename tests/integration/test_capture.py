@@ -16,8 +16,9 @@ from dpro_search.errors import InputError
 from dpro_search.kinds import job_of, load_source
 from dpro_search.parallel.captured import captured_model
 from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import blocks_of
-from dpro_search.parallel.strategy import Strategy, layout_of
+from dpro_search.parallel.strategy import Strategy
 from dpro_search.space.plan import Plan
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]

@@ -13,10 +13,11 @@ from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_me
 from dpro_search.errors import InputError
 from dpro_search.parallel.costs.compile import Collective, compile_block
 from dpro_search.parallel.file.captured import captured_job_toml
+from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import Architecture, Attention, Experts, FeedForward, Layer, blocks_of
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.steps.pipeline import pipeline_orders
-from dpro_search.parallel.strategy import Strategy, layout_of
+from dpro_search.parallel.strategy import Strategy
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 

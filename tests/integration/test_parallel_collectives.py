@@ -17,10 +17,11 @@ from dpro_search.collect.trace import CollectiveKind
 from dpro_search.parallel.costs.compile import Collective, compile_block
 from dpro_search.parallel.costs.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.parallel.costs.groups import Groups
+from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import Architecture, Attention, Experts, FeedForward, Layer, blocks_of
 from dpro_search.parallel.steps.pipeline import pipeline_orders
 from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
-from dpro_search.parallel.strategy import Strategy, layout_of
+from dpro_search.parallel.strategy import Strategy
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
@@ -123,7 +124,7 @@ def gathers(strategy, block, model):
     stage = tuple(
         one if each.name == block.name else replace(one, gather_us=0) for each in blocks_of(model) for _ in range(each.count)
     )
-    costs = StepCosts(stages=(stage,), gathers_every_pass=strategy.zero_stage == 3, regather=strategy.reshard_after_forward)
+    costs = StepCosts(stages=(stage,), gathers_every_pass=strategy.zero_stage == 3, regather=strategy.reshard)
     names = step_graph(costs, pipeline_orders(strategy.schedule, 1, 1, 1)).names
     found = [name for name in names if name.startswith("gather for ")]
     return Counter("forward" if "for F" in name else "backward" for name in found)
@@ -178,7 +179,7 @@ def test_fully_sharded(torchs):
 
 
 def test_fully_sharded_parameters_that_are_kept_are_gathered_once(torchs):
-    assert torchs["fsdp 4, kept"] == compiled(Strategy(dp=4, zero_stage=3, reshard_after_forward=False))
+    assert torchs["fsdp 4, kept"] == compiled(Strategy(dp=4, zero_stage=3, reshard=False))
 
 
 def test_fully_sharded_rows_are_padded(torchs):

@@ -13,10 +13,9 @@ from dpro_search.parallel.memory import peak
 from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import Architecture, Attention, FeedForward, Layer
 from dpro_search.parallel.schedule import Schedule
-from dpro_search.parallel.search import ranking
 from dpro_search.parallel.search.ranking import family
 from dpro_search.parallel.steps.step_prices import StepPrices
-from dpro_search.parallel.strategy import Recompute, Strategy
+from dpro_search.parallel.strategy import DETAILS, Recompute, Strategy
 from dpro_search.parallel.workload import SharedResults, Workload
 
 LAYER = Layer(count=8, attention=Attention(heads=8, kv_heads=8, head_dim=64), feed_forward=FeedForward(hidden=2048))
@@ -40,7 +39,7 @@ CHANGES = {
     "recompute": {"recompute": Recompute.FULL},
     "recompute_layers": {"recompute": Recompute.FULL, "recompute_layers": 2},
     "schedule": {"schedule": Schedule.DUAL_PIPE_V, "virtual_stages": 2},
-    "reshard_after_forward": {"zero_stage": 3, "reshard_after_forward": False},
+    "reshard": {"zero_stage": 3, "reshard": False},
     "prefetch_layers": {"zero_stage": 3, "prefetch_layers": 2},
     "gradient_dtype": {"gradient_dtype": "bf16"},
 }
@@ -99,5 +98,5 @@ def test_a_new_setting_is_part_of_every_key():
 
 def test_keys_leave_out_only_settings_that_exist():
     names = {field.name for field in fields(Strategy)}
-    for irrelevant in (pricer._IRRELEVANT_TO_PROGRAMS, peak._IRRELEVANT_TO_ACTIVATIONS, ranking._DETAILS):
+    for irrelevant in (pricer._IRRELEVANT_TO_PROGRAMS, peak._IRRELEVANT_TO_ACTIVATIONS, DETAILS):
         assert irrelevant < names

@@ -13,8 +13,9 @@ from dpro_search.collect.trace import CollectiveKind
 from dpro_search.errors import InputError
 from dpro_search.parallel.captured import captured_model
 from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import OpType, blocks_of, parameters_of
-from dpro_search.parallel.strategy import Strategy, layout_of
+from dpro_search.parallel.strategy import Strategy
 
 CAPTURED = Path(__file__).parents[1] / "data" / "captured" / "llama.json"
 BATCH, SEQUENCE, HIDDEN, LAYERS = 2, 64, 64, 3

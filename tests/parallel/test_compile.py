@@ -7,8 +7,9 @@ import pytest
 
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.parallel.costs.compile import Collective, LocalOp, compile_block
+from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import blocks_of, elements, parameters_of, published
-from dpro_search.parallel.strategy import Strategy, layout_of
+from dpro_search.parallel.strategy import Strategy
 
 SEQUENCE = 1024
 STREAM = SEQUENCE * 4096  # elements of the residual stream of a model with 4,096 hidden

@@ -8,6 +8,7 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.costs.step_costs import step_costs
+from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import model, parameters_of, published
 from dpro_search.parallel.runtime import Runtime
@@ -20,7 +21,7 @@ from dpro_search.replay.replayer import replay
 
 def workload(name="llama3-8b", cluster="2xhgx-h100", sequence=4096, **degrees):
     strategy = Strategy(**{"global_batch": 64, **degrees})
-    strategy.check(published(name), sequence)
+    check_strategy(strategy, published(name), sequence)
     return Workload(model=published(name), sequence=sequence, strategy=strategy, cluster=parse_cluster(cluster))
 
 
@@ -85,7 +86,7 @@ def test_an_illegal_strategy_names_the_nearest_legal_value(degrees, said):
 def test_networks_run_data_parallel_and_gain_from_more_devices():
     def samples_per_s(devices):
         strategy = Strategy(dp=devices, micro_batch=64, global_batch=64 * devices)
-        strategy.check(model("resnet50"), 1)
+        check_strategy(strategy, model("resnet50"), 1)
         job = Workload(
             model=model("resnet50"), sequence=1, strategy=strategy, cluster=parse_cluster("1xhgx-h100"), precision="fp16"
         )
@@ -97,7 +98,7 @@ def test_networks_run_data_parallel_and_gain_from_more_devices():
 def test_ranks_that_share_embedding_tables_hold_a_part_of_each_and_exchange_vectors():
     def memory(ep):
         strategy = Strategy(dp=2, ep=ep, micro_batch=1024, global_batch=2048)
-        strategy.check(model("dlrm"), 1)
+        check_strategy(strategy, model("dlrm"), 1)
         job = Workload(model=model("dlrm"), sequence=1, strategy=strategy, cluster=parse_cluster("1xhgx-h200"), precision="fp32")
         return peak_memory(job).weights_bytes
 
@@ -114,7 +115,7 @@ def test_ranks_that_share_embedding_tables_hold_a_part_of_each_and_exchange_vect
 )
 def test_networks_are_split_over_data_parallel_ranks_only(name, degrees, said):
     with pytest.raises(InputError, match=said):
-        Strategy(**{"global_batch": 64, **degrees}).check(model(name), 1)
+        check_strategy(Strategy(**{"global_batch": 64, **degrees}), model(name), 1)
 
 
 def test_tokens_cross_to_a_host_once_where_the_runtime_sends_them_so():

@@ -12,11 +12,13 @@ from dpro_search.parallel.costs.compile import compile_block
 from dpro_search.parallel.costs.exchange import gradient_buckets, parameter_collectives
 from dpro_search.parallel.costs.groups import Groups
 from dpro_search.parallel.costs.step_costs import step_costs
+from dpro_search.parallel.layout import layout_of
+from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import blocks_of, parameters_of, published
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.schedule import Schedule
-from dpro_search.parallel.strategy import Strategy, layout_of
+from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload, ranks_of, stages_of
 
 
@@ -24,7 +26,7 @@ def workload(model="gpt2-xl", cluster="2xhgx-h100", **degrees):
     options = {name: degrees.pop(name) for name in ("runtime",) if name in degrees}
     strategy = Strategy(**{"global_batch": 64, **degrees})
     found = published(model)
-    strategy.check(found, 1024)
+    check_strategy(strategy, found, 1024)
     return Workload(model=found, sequence=1024, strategy=strategy, cluster=parse_cluster(cluster), **options)
 
 

@@ -20,9 +20,9 @@ from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.search.bounds import least_us
 from dpro_search.parallel.search.cuts import balanced_cut, balanced_layers
 from dpro_search.parallel.search.ranking import ranked
-from dpro_search.parallel.settings import ParallelSettings, settings_of
+from dpro_search.parallel.settings import settings_of
 from dpro_search.parallel.steps.step_prices import StepPrices
-from dpro_search.parallel.strategy import Recompute, Strategy
+from dpro_search.parallel.strategy import ParallelSettings, Recompute, Strategy
 from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario

@@ -13,10 +13,11 @@ from dpro_search.parallel.costs.exchange import backward_tensors, gradient_bucke
 from dpro_search.parallel.costs.groups import UNSCALED, Groups
 from dpro_search.parallel.costs.recorded import Cut, ModelledWork, PassWork, RankWork
 from dpro_search.parallel.gpu_ops import OpCosts, slowest
+from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import Block, Op, OpType
 from dpro_search.parallel.runtime import Selective
 from dpro_search.parallel.steps.step_graph import LayerCosts
-from dpro_search.parallel.strategy import Recompute, Strategy, key_without, layout_of
+from dpro_search.parallel.strategy import Recompute, Strategy, key_without
 from dpro_search.parallel.workload import SharedResults, Workload, copies_embedding, ranks_of, recomputed, stages_of
 
 ADAM_PASSES_BYTES = 30.0
@@ -32,7 +33,7 @@ _SPLIT = (OpType.MATMUL, OpType.GATHER)  # ops whose weights tensor parallel ran
 _IRRELEVANT_TO_PROGRAMS = frozenset(
     (
         *("dp", "pp", "virtual_stages", "stage_layers", "schedule", "global_batch", "zero_stage", "dp_replicate"),
-        *("reshard_after_forward", "prefetch_layers", "recompute", "recompute_layers", "gradient_dtype"),
+        *("reshard", "prefetch_layers", "recompute", "recompute_layers", "gradient_dtype"),
     )
 )
 """Settings of a strategy that change nothing about a rank's work in a block, beside what `copies_embedding` says of them."""

@@ -81,7 +81,7 @@ def _fsdp(strategy: Strategy) -> Mapping[str, object]:
         "distributed_type": "FSDP",
         "fsdp_config": {
             "fsdp_version": 2,
-            "fsdp_reshard_after_forward": strategy.zero_stage == 3 and strategy.reshard_after_forward,
+            "fsdp_reshard_after_forward": strategy.zero_stage == 3 and strategy.reshard,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": strategy.recompute is Recompute.FULL,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",

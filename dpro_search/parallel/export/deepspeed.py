@@ -31,7 +31,7 @@ def deepspeed_part(plan: Plan, facts: JobFacts) -> Part:
                 "stage_layers: its partition 'type:...' gives each stage as many layers",
             ),
             (strategy.dp_replicate > 1 and strategy.zero_stage != 3, "dp_replicate: MiCS is ZeRO-3: set zero_stage=3"),
-            (strategy.zero_stage == 3 and not strategy.reshard_after_forward, "reshard_after_forward: ZeRO-3 frees parameters"),
+            (strategy.zero_stage == 3 and not strategy.reshard, "reshard_after_forward: ZeRO-3 frees parameters"),
             (workload.precision == "fp8", "precision: it has bf16, fp16 and fp32"),
         ),
     )

@@ -89,7 +89,7 @@ def settings(workload: Workload, target: str) -> dict[str, int | str | bool]:
                 strategy.dp_replicate > 1 and strategy.zero_stage != 1,
                 "dp_replicate: instances of the optimizer go with zero_stage=1",
             ),
-            (strategy.zero_stage == 3 and not strategy.reshard_after_forward, "reshard_after_forward: its FSDP frees parameters"),
+            (strategy.zero_stage == 3 and not strategy.reshard, "reshard_after_forward: its FSDP frees parameters"),
             (strategy.zero_stage > 1 and strategy.pp > 1, "zero_stage: its FSDP goes without a pipeline: set zero_stage=1"),
             (
                 has_experts(model) and strategy.ep > 1 and strategy.tp > 1 and not strategy.sequence_parallel,

@@ -41,7 +41,7 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
         },
         "sequence_parallel": strategy.sequence_parallel,
         "zero_stage": strategy.zero_stage,
-        "reshard_after_forward": strategy.zero_stage == 3 and strategy.reshard_after_forward,
+        "reshard_after_forward": strategy.zero_stage == 3 and strategy.reshard,
         "parameter_dtype": _DTYPES[workload.precision],
         "reduce_dtype": "float32" if workload.gradient_bytes >= 4 else _DTYPES[workload.precision],
         "recompute": strategy.recompute is Recompute.FULL or selective,

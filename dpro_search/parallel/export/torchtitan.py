@@ -113,7 +113,7 @@ def _reshard(strategy: Strategy) -> str | None:
     whose gradients are reduced once (`torch.distributed.pipelining.stage`): that is ZeRO-1; without one each micro-batch reduces.
     """
     if strategy.zero_stage == 3:
-        return "always" if strategy.reshard_after_forward else "never"
+        return "always" if strategy.reshard else "never"
     if strategy.zero_stage == 2:
         return "never" if strategy.pp == 1 and strategy.micro_batches == 1 else None
     if strategy.zero_stage == 1 and strategy.dp * strategy.cp > 1:

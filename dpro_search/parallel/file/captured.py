@@ -9,7 +9,7 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.collect.capture import CapturedGraph
 from dpro_search.parallel.captured import captured_model
 from dpro_search.parallel.file.description import global_batch_of
-from dpro_search.parallel.settings import ParallelSettings
+from dpro_search.parallel.strategy import ParallelSettings
 
 FRAMEWORK = "pytorch-2"
 USUAL_DEVICE = "h100"

@@ -37,11 +37,12 @@ from dpro_search.parallel.file.keys import JobFile, ModelTable, Precision, conve
 from dpro_search.parallel.file.usual_strategy import usual_strategy
 from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled
 from dpro_search.parallel.gpu_ops import OpCosts, capped_clock
+from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import Architecture, CapturedModel, Model, blocks_of, from_config
 from dpro_search.parallel.model import model as built_in
 from dpro_search.parallel.runtime import Runtime
-from dpro_search.parallel.settings import Fixed, ParallelSettings, resolved
-from dpro_search.parallel.strategy import Strategy
+from dpro_search.parallel.settings import Fixed, resolved
+from dpro_search.parallel.strategy import ParallelSettings, Strategy
 from dpro_search.parallel.workload import Workload
 from dpro_search.space.cluster import spec_on
 
@@ -346,7 +347,7 @@ def _measured(file: TomlFile, table: ModelTable, fixed: Fixed) -> tuple[BlockTim
         try:
             if times.strategy.devices > fixed.devices:
                 raise InputError(f"it was measured on {times.strategy.devices} ranks, and the cluster has {fixed.devices} devices")
-            times.strategy.check(fixed.model, sequence)
+            check_strategy(times.strategy, fixed.model, sequence)
         except InputError as error:
             file.fail("model.times", f"{where} {error}")
         measured.append(times)

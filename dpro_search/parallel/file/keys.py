@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from dpro_search._toml import TomlFile, nearest
-from dpro_search.parallel.settings import ParallelSettings
+from dpro_search.parallel.strategy import ParallelSettings
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")

@@ -13,7 +13,8 @@ from dpro_search.parallel.file.keys import PRECISIONS
 from dpro_search.parallel.file.usual_strategy import usual_strategy
 from dpro_search.parallel.gpu_ops import OpCosts
 from dpro_search.parallel.model import CapturedModel
-from dpro_search.parallel.settings import Fixed, ParallelSettings, resolved, under
+from dpro_search.parallel.settings import Fixed, resolved, under
+from dpro_search.parallel.strategy import ParallelSettings
 from dpro_search.space.scenario import ClusterChange, Scenario
 
 

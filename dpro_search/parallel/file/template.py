@@ -16,37 +16,12 @@ from dpro_search.parallel.frameworks import FRAMEWORKS
 from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import Architecture, parameters_of
 from dpro_search.parallel.settings import Fixed, resolved, settings_of
+from dpro_search.parallel.strategy import SETTINGS, ParallelSettings
 from dpro_search.parallel.workload import Workload
 from dpro_search.quantities import size_text
 
 SEQUENCES_A_DEVICE = 4  # of the usual batch: enough micro-batches for a pipeline
 USUAL_SEQUENCE = 4096
-
-NOTES: Mapping[str, str] = {
-    "tp": "tensor parallel: heads, widths and vocabulary over so many devices",
-    "pp": "pipeline stages",
-    "dp": "replicas; follows from the devices",
-    "cp": "context parallel: parts of each sequence",
-    "ep": "devices that share the experts of a layer",
-    "etp": "tensor parallel of the experts",
-    "virtual_stages": "groups of layers on each pipeline stage",
-    "sequence_parallel": "norms and residuals split the sequence over tp",
-    "zero_stage": "1 splits optimizer state over dp and cp, 2 gradients too, 3 parameters too (FSDP)",
-    "micro_batch": "sequences that go through a stage at a time",
-    "recompute": "none, selective (PyTorch: every second matmul; else the scores) or full (all of a layer but its input)",
-    "schedule": "1f1b, gpipe, zero-bubble; interleaved (virtual_stages above 1); zero-bubble-v, dual-pipe-v (virtual_stages 2)",
-}
-MORE: Mapping[str, tuple[str, str]] = {  # what a strategy has beside, with an example
-    "stage_layers": ("[8, 9, 9, 6]", "layers of each stage, virtual ones too; without it as many on each"),
-    "recompute_layers": ("2", "recompute only the first so many layers of each stage"),
-    "dp_replicate": ("2", "copies of what ZeRO splits (HSDP): it splits over fewer replicas"),
-    "cp_ring": ("true", "keys and values go round cp's ranks beside the attention; without it they are gathered before it"),
-    "cp_balanced": ("false", "the last of cp's ranks has most of a causal attention"),
-    "reshard": ("false", "ZeRO-3 keeps a layer's parameters from its forward to its backward pass"),
-    "prefetch_layers": ("2", "ZeRO-3 gathers so many layers ahead"),
-    "gradient_dtype": ('"bf16"', "fp32 or bf16: in which gradients are summed; without it the framework's"),
-    "expert_load": ("1.2", "tokens of the experts' rank that has most, over the mean"),
-}
 
 
 def job_toml(request: Wanted) -> str:
@@ -134,11 +109,14 @@ def _tied(model: Architecture) -> str:
 
 def _runs(settings: Mapping[str, object], *, has_experts: bool) -> list[str]:
     """A line for each setting; those that most jobs leave alone as comments."""
-    lines = []
-    for name, note in NOTES.items():
-        if (name in ("ep", "etp") and not has_experts) or (name == "sequence_parallel" and not settings[name]):
+    lines, comments = [], []
+    for name in ParallelSettings.__struct_fields__:
+        setting = SETTINGS[name]
+        if setting.of_experts and not has_experts:
             continue
-        mark = "# " if name == "dp" else ""  # it follows, also when another degree is changed
-        lines.append(f"{mark}{name} = {json.dumps(settings[name])}  # {note}")
-    more = {name: line for name, line in MORE.items() if has_experts or name != "expert_load"}
-    return [*lines, *(f"# {name} = {example}  # {note}" for name, (example, note) in more.items())]
+        if setting.example is not None:
+            comments.append(f"# {name} = {setting.example}  # {setting.note}")
+        elif settings[name] is not False:
+            mark = "# " if name == "dp" else ""  # it follows, also when another degree is changed
+            lines.append(f"{mark}{name} = {json.dumps(settings[name])}  # {setting.note}")
+    return [*lines, *comments]

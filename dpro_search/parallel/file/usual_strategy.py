@@ -17,7 +17,8 @@ from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import CapturedModel
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.schedule import Schedule
-from dpro_search.parallel.settings import Fixed, ParallelSettings, resolved
+from dpro_search.parallel.settings import Fixed, resolved
+from dpro_search.parallel.strategy import ParallelSettings
 from dpro_search.parallel.workload import Workload
 
 MEMORY_HEADROOM = 0.085

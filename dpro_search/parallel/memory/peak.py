@@ -24,7 +24,7 @@ CHANNELS = 16
 CHANNEL_BYTES = 2 * 10 * 2**20
 """Buffers of a channel of an NCCL communicator, to send and to receive: 4 MiB and less for each protocol (`NCCL_BUFFSIZE`)."""
 _IRRELEVANT_TO_ACTIVATIONS = frozenset(
-    ("dp", "global_batch", "zero_stage", "dp_replicate", "reshard_after_forward", "prefetch_layers", "gradient_dtype")
+    ("dp", "global_batch", "zero_stage", "dp_replicate", "reshard", "prefetch_layers", "gradient_dtype")
 )
 """Settings of a strategy that change nothing about the activations of its passes, beside the number of micro-batches."""
 
@@ -269,7 +269,7 @@ class _Ledger:
         if self._plan.zero_stage < 3:
             return 0.0
         element, each = self._workload.element_bytes, [self._elements(block) for block in blocks] or [0.0]
-        gathered = max(each) * (1 + self._plan.prefetch_layers) if self._plan.reshard_after_forward else sum(each)
+        gathered = max(each) * (1 + self._plan.prefetch_layers) if self._plan.reshard else sum(each)
         return gathered * element + max(each) * (0.0 if self._workload.frozen else self._workload.gradient_bytes)
 
     def _elements(self, block: Block) -> float:

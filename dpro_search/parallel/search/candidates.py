@@ -9,6 +9,7 @@ from typing import Any
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.frameworks import Framework
+from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import CapturedModel
 from dpro_search.parallel.schedule import V_SHAPED, Schedule
 from dpro_search.parallel.settings import Fixed
@@ -152,7 +153,7 @@ class Candidates:
         if not split.zero_stage:
             return
         if split.zero_stage == 3:
-            yield replace(split, reshard_after_forward=False)
+            yield replace(split, reshard=False)
         if self.choices.replicates:
             for copies in self._copies(split):
                 yield replace(split, dp_replicate=copies)
@@ -184,7 +185,7 @@ class Candidates:
         values_of["zero_stage"] |= {*self.choices.zero_stages}
         values_of["recompute"] |= {Recompute.NONE.value, *(recompute.value for recompute in self.choices.recompute)}
         values_of["cp_ring"] |= {False, self.choices.rings}
-        values_of["reshard_after_forward"] |= {True, 3 not in self.choices.zero_stages}
+        values_of["reshard"] |= {True, 3 not in self.choices.zero_stages}
         if self.choices.recomputes_some:
             values_of["recompute_layers"] |= {0, *_powers_of_two(self._fixed.layer_count // 2)}
         return values_of
@@ -220,7 +221,7 @@ class Candidates:
 
     def _legal(self, strategy: Strategy) -> bool:
         try:
-            strategy.check(self._fixed.model, self._fixed.sequence)
+            check_strategy(strategy, self._fixed.model, self._fixed.sequence)
         except InputError:
             return False
         return True

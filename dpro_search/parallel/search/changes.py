@@ -8,56 +8,23 @@ from typing import Any
 
 from dpro_search.errors import InputError
 from dpro_search.kinds._answers import Remedy
-from dpro_search.parallel.strategy import Recompute, Strategy
+from dpro_search.parallel.strategy import SETTINGS, Strategy, plain
 from dpro_search.space.plan import Plan, Prediction
 
 _MOST_REMEDIES = 3
 
 
 def single_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
-    """Settings with one other value: degrees and micro-batch doubled and halved, each recomputation, each ZeRO stage.
-
-    They may be illegal.
-    """
-    for name in ("tp", "pp", "cp", "ep", "virtual_stages", "micro_batch"):
-        value = getattr(strategy, name)
-        yield {name: value * 2}
-        if value > 1:
-            yield {name: value // 2}
-    yield from ({"recompute": kind.value} for kind in Recompute if kind is not strategy.recompute)
-    yield from ({"zero_stage": stage} for stage in range(4) if stage != strategy.zero_stage)
-    if strategy.tp > 1:
-        yield {"sequence_parallel": not strategy.sequence_parallel}
-    if strategy.cp > 1:
-        yield {"cp_ring": not strategy.cp_ring}
-        if not strategy.cp_balanced:
-            yield {"cp_balanced": True}
-    if strategy.zero_stage:
-        yield from ({"dp_replicate": copies} for copies in (strategy.dp_replicate * 2, strategy.dp_replicate // 2) if copies)
-    if strategy.zero_stage == 3:
-        yield {"reshard": not strategy.reshard_after_forward}
-    if strategy.stage_layers:
-        yield {"stage_layers": ()}
+    """Settings with one other value, which a diagnosis tries (`Setting.changes`). They may be illegal."""
+    for name, setting in SETTINGS.items():
+        yield from ({name: plain(value)} for value in setting.changes(strategy))
 
 
 def _saving_changes(strategy: Strategy) -> Iterator[dict[str, Any]]:
-    """Changes that need less memory, among them the recomputation of only some layers of each stage."""
-    if strategy.recompute is Recompute.NONE:
-        yield from ({"recompute": "full", "recompute_layers": layers} for layers in (1, 2, 4, 8, 16, 32))
-    elif strategy.recompute_layers:
-        yield {"recompute_layers": 0}
-    if strategy.dp_replicate > 1:
-        yield {"dp_replicate": 1}
-    if not strategy.reshard_after_forward:
-        yield {"reshard": True}
-    yield from ({"recompute": kind.value} for kind in list(Recompute)[list(Recompute).index(strategy.recompute) + 1 :])
-    yield from ({"zero_stage": stage} for stage in range(strategy.zero_stage + 1, 4))
-    if strategy.micro_batch > 1:
-        yield {"micro_batch": 1}
-    if strategy.tp > 1 and not strategy.sequence_parallel:
-        yield {"sequence_parallel": True}
-    for name in ("tp", "pp", "cp"):
-        yield from ({name: getattr(strategy, name) * factor} for factor in (2, 4, 8))
+    """Changes that need less memory (`Setting.saves`)."""
+    for name, setting in SETTINGS.items():
+        for value in setting.saves(strategy):
+            yield value if isinstance(value, dict) else {name: plain(value)}
 
 
 def remedies(predict: Callable[[Plan], Prediction], plan: Plan, strategy: Strategy) -> tuple[Remedy, ...]:

@@ -19,14 +19,8 @@ from dpro_search.errors import InputError
 from dpro_search.parallel.search.bounds import PassBounds, least_us
 from dpro_search.parallel.search.candidates import Candidates, recomputing
 from dpro_search.parallel.steps.step_prices import StepPrices
-from dpro_search.parallel.strategy import Strategy, key_without
+from dpro_search.parallel.strategy import DETAILS, Strategy, key_without
 
-_DETAILS = frozenset(
-    (
-        *("sequence_parallel", "micro_batch", "global_batch", "virtual_stages", "stage_layers", "dp_replicate", "cp_ring"),
-        *("cp_balanced", "recompute_layers", "reshard_after_forward", "prefetch_layers", "gradient_dtype", "expert_load"),
-    )
-)
 RELAXED = 0.005
 """Share of a step: if less communication than this is exposed, strategies that can only hide communication are skipped."""
 
@@ -40,7 +34,7 @@ class _Level(IntEnum):
 
 def family(strategy: Strategy) -> Hashable:
     """A value that is equal for strategies of which a list of different plans has only one, with these details at their best."""
-    return key_without(strategy, _DETAILS)
+    return key_without(strategy, DETAILS)
 
 
 def ranked(

@@ -10,16 +10,15 @@ import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.search.candidates import Candidates
-from dpro_search.parallel.settings import Fixed, ParallelSettings, change, resolved, settings_of, under
-from dpro_search.parallel.strategy import Strategy
+from dpro_search.parallel.settings import Fixed, change, resolved, settings_of, under
+from dpro_search.parallel.strategy import ParallelSettings, Strategy
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import Choice, JobFacts, Knob, PlanSpace
 
-_STRATEGY_NAMES = {"reshard": "reshard_after_forward"}  # settings that are called otherwise there
 _ATTEMPTS = 16  # moves of which one should be legal
 
 
-class Setting(Knob):
+class SettingKnob(Knob):
     """One setting with some values; which combinations are legal the space says."""
 
     def __init__(self, job: JobFacts, name: str, values: Callable[[], Mapping[str, Sequence[Any]]]) -> None:
@@ -48,7 +47,7 @@ class StrategySpace(PlanSpace):
         self._runs, self._fixed, self.candidates = runs, fixed, candidates
         self.today = resolved(runs, fixed)
         facts = JobFacts(name=title, tensors=tuple(tensors), values=settings_of(self.today).settings)
-        super().__init__(facts, [Setting(facts, name, lambda: self._values) for name in ParallelSettings.__struct_fields__])
+        super().__init__(facts, [SettingKnob(facts, name, lambda: self._values) for name in ParallelSettings.__struct_fields__])
 
     def strategy(self, plan: Plan) -> Strategy:
         """The strategy that a plan describes; raises `InputError` with the nearest legal value if it is impossible."""
@@ -84,4 +83,4 @@ class StrategySpace(PlanSpace):
     def _values(self) -> dict[str, list[Any]]:
         """Values of each setting in any candidate."""
         candidates = self.candidates.values()
-        return {name: sorted(candidates[_STRATEGY_NAMES.get(name, name)]) for name in ParallelSettings.__struct_fields__}
+        return {name: sorted(candidates[name]) for name in ParallelSettings.__struct_fields__}

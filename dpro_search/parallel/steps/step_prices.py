@@ -10,6 +10,7 @@ from dpro_search.parallel.costs.pricer import OpTime, Pricer, passes_key
 from dpro_search.parallel.costs.recorded import RankWork
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.costs.step_costs import step_costs
+from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.memory.peak import PeakMemory, mean_state_bytes, peak_memory
 from dpro_search.parallel.model import Block
 from dpro_search.parallel.schedule import Schedule, stages_on
@@ -162,5 +163,5 @@ def _busiest_us(costs: StepCosts, ranks: int) -> float:
 
 def step_us(workload: Workload) -> float:
     """The time of one workload's step; raises `InputError` where the strategy is impossible."""
-    workload.strategy.check(workload.model, workload.sequence)
+    check_strategy(workload.strategy, workload.model, workload.sequence)
     return StepPrices(workload).step_us(workload.strategy)

@@ -28,8 +28,8 @@ from dpro_search.measure.campaign import Campaign, Progress
 from dpro_search.parallel.file.description import ParallelDescription
 from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.model import blocks_of
-from dpro_search.parallel.settings import ParallelSettings, resolved, settings_of
-from dpro_search.parallel.strategy import Recompute, Strategy
+from dpro_search.parallel.settings import resolved, settings_of
+from dpro_search.parallel.strategy import ParallelSettings, Recompute, Strategy
 from dpro_search.parallel.timed.exchanges import timed_exchanges
 from dpro_search.space.plan import Plan
 

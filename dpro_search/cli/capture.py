@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from dpro_search.collect.capture import CapturedStep
@@ -65,7 +65,7 @@ def capture(
 
     Example: dpro-search capture train.py:build_model --batch 4 --sequence 2048 --mesh dp_shard=8,tp=2 --out captured
     """
-    from dpro_search.cli._output import print_json, size, stderr_console, warn
+    from dpro_search.cli.printing import print_json, size, stderr_console, warn
     from dpro_search.collect.capture.runner import capture_request
     from dpro_search.kinds import write_captured
 

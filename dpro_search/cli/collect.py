@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpro_search.cli._shared_options import HostChangeOption, HostCpusOption, JsonOption
+from dpro_search.cli.options import HostChangeOption, HostCpusOption, JsonOption
 
 
 def _frameworks() -> list[str]:
@@ -74,9 +74,9 @@ def collect(
     """
     import numpy as np
 
-    from dpro_search.cli._output import microseconds, percent, stderr_console
-    from dpro_search.cli._progress import JobProgress
-    from dpro_search.cli._trace import print_trace, trace_facts
+    from dpro_search.cli.printing import microseconds, percent, stderr_console
+    from dpro_search.cli.printing.progress import JobProgress
+    from dpro_search.cli.printing.trace import print_trace, trace_facts
     from dpro_search.collect.launch.host_limits import HostLimits
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
     from dpro_search.collect.launch.step_times import Schedule

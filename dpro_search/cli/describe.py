@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli.options import JsonOption
 from dpro_search.errors import InputError
 
 
@@ -44,7 +44,7 @@ def describe(
 
     Example: dpro-search describe llama3-8b --cluster 4xhgx-h100 --global-batch 512 --seq-len 8192 > job.toml
     """
-    from dpro_search.cli._output import print_json
+    from dpro_search.cli.printing import print_json
     from dpro_search.kinds import Wanted, description_text
 
     if list_names:
@@ -64,7 +64,7 @@ def describe(
 
 
 def _print_names(as_json: bool) -> None:
-    from dpro_search.cli._output import print_json
+    from dpro_search.cli.printing import print_json
     from dpro_search.kinds import describable_names
 
     names = describable_names()

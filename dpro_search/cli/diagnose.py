@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpro_search.cli._machine import MachineOption, use_machine
-from dpro_search.cli._sample import SampleOption
-from dpro_search.cli._shared_options import ClusterOption, JsonOption, SpeedsOption
+from dpro_search.cli.options import ClusterOption, JsonOption, MachineOption, SpeedsOption, use_machine
+from dpro_search.cli.options.sample import SampleOption
 
 if TYPE_CHECKING:
     from dpro_search.kinds import Table
@@ -32,8 +31,8 @@ def diagnose(
     import shlex
 
     from dpro_search.analysis.efficiency import efficiency_of, split_options
-    from dpro_search.cli._output import print_json, warn
-    from dpro_search.cli._sample import folder_of
+    from dpro_search.cli.options.sample import folder_of
+    from dpro_search.cli.printing import print_json, warn
     from dpro_search.kinds import job_of, load_source
     from dpro_search.kinds._answers import fields_of
     from dpro_search.kinds._elsewhere import elsewhere, repeated
@@ -64,7 +63,7 @@ def diagnose(
 def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table], efficiency: Efficiency | None = None) -> None:
     """The diagnosis of a job, for people."""
     from dpro_search.analysis.efficiency import sentences
-    from dpro_search.cli._output import print_table, say, stdout_console
+    from dpro_search.cli.printing import print_table, say, stdout_console
     from dpro_search.quantities import time_text
     from dpro_search.replay.sentences import differs_from_median
 

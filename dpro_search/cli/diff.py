@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from dpro_search.analysis.difference import Cause, Difference
@@ -38,8 +38,8 @@ def diff(
     Example: dpro-search diff yesterday today --max-regression 3%
     """
     from dpro_search.analysis.difference import difference
-    from dpro_search.cli._output import print_json
-    from dpro_search.cli._sample import imported
+    from dpro_search.cli.options.sample import imported
+    from dpro_search.cli.printing import print_json
     from dpro_search.collect.trace import Trace
     from dpro_search.kinds import job_of
     from dpro_search.quantities import parse_percent
@@ -68,7 +68,7 @@ def _verdict(answer: Difference, limit_pct: float) -> str:
 
 
 def _print(answer: Difference) -> None:
-    from dpro_search.cli._output import print_table, say, stdout_console
+    from dpro_search.cli.printing import print_table, say, stdout_console
     from dpro_search.kinds._facts import op_texts
     from dpro_search.quantities import percent_text, time_text
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli.options import JsonOption
 
 
 def _targets() -> list[str]:
@@ -51,7 +51,7 @@ def export(
 
     Example: dpro-search export runs/sample --target horovod --out tuned
     """
-    from dpro_search.cli._output import print_json
+    from dpro_search.cli.printing import print_json
     from dpro_search.deploy.of_run import export_from
     from dpro_search.kinds import all_targets, deployed
 

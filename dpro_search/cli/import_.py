@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli.options import JsonOption
 
 
 def _communication_lines(matched: int, unmatched: int, ranks: int) -> list[str]:
@@ -38,8 +38,8 @@ def import_(
     """
     import numpy as np
 
-    from dpro_search.cli._output import microseconds
-    from dpro_search.cli._trace import print_trace, trace_facts
+    from dpro_search.cli.printing import microseconds
+    from dpro_search.cli.printing.trace import print_trace, trace_facts
     from dpro_search.collect._files import require_new, what_is
     from dpro_search.collect.readers.importers import import_trace
     from dpro_search.collect.readers.parameters import with_parameters

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpro_search.cli._machine import MachineOption, use_machine
-from dpro_search.cli._sample import SampleOption
-from dpro_search.cli._shared_options import (
+from dpro_search.cli.options import (
     AllReduceModelOption,
     ClusterModelOption,
     ClusterOption,
     JsonOption,
+    MachineOption,
     PrecisionTableOption,
+    use_machine,
 )
+from dpro_search.cli.options.sample import SampleOption
 
 if TYPE_CHECKING:
     from dpro_search.analysis.predict import Replay
@@ -80,8 +81,8 @@ def replay(
 
     from dpro_search.analysis.predict import ReplayRequest
     from dpro_search.analysis.predict import replay as answer_of
-    from dpro_search.cli._output import print_json, stderr_console, warn
-    from dpro_search.cli._sample import folder_of
+    from dpro_search.cli.options.sample import folder_of
+    from dpro_search.cli.printing import print_json, stderr_console, warn
     from dpro_search.kinds import PlanOptions, job_of, load_source
     from dpro_search.space.plan import Plan
 
@@ -115,7 +116,7 @@ def _print(answer: Replay) -> None:
     from msgspec.structs import asdict
 
     from dpro_search.analysis.efficiency import efficiency_in, sentences
-    from dpro_search.cli._output import microseconds, percent, say, stdout_console
+    from dpro_search.cli.printing import microseconds, percent, say, stdout_console
     from dpro_search.replay.sentences import differs_from_median
 
     low_us, high_us = answer.interval_us

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dpro_search.cli._sample import SampleOption
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli.options import JsonOption
+from dpro_search.cli.options.sample import SampleOption
 
 
 def report(
@@ -27,8 +27,8 @@ def report(
 
     Example: dpro-search report runs/mine --out mine.html
     """
-    from dpro_search.cli._output import print_json, say, stderr_console
-    from dpro_search.cli._sample import folder_of
+    from dpro_search.cli.options.sample import folder_of
+    from dpro_search.cli.printing import print_json, say, stderr_console
     from dpro_search.collect._files import write_file
     from dpro_search.errors import InputError
     from dpro_search.report import render

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpro_search.cli._machine import MachineOption, use_machine
-from dpro_search.cli._sample import SampleOption
-from dpro_search.cli._shared_options import (
+from dpro_search.cli.options import (
     AllReduceModelOption,
     ClusterModelOption,
     ClusterOption,
     JsonOption,
+    MachineOption,
     PrecisionTableOption,
     SpeedsOption,
+    use_machine,
 )
+from dpro_search.cli.options.sample import SampleOption
+from dpro_search.quantities import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,11 +152,10 @@ def run(
     """
     from dpro_search.analysis.clusters import choice
     from dpro_search.analysis.search import Deployment, search_answer
-    from dpro_search.cli._clusters import batches_of, print_choice, several
-    from dpro_search.cli._output import print_json, say, stderr_console, stdout_console, warn
-    from dpro_search.cli._sample import folder_of, print_sample
-    from dpro_search.cli._search_progress import progress
-    from dpro_search.cli._search_result import print_result
+    from dpro_search.cli.options.sample import folder_of, print_sample
+    from dpro_search.cli.printing import print_json, say, stderr_console, stdout_console, warn
+    from dpro_search.cli.printing.progress import progress
+    from dpro_search.cli.printing.search import print_choice, print_result
     from dpro_search.errors import InputError
     from dpro_search.kinds import PlanOptions, files_of, job_of, load_source, searchable
     from dpro_search.kinds._elsewhere import elsewhere
@@ -210,8 +212,8 @@ def run(
 
     folder_of_run = usual_run(folder if trace is None else trace, sampler.value, seed) if out is None else out
     origin = recorded.origin
-    sizes = batches_of(batches)
-    if (names := several(cluster)) or sizes:
+    sizes = _batches_of(batches)
+    if (names := _several(cluster)) or sizes:
         places: list[str | None] = [*names] or [cluster]
         of_sizes: list[int | None] = [*sizes] or [None]
         rows = [_of(name, size, searched, folder_of_run) for name in places for size in of_sizes]
@@ -248,16 +250,31 @@ def _of(
     from msgspec import UNSET
 
     from dpro_search.analysis.clusters import ImpossibleSearch, best_plan
-    from dpro_search.cli._clusters import run_of
     from dpro_search.errors import InputError
 
     name = cluster or "as described"
-    folder = run_of(out, name) if batch is None else run_of(out, f"{name}-batch-{batch}")
+    folder = _run_of(out, name) if batch is None else _run_of(out, f"{name}-batch-{batch}")
     try:
         there, result = searched(cluster, folder, batch)
     except InputError as error:
         return ImpossibleSearch(cluster=name, global_batch=UNSET if batch is None else batch, error=str(error))
     return best_plan(name, batch, there.job, result)
+
+
+def _several(cluster: str | None) -> list[str]:
+    """The clusters of a list with commas; empty for one."""
+    names = [name.strip() for name in (cluster or "").split(",") if name.strip()]
+    return names if len(names) > 1 and not Path(cluster or "").is_file() else []
+
+
+def _batches_of(text: str | None) -> list[int]:
+    """The batches of a list with commas; raises `InputError`."""
+    return [parse_count(each.strip()) for each in text.split(",")] if text is not None else []
+
+
+def _run_of(out: Path, cluster: str) -> Path:
+    """The run folder of the search on one of several clusters, or with one of several batches."""
+    return out / (re.sub(r"[^\w.@-]+", "-", cluster).strip("-.") or "cluster")
 
 
 def _warn_of_slow_storage(console: Console, storage: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli.options import JsonOption
 
 
 def samples(
@@ -12,8 +12,8 @@ def samples(
 
     Example: dpro-search samples
     """
-    from dpro_search.cli._output import print_json
-    from dpro_search.cli._sample import validation_of
+    from dpro_search.cli.options.sample import validation_of
+    from dpro_search.cli.printing import print_json
     from dpro_search.collect import sample
 
     rows = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpro_search._text import without_secrets
-from dpro_search.cli._shared_options import HostChangeOption, HostCpusOption, JsonOption
+from dpro_search.cli.options import HostChangeOption, HostCpusOption, JsonOption
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,8 +70,8 @@ def validate(
     import shlex
 
     from dpro_search._text import visible
-    from dpro_search.cli._output import microseconds, print_json, say, stderr_console, warn
-    from dpro_search.cli._progress import JobProgress, RunClock
+    from dpro_search.cli.printing import microseconds, print_json, say, stderr_console, warn
+    from dpro_search.cli.printing.progress import JobProgress, RunClock
     from dpro_search.collect.launch.host_limits import HostLimits
     from dpro_search.errors import JobError
     from dpro_search.kinds._real_runs import real_runs
@@ -134,7 +134,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
     from rich.table import Table
 
     from dpro_search._text import visible
-    from dpro_search.cli._output import microseconds, percent, stdout_console
+    from dpro_search.cli.printing import microseconds, percent, stdout_console
     from dpro_search.space.describe import describe
 
     title = "measured on paced runs: ranks waited in place of computing" if validation.paced else "measured on real runs"
@@ -201,7 +201,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
 
 def _print_splits(console: Console, validation: Validation) -> None:
     """Table of the time of paced steps."""
-    from dpro_search.cli._output import print_table
+    from dpro_search.cli.printing import print_table
     from dpro_search.deploy.step_split import PARTS
     from dpro_search.space.describe import describe
 
@@ -218,7 +218,7 @@ def _print_splits(console: Console, validation: Validation) -> None:
 
 def _print_trained(console: Console, validation: Validation) -> None:
     """Runs to a target loss."""
-    from dpro_search.cli._output import print_table, size
+    from dpro_search.cli.printing import print_table, size
 
     if not validation.trained:
         return

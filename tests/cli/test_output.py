@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dpro_search._text import shortened
-from dpro_search.cli._output import microseconds, percent, print_json, print_table, say, size, stdout_console
+from dpro_search.cli.printing import microseconds, percent, print_json, print_table, say, size, stdout_console
 
 
 @pytest.mark.parametrize(

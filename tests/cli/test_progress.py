@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dpro_search.cli import main
-from dpro_search.cli._progress import JobProgress
+from dpro_search.cli.printing.progress import JobProgress
 from dpro_search.collect.launch.while_running import JobState
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.cli._sample import validation_of
+from dpro_search.cli.options.sample import validation_of
 from dpro_search.collect.sample import DEFAULT_SAMPLE, sample_of, sample_trace_path, samples
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError

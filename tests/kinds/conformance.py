@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from dpro_search.cli._trace_checks import check_trace
+from dpro_search.cli.doctor.trace_checks import check_trace
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.targets import targets_for

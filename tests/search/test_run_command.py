@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dpro_search.analysis.search import Deployment
-from dpro_search.cli._search_progress import progress
-from dpro_search.cli._search_result import print_result
+from dpro_search.cli.printing.progress import progress
+from dpro_search.cli.printing.search import print_result
 from dpro_search.cli.run import SamplerName
 from dpro_search.collect.assemble.byteps import assemble_byteps
 from dpro_search.collect.assemble.torch.job import assemble_torch

@@ -43,7 +43,7 @@ def folder_of(trace: Path | None, sample: str | None) -> Path:
 
 def imported(path: Path) -> Path:
     """A trace's folder as it is; of a profile that `import` reads, the folder of its trace in the cache, said on stderr."""
-    from dpro_search.cli._output import stderr_console
+    from dpro_search.cli.printing import stderr_console
     from dpro_search.kinds import described_in
 
     if (path / "meta.json").is_file() or path.suffix == ".toml" or described_in(path) is not None:

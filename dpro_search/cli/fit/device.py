@@ -29,7 +29,7 @@ def measure_device(
     as_json: bool,
 ) -> None:
     """Time ops on this machine's device into a file of the user's devices, or into `out`; goes on where a call stopped."""
-    from dpro_search.cli._output import print_json, stderr_console
+    from dpro_search.cli.printing import print_json, stderr_console
     from dpro_search.cluster import bundled
     from dpro_search.costmodel.devices.sampled import held_out, latency_on, outside_of
     from dpro_search.errors import InputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dpro_search.cli._output import microseconds, print_json, say, stderr_console
+from dpro_search.cli.printing import microseconds, print_json, say, stderr_console
 from dpro_search.collect.trace import EventKind, Trace
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpro_search.cli._checks import Check
+    from dpro_search.cli.doctor.checks import Check
 
 
 def doctor(
@@ -27,9 +27,9 @@ def doctor(
 
     Example: dpro-search doctor
     """
-    from dpro_search.cli._checks import check_machine
-    from dpro_search.cli._output import print_json, stderr_console
-    from dpro_search.cli._trace_checks import check_trace
+    from dpro_search.cli.doctor.checks import check_machine
+    from dpro_search.cli.doctor.trace_checks import check_trace
+    from dpro_search.cli.printing import print_json, stderr_console
 
     with stderr_console().status("checking frameworks and trace"):
         machine, recorded = list(check_machine()), list(check_trace(trace))
@@ -47,7 +47,7 @@ def _print_tables(parts: Sequence[tuple[str, Sequence[Check]]]) -> None:
     from rich.text import Text
 
     from dpro_search._text import visible
-    from dpro_search.cli._output import stdout_console
+    from dpro_search.cli.printing import stdout_console
 
     console = stdout_console()
     for title, checks in parts:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpro_search.cli import _output
+from dpro_search.cli import printing
 
 _PACKAGES = ("numpy", "numba", "networkx", "scikit-learn", "xgboost-cpu", "optuna", "msgspec", "typer", "rich", "scipy", "protobuf")
 _INSTEAD = {"xgboost-cpu": "xgboost"}  # other distributions of the same library
@@ -177,8 +177,8 @@ def _disk() -> Check:
     return Check(
         name="disk",
         ok=free_bytes >= _MIN_FREE_BYTES,
-        detail=f"{_output.size(free_bytes)} free in {Path.cwd()}",
-        fix=f"free {_output.size(_MIN_FREE_BYTES)} for traces, or work in another folder",
+        detail=f"{printing.size(free_bytes)} free in {Path.cwd()}",
+        fix=f"free {printing.size(_MIN_FREE_BYTES)} for traces, or work in another folder",
     )
 
 

@@ -32,7 +32,7 @@ def train_communication(sources: tuple[Path, ...], out: Path, as_json: bool) -> 
 
     Raises `JobError` for series with a large error, which are not in the model.
     """
-    from dpro_search.cli._output import print_json, stderr_console
+    from dpro_search.cli.printing import print_json, stderr_console
     from dpro_search.collect._files import require_new
     from dpro_search.costmodel.collectives.model_file import CommunicationModel
     from dpro_search.errors import JobError
@@ -77,7 +77,7 @@ def request_of(backends: str | None, ranks: str, rates: str, **others: Any) -> C
 
 def measure_communication(request: CommRequest, out: Path, as_json: bool) -> None:
     """Measure all-reduces into the table `out`; continues where an earlier call stopped."""
-    from dpro_search.cli._output import print_json, stderr_console
+    from dpro_search.cli.printing import print_json, stderr_console
     from dpro_search.measure.all_reduces import collect_communication
 
     with stderr_console().status("starting") as status:
@@ -122,7 +122,7 @@ def _write_choices(sources: Sequence[Path], out: Path) -> Path | None:
 
 
 def _series(source: Path) -> list[Series]:
-    from dpro_search.cli._output import stderr_console
+    from dpro_search.cli.printing import stderr_console
     from dpro_search.collect.tables.all_reduces import read_comm_table
     from dpro_search.collect.trace import Trace
     from dpro_search.costmodel.collectives.series import nccl_series, table_series, trace_series
@@ -159,7 +159,7 @@ def _facts(series: SeriesInfo) -> dict[str, Any]:
 def _print_scores(model: CommunicationModel, out: Path | None) -> None:
     from rich.table import Table
 
-    from dpro_search.cli._output import percent, stdout_console
+    from dpro_search.cli.printing import percent, stdout_console
 
     def share(value: float | None) -> str:
         return "-" if value is None else percent(value)

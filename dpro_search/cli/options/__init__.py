@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dpro_search.errors import InputError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ClusterOption = Annotated[
@@ -40,3 +43,25 @@ AllReduceModelOption = Annotated[
         help="Model of Open MPI's all-reduce algorithms, from 'fit', for plans that set them; 'run' then searches them.",
     ),
 ]
+
+
+MachineOption = Annotated[Path | None, typer.Option("--machine", metavar="FILE", help="Constants of the machine, from 'fit'.")]
+
+
+def use_machine(file: Path | None) -> None:
+    """Let this process and those that it starts predict with the constants of a machine file; None: nothing changes.
+
+    Raises
+    ------
+    InputError
+        It cannot be read.
+    """
+    from dpro_search.machine import VARIABLE, load_machine
+
+    if file is None:
+        return
+    try:
+        load_machine(file)
+    except InputError as error:
+        raise InputError(f"--machine: {error}") from error
+    os.environ[VARIABLE] = str(file)

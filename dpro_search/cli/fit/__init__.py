@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from dpro_search.cli._shared_options import JsonOption
+from dpro_search.cli.options import JsonOption
+from dpro_search.cli.printing import print_json, say, stderr_console, stdout_console
+from dpro_search.errors import InputError
+from dpro_search.quantities import size_text, time_text
 
 
 class Measurement(StrEnum):
@@ -112,26 +118,25 @@ def fit(
 
     Example: dpro-search fit --collect comm --out table.jsonl; dpro-search fit table.jsonl trace --out model
     """
-    from dpro_search.cli import _fit_clusters, _fit_communication, _fit_device, _fit_machine, _fit_parallel
-    from dpro_search.errors import InputError
+    from dpro_search.cli.fit import clusters, communication, device
 
     if collect is Measurement.PARALLEL:
-        _fit_parallel.measure_parallel(sources or [], out, command, plans or [], as_json)
+        measure_parallel(sources or [], out, command, plans or [], as_json)
         return
     if collect is not None and sources:
         raise InputError("--collect measures and takes no TRACE or TABLE; train on its table with another 'dpro-search fit'")
     if collect is Measurement.DEVICE:
         options: dict[str, Any] = {"name": name, "python": python, "specs": specs, "trace": trace}
-        _fit_device.measure_device(out, budget=budget, longest_s=longest or 0.2, as_json=as_json, **options)
+        device.measure_device(out, budget=budget, longest_s=longest or 0.2, as_json=as_json, **options)
         return
     if out is None:
         raise InputError("Missing option '--out': the folder, table or file to write")
     if collect is Measurement.XLA:
-        _fit_clusters.measure_clusters(out, limit or 3000, models, workloads, python, as_json)
+        clusters.measure_clusters(out, limit or 3000, models, workloads, python, as_json)
     elif collect is Measurement.MACHINE:
-        _fit_machine.measure_this_machine(out, rounds, as_json)
+        measure_this_machine(out, rounds, as_json)
     elif collect is Measurement.COMM:
-        request = _fit_communication.request_of(
+        request = communication.request_of(
             backends,
             ranks,
             rates,
@@ -142,8 +147,65 @@ def fit(
             rounds=rounds,
             ranks_per_host=ranks_per_host,
         )
-        _fit_communication.measure_communication(request, out, as_json)
-    elif _fit_communication.are_of_communication(sources or []):
-        _fit_communication.train_communication(tuple(sources or ()), out, as_json)
+        communication.measure_communication(request, out, as_json)
+    elif communication.are_of_communication(sources or []):
+        communication.train_communication(tuple(sources or ()), out, as_json)
     else:
-        _fit_clusters.train_clusters(tuple(sources or ()), out, as_json)
+        clusters.train_clusters(tuple(sources or ()), out, as_json)
+
+
+def measure_this_machine(out: Path, rounds: int, as_json: bool) -> None:
+    """Measure this machine into the file `out`, and print probes and scaled constants beside the bundled ones."""
+    from dpro_search.machine import BUNDLED, load_machine
+    from dpro_search.measure.machine import PROBES, measure_machine, value_of
+
+    with stderr_console().status("starting") as status:
+        constants = measure_machine(out, rounds=rounds, on_progress=status.update)
+    bundled = load_machine(BUNDLED)
+    names = [name for probe_name, probe in PROBES.items() for name in (f"probes.{probe_name}", *probe.scaled)]
+    values = [
+        {"name": name, "value": value_of(constants, name), "bundled": value_of(bundled, name), "how": constants.origins[name].how}
+        for name in names
+    ]
+    left = sum(origin.status == "bundled" for origin in constants.origins.values())
+    if as_json:
+        print_json({"machine_file": str(out), "models": [], "values": values, "not_measured": left})
+        return
+    for row in values:
+        print(f"{row['name']:30} {row['value']:<10.4g} bundled {row['bundled']:.4g}")
+    print(f"{left} other constants are bundled ones, not measured here: they need a framework or recorded jobs")
+    print(f"machine file: {out} (use it with --machine {out})")
+
+
+def measure_parallel(sources: Sequence[Path], out: Path | None, command: str | None, plans: Sequence[str], as_json: bool) -> None:
+    """Write, or add to, the file of times; errors are those of `kinds.timed_job`."""
+    from dpro_search.kinds import timed_job
+
+    if len(sources) != 1:
+        raise InputError("--collect parallel: name one job.toml")
+    if out is None:
+        raise InputError("Missing option '--out': the file of times to write, or to add to")
+    if command is None:
+        raise InputError("Missing option '--command': the training command, which follows parallel_plan.py")
+    console = stderr_console()
+    times = timed_job(sources[0], plans, shlex.split(command), out, on_start=lambda what: say(console, f"timing {what}"))
+    facts: dict[str, Any] = {
+        "times": str(out),
+        "blocks": len(times.blocks),
+        "collectives": len(times.collectives),
+        "flops_per_s": times.flops_per_s,
+        "memory_bytes_per_s": times.memory_bytes_per_s,
+        "device": times.device or None,
+        "steps": [msgspec.to_builtins(step) for step in times.steps],
+    }
+    if as_json:
+        print_json(facts)
+        return
+    for step in times.steps:
+        settings = ", ".join(f"{name}={value}" for name, value in step.settings.items())
+        took = f"step {time_text(step.step_us + step.update_us)} without exchanges, {size_text(step.peak_bytes)}"
+        stdout_console().print(f"{settings}, {step.micro_batches} micro-batches: {took}", soft_wrap=True, highlight=False)
+    stdout_console().print(
+        f'{out}: {len(times.blocks)} blocks, {len(times.collectives)} exchanges; name it in the job\'s file: times = "{out.name}"',
+        soft_wrap=True,
+    )

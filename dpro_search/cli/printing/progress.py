@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpro_search._text import shortened, visible
-from dpro_search.cli._output import say
+from dpro_search.cli.printing import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dpro_search.collect.launch.while_running import JobState
+    from dpro_search.search import FinishedTrial
+    from dpro_search.space.plan import Prediction
 
 _EVERY_S = 30.0  # between plain lines
 _LONGEST_LINE = 60  # characters of the job's own output that are shown
@@ -103,3 +107,50 @@ class RunClock:
 
 def _left(seconds: float) -> str:
     return f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"
+
+
+class SearchBar(NamedTuple):
+    """Callbacks of a progress bar: a finished trial; a re-evaluated plan, as `run_search` tells it."""
+
+    trial: Callable[[FinishedTrial], None]
+    reevaluated: Callable[[int, int, Prediction], None]
+
+
+@contextmanager
+def progress(console: Console, trials: int, *, shown: bool) -> Iterator[SearchBar]:
+    """A bar with rate and best plan so far, on a terminal only; it disappears at the end of the block.
+
+    The best plan is the one that the result would list first, so that its last time is that of the table.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from dpro_search.cli.printing import microseconds
+    from dpro_search.search.result import BestPlan
+
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")),
+        *(TimeRemainingColumn(compact=True), TextColumn("best {task.fields[best]}")),
+    )
+    shown = shown and console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task("searching", total=trials, rate="", best="-")
+        best, shown_us = BestPlan(), math.inf
+
+        def advance(trial: FinishedTrial) -> None:
+            best.add(trial)
+            speed = bar.tasks[task].speed
+            bar.update(
+                task,
+                advance=1,
+                best="-" if best.trial is None else microseconds(best.trial.prediction.iteration_us),
+                rate=f"{speed:.0f}/s" if speed else "",
+            )
+
+        def reevaluated(done: int, plans: int, prediction: Prediction) -> None:
+            nonlocal shown_us
+            if done > 1 and prediction.infeasible is None:  # the first is the recorded setting
+                shown_us = min(shown_us, prediction.iteration_us)
+            text = microseconds(shown_us) if shown_us < math.inf else "-"
+            bar.update(task, description="re-evaluating", completed=done, total=plans, rate="", best=text)
+
+        yield SearchBar(advance, reevaluated)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpro_search._text import without_secrets
-from dpro_search.cli._checks import Check, missing_for_shaped_hosts
+from dpro_search.cli.doctor.checks import Check, missing_for_shaped_hosts
 from dpro_search.collect.this_machine import load_warning
 from dpro_search.errors import DproSearchError
 
@@ -50,7 +50,7 @@ def check_trace(folder: Path | None) -> Iterator[Check]:
 def _replay(source: Source) -> tuple[Check, str | None]:
     """Whether it can be replayed, and why it cannot be trusted."""
     from dpro_search.analysis.predict import ReplayRequest, replay
-    from dpro_search.cli._output import microseconds
+    from dpro_search.cli.printing import microseconds
     from dpro_search.kinds import job_of
 
     try:

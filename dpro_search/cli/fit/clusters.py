@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def train_clusters(sources: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Train the model of fused ops on tables of measured clusters (none: the bundled one) and print its scores."""
-    from dpro_search.cli._output import print_json, stderr_console
+    from dpro_search.cli.printing import print_json, stderr_console
     from dpro_search.collect._files import require_new
     from dpro_search.collect.tables.clusters import bundled_table_path, read_table
     from dpro_search.costmodel.fused.model_file import FusionModel
@@ -52,7 +52,7 @@ def _facts(model: FusionModel) -> dict[str, Any]:
 def _print_scores(model: FusionModel, out: Path) -> None:
     from rich.table import Table
 
-    from dpro_search.cli._output import percent, stdout_console
+    from dpro_search.cli.printing import percent, stdout_console
 
     def share(value: float | None) -> str:
         return "-" if value is None else percent(value)
@@ -88,7 +88,7 @@ def measure_clusters(out: Path, limit: int, models: str | None, workloads: Path,
     """Measure clusters until the table `out` holds `limit` of them; continues where an earlier call stopped."""
     import os
 
-    from dpro_search.cli._output import print_json, stderr_console
+    from dpro_search.cli.printing import print_json, stderr_console
     from dpro_search.errors import MissingCapabilityError
     from dpro_search.measure.clusters import ClusterProgress, CollectRequest, collect_clusters
 

@@ -42,7 +42,7 @@ def diagnose(
     recorded = job_of(load_source(folder_of(trace, sample)))
     given, changed = split_options(changes or ())
     job, _, place = elsewhere(recorded, cluster, changed, verb="diagnose")
-    facts = job.diagnose() | ({} if place is None else {"cluster": place.facts})
+    facts = job.diagnose() | ({} if place is None else {"cluster": fields_of(place.facts)})
     facts["recording_doubt"] = recorded.recording_doubt
     warn(facts["recording_doubt"])
     efficiency = efficiency_of(recorded, Scenario().on(cluster), given, facts["iteration_us"])

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Self, TypeVar
 
+from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.errors import InputError
@@ -18,9 +19,11 @@ from dpro_search.graph.ddp import DdpGraph
 from dpro_search.graph.fsdp import FsdpGraph
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._calibration import device_of
+from dpro_search.kinds._gpu_cluster import GpuClusterJob
 from dpro_search.kinds._job import Job, ranks_in_turn
 from dpro_search.kinds._terms import Term, cost_terms
 from dpro_search.machine import Calibration, Device, calibration, machine_constants
+from dpro_search.replay.lowered import Lowered
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, Scale, Scenario
@@ -123,7 +126,30 @@ class MeasuredJob(Job, Generic[Graph]):
             self._profiled_costs[steps.fitted] = self._costs_of(self.trace, fitted_graph)
         return self._of_step(replace(self.measured, graph=graph, costs=self._profiled_costs[steps.fitted]))
 
-    # The parts of a scenario.
+    # A scenario.
+
+    def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
+        if steps is not None:
+            return self._of_profiled(steps).lower(scenario)
+        self.check_changes(scenario)
+        if not scenario.cluster.on_gpus:
+            return self._lower_on_processors(scenario)
+        job = self.on_gpus(scenario.cluster.gpu_machines, scenario.cluster.ranks)
+        return job.lower(Scenario(plan=scenario.plan, scales=scenario.scales))
+
+    @abstractmethod
+    def _lower_on_processors(self, scenario: Scenario) -> Lowered:
+        """The job in a scenario in which the ranks run on processors."""
+
+    @abstractmethod
+    def on_gpus(self, cluster: Cluster, ranks: int | None = None) -> GpuClusterJob:
+        """The job on the devices of a cluster of GPUs, where what was measured of communication does not hold.
+
+        Parameters
+        ----------
+        ranks
+            On the first devices; None: one on each.
+        """
 
     def _cluster_in(self, scenario: Scenario) -> ClusterSpec:
         """The cluster of a scenario, with links as fast as its scales say."""
@@ -161,7 +187,7 @@ class MeasuredJob(Job, Generic[Graph]):
         if not scenario.cluster.on_gpus:
             return super()._in(scenario)
         self.check_changes(scenario)
-        job = self.at_scale(scenario.cluster.gpu_machines, scenario.cluster.ranks)
+        job = self.on_gpus(scenario.cluster.gpu_machines, scenario.cluster.ranks)
         job._replay_error = self.replay_error
         return job.under(Scenario(scales=scenario.scales))[0]
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.costmodel.collectives.horovod import CommCosts
-from dpro_search.graph.measured import ProfiledSteps, measured_iteration_us
+from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._facts import critical_ops, gain_table, rank_facts, rank_table
 from dpro_search.kinds._job import Table
 from dpro_search.kinds._measured import Gains, Graph, MeasuredJob
@@ -57,10 +57,7 @@ class ProgramJob(MeasuredJob[Graph]):
             graph, **{name: values * scale.reshape((1, -1) + (1,) * (values.ndim - 2)) for name, values in columns.items()}
         )
 
-    def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
-        if steps is not None:
-            return self._of_profiled(steps).lower(scenario)
-        self.check_changes(scenario)
+    def _lower_on_processors(self, scenario: Scenario) -> Lowered:
         plan = scenario.plan
         space = self.space if plan.settings.keys() <= set(self.space.fields) else self.plans(scenario)
         space.check(plan)

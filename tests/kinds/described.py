@@ -26,14 +26,13 @@ from dpro_search.collect.trace import TensorInfo
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.pytorch import DDP
 from dpro_search.errors import InputError
-from dpro_search.kinds._at_scale import AtScale, RankWorkload, members
+from dpro_search.kinds._gpu_cluster import DataParallelReplay, GpuClusterJob, RankWorkload, members
 from dpro_search.kinds._job import Job
 from dpro_search.kinds._kind import DescribedKind, Description
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.space.data_parallel import layered_step
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import bucket_assignment
-from dpro_search.space.scenario import ClusterChange
 from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
 
 SHARE_OF_PEAK = 0.4  # that layers reach, in bf16 (assumed)
@@ -68,30 +67,23 @@ class Transformer(Description):
         return 24 * tokens * self.hidden**2 + 4 * tokens * self.sequence * self.hidden
 
 
-class DescribedJob(AtScale):
+class DescribedJob(GpuClusterJob):
     """The job on a cluster, its own or another."""
 
     def __init__(self, description: Transformer, cluster: Cluster, ranks: int | None) -> None:
-        self._description = description
         tensors = description.tensors
         facts = JobFacts(name=KIND.title, tensors=tensors, values={"bucket_cap_bytes": BUCKET_BYTES})
-        devices = {group.host.device.name: group.host.device for group in cluster.groups}
-        if len(devices) > 1:
-            raise InputError(f"{cluster.name}: a described job needs devices of one kind, not {' and '.join(devices)}")
-        (device,) = devices.values()
-        peak = device.peak_flops_per_s("bf16")
-        if peak is None:
-            raise InputError(f"{device.name}: its peak in bf16 is not known: name it in the cluster's file")
-        layer_us = description.forward_flops / (peak * SHARE_OF_PEAK) * 1e6
-        step = layered_step(
-            [tensor.size_bytes for tensor in tensors],
-            forward_us=description.layers * layer_us,
-            backward_us=2 * layer_us,
-            update_us=0.0,
-            tensor_names=[tensor.name for tensor in tensors],
-        )
 
-        def workload(plan: Plan) -> RankWorkload:
+        def workload(plan: Plan, machines: Cluster) -> RankWorkload:
+            """Layers take what they take on the machines' devices."""
+            layer_us = description.forward_flops / (peak_flops_per_s(machines) * SHARE_OF_PEAK) * 1e6
+            step = layered_step(
+                [tensor.size_bytes for tensor in tensors],
+                forward_us=description.layers * layer_us,
+                backward_us=2 * layer_us,
+                update_us=0.0,
+                tensor_names=[tensor.name for tensor in tensors],
+            )
             limit = plan.get("bucket_cap_bytes") or BUCKET_BYTES
             return RankWorkload(steps=(step,), groups=members(bucket_assignment(tensors, [limit])))
 
@@ -105,12 +97,20 @@ class DescribedJob(AtScale):
             questions={"bucket_cap_bytes=100MiB": Plan.of(bucket_cap_bytes=100 * 2**20)},
         )
 
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        """Layers take what they take on the cluster's devices."""
-        return DescribedJob(self._description, cluster, ranks)
-
-    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
+    def _assumptions(self, replayable: DataParallelReplay) -> tuple[str, ...]:
         return (f"layers reach {SHARE_OF_PEAK:.0%} of their device's peak",)
+
+
+def peak_flops_per_s(machines: Cluster) -> float:
+    """FLOP/s of the machines' devices in bf16; raises `InputError` if they are of several kinds, or it is not known."""
+    devices = {group.host.device.name: group.host.device for group in machines.groups}
+    if len(devices) > 1:
+        raise InputError(f"{machines.name}: a described job needs devices of one kind, not {' and '.join(devices)}")
+    (device,) = devices.values()
+    peak = device.peak_flops_per_s("bf16")
+    if peak is None:
+        raise InputError(f"{device.name}: its peak in bf16 is not known: name it in the cluster's file")
+    return peak
 
 
 class TransformerKind(DescribedKind[Transformer]):

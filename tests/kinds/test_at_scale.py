@@ -12,7 +12,7 @@ from dpro_search.costmodel.collectives.nccl import Placement, collective_us
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, job_of
 from dpro_search.space.plan import Plan
-from dpro_search.space.scenario import Scenario
+from dpro_search.space.scenario import Scale, Scenario
 from tests.recordings import trace_of
 
 
@@ -61,6 +61,15 @@ def test_the_interval_spans_what_published_clusters_reach_of_the_bare_links() ->
     assert not job.calibration.calibrated
     assert min(high - prediction.iteration_us, prediction.iteration_us - low) >= 0.1 * prediction.iteration_us
     assert prediction.source == "extrapolated"
+
+
+def test_a_scenario_on_gpus_is_lowered_to_what_is_predicted_there() -> None:
+    scenario = Scenario(scales=(Scale.parse("rank1.compute=0.5"),)).on("8xhgx-h100")
+    job, plan = ddp().under(scenario)
+    lowered = ddp().lower(scenario)
+    assert lowered.prediction(lowered.replayable.iterations()) == job.predict(plan)
+    assert lowered.cluster.ranks == 64
+    assert any("compute like the" in sentence for sentence in lowered.assumptions)
 
 
 def test_faster_compute_is_asked_for_like_elsewhere() -> None:

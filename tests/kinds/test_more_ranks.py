@@ -18,7 +18,7 @@ from dpro_search.costmodel.collectives.horovod import at_cluster
 from dpro_search.costmodel.collectives.nccl import Placement, collective_us
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, job_of
-from dpro_search.kinds._at_scale import AtScale
+from dpro_search.kinds._gpu_cluster import GpuClusterJob
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 from dpro_search.space.servers.kvstore_job import process_loads
@@ -113,7 +113,7 @@ def test_units_are_gathered_and_scattered_over_all_ranks_of_a_machine() -> None:
 
 def test_the_plans_of_a_sharded_job_are_predicted_there() -> None:
     job, _ = under(fsdp(), cluster="8xg4dn.8xlarge@1gbit")
-    assert isinstance(job, AtScale)
+    assert isinstance(job, GpuClusterJob)
     recorded_us = job.predict(Plan()).iteration_us
     assert job.predict(Plan.of(reshard_after_forward=False)).iteration_us < recorded_us
     assert job.predict(Plan.of(prefetch=True)).iteration_us <= recorded_us

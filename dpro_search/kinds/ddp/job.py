@@ -18,8 +18,8 @@ from dpro_search.costmodel.powersgd import kept_bytes, low_rank
 from dpro_search.costmodel.precision import named_model
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
-from dpro_search.kinds._at_scale import AtScale, RankWorkload, members, steps_of_ddp
-from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload, members, steps_of_ddp
+from dpro_search.kinds._job import Table
 from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_algorithms
 from dpro_search.kinds._program import ProgramJob
@@ -230,18 +230,18 @@ class Ddp(ProgramJob[DdpGraph]):
             uncertainties.append(machine_constants().powersgd.uncertainty * float(factors.stages_us.sum()))
         return float(np.linalg.norm(uncertainties))
 
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+    def on_gpus(self, cluster: Cluster, ranks: int | None = None) -> GpuClusterJob:
         graph = self.measured.graph
         steps = steps_of_ddp(graph)
 
-        def workload(plan: Plan) -> RankWorkload:
+        def workload(plan: Plan, machines: Cluster) -> RankWorkload:
             limits = self.limits_bytes(plan)
             return RankWorkload(
                 steps=steps, groups=members(bucket_assignment(graph.tensors, limits) if limits else graph.bucket_of)
             )
 
         sizes = [each for each in self.space.transformations if isinstance(each, BucketSize)]
-        return AtScale(
+        return GpuClusterJob(
             title=self.title,
             tensors=self.tensors,
             space=PlanSpace(self.space.job, sizes),

@@ -10,8 +10,8 @@ from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.collectives.ddp import fit_fsdp_costs
 from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.graph.fsdp import FsdpGraph, Purpose, build_fsdp_graph
-from dpro_search.kinds._at_scale import AtScale, RankWorkload
-from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload
+from dpro_search.kinds._job import Table
 from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._program import ProgramJob
@@ -87,17 +87,17 @@ class Fsdp(ProgramJob[FsdpGraph]):
         """Measured peak of the process; not known where units hold more parameters at a time."""
         return self.measured.peak_rss_bytes if plan == Plan() else None
 
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+    def on_gpus(self, cluster: Cluster, ranks: int | None = None) -> GpuClusterJob:
         """Units as recorded, gathered and scattered in rings over all ranks."""
 
-        def workload(plan: Plan) -> RankWorkload:
+        def workload(plan: Plan, machines: Cluster) -> RankWorkload:
             settings = FsdpSettings.of(plan)
             reshard = settings.reshard_after_forward is None
             steps, collectives = fsdp_steps(self.measured.graph, prefetch=bool(settings.prefetch), reshard=reshard)
             alone = tuple((place,) for place in range(len(collectives)))
             return RankWorkload(steps=steps, groups=alone, collectives=collectives)
 
-        return AtScale(
+        return GpuClusterJob(
             title=self.title,
             tensors=self.tensors,
             space=self.space,

@@ -22,9 +22,8 @@ from dpro_search.errors import InputError
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.core_time import polls
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
-from dpro_search.graph.measured import ProfiledSteps
-from dpro_search.kinds._at_scale import AtScale, RankWorkload
-from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload
+from dpro_search.kinds._job import Table
 from dpro_search.kinds._measured import MeasuredJob, MeasuredStep
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds.horovod.collectives import horovod_exchanges, tensor_groups
@@ -255,9 +254,7 @@ class Horovod(MeasuredJob[DataflowGraph]):
 
     # A scenario.
 
-    def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
-        if steps is not None:
-            return self._of_profiled(steps).lower(scenario)
+    def _lower_on_processors(self, scenario: Scenario) -> Lowered:
         plan = scenario.plan
         space = self.space if plan.settings.keys() <= set(self.space.fields) else self.plans(scenario)
         space.check(plan)
@@ -310,13 +307,13 @@ class Horovod(MeasuredJob[DataflowGraph]):
             assumptions=self._assumptions(scenario, cluster),
         )
 
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
+    def on_gpus(self, cluster: Cluster, ranks: int | None = None) -> GpuClusterJob:
         """Groups are a plan's, or neighbours up to the threshold: what a cycle finds enqueued is not known of another cluster."""
         graph, recorded = self.measured.graph, self.recorded
         number = {tensor.name: place for place, tensor in enumerate(self.tensors)}
         steps = tuple(rank_step_of(graph, rank) for rank in range(graph.ranks))
 
-        def workload(plan: Plan) -> RankWorkload:
+        def workload(plan: Plan, machines: Cluster) -> RankWorkload:
             named, threshold = plan.tensor_groups, HorovodSettings.of(plan).fusion_threshold_bytes
             if named is None and threshold is None:
                 named = recorded.groups
@@ -328,7 +325,7 @@ class Horovod(MeasuredJob[DataflowGraph]):
 
         fusion = [each for each in self.space.transformations if "fusion_threshold_bytes" in each.fields]
         space = PlanSpace(self.space.job, fusion)
-        return AtScale(
+        return GpuClusterJob(
             title=self.title,
             tensors=self.tensors,
             space=space,

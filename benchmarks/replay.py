@@ -126,7 +126,7 @@ def monte_carlo(samples: int) -> dict[str, float]:
 
     trace = Trace.load(sample_trace_path("resnet50_2ranks_2gbit"))
     job = Horovod.of(trace, PlanOptions())
-    graph = job.schedule(Plan()).single_ops()
+    graph = job.replay_of(Plan()).single_ops()
     replay(graph, samples=2)
     job.sampled(Plan(), samples=2)
     started = time.perf_counter()

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Self, TypeVar
 
 from dpro_search.cluster import Cluster
-from dpro_search.collect.trace import Trace
+from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import DataflowGraph
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.graph.fsdp import FsdpGraph
 from dpro_search.graph.measured import ProfiledSteps
-from dpro_search.kinds._calibration import device_of
 from dpro_search.kinds._gpu_cluster import GpuClusterJob
 from dpro_search.kinds._job import Job, ranks_in_turn
 from dpro_search.kinds._terms import Term, cost_terms
@@ -213,3 +212,9 @@ class MeasuredJob(Job, Generic[Graph]):
 
     def terms(self) -> tuple[Term, ...]:
         return cost_terms(self.step.costs)
+
+
+def device_of(trace: Trace) -> Device:
+    """The devices on which the trace's computation ran. MXNet's profiler notes operators of a CPU as kernels of threads."""
+    kernels = bool((trace.events.kind == EventKind.KERNEL).any())
+    return "gpu" if kernels and trace.meta.framework != "mxnet" else "cpu"

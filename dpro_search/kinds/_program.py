@@ -1,9 +1,9 @@
-"""`ProgramJob`: a PyTorch job recorded on processors whose ranks' main threads run a program (`DdpJob`); and its diagnosis."""
+"""`ProgramJob`: a PyTorch job recorded on processors whose ranks' main threads run a program (`DdpJob`), and its diagnosis."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from dpro_search.kinds._job import Table
 from dpro_search.kinds._measured import Gains, Graph, MeasuredJob
 from dpro_search.quantities import time_text
 from dpro_search.replay.ddp.program_replay import ProgramReplay
+from dpro_search.replay.ddp.timeline import DdpTimeline
 from dpro_search.replay.lowered import ErrorModel, Lowered
 from dpro_search.replay.outputs import MeasuredOps, measured_ops
 from dpro_search.replay.path_segments import PathSegment, path_segments
@@ -75,50 +76,60 @@ class ProgramJob(MeasuredJob[Graph]):
             peak_memory_bytes=self._memory_bytes(step.graph, plan),
         )
 
-    def program(self, plan: Plan) -> ProgramReplay:
+    def replay_of(self, plan: Plan) -> ProgramReplay:
         """The replay of a plan in `scenario`."""
         replayable = self.lower(replace(self.scenario, plan=plan)).replayable
         assert isinstance(replayable, ProgramReplay)
         return replayable
 
     def measured_ops(self, timeline: Timeline) -> MeasuredOps | None:
-        replayed = self.program(Plan()).iterations()
+        replayed = self.replay_of(Plan()).iterations()
         return measured_ops(self.trace, int(self.measured.graph.steps[replayed.sample_of[replayed.typical]]))
 
+    # The diagnosis.
 
-def diagnosis(
-    job: ProgramJob[Graph], gained: Gains, findings: Callable[[Sequence[PathSegment], Gains, float], tuple[str, ...]]
-) -> dict[str, Any]:
-    """The facts of `Job.diagnose` that any such job has."""
-    program = job.program(Plan())
-    timeline, ops = program.iterations(), program.timeline()
-    path = path_segments(ops)
-    return {
-        "iteration_us": timeline.iteration_us,
-        "measured_iteration_us": measured_iteration_us(job.trace),
-        "critical_path": msgspec.to_builtins(path),
-        "critical_ops": critical_ops(ops),
-        "ranks": rank_facts(job.trace, timeline.rank_breakdown_us),
-        "gains": gained,
-        "findings": list(findings(path, gained, timeline.iteration_us)),
-        "warnings": list(job.trace.meta.warnings),
-    }
+    @abstractmethod
+    def findings(self, path: Sequence[PathSegment], gained: Gains, iteration_us: float) -> tuple[str, ...]:
+        """Sentences with numbers and the setting to change, the costliest first."""
 
+    @abstractmethod
+    def _collective_facts(self, replayed: DdpTimeline) -> dict[str, Any]:
+        """Facts about each recorded collective, under the kind's own key."""
 
-def diagnosis_tables(facts: Mapping[str, Any], of_kind: Table) -> list[Table]:
-    """The facts of `diagnosis` for people, with a table of the kind of job's own."""
-    path = [
-        (
-            {"compute": "compute", "late_rank": f"others wait for it, {row['name']}"}.get(row["kind"], row["name"]),
-            "" if row["rank"] < 0 else str(row["rank"]),
-            time_text(row["start_us"]),
-            time_text(row["duration_us"]),
-        )
-        for row in facts["critical_path"]
-    ]
-    return [
-        Table(title="critical path", columns=("what", "rank", "from", "takes"), rows=path),
-        rank_table(facts["ranks"]),
-        of_kind,
-        gain_table(facts["gains"], facts["iteration_us"]),
-    ]
+    @abstractmethod
+    def _collective_table(self, facts: Mapping[str, Any]) -> Table:
+        """The table of these facts."""
+
+    def diagnose(self) -> dict[str, Any]:
+        """The facts of `Job.diagnose`, and those of `_collective_facts`."""
+        program, gained = self.replay_of(Plan()), self.gains(self.questions)
+        replayed, ops = program.iterations(), program.timeline()
+        path = path_segments(ops)
+        return {
+            "iteration_us": replayed.iteration_us,
+            "measured_iteration_us": measured_iteration_us(self.trace),
+            "critical_path": msgspec.to_builtins(path),
+            "critical_ops": critical_ops(ops),
+            "ranks": rank_facts(self.trace, replayed.rank_breakdown_us),
+            "gains": gained,
+            "findings": list(self.findings(path, gained, replayed.iteration_us)),
+            "warnings": list(self.trace.meta.warnings),
+            **self._collective_facts(replayed),
+        }
+
+    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+        path = [
+            (
+                {"compute": "compute", "late_rank": f"others wait for it, {row['name']}"}.get(row["kind"], row["name"]),
+                "" if row["rank"] < 0 else str(row["rank"]),
+                time_text(row["start_us"]),
+                time_text(row["duration_us"]),
+            )
+            for row in facts["critical_path"]
+        ]
+        return [
+            Table(title="critical path", columns=("what", "rank", "from", "takes"), rows=path),
+            rank_table(facts["ranks"]),
+            self._collective_table(facts),
+            gain_table(facts["gains"], facts["iteration_us"]),
+        ]

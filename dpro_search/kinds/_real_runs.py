@@ -27,7 +27,7 @@ _SPEEDS = (*SCALES, "speeds", "delay")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RealRuns:
+class RunnableSearch:
     """The job of a search, ready to run again."""
 
     run: Path
@@ -54,7 +54,7 @@ def real_runs(
     paced: bool = False,
     limits: HostLimits = NO_LIMITS,
     watch: Watch = lambda progress: None,
-) -> RealRuns:
+) -> RunnableSearch:
     """The job of a search, as it can run here.
 
     Parameters
@@ -81,7 +81,7 @@ def real_runs(
     if isinstance(recording, Description):
         searched = searched_job(recorded, info)
         runs = described_job(recording, searched, run, command, paced=paced)
-        return RealRuns(
+        return RunnableSearch(
             run=run,
             recording=recording,
             job=replace(_limited(runs, limits), watch=watch),
@@ -94,7 +94,7 @@ def real_runs(
     job = recorded_job(recording, command)
     if info.cluster is not None:
         job = _here(job, recorded, run, info, info.cluster)
-    return RealRuns(
+    return RunnableSearch(
         run=run,
         recording=recording,
         job=replace(_limited(job, limits), watch=watch),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.replay.engine import Engine
 from dpro_search.space.replay_graph import Int32s, ReplayGraph
+
+Draw = TypeVar("Draw")
 
 
 def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: int, threads: int | None = None) -> Floats:
@@ -31,7 +34,6 @@ def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: i
     """
     if not graph.samples_us.size:
         raise InputError("the graph has no recorded durations to draw from (samples_us is empty)")
-    seeds = np.random.SeedSequence(seed).spawn(samples)
     iteration_of, op_of = np.divmod(engine.layout.op_of, np.int32(len(graph)))
     first, last = engine.iterations // 4, engine.iterations - (2 if engine.iterations > 2 else 1)
 
@@ -46,24 +48,22 @@ def sampled_iterations(engine: Engine, graph: ReplayGraph, samples: int, seed: i
         _latest(run.end_us, iteration_of, ends)
         return float((ends[last] - ends[first]) / (last - first))
 
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
-        return np.fromiter(pool.map(one, seeds), np.float64, samples)
+    return iterations_of_draws_us(one, np.random.SeedSequence(seed).spawn(samples), threads=threads)
 
 
 def iterations_of_draws_us(
-    iteration_us: Callable[[np.random.SeedSequence], float],
+    iteration_us: Callable[[Draw], float],
+    draws: Sequence[Draw],
     *,
-    samples: int,
-    seed: int,
     threads: int | None = None,
     on_sample: Callable[[], None] = lambda: None,
 ) -> Floats:
-    """Iteration times of replays whose seeds follow from one seed, [samples]; the first of many samples are those of few.
+    """Iteration times of replays, one for each draw, [draws].
 
     Parameters
     ----------
     iteration_us
-        Replays with a seed; it releases the GIL.
+        Replays with a draw: of durations, or the seed of all random numbers. It releases the GIL.
     threads
         How many replay at a time; None: one for each processor that this process may use. The result does not depend on it.
     on_sample
@@ -72,14 +72,13 @@ def iterations_of_draws_us(
     Raises
     ------
     InputError
-        `samples` or `threads` is below 1.
+        There is no draw, or `threads` is below 1.
     """
-    if samples < 1 or (threads is not None and threads < 1):
-        raise InputError(f"samples and threads must be >= 1, not {samples} and {threads}")
-    children = np.random.SeedSequence(seed).spawn(samples)
-    sampled_us = np.empty(samples)
+    if not draws or (threads is not None and threads < 1):
+        raise InputError(f"samples and threads must be >= 1, not {len(draws)} and {threads}")
+    sampled_us = np.empty(len(draws))
     with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
-        for number, us in enumerate(pool.map(iteration_us, children)):
+        for number, us in enumerate(pool.map(iteration_us, draws)):
             sampled_us[number] = us
             on_sample()
     return sampled_us

@@ -7,9 +7,7 @@ iterations.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -20,6 +18,7 @@ from dpro_search.collect.trace import Floats
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.critical_path import path_shares
 from dpro_search.replay.iterations import IterationTimes
+from dpro_search.replay.monte_carlo import iterations_of_draws_us
 from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline
@@ -73,12 +72,7 @@ class ServerReplay(Generic[ServerJob]):
 
     def sampled_us(self, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
         draws = self.cost_spread.drawn(self.workers, _ITERATIONS, samples, seed)
-        sampled_us = np.empty(samples)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for number, us in enumerate(pool.map(self._iteration_us, draws)):
-                sampled_us[number] = us
-                on_sample()
-        return sampled_us
+        return iterations_of_draws_us(self._iteration_us, draws, on_sample=on_sample)
 
     def _iteration_us(self, factors: CostFactors) -> float:
         """Mean iteration time at some costs."""

@@ -17,7 +17,7 @@ from dpro_search.costmodel.collectives.horovod import wire_us_per_byte
 from dpro_search.costmodel.compressed_gradients import half_cast_us
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
-from dpro_search.kinds._calibration import device_of
+from dpro_search.kinds._measured import device_of
 from dpro_search.machine import BUNDLED, VARIABLE, calibration, load_machine, machine_constants, machine_toml
 from dpro_search.machine.constants import SECTIONS
 from dpro_search.space.plan import Plan

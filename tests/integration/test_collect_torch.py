@@ -96,7 +96,7 @@ def test_a_hook_that_compresses_moves_half_of_the_bytes(torch_python, tmp_path):
     reduced = np.array([trace.names[name] == "allreduce" for name in moved.name])
     gradients = sum(tensor.size_bytes for tensor in trace.tensors)
     assert moved.size_bytes[reduced].sum() == gradients / 2
-    job = Ddp.of(trace, PlanOptions()).program(Plan.of(bucket_cap_bytes=10**9)).job
+    job = Ddp.of(trace, PlanOptions()).replay_of(Plan.of(bucket_cap_bytes=10**9)).job
     assert job.size_bytes[-1] == gradients / 2
 
 

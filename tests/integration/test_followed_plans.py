@@ -99,7 +99,7 @@ def test_a_recording_under_exact_groups_knows_them_and_is_replayed_with_them(ten
     trace = TENSORFLOW_HOROVOD.record(spec, tmp_path / "trace", schedule=Schedule(warmup=3, untraced=5, traced=6))
     assert {frozenset(group) for group in trace.meta.settings.groups} == set(map(frozenset, groups))
     assert recorded_job(trace).spec.env["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
-    recorded = Horovod.of(trace, PlanOptions()).schedule(Plan()).job
+    recorded = Horovod.of(trace, PlanOptions()).replay_of(Plan()).job
     assert recorded.exact_groups
     assert len(recorded.unit_bytes) == len(trace.tensors) - len(groups)
 
@@ -144,7 +144,7 @@ def test_powersgd_sends_what_was_predicted_and_ranks_with_data_of_their_own_stay
     plan = Plan.of(compression=f"powersgd-{rank}", bucket_cap_bytes=10_000)
     run = with_own_data(torch_job, tmp_path / "sent").run(plan, warmup=2)
     first, second = (json.loads((tmp_path / f"sent-{number}").read_text()) for number in range(2))
-    predicted = prices.program(plan).job.size_bytes.tolist()
+    predicted = prices.replay_of(plan).job.size_bytes.tolist()
     assert len(predicted) > 2 * 3  # several buckets, whose all-reduces could meet
     assert first["bytes"] == second["bytes"] == predicted
     assert sum(predicted) < sum(tensor.size_bytes for tensor in torch_trace.tensors) / 4

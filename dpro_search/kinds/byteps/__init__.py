@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dpro_search.collect.assemble.byteps import FORMAT
 from dpro_search.deploy.parts.stores import BYTEPS
-from dpro_search.kinds._store_kind import StoreKind
+from dpro_search.kinds.servers import ParameterServerKind
 
 
-class BytepsKind(StoreKind):
+class BytepsKind(ParameterServerKind):
     """Jobs of MXNet with BytePS."""
 
     title = "a job with BytePS"

@@ -20,10 +20,14 @@ from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
 from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload, members, steps_of_ddp
 from dpro_search.kinds._job import Table
-from dpro_search.kinds._measured import MeasuredStep
+from dpro_search.kinds._measured import Gains, MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_algorithms
 from dpro_search.kinds._program import ProgramJob
 from dpro_search.machine import machine_constants
+from dpro_search.quantities import percent_text, size_text, time_text
+from dpro_search.replay.ddp.timeline import DdpTimeline
+from dpro_search.replay.path_findings import best_gain, path_findings
+from dpro_search.replay.path_segments import PathSegment
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
@@ -60,6 +64,13 @@ _BUCKETS = {f"bucket_cap_bytes={mib}MiB": Plan.of(bucket_cap_bytes=mib * _MIB) f
 _FIRST_BUCKETS = {f"first_bucket_bytes={mib}MiB": Plan.of(first_bucket_bytes=mib * _MIB) for mib in _TRIED_MIB}
 _VIEWS = {"gradient_as_bucket_view=1": Plan.of(gradient_as_bucket_view=True)}
 _HOOKS = {"compression=fp16": Plan(compression="fp16"), "compression=powersgd-1": Plan(compression="powersgd-1")}
+
+_HOOK_SENTENCES = {
+    "compression=fp16": "Compressing the buckets to half of their bytes (fp16_compress_hook) would gain {}, with what its casts "
+    "cost; it changes the numbers.",
+    "compression=powersgd-1": "Sending factors of rank 1 in place of gradients (PowerSGD) would gain {}, with what computing them "
+    "costs; it changes the numbers more than halves do.",
+}
 
 
 class Ddp(ProgramJob[DdpGraph]):
@@ -258,15 +269,43 @@ class Ddp(ProgramJob[DdpGraph]):
         views = _VIEWS if self.measured.graph.copy_us.any() else {}
         return _BUCKETS | _FIRST_BUCKETS | views | hooks
 
-    def diagnose(self) -> dict[str, Any]:
-        from dpro_search.kinds.ddp.diagnosis import diagnosis
+    def findings(self, path: Sequence[PathSegment], gained: Gains, iteration_us: float) -> tuple[str, ...]:
+        otherwise = "no other size of buckets would gain anything; a faster link or a compressing hook would"
+        advice = best_gain(gained, ("bucket_cap_bytes", "first_bucket_bytes"), iteration_us, otherwise)
+        return path_findings(path, gained, iteration_us, sentences=_HOOK_SENTENCES, advice=advice)
 
-        return diagnosis(self)
+    def _collective_facts(self, replayed: DdpTimeline) -> dict[str, Any]:
+        """``buckets``, in the order of their all-reduces: the share of the backward pass before the post of each, and more."""
+        graph = self.step.graph
+        moves_us = replayed.collective_us[:, len(graph.forward_bytes) :]
+        shares = graph.ready_us / graph.backward_us[..., None]
+        rows = []
+        for bucket in range(int(graph.bucket_of.max()) + 1):
+            of_bucket = graph.bucket_of == bucket
+            rows.append(
+                {
+                    "bucket": bucket,
+                    "gradients": int(of_bucket.sum()),
+                    "bytes": int(graph.gradient_bytes[of_bucket].sum()),
+                    "posted_after_pct": float(shares[..., of_bucket].max(axis=-1).mean()) * 100,
+                    "transfer_us": float((moves_us[:, bucket, 1] - moves_us[:, bucket, 0]).mean()),
+                }
+            )
+        return {"buckets": rows}
 
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        from dpro_search.kinds.ddp.diagnosis import diagnosis_tables
-
-        return diagnosis_tables(facts)
+    def _collective_table(self, facts: Mapping[str, Any]) -> Table:
+        rows = [
+            (
+                str(row["bucket"]),
+                str(row["gradients"]),
+                size_text(row["bytes"]),
+                percent_text(row["posted_after_pct"]),
+                time_text(row["transfer_us"]),
+            )
+            for row in facts["buckets"]
+        ]
+        columns = ("bucket", "gradients", "moved", "enqueued after", "transfer")
+        return Table(title="buckets", columns=columns, rows=rows)
 
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
         """The buckets: they follow from a size alone."""

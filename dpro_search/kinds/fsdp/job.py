@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpro_search.cluster import Cluster
@@ -12,9 +12,13 @@ from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.graph.fsdp import FsdpGraph, Purpose, build_fsdp_graph
 from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload
 from dpro_search.kinds._job import Table
-from dpro_search.kinds._measured import MeasuredStep
+from dpro_search.kinds._measured import Gains, MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._program import ProgramJob
+from dpro_search.quantities import size_text, time_text
+from dpro_search.replay.ddp.timeline import DdpTimeline
+from dpro_search.replay.path_findings import exposed_us, path_findings
+from dpro_search.replay.path_segments import PathSegment
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import LabelledJob
@@ -112,12 +116,25 @@ class Fsdp(ProgramJob[FsdpGraph]):
     def questions(self) -> Mapping[str, Plan]:
         return _QUESTIONS
 
-    def diagnose(self) -> dict[str, Any]:
-        from dpro_search.kinds.fsdp.diagnosis import diagnosis
+    def findings(self, path: Sequence[PathSegment], gained: Gains, iteration_us: float) -> tuple[str, ...]:
+        sentences = {
+            "prefetch=1": "Gathering each unit's parameters while the unit before it computes (set_modules_to_forward_prefetch, "
+            "with asynchronous all-gathers) would gain {}.",
+            "reshard_after_forward=0": "Keeping parameters after the forward pass (reshard_after_forward=False) would gain {}, and "
+            f"take up to {size_text(self.regathered_bytes)} more on each rank.",
+        }
+        gathers_us = sum(value for name, value in exposed_us(path).items() if name.startswith("all-gather"))
+        return path_findings(path, gained, iteration_us, sentences=sentences, parts_us={"all-gathers": gathers_us})
 
-        return diagnosis(self, self.regathered_bytes)
+    def _collective_facts(self, replayed: DdpTimeline) -> dict[str, Any]:
+        """``collectives``, in the order in which they are enqueued: the name, the bytes of the whole tensor, and the transfer."""
+        graph, moves_us = self.measured.graph, replayed.collective_us
+        rows = [
+            {"name": label, "bytes": int(size_bytes), "transfer_us": float((moves_us[:, place, 1] - moves_us[:, place, 0]).mean())}
+            for place, (label, size_bytes) in enumerate(zip(graph.labels, graph.size_bytes.tolist(), strict=True))
+        ]
+        return {"collectives": rows}
 
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        from dpro_search.kinds.fsdp.diagnosis import diagnosis_tables
-
-        return diagnosis_tables(facts)
+    def _collective_table(self, facts: Mapping[str, Any]) -> Table:
+        rows = [(row["name"], size_text(row["bytes"]), time_text(row["transfer_us"])) for row in facts["collectives"]]
+        return Table(title="collectives", columns=("collective", "whole tensor", "transfer"), rows=rows)

@@ -341,11 +341,11 @@ class Horovod(MeasuredJob[DataflowGraph]):
     def perfetto(self, plan: Plan, *, recorded: bool) -> bytes:
         if recorded:
             return super().perfetto(plan, recorded=True)
-        schedule = self.schedule(plan)
+        schedule = self.replay_of(plan)
         measured = measured_ops(self.trace, int(schedule.graph.steps[0]))
         return perfetto_json(iteration_ops(schedule.logged(iterations=8)), measured=measured)
 
-    def schedule(self, plan: Plan) -> HorovodSchedule:
+    def replay_of(self, plan: Plan) -> HorovodSchedule:
         """The runtime's schedule under a plan in `scenario`."""
         replayable = self.lower(replace(self.scenario, plan=plan)).replayable
         assert isinstance(replayable, HorovodSchedule)
@@ -360,7 +360,7 @@ class Horovod(MeasuredJob[DataflowGraph]):
     def diagnose(self) -> dict[str, Any]:
         from dpro_search.kinds.horovod.diagnosis import diagnosis
 
-        return diagnosis(self.trace, self.schedule(Plan()), self.gains(self.questions))
+        return diagnosis(self.trace, self.replay_of(Plan()), self.gains(self.questions))
 
     def tables(self, facts: Mapping[str, Any]) -> list[Table]:
         from dpro_search.kinds.horovod.diagnosis import diagnosis_tables
@@ -368,11 +368,11 @@ class Horovod(MeasuredJob[DataflowGraph]):
         return diagnosis_tables(facts)
 
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
-        return tensor_groups(self.trace, self.schedule, step, best)
+        return tensor_groups(self.trace, self.replay_of, step, best)
 
     def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
         """The collectives of an iteration under a legal plan with exact groups, in the order of their posts."""
-        return horovod_exchanges(self.schedule(plan), plan)
+        return horovod_exchanges(self.replay_of(plan), plan)
 
     # Memory.
 

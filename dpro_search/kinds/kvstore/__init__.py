@@ -5,10 +5,10 @@ from __future__ import annotations
 from dpro_search.collect.assemble.kvstore import FORMAT
 from dpro_search.deploy.parts.stores import MXNET
 from dpro_search.deploy.parts.synchronisation import MXNET_SYNCHRONISATION
-from dpro_search.kinds._store_kind import StoreKind
+from dpro_search.kinds.servers import ParameterServerKind
 
 
-class KvstoreKind(StoreKind):
+class KvstoreKind(ParameterServerKind):
     """Jobs of MXNet with a KVStore."""
 
     title = "a job with parameter servers"

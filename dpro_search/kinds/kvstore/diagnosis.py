@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpro_search.kinds import _store_diagnosis
 from dpro_search.kinds._job import Table
-from dpro_search.kinds._store_diagnosis import Rows, knob_finding, other_placement, spread_finding
-from dpro_search.kinds._stores import StoreJob
+from dpro_search.kinds.servers.diagnosis import Rows, diagnosis_of_servers, knob_finding, other_placement, spread_finding
+from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan
 from dpro_search.space.servers.kvstore_job import KvstoreJob, process_loads
 
 
-def diagnosis(job: StoreJob[KvstoreJob]) -> dict[str, Any]:
+def diagnosis(job: ParameterServerJob[KvstoreJob]) -> dict[str, Any]:
     """The facts of `Job.diagnose`; also ``servers``."""
     processes = job.unplanned_job
 
@@ -25,7 +24,7 @@ def diagnosis(job: StoreJob[KvstoreJob]) -> dict[str, Any]:
             row |= {key: fact[key] for key in ("rank", "core_us", "link_pct")}
         return {"ranks": ranks, "servers": servers, "findings": _findings(ranks, servers, plan_gains, timeline.iteration_us)}
 
-    return _store_diagnosis.diagnosis(job, kind_facts)
+    return diagnosis_of_servers(job, kind_facts)
 
 
 def server_table(facts: Mapping[str, Any]) -> Table:
@@ -80,7 +79,7 @@ def _server_facts(job: KvstoreJob) -> Rows:
     return rows
 
 
-def questions(job: StoreJob[KvstoreJob]) -> dict[str, Plan]:
+def questions(job: ParameterServerJob[KvstoreJob]) -> dict[str, Plan]:
     """Other values of the knobs, by what they are called."""
     slicing = job.unplanned_job.slicing
     questions = {**other_placement(job), f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)}

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from dpro_search.kinds._job import Table
-from dpro_search.kinds._store_diagnosis import diagnosis_tables
-from dpro_search.kinds._stores import StoreJob
 from dpro_search.kinds._terms import per_byte
+from dpro_search.kinds.servers.diagnosis import diagnosis_tables
+from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import typeset_time_text
 from dpro_search.space.plan import Plan
 from dpro_search.space.servers.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
@@ -28,7 +28,7 @@ from dpro_search.space.transformations import (
 )
 
 
-class Kvstore(StoreJob[KvstoreJob]):
+class Kvstore(ParameterServerJob[KvstoreJob]):
     """Servers, their hosts and slicing of MXNet's KVStore."""
 
     title = "a job with parameter servers"

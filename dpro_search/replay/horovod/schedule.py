@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.errors import InputError
@@ -53,9 +55,8 @@ class HorovodSchedule:
         return replay_horovod(self.job, iterations=iterations, log=True)
 
     def sampled_us(self, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
-        return iterations_of_draws_us(
-            lambda draw: replay_horovod(self.job, seed=draw).iteration_us, samples=samples, seed=seed, on_sample=on_sample
-        )
+        seeds = np.random.SeedSequence(seed).spawn(samples)
+        return iterations_of_draws_us(lambda one: replay_horovod(self.job, seed=one).iteration_us, seeds, on_sample=on_sample)
 
     def timeline(self) -> Timeline:
         """The recorded step, op by op; raises `InputError` in other scenarios, of which no step was recorded."""

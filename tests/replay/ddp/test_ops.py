@@ -8,12 +8,14 @@ import pytest
 from ddp_jobs import NONE, POST, WAIT, job, programs
 from hypothesis import assume, given, settings
 
-from dpro_search.kinds.ddp.diagnosis import findings
+from dpro_search.kinds import PlanOptions
+from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.replay import replay
-from dpro_search.replay.ddp.ops import iteration_ops
+from dpro_search.replay.ddp.program_replay import iteration_ops
 from dpro_search.replay.ddp.timeline import replay_ddp
 from dpro_search.replay.outputs import perfetto_json, write_csv
 from dpro_search.replay.path_segments import path_segments
+from tests.recordings import trace_of
 
 # Buffers are synchronised, then two buckets are filled; the second is exposed.
 PROGRAM = [(10, POST, 0), (0, WAIT, 0), (100, POST, 1), (60, POST, 2), (20, WAIT, 1), (5, WAIT, 2), (7, NONE, -1)]
@@ -89,7 +91,8 @@ def test_findings_name_the_rank_and_the_bucket_and_the_knob():
         {"what_if": "bandwidth=2", "predicted_iteration_us": 176.0, "gain_us": 25.0},
         {"what_if": "compute=0.9", "predicted_iteration_us": 200.0, "gain_us": 1.0},
     ]
-    exposed, late, link = findings(path_segments(ops_of(found)), gains, 201.0)
+    ddp = Ddp.of(trace_of("ddp_mlp"), PlanOptions())
+    exposed, late, link = ddp.findings(path_segments(ops_of(found)), gains, 201.0)
     assert "bucket 0 most" in exposed
     assert "'bucket_cap_bytes=1MiB' would gain" in exposed
     assert "for rank 1" in late

@@ -6,7 +6,6 @@ from fsdp_graphs import two_units
 
 from dpro_search.errors import InputError
 from dpro_search.kinds._measured import MeasuredStep
-from dpro_search.kinds.fsdp.diagnosis import findings
 from dpro_search.kinds.fsdp.job import Fsdp
 from dpro_search.replay import replay
 from dpro_search.replay.path_segments import path_segments
@@ -62,7 +61,7 @@ def test_plans_of_other_kinds_of_jobs_are_refused(plan):
 
 
 def test_an_iteration_is_a_graph_with_the_times_of_the_machine():
-    program = sharded().program(Plan())
+    program = sharded().replay_of(Plan())
     timeline, ops = program.iterations(), program.timeline()
     ops.graph.validate()
     assert replay(ops.graph).makespan_us == pytest.approx(ops.makespan_us)
@@ -71,9 +70,9 @@ def test_an_iteration_is_a_graph_with_the_times_of_the_machine():
 
 def test_findings_name_gathers_and_the_knobs():
     job = sharded(size=400.0)
-    program = job.program(Plan())
+    program = job.replay_of(Plan())
     path, gained = path_segments(program.timeline()), job.gains(job.questions)
-    sentences = findings(path, gained, program.iterations().iteration_us, job.regathered_bytes)
+    sentences = job.findings(path, gained, program.iterations().iteration_us)
     assert f"all-gathers {4 * 201:.1f} us of it, reduce-scatter of " in sentences[0]
     assert any("reshard_after_forward=False) would gain" in sentence for sentence in sentences)
     assert any("set_modules_to_forward_prefetch" in sentence for sentence in sentences)

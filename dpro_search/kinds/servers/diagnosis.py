@@ -10,7 +10,7 @@ from typing import Any
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._facts import critical_ops, critical_table, gain_rows, gain_table, path_facts
 from dpro_search.kinds._job import Table
-from dpro_search.kinds._stores import StoreJob
+from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change, OpScaled, gains, questions
@@ -27,8 +27,8 @@ _PLACEMENTS = {
 }
 
 
-def diagnosis(
-    job: StoreJob[Any],
+def diagnosis_of_servers(
+    job: ParameterServerJob[Any],
     kind_facts: Callable[[Timeline, Rows], dict[str, Any]],
     iterations: int | None = None,
 ) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _ranks_of(change: Change, graph: ReplayGraph) -> tuple[int, ...]:
     return () if rank is None else (rank,)
 
 
-def other_placement(job: StoreJob[Any]) -> dict[str, Plan]:
+def other_placement(job: ParameterServerJob[Any]) -> dict[str, Plan]:
     """The plan that puts servers on other hosts, by how it is written; empty where links have no limit."""
     if job.unplanned_job.bytes_per_us is None:
         return {}

@@ -1,4 +1,4 @@
-"""`StoreKind`: the base of kinds of jobs with parameter servers."""
+"""Jobs with parameter servers: what the kinds `kvstore` and `byteps` have in common."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dpro_search.deploy.parts.part import Servers
 from dpro_search.kinds._kind import Kind
 
 
-class StoreKind(Kind):
+class ParameterServerKind(Kind):
     """Jobs whose gradients go to parameter servers."""
 
     def servers(self, trace: Trace) -> Servers:
-        from dpro_search.kinds._stores import recorded_servers
+        from dpro_search.kinds.servers.job import recorded_servers
 
         return recorded_servers(trace)

@@ -1,4 +1,4 @@
-"""`StoreJob`: what jobs with parameter servers have in common, KVStore's and BytePS's.
+"""`ParameterServerJob`: what jobs with parameter servers have in common, KVStore's and BytePS's.
 
 A prediction is one replay with the recorded costs. Listed plans are `reevaluated`: replayed over costs that are drawn anew
 (`replay/server_replay.py` says why).
@@ -39,7 +39,7 @@ _CLASSES = 8
 _SAMPLES = 16  # replays of a plan that is re-evaluated
 
 
-class StoreJob(Job, Generic[ServerJob]):
+class ParameterServerJob(Job, Generic[ServerJob]):
     """A recorded job whose gradients go to parameter servers.
 
     Attributes

@@ -30,7 +30,7 @@ from dpro_search.space.plan import Plan
 
 if TYPE_CHECKING:
     from dpro_search.deploy.export import ExportedFiles
-    from dpro_search.search import FinishedTrial
+    from dpro_search.search import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ class Recording(Tabular):
         workers: int = 1,
         timeout_s: float | None = None,
         until_settled: bool = False,
-        on_trial: Callable[[FinishedTrial], None] | None = None,
+        on_trial: Callable[[Trial], None] | None = None,
     ) -> Run:
         """Predict plans and keep the best, in a run folder; an existing one, also of ``dpro-search run``, is continued.
 

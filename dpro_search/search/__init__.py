@@ -1,9 +1,8 @@
 """Search over plans: samplers propose plans, an objective predicts their cost, a study records the trials."""
 
-from dpro_search.search.finished import FinishedTrial
 from dpro_search.search.objective import Objective
 from dpro_search.search.result import RankedPlan, SearchResult
 from dpro_search.search.run_folder import Trial
 from dpro_search.search.study import run_search
 
-__all__ = ["FinishedTrial", "Objective", "RankedPlan", "SearchResult", "Trial", "run_search"]
+__all__ = ["Objective", "RankedPlan", "SearchResult", "Trial", "run_search"]

@@ -1,47 +1,39 @@
 """Islands: samplers that share the trials of a search, and exchange results after rounds of trials.
 
 Trial n > 0 is trial (n - 1) // islands of island (n - 1) % islands. An island receives the results of its own trials at once. A
-round is `ROUND` trials of each island. Before its round r an island receives the results of the others' round r - 2, so it does
-not wait for an island that is less than a round behind. What a search finds depends on its seed and on the number of islands
-only, not on where they run, on their speed, or on killed processes.
+round is `ROUND` trials of each island. Before its round r an island reads the results of the others' round r - 2 in the journal, so
+it does not wait for an island that is less than a round behind. What a search finds depends on its seed and on the number of
+islands only, not on where they run, on their speed, or on killed processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from dpro_search.search.finished import FinishedTrial, key_of, line_as_written
-from dpro_search.search.run_folder import Trial
+from dpro_search._regular_files import open_regular
+from dpro_search.search.evaluation import Evaluations
+from dpro_search.search.run_folder import Journal, Trial
 from dpro_search.search.samplers import Proposal, Sampler
 from dpro_search.search.samplers._base import cost_us
+from dpro_search.search.trials import check_same
 from dpro_search.space.plan import Plan, Prediction
 
 ROUND = 32
-FIRST_NEWS = 2  # the first round before which islands receive results
-_TRIAL = msgspec.json.Decoder(Trial)
+_FIRST_NEWS = 2  # the first round before which islands receive results
 
 
-class News(msgspec.Struct, frozen=True, array_like=True):
-    """The results of an island's round, for the other islands."""
+class Result(msgspec.Struct):
+    """A trial in the journal, whose plan is decoded by those who need it."""
 
-    island: int
-    round: int
-    predictions: list[tuple[bytes, Prediction]]  # Keys and predictions of the plans that it evaluated.
-    # best_us, number, best: The best of these trials: its cost (`cost_us`), its number, and its line of the journal.
-    best_us: float
     number: int
-    best: bytes
+    plan: msgspec.Raw
+    prediction: Prediction
 
 
-class KeyedProposal(NamedTuple):
-    """A proposal, its plan in JSON, and the plan's key."""
-
-    proposal: Proposal
-    plan_json: bytes
-    key: bytes
+_RESULT = msgspec.json.Decoder(Result)
 
 
 class Island:
@@ -50,103 +42,116 @@ class Island:
     It is called like a sampler, one proposal at a time::
 
         repeat:
-            island.hear(news)               # before each round from the third on
+            island.hear(results)            # before each round from the third on
             repeat `ROUND` times:
-                keyed = island.ask()
-                island.tell(keyed, prediction)
+                proposal = island.ask()
+                island.tell(proposal, prediction)
 
     Parameters
     ----------
     recorded
         Prediction of the recorded setting.
+
+    Attributes
+    ----------
+    known
+        Results that the sampler has received.
     """
 
     def __init__(self, sampler: Sampler, recorded: Prediction) -> None:
         self._sampler = sampler
-        # Results of other islands, until the sampler proposes their plans.
-        self._heard = {key_of(msgspec.json.encode(Plan())): recorded}
-        self._known = {Plan(): recorded}  # results that the sampler has received
+        self._heard = {_key(msgspec.json.encode(Plan())): recorded}  # results of others, until the sampler proposes their plans
+        self.known = {Plan(): recorded}
         self._best_us = cost_us(recorded)
         sampler.observe(Plan(), recorded)
 
-    def hear(self, news: Collection[News]) -> None:
-        """Take the results of a round of each of the other islands."""
-        for message in news:
-            self._heard.update(message.predictions)
-        best = min(news, key=lambda message: (message.best_us, message.number))
-        if best.best_us < self._best_us:
-            self._best_us = best.best_us
-            trial = _TRIAL.decode(best.best)
-            self._sampler.observe(trial.plan, trial.prediction)
+    def hear(self, results: Sequence[Result]) -> None:
+        """Take the results of a round of the other islands."""
+        self._heard.update((_key(bytes(result.plan)), result.prediction) for result in results)
+        best = min(results, key=lambda result: (cost_us(result.prediction), result.number))
+        if cost_us(best.prediction) < self._best_us:
+            self._best_us = cost_us(best.prediction)
+            self._sampler.observe(msgspec.json.decode(best.plan, type=Plan), best.prediction)
 
-    def ask(self) -> KeyedProposal:
+    def ask(self) -> Proposal:
         """The next new plan. The sampler receives results of other islands' plans at once, without a trial."""
         while True:
             proposal = self._sampler.ask()
-            plan_json = msgspec.json.encode(proposal.plan)
-            keyed = KeyedProposal(proposal, plan_json, key_of(plan_json))
-            heard = self._heard.pop(keyed.key, None)
+            heard = self._heard.pop(_key(msgspec.json.encode(proposal.plan)), None)
             if heard is None:
-                return keyed
-            self.tell(keyed, heard)
+                return proposal
+            self.tell(proposal, heard)
 
-    def known_prediction(self, keyed: KeyedProposal) -> Prediction | None:
-        """The result of a plan that the sampler has received before."""
-        return self._known.get(keyed.proposal.plan)
-
-    def tell(self, keyed: KeyedProposal, prediction: Prediction) -> None:
-        self._known[keyed.proposal.plan] = prediction
+    def tell(self, proposal: Proposal, prediction: Prediction) -> None:
+        self.known[proposal.plan] = prediction
         self._best_us = min(self._best_us, cost_us(prediction))
-        self._sampler.tell(keyed.proposal, prediction)
+        self._sampler.tell(proposal, prediction)
 
 
-class Findings:
-    """Finished trials of all islands, each island's in order."""
+def islands_trials(
+    evaluations: Evaluations,
+    islands: Mapping[int, Island],
+    known: Callable[[int], Trial | None],
+    journal: Journal,
+    trials: int,
+    *,
+    count: int,
+    await_round: Callable[[int], None],
+) -> Iterator[Trial]:
+    """Finished trials in order, from number 1 on, of all islands of a search or of some of them.
 
-    def __init__(self, islands: int) -> None:
-        self.islands = islands
-        self._trials: list[list[FinishedTrial]] = [[] for _ in range(islands)]
-        self._keys: list[list[bytes]] = [[] for _ in range(islands)]
-
-    def add(self, trial: FinishedTrial, key: bytes) -> None:
-        """Take an island's next trial."""
-        island, place = owner_of(trial.number, self.islands)
-        assert place == len(self._trials[island]), "an island's trials come in order"
-        self._trials[island].append(trial)
-        self._keys[island].append(key)
-
-    def of(self, island: int) -> Sequence[FinishedTrial]:
-        """The trials of an island."""
-        return self._trials[island]
-
-    def rounds(self, island: int) -> int:
-        """How many rounds an island has finished."""
-        return len(self._trials[island]) // ROUND
-
-    def news(self, island: int, round_: int) -> list[News]:
-        """The messages that an island receives before a round, which is at least `FIRST_NEWS`."""
-        return [self.news_of(other, round_ - FIRST_NEWS) for other in range(self.islands) if other != island]
-
-    def news_of(self, island: int, round_: int) -> News:
-        """The messages that the other islands receive about a round that an island has finished."""
-        whole = slice(round_ * ROUND, (round_ + 1) * ROUND)
-        trials = self._trials[island][whole]
-        predictions = [(key, trial.prediction) for key, trial in zip(self._keys[island][whole], trials, strict=True)]
-        best = min(trials, key=lambda trial: (cost_us(trial.prediction), trial.number))
-        return News(island, round_, predictions, cost_us(best.prediction), best.number, line_as_written(best))
-
-
-def owner_of(number: int, islands: int) -> tuple[int, int]:
-    """The island of a trial (from number 1 on), and its place among the island's trials."""
-    place, island = divmod(number - 1, islands)
-    return island, place
+    Parameters
+    ----------
+    islands
+        By number, from 0 on, in order.
+    known
+        A finished trial by its number, which is not evaluated again; None: it is not finished.
+    journal
+        Results of other islands are read from its file.
+    trials, count
+        How many trials the search has, with the recorded setting, and how many islands.
+    await_round
+        Returns when all trials of a round are in the journal's file.
+    """
+    results = _rounds(journal, count)
+    for first in range(1, trials, count):
+        asked = {first + number: island for number, island in islands.items() if first + number < trials}
+        round_, place = divmod((first - 1) // count, ROUND)
+        if place == 0 and round_ >= _FIRST_NEWS:
+            await_round(round_ - _FIRST_NEWS)
+            news = next(results)
+            for number, island in islands.items():
+                island.hear([result for result in news if (result.number - 1) % count != number])
+        proposals = {number: island.ask() for number, island in asked.items()}
+        for number, proposal in proposals.items():
+            prediction = asked[number].known.get(proposal.plan)
+            if (earlier := known(number)) is not None:
+                check_same(earlier, proposal, journal)
+                prediction = earlier.prediction
+            if prediction is not None:
+                evaluations.remember(proposal.plan, prediction)
+            evaluations.request(proposal.plan)
+        for number, proposal in proposals.items():
+            prediction = evaluations.wait(proposal.plan)
+            asked[number].tell(proposal, prediction)
+            yield Trial(number=number, origin=proposal.origin, plan=proposal.plan, prediction=prediction)
 
 
-def number_of(island: int, islands: int, place: int) -> int:
-    """The number of an island's trial among all."""
-    return 1 + place * islands + island
+def _rounds(journal: Journal, count: int) -> Iterator[list[Result]]:
+    """The results of one round after the other, from the file; the caller knows that they are there."""
+    with open_regular(journal.path) as file:
+        file.readline()  # the recorded setting, which no island has evaluated
+        while True:
+            yield [_result(file.readline(), journal) for _ in range(ROUND * count)]
 
 
-def share_of(island: int, islands: int, trials: int) -> int:
-    """How many of a search's trials belong to an island."""
-    return max(-(-(trials - 1 - island) // islands), 0)
+def _result(line: bytes, journal: Journal) -> Result:
+    result = _RESULT.decode(line)
+    if result.number < len(journal.trials):  # an earlier version may have written the same plan in another way
+        result.plan = msgspec.Raw(msgspec.json.encode(journal.trials[result.number].plan))
+    return result
+
+
+def _key(plan_json: bytes) -> bytes:
+    """A hash of a plan, which takes less memory."""
+    return hashlib.blake2b(plan_json, digest_size=16).digest()

@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,9 +18,9 @@ from dpro_search._repr import short_repr
 from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
-from dpro_search.search.finished import FinishedTrial, PlanSize, plan_key, size_of
 from dpro_search.search.objective import Explaining, Reevaluator, StrategyFacts
 from dpro_search.search.robustness import beats
+from dpro_search.search.run_folder import Trial
 from dpro_search.space.describe import plan_names
 from dpro_search.space.plan import Plan, Prediction, setting_names
 from dpro_search.space.plan_json import decoded
@@ -35,6 +35,19 @@ _CSV_COLUMNS = (
 )
 WORTH_MEASURING = 1.03  # smaller predicted gains were noise in real runs, larger ones often real (experiments/testbed/README.md)
 NEAR_TIE = 0.01  # iteration times that differ by less than this share of the better one count as equal: real runs differ by more
+
+
+class PlanSize(NamedTuple):
+    """Size of a plan: its number of fields, then of the groups, clusters and ops that it names. Smaller is simpler."""
+
+    fields: int
+    named: int
+
+
+def plan_size(plan: Plan) -> PlanSize:
+    """The size of a plan."""
+    values = plan.settings.values()
+    return PlanSize(len(values), sum(len(value) for value in values if isinstance(value, tuple)))
 
 
 class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +142,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_plans(
-    trials: Iterable[FinishedTrial], baseline: Prediction, family: Callable[[Plan], Hashable] | None = None
+    trials: Iterable[Trial], baseline: Prediction, family: Callable[[Plan], Hashable] | None = None
 ) -> tuple[RankedPlan, ...]:
     """The best distinct plans, fastest first, at most `MOST_PLANS`; with `family` the fastest of each family.
 
@@ -156,7 +169,7 @@ def rank_plans(
     return tuple(_with_a_lossless_plan(ranked, distinct, baseline))
 
 
-def _with_a_lossless_plan(ranked: list[RankedPlan], trials: Iterable[FinishedTrial], baseline: Prediction) -> list[RankedPlan]:
+def _with_a_lossless_plan(ranked: list[RankedPlan], trials: Iterable[Trial], baseline: Prediction) -> list[RankedPlan]:
     """The plans, the last one replaced by the fastest lossless one if all of them are lossy and there is one."""
     lossless = [trial for trial in _feasible(trials) if not trial.plan.is_lossy and trial.plan != Plan()]
     if not lossless or not all(one.plan.is_lossy or one.plan == Plan() for one in ranked):
@@ -176,11 +189,11 @@ class BestPlan:
     """The trial that `rank_plans` lists first, of the feasible trials so far; None: there is none."""
 
     def __init__(self) -> None:
-        self._candidates: list[tuple[tuple[PlanSize, float, int], FinishedTrial]] = []  # that no other beats in time and size
+        self._candidates: list[tuple[tuple[PlanSize, float, int], Trial]] = []  # that no other beats in time and size
 
-    def add(self, trial: FinishedTrial) -> None:
+    def add(self, trial: Trial) -> None:
         """Take a further trial into account."""
-        cost_us, size = trial.prediction.iteration_us, size_of(trial)
+        cost_us, size = trial.prediction.iteration_us, plan_size(trial.plan)
         if trial.prediction.infeasible is not None or any(
             other.prediction.iteration_us <= cost_us and key[0] <= size for key, other in self._candidates
         ):
@@ -191,7 +204,7 @@ class BestPlan:
         self._candidates.append((_complexity(trial), trial))
 
     @property
-    def trial(self) -> FinishedTrial | None:
+    def trial(self) -> Trial | None:
         """The simplest of those that are at most 1 % slower than the fastest."""
         if not self._candidates:
             return None
@@ -221,12 +234,12 @@ def reevaluated_plans(
     return baseline, (*sorted(feasible, key=lambda ranked: ranked.prediction.iteration_us), *others)
 
 
-def pareto_front(trials: Iterable[FinishedTrial], baseline: Prediction) -> tuple[RankedPlan, ...]:
+def pareto_front(trials: Iterable[Trial], baseline: Prediction) -> tuple[RankedPlan, ...]:
     """Pareto front of time and memory, fastest first; empty if memory is unknown or equal for all plans."""
     known = [trial for trial in _feasible(_distinct(trials)) if trial.prediction.peak_memory_bytes is not None]
     if len({trial.prediction.peak_memory_bytes for trial in known}) < 2:
         return ()
-    front: list[FinishedTrial] = []
+    front: list[Trial] = []
     for trial in sorted(known, key=lambda t: (t.prediction.iteration_us, t.prediction.peak_memory_bytes, _complexity(t))):
         if not front or (trial.prediction.peak_memory_bytes or 0) < (front[-1].prediction.peak_memory_bytes or 0):
             front.append(trial)
@@ -250,20 +263,20 @@ def by_quantile(plans: Sequence[RankedPlan], times_us: Floats, quantile: float) 
     return ranked, share[np.ix_(order, order)]
 
 
-def _distinct(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
+def _distinct(trials: Iterable[Trial]) -> list[Trial]:
     """The first trial of each plan."""
-    return list({plan_key(trial): trial for trial in sorted(trials, key=lambda t: -t.number)}.values())
+    return list({trial.plan: trial for trial in sorted(trials, key=lambda t: -t.number)}.values())
 
 
-def _time(trial: FinishedTrial) -> tuple[float, int]:
+def _time(trial: Trial) -> tuple[float, int]:
     return trial.prediction.iteration_us, trial.number
 
 
-def _feasible(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
+def _feasible(trials: Iterable[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.prediction.infeasible is None]
 
 
-def _ranked(trial: FinishedTrial, baseline: Prediction) -> RankedPlan:
+def _ranked(trial: Trial, baseline: Prediction) -> RankedPlan:
     return _ranked_plan(trial.plan, trial.number, trial.prediction, baseline)
 
 
@@ -277,8 +290,8 @@ def _ranked_plan(plan: Plan, trial: int, prediction: Prediction, baseline: Predi
     )
 
 
-def _complexity(trial: FinishedTrial) -> tuple[PlanSize, float, int]:
-    return size_of(trial), trial.prediction.iteration_us, trial.number
+def _complexity(trial: Trial) -> tuple[PlanSize, float, int]:
+    return plan_size(trial.plan), trial.prediction.iteration_us, trial.number
 
 
 def _csv(plans: tuple[RankedPlan, ...], file: str) -> bytes:

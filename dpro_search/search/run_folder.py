@@ -182,11 +182,7 @@ class Journal:
 
     def append(self, trial: Trial) -> None:
         """Append a trial to the buffer."""
-        self.append_line(line_of(trial))
-
-    def append_line(self, line: bytes) -> None:
-        """Append a line of `line_of` to the buffer."""
-        self._pending += line
+        self._pending += line_of(trial)
         if len(self._pending) >= _FLUSH_BYTES or time.monotonic() - self._flushed_s >= _FLUSH_S:
             self.flush()
 
@@ -237,20 +233,6 @@ def _lock(file: IO[bytes], path: Path) -> None:
 def line_of(trial: Trial) -> bytes:
     """A trial as the journal holds it."""
     return msgspec.json.encode(trial) + b"\n"
-
-
-class _Encoded(msgspec.Struct):
-    """A `Trial` whose plan is in JSON already."""
-
-    number: int
-    origin: str
-    plan: msgspec.Raw
-    prediction: Prediction
-
-
-def line_with(number: int, origin: str, plan_json: bytes, prediction: Prediction) -> bytes:
-    """A line of the journal for a trial whose plan is encoded already."""
-    return msgspec.json.encode(_Encoded(number, origin, msgspec.Raw(plan_json), prediction)) + b"\n"
 
 
 def read_run(folder: Path) -> RunInfo:

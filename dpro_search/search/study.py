@@ -25,9 +25,8 @@ from dpro_search._version import __version__
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
 from dpro_search.search.evaluation import Evaluations, Evaluator, InlineEvaluator
-from dpro_search.search.finished import FinishedTrial, compact_trial, line_as_written
-from dpro_search.search.island_workers import IslandWorkers
-from dpro_search.search.islands import Island
+from dpro_search.search.island_processes import IslandProcesses
+from dpro_search.search.islands import Island, islands_trials
 from dpro_search.search.objective import Objective, Ranked, explaining_of, ranked_of, reevaluator_of
 from dpro_search.search.result import (
     OnReevaluated,
@@ -40,9 +39,9 @@ from dpro_search.search.result import (
     reevaluated_plans,
 )
 from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
-from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, SearchedCluster, locked_run, open_run
+from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, SearchedCluster, Trial, line_of, locked_run, open_run
 from dpro_search.search.samplers import SEEDLESS, Guide, sampler_for
-from dpro_search.search.trials import RECORDED, islands_trials, own_trials, recorded_trial, shared_trials
+from dpro_search.search.trials import RECORDED, journaled, own_trials, recorded_trial, shared_trials
 from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
@@ -64,7 +63,7 @@ def run_search(
     out: Path,
     trace_digest: str,
     trace: str = "",
-    on_trial: Callable[[FinishedTrial], None] | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
     on_reevaluated: OnReevaluated | None = None,
     timeout_s: float | None = None,
     workers: int = 1,
@@ -164,8 +163,8 @@ def run_search(
     window = 1 if workers == 1 else 2 * workers
     book = out / "trials.jsonl"
     earlier = _lines_of(book)
-    finished_trials: Iterator[FinishedTrial]
-    known: Sequence[FinishedTrial]  # trials of the folder or the storage, which an earlier end of this search does not lose
+    finished_trials: Iterator[Trial]
+    known: Sequence[Trial]  # trials of the folder or the storage, which an earlier end of this search does not lose
     with frozen_heap(), _deferred_interrupt() as interrupted:
         with ExitStack() as stack:
             pool: WorkerPool
@@ -188,12 +187,10 @@ def run_search(
             if stopped == "exhausted" and ranked is not None:
                 stopped = "complete"
             most = len(known) if counted is None else min(counted, len(known))
-            if len(finished) < most:  # `plan_key` is of one kind for all
-                left = range(len(finished), most)
-                finished = [*map(compact_trial, finished), *(compact_trial(known[number]) for number in left)]
+            finished += [known[number] for number in range(len(finished), most)]
             result = _result(str(out), objective, finished, stopped, pool.lost, quantile, started_s, on_reevaluated)
         if storage is not None:
-            write_file(book, b"".join(map(line_as_written, finished)))
+            write_file(book, b"".join(map(line_of, finished)))
         result.save()
     return result
 
@@ -226,7 +223,7 @@ class _Ends:
     until_settled: bool
     interrupted: threading.Event
 
-    def reached(self, finished: Sequence[FinishedTrial]) -> Stopped | None:
+    def reached(self, finished: Sequence[Trial]) -> Stopped | None:
         """The first criterion that holds after these trials; None: none."""
         if len(finished) == self.trials:
             return "finished"
@@ -247,7 +244,7 @@ def expected_gain(costs_us: Sequence[float]) -> float:
     return (min(costs_us[:half]) - best) / best
 
 
-def is_settled(trials: Sequence[FinishedTrial]) -> bool:
+def is_settled(trials: Sequence[Trial]) -> bool:
     """Whether the expected further gain is below the prediction error: half the width of the best plan's interval."""
     feasible = [trial.prediction for trial in trials if trial.prediction.infeasible is None]
     if len(feasible) < _SETTLED_FROM:
@@ -257,11 +254,9 @@ def is_settled(trials: Sequence[FinishedTrial]) -> bool:
     return expected_gain([prediction.iteration_us for prediction in feasible]) < (high - low) / 2 / best.iteration_us
 
 
-def _until(
-    ends: _Ends, trials: Iterable[FinishedTrial], on_trial: Callable[[FinishedTrial], None] | None
-) -> tuple[list[FinishedTrial], Stopped]:
+def _until(ends: _Ends, trials: Iterable[Trial], on_trial: Callable[[Trial], None] | None) -> tuple[list[Trial], Stopped]:
     """The trials until the end of a search, and why it ended."""
-    finished: list[FinishedTrial] = []
+    finished: list[Trial] = []
     for trial in trials:
         finished.append(trial)
         if on_trial is not None:
@@ -274,7 +269,7 @@ def _until(
 def _result(
     run: str,
     objective: Objective,
-    finished: Sequence[FinishedTrial],
+    finished: Sequence[Trial],
     stopped: Stopped,
     workers_lost: int,
     quantile: float | None,
@@ -334,7 +329,7 @@ def _by_islands(
     islands: int,
     workers: int,
     engine: Engine,
-) -> tuple[WorkerPool, Iterator[FinishedTrial], Sequence[FinishedTrial]]:
+) -> tuple[WorkerPool, Iterator[Trial], Sequence[Trial]]:
     """All trials of a search by several samplers, and those that the journal has already.
 
     The samplers are in processes of their own, or here if there is one worker or another engine.
@@ -344,12 +339,24 @@ def _by_islands(
     evaluations.request(RECORDED.plan)
     recorded = evaluations.wait(RECORDED.plan)  # here, because that compiles the replay once for all processes
     journal = stack.enter_context(Journal(out / "trials.jsonl"))
-    first = recorded_trial(recorded, journal)
+    known, first = journal.trials, recorded_trial(recorded, journal)
+
+    def made(number: int) -> Island:
+        return make(number, first.prediction)
+
     if in_processes:
-        pool = stack.enter_context(IslandWorkers(objective, make, first, journal, trials, islands=islands, workers=workers))
-        return pool, pool.trials(), journal.trials
-    driven = [make(number, first.prediction) for number in range(islands)]
-    return evaluator, chain([first], islands_trials(evaluations, driven, journal, trials)), journal.trials
+        pool = stack.enter_context(IslandProcesses(objective, made, journal, trials, islands=islands, workers=workers))
+        return pool, journaled(chain([first], pool.trials()), journal), known
+    later = islands_trials(
+        evaluations,
+        {number: made(number) for number in range(islands)},
+        lambda number: known[number] if number < len(known) else None,
+        journal,
+        trials,
+        count=islands,
+        await_round=lambda _: journal.flush(),
+    )
+    return evaluator, journaled(chain([first], later), journal), known
 
 
 def _evaluation(stack: ExitStack, objective: Objective, workers: int, engine: Engine) -> tuple[Evaluator, Evaluations]:

@@ -1,21 +1,19 @@
-"""The loops of a search: ask a sampler for a plan, evaluate it, store the trial, tell the sampler the result.
+"""The loops of a search with one sampler: ask it for a plan, evaluate the plan, store the trial, tell the sampler the result.
 
-With one sampler, up to a window of plans is evaluated at a time, and the sampler receives results in the order of its proposals.
-Where several share the trials (see `islands.py`), one plan of each is.
+Up to a window of plans is evaluated at a time, and the sampler receives results in the order of its proposals. `islands.py` has the
+loop of several samplers.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpro_search.errors import InputError
 from dpro_search.search.evaluation import Evaluations
-from dpro_search.search.finished import FinishedTrial
-from dpro_search.search.islands import FIRST_NEWS, ROUND, Findings, Island, KeyedProposal
 from dpro_search.search.run_folder import Journal, Trial
 from dpro_search.search.samplers import NoPlanLeftError, Proposal, Sampler
 from dpro_search.space.plan import Plan, Prediction
@@ -85,55 +83,27 @@ def own_trials(evaluations: Evaluations, sampler: Sampler, journal: Journal, tri
         yield finished()
 
 
+def journaled(trials: Iterable[Trial], journal: Journal) -> Iterator[Trial]:
+    """The trials; those that a journal does not have are appended to it."""
+    for trial in trials:
+        if trial.number >= len(journal.trials):
+            journal.append(trial)
+        yield trial
+
+
 def recorded_trial(prediction: Prediction, journal: Journal) -> Trial:
     """Trial 0 of the journal, or from its prediction."""
     if journal.trials:
         check_same(journal.trials[0], RECORDED, journal)
         return journal.trials[0]
-    trial = Trial(number=0, origin=RECORDED.origin, plan=RECORDED.plan, prediction=prediction)
-    journal.append(trial)
-    return trial
-
-
-def islands_trials(evaluations: Evaluations, islands: Sequence[Island], journal: Journal, trials: int) -> Iterator[Trial]:
-    """Finished trials, from number 1 on, of islands in this process. Trials of the journal are not evaluated again.
-
-    Islands in processes of their own (`island_workers.py`) find the same trials.
-    """
-    known = journal.trials
-    findings = Findings(len(islands))
-    for first in range(1, trials, len(islands)):
-        numbers = range(first, min(first + len(islands), trials))
-        round_, within = divmod((first - 1) // len(islands), ROUND)
-        keyed: list[KeyedProposal] = []
-        for number, island in zip(numbers, islands, strict=False):
-            if within == 0 and round_ >= FIRST_NEWS:
-                island.hear(findings.news(number - first, round_))
-            keyed.append(island.ask())
-            proposal, prediction = keyed[-1].proposal, island.known_prediction(keyed[-1])
-            if number < len(known):
-                earlier = known[number]
-                check_same(earlier, proposal, journal)
-                prediction = earlier.prediction
-            if prediction is not None:
-                evaluations.remember(proposal.plan, prediction)
-            evaluations.request(proposal.plan)
-        for number, island, open_ in zip(numbers, islands, keyed, strict=False):
-            proposal = open_.proposal
-            prediction = evaluations.wait(proposal.plan)
-            trial = Trial(number=number, origin=proposal.origin, plan=proposal.plan, prediction=prediction)
-            if number >= len(known):
-                journal.append(trial)
-            findings.add(trial, open_.key)
-            island.tell(open_, prediction)
-            yield trial
+    return Trial(number=0, origin=RECORDED.origin, plan=RECORDED.plan, prediction=prediction)
 
 
 def _told(trial: Trial) -> int:
     return trial.number if trial.told is None else trial.told
 
 
-def check_same(known: FinishedTrial, proposal: Proposal, journal: Journal) -> None:
+def check_same(known: Trial, proposal: Proposal, journal: Journal) -> None:
     """Raise `InputError` if a sampler does not propose the plan of a known trial."""
     if (known.plan, known.origin) != proposal:
         raise _strange(journal, known.number)

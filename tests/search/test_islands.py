@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -20,11 +21,10 @@ from dpro_search.errors import DproSearchError, InputError, MissingCapabilityErr
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.search import Objective, SearchResult, Trial, run_search
 from dpro_search.search.evaluation import Evaluations
-from dpro_search.search.finished import key_of
-from dpro_search.search.islands import ROUND, Findings, Island, number_of, owner_of, share_of
+from dpro_search.search.islands import ROUND, Island, Result, islands_trials
 from dpro_search.search.run_folder import Journal, line_of, read_run
 from dpro_search.search.samplers import SAMPLERS, SEEDLESS, Proposal, Sampler, sampler_for
-from dpro_search.search.trials import islands_trials, recorded_trial
+from dpro_search.search.trials import journaled, recorded_trial
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import horovod_space
 
@@ -38,10 +38,17 @@ def driven(journal: Path, sampler: str, islands: int, *, trials: int = TRIALS, o
     """Trials of islands in this process, whose results come in some order, and the evaluated plans."""
     evaluator = ShuffledPricer(np.random.default_rng(order))
     with Journal(journal) as book:
-        first = recorded_trial(OBJECTIVE.predict(Plan()), book)
-        samplers = [sampler_for(SPACE, sampler, (5, number), OBJECTIVE, island=number) for number in range(islands)]
-        shared = [Island(chosen, first.prediction) for chosen in samplers]
-        return [first, *islands_trials(Evaluations(evaluator), shared, book, trials)], evaluator.evaluated
+        known, first = book.trials, recorded_trial(OBJECTIVE.predict(Plan()), book)
+        later = islands_trials(
+            Evaluations(evaluator),
+            {n: Island(sampler_for(SPACE, sampler, (5, n), OBJECTIVE, island=n), first.prediction) for n in range(islands)},
+            lambda number: known[number] if number < len(known) else None,
+            book,
+            trials,
+            count=islands,
+            await_round=lambda _: book.flush(),
+        )
+        return list(journaled(chain([first], later), book)), evaluator.evaluated
 
 
 def search(
@@ -63,13 +70,6 @@ def prediction_of(iteration_us: float) -> Prediction:
 
 def trial(number: int, iteration_us: float) -> Trial:
     return Trial(number=number, origin="mcmc", plan=Plan.of(cycle_time_us=float(number)), prediction=prediction_of(iteration_us))
-
-
-@given(trials=st.integers(1, 2000), islands=st.integers(1, 9))
-def test_every_trial_but_the_first_is_one_islands(trials: int, islands: int) -> None:
-    owned = [number_of(i, islands, place) for i in range(islands) for place in range(share_of(i, islands, trials))]
-    assert sorted(owned) == list(range(1, trials))
-    assert all(number_of(island, islands, place) == n for n in owned for island, place in [owner_of(n, islands)])
 
 
 @pytest.mark.parametrize("sampler", SHARED)
@@ -160,19 +160,6 @@ def test_a_journal_that_the_islands_would_not_have_written_is_refused(tmp_path: 
         search(tmp_path / "run", workers=2, trials=20)
 
 
-def test_an_island_hears_of_a_round_when_the_others_are_through_it_and_it_is_a_round_further() -> None:
-    findings = Findings(3)
-    for number in range(1, 1 + 6 * ROUND):
-        findings.add(trial(number, iteration_us=1e6 - number), key_of(b"%d" % number))
-        assert bool(findings.rounds(2)) == (number >= 3 * ROUND), "the third island's first round ends with the third's trials"
-    news = findings.news(0, 3)
-    assert [found.island for found in news] == [1, 2]
-    for found in news:
-        second_round = [number_of(found.island, 3, place) for place in range(ROUND, 2 * ROUND)]
-        assert [key for key, _ in found.predictions] == [key_of(b"%d" % number) for number in second_round]
-        assert found.best == line_of(trial(second_round[-1], 1e6 - second_round[-1])), "its costs fall"
-
-
 class Listed(Sampler):
     """Proposes the plans of a list, and stores the results that it receives."""
 
@@ -196,25 +183,20 @@ class Listed(Sampler):
 
 def receive(island: Island, number: int, iteration_us: float) -> None:
     """Results of the other island's first round: one trial of a given time, and slow ones."""
-    findings = Findings(2)
-    for place in range(ROUND):
-        found = trial(number_of(0, 2, place), iteration_us if number_of(0, 2, place) == number else 5000.0)
-        findings.add(found, key_of(msgspec.json.encode(found.plan)))
-    island.hear(findings.news(1, 2))
+    trials = [trial(other, iteration_us if other == number else 5000.0) for other in range(1, 2 * ROUND, 2)]
+    island.hear([msgspec.json.decode(line_of(one), type=Result) for one in trials])
 
 
 def test_what_another_island_has_had_priced_costs_no_trial() -> None:
     sampler = Listed(3.0, 4.0, 3.0)
     island = Island(sampler, prediction_of(2000.0))
     receive(island, number=3, iteration_us=1500.0)
-    keyed = island.ask()
-    assert (keyed.proposal.plan.get("cycle_time_us"), sampler.told) == (4.0, [1500.0]), "3.0 was known"
-    island.tell(keyed, prediction_of(1700.0))
+    proposal = island.ask()
+    assert (proposal.plan.get("cycle_time_us"), sampler.told) == (4.0, [1500.0]), "3.0 was known"
+    island.tell(proposal, prediction_of(1700.0))
     again = island.ask()
-    assert again.proposal.plan.get("cycle_time_us") == 3.0, "a second proposal is a trial, so that a sampler without new plans ends"
-    known = island.known_prediction(again)
-    assert known is not None
-    assert known.iteration_us == 1500.0, "but it is not evaluated again"
+    assert again.plan.get("cycle_time_us") == 3.0, "a second proposal is a trial, so that a sampler without new plans ends"
+    assert island.known[again.plan].iteration_us == 1500.0, "but it is not evaluated again"
 
 
 def test_an_island_is_shown_what_is_better_than_all_it_knows() -> None:

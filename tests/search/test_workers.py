@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.search.evaluation import Evaluations
-from dpro_search.search.finished import FinishedTrial
 from dpro_search.search.run_folder import Journal, Trial
 from dpro_search.search.samplers import SAMPLERS, SEEDLESS, make_sampler
 from dpro_search.search.study import run_search
@@ -265,7 +264,7 @@ def test_workers_lost_at_work_are_counted_and_change_nothing(sampler: str, kills
 def test_workers_killed_at_any_point_change_nothing(sampler: str, kills: tuple[int, ...], tmp_path: Path) -> None:
     """They may be at work, between two evaluations, or done: then no worker is lost."""
 
-    def kill_one(trial: FinishedTrial) -> None:
+    def kill_one(trial: Trial) -> None:
         workers = multiprocessing.active_children()
         if trial.number in kills and workers:
             workers[0].kill()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dpro_search.collect.launch.while_running import JobState
-    from dpro_search.search import FinishedTrial
+    from dpro_search.search import Trial
     from dpro_search.space.plan import Prediction
 
 _EVERY_S = 30.0  # between plain lines
@@ -112,7 +112,7 @@ def _left(seconds: float) -> str:
 class SearchBar(NamedTuple):
     """Callbacks of a progress bar: a finished trial; a re-evaluated plan, as `run_search` tells it."""
 
-    trial: Callable[[FinishedTrial], None]
+    trial: Callable[[Trial], None]
     reevaluated: Callable[[int, int, Prediction], None]
 
 
@@ -136,7 +136,7 @@ def progress(console: Console, trials: int, *, shown: bool) -> Iterator[SearchBa
         task = bar.add_task("searching", total=trials, rate="", best="-")
         best, shown_us = BestPlan(), math.inf
 
-        def advance(trial: FinishedTrial) -> None:
+        def advance(trial: Trial) -> None:
             best.add(trial)
             speed = bar.tasks[task].speed
             bar.update(

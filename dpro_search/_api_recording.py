@@ -21,7 +21,7 @@ from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds import Description, PlanOptions, Source, files_of, job_of, searchable
-from dpro_search.kinds._elsewhere import elsewhere
+from dpro_search.kinds._job_on_cluster import job_on_cluster
 from dpro_search.quantities import parse_bytes
 from dpro_search.report.html import table, to_text
 from dpro_search.report.timeline import typical_step
@@ -124,7 +124,7 @@ class Recording(Tabular):
         >>> gains[0]["gain_us"] >= gains[-1]["gain_us"]
         True
         """
-        facts = elsewhere(job_of(self.source), cluster, _texts(changes), verb="diagnose").job.diagnose()
+        facts = job_on_cluster(job_of(self.source), cluster, _texts(changes), verb="diagnose").job.diagnose()
         return Diagnosis(
             iteration_us=Microseconds(facts["iteration_us"]),
             measured_us=Microseconds.known(facts["measured_iteration_us"]),
@@ -234,7 +234,7 @@ class Recording(Tabular):
             all_reduce_model=None if all_reduce_model is None else Path(all_reduce_model),
         )
         calibrated = None if calibrate is None else Path(calibrate)
-        job, named, place = elsewhere(job_of(self.source, options), cluster, _texts(changes), verb="run")
+        job, named, place = job_on_cluster(job_of(self.source, options), cluster, _texts(changes), verb="run")
         request = SearchRequest.of(self.folder, searchable(job), options.named | named | files_of(self.source), calibrated)
         folder = usual_run(self.folder, sampler, seed) if out is None else Path(out)
         result = run_search(

@@ -35,13 +35,13 @@ def diagnose(
     from dpro_search.cli.printing import print_json, warn
     from dpro_search.kinds import job_of, load_source
     from dpro_search.kinds._answers import fields_of
-    from dpro_search.kinds._elsewhere import elsewhere, repeated
+    from dpro_search.kinds._job_on_cluster import job_on_cluster, repeated
     from dpro_search.space.scenario import Scenario
 
     use_machine(machine)
     recorded = job_of(load_source(folder_of(trace, sample)))
     given, changed = split_options(changes or ())
-    job, _, place = elsewhere(recorded, cluster, changed, verb="diagnose")
+    job, _, place = job_on_cluster(recorded, cluster, changed, verb="diagnose")
     facts = job.diagnose() | ({} if place is None else {"cluster": fields_of(place.facts)})
     facts["recording_doubt"] = recorded.recording_doubt
     warn(facts["recording_doubt"])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dpro_search.analysis.clusters import BestPlan, ImpossibleSearch
-    from dpro_search.kinds._elsewhere import Elsewhere
+    from dpro_search.kinds._job_on_cluster import JobOnCluster
     from dpro_search.search import SearchResult
 
 
@@ -158,7 +158,7 @@ def run(
     from dpro_search.cli.printing.search import print_choice, print_result
     from dpro_search.errors import InputError
     from dpro_search.kinds import PlanOptions, files_of, job_of, load_source, searchable
-    from dpro_search.kinds._elsewhere import elsewhere
+    from dpro_search.kinds._job_on_cluster import job_on_cluster
     from dpro_search.quantities import parse_bytes
     from dpro_search.search import run_search
     from dpro_search.search.request import SearchRequest, usual_run
@@ -179,9 +179,9 @@ def run(
     recorded = job_of(source, options)
     doubt = recorded.recording_doubt
 
-    def searched(cluster: str | None, out: Path, batch: int | None = None) -> tuple[Elsewhere, SearchResult]:
+    def searched(cluster: str | None, out: Path, batch: int | None = None) -> tuple[JobOnCluster, SearchResult]:
         changed = (*(changes or ()), *(() if batch is None else (f"global_batch={batch}",)))
-        there = elsewhere(recorded, cluster, changed, verb="run")
+        there = job_on_cluster(recorded, cluster, changed, verb="run")
         request = SearchRequest.of(folder, searchable(there.job), options.named | there.named | files_of(source), calibrate)
         if request.note and not quiet:
             stderr_console().print(request.note, soft_wrap=True)
@@ -244,7 +244,7 @@ def run(
 
 
 def _of(
-    cluster: str | None, batch: int | None, searched: Callable[..., tuple[Elsewhere, SearchResult]], out: Path
+    cluster: str | None, batch: int | None, searched: Callable[..., tuple[JobOnCluster, SearchResult]], out: Path
 ) -> BestPlan | ImpossibleSearch:
     """The best plan on one of several clusters, or with one of several batches, or why there cannot be one."""
     from msgspec import UNSET

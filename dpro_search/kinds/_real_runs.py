@@ -17,7 +17,7 @@ from dpro_search.deploy.of_run import validate_run
 from dpro_search.deploy.validate import Validation
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job, Source, described_job, job_of, load_source, recorded_job
-from dpro_search.kinds._elsewhere import searched_job
+from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._kind import Description
 from dpro_search.search.calibration import Calibration
 from dpro_search.search.run_folder import RunInfo, SearchedCluster, read_run

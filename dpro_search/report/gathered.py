@@ -26,7 +26,7 @@ from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.deploy.validate import Validation, is_beyond_noise
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Description, Job, ParallelSetting, job_of, kind_of, load_source
-from dpro_search.kinds._elsewhere import searched_job
+from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._work import efficiency
 from dpro_search.report import Facts
 from dpro_search.report.quality import HeldOutStep

@@ -24,7 +24,7 @@ from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.deploy.targets import targets_for
 from dpro_search.deploy.trained_run import TrainedRun
 from dpro_search.errors import InputError, JobError
-from dpro_search.kinds._elsewhere import searched_job
+from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds.synchronised.job import SynchronisedJob
 from dpro_search.kinds.synchronised.recording import RecordedRun, ShortRuns, recorded_runs

@@ -6,18 +6,19 @@ taken out (parameters that are kept), or taken over by another unit's (units tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dpro_search.collect.trace import CollectiveKind, Trace
 from dpro_search.costmodel.collectives.recorded import CollectivePrices
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.marked_spans import ThreadSpan
-from dpro_search.graph.sharded_units import ROOT, Gather, Reduction, ShardedUnits, StepUnits
-from dpro_search.space.recorded.activation_checkpointing import compute_again
+from dpro_search.graph.sharded_units import ROOT, Gather, Reduction, ShardedUnits, StepUnits, UnitPasses
 from dpro_search.space.recorded.buckets import thread_devices
 from dpro_search.space.recorded.sharding import Sharding
 from dpro_search.space.recorded.step_edit import StepEdit
+
+_AGAIN = "again: "  # before the name of what is computed again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ class _RankUnits:
     def change(self, plan: UnitPlan) -> None:
         for passes in self._found.passes:
             if passes.unit in plan.again:
-                compute_again(self._edit, passes, self._found.rank, self._devices)
+                _compute_again(self._edit, passes, self._found.rank, self._devices)
         gone = [each for each in self._found.backward if each.unit in plan.kept]
         forward, backward = list(self._found.forward), [each for each in self._found.backward if each not in gone]
         for each in gone:
@@ -332,3 +333,40 @@ class _RankUnits:
         """The last op of a span, and of what was moved behind it before."""
         ops = self._ops[id(behind)]
         return self._last_moved.get(id(behind), ops[-1] if ops else -1)
+
+
+def _compute_again(edit: StepEdit, passes: UnitPasses, rank: int, devices: Mapping[tuple[int, str], int]) -> None:
+    """Insert a unit's recorded forward pass once more before its backward pass (activation checkpointing).
+
+    The thread of the backward pass launches again what the forward pass launched, in the same times; the device does it again
+    before anything else of the backward pass. What the forward pass communicated it does not repeat.
+
+    Parameters
+    ----------
+    devices
+        The devices of the edit by rank and name.
+    """
+    forward = devices[rank, f"host thread {-passes.forward.thread}"]
+    backward = devices[rank, f"host thread {-passes.backward_thread}"]
+    last = edit.cut(backward, passes.backward_us)
+    stretches = edit.within(forward, passes.forward.start_us, passes.forward.end_us)
+    copy_of: dict[int, int] = {}
+    for op in stretches:
+        last = edit.insert(backward, edit.duration_us[op], _backward(edit.kind[op]), _AGAIN + edit.name[op], after=last)
+        copy_of[op] = last
+    launched = [edit.event_op[event] for event in passes.forward.events if event in edit.event_op]
+    for op in launched:
+        launch = edit.launch_of(op)
+        if edit.kind[op] == OpKind.COMM or launch < 0 or edit.is_out(op):
+            continue
+        place = edit.first_decided(edit.device[op], passes.backward_us)
+        again = edit.insert(edit.device[op], edit.duration_us[op], _backward(edit.kind[op]), _AGAIN + edit.name[op], before=place)
+        call = edit.insert(edit.device[launch], edit.duration_us[launch], OpKind.HOST, _AGAIN + edit.name[launch])
+        edit.need(call, again)
+        for host in (need for need in edit.needs[launch] if need in copy_of):
+            edit.need(copy_of[host], call)
+
+
+def _backward(kind: int) -> OpKind:
+    """The kind of an op of the forward pass when it runs in the backward pass."""
+    return OpKind.BACKWARD if kind == OpKind.FORWARD else OpKind(kind)

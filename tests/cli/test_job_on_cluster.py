@@ -11,7 +11,7 @@ from kineto_machine import run as run_of_kernels
 
 from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.kinds import job_of, recorded_job
-from dpro_search.kinds._elsewhere import elsewhere
+from dpro_search.kinds._job_on_cluster import job_on_cluster
 from dpro_search.kinds._real_runs import _here
 from dpro_search.search.run_folder import read_run
 from tests.kinds.verbs import refusal, verb
@@ -115,7 +115,7 @@ def test_a_run_for_another_cluster_is_not_validated_here(run: Path) -> None:
 def test_a_run_for_the_recorded_cluster_under_another_name_is_validated(trace: Path, run: Path) -> None:
     recording = assemble_torch(DATA / "ddp_blocks")
     job, real = job_of(recording), recorded_job(recording, ("true",))
-    place = elsewhere(job, None, ("ranks=2",), verb="run").cluster
+    place = job_on_cluster(job, None, ("ranks=2",), verb="run").cluster
     assert place is not None
     assert _here(real, job, run, _with(run, place), place) is real
 

@@ -1,4 +1,4 @@
-"""A job on another cluster and at other speeds, for verbs that ask about the recorded setting: `diagnose`, `run`, and what follows.
+"""``job_on_cluster(job, cluster, changes)``: a job as `diagnose` and `run` ask about it, on a named cluster and at other speeds.
 
 What a search was told about its cluster stays in its run folder (`SearchedCluster`): `export`, `validate` and `report` take it from
 there, with no option of their own.
@@ -22,17 +22,17 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 
 
-class Elsewhere(NamedTuple):
-    """A job where it was asked for.
+class JobOnCluster(NamedTuple):
+    """A job on the requested cluster.
 
     Attributes
     ----------
     job
-        There.
+        The job in the requested scenario.
     named
-        What it is identified by, for the options of a search.
+        Names of the cluster and of the changes, which are part of the options of a search.
     cluster
-        For its run folder; None: nothing differs from what was recorded.
+        The cluster as the run folder keeps it; None: nothing differs from what was recorded.
     """
 
     job: Job
@@ -40,7 +40,7 @@ class Elsewhere(NamedTuple):
     cluster: SearchedCluster | None
 
 
-def elsewhere(job: Job, cluster: str | None, changes: Sequence[str] = (), *, verb: str) -> Elsewhere:
+def job_on_cluster(job: Job, cluster: str | None, changes: Sequence[str] = (), *, verb: str) -> JobOnCluster:
     """A job on a named cluster (None: the recorded one), with changes as ``--set`` takes them.
 
     Raises
@@ -56,17 +56,19 @@ def elsewhere(job: Job, cluster: str | None, changes: Sequence[str] = (), *, ver
     if changes:
         named["set"] = ",".join(changes)
     title = cluster or f"the {job.origin} cluster"
-    return _found(job, scenario, tuple(changes), named, title, verb)
+    return _in_scenario(job, scenario, tuple(changes), named, title, verb)
 
 
 def searched_job(job: Job, info: RunInfo) -> Job:
     """The job that a search predicted: the recorded one, or that on the cluster that its run folder names."""
     if info.cluster is None:
         return job
-    return _found(job, Scenario().on(info.cluster.machines), info.cluster.changes, {}, info.cluster.name, "run").job
+    return _in_scenario(job, Scenario().on(info.cluster.machines), info.cluster.changes, {}, info.cluster.name, "run").job
 
 
-def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[str, str], title: str, verb: str) -> Elsewhere:
+def _in_scenario(
+    job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[str, str], title: str, verb: str
+) -> JobOnCluster:
     speeds = tuple(name for name in job.settings if name != "groups")
     described = job.can_begin_with
     for change in changes:
@@ -77,7 +79,7 @@ def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[s
             )
     scenario = scenario.changed(changes, known=(*job.askable, *speeds) if described else speeds, job=job.title)
     if scenario == Scenario() and job.origin == "recorded":
-        return Elsewhere(job, named, None)
+        return JobOnCluster(job, named, None)
     if scenario.plan != Plan():  # of a described job, which then begins with it
         scenario = replace(scenario, plan=Plan(), begins_with=scenario.plan)
     job_there, _ = job.under(scenario)
@@ -92,7 +94,7 @@ def _found(job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[s
         assumed=job_there.left_out(scenario.cluster),
         interval="" if calibration is None else calibration.text,
     )
-    return Elsewhere(job_there, named, place)
+    return JobOnCluster(job_there, named, place)
 
 
 def repeated(job: Job, what_if: str) -> bool:

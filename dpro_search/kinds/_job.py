@@ -52,11 +52,12 @@ if TYPE_CHECKING:
 
 
 _LONGEST_US = 30 * 24 * 3600e6  # of an iteration: nobody trains with steps of a month
-# Fields of a scenario, the setting that each is, and what a job without it cannot do.
+# Fields of a scenario, the setting that each is, the method of kinds without `lower` (or the setting again, where only kinds with
+# `lower` have it), and what a job without it cannot do.
 _CHANGES = (
-    ("global_batch", "global_batch", "with_batch", "be predicted with another batch"),
-    ("sequence", "sequence", "with_sequence", "be predicted with sequences of another length"),
-    ("precision", "precision", "with_precision", "be predicted in another precision"),
+    ("global_batch", "global_batch", "global_batch", "be predicted with another batch"),
+    ("sequence", "sequence", "sequence", "be predicted with sequences of another length"),
+    ("precision", "precision", "precision", "be predicted in another precision"),
     ("measured_us", "measured", "measured_as", "be told what a step takes without the profiler"),
     ("target_loss", "target_loss", "trained_to", "be trained to a loss"),
 )
@@ -288,12 +289,9 @@ class Job(ABC):
         if self.lowers():
             return self._in(self.scenario.then(replace(scenario, plan=plan, groups=None))), plan
         job: Job = self
-        if scenario.global_batch is not None:
-            job = job.with_batch(scenario.global_batch)
-        if scenario.sequence is not None:
-            job = job.with_sequence(scenario.sequence)
-        if scenario.precision is not None:
-            job = job.with_precision(scenario.precision)
+        for name, _, method, what in _CHANGES:
+            if getattr(scenario, name) is not None and not _has(type(self), method):
+                raise self.cannot(method, what)
         if scenario.measured_us is not None:
             job = job.measured_as(scenario.measured_us)
         if scenario.cluster != ClusterChange():
@@ -336,18 +334,6 @@ class Job(ABC):
     def starting_from(self, plan: Plan) -> Job:
         """The job that runs under a plan to begin with: its empty plan is that. Of a job that was written down, not recorded."""
         raise self.cannot("starting_from", "begin with another setting than the recorded one")
-
-    def with_batch(self, global_batch: int) -> Job:
-        """The same job with another batch of so many sequences or samples: what it trains is another thing, too."""
-        raise self.cannot("with_batch", "be predicted with another batch")
-
-    def with_sequence(self, tokens: int) -> Job:
-        """The same job with sequences of so many tokens."""
-        raise self.cannot("with_sequence", "be predicted with sequences of another length")
-
-    def with_precision(self, precision: str) -> Job:
-        """The same job with matmuls in another precision."""
-        raise self.cannot("with_precision", "be predicted in another precision")
 
     def on(self, cluster: ClusterSpec) -> Self:
         """The same job on another cluster."""
@@ -505,8 +491,8 @@ class Job(ABC):
 
 
 def _has(job_type: type[Job], method: str) -> bool:
-    """Whether jobs of a type answer the question that a method of `Job` is for."""
-    if getattr(job_type, method) is not getattr(Job, method):
+    """Whether jobs of a type answer the question that a method of `Job`, or a setting, is for."""
+    if getattr(job_type, method, None) is not getattr(Job, method, None):
         return True
     if method in _FLAG_OF_METHOD:
         return job_type.lowers() and bool(getattr(job_type, _FLAG_OF_METHOD[method]))

@@ -21,8 +21,16 @@ from dpro_search.kinds._job import Job, Table
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import EFFICIENCY_KEYS, Work, efficiency
 from dpro_search.parallel.answers.breakdown import computation_us
-from dpro_search.parallel.answers.diagnosis import findings, memory_sentence, pass_name, stage_facts, stage_spans, tables
-from dpro_search.parallel.answers.explain import comparison, doubt
+from dpro_search.parallel.answers.diagnosis import (
+    comparison,
+    doubt,
+    findings,
+    memory_sentence,
+    pass_name,
+    stage_facts,
+    stage_spans,
+    tables,
+)
 from dpro_search.parallel.costs.domain import harder
 from dpro_search.parallel.costs.recorded import RankWork
 from dpro_search.parallel.file.description import ParallelDescription

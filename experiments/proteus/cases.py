@@ -18,7 +18,7 @@ from dpro_search.errors import InputError
 from dpro_search.parallel.gpu_ops import AttentionKernels, Kernels, LossKernels
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import Model, Network, model
-from dpro_search.parallel.model.recommenders import dlrm
+from dpro_search.parallel.model.networks import dlrm
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.parallel.workload import Workload

@@ -7,13 +7,13 @@ import pytest
 from dpro_search.cluster import parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.parallel.costs.scales import Scales
-from dpro_search.parallel.costs.step_costs import step_costs
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import model, parameters_of, published
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.steps.pipeline import pipeline_orders
 from dpro_search.parallel.steps.step_graph import step_graph
+from dpro_search.parallel.steps.step_prices import step_costs
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.parallel.workload import Workload
 from dpro_search.replay.replayer import replay

@@ -9,8 +9,8 @@ import pytest
 
 from dpro_search.cluster.names import known_names
 from dpro_search.kinds import Wanted, description_text, job_of, load_source
-from dpro_search.parallel.costs.step_costs import step_costs
 from dpro_search.parallel.model import NETWORKS, names
+from dpro_search.parallel.steps.step_prices import step_costs
 from dpro_search.space.plan import Plan
 from tests.kinds.verbs import printed, refusal, verb
 from tests.parallel.jobs import job, text

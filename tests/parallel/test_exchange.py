@@ -11,13 +11,13 @@ from dpro_search.errors import InputError
 from dpro_search.parallel.costs.compile import compile_block
 from dpro_search.parallel.costs.exchange import gradient_buckets, parameter_collectives
 from dpro_search.parallel.costs.groups import Groups
-from dpro_search.parallel.costs.step_costs import step_costs
 from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import blocks_of, parameters_of, published
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.schedule import Schedule
+from dpro_search.parallel.steps.step_prices import step_costs
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload, ranks_of, stages_of
 

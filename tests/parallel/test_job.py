@@ -11,7 +11,7 @@ import pytest
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.answers.accuracy import accuracy
-from dpro_search.parallel.answers.explain import doubt
+from dpro_search.parallel.answers.diagnosis import doubt
 from dpro_search.parallel.costs.domain import Domain
 from dpro_search.parallel.frameworks import FRAMEWORKS
 from dpro_search.parallel.memory.peak import peak_memory

@@ -7,10 +7,9 @@ import pytest
 from dpro_search.cluster import parse_cluster
 from dpro_search.parallel.costs.domain import Domain, domain_of
 from dpro_search.parallel.costs.scales import MEASURED, Scales
-from dpro_search.parallel.costs.step_costs import step_costs
 from dpro_search.parallel.model import published
 from dpro_search.parallel.runtime import Host, Runtime
-from dpro_search.parallel.steps.step_prices import step_us
+from dpro_search.parallel.steps.step_prices import step_costs, step_us
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload
 

@@ -9,7 +9,6 @@ from dpro_search.parallel.costs.domain import Domain, domain_of
 from dpro_search.parallel.costs.pricer import OpTime, Pricer, passes_key
 from dpro_search.parallel.costs.recorded import RankWork
 from dpro_search.parallel.costs.scales import Scales
-from dpro_search.parallel.costs.step_costs import step_costs
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.memory.peak import PeakMemory, mean_state_bytes, peak_memory
 from dpro_search.parallel.model import Block
@@ -17,7 +16,7 @@ from dpro_search.parallel.schedule import Schedule, stages_on
 from dpro_search.parallel.steps.pipeline import pipeline_orders
 from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
 from dpro_search.parallel.strategy import Strategy
-from dpro_search.parallel.workload import SharedResults, Workload, stages_of
+from dpro_search.parallel.workload import SharedResults, Workload, ranks_of, stages_of
 from dpro_search.replay.engine import ends_us
 from dpro_search.space.replay_graph import ReplayGraph
 
@@ -165,3 +164,48 @@ def step_us(workload: Workload) -> float:
     """The time of one workload's step; raises `InputError` where the strategy is impossible."""
     check_strategy(workload.strategy, workload.model, workload.sequence)
     return StepPrices(workload).step_us(workload.strategy)
+
+
+def step_costs(workload: Workload, known: SharedResults | None = None) -> StepCosts:
+    """Costs of the parts of a step."""
+    strategy, pricer = workload.strategy, Pricer(workload, known)
+    stages = stages_of(workload, known)
+    stream = strategy.micro_batch * workload.sequence * workload.model.hidden / strategy.cp
+    sent_bytes = stream * workload.element_bytes / (strategy.tp if strategy.sequence_parallel else 1)
+    return StepCosts(
+        stages=tuple(pricer.stage(stage) for stage in stages),
+        send_us=workload.scales.between * pricer.groups.send_us(sent_bytes),
+        update_us=tuple(pricer.update_us(blocks) for blocks in ranks_of(workload, known)),
+        tied_us=pricer.tied_us(),
+        shared_us=pricer.shared_us(),
+        norm_us=pricer.norm_us(),
+        gathers_every_pass=strategy.zero_stage == 3 and (strategy.reshard or not workload.reduces_once),
+        regather=strategy.reshard,
+        reduces_every_pass=strategy.zero_stage >= 2 and not workload.reduces_once,
+        prefetch=strategy.prefetch_layers,
+        overlap=_reduces_beside(workload),
+        overlap_gathers=workload.runtime.overlap_gathers,
+        slowed=pricer.slowed,
+        overlap_send=workload.runtime.overlap_sends,
+        blocking=workload.runtime.blocking,
+        receives=workload.runtime.blocking and strategy.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
+        cores=_cores(workload),
+    )
+
+
+def _reduces_beside(workload: Workload) -> bool:
+    """Whether gradients are reduced beside the last backward pass."""
+    split = workload.strategy.zero_stage in (1, 2)
+    return workload.runtime.overlap_gradients and (workload.runtime.overlap_split_gradients or not split)
+
+
+def _cores(workload: Workload) -> tuple[tuple[int, int], ...]:
+    """The core of the first rank of each pipeline stage, and how many ranks of the stage compute on that core."""
+    ranks, stages = workload.strategy.devices, workload.strategy.pp
+    if not 0 < workload.cores < ranks:
+        return ()
+    each, ranks_on_core = ranks // stages, []
+    for first in range(0, ranks, each):
+        core = first % workload.cores
+        ranks_on_core.append((core, sum(rank % workload.cores == core for rank in range(first, first + each))))
+    return tuple(ranks_on_core)

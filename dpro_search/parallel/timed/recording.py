@@ -18,9 +18,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import scratch_folder
-from dpro_search.collect.launch.ranks import require_framework, run_ranks
-from dpro_search.collect.tables.parallel_times import BlockTime, ParallelTimes, RankStep, UpdateTime
+from dpro_search.collect.launch.netns import shaped_hosts
+from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_ranks
+from dpro_search.collect.launch.torch_ranks import run_torch_ranks
+from dpro_search.collect.tables.parallel_times import BlockTime, CollectiveTime, ParallelTimes, RankStep, UpdateTime
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import RecordedJob, with_exported, with_observer
 from dpro_search.errors import InputError, JobError
@@ -30,13 +33,16 @@ from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.model import blocks_of
 from dpro_search.parallel.settings import resolved, settings_of
 from dpro_search.parallel.strategy import ParallelSettings, Recompute, Strategy
-from dpro_search.parallel.timed.exchanges import timed_exchanges
+from dpro_search.runtime import WORKERS
 from dpro_search.space.plan import Plan
 
 _STEPS = 11  # that are needed: those of runtime/timed/dpro_search_timed.py, and the begin of one more
 _MICRO_BATCHES = 3  # of a timed step: the first, a usual one, and the last one
 _OF_A_CORE = ("memory_bytes_per_s", "flops_per_s", "split_forward_us", "split_backward_us")
 _SECONDS = 600.0  # that timing the blocks of one plan may take
+SIZES_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # of exchanges
+_POINT_SECONDS = 0.25  # for an exchange of one size in one group
+_MESSAGES = {"send_recv": 2}  # that one call is
 
 
 def record_times(
@@ -300,3 +306,84 @@ def _text(strategy: Strategy) -> str:
     zero = f", ZeRO-{strategy.zero_stage}" if strategy.zero_stage else ""
     again = ", recomputation" if strategy.recompute is Recompute.FULL else ""
     return f"tp {strategy.tp}, micro-batch {strategy.micro_batch}{zero}{again}"
+
+
+def timed_exchanges(
+    spec: JobSpec,
+    *,
+    rate_bps: float | None,
+    shaped: bool,
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
+) -> list[CollectiveTime]:
+    """Times of exchanges of groups of ranks on Gloo, on hosts and links like those of a job: a job of exchanges only runs.
+
+    `spec` is that of the job which is to be predicted, of which only the interpreter runs.
+
+    Raises
+    ------
+    JobError
+        A rank failed.
+    MissingCapabilityError
+        The framework, or a permission for hosts with links, is missing.
+    """
+    require_framework(spec.interpreter, ("torch",), "torch")
+    groups = tuple(_groups(spec.ranks))
+    with scratch_folder("exchanges") as work, shaped_hosts(spec.hosts, rate_bps, shaped, spec.limits) as hosts:
+        out = work / "times"
+        command = (
+            *(spec.interpreter, str(WORKERS / "dpro_search_mesh_worker.py"), str(out)),
+            *(",".join(f"{stride}x{size}" for stride, size in groups), ",".join(map(str, sizes_bytes)), str(_POINT_SECONDS)),
+        )
+        run_torch_ranks(replace(spec, command=command), work, hosts=hosts)
+        files = [Path(f"{out}-{rank}.json") for rank in range(spec.ranks)]
+        if not all(file.is_file() for file in files):
+            raise JobError("timing exchanges: a rank wrote nothing")
+        rows = [msgspec.json.decode(read_regular(file), type=list[_Point]) for file in files]
+    per_host = spec.ranks_per_host if shaped else spec.ranks
+    return list(_times(rows, spec.ranks, per_host, rate_bps))
+
+
+def _groups(world: int) -> Iterator[tuple[int, int]]:
+    """Strides and sizes of groups that a mesh of so many ranks can have."""
+    divisors = [size for size in range(1, world + 1) if world % size == 0]
+    for stride in divisors:
+        yield from ((stride, size) for size in divisors if size > 1 and world % (stride * size) == 0)
+
+
+class _Point(NamedTuple):
+    """Calls of one exchange in all groups of a stride and size, as one rank saw them."""
+
+    name: str
+    stride: int
+    size: int
+    size_bytes: float
+    spans_us: list[tuple[float, float]]  # Begin and end of each call.
+
+
+def _times(rows: Sequence[Sequence[_Point]], world: int, per_host: int, rate_bps: float | None) -> Iterator[CollectiveTime]:
+    """From the last begin of a group's ranks to its last end: means of calls, and over groups that are alike on the hosts.
+
+    A step waits for every exchange, so that means count; the longest call is left out, for now and then a machine stalls.
+    """
+    times_of: dict[tuple[str, int, int, float], list[float]] = {}
+    for points in zip(*rows, strict=True):
+        name, stride, size, size_bytes, _ = points[0]
+        taking = 2 if name == "send_recv" else size
+        for first in (block + start for block in range(0, world, stride * size) for start in range(stride)):
+            ranks = range(first, first + stride * taking, stride)
+            spans = np.array([points[rank].spans_us for rank in ranks])
+            each_us = spans[:, :, 1].max(axis=0) - spans[:, :, 0].max(axis=0)
+            usual = each_us < each_us.max() if len(set(each_us)) > 1 else np.ones(len(each_us), bool)
+            us = float(each_us[usual].mean())
+            hosts = len({rank // per_host for rank in ranks})
+            times_of.setdefault((name, taking // hosts, hosts, size_bytes), []).append(us / _MESSAGES.get(name, 1))
+    for (name, on_host, hosts, size_bytes), us_of_groups in times_of.items():
+        yield CollectiveTime(
+            collective=name,
+            ranks_per_host=on_host,
+            hosts=hosts,
+            world=world,
+            rate_bps=rate_bps,
+            size_bytes=size_bytes,
+            us=float(np.mean(us_of_groups)),
+        )

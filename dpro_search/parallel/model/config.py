@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpro_search.errors import InputError
-from dpro_search.parallel.model.architecture import Architecture, Attention, FeedForward, Layer
+from dpro_search.parallel.model.architecture import Architecture, Attention, Experts, FeedForward, Layer
 
 MOST_OF_A_SIZE = 2**31  # of a width, a vocabulary, a number of positions: no tensor of a model has a longer dimension
 
@@ -101,6 +101,37 @@ def llama_like(config: Config, name: str, layers: Sequence[Layer], **more: Any) 
         vocab=config.whole("vocab_size"),
         layers=joined(layers),
         **{"tied": config.yes("tie_word_embeddings", default=False), **more},
+    )
+
+
+def decoder(config: Config, name: str, attention: Attention, feed_forward: FeedForward | Experts, **more: Any) -> Architecture:
+    """A decoder whose layers are all alike."""
+    layer = Layer(count=config.whole("num_hidden_layers"), attention=attention, feed_forward=feed_forward)
+    return llama_like(config, name, [layer], **more)
+
+
+def latent_attention(config: Config, kv_rank: int) -> Attention:
+    """DeepSeek's multi-head latent attention."""
+    heads, rotary = config.whole("num_attention_heads"), config.whole("qk_rope_head_dim")
+    return Attention(
+        heads=heads,
+        kv_heads=heads,
+        head_dim=config.whole("qk_nope_head_dim") + rotary,
+        value_dim=config.whole("v_head_dim"),
+        query_rank=config.whole("q_lora_rank", default=0) or None,
+        kv_rank=kv_rank,
+        rotary_dim=rotary,
+    )
+
+
+def qwen_experts(config: Config, shared: int) -> Experts:
+    """Qwen's experts, beside a shared one of a width (0: none) with its gate."""
+    return Experts(
+        count=config.whole("num_experts"),
+        top_k=config.whole("num_experts_per_tok"),
+        hidden=config.whole("moe_intermediate_size"),
+        shared_hidden=shared,
+        shared_gate=bool(shared),
     )
 
 

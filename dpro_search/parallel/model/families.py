@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpro_search.parallel.model.architecture import Architecture, Attention, Experts, FeedForward, Layer
-from dpro_search.parallel.model.config import Config, gated, head_dim, joined, llama_attention, llama_like
+from dpro_search.parallel.model.config import (
+    Config,
+    decoder,
+    gated,
+    head_dim,
+    joined,
+    latent_attention,
+    llama_attention,
+    llama_like,
+    qwen_experts,
+)
 
 LINEAR_CHUNK = 64
 """Tokens that linear attention computes at a time (fla's `chunk_gated_delta_rule`): it costs what so narrow a window does."""
@@ -14,25 +24,14 @@ LINEAR_CHUNK = 64
 
 def _nemotron(config: Config, name: str) -> Architecture:
     """Squared ReLU between two matrices; layer norms with bias."""
-    layer = Layer(
-        count=config.whole("num_hidden_layers"),
-        attention=llama_attention(config),
-        feed_forward=FeedForward(hidden=config.whole("intermediate_size")),
-    )
-    return llama_like(config, name, [layer], norm_bias=True)
+    return decoder(config, name, llama_attention(config), FeedForward(hidden=config.whole("intermediate_size")), norm_bias=True)
 
 
 def _qwen3_next(config: Config, name: str) -> Architecture:
     """One layer in four has attention; the others linear attention (gated delta networks), as a narrow window here."""
     count, turn = config.whole("num_hidden_layers"), config.whole("full_attention_interval", default=4)
     shared = config.whole("shared_expert_intermediate_size", default=0)
-    experts = Experts(
-        count=config.whole("num_experts"),
-        top_k=config.whole("num_experts_per_tok"),
-        hidden=config.whole("moe_intermediate_size"),
-        shared_hidden=shared,
-        shared_gate=bool(shared),
-    )
+    experts = qwen_experts(config, shared)
     linear = Attention(
         heads=config.whole("linear_num_value_heads"),
         kv_heads=config.whole("linear_num_key_heads"),
@@ -50,12 +49,13 @@ def _qwen3_next(config: Config, name: str) -> Architecture:
 
 def _gpt_neox(config: Config, name: str) -> Architecture:
     """Pythia: biases everywhere; attention and feed-forward beside each other, each with its norm."""
-    layer = Layer(
-        count=config.whole("num_hidden_layers"),
-        attention=llama_attention(config, bias=config.yes("attention_bias", default=True)),
-        feed_forward=FeedForward(hidden=config.whole("intermediate_size"), bias=True),
+    return decoder(
+        config,
+        name,
+        llama_attention(config, bias=config.yes("attention_bias", default=True)),
+        FeedForward(hidden=config.whole("intermediate_size"), bias=True),
+        norm_bias=True,
     )
-    return llama_like(config, name, [layer], norm_bias=True)
 
 
 def _gptj(config: Config, name: str) -> Architecture:
@@ -82,35 +82,38 @@ def _falcon(config: Config, name: str) -> Architecture:
         shared = config.whole("num_kv_heads", default=heads)
     attention = Attention(heads=heads, kv_heads=shared, head_dim=head_dim(config, heads), bias=config.yes("bias", default=False))
     feed_forward = FeedForward(hidden=config.whole("ffn_hidden_size", default=4 * hidden), bias=config.yes("bias", default=False))
-    layer = Layer(count=config.whole("num_hidden_layers"), attention=attention, feed_forward=feed_forward)
     beside = config.yes("parallel_attn", default=True) and not config.yes("new_decoder_architecture", default=False)
-    return llama_like(config, name, [layer], norm_bias=True, parallel_residual=beside, tied=True)
+    return decoder(config, name, attention, feed_forward, norm_bias=True, parallel_residual=beside, tied=True)
 
 
 def _phi(config: Config, name: str) -> Architecture:
     """Biases everywhere, on one norm; a head with bias."""
-    layer = Layer(
-        count=config.whole("num_hidden_layers"),
-        attention=llama_attention(config, bias=True),
-        feed_forward=FeedForward(hidden=config.whole("intermediate_size"), bias=True),
+    return decoder(
+        config,
+        name,
+        llama_attention(config, bias=True),
+        FeedForward(hidden=config.whole("intermediate_size"), bias=True),
+        norm_bias=True,
+        parallel_residual=True,
+        head_bias=True,
     )
-    return llama_like(config, name, [layer], norm_bias=True, parallel_residual=True, head_bias=True)
 
 
 def _starcoder2(config: Config, name: str) -> Architecture:
     bias = config.yes("use_bias", default=True)
-    layer = Layer(
-        count=config.whole("num_hidden_layers"),
-        attention=llama_attention(config, bias=bias, window=config.whole("sliding_window", default=0) or None),
-        feed_forward=FeedForward(hidden=config.whole("intermediate_size"), bias=bias),
+    return decoder(
+        config,
+        name,
+        llama_attention(config, bias=bias, window=config.whole("sliding_window", default=0) or None),
+        FeedForward(hidden=config.whole("intermediate_size"), bias=bias),
+        norm_bias=True,
+        tied=config.yes("tie_word_embeddings", default=True),
     )
-    return llama_like(config, name, [layer], norm_bias=True, tied=config.yes("tie_word_embeddings", default=True))
 
 
 def _olmo(config: Config, name: str) -> Architecture:
     """Norms without parameters."""
-    layer = Layer(count=config.whole("num_hidden_layers"), attention=llama_attention(config), feed_forward=gated(config))
-    return llama_like(config, name, [layer], norm_weight=False)
+    return decoder(config, name, llama_attention(config), gated(config), norm_weight=False)
 
 
 def any_decoder(config: Config, name: str) -> Architecture:
@@ -122,21 +125,12 @@ def any_decoder(config: Config, name: str) -> Architecture:
     more: dict[str, Any] = {"bias": config.yes("attention_bias", default=config.yes("use_bias", default=False))}
     rank = config.whole("kv_lora_rank", default=0)
     if rank:
-        heads, rotary = config.whole("num_attention_heads"), config.whole("qk_rope_head_dim")
-        attention = Attention(
-            heads=heads,
-            kv_heads=heads,
-            head_dim=config.whole("qk_nope_head_dim") + rotary,
-            value_dim=config.whole("v_head_dim"),
-            query_rank=config.whole("q_lora_rank", default=0) or None,
-            kv_rank=rank,
-            rotary_dim=rotary,
-        )
+        attention = latent_attention(config, rank)
     else:
         attention = llama_attention(config, window=config.whole("sliding_window", default=0) or None, **more)
     many = config.whole("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", default=0)
     if not many:
-        return llama_like(config, name, [Layer(count=count, attention=attention, feed_forward=gated(config))])
+        return decoder(config, name, attention, gated(config))
     width = config.whole("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
     shared = config.whole(
         "shared_expert_intermediate_size",
@@ -163,11 +157,7 @@ MORE: Mapping[str, Callable[[Config, str], Architecture]] = {
     "gptj": _gptj,
     "falcon": _falcon,
     "phi": _phi,
-    "phi3": lambda config, name: llama_like(
-        config,
-        name,
-        [Layer(count=config.whole("num_hidden_layers"), attention=llama_attention(config), feed_forward=gated(config))],
-    ),
+    "phi3": lambda config, name: decoder(config, name, llama_attention(config), gated(config)),
     "starcoder2": _starcoder2,
     "olmo": _olmo,
 }

@@ -15,7 +15,16 @@ from typing import Any
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.model.architecture import Architecture, Attention, Experts, FeedForward, Layer, Positions
-from dpro_search.parallel.model.config import Config, gated, head_dim, llama_attention, llama_like
+from dpro_search.parallel.model.config import (
+    Config,
+    decoder,
+    gated,
+    head_dim,
+    latent_attention,
+    llama_attention,
+    llama_like,
+    qwen_experts,
+)
 from dpro_search.parallel.model.families import MORE, any_decoder
 
 
@@ -65,28 +74,21 @@ def _architecture(config: Config, where: str, name: str) -> Architecture:
 def _llama(config: Config, name: str) -> Architecture:
     bias = config.yes("attention_bias", default=False)
     window = config.whole("sliding_window", default=0) if config.word("model_type", default="") == "mistral" else 0
-    layer = Layer(
-        count=config.whole("num_hidden_layers"),
-        attention=llama_attention(config, bias=bias, window=window or None),
-        feed_forward=gated(config, bias=config.yes("mlp_bias", default=False)),
+    return decoder(
+        config,
+        name,
+        llama_attention(config, bias=bias, window=window or None),
+        gated(config, bias=config.yes("mlp_bias", default=False)),
     )
-    return llama_like(config, name, [layer])
 
 
 def _qwen2(config: Config, name: str) -> Architecture:
-    layer = Layer(
-        count=config.whole("num_hidden_layers"),
-        attention=llama_attention(config, bias=True, output_bias=False),
-        feed_forward=gated(config),
-    )
-    return llama_like(config, name, [layer])
+    return decoder(config, name, llama_attention(config, bias=True, output_bias=False), gated(config))
 
 
 def _qwen3(config: Config, name: str) -> Architecture:
     attention = llama_attention(config, bias=config.yes("attention_bias", default=False), qk_norm=True)
-    return llama_like(
-        config, name, [Layer(count=config.whole("num_hidden_layers"), attention=attention, feed_forward=gated(config))]
-    )
+    return decoder(config, name, attention, gated(config))
 
 
 def _qwen_moe(config: Config, name: str) -> Architecture:
@@ -94,15 +96,8 @@ def _qwen_moe(config: Config, name: str) -> Architecture:
     bias = config.yes("attention_bias", default=False) if third else True
     attention = llama_attention(config, bias=bias, output_bias=bias if third else False, qk_norm=third)
     shared = 0 if third else config.whole("shared_expert_intermediate_size", default=0)
-    experts = Experts(
-        count=config.whole("num_experts"),
-        top_k=config.whole("num_experts_per_tok"),
-        hidden=config.whole("moe_intermediate_size"),
-        shared_hidden=shared,
-        shared_gate=bool(shared),
-    )
-    layer = Layer(count=config.whole("num_hidden_layers"), attention=attention, feed_forward=experts)
-    return llama_like(config, name, [layer])
+    experts = qwen_experts(config, shared)
+    return decoder(config, name, attention, experts)
 
 
 def _mixtral(config: Config, name: str) -> Architecture:
@@ -110,7 +105,7 @@ def _mixtral(config: Config, name: str) -> Architecture:
         count=config.whole("num_local_experts"), top_k=config.whole("num_experts_per_tok"), hidden=config.whole("intermediate_size")
     )
     attention = llama_attention(config, window=config.whole("sliding_window", default=0) or None)
-    return llama_like(config, name, [Layer(count=config.whole("num_hidden_layers"), attention=attention, feed_forward=experts)])
+    return decoder(config, name, attention, experts)
 
 
 def _gemma(config: Config, name: str) -> Architecture:
@@ -131,17 +126,7 @@ def _gemma(config: Config, name: str) -> Architecture:
 
 
 def _deepseek(config: Config, name: str) -> Architecture:
-    heads = config.whole("num_attention_heads")
-    rotary = config.whole("qk_rope_head_dim")
-    attention = Attention(
-        heads=heads,
-        kv_heads=heads,
-        head_dim=config.whole("qk_nope_head_dim") + rotary,
-        value_dim=config.whole("v_head_dim"),
-        query_rank=config.whole("q_lora_rank", default=0) or None,
-        kv_rank=config.whole("kv_lora_rank"),
-        rotary_dim=rotary,
-    )
+    attention = latent_attention(config, config.whole("kv_lora_rank"))
     count, dense = config.whole("num_hidden_layers"), config.whole("first_k_dense_replace", default=0)
     width = config.whole("moe_intermediate_size")
     experts = Experts(

@@ -42,7 +42,7 @@ class MeasuredStep(Generic[Graph]):
     peak_rss_bytes
         Peak memory of a process; None: not recorded.
     device
-        What the ranks compute on.
+        Device on which the ranks compute.
     """
 
     graph: Graph
@@ -72,7 +72,7 @@ class MeasuredJob(Job, Generic[Graph]):
         self.tensors = measured.graph.tensors
         self._profiled_costs: dict[tuple[int, ...] | None, CommCosts] = {}
 
-    # How a kind of job is measured, and what scales change.
+    # What a kind of job defines: how it is measured, and how speeds change it.
 
     @staticmethod
     @abstractmethod

@@ -62,11 +62,11 @@ def real_runs(
     trace
         Path of the search's trace, if it has moved.
     command
-        Of the job; empty: the recorded one.
+        Command of the job; empty: the recorded one.
     paced
-        Whether ranks wait in place of computing: only of described jobs.
+        Whether ranks wait in place of computing; described jobs alone can.
     limits
-        Of the job's hosts, in place of the recorded ones.
+        Limits of the job's hosts, in place of the recorded ones.
     watch
         Called while a job runs.
 

@@ -65,7 +65,7 @@ def iterations_of_draws_us(
     iteration_us
         Replays with a draw: of durations, or the seed of all random numbers. It releases the GIL.
     threads
-        How many replay at a time; None: one for each processor that this process may use. The result does not depend on it.
+        Number of replays at a time; None: one for each processor that this process may use. The result does not depend on it.
     on_sample
         Called after each replay, from the calling thread.
 

@@ -81,7 +81,7 @@ class Ddp(ProgramJob[DdpGraph]):
     trace
         The recording; None: the step was made up, and only predictions are available.
     ratios
-        What bfloat16 does to ops; None: as the table of the options says.
+        Time ratios of ops in bfloat16; None: those of the table that the options name.
     """
 
     title = "a DistributedDataParallel job"
@@ -138,7 +138,7 @@ class Ddp(ProgramJob[DdpGraph]):
     def _of_step(self, measured: MeasuredStep[DdpGraph]) -> Ddp:
         return Ddp(measured, self.options, self.trace, ratios=self._ratios)
 
-    # Which plans there are.
+    # The plans.
 
     def plans(self, scenario: Scenario) -> PlanSpace:
         options, graph = self.options.allowing(scenario.plan), self.measured.graph
@@ -197,7 +197,7 @@ class Ddp(ProgramJob[DdpGraph]):
         )
 
     def limits_bytes(self, plan: Plan) -> list[int]:
-        """Those of `bucket_assignment`; none: buckets are as recorded.
+        """The limits of `bucket_assignment` under a plan; none: buckets are as recorded.
 
         PyTorch makes the first bucket smaller than the others only where the user names no size; here it is named on its own.
         """

@@ -159,7 +159,7 @@ class Horovod(MeasuredJob[DataflowGraph]):
     def _of_step(self, measured: MeasuredStep[DataflowGraph]) -> Horovod:
         return Horovod(measured, self.recorded, self.options, self.trace, all_reduces=self._all_reduces)
 
-    # Which plans there are.
+    # The plans.
 
     @property
     def _framework(self) -> str:

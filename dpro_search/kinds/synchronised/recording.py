@@ -48,11 +48,11 @@ class RecordedRun:
     Attributes
     ----------
     step_s
-        Of each worker that wrote its line, mean seconds of a local step.
+        Mean seconds of a local step, by worker that wrote its line.
     commit_s
         Mean seconds of a commit, without waiting.
     waited_s
-        By worker, what it waited for others.
+        Seconds that each worker waited for others.
     time_s, worker, steps, weights, behind_steps, losses
         See `runtime.synchronisation.recording.RecordedCommit`.
     """
@@ -227,7 +227,7 @@ def _own_waits(lines: dict[int, _Line]) -> tuple[float, dict[int, float]]:
 
 
 def _shared_waits(lines: dict[int, _Line]) -> tuple[float, dict[int, float]]:
-    """The same of all-reduces: the last one to come waits for nobody, so that its time is that of the all-reduce."""
+    """Seconds of an all-reduce, and each worker's waits. The last one to come waits for nobody."""
     rounds = min(len(line.commits) for line in lines.values())
     took = np.array([[commit[5] for commit in line.commits[-rounds:]] for line in lines.values()])
     least = took.min(axis=0)

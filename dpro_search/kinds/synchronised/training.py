@@ -45,15 +45,15 @@ class Trainings:
     Attributes
     ----------
     step_s
-        Of each worker, seconds of a local step.
+        Seconds of a local step, for each worker.
     commit_s
-        Of a commit to a parameter server, and of an all-reduce (`Scheme.collective`).
+        Seconds of a commit: to a parameter server (False), and of an all-reduce (True: `Scheme.collective`).
     delay_s
-        What the link adds to each message.
+        Seconds that the link adds to each message.
     convergence, target_loss
-        Fitted on the runs, for that loss.
+        The convergence model, which was fitted to the runs, and the loss that it reaches.
     factors
-        Of schemes with an outer momentum, by their text: effective steps of their updates over those of the same updates without.
+        Effective steps of updates with an outer momentum over those of the same updates without, by the text of the scheme.
     longest_s
         The longest recorded run.
     """
@@ -91,7 +91,7 @@ class Trainings:
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """Number of workers."""
         return len(self.step_s)
 
     def paces(self, scheme: Scheme) -> tuple[Pace, ...]:
@@ -175,9 +175,9 @@ class WhichScheme(Knob):
         Parameters
         ----------
         momentum
-            Texts of those with an outer momentum of which a run is there.
+            Texts of recorded schemes with an outer momentum.
         collectives
-            Whether there is an engine for those without a parameter server.
+            Whether an engine runs schemes without a parameter server.
         """
         super().__init__(job)
         self._collectives = collectives

@@ -44,7 +44,7 @@ def replay_horovod(
     iterations
         Iterations after the warm-up. Each takes the durations of a recorded step, all of them equally often.
     seed
-        Of the order of the samples, and of latencies and negotiation times; the same seed gives the same timeline.
+        Seed of the order of the samples, of latencies and of negotiation times; the same seed gives the same timeline.
     samples
         The recorded steps to take instead, in turn, [any].
 

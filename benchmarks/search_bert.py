@@ -18,7 +18,7 @@ import numpy as np
 from dpro_search.collect.trace import CommSettings, Floats, TensorInfo, Trace
 from dpro_search.costmodel.collectives.horovod import CommCosts, wire_us_per_byte
 from dpro_search.costmodel.precision import BUNDLED_TABLE
-from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release
+from dpro_search.graph.dataflow import DataflowGraph, OpKind, RankProfile, Release, TensorOps
 from dpro_search.kinds import COMPUTE, Job, PlanOptions
 from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds.horovod.job import Horovod
@@ -240,7 +240,7 @@ def _graph(step: _Step) -> DataflowGraph:
             _tensor(*step.parameters[number], node=f"HorovodAllreduce_{op}") for op, number in zip(comm, order, strict=True)
         ),
         placements=tuple(
-            Placement(
+            TensorOps(
                 producer=tuple(rank * count + producer[op] for rank in range(_RANKS)),
                 comm=tuple(rank * count + op for rank in range(_RANKS)),
                 consumers=tuple((rank * count + op + 1,) for rank in range(_RANKS)),

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from dpro_search.collect.trace import CommSettings, TensorInfo
-from dpro_search.graph.dataflow import DataflowGraph, OpKind, Placement, RankProfile, Release
+from dpro_search.graph.dataflow import DataflowGraph, OpKind, RankProfile, Release, TensorOps
 from dpro_search.space.transformations import PlanSpace, horovod_facts, horovod_space
 from dpro_search.space.transformations.compute import ComputeGraph
-from dpro_search.space.transformations.gradients import Accumulation, Compression
+from dpro_search.space.transformations.gradients import Fp16Compression, GradientAccumulation
 from dpro_search.space.transformations.op_fusion import OpFusion
 from dpro_search.space.transformations.precision import Precision
 from dpro_search.space.transformations.recomputation import Recomputation
@@ -62,7 +62,7 @@ def layered(layers: int = 3, ranks: int = 2, samples: int = 2, *, work_us: Seque
         size = 4000 * (layer + 1)
         tensors.append(TensorInfo(name=f"t{layer}", node=f"c{layer}", dtype="float32", shape=(size // 4,), size_bytes=size))
         placements.append(
-            Placement(
+            TensorOps(
                 producer=tuple(number[f"w{layer}", rank] for rank in range(ranks)),
                 comm=tuple(number[f"c{layer}", rank] for rank in range(ranks)),
                 consumers=tuple((number[f"u{layer}", rank],) for rank in range(ranks)),
@@ -114,7 +114,7 @@ def space_of(graph: DataflowGraph, *, factor: float = 0.5, lossy: bool = True) -
         OpFusion(facts, compute, Factor(graph, factor)),
         Precision(facts, compute, Factor(graph, factor)),
         Recomputation(facts, compute),
-        Accumulation(facts, compute, allow_lossy=lossy),
-        Compression(facts, compute, copy_us_per_byte=0.001, allow_lossy=lossy),
+        GradientAccumulation(facts, compute, allow_lossy=lossy),
+        Fp16Compression(facts, compute, copy_us_per_byte=0.001, allow_lossy=lossy),
     )
     return compute, horovod_space(graph.tensors, RECORDED, others=transformations)

@@ -64,6 +64,14 @@ class CommSpans:
     family: Ints
 
 
+ONE_MACHINE = "all processes ran on one machine and share its clock"
+
+
+def one_clock(ranks: int, method: str) -> ClockReport:
+    """The report of ranks whose clocks need no offset; `method` says why."""
+    return ClockReport(offset_us=(0.0,) * ranks, residual_us=(0.0,) * ranks, method=method)
+
+
 def align_clocks(spans: CommSpans, hosts: tuple[str, ...]) -> ClockReport:
     """Offset of each rank's clock from rank 0's; aligned time = raw time - offset.
 
@@ -89,7 +97,7 @@ def align_clocks(spans: CommSpans, hosts: tuple[str, ...]) -> ClockReport:
     ranks = len(hosts)
     names = list(dict.fromkeys(hosts))
     if len(names) == 1:
-        return ClockReport(offset_us=(0.0,) * ranks, residual_us=(0.0,) * ranks, method="one host, one clock")
+        return one_clock(ranks, "one host, one clock")
     if len(spans.enqueue_us) == 0:
         raise InputError(
             "clocks of several hosts cannot be aligned without a collective that all ranks completed; record more steps"

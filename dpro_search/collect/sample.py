@@ -4,7 +4,7 @@ A sample is a folder of ``dpro_search/samples``, and its name is the folder's:
 
 =========================  =====================================================================================
 ``meta.json, trace.npz``   the trace, as ``collect`` wrote it
-``sample.toml``            `Sample`'s description and provenance
+``sample.toml``            `BundledSample`'s description and provenance
 ``validation.json``        if its best plans ran for real: what ``validate`` wrote
 =========================  =====================================================================================
 """
@@ -23,7 +23,7 @@ DEFAULT_SAMPLE = "gpt_ddp_1gbit"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class BundledSample:
     """A bundled recording."""
 
     name: str
@@ -38,15 +38,16 @@ class Sample:
         return path if path.is_file() else None
 
 
-def samples() -> tuple[Sample, ...]:
+def samples() -> tuple[BundledSample, ...]:
     """All bundled recordings, the default first; none if the package was built without them."""
     folders = sorted((path.parent for path in _SAMPLES.glob("*/sample.toml")), key=lambda path: (path.name != DEFAULT_SAMPLE, path))
     return tuple(
-        Sample(name=folder.name, folder=folder, **tomllib.loads((folder / "sample.toml").read_text("utf-8"))) for folder in folders
+        BundledSample(name=folder.name, folder=folder, **tomllib.loads((folder / "sample.toml").read_text("utf-8")))
+        for folder in folders
     )
 
 
-def sample_of(folder: Path) -> Sample | None:
+def sample_of(folder: Path) -> BundledSample | None:
     """The sample that a trace folder is; None: it is none."""
     return next((sample for sample in samples() if sample.folder == Path(os.path.realpath(folder))), None)
 

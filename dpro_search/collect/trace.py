@@ -142,7 +142,7 @@ class Trace(RecordedJob):
                 raise InputError(f"{folder}: not a trace folder, {missing}; make one with 'dpro-search collect' or 'import'")
         raw = read_regular(folder / "meta.json")
         try:
-            version = msgspec.json.decode(raw, type=_Version).version
+            version = msgspec.json.decode(raw, type=_TraceVersion).version
             if not _OLDEST_VERSION <= version <= TRACE_VERSION:
                 raise TraceVersionError(
                     f"{folder}/meta.json: trace version {version}, this program reads {_OLDEST_VERSION} to {TRACE_VERSION}; "
@@ -225,7 +225,7 @@ def _events(columns: dict[str, npt.NDArray[Any]]) -> Events:
     return Events(**required, **described)
 
 
-class _Version(msgspec.Struct):
+class _TraceVersion(msgspec.Struct):
     version: int
 
 

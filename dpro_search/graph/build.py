@@ -12,10 +12,10 @@ from dpro_search.graph.core_time import ShareProfile, StepWork, communication_sh
 from dpro_search.graph.dataflow import (
     DataflowGraph,
     OpKind,
-    Placement,
     RankProfile,
     Release,
     StepMemory,
+    TensorOps,
     reachable,
     topological_order,
 )
@@ -314,11 +314,11 @@ def _joined_predecessors(parts: list[_RankPart], first: Ints, comm: list[list[in
     return np.searchsorted(op, np.arange(count + 1)), need
 
 
-def _placement(parts: list[_RankPart], first: Ints, comm: list[list[int]], tensor: int) -> Placement:
+def _placement(parts: list[_RankPart], first: Ints, comm: list[list[int]], tensor: int) -> TensorOps:
     producers, consumers = [], []
     for rank, part in enumerate(parts):
         node = comm[tensor][rank] - int(first[rank])
         inputs = part.predecessors(node)
         producers.append(int(first[rank] + inputs[0]) if len(inputs) else -1)
         consumers.append(tuple(int(first[rank] + i) for i in part.consumers(node)))
-    return Placement(producer=tuple(producers), comm=tuple(comm[tensor]), consumers=tuple(consumers))
+    return TensorOps(producer=tuple(producers), comm=tuple(comm[tensor]), consumers=tuple(consumers))

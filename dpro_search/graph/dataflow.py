@@ -162,7 +162,7 @@ class RankProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class TensorOps:
     """A tensor's ops, by rank: the one that makes the gradient, the one that communicates it, those that use the result."""
 
     producer: tuple[int, ...]
@@ -187,7 +187,7 @@ class DataflowGraph:
     pred_idx: Ints
     # tensors, placements: The communicated tensors, in the order in which they are enqueued.
     tensors: tuple[TensorInfo, ...]
-    placements: tuple[Placement, ...]
+    placements: tuple[TensorOps, ...]
     profiles: tuple[RankProfile, ...]  # One per rank.
     steps: Ints  # Index in the trace of each sample's step, [steps].
     unplaced: Mapping[str, str]  # What the trace has but the graph does not, with the reason.

@@ -55,7 +55,7 @@ def kernel_class(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _NameParts:
     """A name: up to its template arguments, these, and what follows the parameters."""
 
     head: str
@@ -102,7 +102,7 @@ def _alike(short: Mapping[str, str]) -> list[list[str]]:
     return list(names_of_text.values())
 
 
-def _told_apart(parts: Mapping[str, _Parts]) -> dict[str, str]:
+def _told_apart(parts: Mapping[str, _NameParts]) -> dict[str, str]:
     """Names with the arguments in which they differ or, where these are long, with the words in them that not all have."""
     places = range(max(len(name_parts.arguments) for name_parts in parts.values()))
     differ = [place for place in places if len({name_parts.arguments[place : place + 1] for name_parts in parts.values()}) > 1]
@@ -119,7 +119,7 @@ def _told_apart(parts: Mapping[str, _Parts]) -> dict[str, str]:
     return distinct
 
 
-def _parts(name: str) -> _Parts:
+def _parts(name: str) -> _NameParts:
     """A C++ name at its last template arguments; any other text as it is."""
     pieces = _pieces(_LEFT_OUT.sub("", name))
     templates = [place for place, piece in enumerate(pieces) if piece.startswith("<")]
@@ -127,7 +127,7 @@ def _parts(name: str) -> _Parts:
     ends = templates[-1] if templates else calls[0] if calls else len(pieces)
     texts = ["" if piece[0] in _CLOSING else piece for piece in pieces]
     arguments = _arguments(pieces[ends]) if templates else ()
-    return _Parts("".join(texts[:ends]), arguments, "".join(texts[ends:]))
+    return _NameParts("".join(texts[:ends]), arguments, "".join(texts[ends:]))
 
 
 def _pieces(text: str) -> list[str]:

@@ -22,7 +22,7 @@ from dpro_search.graph.measured import sampled_steps
 GATHER_SHARE = 0.5
 
 
-class Mark(enum.IntEnum):
+class CollectiveMark(enum.IntEnum):
     """An instant in the program of a main thread, of one of its collectives."""
 
     COPY_IN = 0  # a gather: copying of this rank's part to where it is sent from begins
@@ -59,7 +59,7 @@ class FsdpGraph(MainThreadGraph):
         Time until the last rank had what a collective brought, over that until the first had it. The directions of a link are
         not in step, and a rank goes on when it has its own part; but the next collective waits for all.
     mark, collective
-        The program of every rank: `Mark`, and of which collective, [S].
+        The program of every rank: `CollectiveMark`, and of which collective, [S].
     work_us
         Core time from the mark before to this one, [samples, ranks, S].
     after_us
@@ -139,8 +139,8 @@ class _FsdpStepPart:
         self.names = tuple(trace.names[name] for name in whole.name)
         self.kind, self.role = whole.collective_kind, whole.role
         self.size_bytes = whole.size_bytes.astype(np.float64)
-        instants = [(float(start), Mark.POST, number) for number, start in enumerate(whole.start_us)]
-        instants += [(float(start), Mark.WAIT, number) for number, start in enumerate(waits.start_us)]
+        instants = [(float(start), CollectiveMark.POST, number) for number, start in enumerate(whole.start_us)]
+        instants += [(float(start), CollectiveMark.WAIT, number) for number, start in enumerate(waits.start_us)]
         instants += _copies(time.ops, whole)
         instants.sort()
         self.mark = np.array([mark for _, mark, _ in instants], dtype=np.int64)
@@ -156,7 +156,7 @@ class _FsdpStepPart:
         return self.names, *kinds, self.size_bytes.tolist(), self.mark.tolist(), self.collective.tolist()
 
 
-def _copies(ops: Events, whole: Events) -> list[tuple[float, Mark, int]]:
+def _copies(ops: Events, whole: Events) -> list[tuple[float, CollectiveMark, int]]:
     """When parameters were copied: of each gather the beginning of the copy in, and beginning and end of the copy out.
 
     Parameters
@@ -167,16 +167,16 @@ def _copies(ops: Events, whole: Events) -> list[tuple[float, Mark, int]]:
         The step's collectives in enqueue order.
     """
     place = {number: i for i, number in enumerate(whole.collective.tolist())}
-    marks: list[tuple[float, Mark, int]] = []
+    marks: list[tuple[float, CollectiveMark, int]] = []
     for op in np.flatnonzero((ops.role == Role.COPY) & (ops.collective >= 0)).tolist():
         gather = place.get(int(ops.collective[op]))
         if gather is None:
             continue  # a gather of another step
         if ops.start_us[op] < whole.start_us[gather]:
-            marks.append((float(ops.start_us[op]), Mark.COPY_IN, gather))
+            marks.append((float(ops.start_us[op]), CollectiveMark.COPY_IN, gather))
         else:
-            marks.append((float(ops.start_us[op]), Mark.COPY_OUT, gather))
-            marks.append((float(ops.end_us[op]), Mark.READY, gather))
+            marks.append((float(ops.start_us[op]), CollectiveMark.COPY_OUT, gather))
+            marks.append((float(ops.end_us[op]), CollectiveMark.READY, gather))
     return marks
 
 

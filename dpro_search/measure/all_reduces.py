@@ -30,7 +30,7 @@ from dpro_search.collect.this_machine import machine
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 from dpro_search.measure.backends import Backend, backends_named
 from dpro_search.measure.campaign import Campaign, Progress
-from dpro_search.measure.conversation import Answer, Cell, Conversation, Order
+from dpro_search.measure.conversation import Cell, CellOrder, CellTimes, Conversation
 
 SIZES = tuple(2**power for power in range(10, 29))  # 1 KiB to 256 MiB
 _TRAIN_US = 80e3  # timed calls of a cell in a round: so long, or so many
@@ -105,7 +105,7 @@ def collect_communication(
     return progress
 
 
-class _AllReduces(Campaign["_Job", CommProgress]):
+class _AllReduces(Campaign["_BackendJob", CommProgress]):
     """Jobs of the requested backends and numbers of ranks; the table holds what they have measured."""
 
     def __init__(self, request: CommRequest, out: Path, on_progress: Callable[[CommProgress], None]) -> None:
@@ -133,19 +133,19 @@ class _AllReduces(Campaign["_Job", CommProgress]):
         self.progress.rows = len(self.rows)
         deadline = time.monotonic() + (request.seconds or float("inf"))
         self._jobs = [
-            _Job(backend, ranks, request, self, deadline)
+            _BackendJob(backend, ranks, request, self, deadline)
             for backend, ranks in itertools.product(backends, request.ranks)
             if backend.name in self._pythons
         ]
 
-    def missing(self) -> Iterator[_Job]:
+    def missing(self) -> Iterator[_BackendJob]:
         return (job for job in self._jobs if job.has_more())
 
-    def measure(self, item: _Job) -> None:
+    def measure(self, item: _BackendJob) -> None:
         self.announce(item.title)
         item.run(self._pythons[item.backend.name])
 
-    def skip(self, item: _Job, error: JobError) -> None:
+    def skip(self, item: _BackendJob, error: JobError) -> None:
         self.progress.failed_jobs[item.title] = str(error)
 
     @property
@@ -168,7 +168,7 @@ class _AllReduces(Campaign["_Job", CommProgress]):
         self.added(len(self.rows) - before, calls)
 
 
-class _Job:
+class _BackendJob:
     """One backend on one number of ranks: which orders it needs, and the run that answers them."""
 
     def __init__(self, backend: Backend, ranks: int, request: CommRequest, table: _AllReduces, deadline: float) -> None:
@@ -200,11 +200,11 @@ class _Job:
             if talk.error is not None:
                 raise talk.error
 
-    def _in_time(self, until: float) -> Iterator[Order]:
+    def _in_time(self, until: float) -> Iterator[CellOrder]:
         """Orders until the time is up."""
         return itertools.takewhile(lambda _: time.monotonic() < until, self._orders())
 
-    def _orders(self) -> Iterator[Order]:
+    def _orders(self) -> Iterator[CellOrder]:
         """Round by round, rate by rate, sizes upwards; each order looks at what the ones before it took."""
         sizes = sorted(self._request.sizes_bytes)
         parts = [sizes[i : i + _CARRIES] for i in range(0, len(sizes), _CARRIES)]
@@ -214,7 +214,7 @@ class _Job:
                     self._cell(algorithm, size, rate_bps, number) for size in part for algorithm in self.backend.algorithms
                 ]
                 if cells := self._within_limit([cell for cell in cells_of_part if cell is not None], rate_bps):
-                    yield Order(rate_bps=rate_bps, cells=cells)
+                    yield CellOrder(rate_bps=rate_bps, cells=cells)
 
     def _within_limit(self, cells: Sequence[Cell], rate_bps: float | None) -> tuple[Cell, ...]:
         """Cells of the table's rows, and as many others as it may still take."""
@@ -271,7 +271,7 @@ class _Job:
     def _on_ready(self, version: str) -> None:
         self._table.note_version(self.backend.name, version)
 
-    def _on_answers(self, order: Order, answers: Sequence[Answer]) -> None:
+    def _on_answers(self, order: CellOrder, answers: Sequence[CellTimes]) -> None:
         rows = []
         for cell, answer in zip(order.cells, answers, strict=True):
             old = self._table.rows.get(self._key(cell.algorithm, cell.size_bytes, order.rate_bps))

@@ -24,7 +24,7 @@ import msgspec
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.ranks import require_framework, require_tools
 from dpro_search.collect.readers.tensorflow.xplane import read_xplane
-from dpro_search.collect.tables.clusters import Cluster, FailedCluster, MeasuredCluster, Row, TableHeader, TableWriter
+from dpro_search.collect.tables.clusters import FailedCluster, MeasuredCluster, OpCluster, Row, TableHeader, TableWriter
 from dpro_search.collect.this_machine import processor
 from dpro_search.errors import InputError, JobError
 from dpro_search.measure.campaign import Campaign, Progress
@@ -241,7 +241,7 @@ def _row(answer: dict[str, Any], drawn: dict[str, Any], model: str, batch: int, 
     )
 
 
-def _cluster(drawn: dict[str, Any], members: Sequence[_NodeTime] = (), in_step: Sequence[_NodeTime] = ()) -> Cluster:
+def _cluster(drawn: dict[str, Any], members: Sequence[_NodeTime] = (), in_step: Sequence[_NodeTime] = ()) -> OpCluster:
     """A drawn cluster with the times of its ops; without any, for its fingerprint."""
     ops = drawn["ops"]
     ran = members or [_NOT_RUN] * len(ops)
@@ -252,7 +252,7 @@ def _cluster(drawn: dict[str, Any], members: Sequence[_NodeTime] = (), in_step: 
             "op_us": [round(node.us, 2) for node in ran],
             "step_op_us": [round(node.us, 2) for node in in_step],
         },
-        Cluster,
+        OpCluster,
     )
 
 

@@ -39,7 +39,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class CellOrder:
     """Cells that are measured one after the other behind links of one rate."""
 
     rate_bps: float | None
@@ -47,7 +47,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CellTimes:
     """Duration of each call of a cell."""
 
     call_us: float  # The time of all calls over their number.
@@ -55,7 +55,7 @@ class Answer:
     busy_us: float  # How long a core did anything, its ranks, servers or the kernel, on the core where that was longest.
 
 
-OnAnswers = Callable[[Order, Sequence[Answer]], None]
+OnAnswers = Callable[[CellOrder, Sequence[CellTimes]], None]
 
 
 class Conversation(threading.Thread):
@@ -81,7 +81,7 @@ class Conversation(threading.Thread):
         folder: Path,
         ranks: int,
         hosts: ShapedHosts,
-        orders: Iterator[Order],
+        orders: Iterator[CellOrder],
         on_ready: Callable[[str], None],
         on_answers: OnAnswers,
     ) -> None:
@@ -113,7 +113,7 @@ class Conversation(threading.Thread):
             with contextlib.suppress(Exception):
                 self._post([])
 
-    def _give(self, order: Order) -> bool:
+    def _give(self, order: CellOrder) -> bool:
         """Whether the order was answered."""
         self._hosts.set_rate(order.rate_bps)
         self._post([astuple(cell) for cell in order.cells])
@@ -140,7 +140,7 @@ class Conversation(threading.Thread):
         return [msgspec.json.decode(path.read_bytes()) for path in paths]
 
 
-def _answer(cell: Cell, ranks: Sequence[dict[str, Any]]) -> Answer:
+def _answer(cell: Cell, ranks: Sequence[dict[str, Any]]) -> CellTimes:
     """From when the last rank began to when the last had ended, over all spans."""
     spans = zip(*(rank["spans_ns"] for rank in ranks), strict=True)
     total_ns = sum(max(end for _, end in span) - max(begin for begin, _ in span) for span in spans)
@@ -148,7 +148,7 @@ def _answer(cell: Cell, ranks: Sequence[dict[str, Any]]) -> Answer:
     by_cores: dict[tuple[int, ...], list[dict[str, Any]]] = defaultdict(list)
     for rank in ranks:
         by_cores[tuple(rank["cores"])].append(rank)
-    return Answer(
+    return CellTimes(
         call_us=call_us,
         sent_bytes=max(int(rank["sent_bytes"]) for rank in ranks) // cell.calls,
         busy_us=call_us * max(statistics.fmean(map(_busy_part, some)) for some in by_cores.values()),

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpro_search.collect.capture import CapturedGraph, CapturedStep, Phase, read_graph, written_graph
+from dpro_search.collect.capture import CapturedGraph, CapturedStep, StepPhase, read_graph, written_graph
 from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_mesh
 from dpro_search.parallel.captured import captured_model
 from dpro_search.parallel.costs.compile import Collective, compile_block
@@ -240,7 +240,7 @@ def _exchanged(found: Model, strategy: Strategy, graph: CapturedGraph, types: Se
     expected: Counter[tuple[str, int]] = Counter()
     for block in blocks_of(found):
         program = compile_block(block, layout_of(strategy, regather_inputs=False), graph.batch, graph.sequence or 1)
-        for phase, steps in ((Phase.FORWARD, program.forward), (Phase.BACKWARD, program.backward)):
+        for phase, steps in ((StepPhase.FORWARD, program.forward), (StepPhase.BACKWARD, program.backward)):
             for each in steps:
                 for one in [each] if isinstance(each, Collective) else each.beside:
                     if not types or one.type.name.lower() in types:
@@ -257,9 +257,9 @@ def _placed(case: Case, graph: CapturedGraph, step: CapturedStep, place: int) ->
     for each in orders[place]:
         forward = each.direction == "F"
         if (each.stage < count - 1) if forward else each.stage > 0:
-            sent["send", Phase.FORWARD if forward else Phase.BACKWARD] += 1
+            sent["send", StepPhase.FORWARD if forward else StepPhase.BACKWARD] += 1
         if each.stage > 0 if forward else each.stage < count - 1:
-            sent["recv", Phase.FORWARD if forward else Phase.BACKWARD] += 1
+            sent["recv", StepPhase.FORWARD if forward else StepPhase.BACKWARD] += 1
     issued = Counter((each.type, each.phase) for each in step.collectives)
     elements = {each.elements for each in step.collectives}
     found = captured_model(graph)
@@ -289,7 +289,7 @@ def _product_flops(block: Block, graph: CapturedGraph) -> float:
 
 def _issued_flops(step: CapturedStep) -> float:
     """Forward, of products alone: of a causal attention models count half."""
-    return sum(op.flops for op in step.ops if op.phase == Phase.FORWARD and ATTENTION not in op.name)
+    return sum(op.flops for op in step.ops if op.phase == StepPhase.FORWARD and ATTENTION not in op.name)
 
 
 def _described(name: str, graph: CapturedGraph) -> str:

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpro_search.collect.tables.clusters import (
-    Cluster,
     ClusterOp,
     ClusterTable,
     ClusterTensor,
     FailedCluster,
+    OpCluster,
     TableHeader,
     TableWriter,
     compact,
@@ -66,7 +66,7 @@ def updated(*, results, update_us):
         ClusterTensor("float32", (4,), "inner"),
     )
     ops = (ClusterOp("Neg", (0,), (1,)), ClusterOp("Square", (1,), (3,)), ClusterOp("AssignVariableOp", (2, 3), ()))
-    return Cluster(ops=ops, tensors=tensors, op_us=(1.0, update_us, update_us))
+    return OpCluster(ops=ops, tensors=tensors, op_us=(1.0, update_us, update_us))
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_another_file_is_refused(tmp_path):
 )
 def test_a_cluster_that_contradicts_itself_is_refused(damage):
     good = {"ops": [["Mul", [0], [0]]], "tensors": [["float32", [2], "in"]], "op_us": [1.0]}
-    assert msgspec.convert(good, Cluster)
+    assert msgspec.convert(good, OpCluster)
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(good | damage, Cluster)
+        msgspec.convert(good | damage, OpCluster)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -209,7 +209,7 @@ def chain(*, times=(1.0, 2.0), shape=(4,), second="Neg", inner="inner", attribut
         ClusterTensor("int32", (1,), "const", axis),
     )
     ops = (ClusterOp("Exp", (0,), (1,), attributes or {}), ClusterOp(second, (1, 3), (2,)))
-    return Cluster(ops=ops, tensors=tensors, op_us=times)
+    return OpCluster(ops=ops, tensors=tensors, op_us=times)
 
 
 def test_equal_clusters_have_equal_fingerprints_whatever_their_times():

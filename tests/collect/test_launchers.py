@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from sample import sample
 
-from dpro_search.collect.assemble.common import JobFile, RankFile, read_job, read_json
+from dpro_search.collect.assemble.common import RankFile, RawJobFile, read_job, read_json
 from dpro_search.collect.launch.ranks import JobSpec, hook_env, run_ranks
 from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import (
@@ -65,7 +65,7 @@ class ToyLauncher(Launcher):
         run_ranks(run.spec, run.folder, [{}] * run.spec.ranks, hosts=run.hosts, hook={**run.hook, "MORE": "1"})
 
     def assemble(self, raw: Path) -> Trace:
-        job, trace = read_job(raw, JobFile, self.format), sample()
+        job, trace = read_job(raw, RawJobFile, self.format), sample()
         return replace(trace, meta=msgspec.structs.replace(trace.meta, command=job.command))
 
     def read_hook(self, folder: Path) -> ToyHookFile:
@@ -201,8 +201,8 @@ def test_raw_files_of_a_later_recorder_name_those_that_are_known(tmp_path):
         assemble_raw(tmp_path)
 
 
-def described(launcher: Launcher, shaped: bool = True, **env: str) -> JobFile:
-    plain = JobFile(ranks=2, command=(), machine="", recorded_at="")
+def described(launcher: Launcher, shaped: bool = True, **env: str) -> RawJobFile:
+    plain = RawJobFile(ranks=2, command=(), machine="", recorded_at="")
     return launcher.job_file(plain, replace(spec(), env=env), shaped)
 
 

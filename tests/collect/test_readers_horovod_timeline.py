@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpro_search.collect.readers.horovod.timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import HorovodTimeline, TimelinePhase, read_horovod_timeline
 from dpro_search.errors import InputError, TraceFormatError
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "tensorflow_horovod_2"
@@ -66,8 +66,8 @@ def rows(timeline: HorovodTimeline) -> list[tuple[str, int, float, float]]:
 
 def transfers(timeline: HorovodTimeline) -> list[list[int]]:
     """Rows of the transfers of each collective."""
-    of = timeline.collective[timeline.phase == Phase.TRANSFER]
-    return [np.flatnonzero(timeline.phase == Phase.TRANSFER)[of == i].tolist() for i in range(of.max() + 1)]
+    of = timeline.collective[timeline.phase == TimelinePhase.TRANSFER]
+    return [np.flatnonzero(timeline.phase == TimelinePhase.TRANSFER)[of == i].tolist() for i in range(of.max() + 1)]
 
 
 @pytest.fixture
@@ -76,27 +76,27 @@ def timeline(tmp_path):
 
 
 def test_phases_of_a_fused_tensor(timeline):
-    found = {Phase(phase): (start, end) for name, phase, start, end in rows(timeline) if name == "grad_1" and end < 1000}
+    found = {TimelinePhase(phase): (start, end) for name, phase, start, end in rows(timeline) if name == "grad_1" and end < 1000}
     assert found == {
-        Phase.NEGOTIATE: (0, 100),
-        Phase.QUEUE: (100, 120),
-        Phase.MEMCPY_IN: (120, 130),
-        Phase.TRANSFER: (131, 200),
-        Phase.MEMCPY_OUT: (201, 210),
-        Phase.WHOLE: (110, 215),
+        TimelinePhase.NEGOTIATE: (0, 100),
+        TimelinePhase.QUEUE: (100, 120),
+        TimelinePhase.MEMCPY_IN: (120, 130),
+        TimelinePhase.TRANSFER: (131, 200),
+        TimelinePhase.MEMCPY_OUT: (201, 210),
+        TimelinePhase.WHOLE: (110, 215),
     }
 
 
 def test_a_tensor_that_waits_for_an_earlier_collective_queues_until_its_own_begins(timeline):
-    assert ("grad_3", Phase.QUEUE, 100, 221) in rows(timeline)
+    assert ("grad_3", TimelinePhase.QUEUE, 100, 221) in rows(timeline)
 
 
 def test_a_tensor_alone_is_not_copied(timeline):
-    assert {Phase(phase) for name, phase, *_ in rows(timeline) if name == "grad_3"} == {
-        Phase.NEGOTIATE,
-        Phase.QUEUE,
-        Phase.TRANSFER,
-        Phase.WHOLE,
+    assert {TimelinePhase(phase) for name, phase, *_ in rows(timeline) if name == "grad_3"} == {
+        TimelinePhase.NEGOTIATE,
+        TimelinePhase.QUEUE,
+        TimelinePhase.TRANSFER,
+        TimelinePhase.WHOLE,
     }
 
 
@@ -226,10 +226,10 @@ def test_a_recorded_file_cut_at_any_byte_gives_its_beginning(tmp_path, where, co
 def test_recorded_phases_of_a_tensor_follow_each_other(setting):
     found = _recorded(setting)
     assert len(found.tensors) == 40
-    assert (found.phase == Phase.NEGOTIATE).sum() == STEPS * 40
+    assert (found.phase == TimelinePhase.NEGOTIATE).sum() == STEPS * 40
     assert (found.end_us >= found.start_us).all()
     for tensor in range(40):
-        of_tensor = (found.tensor == tensor) & (found.phase != Phase.WHOLE)
+        of_tensor = (found.tensor == tensor) & (found.phase != TimelinePhase.WHOLE)
         assert (np.diff(found.start_us[of_tensor]) >= 0).all()
 
 
@@ -237,7 +237,7 @@ def test_recorded_phases_of_a_tensor_follow_each_other(setting):
 def test_without_fusion_every_collective_has_one_tensor():
     found = _recorded("fusion0")
     assert {len(collective) for collective in transfers(found)} == {1}
-    assert not np.isin(found.phase, (Phase.MEMCPY_IN, Phase.MEMCPY_OUT)).any()
+    assert not np.isin(found.phase, (TimelinePhase.MEMCPY_IN, TimelinePhase.MEMCPY_OUT)).any()
 
 
 @recorded

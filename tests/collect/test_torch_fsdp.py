@@ -15,7 +15,7 @@ from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.costmodel.collectives.ddp import fit_fsdp_costs
 from dpro_search.errors import DproSearchError, GraphError, InputError, TraceFormatError
-from dpro_search.graph.fsdp import Mark, Purpose, build_fsdp_graph
+from dpro_search.graph.fsdp import CollectiveMark, Purpose, build_fsdp_graph
 from dpro_search.graph.main_thread import covered
 from tests.recordings import DATA, trace_of
 
@@ -114,7 +114,7 @@ def test_the_program_of_a_rank_has_all_its_core_time(trace):
         "all-gather of 2 for backward", "all-gather of 1 for backward", "all-gather of 0 for backward",
     ]  # fmt: skip
     assert (graph.work_us >= 0).all()
-    assert graph.mark.tolist().count(Mark.READY) == 7
+    assert graph.mark.tolist().count(CollectiveMark.READY) == 7
     untraced = ~trace.steps.traced & (trace.steps.index >= 4)
     for rank in range(2):
         counted = float(np.median(trace.steps.compute_cpu_us[untraced & (trace.steps.rank == rank)]))

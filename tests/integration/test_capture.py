@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.capture import CapturedStep, Phase, read_graph
+from dpro_search.collect.capture import CapturedStep, StepPhase, read_graph
 from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_mesh
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of, load_source
@@ -43,7 +43,7 @@ def larger(torch_python):
     return captured(torch_python, batch=3, sequence=32, tp_plan="plan", optimizer="none")
 
 
-def issued(step: CapturedStep) -> Counter[tuple[str, Phase, int, tuple[int, ...]]]:
+def issued(step: CapturedStep) -> Counter[tuple[str, StepPhase, int, tuple[int, ...]]]:
     return Counter((each.type, each.phase, each.elements, each.ranks) for each in step.collectives)
 
 
@@ -70,8 +70,8 @@ def test_flops_are_those_of_the_products(tensor_parallel):
     tokens, head = BATCH * SEQUENCE, 256 * HIDDEN
     products = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128) + head
     attention = LAYERS * 2 * BATCH * SEQUENCE * SEQUENCE * HIDDEN * 2
-    assert tensor_parallel.plain.flops(Phase.FORWARD) == 2 * tokens * products + attention
-    assert tensor_parallel.plain.flops(Phase.BACKWARD) == 4 * tokens * products + attention * 5 // 2
+    assert tensor_parallel.plain.flops(StepPhase.FORWARD) == 2 * tokens * products + attention
+    assert tensor_parallel.plain.flops(StepPhase.BACKWARD) == 4 * tokens * products + attention * 5 // 2
 
 
 def test_tensor_parallel_collectives_are_those_that_the_model_is_compiled_to(tensor_parallel):
@@ -79,7 +79,7 @@ def test_tensor_parallel_collectives_are_those_that_the_model_is_compiled_to(ten
     model, found = captured_model(tensor_parallel), Counter()
     for block in blocks_of(model):
         program = compile_block(block, layout_of(Strategy(tp=4), regather_inputs=False), BATCH, SEQUENCE)
-        for phase, steps in ((Phase.FORWARD, program.forward), (Phase.BACKWARD, program.backward)):
+        for phase, steps in ((StepPhase.FORWARD, program.forward), (StepPhase.BACKWARD, program.backward)):
             for each in steps:
                 if isinstance(each, Collective):
                     found["all_reduce", phase, each.elements, (0, 1, 2, 3)] += block.count
@@ -90,8 +90,8 @@ def test_tensor_parallel_collectives_are_those_that_the_model_is_compiled_to(ten
 
 def test_a_rank_of_four_computes_a_fourth_of_what_is_split(tensor_parallel):
     tokens, head = BATCH * SEQUENCE, 256 * HIDDEN
-    whole = tensor_parallel.plain.flops(Phase.FORWARD) - 2 * tokens * head
-    assert tensor_parallel.under_mesh.flops(Phase.FORWARD) == whole / 4 + 2 * tokens * head
+    whole = tensor_parallel.plain.flops(StepPhase.FORWARD) - 2 * tokens * head
+    assert tensor_parallel.under_mesh.flops(StepPhase.FORWARD) == whole / 4 + 2 * tokens * head
 
 
 def test_how_tensors_grow_with_batch_and_sequence(tensor_parallel, larger):

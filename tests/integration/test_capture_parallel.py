@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.collect.capture import Phase
+from dpro_search.collect.capture import StepPhase
 from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_mesh
 from dpro_search.errors import InputError
 from dpro_search.parallel.costs.compile import Collective, compile_block
@@ -43,7 +43,7 @@ def exchanged(model, strategy):
     found = Counter()
     for block in blocks_of(model):
         program = compile_block(block, layout_of(strategy, regather_inputs=False), BATCH, SEQUENCE)
-        for phase, steps in ((Phase.FORWARD, program.forward), (Phase.BACKWARD, program.backward)):
+        for phase, steps in ((StepPhase.FORWARD, program.forward), (StepPhase.BACKWARD, program.backward)):
             for step in steps:
                 for each in [step] if isinstance(step, Collective) else step.beside:
                     found[each.type.name.lower(), phase] += each.elements * each.repeats * block.count
@@ -71,7 +71,7 @@ def test_messages_of_a_pipeline_are_those_of_its_predicted_order(pipeline):
         for each in orders[rank]:
             forward = each.direction == "F"
             last, first = each.stage == 3, each.stage == 0
-            phase = Phase.FORWARD if forward else Phase.BACKWARD
+            phase = StepPhase.FORWARD if forward else StepPhase.BACKWARD
             expected["send", phase, (rank, 1 - rank)] += not (last if forward else first)
             expected["recv", phase, (1 - rank, rank)] += not (first if forward else last)
         assert Counter((each.type, each.phase, each.ranks) for each in place.collectives) == expected
@@ -94,7 +94,7 @@ def test_a_ring_of_context_parallel_ranks_passes_on_what_is_compiled(torch_pytho
     """PyTorch's ring is an all-to-all in which each rank sends to the next one only; gradients are summed over the same ranks."""
     graph = captured(torch_python, "llama", "cp=4", rotate="alltoall")
     found = issued(graph.under_mesh)
-    assert found.pop(("all_reduce", Phase.BACKWARD)) == graph.parameter_bytes // 4
+    assert found.pop(("all_reduce", StepPhase.BACKWARD)) == graph.parameter_bytes // 4
     expected = {key: elements for key, elements in exchanged(LLAMA, Strategy(cp=4, cp_ring=True)).items() if key[0] == "send"}
     assert {("send", phase): elements for (_, phase), elements in found.items()} == expected
 
@@ -102,14 +102,14 @@ def test_a_ring_of_context_parallel_ranks_passes_on_what_is_compiled(torch_pytho
 def test_tokens_travel_to_their_experts_as_is_compiled(torch_python):
     graph = captured(torch_python, "mixture", "dp=4,ep=4")
     found = issued(graph.under_mesh)
-    assert found["all_to_all", Phase.FORWARD] > 0
+    assert found["all_to_all", StepPhase.FORWARD] > 0
     expected = exchanged(MIXTURE, Strategy(dp=4, ep=4))
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
+    for phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
         assert found["all_to_all", phase] == expected["all_to_all", phase]
     experts = sum(each.elements for each in graph.plain.parameters if ".grouped." in each.name)
     whole = graph.parameter_bytes // 4
     assert graph.under_mesh.local_parameter_bytes == 4 * (whole - experts + experts // 4)
-    assert found["all_reduce", Phase.BACKWARD] == whole - experts  # each rank has experts of its own
+    assert found["all_reduce", StepPhase.BACKWARD] == whole - experts  # each rank has experts of its own
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.readers.horovod.timeline import Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import TimelinePhase, read_horovod_timeline
 from dpro_search.deploy.losses import Losses, compare, read_losses, tolerance_of
 from dpro_search.runtime import TIMED
 from dpro_search.space.plan import Plan
@@ -56,7 +56,7 @@ def run(python: str, out: Path, plan: Path | None = None) -> Finished:
     run_horovod_gloo(JobSpec(command=(python, str(JOB)), ranks=2, cores=default_cores(2), env=env, timeout_s=300), out)
     timeline = read_horovod_timeline(out / "timeline.json")
     collectives = defaultdict(set)
-    for i in np.flatnonzero(timeline.phase == Phase.TRANSFER):
+    for i in np.flatnonzero(timeline.phase == TimelinePhase.TRANSFER):
         collectives[timeline.collective[i]].add(timeline.tensors[timeline.tensor[i]].name)
     return Finished(
         losses=read_losses(out / "report"),

@@ -11,7 +11,7 @@ import pytest
 
 from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.collect.readers.horovod.timeline import Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import TimelinePhase, read_horovod_timeline
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD
 from dpro_search.errors import JobError
@@ -97,7 +97,7 @@ def test_exactly_the_groups_of_the_plan_travelled_in_every_step(planned: Finishe
     timeline = read_horovod_timeline(planned.timeline)
     names = planned.names
     collectives = defaultdict(set)
-    for i in np.flatnonzero(timeline.phase == Phase.TRANSFER):
+    for i in np.flatnonzero(timeline.phase == TimelinePhase.TRANSFER):
         name = names.get(timeline.tensors[timeline.tensor[i]].name)
         if name is not None:
             collectives[timeline.collective[i]].add(name)

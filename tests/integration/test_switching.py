@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.readers.horovod.timeline import Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import TimelinePhase, read_horovod_timeline
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.losses import compare, tolerance_of
 from dpro_search.deploy.parts.part import JobFacts
@@ -37,7 +37,7 @@ def settings_file(folder, steps, settings):
 def most_fused(path):
     """Tensors of the largest collective, step by step: a tensor's n-th transfer is in step n."""
     timeline = read_horovod_timeline(path)
-    transfers = np.flatnonzero(timeline.phase == Phase.TRANSFER)
+    transfers = np.flatnonzero(timeline.phase == TimelinePhase.TRANSFER)
     tensors_of = Counter(timeline.collective[transfers].tolist())
     step_of, largest = Counter(), Counter()
     for row in transfers:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from dpro_search.collect.assemble.common import JobFile, RankFile, read_job
+from dpro_search.collect.assemble.common import RankFile, RawJobFile, read_job
 from dpro_search.collect.launchers import Launcher, Run
 from dpro_search.collect.trace import (
     ClockReport,
@@ -177,7 +177,7 @@ class ToyLauncher(Launcher):
         (run.folder / "rank0" / "steps").write_text(done.stdout)
 
     def assemble(self, raw: Path) -> Trace:
-        return toy_trace(read_job(raw, JobFile, FORMAT).command)
+        return toy_trace(read_job(raw, RawJobFile, FORMAT).command)
 
     def read_hook(self, folder: Path) -> RankFile:
         lengths_ns = [round(float(line) * 1e9) for line in (folder / "steps").read_text().split()]

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dpro_search.collect.capture import CapturedGraph, Phase, read_graph, written_graph
+from dpro_search.collect.capture import CapturedGraph, StepPhase, read_graph, written_graph
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.errors import InputError
 from dpro_search.parallel.captured import captured_model
@@ -40,9 +40,9 @@ def test_flops_are_the_captured_ones_but_for_what_a_causal_mask_leaves_out(graph
     for block in blocks_of(captured_model(graph)):
         for op in block.ops:
             counted[op.type] += block.count * op.forward_flops(block.sizes_at(BATCH, SEQUENCE))
-    attention = sum(op.flops for op in graph.plain.ops if op.phase is Phase.FORWARD and "attention" in op.name)
+    attention = sum(op.flops for op in graph.plain.ops if op.phase is StepPhase.FORWARD and "attention" in op.name)
     assert counted[OpType.ATTENTION] == attention / 2
-    assert counted[OpType.MATMUL] == graph.plain.flops(Phase.FORWARD) - attention
+    assert counted[OpType.MATMUL] == graph.plain.flops(StepPhase.FORWARD) - attention
 
 
 def test_kept_activations_are_the_captured_ones(graph):

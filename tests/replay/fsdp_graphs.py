@@ -2,13 +2,19 @@
 
 import numpy as np
 
-from dpro_search.graph.fsdp import GATHER_SHARE, FsdpGraph, Mark, Purpose
+from dpro_search.graph.fsdp import GATHER_SHARE, CollectiveMark, FsdpGraph, Purpose
 
 
 def two_units(work=100.0, copy=5.0, size=40.0, after=30.0, samples=1, ranks=2) -> FsdpGraph:
     """Two units of a size that compute `work` forward and as much backward; each of a gather's two copies takes `copy`."""
-    gather = [(Mark.COPY_IN, None), (Mark.POST, copy), (Mark.WAIT, 0.0), (Mark.COPY_OUT, 0.0), (Mark.READY, copy)]
-    scatter = [(Mark.POST, work), (Mark.WAIT, 0.0)]
+    gather = [
+        (CollectiveMark.COPY_IN, None),
+        (CollectiveMark.POST, copy),
+        (CollectiveMark.WAIT, 0.0),
+        (CollectiveMark.COPY_OUT, 0.0),
+        (CollectiveMark.READY, copy),
+    ]
+    scatter = [(CollectiveMark.POST, work), (CollectiveMark.WAIT, 0.0)]
     collectives = [
         ("all-gather of 0", Purpose.FORWARD, 0.0),
         ("all-gather of 1", Purpose.FORWARD, work),

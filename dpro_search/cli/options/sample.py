@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dpro_search.collect.sample import Sample
+    from dpro_search.collect.sample import BundledSample
     from dpro_search.deploy.validate import Validation
     from dpro_search.search import SearchResult
     from dpro_search.space.plan import Plan
@@ -58,14 +58,14 @@ def imported(path: Path) -> Path:
     return imported.folder
 
 
-def validation_of(sample: Sample) -> Validation | None:
+def validation_of(sample: BundledSample) -> Validation | None:
     """Real runs of a sample's plans; None: there were none."""
     from dpro_search.deploy.validate import Validation
 
     return None if sample.validation is None else Validation.load(sample.folder)
 
 
-def measured_sentences(sample: Sample, plans: Sequence[Plan]) -> list[str]:
+def measured_sentences(sample: BundledSample, plans: Sequence[Plan]) -> list[str]:
     """Predicted and measured speed-up of the listed plans that ran for real, a sentence each."""
     from dpro_search.quantities import time_text
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from dpro_search.collect.assemble.common import completed, job_facts, joined, no_profiled_step, read_json, steps_of
 from dpro_search.collect.assemble.kvstore import MxnetHookFile, ServerJobFile, on_clock, places, read_server_job, with_servers
+from dpro_search.collect.clock import ONE_MACHINE, one_clock
 from dpro_search.collect.readers.byteps.events import JobEvents
 from dpro_search.collect.readers.byteps.importer import match_workers, read_worker, servers_of_logs
 from dpro_search.collect.readers.byteps.logs import read_message_log, read_server_log
@@ -101,8 +102,7 @@ class _Computed(ProfileWriter):
         self._step_numbers = steps
 
     def _clock(self) -> ClockReport:
-        zero = (0.0,) * len(self._workers)
-        return ClockReport(offset_us=zero, residual_us=zero, method="all processes ran on one machine and share its clock")
+        return one_clock(len(self._workers), ONE_MACHINE)
 
     def _add_worker(self, rank: int, profile: Profile, steps: Sequence[tuple[int, float, float]]) -> None:
         numbers = self._step_numbers[rank]
@@ -143,8 +143,7 @@ def _sent(raw: Path, job: ServerJobFile, hooks: Sequence[MxnetHookFile], base_us
     if any(not 0 <= _number(tensor) < len(parameters) for tensor in tensors):
         raise TraceFormatError(f"{raw}/rank0/0/comm.json: it has gradients that the Trainer has not; record the job again")
     names = {tensor: parameters[_number(tensor)].name for tensor in tensors}
-    zero = (0.0,) * (job.ranks + job.servers)
-    clock = ClockReport(offset_us=zero, residual_us=zero, method="all processes ran on one machine and share its clock")
+    clock = one_clock(job.ranks + job.servers, ONE_MACHINE)
     trace = JobEvents(workers, servers, names, clock, base_us, dropped).trace()
     key = {part.tensor: number >> 16 for worker in workers for (number, _), part in worker.parts.items()}
     infos = []

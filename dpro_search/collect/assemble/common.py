@@ -24,7 +24,7 @@ _File = TypeVar("_File")
 _Table = TypeVar("_Table", Events, Steps)
 
 
-class JobFile(msgspec.Struct, kw_only=True):
+class RawJobFile(msgspec.Struct, kw_only=True):
     """``job.json`` of a raw folder: what only the launcher knows."""
 
     format: str = _UNNAMED  # As `TraceMeta.format`: which launcher recorded the job.
@@ -39,7 +39,7 @@ class JobFile(msgspec.Struct, kw_only=True):
     knobs: dict[str, str] = {}  # Settings of the communication, by the variable that sets them.
 
 
-_Job = TypeVar("_Job", bound=JobFile)
+_Job = TypeVar("_Job", bound=RawJobFile)
 
 
 class _JobFormat(msgspec.Struct):
@@ -111,7 +111,7 @@ def no_profiled_step(folder: Path, hook: RankFile) -> InputError:
 
 
 def job_facts(
-    job: JobFile, hooks: Sequence[RankFile], server_hosts: Sequence[str] = (), server_cores: Sequence[int] = ()
+    job: RawJobFile, hooks: Sequence[RankFile], server_hosts: Sequence[str] = (), server_cores: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Fields of `TraceMeta` that launcher and hooks of all frameworks report in the same way; servers are the last ranks."""
     return {

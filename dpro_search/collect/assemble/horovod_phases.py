@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assemble.common import JobFile, RankFile, event_columns, job_facts, joined, step_of
+from dpro_search.collect.assemble.common import RankFile, RawJobFile, event_columns, job_facts, joined, step_of
 from dpro_search.collect.readers._salvage import loss_warnings
-from dpro_search.collect.readers.horovod.timeline import KIND_OF_PHASE, HorovodTimeline, Phase
+from dpro_search.collect.readers.horovod.timeline import KIND_OF_PHASE, HorovodTimeline, TimelinePhase
 from dpro_search.collect.trace import CollectiveKind, CommSettings, EventKind, Events, Steps, TensorInfo
 
 EXACT_GROUPS = "HOROVOD_DISABLE_GROUP_FUSION"
@@ -30,7 +30,7 @@ class HorovodRankFile(RankFile, kw_only=True):
     idle_comm: IdleComm | None = None
 
 
-class HorovodJobFile(JobFile, kw_only=True):
+class HorovodJobFile(RawJobFile, kw_only=True):
     """``job.json`` of a Horovod job."""
 
     settings: CommSettings
@@ -63,7 +63,7 @@ def phase_events(
     """Horovod's phases within the steps, as rank 0 wrote them."""
     shift_us = (timeline.origin_ns - base_ns) / 1e3
     tensor_of = np.array([tensor_of_horovod.get(tensor.name, -1) for tensor in timeline.tensors], dtype=np.int64)
-    kind_of = np.full(max(Phase) + 1, -1, dtype=np.int64)
+    kind_of = np.full(max(TimelinePhase) + 1, -1, dtype=np.int64)
     for phase, kind in KIND_OF_PHASE.items():
         kind_of[phase] = kind
     start = timeline.start_us + shift_us

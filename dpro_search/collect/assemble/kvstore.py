@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.assemble.common import (
-    JobFile,
     RankFile,
+    RawJobFile,
     completed,
     job_facts,
     joined,
@@ -28,7 +28,7 @@ from dpro_search.collect.assemble.common import (
     steps_of,
 )
 from dpro_search.collect.assemble.kvstore_slices import Slicing
-from dpro_search.collect.clock import CommSpans, align_clocks
+from dpro_search.collect.clock import ONE_MACHINE, CommSpans, align_clocks, one_clock
 from dpro_search.collect.readers.mxnet.files import COMM, Profile, Span, Symbol, read_profile, read_symbol
 from dpro_search.collect.readers.mxnet.importer import ProfileWriter
 from dpro_search.collect.trace import ClockReport, Steps, TensorInfo, Trace
@@ -42,7 +42,7 @@ _LONGEST_NS = 2**62
 _BESIDE = re.compile(r"SetValueOp|_zeros.*|CopyCPU2CPU|_backward_.*|.*_update")
 
 
-class Parameter(msgspec.Struct, kw_only=True):
+class StoreParameter(msgspec.Struct, kw_only=True):
     """A parameter of the Trainer; its position is its key."""
 
     key: int
@@ -58,7 +58,7 @@ class StoreFacts(msgspec.Struct, kw_only=True):
 
     type: str
     update_on_kvstore: bool
-    parameters: list[Parameter]
+    parameters: list[StoreParameter]
     compression: str = ""
 
 
@@ -68,7 +68,7 @@ class MxnetHookFile(RankFile, kw_only=True):
     kvstore: StoreFacts | None = None
 
 
-class ServerJobFile(JobFile, kw_only=True):
+class ServerJobFile(RawJobFile, kw_only=True):
     """``job.json`` of a job with servers beside its ranks."""
 
     servers: int
@@ -175,9 +175,8 @@ class _JobWriter(ProfileWriter):
         }
 
     def _clock(self) -> ClockReport:
-        zero = (0.0,) * (len(self._workers) + len(self._servers))
         if {*self._machines, self._boot} == {self._boot}:
-            return ClockReport(offset_us=zero, residual_us=zero, method="all processes ran on one machine and share its clock")
+            return one_clock(len(self._workers) + len(self._servers), ONE_MACHINE)
         common = list(self._common().values())
         shape = (len(common), len(self._workers))
         spans = CommSpans(
@@ -187,12 +186,12 @@ class _JobWriter(ProfileWriter):
         )
         report = align_clocks(spans, self._machines)
         beside = self._machines.index(self._boot) if self._boot in self._machines else 0
-        step_comms = "" if self._boot in self._machines else "; servers taken to share the first worker's clock"
+        note = "" if self._boot in self._machines else "; servers taken to share the first worker's clock"
         count = len(self._servers)
         return ClockReport(
             offset_us=(*report.offset_us, *[report.offset_us[beside]] * count),
             residual_us=(*report.residual_us, *[report.residual_us[beside]] * count),
-            method=report.method + step_comms,
+            method=report.method + note,
         )
 
 

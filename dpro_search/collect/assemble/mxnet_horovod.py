@@ -32,9 +32,9 @@ from dpro_search.collect.assemble.horovod_phases import (
     timeline_dropped,
     timeline_warnings,
 )
-from dpro_search.collect.assemble.kvstore import Parameter, StoreFacts
-from dpro_search.collect.assemble.mxnet_horovod_steps import AllReduce, StepOps, comm_node, divide_into_steps, step_graph
-from dpro_search.collect.readers.horovod.timeline import HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.assemble.kvstore import StoreFacts, StoreParameter
+from dpro_search.collect.assemble.mxnet_horovod_steps import CarriedTensor, StepOps, comm_node, divide_into_steps, step_graph
+from dpro_search.collect.readers.horovod.timeline import HorovodTimeline, TimelinePhase, read_horovod_timeline
 from dpro_search.collect.readers.mxnet.files import COMM, Profile, Symbol, read_profile, read_symbol
 from dpro_search.collect.readers.mxnet.node_matching import unmatched_warnings
 from dpro_search.collect.recorded_names import role_in_mxnet
@@ -60,7 +60,7 @@ class MxnetHorovodHookFile(HorovodRankFile, kw_only=True):
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _MxnetRank:
     hook: MxnetHorovodHookFile
     profile: Profile
     steps: list[StepOps]
@@ -103,14 +103,14 @@ def _checked_hook(folder: Path) -> MxnetHorovodHookFile:
     return hook
 
 
-def _trained(hook: MxnetHorovodHookFile) -> list[Parameter]:
+def _trained(hook: MxnetHorovodHookFile) -> list[StoreParameter]:
     assert hook.kvstore is not None  # it was checked
     return [parameter for parameter in hook.kvstore.parameters if parameter.trained]
 
 
 def _carried(
-    timeline: HorovodTimeline, profile: Profile, hook: MxnetHorovodHookFile, parameters: list[Parameter]
-) -> list[AllReduce]:
+    timeline: HorovodTimeline, profile: Profile, hook: MxnetHorovodHookFile, parameters: list[StoreParameter]
+) -> list[CarriedTensor]:
     """The all-reduces that ended while rank 0 was profiled, in their order: the tensor (an index) and collective of each."""
     ends_us = [op.end_us for op in profile.ops if COMM.search(op.name)]
     if not ends_us:
@@ -126,7 +126,7 @@ def _carried(
                 f"horovod_timeline.json: '{name}' is no gradient's all-reduce of a hvd.DistributedTrainer with num_groups=0; "
                 "all-reduce nothing else in the profiled steps, and fuse with HOROVOD_FUSION_THRESHOLD"
             )
-        all_reduces.append(AllReduce(tensor=index[name], collective=int(timeline.collective[row])))
+        all_reduces.append(CarriedTensor(tensor=index[name], collective=int(timeline.collective[row])))
     return all_reduces
 
 
@@ -136,7 +136,7 @@ def _rows_of(timeline: HorovodTimeline, ends_us: Floats, before: int, path: Path
     A job that all-reduces nothing but each gradient once a step had `before` of them before: then Horovod's note and the
     profiler's end may be further apart, as they are where the engine waits for its core.
     """
-    rows = np.flatnonzero(timeline.phase == Phase.WHOLE)
+    rows = np.flatnonzero(timeline.phase == TimelinePhase.WHOLE)
     noted_us = timeline.end_us[rows] + timeline.origin_ns / 1e3
 
     def apart_us(start: int) -> float:
@@ -152,7 +152,7 @@ def _rows_of(timeline: HorovodTimeline, ends_us: Floats, before: int, path: Path
     return rows[start : start + len(ends_us)]
 
 
-def _tensors_by_name(timeline: HorovodTimeline, hook: MxnetHorovodHookFile, parameters: list[Parameter]) -> dict[str, int]:
+def _tensors_by_name(timeline: HorovodTimeline, hook: MxnetHorovodHookFile, parameters: list[StoreParameter]) -> dict[str, int]:
     """The gradients (their indices) by the names that Horovod has for them."""
     assert hook.kvstore is not None  # it was checked
     position = {f"{hook.kvstore.prefix}{parameter.key}": number for number, parameter in enumerate(parameters)}
@@ -160,16 +160,18 @@ def _tensors_by_name(timeline: HorovodTimeline, hook: MxnetHorovodHookFile, para
     return {name: position[key] for name, key in known.items() if key in position}
 
 
-def _rank(profile: Profile, hook: MxnetHorovodHookFile, carried: list[AllReduce], tensors: int, symbol: Symbol | None) -> _Rank:
+def _rank(
+    profile: Profile, hook: MxnetHorovodHookFile, carried: list[CarriedTensor], tensors: int, symbol: Symbol | None
+) -> _MxnetRank:
     steps = hook.traced_steps
-    return _Rank(hook, profile, divide_into_steps(profile, carried, steps, tensors, symbol))
+    return _MxnetRank(hook, profile, divide_into_steps(profile, carried, steps, tensors, symbol))
 
 
 def _trace(
     job: HorovodJobFile,
-    ranks: list[_Rank],
+    ranks: list[_MxnetRank],
     timeline: HorovodTimeline,
-    parameters: list[Parameter],
+    parameters: list[StoreParameter],
     symbol: Symbol | None,
     dropped: Counter[str],
 ) -> Trace:
@@ -205,7 +207,7 @@ def _trace(
     return completed(trace)
 
 
-def _tensor(number: int, parameter: Parameter) -> TensorInfo:
+def _tensor(number: int, parameter: StoreParameter) -> TensorInfo:
     return TensorInfo(
         name=parameter.name,
         node=comm_node(number),
@@ -215,7 +217,7 @@ def _tensor(number: int, parameter: Parameter) -> TensorInfo:
     )
 
 
-def _steps(rank: _Rank, number: int, base_ns: int) -> Steps:
+def _steps(rank: _MxnetRank, number: int, base_ns: int) -> Steps:
     """Steps of a rank: as the hook saw them, but the profiled ones as the engine ran them; the last, of unknown end, is left out.
 
     CPU time was read at the hook's starts; up to the engine's it is interpolated.
@@ -239,7 +241,7 @@ def _steps(rank: _Rank, number: int, base_ns: int) -> Steps:
     )
 
 
-def _step_events(step: StepOps, rank: int, base_ns: int, parameters: list[Parameter], names: dict[str, int]) -> Events:
+def _step_events(step: StepOps, rank: int, base_ns: int, parameters: list[StoreParameter], names: dict[str, int]) -> Events:
     """Operators and all-reduces of one step of one rank."""
     base_us = base_ns / 1e3
     ops = [*step.compute, *(op for op, _ in step.updates)]
@@ -276,7 +278,7 @@ def _in_their_steps(phases: Events, steps: list[StepOps]) -> Events:
     return replace(phases, step=np.array(moved, dtype=np.int64))
 
 
-def _warnings(ranks: list[_Rank], timeline: HorovodTimeline, events: Events, symbol: Symbol | None) -> tuple[str, ...]:
+def _warnings(ranks: list[_MxnetRank], timeline: HorovodTimeline, events: Events, symbol: Symbol | None) -> tuple[str, ...]:
     warnings = timeline_warnings(timeline, events)
     if symbol is None:
         return (*warnings, "no graph of the network: operators are known by type and order")

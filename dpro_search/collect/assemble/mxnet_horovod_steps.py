@@ -25,7 +25,7 @@ _UPDATE = re.compile(r"_update(_|$)")
 
 
 @dataclass(frozen=True)
-class AllReduce:
+class CarriedTensor:
     """One tensor's all-reduce: index of the tensor, and number of the fused collective that carried it."""
 
     tensor: int
@@ -69,7 +69,7 @@ def comm_node(tensor: int) -> str:
 
 
 def divide_into_steps(
-    profile: Profile, carried: Sequence[AllReduce], steps: Sequence[int], tensors: int, symbol: Symbol | None
+    profile: Profile, carried: Sequence[CarriedTensor], steps: Sequence[int], tensors: int, symbol: Symbol | None
 ) -> list[StepOps]:
     """Divide a rank's profile into the given steps.
 

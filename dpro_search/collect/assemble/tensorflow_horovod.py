@@ -81,7 +81,7 @@ def read_hook(path: Path) -> HookFile:
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _TensorFlowRank:
     hook: HookFile
     profile: XPlaneRank
     graph: NodeGraph
@@ -127,7 +127,7 @@ def assemble(raw: Path) -> Trace:
     return completed(trace)
 
 
-def _read_rank(folder: Path) -> _Rank:
+def _read_rank(folder: Path) -> _TensorFlowRank:
     hook = read_hook(folder / "hook.json")
     if not hook.steps:
         raise InputError(
@@ -139,10 +139,10 @@ def _read_rank(folder: Path) -> _Rank:
     graph, comm_nodes = read_partition_graph(folder / "run_metadata.pb")
     profile, residual_us = epoch_origin(read_xplane(folder / "xplane.pb"), traced)
     graph, misfits = with_tensors(graph, profile)
-    return _Rank(hook, profile, graph, comm_nodes, residual_us, misfits)
+    return _TensorFlowRank(hook, profile, graph, comm_nodes, residual_us, misfits)
 
 
-def _tensors(rank: _Rank, timeline: HorovodTimeline) -> tuple[tuple[TensorInfo, ...], dict[str, int]]:
+def _tensors(rank: _TensorFlowRank, timeline: HorovodTimeline) -> tuple[tuple[TensorInfo, ...], dict[str, int]]:
     """The gradients, and their indices by Horovod's name. Those that the hook could not name keep Horovod's name."""
     sizes = {tensor.name: tensor for tensor in timeline.tensors}
     names = {_tail(record.horovod): record.name for record in rank.hook.gradients}
@@ -173,7 +173,7 @@ def _tail(name: str) -> str:
 
 
 def _rank_events(
-    rank: _Rank, number: int, base_ns: int, steps: Steps, tensors: Sequence[TensorInfo], names: dict[str, int]
+    rank: _TensorFlowRank, number: int, base_ns: int, steps: Steps, tensors: Sequence[TensorInfo], names: dict[str, int]
 ) -> Events:
     """Ops and communication spans of one rank; a node that carries a group has one span for each of its tensors."""
     assert rank.profile.origin_ns is not None
@@ -231,7 +231,7 @@ def _equal(a: NodeGraph, b: NodeGraph) -> bool:
     return strings and all(np.array_equal(column, other) for column, other in columns)
 
 
-def _dropped(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> dict[str, int]:
+def _dropped(ranks: Sequence[_TensorFlowRank], timeline: HorovodTimeline) -> dict[str, int]:
     """Counts of events that the readers left out, by reason: events of the profiles, and of the timeline."""
     dropped: dict[str, int] = {}
     for rank in ranks:
@@ -242,7 +242,7 @@ def _dropped(ranks: Sequence[_Rank], timeline: HorovodTimeline) -> dict[str, int
     return dropped | timeline_dropped(timeline)
 
 
-def _warnings(ranks: Sequence[_Rank], timeline: HorovodTimeline, events: Events) -> tuple[str, ...]:
+def _warnings(ranks: Sequence[_TensorFlowRank], timeline: HorovodTimeline, events: Events) -> tuple[str, ...]:
     warnings = timeline_warnings(timeline, events)
     for number, rank in enumerate(ranks):
         unpaired = rank.profile.dropped.get("unpaired", 0)

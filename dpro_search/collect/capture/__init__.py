@@ -8,6 +8,6 @@ from dpro_search.collect.capture.graph_file import CapturedOp as CapturedOp
 from dpro_search.collect.capture.graph_file import CapturedStep as CapturedStep
 from dpro_search.collect.capture.graph_file import CapturedTensor as CapturedTensor
 from dpro_search.collect.capture.graph_file import IssuedCollective as IssuedCollective
-from dpro_search.collect.capture.graph_file import Phase as Phase
+from dpro_search.collect.capture.graph_file import StepPhase as StepPhase
 from dpro_search.collect.capture.graph_file import read_graph as read_graph
 from dpro_search.collect.capture.graph_file import written_graph as written_graph

@@ -18,7 +18,7 @@ GROWTH = {".": (0, 0), "b": (1, 0), "s": (0, 1), "x": (1, 1), "q": (0, 2), "y": 
 Growth = Annotated[str, msgspec.Meta(pattern=f"^[{''.join(GROWTH)}]*$")]
 
 
-class Phase(IntEnum):
+class StepPhase(IntEnum):
     """Part of a step."""
 
     FORWARD = 0
@@ -53,7 +53,7 @@ class CapturedOp(msgspec.Struct, array_like=True, frozen=True):
     """An op that a step runs, as PyTorch dispatches it; views, which move nothing, are left out."""
 
     name: str  # Namespace and name: "aten::mm".
-    phase: Phase
+    phase: StepPhase
     module: str  # Path of the module that called it, or whose forward pass it differentiates.
     inputs: tuple[CapturedTensor, ...]
     outputs: tuple[CapturedTensor, ...]
@@ -75,7 +75,7 @@ class SavedTensor(msgspec.Struct, array_like=True, frozen=True):
     grows: tuple[int, int] = (0, 0)  # Powers of batch and sequence.
 
 
-class Parameter(msgspec.Struct, array_like=True, frozen=True):
+class CapturedParameter(msgspec.Struct, array_like=True, frozen=True):
     """A parameter of the whole model, before it is split."""
 
     name: str
@@ -96,7 +96,7 @@ class IssuedCollective(msgspec.Struct, frozen=True):
     """A collective that the rank issues, or a message between two ranks."""
 
     type: str
-    phase: Phase
+    phase: StepPhase
     module: str
     elements: int  # Of the whole tensor of all ranks (all-gather, reduce-scatter), or of each rank's.
     bytes: int
@@ -115,7 +115,7 @@ class CapturedStep(msgspec.Struct, frozen=True):
     parameter_tensors: tuple[int, ...]
     input_tensors: tuple[int, ...]
     buffer_tensors: tuple[int, ...]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[CapturedParameter, ...]
     local_parameter_bytes: int  # What the rank holds.
     gradient_bytes: int
     optimizer_bytes: int
@@ -128,7 +128,7 @@ class CapturedStep(msgspec.Struct, frozen=True):
     tied: bool
     seconds: float
 
-    def flops(self, *phases: Phase) -> int:
+    def flops(self, *phases: StepPhase) -> int:
         """FLOPs of some phases, or of all."""
         return sum(op.flops for op in self.ops if not phases or op.phase in phases)
 

@@ -28,7 +28,7 @@ import msgspec
 
 from dpro_search._text import holds_secrets
 from dpro_search.collect._files import require_new, scratch_folder, write_file
-from dpro_search.collect.assemble.common import JobFile, RankFile, read_json
+from dpro_search.collect.assemble.common import RankFile, RawJobFile, read_json
 from dpro_search.collect.launch.netns import ShapedHosts, shaped_hosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
 from dpro_search.collect.launch.step_times import Schedule, StepTimes, step_times
@@ -104,7 +104,7 @@ class Launcher(ABC):
             The framework, a permission or disk space is missing.
         """
         require_new(out)
-        job = JobFile(
+        job = RawJobFile(
             format=self.format,
             ranks=spec.ranks,
             command=spec.command,
@@ -190,7 +190,7 @@ class Launcher(ABC):
         """Raise `MissingCapabilityError` unless the job can run here."""
         require_framework(spec.interpreter, self.modules, self.environment)
 
-    def job_file(self, job: JobFile, spec: JobSpec, shaped: bool) -> JobFile:
+    def job_file(self, job: RawJobFile, spec: JobSpec, shaped: bool) -> RawJobFile:
         """Content of ``job.json``; a kind adds what only it has. Raises `InputError` for an invalid setting."""
         return job
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from dpro_search.collect.assemble.common import JobFile, RankFile
+from dpro_search.collect.assemble.common import RankFile, RawJobFile
 from dpro_search.collect.assemble.horovod_phases import EXACT_GROUPS, HorovodJobFile
 from dpro_search.collect.assemble.mxnet_horovod import FORMAT as MXNET_FORMAT
 from dpro_search.collect.assemble.mxnet_horovod import MxnetHorovodHookFile, assemble_mxnet_horovod, read_mxnet_horovod_hook
@@ -43,7 +43,7 @@ class HorovodLauncher(Launcher):
             raise InputError(f"{_CONTROLLER}={name}: known are {', '.join(_CONTROLLERS)}")
         return name
 
-    def job_file(self, job: JobFile, spec: JobSpec, shaped: bool) -> HorovodJobFile:
+    def job_file(self, job: RawJobFile, spec: JobSpec, shaped: bool) -> HorovodJobFile:
         env = {**os.environ, **spec.env}
         exact = {EXACT_GROUPS: env[EXACT_GROUPS]} if env.get(EXACT_GROUPS, "0") != "0" else {}
         facts = {**msgspec.structs.asdict(job), "knobs": {_CONTROLLER: self.controller(spec), **exact}}

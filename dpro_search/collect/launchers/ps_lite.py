@@ -16,7 +16,7 @@ import msgspec
 from dpro_search.collect.assemble.byteps import FORMAT as BYTEPS_FORMAT
 from dpro_search.collect.assemble.byteps import KNOBS as BYTEPS_KNOBS
 from dpro_search.collect.assemble.byteps import assemble_byteps, read_byteps_hook
-from dpro_search.collect.assemble.common import JobFile
+from dpro_search.collect.assemble.common import RawJobFile
 from dpro_search.collect.assemble.kvstore import FORMAT, MxnetHookFile, ServerJobFile, assemble_kvstore, read_mxnet_hook
 from dpro_search.collect.assemble.kvstore_slices import DEFAULT_KNOBS
 from dpro_search.collect.launch.parameter_servers import (
@@ -63,7 +63,7 @@ class PsLiteLauncher(Launcher):
         env = {**os.environ, **spec.env}
         return ServerSpec(count=servers_of(env, spec.ranks), on_workers=on_workers_of(env))
 
-    def job_file(self, job: JobFile, spec: JobSpec, shaped: bool) -> ServerJobFile:
+    def job_file(self, job: RawJobFile, spec: JobSpec, shaped: bool) -> ServerJobFile:
         env, servers = {**os.environ, **spec.env}, self.server_spec(spec)
         knobs = {name: env.get(name, value) for name, value in {**self.default_knobs, SERVER_HOSTS: "own"}.items()}
         return ServerJobFile(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpro_search.collect.assemble.torch.files import FORMAT, FSDP_FORMAT, TorchHookFile, read_torch_hook
+from dpro_search.collect.assemble.common import RankFile
+from dpro_search.collect.assemble.torch.files import FORMAT, FSDP_FORMAT, read_torch_hook
 from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.launchers._base import Launcher, Run
@@ -26,7 +27,7 @@ class TorchLauncher(Launcher):
     def assemble(self, raw: Path) -> Trace:
         return assemble_torch(raw)
 
-    def read_hook(self, folder: Path) -> TorchHookFile:
+    def read_hook(self, folder: Path) -> RankFile:
         return read_torch_hook(folder / "hook.json")
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assemble.common import JobFile, RankFile, no_profiled_step, read_job, read_json, steps_of
+from dpro_search.collect.assemble.common import RankFile, RawJobFile, no_profiled_step, read_job, read_json, steps_of
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
-from dpro_search.collect.launchers._base import Launcher, Run
+from dpro_search.collect.launchers._base import Run
+from dpro_search.collect.launchers.torch import TorchLauncher
 from dpro_search.collect.trace import CollectiveKind, ProcessGroup, Trace
 from dpro_search.errors import InputError
 
@@ -26,21 +27,16 @@ class ParallelHookFile(RankFile, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelLauncher(Launcher):
+class ParallelLauncher(TorchLauncher):
     """Starts the ranks as torchrun would; a step is one of the optimizer's."""
 
-    framework: str = "pytorch"
-    environment: str = "torch"
-    modules: tuple[str, ...] = ("torch",)
-
     def start(self, run: Run) -> None:
-        hook = {**run.hook, "FRAMEWORK": FORMAT}
-        run_torch_ranks(run.spec, run.folder, hosts=run.hosts, hook=hook)
+        run_torch_ranks(run.spec, run.folder, hosts=run.hosts, hook={**run.hook, "FRAMEWORK": FORMAT})
 
     def assemble(self, raw: Path) -> Trace:
         return assemble_parallel(raw)
 
-    def read_hook(self, folder: Path) -> ParallelHookFile:
+    def read_hook(self, folder: Path) -> RankFile:
         return _hook(folder)
 
 
@@ -56,7 +52,7 @@ def assemble_parallel(raw: Path) -> Trace:
     """
     from dpro_search.collect.readers.kineto.importer import read  # needs scipy
 
-    job = read_job(raw, JobFile, FORMAT)
+    job = read_job(raw, RawJobFile, FORMAT)
     folders = [raw / f"rank{rank}" for rank in range(job.ranks)]
     hooks = [_hook(folder) for folder in folders]
     for folder, hook in zip(folders, hooks, strict=True):

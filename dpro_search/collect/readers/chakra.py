@@ -52,7 +52,7 @@ _VALUES = ("double_val", "int32_val", "int64_val", "uint32_val", "uint64_val", "
 
 
 @dataclass(kw_only=True)
-class _Node:
+class _ChakraNode:
     id: int
     name: str
     type: int
@@ -171,18 +171,18 @@ def _ranks(paths: Sequence[Path]) -> list[Path]:
     return [named[rank] for rank in sorted(named)] if len(named) == len(paths) else list(paths)
 
 
-def _nodes(path: Path, dropped: Counter[str]) -> list[_Node]:
+def _nodes(path: Path, dropped: Counter[str]) -> list[_ChakraNode]:
     data, damage = read_available(path)
     head = varint(data, 0)
     frames = Frames(data[sum(head) if head else 0 :], _decoded, _FIRST, _IDENTITY)
-    node_of_id: dict[int, _Node] = {}
+    node_of_id: dict[int, _ChakraNode] = {}
     for node in frames:
         if node.id in node_of_id:
             dropped["nodes of one id"] += 1
         elif not (node.start_time_micros < _LONGEST_US and node.duration_micros < _LONGEST_US):
             dropped["out of range"] += 1
         else:
-            node_of_id[node.id] = _Node(
+            node_of_id[node.id] = _ChakraNode(
                 id=node.id,
                 name=text(node.name),
                 type=node.type,
@@ -212,7 +212,7 @@ def _value(attribute: Any) -> Any:
     return None
 
 
-def _laid_out(nodes: Sequence[_Node], dropped: Counter[str]) -> list[_Node]:
+def _laid_out(nodes: Sequence[_ChakraNode], dropped: Counter[str]) -> list[_ChakraNode]:
     """The nodes with starts, in the order in which they become possible; of several at once the first in the file."""
     place = {node.id: i for i, node in enumerate(nodes)}
     needs = [{dep for dep in node.data_deps if dep in place and dep != node.id} for node in nodes]
@@ -239,12 +239,12 @@ def _laid_out(nodes: Sequence[_Node], dropped: Counter[str]) -> list[_Node]:
     return done
 
 
-def _possible_us(node: _Node, nodes: Sequence[_Node], place: dict[int, int]) -> float:
+def _possible_us(node: _ChakraNode, nodes: Sequence[_ChakraNode], place: dict[int, int]) -> float:
     before = [nodes[place[dep]] for dep in node.data_deps if dep in place and dep != node.id]
     return max((other.start_us + other.length_us for other in before), default=0.0)
 
 
-def _collectives(ranks: Sequence[Sequence[_Node]]) -> dict[tuple[int, int], int]:
+def _collectives(ranks: Sequence[Sequence[_ChakraNode]]) -> dict[tuple[int, int], int]:
     """Number of the collective or message of each (rank, node id) whose peers were found."""
     parts: dict[tuple[Any, ...], list[tuple[int, int]]] = defaultdict(list)
     for rank, nodes in enumerate(ranks):
@@ -268,7 +268,7 @@ def _collectives(ranks: Sequence[Sequence[_Node]]) -> dict[tuple[int, int], int]
     return numbers
 
 
-def _kind(node: _Node) -> EventKind:
+def _kind(node: _ChakraNode) -> EventKind:
     if node.communicates:
         return EventKind.COLLECTIVE
     if node.on_host:
@@ -279,7 +279,7 @@ def _kind(node: _Node) -> EventKind:
 def _add_rank(
     table: EventTable,
     rank: int,
-    nodes: Sequence[_Node],
+    nodes: Sequence[_ChakraNode],
     base_us: float,
     numbers: dict[tuple[int, int], int],
     groups: dict[str, int],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.collect.assemble.common import shifted
-from dpro_search.collect.clock import CommSpans, align_clocks
+from dpro_search.collect.clock import CommSpans, align_clocks, one_clock
 from dpro_search.collect.trace import (
     DESCRIPTIONS,
     ClockReport,
@@ -178,7 +178,7 @@ def steps_of(rows: Iterable[tuple[int, int, float, float]]) -> Steps:
 
 def clocks_as_recorded(ranks: int, why: str) -> ClockReport:
     """The report of a recording whose clocks were not changed; `why` says what is known about them."""
-    return ClockReport(offset_us=(0.0,) * ranks, residual_us=(0.0,) * ranks, method=f"as recorded: {why}")
+    return one_clock(ranks, f"as recorded: {why}")
 
 
 def steps_by_repetition(keys: Sequence[Hashable]) -> list[int]:

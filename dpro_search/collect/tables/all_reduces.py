@@ -143,7 +143,7 @@ def read_comm_table(path: Path) -> CommTable:
     kind = _kind_of(head)
     if kind not in (KIND, None):
         raise TraceFormatError(f"{path}, line 1: a table of {kind}, not of {KIND}")
-    header = read_header(path, head, _Head, CommHeader, (TABLE_VERSION,), KIND)
+    header = read_header(path, head, _AllReducesHead, CommHeader, (TABLE_VERSION,), KIND)
     rows, dropped = read_rows(lines, AllReduceRow)
     return CommTable(header=header, rows=tuple(rows), dropped=dict(dropped))
 
@@ -161,7 +161,7 @@ def is_comm_table(path: Path) -> bool:
 def _kind_of(line: bytes) -> str | None:
     """What a first line says that a table holds; None: it is no first line."""
     try:
-        return msgspec.json.decode(line, type=_Head).kind
+        return msgspec.json.decode(line, type=_AllReducesHead).kind
     except DAMAGED:
         return None
 
@@ -171,7 +171,7 @@ def _middle_mean(rounds_us: Sequence[float]) -> float:
     return statistics.fmean(sorted(rounds_us)[cut : len(rounds_us) - cut])
 
 
-class _Head(Head):
+class _AllReducesHead(Head):
     kind: str
 
 

@@ -58,7 +58,7 @@ class ClusterTensor(msgspec.Struct, frozen=True, array_like=True):
     value: tuple[int | float, ...] = ()
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class OpCluster(msgspec.Struct, frozen=True, kw_only=True):
     """Ops that run, or would run, as one: k of them, in topological order."""
 
     ops: tuple[ClusterOp, ...]
@@ -136,7 +136,7 @@ class MeasuredCluster(msgspec.Struct, frozen=True, kw_only=True, tag="measured",
     model: str
     batch: int
     index: int  # which draw of this model and batch
-    cluster: Cluster
+    cluster: OpCluster
     unfused_min_us: tuple[float, ...]  # [rounds] with the call, as all of these
     unfused_median_us: tuple[float, ...]
     fused_min_us: tuple[float, ...]
@@ -229,7 +229,7 @@ def read_table(path: Path) -> ClusterTable:
         if not whole:
             dropped["the compressed file is cut off or damaged"] += 1
     head, *lines = data.split(b"\n")
-    header = read_header(path, head, _Head, TableHeader, _READ_VERSIONS, "measured clusters")
+    header = read_header(path, head, _ClustersHead, TableHeader, _READ_VERSIONS, "measured clusters")
     rows, reasons = read_rows(lines, Row)
     return ClusterTable(header=header, rows=tuple(rows), dropped=dict(dropped + reasons))
 
@@ -269,7 +269,7 @@ def compact(table: ClusterTable, path: Path) -> None:
     write_file(path, as_lines(table.header, table.rows, compressed=True))
 
 
-class _Head(Head):
+class _ClustersHead(Head):
     row: str
 
 

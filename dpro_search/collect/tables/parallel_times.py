@@ -59,7 +59,7 @@ class UpdateTime(msgspec.Struct, frozen=True, kw_only=True):
     us: _Amount
 
 
-class RankStep(msgspec.Struct, frozen=True, kw_only=True):
+class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's step on a GPU under a plan, with no other rank: exchanges take no time.
 
     Attributes
@@ -127,7 +127,7 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[BlockTime, ...] = ()
     updates: tuple[UpdateTime, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
-    steps: tuple[RankStep, ...] = ()  # On GPUs.
+    steps: tuple[TimedStep, ...] = ()  # On GPUs.
 
     @staticmethod
     def load(path: Path) -> ParallelTimes:
@@ -152,7 +152,7 @@ class ParallelTimes(msgspec.Struct, frozen=True, kw_only=True):
         blocks: Iterable[BlockTime] = (),
         updates: Iterable[UpdateTime] = (),
         collectives: Iterable[CollectiveTime] = (),
-        steps: Iterable[RankStep] = (),
+        steps: Iterable[TimedStep] = (),
     ) -> ParallelTimes:
         """The same with further rows; one that was measured before of the same thing is replaced."""
         steps = tuple(steps)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search._compiled import njit
-from dpro_search.collect.tables.clusters import Cluster
+from dpro_search.collect.tables.clusters import OpCluster
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.fused.flat import FlatClusters
 from dpro_search.costmodel.fused.flatten import flatten
@@ -72,7 +72,7 @@ def feature_names(sees: str) -> tuple[str, ...]:
     return {"shapes": FEATURES, "times": TIMED_FEATURES}[sees]
 
 
-def shaped_features(clusters: Sequence[Cluster] | FlatClusters) -> ClusterFeatures:
+def shaped_features(clusters: Sequence[OpCluster] | FlatClusters) -> ClusterFeatures:
     """Features of clusters whose tensors' shapes are known."""
     flat = clusters if isinstance(clusters, FlatClusters) else flatten(clusters)
     leads = leaders(flat)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpro_search.collect.tables.clusters import ROLES, Cluster
+from dpro_search.collect.tables.clusters import ROLES, OpCluster
 from dpro_search.collect.trace import Ints
 from dpro_search.costmodel.fused import op_parts
 from dpro_search.costmodel.fused.flat import OP, TENSOR, FlatClusters, Records, pointers
@@ -56,7 +56,7 @@ _PRODUCT_FIELDS = ("batches", "rows", "depth", "columns", "pixels", "holes", "sw
 _REMEMBERED = 1 << 16  # distinct ops
 
 
-def flatten(clusters: Sequence[Cluster]) -> FlatClusters:
+def flatten(clusters: Sequence[OpCluster]) -> FlatClusters:
     """Clusters as arrays."""
     ops: dict[TypedOp, int] = {}
     types: dict[tuple[str, Shape], int] = {}

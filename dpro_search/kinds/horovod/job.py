@@ -44,7 +44,7 @@ from dpro_search.space.tensorflow.fusion_moves import threshold_groups
 from dpro_search.space.tensorflow.op_level import typical_step
 from dpro_search.space.transformations import JobFacts, PlanSpace, Transformation, horovod_facts, horovod_space
 from dpro_search.space.transformations.compute import ComputeGraph, transformed
-from dpro_search.space.transformations.gradients import Accumulation, Compression
+from dpro_search.space.transformations.gradients import Fp16Compression, GradientAccumulation
 from dpro_search.space.transformations.horovod import AllReduceAlgorithms
 from dpro_search.space.transformations.op_fusion import OpFusion
 from dpro_search.space.transformations.precision import Precision
@@ -218,10 +218,10 @@ class Horovod(MeasuredJob[DataflowGraph]):
         if "recomputation" in requested:
             transformations.append(Recomputation(self._facts, self._compute))
         if "accumulation" in requested:
-            transformations.append(Accumulation(self._facts, self._compute, allow_lossy=options.allow_lossy))
+            transformations.append(GradientAccumulation(self._facts, self._compute, allow_lossy=options.allow_lossy))
         if options.allow_lossy:
             copy_us = self.measured.costs.copy_in_us
-            transformations.append(Compression(self._facts, self._compute, copy_us_per_byte=copy_us, allow_lossy=True))
+            transformations.append(Fp16Compression(self._facts, self._compute, copy_us_per_byte=copy_us, allow_lossy=True))
         return transformations
 
     def _named_all_reduces(self) -> CommunicationModel | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dpro_search.collect.capture import CapturedOp, CapturedTensor
-from dpro_search.collect.capture.graph_file import GROWTH, Parameter, dtype_bytes
+from dpro_search.collect.capture.graph_file import GROWTH, CapturedParameter, dtype_bytes
 from dpro_search.parallel.captured.flow import Flow
 from dpro_search.parallel.captured.regions import Regions, is_matmul
 from dpro_search.parallel.model import TENSOR_DIM, Block, Op, OpType, Shape
@@ -36,7 +36,7 @@ class BlockMaker:
     batch: int
     sequence: int
     before: frozenset[int]
-    weights: Mapping[int, Sequence[Parameter]]
+    weights: Mapping[int, Sequence[CapturedParameter]]
     sizes: dict[str, float] = field(default_factory=dict)
     causal: bool = False
     tokens: int = -1  # The op that is called "tokens": of an embedding's matrix that the head uses too.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dpro_search.collect.capture import CapturedGraph
-from dpro_search.collect.capture.graph_file import Parameter
+from dpro_search.collect.capture.graph_file import CapturedParameter
 from dpro_search.errors import InputError
 from dpro_search.parallel.captured.blocks import BlockMaker
 from dpro_search.parallel.captured.flow import Flow, flow_of, segments_of
@@ -82,7 +82,7 @@ def _counted(made: Sequence[Block]) -> tuple[Block, ...]:
     return (replace(first, name="embedding"), *blocks, replace(last, name="head"))
 
 
-def _weights(flow: Flow, segments: Sequence[Sequence[int]], graph: CapturedGraph) -> Mapping[int, tuple[Parameter, ...]]:
+def _weights(flow: Flow, segments: Sequence[Sequence[int]], graph: CapturedGraph) -> Mapping[int, tuple[CapturedParameter, ...]]:
     """Parameters by op: a product of their own module, else its first op, else the first of the nearest module around it."""
     products: dict[str, int] = {}
     first: dict[str, int] = {}
@@ -95,7 +95,7 @@ def _weights(flow: Flow, segments: Sequence[Sequence[int]], graph: CapturedGraph
         while path and path not in first:
             first[path] = number
             path = path.rpartition(".")[0]
-    parameters_of: dict[int, list[Parameter]] = defaultdict(list)
+    parameters_of: dict[int, list[CapturedParameter]] = defaultdict(list)
     for parameter in graph.plain.parameters:
         path = parameter.name.rpartition(".")[0]
         while path and path not in products and path not in first:
@@ -104,7 +104,7 @@ def _weights(flow: Flow, segments: Sequence[Sequence[int]], graph: CapturedGraph
     return {number: tuple(parameters) for number, parameters in parameters_of.items()}
 
 
-def _tied_op(graph: CapturedGraph, flow: Flow, segment: Sequence[int], weights: Mapping[int, Sequence[Parameter]]) -> int:
+def _tied_op(graph: CapturedGraph, flow: Flow, segment: Sequence[int], weights: Mapping[int, Sequence[CapturedParameter]]) -> int:
     """The op of the first block whose parameter the head uses too; -1: none."""
     if not graph.plain.tied:
         return -1

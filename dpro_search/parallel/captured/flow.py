@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dpro_search.collect.capture import CapturedGraph, CapturedOp, Phase
+from dpro_search.collect.capture import CapturedGraph, CapturedOp, StepPhase
 from dpro_search.collect.capture.graph_file import SavedTensor
 
 ALLOCATIONS = frozenset(
@@ -49,7 +49,7 @@ def flow_of(graph: CapturedGraph) -> Flow:
     """The data flow of the step on one device."""
     step = graph.plain
     parameters = frozenset(step.parameter_tensors)
-    ops = {number: op for number, op in enumerate(step.ops) if op.phase is Phase.FORWARD and op.name not in ALLOCATIONS}
+    ops = {number: op for number, op in enumerate(step.ops) if op.phase is StepPhase.FORWARD and op.name not in ALLOCATIONS}
     writers: dict[int, list[int]] = defaultdict(list)
     sources: dict[int, tuple[int, ...]] = {}
     readers: dict[int, list[int]] = defaultdict(list)
@@ -63,7 +63,7 @@ def flow_of(graph: CapturedGraph) -> Flow:
     last = max(ops, default=-1)
     backward: dict[int, list[CapturedOp]] = defaultdict(list)
     for op in step.ops:
-        if op.phase is Phase.BACKWARD and op.name not in ALLOCATIONS:
+        if op.phase is StepPhase.BACKWARD and op.name not in ALLOCATIONS:
             backward[_nearest(op.forward, ops, last)].append(op)
     saved: dict[int, list[SavedTensor]] = defaultdict(list)
     for each in step.saved:

@@ -23,7 +23,7 @@ from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.launch.netns import shaped_hosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework, run_ranks
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
-from dpro_search.collect.tables.parallel_times import BlockTime, CollectiveTime, ParallelTimes, RankStep, UpdateTime
+from dpro_search.collect.tables.parallel_times import BlockTime, CollectiveTime, ParallelTimes, TimedStep, UpdateTime
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.jobs import RecordedJob, with_exported, with_observer
 from dpro_search.errors import InputError, JobError
@@ -255,10 +255,10 @@ def _without_recomputation(row: BlockTime, alone: ParallelJob) -> BlockTime:
     return msgspec.structs.replace(row, backward_us=max(row.backward_us - share * row.forward_us, 0.0))
 
 
-def _step(strategy: Strategy, content: Sequence[dict[str, Any]], rows: tuple[BlockTime, ...]) -> RankStep:
+def _step(strategy: Strategy, content: Sequence[dict[str, Any]], rows: tuple[BlockTime, ...]) -> TimedStep:
     """Records of one process, which has a GPU."""
     (run,) = content
-    return RankStep(
+    return TimedStep(
         settings=_settings(strategy),
         micro_batches=strategy.micro_batches,
         step_us=float(np.median([step["step_us"] for step in run["steps"]])),
@@ -269,7 +269,7 @@ def _step(strategy: Strategy, content: Sequence[dict[str, Any]], rows: tuple[Blo
     )
 
 
-def beside_passes(alone: ParallelJob, step: RankStep, elements: float) -> UpdateTime:
+def beside_passes(alone: ParallelJob, step: TimedStep, elements: float) -> UpdateTime:
     """Time of a GPU's step in addition to the passes of usual micro-batches.
 
     The update; what the first micro-batch has to gather and to cast, and what the last one hands over to be exchanged.

@@ -15,13 +15,13 @@ import numpy as np
 from dpro_search.collect.trace import CollectiveKind, Floats, Ints
 from dpro_search.costmodel.collectives.horovod import CommCosts, at_cluster
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.graph.fsdp import FsdpGraph, Mark, Purpose
+from dpro_search.graph.fsdp import CollectiveMark, FsdpGraph, Purpose
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.data_parallel import RankStep
 from dpro_search.space.programs.ddp_job import GLOO_THREADS, Action, LabelledJob, numbered_cores
 from dpro_search.space.replay_graph import OrderPolicy
 
-_ACTION = {Mark.POST: Action.POST, Mark.WAIT: Action.WAIT}
+_ACTION = {CollectiveMark.POST: Action.POST, CollectiveMark.WAIT: Action.WAIT}
 _COLLECTIVE = {
     Purpose.FORWARD: CollectiveKind.ALL_GATHER,
     Purpose.BACKWARD: CollectiveKind.ALL_GATHER,
@@ -33,7 +33,7 @@ _COLLECTIVE = {
 class _Step:
     """A mark of the program and the core time before it, [samples, ranks]."""
 
-    mark: Mark
+    mark: CollectiveMark
     collective: int
     work_us: Floats
 
@@ -85,7 +85,7 @@ def fsdp_steps(graph: FsdpGraph, *, prefetch: bool = False, reshard: bool = True
     program, last, order = _program(graph, prefetch=prefetch, reshard=reshard)
     number = {collective: place for place, collective in enumerate(order)}
     op = np.arange(len(program))
-    posts = np.array([step.mark == Mark.POST for step in program])
+    posts = np.array([step.mark == CollectiveMark.POST for step in program])
     tensor = np.array([number[step.collective] for step in program])
     forward, backward = _forward_segments(program, graph), len(program)
     kind = np.where(np.arange(backward + 1) < forward, OpKind.FORWARD, OpKind.BACKWARD)
@@ -119,17 +119,17 @@ def fsdp_steps(graph: FsdpGraph, *, prefetch: bool = False, reshard: bool = True
 def _program(graph: FsdpGraph, *, prefetch: bool, reshard: bool) -> tuple[list[_Step], _Step, list[int]]:
     """Posts and waits of every rank, what comes after the last, and the collectives in the order of their posts."""
     program = [
-        _Step(Mark(mark), collective, graph.work_us[:, :, place])
+        _Step(CollectiveMark(mark), collective, graph.work_us[:, :, place])
         for place, (mark, collective) in enumerate(zip(graph.mark.tolist(), graph.collective.tolist(), strict=True))
     ]
-    last = _Step(Mark.WAIT, -1, graph.after_us)
+    last = _Step(CollectiveMark.WAIT, -1, graph.after_us)
     if not reshard:
         program, last = _kept(program, last, set(np.flatnonzero(graph.purpose == Purpose.BACKWARD).tolist()))
     if prefetch:
         program = list(_awaited_late(program, graph))
         program = _posted_early(program, graph)
     program, last = _joined(program, last)
-    return program, last, [step.collective for step in program if step.mark == Mark.POST]
+    return program, last, [step.collective for step in program if step.mark == CollectiveMark.POST]
 
 
 def _forward_segments(program: Sequence[_Step], graph: FsdpGraph) -> int:
@@ -141,41 +141,46 @@ def _forward_segments(program: Sequence[_Step], graph: FsdpGraph) -> int:
 
 def _kept(program: Sequence[_Step], last: _Step, dropped: set[int]) -> tuple[list[_Step], _Step]:
     """Without some gathers and the copies that belong to them; what was computed beside stays."""
-    copied = {step.collective for step in program if step.mark == Mark.COPY_IN}
+    copied = {step.collective for step in program if step.mark == CollectiveMark.COPY_IN}
     steps: list[_Step] = []
     carried = np.zeros_like(last.work_us)
     for step in program:
         if step.collective not in dropped:
             steps.append(replace(step, work_us=step.work_us + carried))
             carried = np.zeros_like(carried)
-        elif step.mark not in (Mark.POST, Mark.READY) or step.collective not in copied:  # before these: the copies
+        elif (
+            step.mark not in (CollectiveMark.POST, CollectiveMark.READY) or step.collective not in copied
+        ):  # before these: the copies
             carried = carried + step.work_us
     return steps, replace(last, work_us=last.work_us + carried)
 
 
 def _awaited_late(program: Sequence[_Step], graph: FsdpGraph) -> Iterator[_Step]:
     """With the wait for each gather where its parameters are copied to their places."""
-    copied = {step.collective for step in program if step.mark == Mark.COPY_OUT}
+    copied = {step.collective for step in program if step.mark == CollectiveMark.COPY_OUT}
     carried = np.zeros_like(graph.after_us)
     for step in program:
-        if step.mark == Mark.WAIT and step.collective in copied:
+        if step.mark == CollectiveMark.WAIT and step.collective in copied:
             carried = carried + step.work_us
             continue
         work_us, carried = step.work_us + carried, np.zeros_like(carried)
-        if step.mark == Mark.COPY_OUT:
-            yield _Step(Mark.WAIT, step.collective, work_us)
+        if step.mark == CollectiveMark.COPY_OUT:
+            yield _Step(CollectiveMark.WAIT, step.collective, work_us)
             work_us = np.zeros_like(work_us)
         yield replace(step, work_us=work_us)
 
 
 def _posted_early(program: list[_Step], graph: FsdpGraph) -> list[_Step]:
     """With each gather of the forward pass, and the copy before it, where the parameters of the one before are in their places."""
-    order = [step.collective for step in program if step.mark == Mark.POST]
+    order = [step.collective for step in program if step.mark == CollectiveMark.POST]
     for before, gather in pairwise(order):
         if graph.purpose[before] != Purpose.FORWARD or graph.purpose[gather] != Purpose.FORWARD:
             continue
         place = {(step.mark, step.collective): i for i, step in enumerate(program)}
-        begin, posted, ready = (place.get(key, -1) for key in ((Mark.COPY_IN, gather), (Mark.POST, gather), (Mark.READY, before)))
+        begin, posted, ready = (
+            place.get(key, -1)
+            for key in ((CollectiveMark.COPY_IN, gather), (CollectiveMark.POST, gather), (CollectiveMark.READY, before))
+        )
         if begin < 0 or posted != begin + 1 or not 0 <= ready < begin:
             continue
         following = program[posted + 1]

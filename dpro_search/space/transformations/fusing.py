@@ -47,19 +47,19 @@ def fused(step: Step, slacks_us: Sequence[float]) -> list[Part]:
     slacks_us
         What fusing two parts may cost at first; the best of what these lead to counts.
     """
-    best = min((_fused(step, slack_us) for slack_us in slacks_us), key=_Parts.us)  # the first of equals
+    best = min((_fused(step, slack_us) for slack_us in slacks_us), key=_StepParts.us)  # the first of equals
     return [part for part in best.parts() if len(part) > 1]
 
 
-def _fused(step: Step, slack_us: float) -> _Parts:
-    parts = _Parts(step)
+def _fused(step: Step, slack_us: float) -> _StepParts:
+    parts = _StepParts(step)
     contraction = step.compute.contraction()
     parts.improve(parts.fusions, lambda move: contraction.fuse(parts.ops(move.new[0])), least_us=_LEAST_US - slack_us)
     parts.improve(parts.changes, parts.keep_order, least_us=_LEAST_US)
     return parts
 
 
-class _Parts:
+class _StepParts:
     """A step's ops as parts: at first, each by itself."""
 
     def __init__(self, step: Step) -> None:

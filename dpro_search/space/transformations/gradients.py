@@ -23,7 +23,7 @@ _TRIED_PARTS = (2, 4, 8, 16)
 _MOST_PARTS = 64
 
 
-class Accumulation(Knob, GraphTransformation):
+class GradientAccumulation(Knob, GraphTransformation):
     """Every part runs all ops on its share of the batch, at least for as long as an op takes that has nothing to do.
 
     The gradients of all parts but the first are added up, at what the recorded updates take for a byte. The graph's posts are those
@@ -87,7 +87,7 @@ class Accumulation(Knob, GraphTransformation):
         return updates / total if total else 0.0
 
 
-class Compression(GradientCompression, GraphTransformation):
+class Fp16Compression(GradientCompression, GraphTransformation):
     """Half the bytes of every float32 gradient, for a cast before its post and one before its update."""
 
     def __init__(self, job: JobFacts, compute: ComputeGraph, *, copy_us_per_byte: float, allow_lossy: bool) -> None:

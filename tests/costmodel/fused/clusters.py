@@ -2,7 +2,7 @@
 
 import functools
 
-from dpro_search.collect.tables.clusters import Cluster, ClusterTable, bundled_table_path, read_table
+from dpro_search.collect.tables.clusters import ClusterTable, OpCluster, bundled_table_path, read_table
 from dpro_search.costmodel.fused.model_file import FusionModel
 
 _EVERY = 6
@@ -19,5 +19,5 @@ def model() -> FusionModel:
     return FusionModel.train([table()])
 
 
-def clusters() -> list[Cluster]:
+def clusters() -> list[OpCluster]:
     return [row.cluster for row in table().measured]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from costmodel.fused.clusters import clusters
 
-from dpro_search.collect.tables.clusters import Cluster, ClusterOp, ClusterTensor
+from dpro_search.collect.tables.clusters import ClusterOp, ClusterTensor, OpCluster
 from dpro_search.costmodel.fused.features import shaped_features
 from dpro_search.costmodel.fused.flatten import Product, product_of
 from dpro_search.costmodel.fused.op_classes import TypedOp
@@ -14,7 +14,7 @@ from dpro_search.costmodel.fused.op_parts import PART_CLASSES, PART_FEATURES, St
 def cluster_of(*ops, **tensors):
     """A cluster of (type, inputs, outputs, us) over tensors given as name=(shape, role)."""
     number = {name: i for i, name in enumerate(tensors)}
-    return Cluster(
+    return OpCluster(
         ops=tuple(ClusterOp(kind, tuple(map(number.get, used)), tuple(map(number.get, made))) for kind, used, made, _ in ops),
         tensors=tuple(ClusterTensor("float32", shape, role) for shape, role in tensors.values()),
         op_us=tuple(us for *_, us in ops),

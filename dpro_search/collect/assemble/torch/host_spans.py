@@ -72,7 +72,7 @@ class _Arguments(msgspec.Struct, gc=False, rename={"function": "Record function 
     sequence: Any = -1
 
 
-class _Record(msgspec.Struct, gc=False):
+class _ProfileRecord(msgspec.Struct, gc=False):
     ph: str
     name: str = ""
     cat: str = ""
@@ -83,7 +83,7 @@ class _Record(msgspec.Struct, gc=False):
 
 
 class _Profile(msgspec.Struct):
-    traceEvents: list[_Record]  # noqa: N815 (Kineto's name)
+    traceEvents: list[_ProfileRecord]  # noqa: N815 (Kineto's name)
     baseTimeNanoseconds: int = 0  # noqa: N815
 
 
@@ -105,7 +105,7 @@ def read_host_spans(path: Path) -> HostSpans:
     except DAMAGED as error:
         raise TraceFormatError(f"{path}: not a whole Kineto profile ({error}); record the job again") from error
     dropped: dict[str, int] = {}
-    kept: list[_Record] = []
+    kept: list[_ProfileRecord] = []
     for record in profile.traceEvents:
         reason = _reason_to_drop(record)
         if reason is None:
@@ -133,7 +133,7 @@ def read_host_spans(path: Path) -> HostSpans:
     )
 
 
-def _reason_to_drop(record: _Record) -> str | None:
+def _reason_to_drop(record: _ProfileRecord) -> str | None:
     """Why a record is no span of a host thread; None if it is one."""
     if record.ph != "X":
         return {"M": "metadata", "i": "instants", "s": "flows", "f": "flows"}.get(record.ph, "other phases")
@@ -146,11 +146,11 @@ def _reason_to_drop(record: _Record) -> str | None:
     return None
 
 
-def _function(record: _Record) -> int:
+def _function(record: _ProfileRecord) -> int:
     number = 0 if record.args is None else record.args.function
     return number if isinstance(number, int) and 0 < number < 2**63 else 0
 
 
-def _sequence(record: _Record) -> int:
+def _sequence(record: _ProfileRecord) -> int:
     number = -1 if record.args is None else record.args.sequence
     return number if isinstance(number, int) and 0 <= number < 2**63 else -1

@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.collect.assemble.common import JobFile, aligned, completed, job_facts, joined, read_job, shifted, steps_of
+from dpro_search.collect.assemble.common import RawJobFile, aligned, completed, job_facts, joined, read_job, shifted, steps_of
 from dpro_search.collect.assemble.torch.events import BUCKET, DdpEvents, FsdpEvents, fsdp_knobs, fsdp_tensors
 from dpro_search.collect.assemble.torch.files import FORMAT as FORMAT
 from dpro_search.collect.assemble.torch.files import FSDP_FORMAT as FSDP_FORMAT
@@ -40,7 +40,7 @@ _GPU_PROFILE = "kineto-gpu.json.gz"
 
 def assemble_torch(raw: Path) -> Trace:
     """Build the trace of a DistributedDataParallel or fully sharded job from its raw folder: see `Launcher.assemble`."""
-    job = read_job(raw, JobFile, *_KINDS)
+    job = read_job(raw, RawJobFile, *_KINDS)
     if (raw / "rank0" / _GPU_PROFILE).is_file():
         return _of_gpus(raw, job)
     kind = _KINDS[job.format]
@@ -80,7 +80,7 @@ def assemble_torch(raw: Path) -> Trace:
     return completed(trace)
 
 
-def _of_gpus(raw: Path, job: JobFile) -> Trace:
+def _of_gpus(raw: Path, job: RawJobFile) -> Trace:
     """The trace of ranks with GPUs: what `import` makes of their profiles, with the command that was recorded."""
     from dpro_search.collect.readers.kineto.importer import read  # needs scipy
 
@@ -128,7 +128,6 @@ _KINDS = {
     FORMAT: _Kind("ddp", _ddp_tensors, _ddp_knobs, DdpEvents),
     FSDP_FORMAT: _Kind("fsdp", fsdp_tensors, fsdp_knobs, FsdpEvents),
 }
-FORMATS = tuple(_KINDS)
 
 
 def _graphs(ranks: Sequence[RawRank]) -> tuple[tuple[NodeGraph, ...], tuple[int, ...]]:

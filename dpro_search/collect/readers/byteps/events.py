@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.readers.byteps.logs import Lane, MessageLog, ServerOp, rounds_of, wire_times
+from dpro_search.collect.readers.byteps.logs import MessageLane, MessageLog, ServerOp, rounds_of, wire_times
 from dpro_search.collect.readers.event_table import EventTable
 from dpro_search.collect.readers.mxnet import importer as mxnet_profiler
 from dpro_search.collect.readers.mxnet.files import COMM, Profile
@@ -42,7 +42,7 @@ class Push:
 
 
 @dataclass(kw_only=True)
-class Worker:
+class WorkerEvents:
     path: Path
     totals: list[tuple[float, float, str, int]] = field(default_factory=list)  # start, end, tensor, step
     parts: dict[tuple[int, int], Push] = field(default_factory=dict)  # by key and step
@@ -67,7 +67,7 @@ class JobEvents:
 
     def __init__(
         self,
-        workers: Sequence[Worker],
+        workers: Sequence[WorkerEvents],
         servers: Sequence[Server],
         names: dict[str, str],
         clock: ClockReport,
@@ -171,7 +171,7 @@ class JobEvents:
         self._collectives += 1
         return self._collectives - 1
 
-    def _add_worker(self, rank: int, worker: Worker) -> None:
+    def _add_worker(self, rank: int, worker: WorkerEvents) -> None:
         for start, end, tensor, step in worker.totals:
             number = self._whole.setdefault((tensor, step), len(self._whole))
             event = self._table.add(
@@ -226,7 +226,7 @@ class JobEvents:
                     ):
                         self._table.need(push, back)
 
-    def _add_wire(self, rank: int, worker: Worker) -> None:
+    def _add_wire(self, rank: int, worker: WorkerEvents) -> None:
         """Time on the wire of the messages of a worker's pushes and pulls."""
         if worker.log is None:
             return
@@ -234,8 +234,8 @@ class JobEvents:
             if server.log is None:
                 continue
             for part in worker.parts.values():
-                request = Lane(True, True, part.key, worker.log.node, server.log.node)
-                answer = Lane(False, False, part.key, server.log.node, worker.log.node)
+                request = MessageLane(True, True, part.key, worker.log.node, server.log.node)
+                answer = MessageLane(False, False, part.key, server.log.node, worker.log.node)
                 self._add_message(rank, number, part, "PUSH", wire_times(request, worker.log, server.log), 0)
                 self._add_message(rank, number, part, "PULL", wire_times(answer, server.log, worker.log), 1)
 

@@ -20,7 +20,7 @@ from dpro_search.collect.assemble.described import described
 from dpro_search.collect.readers._bytes import read_available
 from dpro_search.collect.readers._chrome import chrome_events
 from dpro_search.collect.readers._salvage import shown
-from dpro_search.collect.readers.byteps.events import FORMAT, STAGES, JobEvents, Push, Server, Worker, inside
+from dpro_search.collect.readers.byteps.events import FORMAT, STAGES, JobEvents, Push, Server, WorkerEvents, inside
 from dpro_search.collect.readers.byteps.logs import (
     MessageLog,
     ServerOp,
@@ -42,7 +42,7 @@ _NAMES = re.compile(rb"(?:[\w./:-]+\s*\n?)+")
 _LONGEST_US = 1e18
 
 
-class _Event(msgspec.Struct, gc=False):
+class _BytepsEvent(msgspec.Struct, gc=False):
     ph: str
     name: str
     ts: float
@@ -106,11 +106,11 @@ def _is_name_list(head: bytes) -> bool:
     )
 
 
-def read_worker(path: Path, dropped: Counter[str]) -> Worker:
+def read_worker(path: Path, dropped: Counter[str]) -> WorkerEvents:
     """One worker's push-pulls and their stages; raises as `chrome_events` does."""
-    events, left_out = chrome_events(path, _Event)
+    events, left_out = chrome_events(path, _BytepsEvent)
     dropped.update(left_out)
-    worker = Worker(path=path)
+    worker = WorkerEvents(path=path)
     parts: list[tuple[float, float, str, str, int]] = []
     for event in events:
         tensor, end = str(event.pid), event.ts + event.dur
@@ -162,7 +162,7 @@ def servers_of_logs(ops: Sequence[list[ServerOp]], logs: Sequence[MessageLog | N
     return servers
 
 
-def match_workers(workers: Sequence[Worker], logs: Sequence[MessageLog | None]) -> None:
+def match_workers(workers: Sequence[WorkerEvents], logs: Sequence[MessageLog | None]) -> None:
     """A worker's message log is the one that sent a push within most of the worker's pushes."""
     left = [log for log in logs if log is not None and log.role == "worker"]
     scores = []
@@ -179,7 +179,7 @@ def match_workers(workers: Sequence[Worker], logs: Sequence[MessageLog | None]) 
             taken.add(number)
 
 
-def _match_profiles(workers: Sequence[Worker], paths: Sequence[Path], dropped: Counter[str]) -> None:
+def _match_profiles(workers: Sequence[WorkerEvents], paths: Sequence[Path], dropped: Counter[str]) -> None:
     """A worker's profile is the one whose push-pulls begin when the worker's do."""
     profiles = [read_profile(path, dropped) for path in paths]
     pushed = [np.array([op.start_us for op in profile.ops if COMM.search(op.name)]) for profile in profiles]
@@ -197,7 +197,7 @@ def _match_profiles(workers: Sequence[Worker], paths: Sequence[Path], dropped: C
     dropped["profiles of no worker"] += len(profiles) - len(taken)
 
 
-def _clock(workers: Sequence[Worker], servers: Sequence[Server], base_us: float) -> ClockReport:
+def _clock(workers: Sequence[WorkerEvents], servers: Sequence[Server], base_us: float) -> ClockReport:
     """Workers from push-pulls that all of them made; servers from the messages between them and the workers."""
     common = sorted(set.intersection(*(set(worker.parts) for worker in workers)))
     common = [key for key in common if all({"PUSH", "PULL"} <= set(worker.parts[key].span_us) for worker in workers)]
@@ -228,7 +228,7 @@ def _clock(workers: Sequence[Worker], servers: Sequence[Server], base_us: float)
     return ClockReport(offset_us=tuple(offset), residual_us=tuple(residual), method=method)
 
 
-def _tensor_names(workers: Sequence[Worker], lists: Sequence[Path], dropped: Counter[str]) -> dict[str, str]:
+def _tensor_names(workers: Sequence[WorkerEvents], lists: Sequence[Path], dropped: Counter[str]) -> dict[str, str]:
     """Name of each tensor: its parameter's where a list has it, else BytePS's."""
     tensors = sorted({tensor for worker in workers for _, _, tensor, _ in worker.totals})
     names = {tensor: tensor.removeprefix("Comm.") for tensor in tensors}

@@ -23,7 +23,7 @@ _MESSAGE = re.compile(rb"(\d{1,17}) (True|False) (True|False) (True|False) (\d{1
 _SERVER_OP = re.compile(rb"(\d{1,17}): (start|end), (\d{1,18}), (\w+), (\d{1,9})")
 
 
-class Lane(NamedTuple):
+class MessageLane(NamedTuple):
     """Messages of one kind between two processes; they arrive in the order in which they were sent."""
 
     is_push: bool
@@ -39,8 +39,8 @@ class MessageLog:
 
     role: str
     node: int
-    sent: dict[Lane, list[int]] = field(default_factory=lambda: defaultdict(list))
-    received: dict[Lane, list[int]] = field(default_factory=lambda: defaultdict(list))
+    sent: dict[MessageLane, list[int]] = field(default_factory=lambda: defaultdict(list))
+    received: dict[MessageLane, list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 class ServerOp(NamedTuple):
@@ -77,7 +77,7 @@ def read_message_log(path: Path, dropped: Counter[str]) -> MessageLog | None:
             dropped[damaged(path)] += bool(line.strip())
             continue
         time_us, is_start, is_push, is_request, key, sender, receiver = match.groups()
-        lane = Lane(is_push == b"True", is_request == b"True", int(key), int(sender), int(receiver))
+        lane = MessageLane(is_push == b"True", is_request == b"True", int(key), int(sender), int(receiver))
         (log.sent if is_start == b"True" else log.received)[lane].append(int(time_us))
     return log
 
@@ -108,7 +108,7 @@ def read_server_log(path: Path, dropped: Counter[str]) -> list[ServerOp]:
     return sorted(ops)
 
 
-def wire_times(lane: Lane, sender: MessageLog, receiver: MessageLog) -> list[tuple[int, int]]:
+def wire_times(lane: MessageLane, sender: MessageLog, receiver: MessageLog) -> list[tuple[int, int]]:
     """(sent, received) of the messages of a lane that both ends logged, on each end's own clock."""
     return list(zip(sender.sent.get(lane, ()), receiver.received.get(lane, ()), strict=False))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from dpro_search.collect.assemble.described import described
 from dpro_search.collect.readers.event_table import EventTable, clocks_as_recorded, steps_by_repetition
-from dpro_search.collect.readers.horovod.timeline import KIND_OF_PHASE, HorovodTimeline, Phase, read_horovod_timeline
+from dpro_search.collect.readers.horovod.timeline import KIND_OF_PHASE, HorovodTimeline, TimelinePhase, read_horovod_timeline
 from dpro_search.collect.readers.importers import Importer
 from dpro_search.collect.trace import CollectiveKind, DependencyKind, EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, TraceFormatError
@@ -30,7 +30,7 @@ _COMM_STREAM = 1  # Horovod's thread; stream 0 is the framework's
 
 
 @dataclass
-class _Run:
+class _TensorAllReduce:
     """One all-reduce of one tensor: rows of the timeline."""
 
     tensor: int
@@ -91,10 +91,10 @@ def read(paths: Sequence[Path]) -> Trace:
     )
 
 
-def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
+def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_TensorAllReduce]:
     """The all-reduces in the order of their enqueues."""
-    runs: list[_Run] = []
-    under_way: dict[int, _Run] = {}
+    runs: list[_TensorAllReduce] = []
+    under_way: dict[int, _TensorAllReduce] = {}
     columns = (timeline.tensor, timeline.phase, timeline.start_us, timeline.end_us, timeline.collective)
     for row, (tensor, phase, start_us, end_us, collective) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         if end_us < start_us:
@@ -102,10 +102,10 @@ def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
             continue
         run = under_way.get(tensor)
         if run is None:
-            run = under_way[tensor] = _Run(tensor=tensor, enqueue_us=start_us)
+            run = under_way[tensor] = _TensorAllReduce(tensor=tensor, enqueue_us=start_us)
             runs.append(run)
         run.collective = max(run.collective, collective)
-        if phase != Phase.WHOLE:
+        if phase != TimelinePhase.WHOLE:
             run.rows.append(row)
         else:
             run.end_us = end_us if end_us >= run.enqueue_us else None
@@ -114,9 +114,9 @@ def _runs(timeline: HorovodTimeline, dropped: Counter[str]) -> list[_Run]:
     return sorted(runs, key=lambda run: run.enqueue_us)
 
 
-def _steps(runs: Sequence[_Run]) -> list[tuple[float, float]]:
+def _steps(runs: Sequence[_TensorAllReduce]) -> list[tuple[float, float]]:
     """First enqueue and last completion of every whole step; the runs learn their step."""
-    groups: dict[int, list[_Run]] = defaultdict(list)
+    groups: dict[int, list[_TensorAllReduce]] = defaultdict(list)
     for run, number in zip(runs, steps_by_repetition([run.tensor for run in runs]), strict=True):
         groups[number].append(run)
     last = len(groups) - 1
@@ -131,7 +131,7 @@ def _steps(runs: Sequence[_Run]) -> list[tuple[float, float]]:
     return steps
 
 
-def _warnings(timeline: HorovodTimeline, runs: Sequence[_Run], steps: int, path: Path) -> tuple[str, ...]:
+def _warnings(timeline: HorovodTimeline, runs: Sequence[_TensorAllReduce], steps: int, path: Path) -> tuple[str, ...]:
     warnings = []
     if timeline.truncated:
         warnings.append(f"{path.name} is cut off; the last record was left out")
@@ -150,7 +150,9 @@ def _warnings(timeline: HorovodTimeline, runs: Sequence[_Run], steps: int, path:
     return tuple(warnings)
 
 
-def _add_runs(events: EventTable, timeline: HorovodTimeline, runs: Sequence[_Run], steps: Sequence[tuple[float, float]]) -> None:
+def _add_runs(
+    events: EventTable, timeline: HorovodTimeline, runs: Sequence[_TensorAllReduce], steps: Sequence[tuple[float, float]]
+) -> None:
     last_end: list[list[int]] = [[] for _ in steps]  # events that a step's end waits for
     enqueued: list[list[int]] = [[] for _ in steps]
     for run in runs:
@@ -169,7 +171,7 @@ def _add_runs(events: EventTable, timeline: HorovodTimeline, runs: Sequence[_Run
                 enqueued[run.step].append(comm)
                 last_end[run.step].append(comm)
         for row in run.rows:
-            kind = KIND_OF_PHASE[Phase(int(timeline.phase[row]))]
+            kind = KIND_OF_PHASE[TimelinePhase(int(timeline.phase[row]))]
             span: dict[str, Any] = {"start_us": float(timeline.start_us[row]), "end_us": float(timeline.end_us[row])}
             events.add(f"horovod {kind.name.lower()}", kind, stream=_COMM_STREAM, **span, **about)
     for number, (before, after) in enumerate(pairwise(steps)):

@@ -34,7 +34,7 @@ _LARGEST_BYTES = 2**50
 _RANK_DIGITS = 5  # longer numbers are damaged
 
 
-class Phase(enum.IntEnum):
+class TimelinePhase(enum.IntEnum):
     """Phases of an all-reduce: each row of a timeline is of one."""
 
     NEGOTIATE = 0  # from the first rank that enqueued the tensor to the last
@@ -46,11 +46,11 @@ class Phase(enum.IntEnum):
 
 
 KIND_OF_PHASE = {
-    Phase.NEGOTIATE: EventKind.NEGOTIATE,
-    Phase.QUEUE: EventKind.QUEUE,
-    Phase.MEMCPY_IN: EventKind.MEMCPY_IN,
-    Phase.TRANSFER: EventKind.ALLREDUCE,
-    Phase.MEMCPY_OUT: EventKind.MEMCPY_OUT,
+    TimelinePhase.NEGOTIATE: EventKind.NEGOTIATE,
+    TimelinePhase.QUEUE: EventKind.QUEUE,
+    TimelinePhase.MEMCPY_IN: EventKind.MEMCPY_IN,
+    TimelinePhase.TRANSFER: EventKind.ALLREDUCE,
+    TimelinePhase.MEMCPY_OUT: EventKind.MEMCPY_OUT,
 }
 
 
@@ -70,7 +70,7 @@ class HorovodTimeline:
     origin_ns: int  # Nanoseconds since the Unix epoch.
     tensors: tuple[TimelineTensor, ...]
     tensor: Ints  # Index into `tensors`, [n].
-    phase: Ints  # `Phase`, [n].
+    phase: Ints  # `TimelinePhase`, [n].
     start_us: Floats
     end_us: Floats
     collective: Ints  # Phases of one number belong to one (fused) collective, [n]; -1: its transfer had not begun.
@@ -103,10 +103,10 @@ def read_horovod_timeline(path: Path) -> HorovodTimeline:
     data, damage = read_available(path)
     dropped: Counter[str] = Counter()
     records = _records(data, path, dropped)
-    return _Reader(path, dropped).read(records, truncated=bool(damage) or bool(dropped[cut_off(path)]))
+    return _TimelineReader(path, dropped).read(records, truncated=bool(damage) or bool(dropped[cut_off(path)]))
 
 
-class _Record(msgspec.Struct, gc=False):
+class _TimelineRecord(msgspec.Struct, gc=False):
     ph: str
     name: str = ""
     pid: int = 0
@@ -114,17 +114,17 @@ class _Record(msgspec.Struct, gc=False):
     args: dict[str, str | int | float] | None = None
 
 
-def _records(data: bytes, path: Path, dropped: Counter[str]) -> list[_Record]:
+def _records(data: bytes, path: Path, dropped: Counter[str]) -> list[_TimelineRecord]:
     """All whole records; what is lost is added to `dropped`."""
     data = data.strip()
     if not data.startswith(b"["):
         raise TraceFormatError(f"{path}: not a Horovod timeline (expected a JSON list of events, beginning with '[')")
-    decode = list_decoder(_Record)
+    decode = list_decoder(_TimelineRecord)
     records = decode(data[1:].rstrip(b"], \t\r\n"))
     return events_of_damaged(data[1:], decode, path, dropped) if records is None else records
 
 
-class _Reader:
+class _TimelineReader:
     """Matches B and E of every process with a stack, and makes a row of each phase when it ends."""
 
     def __init__(self, path: Path, dropped: Counter[str]) -> None:
@@ -135,16 +135,16 @@ class _Reader:
         self._shapes: dict[int, tuple[str, tuple[int, ...]]] = {}
         self._rows: list[tuple[int, int, float, float]] = []
         self._collective: list[int] = []
-        self._run: dict[int, _Run] = {}  # the all-reduce under way of each process
+        self._run: dict[int, _UnfinishedAllReduce] = {}  # the all-reduce under way of each process
         self._collectives = 0
         self._transfer_ended = True  # the next transfer opens a new collective
         self._cycles: list[float] = []
         self._ranks = 0
         self._skipped: dict[str, int] = {}
 
-    def read(self, records: list[_Record], truncated: bool) -> HorovodTimeline:
+    def read(self, records: list[_TimelineRecord], truncated: bool) -> HorovodTimeline:
         origin_us = None
-        stacks: dict[int, list[_Record]] = {}
+        stacks: dict[int, list[_TimelineRecord]] = {}
         for record in records:
             if record.ph == "B":
                 stack = stacks.setdefault(record.pid, [])
@@ -173,32 +173,32 @@ class _Reader:
             )
         return self._result(origin_us * 1000, sum(map(len, stacks.values())), truncated)
 
-    def _fits(self, stack: list[_Record], record: _Record) -> bool:
+    def _fits(self, stack: list[_TimelineRecord], record: _TimelineRecord) -> bool:
         """Whether an end closes the last beginning: only the end of the whole all-reduce has dtype and shape."""
         whole = record.args is not None and "dtype" in record.args
         if self._dropped and len(stack) == 1 and stack[0].name == "ALLREDUCE":
             return whole
         return bool(stack) and (not whole or len(stack) == 1)
 
-    def _lose(self, pid: int, stack: list[_Record]) -> None:
+    def _lose(self, pid: int, stack: list[_TimelineRecord]) -> None:
         """Give up the spans under way of a process one of whose records was lost."""
         self._dropped[f"spans that a lost record leaves open in {shown(self._path)}"] += max(len(stack), 1)
         stack.clear()
         self._run.pop(pid, None)
 
-    def _begin(self, record: _Record, stack: list[_Record]) -> None:
+    def _begin(self, record: _TimelineRecord, stack: list[_TimelineRecord]) -> None:
         if len(stack) == 1 and record.name == "NEGOTIATE_ALLREDUCE":
-            self._run[record.pid] = _Run()
+            self._run[record.pid] = _UnfinishedAllReduce()
         elif len(stack) == 1 and record.name == "ALLREDUCE":
-            run = self._run.setdefault(record.pid, _Run())
+            run = self._run.setdefault(record.pid, _UnfinishedAllReduce())
             run.ready_us = record.ts if math.isnan(run.ready_us) else run.ready_us
         elif len(stack) == 2 and stack[0].name == "ALLREDUCE":
             phase = _phase(record.name)
             run = self._run[record.pid]
             if phase is not None and not run.queued:
                 run.queued = True
-                self._row(record.pid, Phase.QUEUE, run.ready_us, record.ts)
-            if phase is Phase.TRANSFER:
+                self._row(record.pid, TimelinePhase.QUEUE, run.ready_us, record.ts)
+            if phase is TimelinePhase.TRANSFER:
                 # One thread runs one collective at a time: it begins the transfer of all its tensors before it ends any.
                 self._collectives += self._transfer_ended
                 self._transfer_ended = False
@@ -206,13 +206,13 @@ class _Reader:
                 for row in run.rows:
                     self._collective[row] = run.collective
 
-    def _end(self, begun: _Record, record: _Record, stack: list[_Record]) -> None:
+    def _end(self, begun: _TimelineRecord, record: _TimelineRecord, stack: list[_TimelineRecord]) -> None:
         pid = record.pid
         if not stack and begun.name == "NEGOTIATE_ALLREDUCE":
-            self._row(pid, Phase.NEGOTIATE, begun.ts, record.ts)
+            self._row(pid, TimelinePhase.NEGOTIATE, begun.ts, record.ts)
             self._run[pid].ready_us = record.ts
         elif not stack and begun.name == "ALLREDUCE":
-            self._row(pid, Phase.WHOLE, begun.ts, record.ts)
+            self._row(pid, TimelinePhase.WHOLE, begun.ts, record.ts)
             del self._run[pid]
             if record.args is not None:
                 shape = tuple(int(number) for number in re.findall(r"\d{1,18}", str(record.args.get("shape", ""))))
@@ -221,11 +221,11 @@ class _Reader:
                     self._shapes[pid] = dtype, shape
         elif len(stack) == 1 and stack[0].name == "ALLREDUCE" and (phase := _phase(begun.name)) is not None:
             self._row(pid, phase, begun.ts, record.ts)
-            self._transfer_ended |= phase is Phase.TRANSFER
+            self._transfer_ended |= phase is TimelinePhase.TRANSFER
         else:
             self._skipped[begun.name] = self._skipped.get(begun.name, 0) + 1
 
-    def _row(self, pid: int, phase: Phase, start_us: float, end_us: float) -> None:
+    def _row(self, pid: int, phase: TimelinePhase, start_us: float, end_us: float) -> None:
         run = self._run[pid]
         run.rows.append(len(self._rows))
         self._rows.append((self._index.setdefault(pid, len(self._index)), phase, start_us, end_us))
@@ -263,7 +263,7 @@ class _Reader:
         return TimelineTensor(name=name, dtype=dtype, shape=shape, size_bytes=size_bytes if size_bytes < _LARGEST_BYTES else -1)
 
 
-class _Run:
+class _UnfinishedAllReduce:
     """One all-reduce of one tensor while it is read."""
 
     __slots__ = ("collective", "queued", "ready_us", "rows")
@@ -275,9 +275,9 @@ class _Run:
         self.rows: list[int] = []
 
 
-def _phase(name: str) -> Phase | None:
+def _phase(name: str) -> TimelinePhase | None:
     if name == "MEMCPY_IN_FUSION_BUFFER":
-        return Phase.MEMCPY_IN
+        return TimelinePhase.MEMCPY_IN
     if name == "MEMCPY_OUT_FUSION_BUFFER":
-        return Phase.MEMCPY_OUT
-    return Phase.TRANSFER if name.endswith("_ALLREDUCE") else None
+        return TimelinePhase.MEMCPY_OUT
+    return TimelinePhase.TRANSFER if name.endswith("_ALLREDUCE") else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpro_search._text import numbers_text
 from dpro_search.collect.clock import CommSpans, align_clocks
-from dpro_search.collect.readers.kineto.notes import Collective
+from dpro_search.collect.readers.kineto.notes import NotedCollective
 from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.trace import ClockReport, Floats
 from dpro_search.errors import InputError
@@ -60,7 +60,7 @@ def match_collectives(ranks: Sequence[RankRecords]) -> list[Match]:
     return matches
 
 
-def _group_of(collective: Collective, r: RankRecords, event: int) -> _Key:
+def _group_of(collective: NotedCollective, r: RankRecords, event: int) -> _Key:
     """The key that all parts of one collective share: group, kind, and sequence number or step."""
     group = collective.group_ranks or collective.group or ""
     if collective.sequence is not None and collective.sequence >= 0:

@@ -88,7 +88,7 @@ _INTEGERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frames:
+class PythonCalls:
     """n calls, [n] each; `name` and `thread` index the tables of the file."""
 
     name: npt.NDArray[np.int32]
@@ -163,7 +163,7 @@ class KinetoFile:
     shape_table: tuple[Shapes, ...]
     dtypes: tuple[str, ...]
     notes: dict[int, Note]
-    frames: Frames
+    frames: PythonCalls
     memory: MemoryCounts
     dropped: dict[str, int]
 
@@ -271,7 +271,7 @@ class _Columns:
             shape_table=shape_table,
             dtypes=dtypes,
             notes=self.notes,
-            frames=Frames(
+            frames=PythonCalls(
                 name=self._joined("frames.name", np.int32),
                 thread=self._joined("frames.thread", np.int32),
                 start_us=self._joined("frames.start_us", np.float64),

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto.notes import ITEM_BYTES, Collective
+from dpro_search.collect.readers.kineto.notes import ITEM_BYTES, NotedCollective
 from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.recorded_names import collective_kind_of
 from dpro_search.collect.trace import CollectiveKind, Dependencies, DependencyKind, EventKind, Ints, ProcessGroup, Shapes
@@ -135,12 +135,12 @@ def _paired(r: RankRecords, posts: list[int], spans: list[int]) -> Iterator[tupl
         at += 1
 
 
-def _collective(r: RankRecords, post: int, span: int, groups: GlooGroups) -> Collective:
+def _collective(r: RankRecords, post: int, span: int, groups: GlooGroups) -> NotedCollective:
     """Size: that of the largest tensor, which is the whole of what an all-gather or a reduce-scatter is about."""
     recorded, elements, dtype = _size(r, post, span)
     kind = _kind_of(r.names[r.name[post]])
     group = groups.of(kind, post, recorded[0])
-    return Collective(
+    return NotedCollective(
         label=kind.label,
         kind=kind,
         group=None if group is None else group.name,
@@ -159,10 +159,10 @@ def _size(r: RankRecords, post: int, span: int) -> tuple[list[Shapes], int, str]
     return recorded, max((math.prod(shape) for shapes in recorded for shape in shapes if shape), default=0), dtype
 
 
-def _message(r: RankRecords, post: int, span: int, way: CollectiveKind, ends: tuple[int, int] | None) -> Collective:
+def _message(r: RankRecords, post: int, span: int, way: CollectiveKind, ends: tuple[int, int] | None) -> NotedCollective:
     """One end of a message; one whose peer is not known has no other end."""
     _, elements, dtype = _size(r, post, span)
-    return Collective(
+    return NotedCollective(
         label="message" if ends else way.label,
         kind=way,
         group=None if ends else f"messages of rank {r.rank}",

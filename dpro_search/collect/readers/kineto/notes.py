@@ -178,7 +178,7 @@ def first_dtype(text: bytes) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collective:
+class NotedCollective:
     """A rank's part of a collective, as far as it is known.
 
     Attributes
@@ -210,7 +210,7 @@ class Collective:
     one_sided: bool = False
 
 
-def collective_of(kernel: str, notes: Sequence[Note]) -> Collective:
+def collective_of(kernel: str, notes: Sequence[Note]) -> NotedCollective:
     """A rank's part of a collective, from the name of its kernel and from notes, the most telling first."""
 
     def first(attribute: str) -> object:
@@ -221,7 +221,7 @@ def collective_of(kernel: str, notes: Sequence[Note]) -> Collective:
     short = kernel.split("(")[0]
     match = _LABEL.search(short) if communicates(kernel) or is_library_span(kernel) else None
     label = str(match[0] if match else named or short)
-    return Collective(
+    return NotedCollective(
         label=label.lower().replace("_", ""),
         kind=_collective_kind(kernel, notes),
         one_sided=is_one_sided(kernel),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto.columns import MODULE, Category, Frames, KinetoFile
+from dpro_search.collect.readers.kineto.columns import MODULE, Category, KinetoFile, PythonCalls
 from dpro_search.collect.readers.kineto.rank import RankRecords
 from dpro_search.collect.trace import Codes, EventKind, Floats, Ints
 
@@ -94,8 +94,8 @@ def _places(
     return file.thread[rows[source]].astype(np.int64), r.start_us[source]
 
 
-def _of(frames: Frames, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Frames:
-    return Frames(
+def _of(frames: PythonCalls, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> PythonCalls:
+    return PythonCalls(
         name=frames.name[chosen],
         thread=frames.thread[chosen],
         start_us=frames.start_us[chosen],
@@ -103,7 +103,7 @@ def _of(frames: Frames, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]])
     )
 
 
-def _paths(names: list[str], spans: Frames, up: Ints) -> Ints:
+def _paths(names: list[str], spans: PythonCalls, up: Ints) -> Ints:
     """The number of the path of each call of a module in `names`, which gets the paths that it lacks."""
     numbers: dict[str, int] = {}
     path, depth = [""] * len(spans), [0] * len(spans)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.collect.readers.kineto.columns import Category, KinetoFile
-from dpro_search.collect.readers.kineto.notes import Collective, collective_of
+from dpro_search.collect.readers.kineto.notes import NotedCollective, collective_of
 from dpro_search.collect.recorded_names import (
     communicates,
     computes_too,
@@ -62,7 +62,6 @@ _KERNEL_LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|K
 _LOST_SHARE = 0.01  # of the launches in the recorded steps, of which the device may lack records without a warning
 _OPTIMIZER = ("Optimizer.step", "optimizer.step")
 _LOADING = ("enumerate(DataLoader)", "enumerate(DataPipe)")  # spans of torch.utils.data
-_HOST_KINDS = (Category.HOST_OP, Category.ANNOTATION, Category.RUNTIME)
 # Columns of `RankRecords` that have a row for each event.
 EVENT_COLUMNS = (
     *("name", "kind", "stream", "start_us", "end_us", "size_bytes", "correlation", "annotation", "launch", "shapes", "dtype"),
@@ -139,7 +138,7 @@ class RankRecords:
     step_start_us: Floats
     step_end_us: Floats
     main_stream: int
-    collectives: dict[int, Collective]
+    collectives: dict[int, NotedCollective]
     syncs: tuple[tuple[str, int, int, int, int], ...]
     memory_us: Floats
     memory_bytes: Ints

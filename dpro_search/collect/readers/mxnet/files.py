@@ -55,7 +55,7 @@ class Profile:
         return any(op.name.startswith("_backward_") for op in self.ops)
 
 
-class _Event(msgspec.Struct, gc=False):
+class _ChromeEvent(msgspec.Struct, gc=False):
     ph: str
     name: str = ""
     cat: str = ""
@@ -67,7 +67,7 @@ class _Event(msgspec.Struct, gc=False):
 
 def read_profile(path: Path, dropped: Counter[str]) -> Profile:
     """Read one process's profile; raises as `chrome_events` does."""
-    events, left_out = chrome_events(path, _Event)
+    events, left_out = chrome_events(path, _ChromeEvent)
     dropped.update(left_out)
     threads: dict[int, int] = {}
     spans: dict[str, list[Span]] = {"operator": [], "MXNET_C_API": [], "": []}
@@ -128,7 +128,7 @@ class Symbol:
         return NodeGraph(name=self.names, op=self.ops, input_ptr=ptr.astype(np.int64), input_idx=read)
 
 
-class _Node(msgspec.Struct):
+class _SymbolNode(msgspec.Struct):
     op: str
     name: str
     inputs: list[list[int]] = []
@@ -136,7 +136,7 @@ class _Node(msgspec.Struct):
 
 
 class _SymbolFile(msgspec.Struct):
-    nodes: list[_Node]
+    nodes: list[_SymbolNode]
 
 
 def is_symbol(head: bytes) -> bool:
@@ -164,7 +164,7 @@ def read_symbol(path: Path) -> Symbol | None:
     )
 
 
-def _parameters(nodes: Sequence[_Node], i: int) -> tuple[int, ...]:
+def _parameters(nodes: Sequence[_SymbolNode], i: int) -> tuple[int, ...]:
     node = nodes[i]
     parameters = []
     for position, (number, *_) in enumerate(node.inputs):

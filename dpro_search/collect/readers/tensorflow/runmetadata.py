@@ -37,7 +37,7 @@ _LARGEST_BYTES = 2**50
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Node:
+class _ExecutedNode:
     """One executed node; epoch microseconds."""
 
     name: str
@@ -143,7 +143,7 @@ def read(paths: Sequence[Path]) -> Trace:
     )
 
 
-def _nodes(metadata: Any, dropped: Counter[str]) -> list[_Node]:
+def _nodes(metadata: Any, dropped: Counter[str]) -> list[_ExecutedNode]:
     ops = {text(node.name): text(node.op) for graph in metadata.partition_graphs for node in graph.node}
     devices = [text(stats.device) for stats in metadata.step_stats.dev_stats]
     by_stream = any("stream:" in device and _ALL_STREAMS not in device for device in devices)
@@ -161,7 +161,7 @@ def _nodes(metadata: Any, dropped: Counter[str]) -> list[_Node]:
             label = _LABEL.search(text(node.timeline_label))
             output = node.output[0].tensor_description if node.output else None
             nodes.append(
-                _Node(
+                _ExecutedNode(
                     name=text(node.node_name),
                     op=ops.get(text(node.node_name)) or (label[1] if label else ""),
                     device=device,
@@ -175,7 +175,7 @@ def _nodes(metadata: Any, dropped: Counter[str]) -> list[_Node]:
     return sorted(nodes, key=lambda node: (node.start_us, node.end_us))
 
 
-def _common(ranks: Sequence[Sequence[_Node]]) -> dict[str, list[_Node]]:
+def _common(ranks: Sequence[Sequence[_ExecutedNode]]) -> dict[str, list[_ExecutedNode]]:
     """Communication nodes that every rank executed once, by name."""
     names = [Counter(node.name for node in nodes if node.is_comm) for nodes in ranks]
     shared = [name for name in names[0] if all(counts[name] == 1 for counts in names)]
@@ -183,7 +183,9 @@ def _common(ranks: Sequence[Sequence[_Node]]) -> dict[str, list[_Node]]:
     return {name: [nodes[name] for nodes in by_name] for name in shared}
 
 
-def _add_rank(table: EventTable, rank: int, nodes: Sequence[_Node], base_us: float, tensor: dict[str, int]) -> dict[str, int]:
+def _add_rank(
+    table: EventTable, rank: int, nodes: Sequence[_ExecutedNode], base_us: float, tensor: dict[str, int]
+) -> dict[str, int]:
     """The events of one rank; returns those of the nodes that were executed once, by name."""
     streams: dict[tuple[str, int], int] = {}
     events: dict[str, list[int]] = defaultdict(list)

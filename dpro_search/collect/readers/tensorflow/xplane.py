@@ -109,7 +109,7 @@ def read_xplane(path: Path) -> XPlaneRank:
     if host is None:
         planes = ", ".join(f"'{plane.name}'" for plane in space.planes) or "none"
         raise TraceFormatError(f"{path}: no '/host:CPU' plane with events (planes: {planes}); record with host_tracer_level=3")
-    return _Reader(host).result(_profile_start_ns(space))
+    return _XPlaneReader(host).result(_profile_start_ns(space))
 
 
 def epoch_origin(profile: XPlaneRank, step_ns: npt.NDArray[np.int64]) -> tuple[XPlaneRank, float]:
@@ -162,7 +162,7 @@ def _profile_start_ns(space: Any) -> int | None:
     return None
 
 
-class _Reader:
+class _XPlaneReader:
     """Sorts a plane's events by their metadata; each kind becomes columns."""
 
     def __init__(self, plane: Any) -> None:

@@ -73,7 +73,7 @@ class _Item:
 
 
 @dataclass(kw_only=True)
-class _Gpu:
+class _GpuItems:
     """The items that ran on one GPU, by start."""
 
     file: int
@@ -107,7 +107,7 @@ def read(paths: Sequence[Path]) -> Trace:
         A file is no XSpace, or has no GPU plane with events.
     """
     dropped: Counter[str] = Counter()
-    gpus: list[_Gpu] = []
+    gpus: list[_GpuItems] = []
     calls: list[list[_Item]] = []
     for number, path in enumerate(paths):
         space = parse("XSpace", read_whole(path), path, dropped)
@@ -192,7 +192,7 @@ def _items(plane: Any, origin_us: float, stats_to_keep: frozenset[str], dropped:
     return items_of_line
 
 
-def _gpus(space: Any, file: int, origin_us: float, dropped: Counter[str]) -> list[_Gpu]:
+def _gpus(space: Any, file: int, origin_us: float, dropped: Counter[str]) -> list[_GpuItems]:
     stats_to_keep = frozenset({"correlation_id", "hlo_op", "hlo_module", "memcpy_details"})
     gpus = []
     for plane in space.planes:
@@ -203,7 +203,9 @@ def _gpus(space: Any, file: int, origin_us: float, dropped: Counter[str]) -> lis
             continue
         items = [item for of_line in _items(plane, origin_us, stats_to_keep, dropped).values() for item in of_line]
         if items:
-            gpus.append(_Gpu(file=file, ordinal=int(number[1]), items=sorted(items, key=lambda item: (item.start_us, item.end_us))))
+            gpus.append(
+                _GpuItems(file=file, ordinal=int(number[1]), items=sorted(items, key=lambda item: (item.start_us, item.end_us)))
+            )
     return sorted(gpus, key=lambda gpu: gpu.ordinal)
 
 
@@ -222,7 +224,7 @@ def _calls(space: Any, origin_us: float, dropped: Counter[str]) -> list[_Item]:
     return calls
 
 
-def _mark_steps(gpu: _Gpu) -> list[tuple[float, float]]:
+def _mark_steps(gpu: _GpuItems) -> list[tuple[float, float]]:
     """First start and last end of each step: an execution of the busiest module, with what runs beside it.
 
     What runs between two executions brings in the input of the next or takes away the output of the last: it belongs to that on its
@@ -271,7 +273,7 @@ def _longest_idle(items: Sequence[_Item]) -> int:
     return gaps_us.index(max(gaps_us))
 
 
-def _collectives(gpus: Sequence[_Gpu]) -> dict[int, int]:
+def _collectives(gpus: Sequence[_GpuItems]) -> dict[int, int]:
     """Number of the collective of each item (by identity) whose peers were found on all GPUs."""
     parts: dict[tuple[str, int], list[_Item]] = defaultdict(list)
     for gpu in gpus:
@@ -284,7 +286,7 @@ def _collectives(gpus: Sequence[_Gpu]) -> dict[int, int]:
     return {id(item): number for number, items in enumerate(whole) for item in items}
 
 
-def _add_gpu(table: EventTable, rank: int, gpu: _Gpu, base_us: float, numbers: dict[int, int]) -> None:
+def _add_gpu(table: EventTable, rank: int, gpu: _GpuItems, base_us: float, numbers: dict[int, int]) -> None:
     streams = {line: number for number, line in enumerate(sorted({item.thread for item in gpu.items}))}
     for item in gpu.items:
         item.event = table.add(
@@ -302,7 +304,7 @@ def _add_gpu(table: EventTable, rank: int, gpu: _Gpu, base_us: float, numbers: d
 
 
 def _add_calls(
-    table: EventTable, gpus: Sequence[tuple[int, _Gpu]], calls: Sequence[_Item], base_us: float, dropped: Counter[str]
+    table: EventTable, gpus: Sequence[tuple[int, _GpuItems]], calls: Sequence[_Item], base_us: float, dropped: Counter[str]
 ) -> None:
     """The calls of one process, on the rank of the GPU that they are about."""
     launched: dict[Any, list[tuple[int, _Item]]] = defaultdict(list)

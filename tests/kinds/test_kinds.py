@@ -71,6 +71,7 @@ class TestByteps(KindConformance):
 
 class TestImported(KindConformance):
     kind = imported.KIND
+    timeline_error = 0.01  # the iteration is the mean of two middle steps, of which the timeline shows the longer one
     unmoved = ("communication=0",)  # the job of one rank has none
 
     @classmethod

@@ -150,7 +150,8 @@ class Job(ABC):
     def lowered(self, plan: Plan) -> Lowered:
         """The job under a plan in `scenario`, with the error of the recorded setting's replay."""
         lowered = self._lowered_in(replace(self.scenario, plan=plan))
-        return replace(lowered, error=replace(lowered.error, replay=self.replay_error))
+        error = self.replay_error
+        return replace(lowered, error=replace(lowered.error, replay=error)) if error else lowered
 
     def _lowered_in(self, scenario: Scenario) -> Lowered:
         """What `lower` gives; the last one is kept, because a verb asks several questions about one scenario."""

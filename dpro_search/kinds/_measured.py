@@ -160,6 +160,8 @@ class MeasuredJob(Job, Generic[Graph]):
 
     def _scaled(self, step: MeasuredStep[Graph], scales: Sequence[Scale]) -> MeasuredStep[Graph]:
         """A step at other speeds; raises `InputError` for a rank that does not exist, or communication of a single one."""
+        if not scales:
+            return step
         graph, costs = step.graph, step.costs
         for scale in scales:
             if scale.what == "communication":

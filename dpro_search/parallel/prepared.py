@@ -203,7 +203,7 @@ class StepReplay:
 
 
 def _scales(scenario: Scenario) -> Scales:
-    """What the scenario's changes of speed say together."""
+    """All changes of speed of a scenario together."""
     scales = UNSCALED
     for scale in scenario.scales:
         scales = replace(scales, **{scale.what: getattr(scales, scale.what) * scale.factor})

@@ -1,4 +1,4 @@
-"""What settings mean together: `resolved` makes a `Strategy` of them, `settings_of` and `change` settings of a strategy."""
+"""`resolved` makes a `Strategy` of settings; `settings_of` and `change` make settings of a strategy."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ _FOLLOWING = tuple(name for name in ParallelSettings.__struct_fields__ if SETTIN
 
 
 def change(runs: ParallelSettings, today: Strategy, target: Strategy, fixed: Fixed) -> ParallelSettings:
-    """The fewest settings that make of today's strategy the wanted one: what follows from others is left out."""
+    """The fewest settings that make another strategy of today's: what follows from others is left out."""
     full, now = settings_of(target).settings, settings_of(today).settings
     kept = {name: value for name, value in full.items() if value != now.get(name)}
     meant = _meant(runs, kept, fixed)
-    if meant is not None:  # what a change takes back that is wanted
+    if meant is not None:  # a change of one setting has taken others back
         now = settings_of(meant).settings
         kept |= {name: value for name, value in full.items() if value != now.get(name)}
     for name in _FOLLOWING:

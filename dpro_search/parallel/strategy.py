@@ -28,7 +28,7 @@ class Recompute(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What follows from a setting beside prices and memory."""
+    """Everything that follows from a setting beside prices and memory."""
 
     words: Callable[[Any], str]  # A value in a few words.
     note: str  # Comment of its line in a job.toml.
@@ -440,7 +440,7 @@ class Strategy:
 
 
 SETTINGS: Mapping[str, Setting] = {each.name: each.metadata["setting"] for each in fields(Strategy) if each.metadata}
-"""Of each setting, in the order of `Strategy`."""
+"""Each setting by its name, in the order of `Strategy`."""
 DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(Strategy) if each.metadata}
 DETAILS = frozenset(("global_batch", *(name for name, setting in SETTINGS.items() if setting.detail)))
 """Fields that do not tell different plans apart."""

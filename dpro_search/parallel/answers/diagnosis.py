@@ -57,13 +57,13 @@ def stage_facts(timeline: Timeline, strategy: Strategy) -> list[dict[str, Any]]:
     """Times of one rank of each pipeline stage. All ranks of a stage do the same."""
     graph = timeline.graph
     alike = strategy.devices // strategy.pp
-    found = []
+    stages = []
     for stage in range(strategy.pp):
-        own = graph.rank_of_op == stage
-        passes_us = float(graph.duration_us[own & np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.BACKWARD))].sum())
-        update_us = float(graph.duration_us[own & (graph.op_kind == OpKind.UPDATE)].sum())
+        of_stage = graph.rank_of_op == stage
+        passes_us = float(graph.duration_us[of_stage & np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.BACKWARD))].sum())
+        update_us = float(graph.duration_us[of_stage & (graph.op_kind == OpKind.UPDATE)].sum())
         waits_us = max(timeline.iteration_us - passes_us - update_us, 0.0)
-        found.append(
+        stages.append(
             {
                 "rank": stage * alike,
                 "host": f"stage {stage}",
@@ -73,7 +73,7 @@ def stage_facts(timeline: Timeline, strategy: Strategy) -> list[dict[str, Any]]:
                 "waited_us": waits_us,
             }
         )
-    return found
+    return stages
 
 
 def stage_spans(timeline: Timeline, stages: int) -> list[dict[str, list[tuple[float, float]]]]:

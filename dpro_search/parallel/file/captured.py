@@ -13,7 +13,7 @@ from dpro_search.parallel.strategy import ParallelSettings
 
 FRAMEWORK = "pytorch-2"
 USUAL_DEVICE = "h100"
-"""Where no cluster is named: the file's comment says so."""
+"""The cluster of a file for which none is named; its comment says so."""
 
 
 def captured_job_toml(graph: CapturedGraph, name: str, cluster: str | None) -> str:

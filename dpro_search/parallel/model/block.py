@@ -40,10 +40,10 @@ class Block:
         context = sequence * self.context_share
         if limit is not None and limit < sequence:
             context = limit - limit**2 / (2 * sequence) if self.context_share < 1 else limit
-        found = {**self.sizes, "batch": batch, "sequence": sequence, "context": context, "keys": sequence, "source": source}
+        sizes = {**self.sizes, "batch": batch, "sequence": sequence, "context": context, "keys": sequence, "source": source}
         if self.top_k:
-            found["capacity"] = batch * sequence * self.top_k / self.sizes["experts"]
-        return found
+            sizes["capacity"] = batch * sequence * self.top_k / self.sizes["experts"]
+        return sizes
 
     def parameters(self) -> float:
         """Parameters of one repetition."""
@@ -168,7 +168,7 @@ def _layer(model: Architecture, layer: Layer, name: str) -> Block:
 
 def _layer_sizes(model: Architecture, layer: Layer) -> dict[str, float]:
     attention, feed_forward = layer.attention, layer.feed_forward
-    found: dict[str, float] = {
+    sizes: dict[str, float] = {
         "hidden": model.hidden,
         "heads": attention.heads,
         "kv_heads": attention.kv_heads,
@@ -181,11 +181,11 @@ def _layer_sizes(model: Architecture, layer: Layer) -> dict[str, float]:
         "one": 1,
     }
     if isinstance(feed_forward, Experts):
-        found |= {"experts": feed_forward.count, "choices": feed_forward.count, "expert_ffn": feed_forward.hidden}
-        found["shared_ffn"] = feed_forward.shared_hidden
+        sizes |= {"experts": feed_forward.count, "choices": feed_forward.count, "expert_ffn": feed_forward.hidden}
+        sizes["shared_ffn"] = feed_forward.shared_hidden
     else:
-        found["ffn"] = feed_forward.hidden
-    return found
+        sizes["ffn"] = feed_forward.hidden
+    return sizes
 
 
 def _attention(model: Architecture, attention: Attention, name: str, normed: str) -> Iterator[Op]:

@@ -80,12 +80,12 @@ class Config:
 
 def head_dim(config: Config, heads: int) -> int:
     hidden = config.whole("hidden_size", "n_embd", "d_model")
-    found = config.whole("head_dim", default=0)
+    given = config.whole("head_dim", default=0)
     if not heads:
         raise InputError(f"{config.where}: the number of attention heads must be at least 1, not 0")
-    if not found and hidden % heads:
+    if not given and hidden % heads:
         raise InputError(f"{config.where}: hidden_size {hidden} does not divide by {heads} heads")
-    return found or hidden // heads
+    return given or hidden // heads
 
 
 def llama_attention(config: Config, **more: Any) -> Attention:

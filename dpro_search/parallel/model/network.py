@@ -169,8 +169,8 @@ class NetworkBuilder:
         channels = self._size(self._named("norm"), "channels", source.channels)
         weight: Shape = ((channels,), (channels,)) if self.norm_weight else ()
         role, others = Role.INSTANCE_NORM if self.instances else Role.NORM, () if added is None else (added,)
-        found = self._pointwise("norm", source, *others, role=role, weight=weight, saves=(source,) if weight else ())
-        return Tensor(found.op, source.channels, source.extent)
+        normed = self._pointwise("norm", source, *others, role=role, weight=weight, saves=(source,) if weight else ())
+        return Tensor(normed.op, source.channels, source.extent)
 
     def activation(self, source: Tensor) -> Tensor:
         """ReLU that nothing is fused with, in place: the next op keeps its output."""

@@ -54,9 +54,9 @@ def dlrm(
     """
     net = NetworkBuilder(name)
     dense = _layers(net, net.open("bottom", Tensor("", numbers, (1,))), bottom)
-    found = net.shared_tables(tables, round(rows / tables), width, lookups=lookups)
+    looked_up = net.shared_tables(tables, round(rows / tables), width, lookups=lookups)
     vectors = tables + 1
-    joined = net.joined(dense, found)
+    joined = net.joined(dense, looked_up)
     x = net.open("top", joined)
     if cross_rank:
         for _ in range(cross_layers):

@@ -45,15 +45,15 @@ def _resnet_stages(
     net.frozen = frozen > 0
     x = net.open("stem", source)
     x = net.pool(net.conv_norm(x, 64, 7, stride=2), 3, stride=2, padding=1)
-    found = []
+    stages = []
     for stage, depth in enumerate(depths):
         net.frozen = stage + 1 < frozen
         stride = 1 if not stage else last_stride if stage == len(depths) - 1 else 2
         for number in range(depth):
             x = net.open(f"stage{stage + 1}.{number + 1}", x)
             x = _bottleneck(net, x, 64 * 2**stage, groups, width, stride if not number else 1, squeezed)
-        found.append(x)
-    return found
+        stages.append(x)
+    return stages
 
 
 def _bottleneck(net: NetworkBuilder, x: Tensor, planes: int, groups: int, width: int, stride: int, squeezed: bool) -> Tensor:
@@ -163,13 +163,13 @@ def efficientnet_b0(name: str = "efficientnet-b0", *, classes: int = 1000, image
 def _pyramid(net: NetworkBuilder, levels: Sequence[Tensor]) -> list[Tensor]:
     """Feature pyramid (Lin et al. 2017): each level with what is above it, 256 channels."""
     net.open("pyramid", levels[-1])
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     above: Tensor | None = None
     for level in reversed(levels):
         lateral = net.conv(level, 256, 1, bias=True)
         above = lateral if above is None else net.add(lateral, net.upsampled(above, lateral.extent))
-        found.append(net.conv(above, 256, bias=True))
-    return found[::-1]
+        outputs.append(net.conv(above, 256, bias=True))
+    return outputs[::-1]
 
 
 def retinanet(name: str, *, groups: int = 1, width: int = 64, classes: int = 91, image: Sequence[int] = (800, 800)) -> Network:

@@ -24,7 +24,7 @@ class SettingKnob(Knob):
     def __init__(self, job: JobFacts, name: str, values: Callable[[], Mapping[str, Sequence[Any]]]) -> None:
         super().__init__(job)
         self.name, self.fields = name, (name,)  # type: ignore[misc]
-        self._values = values  # of all settings; found when a sampler asks for them, for that takes a while
+        self._values = values  # of all settings; computed when a sampler needs them, because that takes a while
 
     @cached_property
     def choice(self) -> Choice:

@@ -73,10 +73,10 @@ def alone_us(workload: Workload) -> AloneUs:
     axes = {"tp": "tp", "pp": "pp", "world": "world", "dp_shard": "shard"}
     axes["dp_replicate"] = "shard replicas" if plan.dp_replicate > 1 else "replicas"
 
-    def found(kind: str, axis: str, size_bytes: float) -> float | None:
+    def collective_us(kind: str, axis: str, size_bytes: float) -> float | None:
         return groups.us(_KINDS[kind], size_bytes, axes[axis]) if kind in _KINDS and axis in axes else None
 
-    return found
+    return collective_us
 
 
 @dataclass(frozen=True, kw_only=True)

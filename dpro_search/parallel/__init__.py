@@ -74,8 +74,7 @@ class ParallelKind(DescribedKind[ParallelDescription]):
         on_start: Callable[[str], None] = lambda what: None,
     ) -> ParallelTimes:
         from dpro_search.parallel.job import ParallelJob
-        from dpro_search.parallel.timed.one_gpu import gpu_of, on_one_gpu
-        from dpro_search.parallel.timed.real import startable
+        from dpro_search.parallel.timed.real import gpu_of, on_one_gpu, startable
         from dpro_search.parallel.timed.recording import record_times
 
         assert isinstance(job, ParallelJob)

@@ -8,7 +8,7 @@ from dpro_search.kinds import job_of, load_source
 from dpro_search.parallel import KIND
 from dpro_search.parallel.file.description import other_device
 from dpro_search.parallel.timed import recording
-from dpro_search.parallel.timed.one_gpu import on_one_gpu
+from dpro_search.parallel.timed.real import on_one_gpu
 from dpro_search.space.plan import Plan
 from tests.parallel import jobs
 

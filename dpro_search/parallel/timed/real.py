@@ -1,4 +1,4 @@
-"""`real_job`: a described job as it can run on this machine, on hosts and links like those of its cluster.
+"""`real_job`: a described job as it can run here, on hosts and links like those of its cluster; `on_one_gpu`: one rank of it.
 
 Ranks are processes, one on each device of a cluster of CPU cores; they share the cores of this machine in turn. Where a core would
 have more than `MOST_ON_A_CORE` ranks, times would be those of this machine's scheduler: such a job can only be paced, that is, its
@@ -7,14 +7,16 @@ ranks wait in place of computing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
-from dpro_search.collect.launch.ranks import JobSpec, default_cores, this_machines_cores
+from dpro_search.collect.launch.ranks import JobSpec, default_cores, require_framework, this_machines_cores
 from dpro_search.collect.launchers.torch import PYTORCH_FSDP
 from dpro_search.deploy.jobs import Paced, RecordedJob
 from dpro_search.deploy.parts.part import JobFacts, Target
-from dpro_search.errors import InputError
+from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.timed.recording import paced_times
 from dpro_search.parallel.timed.split import paced_split
@@ -23,6 +25,8 @@ from dpro_search.space.cluster import spec_on
 MOST_ON_A_CORE = 2
 MOST_PACED_ON_A_CORE = 8
 TARGET = "pytorch"  # what a script follows here
+_NAME = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+_SECONDS = 120.0  # that importing PyTorch may take
 
 
 def real_job(
@@ -86,3 +90,50 @@ def startable(job: ParallelJob, facts: JobFacts, targets: Sequence[Target], comm
         described=True,
         precision=description.precision,
     )
+
+
+def on_one_gpu(
+    facts: JobFacts, targets: Sequence[Target], command: Sequence[str], name_of: Callable[[str], str | None]
+) -> RecordedJob:
+    """One process on this machine's GPU, for timing blocks.
+
+    Parameters
+    ----------
+    name_of
+        Finds the name of the GPU that an interpreter's PyTorch sees (`gpu_of`); None: it sees none.
+
+    Raises
+    ------
+    InputError
+        No command was given.
+    MissingCapabilityError
+        PyTorch is missing, or sees no GPU.
+    """
+    if not command:
+        raise InputError("the job was described, so that its command is not known: name it with --command 'python train.py'")
+    spec = JobSpec(command=tuple(command), ranks=1)
+    if name_of(spec.interpreter) is None:
+        raise MissingCapabilityError(
+            f"{spec.interpreter}: its PyTorch sees no GPU here; blocks of a job on GPUs are timed on a machine that has one of them"
+        )
+    return RecordedJob(
+        launcher=PYTORCH_FSDP,
+        targets=tuple(target for target in targets if target.name == TARGET),
+        spec=spec,
+        facts=replace(facts, framework=None),
+        rate_bps=None,
+        shaped=False,
+        described=True,
+    )
+
+
+@cache
+def gpu_of(interpreter: str) -> str | None:
+    """Name of the GPU that the interpreter's PyTorch sees; None: none."""
+    require_framework(interpreter, ("torch",), "torch")
+    try:
+        done = subprocess.run([interpreter, "-c", _NAME], capture_output=True, text=True, check=False, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+    lines = done.stdout.splitlines()
+    return lines[-1].strip() or None if lines else None

@@ -12,6 +12,7 @@ from dpro_search.parallel.captured.flow import Flow
 from dpro_search.parallel.captured.regions import Regions, is_matmul
 from dpro_search.parallel.model import TENSOR_DIM, Block, Op, OpType, Shape
 
+Dims = tuple[str, ...]
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution_backward", "scaled_dot_product")
 """Ops of a backward pass that the cost models derive from the forward pass, by what their names contain."""
 
@@ -96,18 +97,7 @@ class BlockMaker:
         reduction = self._dims(name, "reduction", first.shape[-1:], first.grows[-1:], split=False)
         if number in self.regions.rows:
             reduction = self._split_reduction(number, first.shape[-1]) or reduction
-        return Op(
-            name=name,
-            type=OpType.MATMUL,
-            inputs=self._inputs(number),
-            output=((*rows, *columns),),
-            reads=self._reads(number),
-            rows=(rows,),
-            reduction=(reduction,),
-            columns=(columns,),
-            weight=self._weight(number, reduction, columns),
-            saves_bytes=self._saved(number),
-        )
+        return self._product(number, OpType.MATMUL, self._reads(number), rows, reduction, columns)
 
     def _splits_rows(self, number: int) -> bool:
         """Whether ranks have some of many products each, as of attention's heads."""
@@ -131,12 +121,17 @@ class BlockMaker:
         reduction = self._dims(name, "reduction", weight.shape[1:], "", split=False)
         columns = self._dims(name, "columns", output.shape[1:2], "", split=False)
         self.sizes[f"{name}.groups"] = float(op.attributes.get("groups", 1))
+        reads = (self._term(name, "read", op.inputs[0], split=False),)
+        return self._product(number, OpType.CONVOLUTION, reads, rows, reduction, columns)
+
+    def _product(self, number: int, kind: OpType, reads: Shape, rows: Dims, reduction: Dims, columns: Dims) -> Op:
+        """A matrix product, or a convolution as one."""
         return Op(
-            name=name,
-            type=OpType.CONVOLUTION,
+            name=self._names[number],
+            type=kind,
             inputs=self._inputs(number),
             output=((*rows, *columns),),
-            reads=(self._term(name, "read", op.inputs[0], split=False),),
+            reads=reads,
             rows=(rows,),
             reduction=(reduction,),
             columns=(columns,),

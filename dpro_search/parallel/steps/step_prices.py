@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import TypeVar
 
 from dpro_search.parallel.costs.domain import Domain, domain_of
 from dpro_search.parallel.costs.pricer import OpTime, Pricer, passes_key
@@ -25,6 +26,9 @@ _FEW = 12  # micro-batches for each rank of a pipeline, from which on a few are 
 _SAME = 1e-9  # times that differ by less, relatively, are equal
 _SHORT = 1e-3  # of the time of a micro-batch
 _FILLED = 2  # micro-batches for each rank of a pipeline, with which it is full
+
+
+Price = TypeVar("Price")
 
 
 class StepPrices:
@@ -67,25 +71,24 @@ class StepPrices:
 
         They are computed once for all strategies that have the same.
         """
-        workload = self.workload_of(strategy)
-        key = passes_key(workload, strategy.recompute)
+        key = passes_key(self.workload_of(strategy), strategy.recompute)
         if key not in self._passes:
-            pricer = Pricer(workload, self._known)
-            distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
-            self._passes[key] = {name: pricer.passes(block) for name, block in sorted(distinct.items())}
+            self._passes[key] = dict(sorted(self._of_blocks(strategy, Pricer.passes).items()))
         return self._passes[key]
 
     def rank_work(self, strategy: Strategy) -> dict[str, RankWork]:
         """Time of a rank's own work for each kind of block, by its name."""
-        pricer = Pricer(self.workload_of(strategy), self._known)
-        distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
-        return {name: pricer.rank_work(block) for name, block in distinct.items()}
+        return self._of_blocks(strategy, Pricer.rank_work)
 
     def op_times(self, strategy: Strategy) -> dict[str, tuple[OpTime, ...]]:
         """Modelled times of the ops of each kind of block, by its name, without communication."""
+        return self._of_blocks(strategy, Pricer.op_times)
+
+    def _of_blocks(self, strategy: Strategy, price: Callable[[Pricer, Block], Price]) -> dict[str, Price]:
+        """A price of each kind of block, by its name."""
         pricer = Pricer(self.workload_of(strategy), self._known)
         distinct = {block.name: block for stage in self.stages(strategy) for block in stage}
-        return {name: pricer.op_times(block) for name, block in distinct.items()}
+        return {name: price(pricer, block) for name, block in distinct.items()}
 
     def stages_on(self, strategy: Strategy, rank: int) -> tuple[int, ...]:
         """Stages of a pipeline rank."""

@@ -40,7 +40,7 @@ class Fixed:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Heads of a transformer. A network has none that could be split."""
+        """Layers of a transformer. A network has none that could be split."""
         return self.model.layers if isinstance(self.model, Architecture) else ()
 
     @property

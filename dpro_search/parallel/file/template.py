@@ -11,13 +11,11 @@ from dpro_search.errors import InputError
 from dpro_search.kinds._kind import Wanted
 from dpro_search.parallel.file.description import CPU_FRAMEWORK, model_of, with_known_devices
 from dpro_search.parallel.file.keys import PRECISIONS
-from dpro_search.parallel.file.usual_strategy import usual_strategy
+from dpro_search.parallel.file.usual_strategy import needed_bytes, usual_strategy
 from dpro_search.parallel.frameworks import FRAMEWORKS
-from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import Architecture, parameters_of
 from dpro_search.parallel.settings import Fixed, resolved, settings_of
 from dpro_search.parallel.strategy import SETTINGS, ParallelSettings
-from dpro_search.parallel.workload import Workload
 from dpro_search.quantities import size_text
 
 SEQUENCES_A_DEVICE = 4  # of the usual batch: enough micro-batches for a pipeline
@@ -58,16 +56,7 @@ def job_toml(request: Wanted) -> str:
         raise InputError("--global-batch and --seq-len must be above 0")
     runtime = FRAMEWORKS[framework].runtime
     strategy = resolved(usual_strategy(fixed, machines, precision, runtime, framework), fixed)
-    needed = peak_memory(
-        Workload(
-            model=architecture,
-            sequence=fixed.sequence,
-            strategy=strategy,
-            cluster=machines,
-            precision=precision,
-            runtime=runtime,
-        )
-    ).total_bytes
+    needed = needed_bytes(strategy, fixed, machines, precision, runtime)
     has = machines.groups[0].host.device.memory_bytes
     memory = f"# Predicted memory of the rank that needs most: {size_text(needed)}" + (
         "." if has is None else f" of {size_text(has)}{'' if needed <= has else ': it does not fit'}."

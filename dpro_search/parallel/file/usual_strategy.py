@@ -18,7 +18,7 @@ from dpro_search.parallel.model import CapturedModel
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.settings import Fixed, resolved
-from dpro_search.parallel.strategy import ParallelSettings
+from dpro_search.parallel.strategy import ParallelSettings, Strategy
 from dpro_search.parallel.workload import Workload
 
 MEMORY_HEADROOM = 0.085
@@ -84,11 +84,7 @@ def usual_strategy(fixed: Fixed, cluster: Cluster, precision: str, runtime: Runt
         except InputError as error:
             refused = refused or error
             continue
-        needed = peak_memory(
-            Workload(
-                model=fixed.model, sequence=fixed.sequence, strategy=strategy, cluster=cluster, precision=precision, runtime=runtime
-            )
-        ).total_bytes
+        needed = needed_bytes(strategy, fixed, cluster, precision, runtime)
         if has is None or needed <= has * (1 - MEMORY_HEADROOM):
             return settings
         if least is None or needed < least[0]:
@@ -97,6 +93,14 @@ def usual_strategy(fixed: Fixed, cluster: Cluster, precision: str, runtime: Runt
         return least[1]
     assert refused is not None, "one strategy at least was tried"
     raise refused
+
+
+def needed_bytes(strategy: Strategy, fixed: Fixed, cluster: Cluster, precision: str, runtime: Runtime) -> float:
+    """Memory of the rank that needs most under a strategy."""
+    workload = Workload(
+        model=fixed.model, sequence=fixed.sequence, strategy=strategy, cluster=cluster, precision=precision, runtime=runtime
+    )
+    return peak_memory(workload).total_bytes
 
 
 def _simplest_first(fixed: Fixed, cluster: Cluster, framework: Framework, runtime: Runtime) -> Iterator[ParallelSettings]:

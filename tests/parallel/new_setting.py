@@ -26,6 +26,7 @@ sys.meta_path.insert(0, SchemaFinder())
 
 from dpro_search.errors import InputError  # noqa: E402
 from dpro_search.kinds import job_of, load_source  # noqa: E402
+from dpro_search.parallel.export.workloads import refuse_details  # noqa: E402
 from dpro_search.parallel.search.changes import change_text, single_changes  # noqa: E402
 from dpro_search.parallel.search.ranking import family  # noqa: E402
 from dpro_search.report.parallel import _label  # noqa: E402
@@ -48,5 +49,7 @@ assert job.plan_facts(plan).strategy["new_setting"] == 2, "JSON has it"
 assert job.predict(plan).iteration_us > 0
 assert "new_setting=6" in map(change_text, single_changes(job.space.today)), "a diagnosis tries it"
 assert _label("new_setting") == "the new one", "the page labels it"
+with pytest.raises(InputError, match="new_setting: torchtitan cannot express it"):
+    refuse_details("torchtitan", strategy)
 with pytest.raises(InputError, match="new_setting must be > 0"):
     Plan.of(new_setting=0)

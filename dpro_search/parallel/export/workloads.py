@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.errors import InputError
 from dpro_search.parallel.model import Architecture, Experts
-from dpro_search.parallel.strategy import Strategy
+from dpro_search.parallel.strategy import DEFAULTS, SETTINGS, Strategy
 from dpro_search.parallel.workload import Workload, stages_of
 from dpro_search.space.plan import Plan
 
@@ -21,6 +21,16 @@ TESTED = {
     "torchtitan": "0.3.0",
 }
 """Versions whose own parsers took exports (``tests/integration/test_parallel_exports.py``)."""
+
+
+_EXPRESSED = frozenset(
+    (
+        *("tp", "pp", "cp", "ep", "etp", "dp", "virtual_stages", "schedule", "stage_layers", "sequence_parallel", "zero_stage"),
+        *("dp_replicate", "reshard", "prefetch_layers", "recompute", "recompute_layers", "micro_batch", "cp_ring", "cp_balanced"),
+        *("gradient_dtype", "expert_load"),
+    )
+)
+"""Settings that targets write or refuse by themselves; each target refuses any other one."""
 
 
 def planned(plan: Plan, facts: JobFacts) -> Workload:
@@ -63,7 +73,7 @@ def refuse(target: str, reasons: Sequence[tuple[bool, str]]) -> None:
 
 
 def refuse_details(target: str, strategy: Strategy, *, recomputes_some: bool = False, sets_gradients: bool = False) -> None:
-    """Raise `InputError` for what most frameworks leave to themselves.
+    """Raise `InputError` for what most frameworks leave to themselves, and for settings that no target knows.
 
     Parameters
     ----------
@@ -84,6 +94,7 @@ def refuse_details(target: str, strategy: Strategy, *, recomputes_some: bool = F
                 "gradient_dtype: it sums gradients in a type of its own: leave it out",
             ),
             (strategy.prefetch_layers != 1, "prefetch_layers: it gathers one layer ahead: set prefetch_layers=1"),
+            *((getattr(strategy, name) != DEFAULTS[name], f"{name}: leave it out") for name in SETTINGS if name not in _EXPRESSED),
         ),
     )
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpro_search import _api_plots as plots
+from dpro_search import _api_views as views
 from dpro_search._api_errors import page_path, speaks_python
 from dpro_search._api_run import Run
-from dpro_search._api_tables import Tabular
 from dpro_search._api_values import Diagnosis, Microseconds, Replay
+from dpro_search._api_views import Tabular
 from dpro_search.analysis import predict
 from dpro_search.analysis.predict import ReplayRequest
 from dpro_search.collect._files import write_file
@@ -338,7 +338,7 @@ class Recording(Tabular):
         lanes = [lane for lane in timeline.lanes if lane.rank == rank]
         if not lanes:
             raise InputError(f"rank {rank} has no events to plot; ranks are {', '.join(map(str, timeline.ranks)) or 'none'}")
-        return plots.timeline(lanes, f"{self.folder.name}: rank {rank}" + ("" if shown is None else f", step {shown}"), ax)
+        return views.timeline(lanes, f"{self.folder.name}: rank {rank}" + ("" if shown is None else f", step {shown}"), ax)
 
     def _repr_html_(self) -> str:
         if isinstance(self.source, Description):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpro_search import _api_plots as plots
+from dpro_search import _api_views as views
 from dpro_search._api_errors import page_path, speaks_python
-from dpro_search._api_tables import Tabular, columns_of
 from dpro_search._api_values import RealRuns
+from dpro_search._api_views import Tabular, columns_of
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
 from dpro_search.report.html import table, to_text
@@ -76,7 +76,7 @@ class Run(Tabular):
         """
         from dpro_search.report.gathered import trials_of_run
 
-        draw = {"progress": plots.progress, "pareto": plots.pareto}.get(kind)
+        draw = {"progress": views.progress, "pareto": views.pareto}.get(kind)
         if draw is None:
             raise InputError(f"kind must be 'progress' or 'pareto', not {kind!r}")
         notes: list[str] = []

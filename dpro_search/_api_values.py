@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from dpro_search import _api_plots as plots
-from dpro_search._api_tables import Tabular, columns_of
+from dpro_search import _api_views as views
+from dpro_search._api_views import Tabular, columns_of
 from dpro_search._repr import short_call, short_repr
 from dpro_search.analysis import predict
 from dpro_search.graph.event_names import short_names
@@ -104,7 +104,7 @@ class Replay(predict.Replay, Tabular, frozen=True, kw_only=True, omit_defaults=T
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the breakdown with matplotlib, on `ax` or a new figure; returns the axes."""
-        return plots.breakdown(self.breakdown_us, f"An iteration of {duration(self.iteration_us)}", ax)
+        return views.breakdown(self.breakdown_us, f"An iteration of {duration(self.iteration_us)}", ax)
 
     def _repr_html_(self) -> str:
         low, high = map(duration, self.interval_us)
@@ -142,7 +142,7 @@ class Diagnosis(Tabular):
     def plot(self, ax: Any = None) -> Any:
         """Draw the gains of 0.5 % and more with matplotlib, on `ax` or a new figure; returns the axes."""
         gains = [gain for gain in self.gains if gain["gain_us"] >= _LEAST_DRAWN * self.iteration_us]
-        return plots.gains(gains, short_names([gain["what_if"] for gain in gains]), ax)
+        return views.gains(gains, short_names([gain["what_if"] for gain in gains]), ax)
 
     def _repr_html_(self) -> str:
         rows = [
@@ -184,7 +184,7 @@ class RealRuns(Tabular):
     def plot(self, ax: Any = None) -> Any:
         """Draw predicted and measured iterations with matplotlib, on `ax` or a new figure; returns the axes."""
         columns = self.columns()
-        return plots.real_runs(columns["plan"], columns["predicted_us"], columns["measured_us"], ax)
+        return views.real_runs(columns["plan"], columns["predicted_us"], columns["measured_us"], ax)
 
     def _repr_html_(self) -> str:
         rows = [("as recorded", duration(self.facts["baseline_predicted_us"]), duration(self.baseline_us), ratio(1.0), "")]

@@ -18,7 +18,7 @@ PACKAGE = "dpro_search"
 NEEDED_EVERYWHERE = ("errors", "_compiled", "_regular_files", "_repr", "_text", "_version", "quantities")  # on every layer
 GROUND = {f"{PACKAGE}.{name}" for name in NEEDED_EVERYWHERE}
 # Parts of the highest layer.
-BESIDE_API = {f"{PACKAGE}._api_{name}" for name in ("errors", "plots", "recording", "run", "tables", "values")}
+BESIDE_API = {f"{PACKAGE}._api_{name}" for name in ("errors", "recording", "run", "values", "views")}
 
 # Circles that are still to be removed. Delete an entry with its circle; add none.
 KNOWN_CIRCLES: tuple[set[str], ...] = ()

@@ -1,8 +1,11 @@
-"""Drawings of ``plot()`` with matplotlib. Each function draws on `ax`, or on a new figure, and returns the axes."""
+"""Values of the Python API as columns, as a table of pandas, and drawn with matplotlib, where these are installed.
+
+A function of `plot()` draws on `ax`, or on a new figure, and returns the axes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dpro_search.errors import InputError, MissingCapabilityError
@@ -14,6 +17,36 @@ _COLOURS = {
     "server": "#3c7d22", "host": "#8b8a83", "idle": "#cfcec6", "contention": "#9085e9", "unknown": "#55544e",
 }  # fmt: skip
 _OF_PART = {"exposed_communication": "comm", "waiting_for_ranks": "wait", "agreement": "wait", "negotiation": "wait"}
+
+
+class Tabular:
+    """A value with rows."""
+
+    def columns(self) -> dict[str, Any]:
+        """The columns by name, all of one length; times in us, sizes in bytes."""
+        raise NotImplementedError
+
+    def to_frame(self) -> Any:
+        """The columns as a ``pandas.DataFrame``.
+
+        Raises
+        ------
+        MissingCapabilityError
+            pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingCapabilityError(
+                "to_frame() needs pandas: pip install 'dpro-search[notebook]'; columns() gives the same as a dict"
+            ) from error
+        return pd.DataFrame(self.columns())
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """Columns with these names; None where a row lacks a value."""
+    table = list(rows)
+    return {name: [row.get(name) for row in table] for name in names}
 
 
 def timeline(lanes: Sequence[Lane], title: str, ax: Any = None) -> Any:

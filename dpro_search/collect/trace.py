@@ -46,7 +46,7 @@ from dpro_search.collect.trace_columns import (
 )
 from dpro_search.collect.trace_meta import TRACE_VERSION, AllocatorReport, ClockReport, CommSettings, TraceMeta
 from dpro_search.collect.trace_upgrade import upgraded
-from dpro_search.collect.trace_values import SETTLING_STEPS, RecordedJob
+from dpro_search.collect.trace_values import SETTLING_STEPS, TraceValues
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
 
 __all__ = [
@@ -81,7 +81,7 @@ _OLDEST_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace(RecordedJob):
+class Trace(TraceValues):
     """One recorded job, which can be written to a folder and read from one."""
 
     def __repr__(self) -> str:

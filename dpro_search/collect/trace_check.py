@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dpro_search._regular_files import open_regular
 from dpro_search.collect._memory import available_bytes
 from dpro_search.collect.trace_columns import Codes, CollectiveKind, DependencyKind, EventKind, NodeGraph, ProcessGroup, Role
-from dpro_search.collect.trace_values import RecordedJob
+from dpro_search.collect.trace_values import TraceValues
 from dpro_search.quantities import size_text
 
 MOST_BYTES = 16 * 2**30  # of a trace's columns, unpacked; a thousand times the bundled sample
@@ -66,14 +66,14 @@ def narrowed(column: Codes) -> Codes:
     return column.astype(kind)
 
 
-def check(trace: RecordedJob) -> None:
+def check(trace: TraceValues) -> None:
     """Raise `ValueError` that names what does not fit, if anything does not."""
     for wrong, what in _problems(trace):
         if wrong:
             raise ValueError(what)
 
 
-def _problems(trace: RecordedJob) -> Iterator[tuple[bool, str]]:
+def _problems(trace: TraceValues) -> Iterator[tuple[bool, str]]:
     meta, events, steps, needs = trace.meta, trace.events, trace.steps, trace.dependencies
     yield not 1 <= meta.ranks <= _MOST_RANKS, f"{meta.ranks} ranks"
     per_rank = (meta.hosts, meta.cores, meta.clock.offset_us, meta.clock.residual_us)

@@ -24,9 +24,9 @@ from dpro_search.collect.recorded_names import (
 )
 from dpro_search.collect.trace_columns import Codes, CollectiveKind, EventKind, Ints, NodeGraph, Role
 from dpro_search.collect.trace_meta import TRACE_VERSION
-from dpro_search.collect.trace_values import RecordedJob
+from dpro_search.collect.trace_values import TraceValues
 
-_Job = TypeVar("_Job", bound=RecordedJob)
+_Job = TypeVar("_Job", bound=TraceValues)
 
 _HOROVOD_KINDS = (
     EventKind.COMM,
@@ -72,7 +72,7 @@ def _backward(graph: NodeGraph) -> npt.NDArray[np.bool_]:
     return np.array([made_for_backward(name, op) for name, op in zip(graph.name, graph.op, strict=True)], np.bool_)
 
 
-def _collective_kinds(job: RecordedJob, collective: Ints) -> Codes:
+def _collective_kinds(job: TraceValues, collective: Ints) -> Codes:
     events = job.events
     if job.meta.comm == "horovod":
         return np.where(np.isin(events.kind, _HOROVOD_KINDS), CollectiveKind.ALL_REDUCE, CollectiveKind.UNKNOWN).astype(np.int8)
@@ -117,7 +117,7 @@ def _role(name: str, format_: str) -> Role:
     return role_in_mxnet(name) if format_ in _MXNET_FORMATS else Role.UNKNOWN
 
 
-def _with_copies(job: RecordedJob) -> Ints:
+def _with_copies(job: TraceValues) -> Ints:
     """Numbers of collectives, [n], also of the ops that copy what ``fully_shard`` gathers."""
     events, collective = job.events, job.events.collective.copy()
     main = (events.kind == EventKind.OP) & (events.stream == 0)

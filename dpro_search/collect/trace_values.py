@@ -1,4 +1,4 @@
-"""Everything recorded of one job, as values: `RecordedJob`. A `Trace` is one that can be written and read."""
+"""Everything recorded of one job, as values: `TraceValues`. A `Trace` is one that can be written and read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTLING_STEPS = 4  # the first steps of a job also allocate memory and fill cac
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedJob:
+class TraceValues:
     """One recorded job.
 
     Attributes

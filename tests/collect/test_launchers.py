@@ -19,8 +19,8 @@ from dpro_search.collect.launchers import (
     MXNET_HOROVOD,
     MXNET_KVSTORE,
     TENSORFLOW_HOROVOD,
+    LaunchedJob,
     Launcher,
-    Run,
 )
 from dpro_search.collect.launchers.ps_lite import explained
 from dpro_search.collect.this_machine import load_warning
@@ -61,7 +61,7 @@ class ToyLauncher(Launcher):
     environment: str = "torch"
     modules: tuple[str, ...] = ("json",)
 
-    def start(self, run: Run) -> None:
+    def start(self, run: LaunchedJob) -> None:
         run_ranks(run.spec, run.folder, [{}] * run.spec.ranks, hosts=run.hosts, hook={**run.hook, "MORE": "1"})
 
     def assemble(self, raw: Path) -> Trace:
@@ -229,7 +229,7 @@ def test_recordings_with_servers_know_where_these_run(launcher):
 
 def of_worker(launcher: Launcher, mode: str, tmp_path: Path) -> dict[str, str]:
     schedule = Schedule(warmup=3, untraced=4, traced=3)
-    run = Run(spec=spec(), folder=tmp_path, hosts=None, schedule=schedule, mode=mode, framework="mxnet")
+    run = LaunchedJob(spec=spec(), folder=tmp_path, hosts=None, schedule=schedule, mode=mode, framework="mxnet")
     return dict(launcher.servers_of_run(run).worker_env(1))
 
 

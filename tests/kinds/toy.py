@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpro_search.collect.assemble.common import RankFile, RawJobFile, read_job
-from dpro_search.collect.launchers import Launcher, Run
+from dpro_search.collect.launchers import LaunchedJob, Launcher
 from dpro_search.collect.trace import (
     ClockReport,
     EventKind,
@@ -171,7 +171,7 @@ class ToyLauncher(Launcher):
     environment: str = "none"
     modules: tuple[str, ...] = ()
 
-    def start(self, run: Run) -> None:
+    def start(self, run: LaunchedJob) -> None:
         done = subprocess.run(run.spec.command, env=dict(run.spec.env), capture_output=True, text=True, check=True)
         (run.folder / "rank0").mkdir()
         (run.folder / "rank0" / "steps").write_text(done.stdout)

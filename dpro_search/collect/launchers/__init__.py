@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dpro_search.collect.launchers._base import LaunchedJob as LaunchedJob
 from dpro_search.collect.launchers._base import Launcher as Launcher
-from dpro_search.collect.launchers._base import Run as Run
 from dpro_search.collect.launchers.horovod import MXNET_HOROVOD as MXNET_HOROVOD
 from dpro_search.collect.launchers.horovod import TENSORFLOW_HOROVOD as TENSORFLOW_HOROVOD
 from dpro_search.collect.launchers.ps_lite import MXNET_BYTEPS as MXNET_BYTEPS

@@ -43,7 +43,7 @@ _LEAST_ROOM_BYTES = 1 << 20  # a disk with less is full: a rank's files are larg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class LaunchedJob:
     """One run of a job."""
 
     spec: JobSpec  # The job.
@@ -184,7 +184,7 @@ class Launcher(ABC):
         shaped: bool,
     ) -> None:
         with shaped_hosts(self.hosts_needed(spec), rate_bps, shaped, spec.limits) as hosts:
-            self.start(Run(spec=spec, folder=folder, hosts=hosts, schedule=schedule, mode=mode, framework=self.framework))
+            self.start(LaunchedJob(spec=spec, folder=folder, hosts=hosts, schedule=schedule, mode=mode, framework=self.framework))
 
     def require(self, spec: JobSpec) -> None:
         """Raise `MissingCapabilityError` unless the job can run here."""
@@ -204,7 +204,7 @@ class Launcher(ABC):
         return spec.hosts
 
     @abstractmethod
-    def start(self, run: Run) -> None:
+    def start(self, run: LaunchedJob) -> None:
         """Start the job's processes, with the hooks in the ranks, and wait for their end.
 
         Raises

@@ -17,7 +17,7 @@ from dpro_search.collect.assemble.tensorflow_horovod import FORMAT, HookFile, as
 from dpro_search.collect.launch.horovod_gloo import run_horovod_gloo
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.collect.launchers._base import Launcher, Run
+from dpro_search.collect.launchers._base import LaunchedJob, Launcher
 from dpro_search.collect.trace import CommSettings, Trace
 from dpro_search.errors import InputError, JobError
 
@@ -49,7 +49,7 @@ class HorovodLauncher(Launcher):
         facts = {**msgspec.structs.asdict(job), "knobs": {_CONTROLLER: self.controller(spec), **exact}}
         return HorovodJobFile(**facts, settings=settings_of(env))
 
-    def start(self, run: Run) -> None:
+    def start(self, run: LaunchedJob) -> None:
         env = dict(run.spec.env)
         if run.mode == "record":
             timeline = (run.folder / "horovod_timeline.json").resolve()
@@ -104,7 +104,7 @@ class MxnetHorovod(HorovodLauncher):
         """MPI."""
         return "mpi"
 
-    def start(self, run: Run) -> None:
+    def start(self, run: LaunchedJob) -> None:
         spec = replace(run.spec, env={**run.spec.env, **run.spec.thread_env})
         super().start(replace(run, spec=spec))
 

@@ -32,7 +32,7 @@ from dpro_search.collect.launch.parameter_servers import (
     servers_of,
 )
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.collect.launchers._base import Launcher, Run
+from dpro_search.collect.launchers._base import LaunchedJob, Launcher
 from dpro_search.collect.this_machine import boot_id
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import JobError
@@ -78,10 +78,10 @@ class PsLiteLauncher(Launcher):
         """Those of workers and servers."""
         return hosts_needed(spec, self.server_spec(spec))
 
-    def start(self, run: Run) -> None:
+    def start(self, run: LaunchedJob) -> None:
         run_with_servers(run.spec, run.folder, self.servers_of_run(run), hosts=run.hosts, hook=run.hook)
 
-    def servers_of_run(self, run: Run) -> ServerSpec:
+    def servers_of_run(self, run: LaunchedJob) -> ServerSpec:
         """The servers of one run, and what it sets for its workers."""
         return self.server_spec(run.spec)
 
@@ -122,13 +122,13 @@ class BytePSLauncher(PsLiteLauncher):
         super().require(spec)
         require_own_shm()
 
-    def start(self, run: Run) -> None:
+    def start(self, run: LaunchedJob) -> None:
         try:
             super().start(run)
         except JobError as error:
             raise explained(error) from error
 
-    def servers_of_run(self, run: Run) -> ServerSpec:
+    def servers_of_run(self, run: LaunchedJob) -> ServerSpec:
         placed = self.server_spec(run.spec)
         return byteps_servers(
             placed.count,
@@ -137,7 +137,7 @@ class BytePSLauncher(PsLiteLauncher):
             worker_env=lambda rank: self._tracer_env(run, rank) if run.mode == "record" else {},
         )
 
-    def _tracer_env(self, run: Run, rank: int) -> dict[str, str]:
+    def _tracer_env(self, run: LaunchedJob, rank: int) -> dict[str, str]:
         """Variables for BytePS's tracer: the steps, and the paths of a worker's trace and log. It adds a folder for the device."""
         folder = (run.folder / f"rank{rank}").resolve()
         (folder / "0").mkdir(parents=True, exist_ok=True)

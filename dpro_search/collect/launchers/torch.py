@@ -9,7 +9,7 @@ from dpro_search.collect.assemble.common import RankFile
 from dpro_search.collect.assemble.torch.files import FORMAT, FSDP_FORMAT, read_torch_hook
 from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
-from dpro_search.collect.launchers._base import Launcher, Run
+from dpro_search.collect.launchers._base import LaunchedJob, Launcher
 from dpro_search.collect.trace import Trace
 
 
@@ -21,7 +21,7 @@ class TorchLauncher(Launcher):
     environment: str = "torch"
     modules: tuple[str, ...] = ("torch",)
 
-    def start(self, run: Run) -> None:
+    def start(self, run: LaunchedJob) -> None:
         run_torch_ranks(run.spec, run.folder, hosts=run.hosts, hook=run.hook)
 
     def assemble(self, raw: Path) -> Trace:

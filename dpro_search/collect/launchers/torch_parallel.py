@@ -10,7 +10,7 @@ import numpy as np
 
 from dpro_search.collect.assemble.common import RankFile, RawJobFile, no_profiled_step, read_job, read_json, steps_of
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
-from dpro_search.collect.launchers._base import Run
+from dpro_search.collect.launchers._base import LaunchedJob
 from dpro_search.collect.launchers.torch import TorchLauncher
 from dpro_search.collect.trace import CollectiveKind, ProcessGroup, Trace
 from dpro_search.errors import InputError
@@ -30,7 +30,7 @@ class ParallelHookFile(RankFile, kw_only=True):
 class ParallelLauncher(TorchLauncher):
     """Starts the ranks as torchrun would; a step is one of the optimizer's."""
 
-    def start(self, run: Run) -> None:
+    def start(self, run: LaunchedJob) -> None:
         run_torch_ranks(run.spec, run.folder, hosts=run.hosts, hook={**run.hook, "FRAMEWORK": FORMAT})
 
     def assemble(self, raw: Path) -> Trace:

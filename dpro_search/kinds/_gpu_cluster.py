@@ -296,7 +296,7 @@ class _Speeds(NamedTuple):
 
 
 def _speeds(scales: Sequence[Scale], ranks: int) -> _Speeds:
-    """All scales together; raises `InputError` for a rank that is not there, or communication of a single one."""
+    """The product of all scales; raises `InputError` for a rank that is not there, or communication of a single one."""
     compute, links, communication = np.ones(ranks), 1.0, 1.0
     for scale in scales:
         scale.check_rank(ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,12 @@ def test_a_joined_bucket_overlaps_with_nothing(folder: Path) -> None:
     apart = verb("replay", folder, "--cluster", "2xg4dn.8xlarge")
     joined = verb("replay", folder, "--cluster", "2xg4dn.8xlarge", "--set", "bucket_cap_bytes=1GiB")
     assert joined["predicted_iteration_us"] > apart["predicted_iteration_us"]
+
+
+def test_the_timeline_of_a_plan_can_be_looked_at(folder: Path, tmp_path: Path) -> None:
+    facts = verb("replay", folder, "--set", "bucket_cap_bytes=1GiB", "--perfetto", tmp_path / "plan.json")
+    events = json.loads((tmp_path / "plan.json").read_bytes())["traceEvents"]
+    assert sum(event.get("ph") == "X" for event in events) >= facts["ops"]
 
 
 @pytest.fixture(scope="module")

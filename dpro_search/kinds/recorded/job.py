@@ -68,12 +68,12 @@ class ProfiledJob(Job):
         return self._planned(unplanned.lowered, scenario.plan, unplanned.on_cluster)
 
     def _planned(self, lowered: Lowered, plan: Plan, on_cluster: StepsOnCluster) -> Lowered:
-        """What was lowered without a plan, under one; raises `InputError` if the job cannot follow the plan."""
+        """A job that was lowered without a plan, under one; raises `InputError` if it cannot follow the plan."""
         self.space.check(plan)
         return lowered
 
     def _unplanned(self, scenario: Scenario, steps: ProfiledSteps | None = None) -> _Unplanned:
-        """What is lowered in a scenario without a plan. The last one is kept."""
+        """The job in a scenario without a plan. The last one is kept."""
         last = self._last_unplanned
         if last is not None and (last.scenario, last.steps) == (scenario, steps):
             return last
@@ -298,6 +298,6 @@ class ProfiledJob(Job):
 
 
 def recorded_replay(lowered: Lowered) -> RecordedReplay:
-    """What was lowered by a `ProfiledJob`."""
+    """The replay of a job that `ProfiledJob.lower` made."""
     assert isinstance(lowered.replayable, RecordedReplay), "see `ProfiledJob.lower`"
     return lowered.replayable

@@ -158,7 +158,7 @@ class RecordedReplay:
 
     @cached_property
     def rank_times(self) -> tuple[RankTime, ...]:
-        """What each rank's devices do in an iteration: parts that add up to it."""
+        """Activity of each rank's devices in an iteration: parts that add up to it."""
         return mean_times([rank_times(timeline) for timeline in self._timelines])
 
     @property

@@ -258,7 +258,8 @@ class Horovod(MeasuredJob[DataflowGraph]):
         plan = scenario.plan
         space = self.space if plan.settings.keys() <= set(self.space.fields) else self.plans(scenario)
         space.check(plan)
-        prepared = self._prepared_for(replace(scenario, plan=msgspec.structs.replace(plan, tensor_groups=None, scheme=None)))
+        compute = msgspec.structs.replace(plan, tensor_groups=None, scheme=None)
+        prepared = self._prepared_for(replace(scenario, plan=compute), space)
         step, as_recorded = prepared.step, prepared.as_recorded and plan == Plan()
         return Lowered(
             replayable=HorovodSchedule(
@@ -276,21 +277,19 @@ class Horovod(MeasuredJob[DataflowGraph]):
             peak_memory_bytes=self._memory_bytes(plan, prepared),
         )
 
-    def _prepared_for(self, scenario: Scenario) -> _Prepared:
-        """A scenario whose plan changes compute only; the last ones that were asked for are kept."""
-        prepared = self._prepared.pop(scenario, None) or self._prepare(scenario)
+    def _prepared_for(self, scenario: Scenario, space: PlanSpace) -> _Prepared:
+        """A scenario whose plan changes compute only, as a space has it; the latest ones are kept."""
+        prepared = self._prepared.pop(scenario, None) or self._prepare(scenario, space)
         self._prepared[scenario] = prepared  # the last one
         if len(self._prepared) > _REMEMBERED:
             del self._prepared[next(iter(self._prepared))]
         return prepared
 
-    def _prepare(self, scenario: Scenario) -> _Prepared:
-        self.check_changes(scenario)
+    def _prepare(self, scenario: Scenario, space: PlanSpace) -> _Prepared:
         step, plan, uncertainty_us = self.measured, scenario.plan, 0.0
         more_bytes: float | None = 0.0
         if plan != Plan():
-            transformations = self._transformations_of(self.options.allowing(plan))
-            graph, uncertainty_us = transformed(self._compute, plan, transformations)
+            graph, uncertainty_us = transformed(self._compute, plan, space.transformations)
             step, more_bytes = replace(step, graph=graph), self._more_bytes(plan)
         step = self._scaled(step, scenario.scales)
         cluster = self._cluster_in(scenario)

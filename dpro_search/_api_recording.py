@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from dpro_search import _api_views as views
@@ -124,11 +125,12 @@ class Recording(Tabular):
         >>> gains[0]["gain_us"] >= gains[-1]["gain_us"]
         True
         """
-        facts = job_on_cluster(job_of(self.source), cluster, _texts(changes), verb="diagnose").job.diagnose()
+        diagnosis = job_on_cluster(job_of(self.source), cluster, _texts(changes), verb="diagnose").job.diagnose()
+        facts = msgspec.to_builtins(diagnosis)
         return Diagnosis(
-            iteration_us=Microseconds(facts["iteration_us"]),
-            measured_us=Microseconds.known(facts["measured_iteration_us"]),
-            findings=tuple(facts["findings"]),
+            iteration_us=Microseconds(diagnosis.iteration_us),
+            measured_us=Microseconds.known(diagnosis.measured_iteration_us),
+            findings=diagnosis.findings,
             gains=tuple(facts["gains"]),
             facts=facts,
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +11,7 @@ from dpro_search.cli.options import ClusterOption, JsonOption, MachineOption, Sp
 from dpro_search.cli.options.sample import SampleOption
 
 if TYPE_CHECKING:
-    from dpro_search.kinds import Table
+    from dpro_search.kinds import Diagnosis
     from dpro_search.kinds._work import Efficiency
 
 
@@ -30,60 +29,56 @@ def diagnose(
     """
     import shlex
 
-    from dpro_search.analysis.efficiency import efficiency_of, split_options
+    import msgspec
+
+    from dpro_search.analysis.diagnose import diagnose as diagnosed
     from dpro_search.cli.options.sample import folder_of
     from dpro_search.cli.printing import print_json, warn
     from dpro_search.kinds import job_of, load_source
-    from dpro_search.kinds._answers import fields_of
-    from dpro_search.kinds._job_on_cluster import job_on_cluster, repeated
-    from dpro_search.space.scenario import Scenario
 
     use_machine(machine)
-    recorded = job_of(load_source(folder_of(trace, sample)))
-    given, changed = split_options(changes or ())
-    job, _, place = job_on_cluster(recorded, cluster, changed, verb="diagnose")
-    facts = job.diagnose() | ({} if place is None else {"cluster": fields_of(place.facts)})
-    facts["recording_doubt"] = recorded.recording_doubt
-    warn(facts["recording_doubt"])
-    efficiency = efficiency_of(recorded, Scenario().on(cluster), given, facts["iteration_us"])
-    facts |= fields_of(efficiency)
-    asked = next((row["what_if"] for row in facts["gains"] if repeated(job, row["what_if"])), None)
-    facts["command"] = None if asked is None else shlex.join([
+    diagnosis, what_if, efficiency = diagnosed(job_of(load_source(folder_of(trace, sample))), cluster, changes or ())
+    warn(diagnosis.recording_doubt or None)
+    command = None if what_if is None else shlex.join([
         *("dpro-search", "replay", *(() if trace is None else (str(trace),)), *(() if sample is None else ("--sample", sample))),
         *(() if cluster is None else ("--cluster", cluster)),
         *(part for change in changes or () for part in ("--set", change)),
-        *("--what-if", asked),
+        *("--what-if", what_if),
     ])  # fmt: skip
+    diagnosis = msgspec.structs.replace(diagnosis, command=command)
     if as_json:
-        print_json(facts)
+        print_json(diagnosis)
     else:
-        print_diagnosis(facts, job.tables(facts), efficiency)
+        print_diagnosis(diagnosis, efficiency)
 
 
-def print_diagnosis(facts: Mapping[str, Any], tables: Sequence[Table], efficiency: Efficiency | None = None) -> None:
+def print_diagnosis(diagnosis: Diagnosis, efficiency: Efficiency | None = None) -> None:
     """The diagnosis of a job, for people."""
+    from msgspec import UNSET
+
     from dpro_search.analysis.efficiency import sentences
     from dpro_search.cli.printing import print_table, say, stdout_console
     from dpro_search.quantities import time_text
     from dpro_search.replay.sentences import differs_from_median
 
     console = stdout_console()
-    measured = facts["measured_iteration_us"]
+    measured = diagnosis.measured_iteration_us
     beside = "" if measured is None else f", measured {time_text(measured)}"
-    console.print(f"An iteration takes {time_text(facts['iteration_us'])} (replayed{beside}).")
-    mean_us = facts.get("predicted_mean_us")
-    if mean_us is not None and differs_from_median(mean_us, facts["iteration_us"]):
+    console.print(f"An iteration takes {time_text(diagnosis.iteration_us)} (replayed{beside}).")
+    mean_us = diagnosis.mean_us
+    if mean_us is not None and differs_from_median(mean_us, diagnosis.iteration_us):
         console.print(f"The mean is {time_text(mean_us)}, because some steps stall; this is the median.")
-    if "cluster" in facts:
-        say(console, f"On {facts['cluster']['name']}, {facts['cluster']['ranks']} ranks. Interval: {facts['cluster']['interval']}.")
-        for sentence in facts["cluster"]["assumed"]:
+    if diagnosis.cluster is not UNSET:
+        cluster = diagnosis.cluster
+        say(console, f"On {cluster.name}, {cluster.ranks} ranks. Interval: {cluster.interval}.")
+        for sentence in cluster.assumed:
             say(console, f"  assumed: {sentence}")
-    for sentence in (*facts["findings"], *facts["warnings"]):
+    for sentence in (*diagnosis.findings, *diagnosis.warnings):
         say(console, f"* {sentence}")
     for sentence in sentences(efficiency):
         console.print(sentence, highlight=False)
-    for table in tables:
+    for table in diagnosis.tables:
         print_table(console, table.title, table.columns, table.rows)
-    if facts.get("command") is not None:
+    if diagnosis.command:
         console.print("The first of these gains again, and any other by its name:")
-        console.print(f"  {facts['command']}", soft_wrap=True, highlight=False)
+        console.print(f"  {diagnosis.command}", soft_wrap=True, highlight=False)

@@ -69,7 +69,7 @@ def _verdict(answer: Difference, limit_pct: float) -> str:
 
 def _print(answer: Difference) -> None:
     from dpro_search.cli.printing import print_table, say, stdout_console
-    from dpro_search.kinds._facts import op_texts
+    from dpro_search.kinds._diagnosis import op_texts
     from dpro_search.quantities import percent_text, time_text
 
     console = stdout_console()

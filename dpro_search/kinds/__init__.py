@@ -17,7 +17,8 @@ from dpro_search.collect.trace_meta import on_this_machine
 from dpro_search.errors import InputError
 from dpro_search.kinds import _names
 from dpro_search.kinds._answers import STEP_PARTS, ParallelSetting
-from dpro_search.kinds._job import Comparison, Job, Table, with_memory_limit
+from dpro_search.kinds._diagnosis import Diagnosis, Table
+from dpro_search.kinds._job import Comparison, Job, with_memory_limit
 from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._kind import AnyKind, DescribedKind, Description, Kind, Source, Wanted
 from dpro_search.kinds._options import COMPUTE, PlanOptions
@@ -42,6 +43,7 @@ __all__ = [
     "Comparison",
     "DescribedKind",
     "Description",
+    "Diagnosis",
     "Job",
     "Kind",
     "ParallelSetting",

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,8 +24,17 @@ from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.graph.measured import ProfiledSteps
-from dpro_search.kinds._facts import critical_ops, critical_table, gain_table
-from dpro_search.kinds._job import Job, Table, ranks_in_turn
+from dpro_search.kinds._diagnosis import (
+    Diagnosis,
+    PredictedGain,
+    RankFacts,
+    Table,
+    critical_ops,
+    critical_table,
+    gain_table,
+    sorted_gains,
+)
+from dpro_search.kinds._job import Job, ranks_in_turn
 from dpro_search.machine import calibration, machine_constants
 from dpro_search.quantities import time_text
 from dpro_search.replay.iterations import IterationTimes
@@ -220,53 +229,57 @@ class GpuClusterJob(Job):
     def questions(self) -> Mapping[str, Plan]:
         return self._questions
 
-    def diagnose(self) -> dict[str, Any]:
-        """The facts of `Job.diagnose`; of ranks that behave alike one, with how many they are (``alike``)."""
+    def diagnose(self) -> Diagnosis:
         replayable = self._replay(self.scenario)
         timeline = replayable.timeline()
         gained, path = self._gains(replayable.iteration_us), _of_one_iteration(path_segments(timeline), timeline.iterations)
         advice = best_gain(gained, tuple(self.askable), timeline.iteration_us, "no other plan that was asked about would gain")
-        return {
-            "iteration_us": timeline.iteration_us,
-            "measured_iteration_us": None,
-            "critical_path": msgspec.to_builtins(path_totals(timeline)),
-            "critical_ops": critical_ops(timeline),
-            "ranks": _rank_facts(replayable, timeline),
-            "gains": gained,
-            "findings": list(path_findings(path, gained, timeline.iteration_us, advice=advice if self._questions else "")),
-            "warnings": [] if self.trace is None else list(self.trace.meta.warnings),
-        }
+        return GpuClusterDiagnosis(
+            iteration_us=timeline.iteration_us,
+            measured_iteration_us=None,
+            critical_path=path_totals(timeline),
+            critical_ops=critical_ops(timeline),
+            ranks=_rank_facts(replayable, timeline),
+            gains=gained,
+            findings=path_findings(path, gained, timeline.iteration_us, advice=advice if self._questions else ""),
+            warnings=() if self.trace is None else self.trace.meta.warnings,
+        )
 
-    def _gains(self, base_us: float) -> list[dict[str, Any]]:
+    def _gains(self, base_us: float) -> tuple[PredictedGain, ...]:
         changes = {text: Scenario(scales=(Scale.parse(text),)) for text in ("compute=0.9", "communication=0", "bandwidth=2")}
         changes |= {text: Scenario(plan=plan) for text, plan in self._questions.items()}
-        iteration_us = {text: self._replay(self.scenario.then(change)).iteration_us for text, change in changes.items()}
-        rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in iteration_us.items()]
-        return sorted(rows, key=lambda row: -float(row["gain_us"]))
+        return sorted_gains(
+            base_us, {text: self._replay(self.scenario.then(change)).iteration_us for text, change in changes.items()}
+        )
 
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+
+class GpuClusterDiagnosis(Diagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a job on a cluster of GPUs; a rank stands for all that behave like it."""
+
+    @property
+    def tables(self) -> Sequence[Table]:
         path = [
-            (f"{row['kind'].lower()}" + (f" of rank {row['rank']}" if row["rank"] >= 0 else ""), time_text(row["duration_us"]))
-            for row in facts["critical_path"]
+            (row.kind.lower() + (f" of rank {row.rank}" if row.rank >= 0 else ""), time_text(row.duration_us))
+            for row in self.critical_path
         ]
         ranks = [
             (
-                str(row["rank"]),
-                row["host"],
-                str(row["alike"]),
-                *(time_text(row["breakdown_us"][part]) for part in ("compute", "exposed_communication")),
+                str(row.rank),
+                str(row.host),
+                str(row.alike),
+                *(time_text(row.parts_us[part]) for part in ("compute", "exposed_communication")),
             )
-            for row in facts["ranks"][:_MOST_ROWS]
+            for row in self.ranks[:_MOST_ROWS]
         ]
         return [
             Table(title="critical path", columns=("what", "time"), rows=path[:_MOST_ROWS]),
-            critical_table(facts["critical_ops"]),
+            critical_table(self.critical_ops),
             Table(title="ranks", columns=("rank", "on", "alike", "compute", "exposed comm. and waits"), rows=ranks),
-            gain_table(facts["gains"], facts["iteration_us"]),
+            gain_table(self.gains, self.iteration_us),
         ]
 
 
-def _rank_facts(replayable: DataParallelReplay, timeline: Timeline) -> list[dict[str, Any]]:
+def _rank_facts(replayable: DataParallelReplay, timeline: Timeline) -> tuple[RankFacts, ...]:
     folded = replayable.folded
     graph = folded.graph
     computes = np.isin(graph.op_kind, (OpKind.FORWARD, OpKind.BACKWARD, OpKind.UPDATE))
@@ -275,16 +288,16 @@ def _rank_facts(replayable: DataParallelReplay, timeline: Timeline) -> list[dict
         compute_us = float(graph.duration_us[computes & (graph.rank_of_op == number)].sum())
         exposed_us = max(timeline.iteration_us - compute_us, 0.0)
         facts.append(
-            {
-                "rank": rank,
-                "host": f"host {replayable.machines.place(rank)[0]}",
-                "alike": int(folded.multiplicity[number]),
-                "breakdown_us": {"compute": compute_us, "exposed_communication": exposed_us},
-                "last_pct": None,
-                "waited_us": None,
-            }
+            RankFacts(
+                rank=rank,
+                host=f"host {replayable.machines.place(rank)[0]}",
+                alike=int(folded.multiplicity[number]),
+                breakdown_us={"compute": compute_us, "exposed_communication": exposed_us},
+                last_pct=None,
+                waited_us=None,
+            )
         )
-    return facts
+    return tuple(facts)
 
 
 class _Speeds(NamedTuple):

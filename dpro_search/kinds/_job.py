@@ -31,6 +31,7 @@ from dpro_search.graph.measured import (
     without_step,
 )
 from dpro_search.kinds._answers import ParallelSetting, PlanFacts, ReplayedStep, SearchFacts
+from dpro_search.kinds._diagnosis import Diagnosis
 from dpro_search.kinds._names import registered
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._terms import Term
@@ -68,15 +69,6 @@ _FLAG_OF_METHOD = {  # The same for what is no setting.
     **{"sampled": "varies", "starting_from": "can_begin_with"},
     **dict.fromkeys(("held_out", "own_durations"), "replays_steps"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table for people: a title, names of columns, rows of cells; only the first column may be long."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,16 +440,8 @@ class Job(ABC):
     # What people want to know about it.
 
     @abstractmethod
-    def diagnose(self) -> dict[str, Any]:
-        """The facts that `diagnose` prints as JSON.
-
-        At least ``iteration_us``, ``measured_iteration_us``, ``critical_path``, ``critical_ops``, ``ranks``, ``gains``,
-        ``findings``, ``warnings``.
-        """
-
-    @abstractmethod
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        """The facts of `diagnose` as tables for people."""
+    def diagnose(self) -> Diagnosis:
+        """Why an iteration without a plan takes as long as it does; of ranks that behave alike one, with how many they are."""
 
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
         """Which tensors travel together, as recorded and under the best plan; None: not known.

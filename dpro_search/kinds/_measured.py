@@ -18,6 +18,7 @@ from dpro_search.graph.dataflow import DataflowGraph
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.graph.fsdp import FsdpGraph
 from dpro_search.graph.measured import ProfiledSteps
+from dpro_search.kinds._diagnosis import PredictedGain, sorted_gains
 from dpro_search.kinds._gpu_cluster import GpuClusterJob
 from dpro_search.kinds._job import Job, ranks_in_turn
 from dpro_search.kinds._terms import Term, cost_terms
@@ -28,7 +29,6 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import CLUSTER_SETTINGS, SCALES, Scale, Scenario
 
 Graph = TypeVar("Graph", DataflowGraph, DdpGraph, FsdpGraph)
-Gains = list[dict[str, float | str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ class MeasuredJob(Job, Generic[Graph]):
         job._replay_error = self.replay_error
         return job.under(Scenario(scales=scenario.scales))[0]
 
-    def gains(self, plans: Mapping[str, Plan]) -> Gains:
+    def gains(self, plans: Mapping[str, Plan]) -> tuple[PredictedGain, ...]:
         """Iteration time and gain of the questions that every job raises and of plans by name, largest gain first."""
         recorded = self.lower(self.scenario)
         texts = ["compute=0.9", "communication=0"]
@@ -201,11 +201,8 @@ class MeasuredJob(Job, Generic[Graph]):
         scenarios = {text: self.scenario.then(Scenario(scales=(Scale.parse(text),))) for text in texts}
         scenarios |= {name: replace(self.scenario, plan=plan) for name, plan in plans.items()}
         base_us = recorded.replayable.iterations().iteration_us
-        rows: Gains = []
-        for name, scenario in scenarios.items():
-            iteration_us = self.lower(scenario).replayable.iterations().iteration_us
-            rows.append({"what_if": name, "predicted_iteration_us": iteration_us, "gain_us": base_us - iteration_us})
-        return sorted(rows, key=lambda row: -float(row["gain_us"]))
+        iteration_us = {name: self.lower(scenario).replayable.iterations().iteration_us for name, scenario in scenarios.items()}
+        return sorted_gains(base_us, iteration_us)
 
     @property
     def step(self) -> MeasuredStep[Graph]:

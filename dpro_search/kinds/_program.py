@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 
 from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.graph.measured import measured_iteration_us
-from dpro_search.kinds._facts import critical_ops, gain_table, rank_facts, rank_table
-from dpro_search.kinds._job import Table
-from dpro_search.kinds._measured import Gains, Graph, MeasuredJob
+from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, Table, critical_ops, gain_table, rank_facts, rank_table
+from dpro_search.kinds._measured import Graph, MeasuredJob
 from dpro_search.quantities import time_text
 from dpro_search.replay.ddp.program_replay import ProgramReplay
 from dpro_search.replay.ddp.timeline import DdpTimeline
@@ -89,47 +87,50 @@ class ProgramJob(MeasuredJob[Graph]):
     # The diagnosis.
 
     @abstractmethod
-    def findings(self, path: Sequence[PathSegment], gained: Gains, iteration_us: float) -> tuple[str, ...]:
+    def findings(self, path: Sequence[PathSegment], gains: Sequence[PredictedGain], iteration_us: float) -> tuple[str, ...]:
         """Sentences with numbers and the setting to change, the costliest first."""
 
     @abstractmethod
-    def _collective_facts(self, replayed: DdpTimeline) -> dict[str, Any]:
-        """Facts about each recorded collective, under the kind's own key."""
+    def diagnose(self) -> ProgramDiagnosis:
+        """The diagnosis, with facts about each recorded collective."""
 
-    @abstractmethod
-    def _collective_table(self, facts: Mapping[str, Any]) -> Table:
-        """The table of these facts."""
-
-    def diagnose(self) -> dict[str, Any]:
-        """The facts of `Job.diagnose`, and those of `_collective_facts`."""
-        program, gained = self.replay_of(Plan()), self.gains(self.questions)
-        replayed, ops = program.iterations(), program.timeline()
-        path = path_segments(ops)
+    def _diagnosis(self, replayed: DdpTimeline, ops: Timeline) -> dict[str, Any]:  # Any: fields have different types
+        """The fields that the diagnosis of any such job has; of a replay without a plan, also op by op."""
+        gains, path = self.gains(self.questions), path_segments(ops)
         return {
             "iteration_us": replayed.iteration_us,
             "measured_iteration_us": measured_iteration_us(self.trace),
-            "critical_path": msgspec.to_builtins(path),
+            "critical_path": path,
             "critical_ops": critical_ops(ops),
             "ranks": rank_facts(self.trace, replayed.rank_breakdown_us),
-            "gains": gained,
-            "findings": list(self.findings(path, gained, replayed.iteration_us)),
-            "warnings": list(self.trace.meta.warnings),
-            **self._collective_facts(replayed),
+            "gains": gains,
+            "findings": self.findings(path, gains, replayed.iteration_us),
+            "warnings": self.trace.meta.warnings,
         }
 
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+
+class ProgramDiagnosis(Diagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of such a job."""
+
+    @property
+    def tables(self) -> Sequence[Table]:
         path = [
             (
-                {"compute": "compute", "late_rank": f"others wait for it, {row['name']}"}.get(row["kind"], row["name"]),
-                "" if row["rank"] < 0 else str(row["rank"]),
-                time_text(row["start_us"]),
-                time_text(row["duration_us"]),
+                {"compute": "compute", "late_rank": f"others wait for it, {row.name}"}.get(row.kind, row.name),
+                "" if row.rank < 0 else str(row.rank),
+                time_text(row.start_us),
+                time_text(row.duration_us),
             )
-            for row in facts["critical_path"]
+            for row in self.critical_path
         ]
-        return [
+        return (
             Table(title="critical path", columns=("what", "rank", "from", "takes"), rows=path),
-            rank_table(facts["ranks"]),
-            self._collective_table(facts),
-            gain_table(facts["gains"], facts["iteration_us"]),
-        ]
+            rank_table(self.ranks),
+            self.collective_table,
+            gain_table(self.gains, self.iteration_us),
+        )
+
+    @property
+    def collective_table(self) -> Table:
+        """The table of what the kind of job exchanges."""
+        raise NotImplementedError

@@ -6,22 +6,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Self
-
-import msgspec
+from typing import Self
 
 from dpro_search.deploy.step_split import AloneUs, StepSplit
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._answers import ComparedSetting, ParallelFacts, ParallelSetting, PlanMemory, SearchFacts, fields_of
-from dpro_search.kinds._facts import critical_ops
-from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, critical_ops, sorted_gains
+from dpro_search.kinds._job import Job
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import EFFICIENCY_KEYS, Work, efficiency
 from dpro_search.parallel.answers.breakdown import computation_us
 from dpro_search.parallel.answers.diagnosis import (
+    ParallelDiagnosis,
     comparison,
     doubt,
     findings,
@@ -29,7 +28,6 @@ from dpro_search.parallel.answers.diagnosis import (
     pass_name,
     stage_facts,
     stage_spans,
-    tables,
 )
 from dpro_search.parallel.costs.domain import harder
 from dpro_search.parallel.costs.recorded import RankWork
@@ -299,28 +297,25 @@ class ParallelJob(Job):
             efficiency=fields_of(efficiency(self.work, prediction.iteration_us)),
         )
 
-    def diagnose(self) -> dict[str, Any]:
-        """The facts of `Job.diagnose`; of ranks that behave alike one, with how many they are (``alike``)."""
+    def diagnose(self) -> Diagnosis:
         plan, strategy = Plan(), self.space.today
         timeline, prediction, more = self.timeline(plan), self.replayed(plan), self.plan_facts(plan)
-        gained = self._gains(prediction.iteration_us)
-        plan_facts = {name: value for name, value in fields_of(more).items() if name != "notes"}
-        return {
-            "iteration_us": prediction.iteration_us,
-            "measured_iteration_us": None,
-            "breakdown_us": prediction.breakdown_us,
-            "peak_memory_bytes": prediction.peak_memory_bytes,
-            **plan_facts,
-            "notes": more.notes,
-            "critical_path": msgspec.to_builtins(path_totals(timeline)),
-            "critical_ops": critical_ops(timeline, row_name=pass_name),
-            "ranks": stage_facts(timeline, strategy),
-            "gains": gained,
-            "findings": [*more.notes, *findings(prediction.breakdown_us, gained)],
-            "warnings": list(self.description.warnings),
-        }
+        gains = self._gains(prediction.iteration_us)
+        return ParallelDiagnosis(
+            iteration_us=prediction.iteration_us,
+            measured_iteration_us=None,
+            breakdown_us=prediction.breakdown_us,
+            peak_memory_bytes=prediction.peak_memory_bytes,
+            critical_path=path_totals(timeline),
+            critical_ops=critical_ops(timeline, row_name=pass_name),
+            ranks=stage_facts(timeline, strategy),
+            gains=gains,
+            findings=(*more.notes, *findings(prediction.breakdown_us, gains)),
+            warnings=tuple(self.description.warnings),
+            **fields_of(more),
+        )
 
-    def _gains(self, base_us: float) -> list[dict[str, Any]]:
+    def _gains(self, base_us: float) -> tuple[PredictedGain, ...]:
         """Gains of other speeds and of single changes of the plan that are legal, fit into memory, and gain anything."""
         predicted_us = {text: self._at_speed(text).replayable.iterations().iteration_us for text in _SPEEDS}
         for values in single_changes(self.space.today):
@@ -330,12 +325,7 @@ class ParallelJob(Job):
                 continue
             if changed.infeasible is None:
                 predicted_us[change_text(values)] = changed.iteration_us
-        gained = {text: us for text, us in predicted_us.items() if us < base_us}
-        rows = [{"what_if": text, "predicted_iteration_us": us, "gain_us": base_us - us} for text, us in gained.items()]
-        return sorted(rows, key=lambda row: -float(row["gain_us"]))
+        return sorted_gains(base_us, {text: us for text, us in predicted_us.items() if us < base_us})
 
     def _at_speed(self, text: str) -> Lowered:
         return self.lower(self.scenario.then(Scenario(scales=(Scale.parse(text),))))
-
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        return tables(facts)

@@ -6,11 +6,24 @@ They hold for any kind of job whose iteration is a `Timeline`; the kind adds sen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 from dpro_search.quantities import time_text
 from dpro_search.replay.path_segments import COMMUNICATION, LATE_RANK, NEGOTIATION, PathSegment
 from dpro_search.replay.sentences import WORTH_PCT, share
+
+
+class Gained(Protocol):
+    """A change, as ``--what-if`` or ``--set`` takes it, and how much shorter an iteration gets by it."""
+
+    @property
+    def what_if(self) -> str:
+        """The change."""
+
+    @property
+    def gain_us(self) -> float:
+        """The time that it saves."""
+
 
 COMMON = {
     "bandwidth=2": "A link twice as fast would gain {}.",
@@ -20,7 +33,7 @@ COMMON = {
 
 def path_findings(
     path: Sequence[PathSegment],
-    gains: Sequence[Mapping[str, Any]],
+    gains: Sequence[Gained],
     iteration_us: float,
     *,
     sentences: Mapping[str, str] | None = None,
@@ -35,11 +48,11 @@ def path_findings(
     path
         The critical path of an iteration.
     gains
-        Rows with "what_if" and "gain_us".
+        Changes, and what they would gain.
     iteration_us
         Replayed.
     sentences
-        On gains of the kind's own questions, by "what_if", with {} for the gain.
+        On gains of the kind's own questions, by `what_if`, with {} for the gain.
     parts_us
         What the communication on the path consists of, by name, where the kind can tell.
     advice
@@ -62,13 +75,13 @@ def costliest(findings: Iterable[tuple[float, str]], iteration_us: float) -> tup
     return tuple(sentence for cost_us, sentence in ordered if cost_us >= WORTH_PCT / 100 * iteration_us)
 
 
-def best_gain(gains: Sequence[Mapping[str, Any]], prefixes: tuple[str, ...], iteration_us: float, otherwise: str) -> str:
+def best_gain(gains: Sequence[Gained], prefixes: tuple[str, ...], iteration_us: float, otherwise: str) -> str:
     """Advice: the best of the questions that begin with one of some prefixes; where none would gain anything, something else."""
-    candidates = [row for row in gains if str(row["what_if"]).startswith(prefixes)]
-    best = max(candidates, key=lambda row: float(row["gain_us"]), default=None)
-    if best is None or best["gain_us"] <= 0:
+    candidates = [gain for gain in gains if gain.what_if.startswith(prefixes)]
+    best = max(candidates, key=lambda gain: gain.gain_us, default=None)
+    if best is None or best.gain_us <= 0:
         return otherwise
-    return f"'{best['what_if']}' would gain {share(best['gain_us'], iteration_us)}"
+    return f"'{best.what_if}' would gain {share(best.gain_us, iteration_us)}"
 
 
 def exposed_us(path: Sequence[PathSegment]) -> dict[str, float]:
@@ -113,9 +126,9 @@ def _late_ranks(path: Sequence[PathSegment], iteration_us: float) -> list[tuple[
     ]
 
 
-def _gained(gains: Sequence[Mapping[str, Any]], sentences: Mapping[str, str], iteration_us: float) -> list[tuple[float, str]]:
+def _gained(gains: Sequence[Gained], sentences: Mapping[str, str], iteration_us: float) -> list[tuple[float, str]]:
     return [
-        (float(row["gain_us"]), sentences[row["what_if"]].format(share(row["gain_us"], iteration_us)))
-        for row in gains
-        if row["what_if"] in sentences
+        (gain.gain_us, sentences[gain.what_if].format(share(gain.gain_us, iteration_us)))
+        for gain in gains
+        if gain.what_if in sentences
     ]

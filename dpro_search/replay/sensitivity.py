@@ -23,6 +23,7 @@ from dpro_search.replay.critical_path import path_shares
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.scenario import Scale
 
 Bools = npt.NDArray[np.bool_]
 Replay = Callable[[ReplayGraph], Timeline]
@@ -192,6 +193,16 @@ class Gain:
     iteration_us: float
     gain_us: float
     gain_pct: float
+
+
+def graph_change(scale: Scale, ranks: int) -> Change:
+    """The change of a replay graph that a scale means; raises `InputError` for a rank that is not there."""
+    scale.check_rank(ranks)
+    if scale.what == "bandwidth":
+        return BandwidthScaled(factor=scale.factor)
+    if scale.what == "communication":
+        return CommunicationScaled(factor=scale.factor, rank=scale.rank)
+    return ComputeScaled(factor=scale.factor, rank=scale.rank)
 
 
 def questions(graph: ReplayGraph, *, replay: Replay = replay) -> tuple[Change, ...]:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from dpro_search.analysis.predict import Replay
 from dpro_search.analysis.search import SearchAnswer
 from dpro_search.deploy.validate import Validation
-from dpro_search.kinds import ParallelSetting, Term
+from dpro_search.kinds import Diagnosis, ParallelSetting, Term
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import StepTimeline
 from dpro_search.search.run_folder import ClusterFacts
@@ -34,7 +34,9 @@ class Facts:
     replay
         The answer of the verb `replay`.
     diagnosis
-        What the verb `diagnose` prints with ``--json``.
+        The answer of the verb `diagnose`.
+    efficiency
+        Titles and values of tokens a second, MFU, price and energy, and why others are not known.
     described
         Whether the job was described, so that nothing was measured of it.
     settings
@@ -69,9 +71,10 @@ class Facts:
 
     name: str
     replay: Replay
-    diagnosis: Json
+    diagnosis: Diagnosis
     timeline: StepTimeline
     described: bool = False
+    efficiency: tuple[Sequence[tuple[str, str]], Sequence[str]] = ((), ())
     settings: Sequence[ParallelSetting] = ()
     search: SearchAnswer | None = None
     baseline: Prediction | None = None

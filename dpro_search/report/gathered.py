@@ -165,7 +165,7 @@ class _Gathered:
         timeline = StepTimeline(lanes=(), step=None) if settings else step_timeline(self.job, self.trace, step, self.notes)
         self.on_part("asking what would gain")
         work = efficiency_of(self.job, Scenario(), {}, replay.iteration_us)
-        diagnosis = self.job.diagnose() | {"efficiency": table_rows(work)}
+        diagnosis = self.job.diagnose()
         with_sample = None if searched.get("validation") else self.sample_validation
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         made = [
@@ -176,6 +176,7 @@ class _Gathered:
             name=name,
             replay=replay,
             diagnosis=diagnosis,
+            efficiency=table_rows(work),
             timeline=timeline,
             settings=settings,
             groups=self.job.tensor_groups(step, best),

@@ -191,13 +191,13 @@ def _of_recording(facts: Facts) -> Verdict:
     """The most important finding, and what it would gain."""
     replay, measured_us = facts.replay, facts.replay.measured_us
     taken_us = replay.iteration_us if measured_us is None else measured_us
-    findings = facts.diagnosis.get("findings", ())
-    best = max(facts.diagnosis.get("gains", ()), key=lambda gain: gain["gain_us"], default=None)
+    findings = facts.diagnosis.findings
+    best = max(facts.diagnosis.gains, key=lambda gain: gain.gain_us, default=None)
     title, sentence = f"A step takes {units.duration(taken_us)}; nothing that stands out slows it", ""
     if findings:
         title, sentence = _first_clause(findings[0]), findings[0]
-        if best is not None and best["gain_us"] > 0 and best["what_if"] in findings[0]:
-            faster = _over(facts.diagnosis["iteration_us"], best["predicted_iteration_us"])
+        if best is not None and best.gain_us > 0 and best.what_if in findings[0]:
+            faster = _over(facts.diagnosis.iteration_us, best.predicted_iteration_us)
             title += f"; up to {faster:.2g}\N{MULTIPLICATION SIGN} faster"
     if measured_us is None:
         tiles = [("Step", units.duration(taken_us), "replayed; no two steps in a row were recorded")]
@@ -209,8 +209,8 @@ def _of_recording(facts: Facts) -> Verdict:
             ("Step", units.duration(taken_us), "median of the recording"),
             ("Replayed step", units.duration(replay.iteration_us), replayed),
         ]
-    if best is not None and best["gain_us"] > 0:
-        tiles.append(("Largest gain", units.percent(best["gain_us"] / facts.diagnosis["iteration_us"] * 100), best["what_if"]))
+    if best is not None and best.gain_us > 0:
+        tiles.append(("Largest gain", units.percent(best.gain_us / facts.diagnosis.iteration_us * 100), best.what_if))
     if facts.sample_runs is not None and facts.sample_runs.plans:
         fastest = max(facts.sample_runs.plans, key=lambda row: row.speedup_measured)
         name = facts.name_of_plan(fastest.plan)

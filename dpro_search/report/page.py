@@ -82,9 +82,9 @@ def _title(facts: Facts) -> str:
 
 def _of_ranks(facts: Facts) -> list[Section]:
     """Sections on the ranks of a job and one of their steps."""
-    findings = facts.diagnosis.get("findings", ())[0 if facts.search is not None else 1 :]  # the headline has the first
+    findings = facts.diagnosis.findings[0 if facts.search is not None else 1 :]  # the headline has the first
     return [
-        breakdown_section({**facts.diagnosis, "findings": findings}, facts.timeline, facts.origin),
+        breakdown_section(facts.diagnosis, findings, facts.timeline, facts.efficiency, facts.origin),
         _timeline_section(facts.timeline),
         path_section(facts.diagnosis),
     ]
@@ -94,7 +94,7 @@ def _of_settings(facts: Facts) -> list[Section | None]:
     """Sections on the step of a parallel job in each of its settings."""
     return [
         comparison_section(facts.settings),
-        parts_section(facts.settings, facts.diagnosis["findings"]),
+        parts_section(facts.settings, facts.diagnosis.findings),
         pipeline_section(facts.settings),
         memory_section(facts.settings),
         gains_section(facts.diagnosis),

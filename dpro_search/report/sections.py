@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
-from dpro_search.graph.event_names import origin_text, short_names
+from msgspec import UNSET
+
+from dpro_search.graph.event_names import short_names
+from dpro_search.kinds import Diagnosis
+from dpro_search.kinds._diagnosis import CriticalOp, PredictedGain, RankFacts
+from dpro_search.replay.path_segments import PathSegment
 from dpro_search.report import units
 from dpro_search.report.charts import BarPart, bars, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, name_of, paragraph, table
@@ -73,17 +77,22 @@ def cluster_section(cluster: ClusterFacts | None, job_cluster: str) -> Section |
     return Section("cluster", "Cluster", [paragraph(sentence), assumed, assumptions])
 
 
-def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, origin: str = "recorded") -> Section:
+def breakdown_section(
+    diagnosis: Diagnosis,
+    findings: Sequence[str],
+    timeline: StepTimeline,
+    efficiency: tuple[Sequence[tuple[str, str]], Sequence[str]],
+    origin: str = "recorded",
+) -> Section:
     """A bar a rank, from the diagnosis, or from the lanes of the timeline if it has none; `origin`: of the setting."""
-    rows = {row["rank"]: _rank_parts(row) for row in diagnosis["ranks"]}
+    rows = {row.rank: _rank_parts(row) for row in diagnosis.ranks}
     note = None
     if not any(rows.values()):
         rows = {rank: _lane_parts([lane for lane in timeline.lanes if lane.rank == rank]) for rank in timeline.ranks}
         note = paragraph("Added up from the lanes of the timeline below.", "quiet")
     rows = {rank: parts for rank, parts in rows.items() if parts}
-    findings = diagnosis.get("findings", ())
-    known = {row["rank"]: row for row in diagnosis["ranks"]}
-    bars_of_ranks = [_bar(_rank_name(rank, known.get(rank, {})), parts) for rank, parts in rows.items()]
+    known = {row.rank: row for row in diagnosis.ranks}
+    bars_of_ranks = [_bar(_rank_name(known.get(rank, RankFacts(rank=rank))), parts) for rank, parts in rows.items()]
     caption = f"What each rank does in one step of the {origin} setting."
     shown = list(rows.values())
     present = [key for key in _PARTS if any(parts.get(key, 0.0) >= _SHOWN * sum(parts.values()) for parts in shown)]
@@ -92,7 +101,7 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, orig
         "A step by rank",
         columns,
         (
-            (str(rank), *(units.duration(parts.get(key, 0.0)) for key in present), *_lateness(known.get(rank, {})))
+            (str(rank), *(units.duration(parts.get(key, 0.0)) for key in present), *_lateness(known.get(rank)))
             for rank, parts in rows.items()
         ),
     )
@@ -100,26 +109,26 @@ def breakdown_section(diagnosis: Mapping[str, Any], timeline: StepTimeline, orig
     return Section(
         "breakdown",
         "Where a step goes",
-        [bullets(findings) if findings else None, *_warnings(diagnosis), note, chart, _efficiency(diagnosis)],
+        [bullets(findings) if findings else None, *_warnings(diagnosis), note, chart, _efficiency(*efficiency)],
     )
 
 
-def path_section(diagnosis: Mapping[str, Any]) -> Section:
+def path_section(diagnosis: Diagnosis) -> Section:
     """The critical path: its parts, the ops with the largest shares and why they started no earlier, and gains of changes."""
-    path = diagnosis["critical_path"]
-    total_us = sum(row["duration_us"] for row in path) or 1.0
+    path = diagnosis.critical_path
+    total_us = sum(row.duration_us for row in path) or 1.0
     in_order = _follow_each_other(path)
     pieces = [
         BarPart(
-            length=row["duration_us"],
+            length=row.duration_us,
             kind=_path_kind(row),
-            tip=f"{_path_name(row)}: {units.share(row['duration_us'], total_us)}",
+            tip=f"{_path_name(row)}: {units.share(row.duration_us, total_us)}",
         )
         for row in path
     ]
     shares: dict[str, float] = {}
     for row in path:
-        shares[row["kind"]] = shares.get(row["kind"], 0.0) + row["duration_us"]
+        shares[row.kind] = shares.get(row.kind, 0.0) + row.duration_us
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     numbers = table(
         "Critical path by kind", ("kind", "time#", "share#"), ((_words(kind), *_time_share(us, total_us)) for kind, us in ordered)
@@ -134,13 +143,13 @@ def path_section(diagnosis: Mapping[str, Any]) -> Section:
         colours.setdefault(_PATH_KINDS.get(kind.lower(), "host"), []).append(_words(kind))
     key = [(f"part {colour}", ", ".join(kinds)) for colour, kinds in colours.items()]
     chart = figure(stacked("Critical path", [("critical path", units.duration(total_us), pieces)]), caption, numbers, key)
-    gains = _gains(diagnosis["gains"], diagnosis["iteration_us"])
-    return Section("path", "Critical path", [chart, _critical_ops(diagnosis.get("critical_ops", ())), gains])
+    gains = _gains(diagnosis.gains, diagnosis.iteration_us)
+    return Section("path", "Critical path", [chart, _critical_ops(diagnosis.critical_ops), gains])
 
 
-def gains_section(diagnosis: Mapping[str, Any]) -> Section | None:
+def gains_section(diagnosis: Diagnosis) -> Section | None:
     """Gains of single changes; None where no change gains anything."""
-    gains = _gains(diagnosis["gains"], diagnosis["iteration_us"])
+    gains = _gains(diagnosis.gains, diagnosis.iteration_us)
     return None if gains is None else Section("gains", "What would make it faster", [gains])
 
 
@@ -149,46 +158,44 @@ def provenance_section(rows: Sequence[tuple[str, str]], notes: Sequence[str]) ->
     return Section("provenance", "Where the numbers come from", [element("provenance", rows, notes)])
 
 
-def _critical_ops(ops: Sequence[Mapping[str, Any]]) -> Element | None:
+def _critical_ops(ops: Sequence[CriticalOp]) -> Element | None:
     if not ops:
         return None
-    reasoned = any("reason" in row for row in ops)
-    several = any(row.get("count", 1) > 1 for row in ops)
-    traced = [origin_text(row) for row in ops[:_TOP_OPS]]
+    several = any(row.count > 1 for row in ops)
+    traced = [row.origin for row in ops[:_TOP_OPS]]
     columns = (
         ("op",) + (("called by",) if any(traced) else ()) + ("rank#", "kind") + (("ops#", "time#") if several else ())
-        + ("share#",) + (("could not start before",) if reasoned else ())
+        + ("share#", "could not start before")
     )  # fmt: skip
-    names = [row["op"].removesuffix(f"@{row['rank']}") for row in ops[:_TOP_OPS]]
+    names = [row.op.removesuffix(f"@{row.rank}") for row in ops[:_TOP_OPS]]
     rows = (
-        (name_of(name, row["op"]),)
+        (name_of(name, row.op),)
         + ((name_of(origin),) if any(traced) else ())
-        + (str(row["rank"]), _words(row["kind"]))
-        + ((str(row.get("count", 1)), units.duration(row["total_us"]) if "total_us" in row else "") if several else ())
-        + (units.percent(row["share_pct"]),)
-        + ((_REASONS.get(row.get("reason", ""), "unknown"),) if reasoned else ())
+        + (str(row.rank), _words(row.kind))
+        + ((str(row.count), units.duration(row.total_us)) if several else ())
+        + (units.percent(row.share_pct), _REASONS.get(row.reason, "unknown"))
         for name, origin, row in zip(short_names(names), traced, ops, strict=False)
     )
     return table("Ops with the largest share of the critical path", columns, rows)
 
 
-def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element | None:
+def _gains(gains: Sequence[PredictedGain], iteration_us: float) -> Element | None:
     if not gains:
         return None
-    shown = [row for row in gains if abs(row["gain_us"]) >= _SHOWN * iteration_us][:_TOP_GAINS] or gains[:1]
+    shown = [gain for gain in gains if abs(gain.gain_us) >= _SHOWN * iteration_us][:_TOP_GAINS] or gains[:1]
     rows = [
         (
-            _question(row),
-            units.share(row["gain_us"], iteration_us),
-            row["gain_us"],
-            f"a step would take {units.duration(row['predicted_iteration_us'])}",
+            _question(gain),
+            units.share(gain.gain_us, iteration_us),
+            gain.gain_us,
+            f"a step would take {units.duration(gain.predicted_iteration_us)}",
         )
-        for row in shown
+        for gain in shown
     ]
     numbers = table(
         "What-if questions",
         ("what if", "step#", "gain#"),
-        ((name_of(row["what_if"]), units.duration(row["predicted_iteration_us"]), units.duration(row["gain_us"])) for row in gains),
+        ((name_of(gain.what_if), units.duration(gain.predicted_iteration_us), units.duration(gain.gain_us)) for gain in gains),
     )
     caption = (
         "The time that a step would save if one thing changed. No optimisation of that thing can gain more. "
@@ -197,9 +204,9 @@ def _gains(gains: Sequence[Mapping[str, Any]], iteration_us: float) -> Element |
     return figure(bars("Gains", rows, "part update", below="part wait"), caption, numbers)
 
 
-def _question(row: Mapping[str, Any]) -> str:
+def _question(gain: PredictedGain) -> str:
     """A what-if question in words, with its text on the command line."""
-    text, meaning = str(row["what_if"]), str(row.get("meaning", ""))
+    text, meaning = gain.what_if, "" if gain.meaning is UNSET else gain.meaning
     match = _SCALE.fullmatch(text)
     if match is not None and (not meaning or meaning.startswith("--")):
         what, factor = _SCALED[match["what"]], float(match["factor"])
@@ -213,18 +220,17 @@ def _question(row: Mapping[str, Any]) -> str:
     return f"{meaning} ({text})"
 
 
-def _efficiency(diagnosis: Mapping[str, Any]) -> Element | None:
+def _efficiency(known: Sequence[tuple[str, str]], unknown: Sequence[str]) -> Element | None:
     """Tokens a second, MFU, price and energy, and which of them are not known."""
-    known, unknown = diagnosis.get("efficiency", ((), ()))
     if not known:
         return None
     rows = [*known, *(("not known", reason) for reason in unknown)]
     return table("Efficiency", ("", "value"), rows)
 
 
-def _warnings(diagnosis: Mapping[str, Any]) -> list[Element]:
+def _warnings(diagnosis: Diagnosis) -> list[Element]:
     """Warnings about the recording, beside the numbers that they concern."""
-    return [paragraph(f"Note: {text}.", "quiet") for text in diagnosis.get("warnings", ())]
+    return [paragraph(f"Note: {text}.", "quiet") for text in diagnosis.warnings]
 
 
 def _bar(name: str, parts: Mapping[str, float]) -> tuple[str, str, list[BarPart]]:
@@ -235,17 +241,13 @@ def _bar(name: str, parts: Mapping[str, float]) -> tuple[str, str, list[BarPart]
     return name, units.duration(total_us), pieces
 
 
-def _rank_name(rank: int, row: Mapping[str, Any]) -> str:
-    what = "rank " if row.get("role") in (None, "worker") else f"{row['role']}, rank "
-    host = row.get("host")
-    return f"{what}{rank}" + (f" on {host}" if host and host != f"host of rank {rank}" else "")
+def _rank_name(row: RankFacts) -> str:
+    return row.title + (f" on {row.host}" if row.host and row.host != f"host of rank {row.rank}" else "")
 
 
-def _rank_parts(row: Mapping[str, Any]) -> dict[str, float]:
-    """Parts of a rank's iteration, in either form that a diagnosis has."""
-    nested = row.get("breakdown_us")
-    part_us = {key: nested.get(key) if nested else row.get(f"{key}_us") for key in _PARTS}
-    return {key: value for key, value in part_us.items() if value}
+def _rank_parts(row: RankFacts) -> dict[str, float]:
+    """Parts of a rank's iteration that the page has a colour for."""
+    return {key: us for key in _PARTS if (us := row.parts_us.get(key))}
 
 
 def _lane_parts(lanes: Sequence[Lane]) -> dict[str, float]:
@@ -281,28 +283,24 @@ def _union_us(spans: list[tuple[float, float]]) -> float:
     return total_us
 
 
-def _lateness(row: Mapping[str, Any]) -> tuple[str, str]:
-    if row.get("last_pct") is None:
+def _lateness(row: RankFacts | None) -> tuple[str, str]:
+    if row is None or not isinstance(row.last_pct, float) or not isinstance(row.waited_us, float):
         return "unknown", "unknown"
-    return units.percent(row["last_pct"]), units.duration(row["waited_us"])
+    return units.percent(row.last_pct), units.duration(row.waited_us)
 
 
-def _follow_each_other(path: Sequence[Mapping[str, Any]]) -> bool:
+def _follow_each_other(path: Sequence[PathSegment]) -> bool:
     """Whether rows are stretches in order of time; others are sums by rank and kind."""
-    if not all("start_us" in row for row in path):
-        return False
-    return all(abs(after["start_us"] - before["start_us"] - before["duration_us"]) <= _SAME_US for before, after in pairwise(path))
+    return all(abs(after.start_us - before.start_us - before.duration_us) <= _SAME_US for before, after in pairwise(path))
 
 
-def _path_kind(row: Mapping[str, Any]) -> str:
-    return _PATH_KINDS.get(row["kind"].lower(), "host")
+def _path_kind(row: PathSegment) -> str:
+    return _PATH_KINDS.get(row.kind.lower(), "host")
 
 
-def _path_name(row: Mapping[str, Any]) -> str:
-    rank, tensors = row.get("rank", -1), row.get("tensors", 0)
-    words = [_words(row["kind"]) + (f" of rank {rank}" if rank >= 0 else "")]
-    words += [units.count(tensors, "tensor")] if tensors else []
-    return ", ".join([*words, *filter(None, [row.get("name")])])
+def _path_name(row: PathSegment) -> str:
+    words = _words(row.kind) + (f" of rank {row.rank}" if row.rank >= 0 else "")
+    return f"{words}, {row.name}" if row.name else words
 
 
 def _words(kind: str) -> str:

@@ -29,6 +29,6 @@ def replayed_job(job: Job, **options) -> dict:
 def printed(trace: Trace) -> dict:
     """The facts of a diagnosis, which is printed for people."""
     job = job_of(trace)
-    facts = job.diagnose()
-    print_diagnosis(facts, job.tables(facts))
-    return facts
+    diagnosis = job.diagnose()
+    print_diagnosis(diagnosis)
+    return msgspec.to_builtins(diagnosis)

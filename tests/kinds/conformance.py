@@ -174,23 +174,22 @@ class KindConformance:
             assert found.source == "extrapolated"
 
     def test_a_diagnosis_has_the_facts_of_the_contract_and_tables(self, job: Job) -> None:
-        facts = job.diagnose()
-        assert facts.keys() >= DIAGNOSE_KEYS
-        msgspec.json.encode(facts)
-        for table in job.tables(facts):
+        diagnosis = job.diagnose()
+        assert msgspec.to_builtins(diagnosis).keys() >= DIAGNOSE_KEYS
+        for table in diagnosis.tables:
             assert all(len(row) == len(table.columns) for row in table.rows)
 
     def test_what_a_diagnosis_asks_can_be_asked(self, job: Job) -> None:
         """A row of ``gains`` that is written as a change is understood by ``--set``, and gives the same prediction."""
         known, understood = (*job.askable, *job.settings), 0
-        for row in job.diagnose()["gains"]:
+        for row in job.diagnose().gains:
             try:
-                scenario = Scenario().changed([row["what_if"]], known=known, job=job.title)
+                scenario = Scenario().changed([row.what_if], known=known, job=job.title)
             except InputError:
                 continue  # words about the graph, not a change of a knob
             changed, plan = job.allowing(scenario.plan, self.options).under(scenario)
             found = changed.predict(plan)
-            assert found.iteration_us == pytest.approx(row["predicted_iteration_us"], rel=0.02), row["what_if"]
+            assert found.iteration_us == pytest.approx(row.predicted_iteration_us, rel=0.02), row.what_if
             understood += 1
         assert understood or not known
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpro_search.cluster import Cluster, parse_cluster
@@ -82,7 +83,7 @@ def test_ranks_may_be_fewer_than_devices() -> None:
 
 def test_a_diagnosis_says_what_is_on_the_path_and_what_would_gain() -> None:
     job, _ = on("16xhgx-h100")
-    facts = job.diagnose()
+    facts = msgspec.to_builtins(job.diagnose())
     assert facts["iteration_us"] == pytest.approx(job.predict(Plan()).iteration_us, rel=1e-3)
     assert sum(row["alike"] for row in facts["ranks"]) == 128
     assert sum(row["duration_us"] for row in facts["critical_path"]) == pytest.approx(facts["iteration_us"], rel=0.02)
@@ -92,7 +93,7 @@ def test_a_diagnosis_says_what_is_on_the_path_and_what_would_gain() -> None:
         asked, plan = on("16xhgx-h100", text)
         assert gains[text]["predicted_iteration_us"] == asked.predict(plan).iteration_us
     assert any("would gain" in sentence for sentence in facts["findings"])
-    for table in job.tables(facts):
+    for table in job.diagnose().tables:
         assert all(len(row) == len(table.columns) for row in table.rows)
 
 

@@ -117,7 +117,7 @@ def test_the_plans_of_a_sharded_job_are_predicted_there() -> None:
     recorded_us = job.predict(Plan()).iteration_us
     assert job.predict(Plan.of(reshard_after_forward=False)).iteration_us < recorded_us
     assert job.predict(Plan.of(prefetch=True)).iteration_us <= recorded_us
-    assert {row["what_if"] for row in job.diagnose()["gains"]} >= {"prefetch=1", "reshard_after_forward=0"}
+    assert {row.what_if for row in job.diagnose().gains} >= {"prefetch=1", "reshard_after_forward=0"}
     assert job.calibration is not None
     assert not job.calibration.calibrated
 

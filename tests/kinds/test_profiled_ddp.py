@@ -291,7 +291,7 @@ def test_what_is_neither_says_what_can_still_be_asked(profile: Any, reason: str,
     assert not found.space.fields
     with pytest.raises(InputError, match=reason):
         raise InputError(found.nothing_to_search)
-    assert found.diagnose()["gains"]
+    assert found.diagnose().gains
 
 
 def test_half_a_step_is_left_out_and_the_others_tell_the_buckets(tmp_path: Path) -> None:

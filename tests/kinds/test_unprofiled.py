@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dpro_search.cli import main
@@ -55,17 +56,17 @@ def test_a_step_that_the_device_bounds_is_left_as_it_is(tmp_path):
 def test_it_is_said_what_the_host_was_scaled_by(tmp_path):
     job, _ = job_of(host_bound(tmp_path, 100.0), PlanOptions()).under(Scenario(measured_us=300.0))
     as_profiled = job_of(job.trace, PlanOptions())
-    assert "the profiler slows the host" in as_profiled.diagnose()["findings"][0]
+    assert "the profiler slows the host" in as_profiled.diagnose().findings[0]
     assert any("host threads take 0.60 times" in line for line in job.left_out(Scenario().cluster))
     assert job.measured_iteration_us == 300.0
-    assert job.diagnose()["iteration_us"] == pytest.approx(300.0, rel=0.01)
-    assert "slows the host" not in " ".join(job.diagnose()["findings"])
+    assert job.diagnose().iteration_us == pytest.approx(300.0, rel=0.01)
+    assert "slows the host" not in " ".join(job.diagnose().findings)
     assert job.own_durations().error_pct == pytest.approx(0.0, abs=0.1)  # of the profile, as recorded
 
 
 def test_a_diagnosis_with_other_speeds_is_of_the_job_with_these_speeds(tmp_path):
     job = under(job_of(host_bound(tmp_path, 100.0), PlanOptions()), "compute=5")
-    facts = job.diagnose()
+    facts = msgspec.to_builtins(job.diagnose())
     assert facts["iteration_us"] == job.predict(Plan()).iteration_us == pytest.approx(1000.0, rel=0.01)
     gains = {row["what_if"]: row["predicted_iteration_us"] for row in facts["gains"]}
     assert gains["compute=0.5"] == pytest.approx(500.0, rel=0.05)

@@ -32,13 +32,15 @@ from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Part, Target
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.measured import ProfiledSteps
-from dpro_search.kinds._facts import critical_ops, gain_table, graph_change, path_facts
-from dpro_search.kinds._job import Job, Table
+from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, critical_ops
+from dpro_search.kinds._job import Job
 from dpro_search.kinds._kind import Kind
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.lowered import ErrorModel, Lowered
+from dpro_search.replay.path_segments import path_totals
 from dpro_search.replay.replayer import replay, settled_us
+from dpro_search.replay.sensitivity import graph_change
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.graph_builder import GraphBuilder
@@ -127,23 +129,20 @@ class ToyJob(Job):
             cluster=ClusterSpec.of(self.trace.meta),
         )
 
-    def diagnose(self) -> dict[str, Any]:
+    def diagnose(self) -> Diagnosis:
         timeline = self.timeline(Plan())
         fewer_us = self.predict(Plan.of(rounds=1)).iteration_us
         gain_us = timeline.iteration_us - fewer_us
-        return {
-            "iteration_us": timeline.iteration_us,
-            "measured_iteration_us": self.measured_iteration_us,
-            "critical_path": path_facts(timeline),
-            "critical_ops": critical_ops(timeline),
-            "ranks": [{"rank": 0}],
-            "gains": [{"what_if": "rounds=1", "predicted_iteration_us": fewer_us, "gain_us": gain_us}],
-            "findings": ["Rounds take most of a step."],
-            "warnings": [],
-        }
-
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        return [gain_table(facts["gains"], facts["iteration_us"])]
+        return Diagnosis(
+            iteration_us=timeline.iteration_us,
+            measured_iteration_us=self.measured_iteration_us,
+            critical_path=path_totals(timeline),
+            critical_ops=critical_ops(timeline),
+            ranks=(RankFacts(rank=0),),
+            gains=(PredictedGain(what_if="rounds=1", predicted_iteration_us=fewer_us, gain_us=gain_us),),
+            findings=("Rounds take most of a step.",),
+            warnings=(),
+        )
 
 
 def _graph(rounds: int) -> ReplayGraph:

@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -254,7 +255,7 @@ def test_every_setting_is_described_in_words():
 
 
 def test_a_diagnosis_ranks_changes_that_can_be_asked(split):
-    facts = split.diagnose()
+    facts = msgspec.to_builtins(split.diagnose())
     asked_for = {row["what_if"]: row["predicted_iteration_us"] for row in facts["gains"]}
     assert {"compute=0.9", "communication=0", "bandwidth=2"} <= asked_for.keys()
     assert all(row["gain_us"] > 0 for row in facts["gains"])

@@ -68,11 +68,11 @@ def test_the_loss_of_pytorch_keeps_logits_in_fp32_with_fsdp_too(tmp_path):
 def test_a_decoder_reads_as_many_tokens_as_the_file_says(tmp_path):
     setup = {"model": "t5-base", "cluster": "rtx-3090", "global_batch": 16, "sequence": 512, "framework": "pytorch"}
     whole = job(tmp_path, "micro_batch = 16", **setup)
-    assert any("'target_sequence' is not given" in warning for warning in whole.diagnose()["warnings"])
+    assert any("'target_sequence' is not given" in warning for warning in whole.diagnose().warnings)
     short = job(tmp_path, "micro_batch = 16", target_sequence=128, **setup)
     assert whole.predict(Plan()).infeasible is not None
     assert short.predict(Plan()).infeasible is None
-    assert not any("target_sequence" in warning for warning in short.diagnose()["warnings"])
+    assert not any("target_sequence" in warning for warning in short.diagnose().warnings)
     (tmp_path / "job.toml").write_text(text(target_sequence=128))
     assert "target_sequence: llama3-8b has no encoder" in refusal("replay", tmp_path / "job.toml")
 
@@ -85,8 +85,8 @@ def test_compiled_layers_are_faster_and_what_is_not_known_widens_the_interval(tm
     low_us, high_us = unknown.predict(Plan()).interval_us
     assert low_us <= compiled.interval_us[0]
     assert high_us >= eager.interval_us[1]
-    assert any("'compiled' is not given" in warning for warning in unknown.diagnose()["warnings"])
-    assert not any("'compiled'" in warning for warning in jobs[0].diagnose()["warnings"])
+    assert any("'compiled' is not given" in warning for warning in unknown.diagnose().warnings)
+    assert not any("'compiled'" in warning for warning in jobs[0].diagnose().warnings)
     (tmp_path / "job.toml").write_text(text(compiled=True))
     assert "compiled: megatron-core has no eager and compiled form" in refusal("replay", tmp_path / "job.toml")
 

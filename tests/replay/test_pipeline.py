@@ -68,7 +68,7 @@ def test_what_if_compute_were_faster():
 
 
 def test_uneven_stages_are_what_a_diagnosis_finds_first():
-    facts = Imported.of(recorded(), PlanOptions()).diagnose()
+    facts = msgspec.to_builtins(Imported.of(recorded(), PlanOptions()).diagnose())
     assert facts["findings"][0].startswith("The stages of the pipeline are uneven: of an iteration, ranks 6, 7 compute for 1.4")
     even = next(row for row in facts["gains"] if row["what_if"] == "stages=even")
     assert 10 < even["gain_pct"] < 16

@@ -4,6 +4,7 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -91,7 +92,7 @@ def test_diagnose_and_replay_state_one_iteration_and_one_breakdown(tmp_path):
     for number, record in enumerate(relus):
         record["dur"] += number
     job = job_of(read([profile.write(tmp_path / "trace.json")]))
-    facts, diagnosis = replayed(job.trace), job.diagnose()
+    facts, diagnosis = replayed(job.trace), msgspec.to_builtins(job.diagnose())
     assert diagnosis["iteration_us"] == facts["predicted_iteration_us"]
     assert diagnosis["measured_iteration_us"] == facts["measured_iteration_us"]
     assert diagnosis["breakdown_us"] == facts["breakdown_us"]
@@ -104,7 +105,7 @@ def test_diagnose_and_replay_state_one_iteration_and_one_breakdown(tmp_path):
 @pytest.mark.parametrize("name", REAL)
 def test_real_jobs_are_diagnosed_with_the_iteration_that_is_replayed(name):
     job = job_of(import_trace([shared_traces() / "kineto_single" / f"{name}.json.gz"]))
-    assert job.diagnose()["iteration_us"] == job.predict(Plan()).iteration_us
+    assert job.diagnose().iteration_us == job.predict(Plan()).iteration_us
 
 
 def test_a_held_out_step_is_predicted_without_it(tmp_path):

@@ -12,7 +12,9 @@ from dpro_search.analysis.predict import Replay
 from dpro_search.analysis.search import PlanRow, SearchAnswer
 from dpro_search.deploy.losses import Equivalence
 from dpro_search.deploy.validate import MeasuredPlan, Validation
-from dpro_search.kinds import Term
+from dpro_search.kinds import Diagnosis, Term
+from dpro_search.kinds._diagnosis import CriticalOp, PredictedGain, RankFacts
+from dpro_search.replay.path_segments import PathSegment
 from dpro_search.report import Facts
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline
@@ -134,6 +136,12 @@ def timeline(slices: int = 40, ranks: int = 2) -> StepTimeline:
     return StepTimeline(lanes=tuple(lanes), step=3)
 
 
+def segment(kind: str, rank: int, start_us: float, duration_us: float) -> PathSegment:
+    """A stretch of a critical path of 100 ms."""
+    share_pct = duration_us / 1e3
+    return PathSegment(kind=kind, rank=rank, name="", start_us=start_us, duration_us=duration_us, share_pct=share_pct)
+
+
 def facts(name: str = "made", op: str = "gemm@0") -> Facts:
     """A recording of two ranks; `op` is the name of whatever has one."""
     parts = {"compute": 60e3, "contention": 10e3, "exposed_communication": 30e3}
@@ -152,19 +160,18 @@ def facts(name: str = "made", op: str = "gemm@0") -> Facts:
             unplaced={},
             calibration=None,
         ),
-        diagnosis={
-            "iteration_us": 100e3,
-            "critical_path": [
-                {"kind": "compute", "rank": 0, "start_us": 0.0, "duration_us": 60e3},
-                {"kind": "collective", "rank": -1, "start_us": 60e3, "duration_us": 40e3, "tensors": 3},
-            ],
-            "ranks": [
-                {"rank": rank, "host": f"host {op}", "breakdown_us": parts, "last_pct": 50.0, "waited_us": 100.0} for rank in (0, 1)
-            ],
-            "gains": [{"what_if": op, "predicted_iteration_us": 70e3, "gain_us": 30e3}],
-            "critical_ops": [{"op": op, "rank": 0, "kind": "COMM", "share_pct": 40.0, "reason": "dependency"}],
-            "findings": [f"Look at {op}."],
-        },
+        diagnosis=Diagnosis(
+            iteration_us=100e3,
+            measured_iteration_us=98e3,
+            critical_path=(segment("compute", 0, 0.0, 60e3), segment("collective", -1, 60e3, 40e3)),
+            critical_ops=(CriticalOp(op=op, rank=0, kind="COMM", share_pct=40.0, reason="dependency", count=1, total_us=40e3),),
+            ranks=tuple(
+                RankFacts(rank=rank, host=f"host {op}", breakdown_us=parts, last_pct=50.0, waited_us=100.0) for rank in (0, 1)
+            ),
+            gains=(PredictedGain(what_if=op, predicted_iteration_us=70e3, gain_us=30e3),),
+            findings=(f"Look at {op}.",),
+            warnings=(),
+        ),
         timeline=timeline(),
         groups=TensorGroups(
             groups={"as recorded": [Group(tensors=(op, "b"), size_bytes=1000)], "plan 0": [Group(tensors=(op,), size_bytes=400)]}

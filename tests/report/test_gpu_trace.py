@@ -78,8 +78,8 @@ def test_a_real_trace_is_shown_with_names_that_people_read(name, tmp_path):
     assert not re.search(r"[-\N{MINUS SIGN}]0\.0 ", visible)
     assert {lane.name for lane in facts.timeline.lanes if lane.measured and lane.name == "communication"} == set()
     # One number, one home: the page, `replay` and `diagnose`.
-    assert facts.replay.iteration_us == facts.diagnosis["iteration_us"] == job.predict(Plan()).iteration_us
-    assert facts.replay.breakdown_us == facts.diagnosis["breakdown_us"] == job.predict(Plan()).breakdown_us
-    for row in facts.diagnosis["ranks"]:
-        if row["exposed_communication_us"]:
-            assert f"exposed communication: {units.duration(row['exposed_communication_us'])}" in page
+    assert facts.replay.iteration_us == facts.diagnosis.iteration_us == job.predict(Plan()).iteration_us
+    assert facts.replay.breakdown_us == facts.diagnosis.breakdown_us == job.predict(Plan()).breakdown_us
+    for row in facts.diagnosis.ranks:
+        if row.exposed_communication_us:
+            assert f"exposed communication: {units.duration(row.exposed_communication_us)}" in page

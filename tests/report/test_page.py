@@ -15,6 +15,7 @@ from msgspec import structs
 from report import made
 
 from dpro_search.deploy.validate import FailedPlan, RefusedPlan
+from dpro_search.kinds._diagnosis import PredictedGain, RankFacts
 from dpro_search.report import render, units
 from dpro_search.report.html import environment, shown, unescaped
 from dpro_search.report.timeline import Lane, StepTimeline
@@ -53,6 +54,10 @@ class Outline(HTMLParser):
 
 def searched(**fields):
     return replace(made.facts(), search=made.search(made.plan(0, 80e3)), trials=made.trials(), **fields)
+
+
+def diagnosed(**fields):
+    return replace(made.facts(), diagnosis=structs.replace(made.facts().diagnosis, **fields))
 
 
 def test_a_search_has_all_sections_in_order():
@@ -111,8 +116,8 @@ def test_an_error_that_rounds_to_zero_has_no_sign():
 
 
 def test_the_critical_path_is_summed_up_in_the_words_of_people():
-    path = [{"kind": kind, "rank": 0, "duration_us": us} for kind, us in (("HOST", 70e3), ("COMM", 20e3), ("IO", 10e3))]
-    text = Outline(render(replace(made.facts(), diagnosis={**made.facts().diagnosis, "critical_path": path}))).text
+    path = tuple(made.segment(kind, 0, 0.0, us) for kind, us in (("HOST", 70e3), ("COMM", 20e3), ("IO", 10e3)))
+    text = Outline(render(diagnosed(critical_path=path))).text
     assert "longest first: host (CPU) 70.0 %, communication 20.0 %, copies and input 10.0 %." in text
 
 
@@ -278,9 +283,8 @@ def test_the_headline_of_a_recording_is_its_finding_and_what_it_would_gain():
     finding = (
         "Host-bound: devices are idle for 75 % of an iteration because nothing was launched; use CUDA graphs (--what-if launch=0)."
     )
-    gain = {"what_if": "launch=0", "predicted_iteration_us": 20e3, "gain_us": 80e3}
-    diagnosis = {**made.facts().diagnosis, "findings": [finding, "Look at the input."], "gains": [gain]}
-    outline = Outline(render(replace(made.facts(), diagnosis=diagnosis)))
+    gain = PredictedGain(what_if="launch=0", predicted_iteration_us=20e3, gain_us=80e3)
+    outline = Outline(render(diagnosed(findings=(finding, "Look at the input."), gains=(gain,))))
     assert "Host-bound: devices are idle for 75 % of an iteration; up to 5\u00d7 faster" in outline.texts
     assert outline.text.count(finding) == 1, "the breakdown lists the other findings"
     assert "Look at the input." in outline.text
@@ -288,18 +292,15 @@ def test_the_headline_of_a_recording_is_its_finding_and_what_it_would_gain():
 
 
 def test_a_gain_of_another_question_is_not_put_behind_a_finding():
-    gain = {"what_if": "communication=0", "predicted_iteration_us": 20e3, "gain_us": 80e3}
-    diagnosis = {**made.facts().diagnosis, "findings": ["Server 1 has 91 % of the bytes, 50 % would be even."], "gains": [gain]}
-    headline = Outline(render(replace(made.facts(), diagnosis=diagnosis))).text.split("Where a step goes")[1]
+    gain = PredictedGain(what_if="communication=0", predicted_iteration_us=20e3, gain_us=80e3)
+    page = render(diagnosed(findings=("Server 1 has 91 % of the bytes, 50 % would be even.",), gains=(gain,)))
+    headline = Outline(page).text.split("Where a step goes")[1]
     assert "Server 1 has 91 % of the bytes " in headline
     assert "up to" not in headline
 
 
 def test_a_recording_without_a_finding_has_its_time_as_headline():
-    diagnosis = {**made.facts().diagnosis, "findings": []}
-    assert (
-        "A step takes 98.0 ms; nothing that stands out slows it" in Outline(render(replace(made.facts(), diagnosis=diagnosis))).text
-    )
+    assert "A step takes 98.0 ms; nothing that stands out slows it" in Outline(render(diagnosed(findings=()))).text
 
 
 def test_a_sample_shows_real_runs_of_plans_that_the_search_did_not_list():
@@ -314,10 +315,10 @@ def test_unknown_time_is_shown_as_unknown_in_its_own_colour():
     lane = Lane(rank=0, measured=False, name="stream 7")
     lane.add("gemm", "compute", 0.0, 60e3)
     lane.add("what nothing explains", "unknown", 60e3, 40e3)
-    with_parts = [{"rank": 0, "host": "a", "breakdown_us": {"compute": 60e3, "unknown": 40e3}, "last_pct": None, "waited_us": None}]
-    for ranks in (with_parts, [{"rank": 0, "host": "a"}]):
-        diagnosis = {**made.facts().diagnosis, "ranks": ranks}
-        outline = Outline(render(replace(made.facts(), diagnosis=diagnosis, timeline=StepTimeline(lanes=(lane,), step=None))))
+    with_parts = RankFacts(rank=0, host="a", breakdown_us={"compute": 60e3, "unknown": 40e3}, last_pct=None, waited_us=None)
+    for row in (with_parts, RankFacts(rank=0, host="a")):
+        facts = replace(diagnosed(ranks=(row,)), timeline=StepTimeline(lanes=(lane,), step=None))
+        outline = Outline(render(facts))
         parts = {rect["data-tip"]: rect["class"] for rect in outline.named("rect") if "data-tip" in rect}
         assert parts["unknown: 40.0 ms (40.0 %)"].split()[:2] == ["part", "unknown"]
         assert parts["compute: 60.0 ms (60.0 %)"].split()[:2] == ["part", "compute"]

@@ -97,7 +97,7 @@ def test_a_search_shows_the_described_setting_beside_the_best_plan(job, tmp_path
 
 
 def test_critical_ops_of_a_pipeline_are_passes_of_stages(job):
-    names = [row["op"] for row in job_of(load_source(job)).diagnose()["critical_ops"]]
+    names = [row.op for row in job_of(load_source(job)).diagnose().critical_ops]
     assert len(set(names)) == len(names)
     assert "backward passes of stage 0" in names
     assert not any(re.search(r"\b[FB]\d", name) for name in names)
@@ -105,7 +105,7 @@ def test_critical_ops_of_a_pipeline_are_passes_of_stages(job):
 
 def test_diagnose_has_the_parts_of_the_page(job):
     source = job_of(load_source(job))
-    rows = source.tables(source.diagnose())[0].rows
+    rows = source.diagnose().tables[0].rows
     assert {"attention", "MLP", "recomputation of activations", "tensor parallel communication (tp)"} <= {row[0] for row in rows}
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from report import made
 
+from dpro_search.kinds._diagnosis import RankFacts
 from dpro_search.report.charts import ticks
 from dpro_search.report.html import to_text
 from dpro_search.report.progress import best_so_far, pareto_front, search_section
@@ -50,8 +52,9 @@ def test_one_trial_makes_a_search(memory):
 
 
 def test_a_job_without_a_breakdown_gets_one_from_the_timeline():
-    diagnosis = {"ranks": [{"rank": 0, "host": "a"}, {"rank": 1, "host": "b"}]}
-    text = to_text(breakdown_section(diagnosis, made.timeline(slices=100)))
+    ranks = (RankFacts(rank=0, host="a"), RankFacts(rank=1, host="b"))
+    diagnosis = structs.replace(made.facts().diagnosis, ranks=ranks)
+    text = to_text(breakdown_section(diagnosis, (), made.timeline(slices=100), ((), ())))
     assert "Added up from the lanes of the timeline" in text
     assert "exposed communication" in text
     assert text.count("rank 1 on b") == 2  # the bar's title and its name

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
-from dpro_search.kinds._job import Table
+from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, Table
 from dpro_search.kinds._terms import per_byte
 from dpro_search.kinds.servers.diagnosis import (
-    Rows,
+    KindFacts,
+    ServerDiagnosis,
+    ServerFacts,
     diagnosis_of_servers,
-    diagnosis_tables,
     knob_finding,
     other_placement,
     spread_finding,
@@ -81,49 +81,53 @@ class Byteps(ParameterServerJob[BytepsJob]):
     def questions(self) -> Mapping[str, Plan]:
         return _questions(self)
 
-    def diagnose(self) -> dict[str, Any]:
+    def diagnose(self) -> Diagnosis:
         return _diagnosis(self)
-
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        return diagnosis_tables(facts, _server_table(facts))
 
     def _messages(self, job: BytepsJob) -> Iterable[tuple[int, int, float]]:
         return ((part.server, tensor, part.size_bytes) for tensor in range(len(job.tensor_bytes)) for part in job.parts(tensor))
 
 
-def _diagnosis(job: ParameterServerJob[BytepsJob]) -> dict[str, Any]:
-    """The facts of `Job.diagnose`; also ``servers``."""
+class BytepsServer(ServerFacts, frozen=True, kw_only=True):
+    """The load of a server, by the partitions that are hashed to it."""
+
+    partitions: int
+
+
+class BytepsDiagnosis(ServerDiagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a job with BytePS."""
+
+    servers: tuple[BytepsServer, ...]
+
+    @property
+    def server_table(self) -> Table:
+        rows = [
+            (str(row.server), str(row.partitions), size_text(row.size_bytes), percent_text(row.share_pct)) for row in self.servers
+        ]
+        return Table(title="what the servers sum", columns=("server", "partitions", "sums", "share"), rows=rows)
+
+
+def _diagnosis(job: ParameterServerJob[BytepsJob]) -> ServerDiagnosis:
+    """The diagnosis of a job with BytePS."""
     processes = job.unplanned_job
     servers = _server_facts(processes)
 
-    def kind_facts(timeline: Timeline, plan_gains: Rows) -> dict[str, Any]:
-        return {
-            "ranks": [{"rank": rank, "host": host} for rank, host in enumerate(job.hosts)],
-            "servers": servers,
-            "findings": _findings(processes, servers, plan_gains),
-        }
+    def kind_facts(timeline: Timeline, plan_gains: Sequence[PredictedGain]) -> KindFacts:
+        ranks = tuple(RankFacts(rank=rank, host=host) for rank, host in enumerate(job.hosts))
+        return KindFacts(ranks, servers, _findings(processes, servers, plan_gains))
 
-    return diagnosis_of_servers(job, kind_facts, _ITERATIONS)
+    return diagnosis_of_servers(job, BytepsDiagnosis, kind_facts, _ITERATIONS)
 
 
-def _server_table(facts: Mapping[str, Any]) -> Table:
-    """The table of what each server sums."""
-    rows = [
-        (str(row["server"]), str(row["partitions"]), size_text(row["bytes"]), percent_text(row["share_pct"]))
-        for row in facts["servers"]
-    ]
-    return Table(title="what the servers sum", columns=("server", "partitions", "sums", "share"), rows=rows)
-
-
-def _server_facts(job: BytepsJob) -> Rows:
-    """Load of each server, by the partitions that are hashed to it."""
+def _server_facts(job: BytepsJob) -> tuple[BytepsServer, ...]:
     parts = [part for tensor in range(len(job.tensor_bytes)) for part in job.parts(tensor)]
     total = float(job.tensor_bytes.sum())
     rows = []
     for server in range(len(job.server_core)):
         sizes = [part.size_bytes for part in parts if part.server == server]
-        rows.append({"server": server, "partitions": len(sizes), "bytes": sum(sizes), "share_pct": sum(sizes) / total * 100})
-    return rows
+        held = sum(sizes)
+        rows.append(BytepsServer(server=server, partitions=len(sizes), size_bytes=held, share_pct=held / total * 100))
+    return tuple(rows)
 
 
 def _questions(job: ParameterServerJob[BytepsJob]) -> dict[str, Plan]:
@@ -134,7 +138,7 @@ def _questions(job: ParameterServerJob[BytepsJob]) -> dict[str, Plan]:
     return questions | {f"partition_bytes={size}": Plan.of(partition_bytes=size) for size in sizes if size}
 
 
-def _findings(job: BytepsJob, servers: Rows, plan_gains: Rows) -> list[str]:
+def _findings(job: BytepsJob, servers: Sequence[BytepsServer], plan_gains: Sequence[PredictedGain]) -> list[str]:
     """Sentences with numbers and the knob to turn."""
     sentences = knob_finding(plan_gains, _variable)
     sentences += spread_finding(servers, "sums", "smaller BYTEPS_PARTITION_BYTES or another BYTEPS_KEY_HASH_FN")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from dpro_search.cluster import Cluster
@@ -18,11 +18,11 @@ from dpro_search.costmodel.powersgd import kept_bytes, low_rank
 from dpro_search.costmodel.precision import named_model
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
+from dpro_search.kinds._diagnosis import PredictedGain, Table
 from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload, members, steps_of_ddp
-from dpro_search.kinds._job import Table
-from dpro_search.kinds._measured import Gains, MeasuredStep
+from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_algorithms
-from dpro_search.kinds._program import ProgramJob
+from dpro_search.kinds._program import ProgramDiagnosis, ProgramJob
 from dpro_search.machine import machine_constants
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.ddp.timeline import DdpTimeline
@@ -269,13 +269,17 @@ class Ddp(ProgramJob[DdpGraph]):
         views = _VIEWS if self.measured.graph.copy_us.any() else {}
         return _BUCKETS | _FIRST_BUCKETS | views | hooks
 
-    def findings(self, path: Sequence[PathSegment], gained: Gains, iteration_us: float) -> tuple[str, ...]:
+    def findings(self, path: Sequence[PathSegment], gains: Sequence[PredictedGain], iteration_us: float) -> tuple[str, ...]:
         otherwise = "no other size of buckets would gain anything; a faster link or a compressing hook would"
-        advice = best_gain(gained, ("bucket_cap_bytes", "first_bucket_bytes"), iteration_us, otherwise)
-        return path_findings(path, gained, iteration_us, sentences=_HOOK_SENTENCES, advice=advice)
+        advice = best_gain(gains, ("bucket_cap_bytes", "first_bucket_bytes"), iteration_us, otherwise)
+        return path_findings(path, gains, iteration_us, sentences=_HOOK_SENTENCES, advice=advice)
 
-    def _collective_facts(self, replayed: DdpTimeline) -> dict[str, Any]:
-        """``buckets``, in the order of their all-reduces: the share of the backward pass before the post of each, and more."""
+    def diagnose(self) -> DdpDiagnosis:
+        program = self.replay_of(Plan())
+        replayed = program.iterations()
+        return DdpDiagnosis(buckets=self._buckets(replayed), **self._diagnosis(replayed, program.timeline()))
+
+    def _buckets(self, replayed: DdpTimeline) -> tuple[BucketFacts, ...]:
         graph = self.step.graph
         moves_us = replayed.collective_us[:, len(graph.forward_bytes) :]
         shares = graph.ready_us / graph.backward_us[..., None]
@@ -283,29 +287,15 @@ class Ddp(ProgramJob[DdpGraph]):
         for bucket in range(int(graph.bucket_of.max()) + 1):
             of_bucket = graph.bucket_of == bucket
             rows.append(
-                {
-                    "bucket": bucket,
-                    "gradients": int(of_bucket.sum()),
-                    "bytes": int(graph.gradient_bytes[of_bucket].sum()),
-                    "posted_after_pct": float(shares[..., of_bucket].max(axis=-1).mean()) * 100,
-                    "transfer_us": float((moves_us[:, bucket, 1] - moves_us[:, bucket, 0]).mean()),
-                }
+                BucketFacts(
+                    bucket=bucket,
+                    gradients=int(of_bucket.sum()),
+                    size_bytes=int(graph.gradient_bytes[of_bucket].sum()),
+                    posted_after_pct=float(shares[..., of_bucket].max(axis=-1).mean()) * 100,
+                    transfer_us=float((moves_us[:, bucket, 1] - moves_us[:, bucket, 0]).mean()),
+                )
             )
-        return {"buckets": rows}
-
-    def _collective_table(self, facts: Mapping[str, Any]) -> Table:
-        rows = [
-            (
-                str(row["bucket"]),
-                str(row["gradients"]),
-                size_text(row["bytes"]),
-                percent_text(row["posted_after_pct"]),
-                time_text(row["transfer_us"]),
-            )
-            for row in facts["buckets"]
-        ]
-        columns = ("bucket", "gradients", "moved", "enqueued after", "transfer")
-        return Table(title="buckets", columns=columns, rows=rows)
+        return tuple(rows)
 
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
         """The buckets: they follow from a size alone."""
@@ -324,3 +314,33 @@ class Ddp(ProgramJob[DdpGraph]):
                 for bucket_members in members
             ]
         return TensorGroups(groups=groups, noun="bucket")
+
+
+class BucketFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded bucket: its gradients, the share of the backward pass before its post, and its transfer."""
+
+    bucket: int
+    gradients: int
+    size_bytes: int = msgspec.field(name="bytes")
+    posted_after_pct: float
+    transfer_us: float
+
+
+class DdpDiagnosis(ProgramDiagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a DistributedDataParallel job; buckets are in the order of their all-reduces."""
+
+    buckets: tuple[BucketFacts, ...]
+
+    @property
+    def collective_table(self) -> Table:
+        rows = [
+            (
+                str(row.bucket),
+                str(row.gradients),
+                size_text(row.size_bytes),
+                percent_text(row.posted_after_pct),
+                time_text(row.transfer_us),
+            )
+            for row in self.buckets
+        ]
+        return Table(title="buckets", columns=("bucket", "gradients", "moved", "enqueued after", "transfer"), rows=rows)

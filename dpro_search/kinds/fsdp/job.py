@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import msgspec
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.collectives.ddp import fit_fsdp_costs
 from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.graph.fsdp import FsdpGraph, Purpose, build_fsdp_graph
+from dpro_search.kinds._diagnosis import PredictedGain, Table
 from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload
-from dpro_search.kinds._job import Table
-from dpro_search.kinds._measured import Gains, MeasuredStep
+from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds._program import ProgramJob
+from dpro_search.kinds._program import ProgramDiagnosis, ProgramJob
 from dpro_search.quantities import size_text, time_text
-from dpro_search.replay.ddp.timeline import DdpTimeline
 from dpro_search.replay.path_findings import exposed_us, path_findings
 from dpro_search.replay.path_segments import PathSegment
 from dpro_search.space.cluster import ClusterSpec
@@ -116,7 +116,7 @@ class Fsdp(ProgramJob[FsdpGraph]):
     def questions(self) -> Mapping[str, Plan]:
         return _QUESTIONS
 
-    def findings(self, path: Sequence[PathSegment], gained: Gains, iteration_us: float) -> tuple[str, ...]:
+    def findings(self, path: Sequence[PathSegment], gains: Sequence[PredictedGain], iteration_us: float) -> tuple[str, ...]:
         sentences = {
             "prefetch=1": "Gathering each unit's parameters while the unit before it computes (set_modules_to_forward_prefetch, "
             "with asynchronous all-gathers) would gain {}.",
@@ -124,17 +124,33 @@ class Fsdp(ProgramJob[FsdpGraph]):
             f"take up to {size_text(self.regathered_bytes)} more on each rank.",
         }
         gathers_us = sum(value for name, value in exposed_us(path).items() if name.startswith("all-gather"))
-        return path_findings(path, gained, iteration_us, sentences=sentences, parts_us={"all-gathers": gathers_us})
+        return path_findings(path, gains, iteration_us, sentences=sentences, parts_us={"all-gathers": gathers_us})
 
-    def _collective_facts(self, replayed: DdpTimeline) -> dict[str, Any]:
-        """``collectives``, in the order in which they are enqueued: the name, the bytes of the whole tensor, and the transfer."""
-        graph, moves_us = self.measured.graph, replayed.collective_us
-        rows = [
-            {"name": label, "bytes": int(size_bytes), "transfer_us": float((moves_us[:, place, 1] - moves_us[:, place, 0]).mean())}
-            for place, (label, size_bytes) in enumerate(zip(graph.labels, graph.size_bytes.tolist(), strict=True))
-        ]
-        return {"collectives": rows}
+    def diagnose(self) -> FsdpDiagnosis:
+        program = self.replay_of(Plan())
+        replayed, graph = program.iterations(), self.measured.graph
+        transfer_us = (replayed.collective_us[..., 1] - replayed.collective_us[..., 0]).mean(axis=0).tolist()
+        collectives = tuple(
+            ShardedCollective(name=label, size_bytes=int(size_bytes), transfer_us=us)
+            for label, size_bytes, us in zip(graph.labels, graph.size_bytes.tolist(), transfer_us, strict=True)
+        )
+        return FsdpDiagnosis(collectives=collectives, **self._diagnosis(replayed, program.timeline()))
 
-    def _collective_table(self, facts: Mapping[str, Any]) -> Table:
-        rows = [(row["name"], size_text(row["bytes"]), time_text(row["transfer_us"])) for row in facts["collectives"]]
+
+class ShardedCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded collective: its name, the bytes of the whole tensor, and its transfer."""
+
+    name: str
+    size_bytes: int = msgspec.field(name="bytes")
+    transfer_us: float
+
+
+class FsdpDiagnosis(ProgramDiagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a fully sharded job; collectives are in the order in which they are enqueued."""
+
+    collectives: tuple[ShardedCollective, ...]
+
+    @property
+    def collective_table(self) -> Table:
+        rows = [(row.name, size_text(row.size_bytes), time_text(row.transfer_us)) for row in self.collectives]
         return Table(title="collectives", columns=("collective", "whole tensor", "transfer"), rows=rows)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.graph.recorded_collectives import Arrival, arrivals
-from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, rank_facts, rank_table
-from dpro_search.kinds._job import Table
-from dpro_search.kinds._measured import Gains
+from dpro_search.kinds._diagnosis import (
+    Diagnosis,
+    PredictedGain,
+    Table,
+    critical_ops,
+    critical_table,
+    gain_table,
+    rank_facts,
+    rank_table,
+)
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.horovod.schedule import HorovodSchedule
@@ -30,69 +37,112 @@ _TOP_BUFFERS = 5
 _OFTEN_PCT = 75.0  # a rank that comes last to so many collectives is a straggler
 
 
-def diagnosis(trace: Trace, schedule: HorovodSchedule, gained: Gains) -> dict[str, Any]:
-    """The facts of `Job.diagnose`; also ``op_level_iteration_us``, ``slack`` and ``memory``, of the replay of single ops."""
-    timeline, gained = schedule.logged(), _with_knobs(gained)
-    path = path_segments(iteration_ops(timeline))
-    return {
-        "iteration_us": timeline.iteration_us,
-        "measured_iteration_us": measured_iteration_us(trace),
-        "critical_path": msgspec.to_builtins(path),
-        "ranks": rank_facts(trace, timeline.rank_breakdown_us),
-        "gains": gained,
-        "findings": list(findings(path, arrivals(trace), gained, timeline.iteration_us)),
-        "warnings": list(trace.meta.warnings),
-        **_op_facts(schedule),
-    }
-
-
-def _op_facts(schedule: HorovodSchedule) -> dict[str, Any]:
-    """Facts from the replay of single ops. An op of the path counts over all replayed iterations."""
-    timeline = replay(schedule.single_ops())
-    return {
-        "op_level_iteration_us": timeline.iteration_us,
-        "critical_ops": critical_ops(timeline),
-        "slack": _slack(timeline),
-        "memory": _memory(timeline),
-    }
-
-
-def _slack(timeline: Timeline) -> dict[str, float]:
+class Slack(msgspec.Struct, frozen=True, kw_only=True):
     """How much later the ops that take time could end, in an iteration in the middle: others follow it."""
+
+    ops: int
+    below_1_ms_pct: float
+    p10_us: float
+    p50_us: float
+    p90_us: float
+
+
+class BufferFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A buffer of a tensor."""
+
+    name: str
+    size_bytes: float = msgspec.field(name="bytes")
+
+
+class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Peak memory of a rank, as far as the recording knows it: when it is reached, and the largest buffers then."""
+
+    rank: int
+    peak_bytes: float
+    peak_op: str | None
+    buffers: tuple[BufferFacts, ...]
+
+
+class HorovodDiagnosis(Diagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a Horovod job; `critical_ops`, `slack` and `memory` are those of the replay of single ops."""
+
+    op_level_iteration_us: float
+    slack: Slack
+    memory: tuple[MemoryFacts, ...]
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        shares: dict[str, float] = {}
+        for segment in self.critical_path:
+            shares[segment.kind] = shares.get(segment.kind, 0.0) + segment.duration_us
+        length_us = sum(shares.values()) or 1.0
+        path = [
+            (kind, time_text(spent_us), percent_text(spent_us / length_us * 100))
+            for kind, spent_us in sorted(shares.items(), key=lambda item: -item[1])
+        ]
+        slack = self.slack
+        room = [(percent_text(slack.below_1_ms_pct), *(time_text(us) for us in (slack.p10_us, slack.p50_us, slack.p90_us)))]
+        buffers = [
+            (str(row.rank), size_text(row.peak_bytes), row.buffers[0].name if row.buffers else "none") for row in self.memory
+        ]
+        return (
+            Table(title="critical path", columns=("what", "time", "share"), rows=path),
+            rank_table(self.ranks),
+            gain_table(self.gains, self.iteration_us),
+            critical_table(self.critical_ops),
+            Table(title="slack of ops", columns=("less than 1 ms", "10 %", "50 %", "90 %"), rows=room),
+            Table(title="memory", columns=("rank", "variables, gradients, buffer", "largest"), rows=buffers),
+        )
+
+
+def diagnosis(trace: Trace, schedule: HorovodSchedule, gains: Sequence[PredictedGain]) -> Diagnosis:
+    """The diagnosis of a Horovod job without a plan."""
+    timeline, gains = schedule.logged(), _with_knobs(gains)
+    path = path_segments(iteration_ops(timeline))
+    ops = replay(schedule.single_ops())
+    return HorovodDiagnosis(
+        iteration_us=timeline.iteration_us,
+        measured_iteration_us=measured_iteration_us(trace),
+        critical_path=path,
+        critical_ops=critical_ops(ops),
+        ranks=rank_facts(trace, timeline.rank_breakdown_us),
+        gains=gains,
+        findings=findings(path, arrivals(trace), gains, timeline.iteration_us),
+        warnings=trace.meta.warnings,
+        op_level_iteration_us=ops.iteration_us,
+        slack=_slack(ops),
+        memory=_memory(ops),
+    )
+
+
+def _slack(timeline: Timeline) -> Slack:
     graph = timeline.graph
     middle = timeline.iterations // 2 * len(graph)
     slacks_us = slack_us(timeline)[middle : middle + len(graph)][graph.duration_us > 0]
     p10, p50, p90 = np.quantile(slacks_us, (0.1, 0.5, 0.9)).tolist()
-    return {
-        "ops": len(slacks_us),
-        "below_1_ms_pct": float((slacks_us < 1000).mean()) * 100,
-        "p10_us": p10,
-        "p50_us": p50,
-        "p90_us": p90,
-    }
+    return Slack(ops=len(slacks_us), below_1_ms_pct=float((slacks_us < 1000).mean()) * 100, p10_us=p10, p50_us=p50, p90_us=p90)
 
 
-def _memory(timeline: Timeline) -> list[dict[str, Any]]:
-    """Peak of every rank, of what the recording knows, and what it is made of."""
+def _memory(timeline: Timeline) -> tuple[MemoryFacts, ...]:
     graph = timeline.graph
-    return [
-        {
-            "rank": usage.rank,
-            "peak_bytes": usage.peak_bytes,
-            "peak_op": graph.name(usage.peak_op % len(graph)) if usage.peak_op >= 0 else None,
-            "buffers": [
-                {"name": graph.buffer_names[number % len(graph.buffer_op)], "bytes": taken}
+    return tuple(
+        MemoryFacts(
+            rank=usage.rank,
+            peak_bytes=usage.peak_bytes,
+            peak_op=graph.name(usage.peak_op % len(graph)) if usage.peak_op >= 0 else None,
+            buffers=tuple(
+                BufferFacts(name=graph.buffer_names[number % len(graph.buffer_op)], size_bytes=taken)
                 for number, taken in zip(usage.alive[:_TOP_BUFFERS].tolist(), usage.alive_bytes.tolist(), strict=False)
-            ],
-        }
+            ),
+        )
         for usage in memory(timeline)
-    ]
+    )
 
 
-def _with_knobs(gained: Gains) -> Gains:
-    """Rows of gains; those that a variable of the environment answers have it as ``knob``."""
+def _with_knobs(gains: Sequence[PredictedGain]) -> tuple[PredictedGain, ...]:
+    """The gains; those that a variable of the environment answers name it."""
     variables = {text: variable for text, variable, _ in _knobs()}
-    return [row | ({"knob": variables[name]} if (name := str(row["what_if"])) in variables else {}) for row in gained]
+    return tuple(msgspec.structs.replace(gain, knob=variables.get(gain.what_if, UNSET)) for gain in gains)
 
 
 def questions() -> dict[str, Plan]:
@@ -114,7 +164,7 @@ def _knobs() -> list[tuple[str, str, Plan]]:
 
 
 def findings(
-    path: Sequence[PathSegment], late: Sequence[Arrival], gains: Sequence[Mapping[str, Any]], iteration_us: float
+    path: Sequence[PathSegment], late: Sequence[Arrival], gains: Sequence[PredictedGain], iteration_us: float
 ) -> tuple[str, ...]:
     """Those of `path_findings` with Horovod's knobs; who comes late is taken from the recording.
 
@@ -123,12 +173,12 @@ def findings(
     late
         Of every rank, how often it comes last.
     gains
-        Rows of gains, with knobs.
+        Gains, with knobs.
     """
-    best = max((row for row in gains if row.get("knob")), key=lambda row: row["gain_us"], default=None)
+    best = max((gain for gain in gains if gain.knob), key=lambda gain: gain.gain_us, default=None)
     advice = "no other fusion threshold or cycle time that was tried would gain anything; a faster link or compression would"
-    if best is not None and best["gain_us"] >= WORTH_PCT / 100 * iteration_us:
-        advice = f"'{best['knob']}' would gain {share(best['gain_us'], iteration_us)}"
+    if best is not None and best.gain_us >= WORTH_PCT / 100 * iteration_us:
+        advice = f"'{best.knob}' would gain {share(best.gain_us, iteration_us)}"
     on_path = [segment for segment in path if segment.kind != LATE_RANK]
     return path_findings(on_path, gains, iteration_us, advice=advice, more=_late_ranks(late, iteration_us))
 
@@ -142,30 +192,4 @@ def _late_ranks(late: Sequence[Arrival], iteration_us: float) -> list[tuple[floa
         )
         for row in late
         if row.last_pct >= _OFTEN_PCT and (waited_us := max(other.waited_us for other in late if other.rank != row.rank)) > 0
-    ]
-
-
-def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:
-    """The facts of `diagnosis` for people."""
-    shares: dict[str, float] = {}
-    for segment in facts["critical_path"]:
-        shares[segment["kind"]] = shares.get(segment["kind"], 0.0) + segment["duration_us"]
-    length_us = sum(shares.values()) or 1.0
-    path = [
-        (kind, time_text(spent_us), percent_text(spent_us / length_us * 100))
-        for kind, spent_us in sorted(shares.items(), key=lambda item: -item[1])
-    ]
-    slack = facts["slack"]
-    room = [(percent_text(slack["below_1_ms_pct"]), *(time_text(slack[name]) for name in ("p10_us", "p50_us", "p90_us")))]
-    buffers = [
-        (str(row["rank"]), size_text(row["peak_bytes"]), row["buffers"][0]["name"] if row["buffers"] else "none")
-        for row in facts["memory"]
-    ]
-    return [
-        Table(title="critical path", columns=("what", "time", "share"), rows=path),
-        rank_table(facts["ranks"]),
-        gain_table(facts["gains"], facts["iteration_us"]),
-        critical_table(facts["critical_ops"]),
-        Table(title="slack of ops", columns=("less than 1 ms", "10 %", "50 %", "90 %"), rows=room),
-        Table(title="memory", columns=("rank", "variables, gradients, buffer", "largest"), rows=buffers),
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,8 +22,8 @@ from dpro_search.errors import InputError
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.core_time import polls
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
+from dpro_search.kinds._diagnosis import Diagnosis
 from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload
-from dpro_search.kinds._job import Table
 from dpro_search.kinds._measured import MeasuredJob, MeasuredStep
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds.horovod.collectives import horovod_exchanges, tensor_groups
@@ -356,15 +356,10 @@ class Horovod(MeasuredJob[DataflowGraph]):
 
         return questions()
 
-    def diagnose(self) -> dict[str, Any]:
+    def diagnose(self) -> Diagnosis:
         from dpro_search.kinds.horovod.diagnosis import diagnosis
 
         return diagnosis(self.trace, self.replay_of(Plan()), self.gains(self.questions))
-
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        from dpro_search.kinds.horovod.diagnosis import diagnosis_tables
-
-        return diagnosis_tables(facts)
 
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
         return tensor_groups(self.trace, self.replay_of, step, best)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from dpro_search.kinds._job import Table
-from dpro_search.kinds.servers.diagnosis import Rows, diagnosis_of_servers, knob_finding, other_placement, spread_finding
+from dpro_search.kinds._diagnosis import PredictedGain, RankFacts, Table
+from dpro_search.kinds.servers.diagnosis import (
+    KindFacts,
+    ServerDiagnosis,
+    ServerFacts,
+    diagnosis_of_servers,
+    knob_finding,
+    other_placement,
+    spread_finding,
+)
 from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.timeline import Timeline
@@ -14,52 +21,80 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.servers.kvstore_job import KvstoreJob, process_loads
 
 
-def diagnosis(job: ParameterServerJob[KvstoreJob]) -> dict[str, Any]:
-    """The facts of `Job.diagnose`; also ``servers``."""
+class ProcessFacts(RankFacts, frozen=True, kw_only=True, omit_defaults=True):
+    """Load of a worker or server, and of its link, in an iteration; `link_pct` is None where the link has no limit."""
+
+    role: str
+    core_us: float
+    sent_bytes: float
+    received_bytes: float
+    link_pct: float | None
+
+    @property
+    def title(self) -> str:
+        return f"rank {self.rank}" if self.role == "worker" else f"{self.role}, rank {self.rank}"
+
+
+class KvstoreServer(ServerFacts, frozen=True, kw_only=True):
+    """The parameters that a server holds, and the load of its process."""
+
+    keys: int
+    slices: int
+    rank: int
+    core_us: float
+    link_pct: float | None
+
+
+class KvstoreDiagnosis(ServerDiagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a job with a KVStore."""
+
+    ranks: tuple[ProcessFacts, ...]
+    servers: tuple[KvstoreServer, ...]
+
+    @property
+    def server_table(self) -> Table:
+        rows = [
+            (
+                str(row.server),
+                str(row.keys),
+                str(row.slices),
+                size_text(row.size_bytes),
+                time_text(row.core_us),
+                "no limit" if row.link_pct is None else percent_text(row.link_pct),
+            )
+            for row in self.servers
+        ]
+        return Table(title="what the servers have", columns=("server", "keys", "slices", "holds", "core", "link busy"), rows=rows)
+
+
+def diagnosis(job: ParameterServerJob[KvstoreJob]) -> ServerDiagnosis:
+    """The diagnosis of a job with a KVStore."""
     processes = job.unplanned_job
 
-    def kind_facts(timeline: Timeline, plan_gains: Rows) -> dict[str, Any]:
-        ranks, servers = _rank_facts(processes, job.hosts, timeline.iteration_us), _server_facts(processes)
-        for row, fact in zip(servers, ranks[len(processes.workers) :], strict=True):
-            row |= {key: fact[key] for key in ("rank", "core_us", "link_pct")}
-        return {"ranks": ranks, "servers": servers, "findings": _findings(ranks, servers, plan_gains, timeline.iteration_us)}
+    def kind_facts(timeline: Timeline, plan_gains: Sequence[PredictedGain]) -> KindFacts:
+        ranks = _rank_facts(processes, job.hosts, timeline.iteration_us)
+        servers = _server_facts(processes, ranks[len(processes.workers) :])
+        return KindFacts(ranks, servers, _findings(ranks, servers, plan_gains, timeline.iteration_us))
 
-    return diagnosis_of_servers(job, kind_facts)
+    return diagnosis_of_servers(job, KvstoreDiagnosis, kind_facts)
 
 
-def server_table(facts: Mapping[str, Any]) -> Table:
-    """The table of what each server holds and does."""
-    rows = [
-        (
-            str(row["server"]),
-            str(row["keys"]),
-            str(row["slices"]),
-            size_text(row["bytes"]),
-            time_text(row["core_us"]),
-            "no limit" if row["link_pct"] is None else percent_text(row["link_pct"]),
+def _rank_facts(job: KvstoreJob, hosts: Sequence[str], iteration_us: float) -> tuple[ProcessFacts, ...]:
+    return tuple(
+        ProcessFacts(
+            rank=rank,
+            host=host,
+            role="worker" if rank < len(job.workers) else "server",
+            core_us=load.core_us,
+            sent_bytes=load.sent_bytes,
+            received_bytes=load.received_bytes,
+            link_pct=None if load.link_us is None else load.link_us / iteration_us * 100,
         )
-        for row in facts["servers"]
-    ]
-    return Table(title="what the servers have", columns=("server", "keys", "slices", "holds", "core", "link busy"), rows=rows)
-
-
-def _rank_facts(job: KvstoreJob, hosts: Sequence[str], iteration_us: float) -> Rows:
-    """Load of each process and its link in an iteration."""
-    return [
-        {
-            "rank": rank,
-            "host": host,
-            "role": "worker" if rank < len(job.workers) else "server",
-            "core_us": load.core_us,
-            "sent_bytes": load.sent_bytes,
-            "received_bytes": load.received_bytes,
-            "link_pct": None if load.link_us is None else load.link_us / iteration_us * 100,
-        }
         for rank, (host, load) in enumerate(zip(hosts, process_loads(job), strict=True))
-    ]
+    )
 
 
-def _server_facts(job: KvstoreJob) -> Rows:
+def _server_facts(job: KvstoreJob, processes: Sequence[ProcessFacts]) -> tuple[KvstoreServer, ...]:
     """Keys, slices and bytes of the parameters that each server holds."""
     slices = [(tensor, *part) for tensor, row in enumerate(job.slices) for part in row]
     total = float(job.tensor_bytes.sum())
@@ -68,15 +103,18 @@ def _server_facts(job: KvstoreJob) -> Rows:
         parts = [(tensor, size) for tensor, owner, size in slices if owner == server]
         held = sum(size for _, size in parts)
         rows.append(
-            {
-                "server": server,
-                "keys": len({tensor for tensor, _ in parts}),
-                "slices": len(parts),
-                "bytes": held,
-                "share_pct": held / total * 100,
-            }
+            KvstoreServer(
+                server=server,
+                keys=len({tensor for tensor, _ in parts}),
+                slices=len(parts),
+                size_bytes=held,
+                share_pct=held / total * 100,
+                rank=processes[server].rank,
+                core_us=processes[server].core_us,
+                link_pct=processes[server].link_pct,
+            )
         )
-    return rows
+    return tuple(rows)
 
 
 def questions(job: ParameterServerJob[KvstoreJob]) -> dict[str, Plan]:
@@ -101,15 +139,17 @@ _VARIABLES = {
 }
 
 
-def _findings(ranks: Rows, servers: Rows, plan_gains: Rows, iteration_us: float) -> list[str]:
+def _findings(
+    ranks: Sequence[ProcessFacts], servers: Sequence[KvstoreServer], plan_gains: Sequence[PredictedGain], iteration_us: float
+) -> list[str]:
     """Sentences with numbers and the knob to turn."""
     sentences = spread_finding(servers, "has", "a smaller MXNET_KVSTORE_BIGARRAY_BOUND or priority slices (P3)")
-    links = [row for row in ranks if row["link_pct"] is not None]
+    links = [(row.link_pct, row) for row in ranks if row.link_pct is not None]
     if links:
-        busiest = max(links, key=lambda row: float(row["link_pct"]))
-        if busiest["link_pct"] >= 50:
+        link_pct, busiest = max(links, key=lambda link: link[0])
+        if link_pct >= 50:
             sentences.append(
-                f"The link of {busiest['role']} {busiest['host']} is busy {busiest['link_pct']:.0f} % of an iteration of "
+                f"The link of {busiest.role} {busiest.host} is busy {link_pct:.0f} % of an iteration of "
                 f"{time_text(iteration_us)}: more servers (DMLC_NUM_SERVER), an even spread or a faster link."
             )
     return sentences + knob_finding(plan_gains, _variables)

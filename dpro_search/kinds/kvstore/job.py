@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
-from dpro_search.kinds._job import Table
+from dpro_search.kinds._diagnosis import Diagnosis
 from dpro_search.kinds._terms import per_byte
-from dpro_search.kinds.servers.diagnosis import diagnosis_tables
 from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import typeset_time_text
 from dpro_search.space.plan import Plan
@@ -75,15 +73,10 @@ class Kvstore(ParameterServerJob[KvstoreJob]):
 
         return questions(self)
 
-    def diagnose(self) -> dict[str, Any]:
+    def diagnose(self) -> Diagnosis:
         from dpro_search.kinds.kvstore.diagnosis import diagnosis
 
         return diagnosis(self)
-
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        from dpro_search.kinds.kvstore.diagnosis import server_table
-
-        return diagnosis_tables(facts, server_table(facts))
 
     def _messages(self, job: KvstoreJob) -> Iterable[tuple[int, int, float]]:
         return ((server, tensor, size) for tensor, row in enumerate(job.slices) for server, size in row)

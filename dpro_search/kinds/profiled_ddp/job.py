@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
+import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import EventKind, Ints, TensorInfo, Trace
@@ -13,10 +14,10 @@ from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.costmodel.powersgd import allocated_bytes, low_rank
 from dpro_search.errors import InputError
 from dpro_search.graph.gradient_events import Gradients, gradients_of
-from dpro_search.kinds._job import Table
+from dpro_search.kinds._diagnosis import Diagnosis, Table
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds.recorded.cluster import StepsOnCluster
-from dpro_search.kinds.recorded.diagnosis import with_plans
+from dpro_search.kinds.recorded.diagnosis import ProfileDiagnosis, with_plans
 from dpro_search.kinds.recorded.planned import PlannableJob
 from dpro_search.machine import machine_constants
 from dpro_search.quantities import size_text, time_text
@@ -156,40 +157,23 @@ class ProfiledDdp(PlannableJob):
     def questions(self) -> Mapping[str, Plan]:
         return _QUESTIONS
 
-    def diagnose(self) -> dict[str, Any]:
-        return with_plans(self, super().diagnose()) | {"buckets": self._buckets()}
+    def diagnose(self) -> Diagnosis:
+        return ProfiledDdpDiagnosis(buckets=self._buckets(), **with_plans(self, self._profile_diagnosis()))
 
-    def _buckets(self) -> list[dict[str, Any]]:
-        """Facts of each recorded bucket: gradients, bytes, and its transfer, as the mean over ranks and steps."""
+    def _buckets(self) -> tuple[ProfiledBucket, ...]:
         events = self.trace.events
         buckets = []
         for bucket in range(self.gradients.buckets):
             parts = [each.parts[bucket] for each in self.gradients.steps.values()]
             buckets.append(
-                {
-                    "bucket": bucket,
-                    "gradients": int((self.gradients.bucket_of == bucket).sum()) if self.gradients.known else None,
-                    "bytes": self._part_bytes().get(parts[0], int(events.size_bytes[parts[0]])),
-                    "transfer_us": float(np.mean(events.end_us[parts] - events.start_us[parts])),
-                }
+                ProfiledBucket(
+                    bucket=bucket,
+                    gradients=int((self.gradients.bucket_of == bucket).sum()) if self.gradients.known else None,
+                    size_bytes=self._part_bytes().get(parts[0], int(events.size_bytes[parts[0]])),
+                    transfer_us=float(np.mean(events.end_us[parts] - events.start_us[parts])),
+                )
             )
-        return buckets
-
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        rows = [
-            (
-                str(row["bucket"]),
-                "unknown" if row["gradients"] is None else str(row["gradients"]),
-                size_text(row["bytes"]),
-                time_text(row["transfer_us"]),
-            )
-            for row in facts["buckets"]
-        ]
-        tables = super().tables(facts)
-        if rows:
-            columns = ("bucket", "gradients", "moved", "transfer, with waits")
-            tables.append(Table(title="buckets", columns=columns, rows=rows))
-        return tables
+        return tuple(buckets)
 
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
         numbers = {"as recorded": self.gradients.bucket_of}
@@ -203,6 +187,35 @@ class ProfiledDdp(PlannableJob):
             tensors = [tensor for tensor, number in zip(self.tensors, bucket_of.tolist(), strict=True) if number == bucket]
             groups.append(Group(tensors=tuple(t.name for t in tensors), size_bytes=sum(t.size_bytes for t in tensors)))
         return groups
+
+
+class ProfiledBucket(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded bucket: its gradients (None: not known) and its transfer with waits, mean over ranks and steps."""
+
+    bucket: int
+    gradients: int | None
+    size_bytes: int = msgspec.field(name="bytes")
+    transfer_us: float
+
+
+class ProfiledDdpDiagnosis(ProfileDiagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a profiled DistributedDataParallel job."""
+
+    buckets: tuple[ProfiledBucket, ...]
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        rows = [
+            (
+                str(row.bucket),
+                "unknown" if row.gradients is None else str(row.gradients),
+                size_text(row.size_bytes),
+                time_text(row.transfer_us),
+            )
+            for row in self.buckets
+        ]
+        columns = ("bucket", "gradients", "moved", "transfer, with waits")
+        return (*super().tables, *([Table(title="buckets", columns=columns, rows=rows)] if rows else []))
 
 
 def _space(trace: Trace, gradients: Gradients, *, allow_lossy: bool) -> PlanSpace:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
+import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.sharded_units import ROOT, ShardedUnits, sharded_units_of, unit_groups
-from dpro_search.kinds._job import Table
+from dpro_search.kinds._diagnosis import Diagnosis, Table
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds.recorded.cluster import StepsOnCluster
-from dpro_search.kinds.recorded.diagnosis import with_plans
+from dpro_search.kinds.recorded.diagnosis import ProfileDiagnosis, with_plans
 from dpro_search.kinds.recorded.planned import PlannableJob
 from dpro_search.quantities import size_text, time_text
 from dpro_search.space.plan import Plan
@@ -166,44 +167,63 @@ class ProfiledFsdp(PlannableJob):
     def questions(self) -> Mapping[str, Plan]:
         return _QUESTIONS
 
-    def diagnose(self) -> dict[str, Any]:
-        return with_plans(self, super().diagnose()) | {"units": self._unit_facts()}
+    def diagnose(self) -> Diagnosis:
+        return ProfiledFsdpDiagnosis(units=self._unit_facts(), **with_plans(self, self._profile_diagnosis()))
 
-    def _unit_facts(self) -> list[dict[str, Any]]:
-        """Facts of each unit: its bytes, and its all-gathers and reductions, mean over ranks and steps, with waits."""
+    def _unit_facts(self) -> tuple[ShardedUnit, ...]:
         facts = []
         for tensor in self.tensors:
             steps = self.units.steps.values()
             gathers = [each.part for step in steps for each in (*step.forward, *step.backward) if each.unit == tensor.name]
             reductions = [part for step in steps for each in step.reductions if each.unit == tensor.name for part in each.parts]
             facts.append(
-                {
-                    "unit": tensor.name,
-                    "bytes": tensor.size_bytes or None,
-                    "gathers": len(gathers) // len(self.units.steps),
-                    "gather_us": self._mean_us(gathers),
-                    "reduce_us": self._mean_us(reductions),
-                }
+                ShardedUnit(
+                    unit=tensor.name,
+                    size_bytes=tensor.size_bytes or None,
+                    gathers=len(gathers) // len(self.units.steps),
+                    gather_us=self._mean_us(gathers),
+                    reduce_us=self._mean_us(reductions),
+                )
             )
-        return facts
+        return tuple(facts)
 
     def _mean_us(self, parts: list[int]) -> float | None:
         events = self.trace.events
         return float(np.mean(events.end_us[parts] - events.start_us[parts])) if parts else None
 
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
+
+class ShardedUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit of a sharded model: its bytes, and its all-gathers and reductions with waits, mean over ranks and steps.
+
+    None: not known.
+    """
+
+    unit: str
+    size_bytes: int | None = msgspec.field(name="bytes")
+    gathers: int
+    gather_us: float | None
+    reduce_us: float | None
+
+
+class ProfiledFsdpDiagnosis(ProfileDiagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a profiled FSDP job."""
+
+    units: tuple[ShardedUnit, ...]
+
+    @property
+    def tables(self) -> Sequence[Table]:
         def shown(us: float | None) -> str:
             return "-" if us is None else time_text(us)
 
         rows = [
             (
-                row["unit"],
-                "unknown" if row["bytes"] is None else size_text(row["bytes"]),
-                str(row["gathers"]),
-                shown(row["gather_us"]),
-                shown(row["reduce_us"]),
+                row.unit,
+                "unknown" if row.size_bytes is None else size_text(row.size_bytes),
+                str(row.gathers),
+                shown(row.gather_us),
+                shown(row.reduce_us),
             )
-            for row in facts["units"]
+            for row in self.units
         ]
         columns = ("unit", "parameters", "gathers", "gather, with waits", "reduce")
-        return [*super().tables(facts), *([Table(title="units", columns=columns, rows=rows)] if rows else [])]
+        return (*super().tables, *([Table(title="units", columns=columns, rows=rows)] if rows else []))

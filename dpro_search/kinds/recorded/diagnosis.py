@@ -6,29 +6,107 @@ measured in the recorded steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from dpro_search.graph.event_names import origins
-from dpro_search.graph.recorded_collectives import group_speeds, lateness
-from dpro_search.kinds._facts import critical_ops, critical_table, gain_table, path_facts
-from dpro_search.kinds._job import Job, Table
+from dpro_search.graph.recorded_collectives import GroupSpeed, Lateness, group_speeds, lateness
+from dpro_search.kinds._answers import fields_of
+from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, Table, critical_ops, critical_table, gain_table
+from dpro_search.kinds._job import Job
 from dpro_search.kinds.recorded.findings import findings, stall_findings
 from dpro_search.kinds.recorded.questions import answers
 from dpro_search.kinds.recorded.replay import RecordedReplay
 from dpro_search.quantities import percent_text, time_text
+from dpro_search.replay.device_time import RankTime
+from dpro_search.replay.path_segments import path_totals
 from dpro_search.replay.sentences import differs_from_median
 from dpro_search.space.plan import Plan
 
 _PARTS = ("compute_us", "exposed_communication_us", "waiting_for_ranks_us", "unknown_us", "idle_us", "host_bound_us")
+PARTS = ("compute", "exposed_communication", "waiting_for_ranks", "unknown", "idle")  # of an iteration; they add up to it
 _SHOWN_PCT = 0.1  # of an iteration
 
 
-def diagnosis(job: Job, replay: RecordedReplay, *, is_profiled: bool = True) -> dict[str, Any]:
-    """The facts of `Job.diagnose`; also ``links``, the speed of each process group.
+class DeviceFacts(RankFacts, frozen=True, kw_only=True, omit_defaults=True):
+    """Time of a rank's devices in an iteration (`replay.device_time.RankTime`), and how late it comes to collectives.
+
+    `cost_us` is the time that the others lost by it in a recorded step; None: not known.
+    """
+
+    last_pct: float | None
+    waited_us: float | None
+    cost_us: float | None
+    compute_us: float
+    exposed_communication_us: float
+    waiting_for_ranks_us: float
+    unknown_us: float
+    idle_us: float
+    host_bound_us: float
+    transfer_us: float
+
+    @property
+    def parts_us(self) -> Mapping[str, float]:
+        return {name: getattr(self, f"{name}_us") for name in PARTS}
+
+
+class ProfileDiagnosis(Diagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a profile.
+
+    Attributes
+    ----------
+    predicted_mean_us, measured_mean_us
+        Means over the steps, which steps that stall make longer than the medians.
+    breakdown_us
+        Parts of an iteration, mean over the ranks.
+    links
+        The speed of each group of ranks, as measured.
+    """
+
+    predicted_mean_us: float | None
+    measured_mean_us: float | None
+    breakdown_us: Mapping[str, float]
+    ranks: tuple[DeviceFacts, ...]
+    links: tuple[GroupSpeed, ...]
+
+    @property
+    def mean_us(self) -> float | None:
+        return self.predicted_mean_us
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        ranks = [
+            (
+                str(row.rank),
+                *(time_text(getattr(row, part)) for part in _PARTS),
+                "unknown" if row.last_pct is None else percent_text(row.last_pct),
+            )
+            for row in self.ranks
+        ]
+        worth = [gain for gain in self.gains if gain.gain_pct is not UNSET and gain.gain_pct >= _SHOWN_PCT] or self.gains[:1]
+        gains = gain_table(worth, self.iteration_us)
+        mean_us = self.predicted_mean_us
+        if mean_us is not None and differs_from_median(mean_us, self.iteration_us):
+            means = [msgspec.structs.replace(gain, predicted_iteration_us=_mean_us(gain)) for gain in worth]
+            gains = replace(gain_table(means, mean_us), title="what would it gain on average")
+        columns = ("rank", "compute", "exposed comm.", "waits", "unknown", "idle", "host-bound", "came last")
+        return (
+            Table(title="ranks, per iteration", columns=columns, rows=ranks),
+            *([gains] if worth else []),
+            critical_table(self.critical_ops),
+        )
+
+
+def _mean_us(gain: PredictedGain) -> float:
+    return gain.predicted_iteration_us if gain.predicted_mean_us is UNSET else gain.predicted_mean_us
+
+
+def diagnosis(job: Job, replay: RecordedReplay, *, is_profiled: bool = True) -> ProfileDiagnosis:
+    """The diagnosis of a profile without a plan.
 
     Parameters
     ----------
@@ -39,33 +117,28 @@ def diagnosis(job: Job, replay: RecordedReplay, *, is_profiled: bool = True) -> 
     """
     trace = replay.steps.trace
     base, timeline = replay.iterations(), replay.timeline()
-    late, speeds = lateness(trace), group_speeds(trace)
-    punctuality = {row.rank: msgspec.to_builtins(row) for row in late}
+    punctuality, speeds = {row.rank: row for row in lateness(trace)}, group_speeds(trace)
     gains = answers(replay, speeds, error=abs(job.replay_error))
     numbers, rows = trace.meta.numbers, replay.rows
-    path = [row | {"rank": numbers[row["rank"]] if row["rank"] >= 0 else -1} for row in path_facts(timeline)]
     times = [msgspec.structs.replace(row, rank=numbers[row.rank]) for row in replay.rank_times]
     collective = next(iter(replay.steps.sorts.collectives), "")
     hosts = dict(zip(numbers, trace.meta.hosts, strict=True))
-    return {
-        "iteration_us": base.iteration_us,
-        "measured_iteration_us": job.measured_iteration_us,
-        "predicted_mean_us": base.mean_us,
-        "measured_mean_us": replay.measured.mean_us,
-        "breakdown_us": base.breakdown_us,
-        "critical_path": path,
-        "ranks": [
-            {"host": hosts[row.rank] or None, "last_pct": None, "cost_us": None, "waited_us": None}
-            | msgspec.to_builtins(row)
-            | punctuality.get(row.rank, {})
-            for row in times
-        ],
-        "gains": msgspec.to_builtins(gains),
-        "critical_ops": critical_ops(
+    return ProfileDiagnosis(
+        iteration_us=base.iteration_us,
+        measured_iteration_us=job.measured_iteration_us,
+        predicted_mean_us=base.mean_us,
+        measured_mean_us=replay.measured.mean_us,
+        breakdown_us=base.breakdown_us,
+        critical_path=tuple(
+            msgspec.structs.replace(row, rank=numbers[row.rank] if row.rank >= 0 else -1) for row in path_totals(timeline)
+        ),
+        critical_ops=critical_ops(
             timeline, numbers=numbers, origins=origins(trace, replay.steps.ops.about[rows]) if len(rows) else ()
         ),
-        "links": [msgspec.to_builtins(speed) for speed in speeds],
-        "findings": [
+        ranks=tuple(_device_facts(row, hosts[row.rank], punctuality.get(row.rank)) for row in times),
+        gains=tuple(gains),
+        links=tuple(speeds),
+        findings=(
             *stall_findings(replay, gains),
             *findings(
                 times,
@@ -78,60 +151,42 @@ def diagnosis(job: Job, replay: RecordedReplay, *, is_profiled: bool = True) -> 
                 framework=trace.meta.framework,
                 pipeline=bool(replay.steps.pipelines),
             ),
-        ],
-        "warnings": list(trace.meta.warnings),
-    }
+        ),
+        warnings=trace.meta.warnings,
+    )
 
 
-def with_plans(job: Job, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a diagnosis with a row of ``gains`` for each legal plan; ``what_if`` is then what ``--set`` takes.
+def _device_facts(row: RankTime, host: str, late: Lateness | None) -> DeviceFacts:
+    return DeviceFacts(
+        host=host or None,
+        last_pct=None if late is None else late.last_pct,
+        cost_us=None if late is None else late.cost_us,
+        waited_us=None if late is None else late.waited_us,
+        **fields_of(row),
+    )
 
-    Parameters
-    ----------
-    facts
-        The answer of `diagnosis`.
-    """
-    base_us = float(facts["iteration_us"])
-    rows = list(facts["gains"])
+
+def gains_of_plans(job: Job, base_us: float) -> Iterator[PredictedGain]:
+    """The gain of each legal plan among the kind's questions over an iteration without a plan."""
     error_us = abs(job.replay_error) * base_us
     for text, plan in job.questions.items():
         if job.space.refusal(plan) is not None or job.space.simplest(plan) == Plan():
             continue
         after_us = job.predict(plan).iteration_us
         gain_us = base_us - after_us
-        rows.append(
-            {
-                "what_if": text,
-                "topic": "plan",
-                "ranks": [],
-                "meaning": f"--set {text}",
-                "predicted_iteration_us": after_us,
-                "gain_us": gain_us,
-                "gain_pct": 100 * gain_us / base_us if base_us > 0 else 0.0,
-                "certain": gain_us > error_us,
-            }
+        yield PredictedGain(
+            what_if=text,
+            topic="plan",
+            ranks=(),
+            meaning=f"--set {text}",
+            predicted_iteration_us=after_us,
+            gain_us=gain_us,
+            gain_pct=100 * gain_us / base_us if base_us > 0 else 0.0,
+            certain=gain_us > error_us,
         )
-    return {**facts, "gains": sorted(rows, key=lambda row: -float(row["gain_us"]))}
 
 
-def diagnosis_tables(facts: Mapping[str, Any]) -> list[Table]:
-    """The facts of `diagnosis` for people."""
-    ranks = [
-        (
-            str(row["rank"]),
-            *(time_text(row[part]) for part in _PARTS),
-            "unknown" if row["last_pct"] is None else percent_text(row["last_pct"]),
-        )
-        for row in facts["ranks"]
-    ]
-    worth = [row for row in facts["gains"] if row["gain_pct"] >= _SHOWN_PCT] or facts["gains"][:1]
-    gains = gain_table(worth, facts["iteration_us"])
-    if differs_from_median(facts["predicted_mean_us"], facts["iteration_us"]):
-        means = [row | {"predicted_iteration_us": row.get("predicted_mean_us", row["predicted_iteration_us"])} for row in worth]
-        gains = replace(gain_table(means, facts["predicted_mean_us"]), title="what would it gain on average")
-    columns = ("rank", "compute", "exposed comm.", "waits", "unknown", "idle", "host-bound", "came last")
-    return [
-        Table(title="ranks, per iteration", columns=columns, rows=ranks),
-        *([gains] if worth else []),
-        critical_table(facts["critical_ops"]),
-    ]
+def with_plans(job: Job, of_profile: ProfileDiagnosis) -> dict[str, Any]:  # Any: fields have different types
+    """The fields of a diagnosis of a profile, with the gains of plans among those of changes."""
+    gains = [*of_profile.gains, *gains_of_plans(job, of_profile.iteration_us)]
+    return fields_of(of_profile) | {"gains": tuple(sorted(gains, key=lambda gain: -gain.gain_us))}

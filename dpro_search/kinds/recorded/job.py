@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,8 +16,10 @@ from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._answers import PlanFacts, ReplayedStep
-from dpro_search.kinds._job import Comparison, Job, Table
+from dpro_search.kinds._diagnosis import Diagnosis
+from dpro_search.kinds._job import Comparison, Job
 from dpro_search.kinds.recorded.cluster import StepsOnCluster, steps_on
+from dpro_search.kinds.recorded.diagnosis import ProfileDiagnosis, diagnosis
 from dpro_search.kinds.recorded.findings import unknown_time
 from dpro_search.kinds.recorded.replay import RecordedReplay
 from dpro_search.kinds.recorded.steps import SMALL, RecordedSteps
@@ -282,15 +284,11 @@ class ProfiledJob(Job):
             steps=steps,
         )
 
-    def diagnose(self) -> dict[str, Any]:
-        from dpro_search.kinds.recorded.diagnosis import diagnosis
+    def diagnose(self) -> Diagnosis:
+        return self._profile_diagnosis()
 
+    def _profile_diagnosis(self) -> ProfileDiagnosis:
         return diagnosis(self, self.replay_of(Plan()), is_profiled=self.scenario.measured_us is None)
-
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        from dpro_search.kinds.recorded.diagnosis import diagnosis_tables
-
-        return diagnosis_tables(facts)
 
     def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
         recorded = () if step is None else recorded_groups(self.trace, step)

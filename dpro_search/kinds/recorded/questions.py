@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.graph.recorded_collectives import GroupSpeed, slow_groups
+from dpro_search.kinds._diagnosis import PredictedGain
 from dpro_search.kinds.recorded.replay import RecordedReplay
 from dpro_search.replay.sensitivity import compute_us_of_ranks
 from dpro_search.space.recorded.scales import Bools
@@ -29,35 +29,15 @@ _LEAST_SHARE = 0.01  # of the time of all kernels
 _MOST_REPLAYED_OPS = 4_000_000  # of all questions together; with more, each is answered for the median step alone
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The gain of a change.
+class Answer(PredictedGain, frozen=True, kw_only=True, omit_defaults=True):
+    """The gain of a change of a profile."""
 
-    Attributes
-    ----------
-    what_if
-        As ``--what-if`` takes it.
-    topic, ranks
-        What it is about: "launch", "loading", "communication", "rank" (one is slow), "kernels", "module", "link"; and which ranks.
-    meaning
-        In words.
-    gain_us, gain_pct
-        How much shorter an iteration gets; below 0, longer. Where steps stall, so that the mean of the steps is noticeably longer
-        than their median, the mean of the iterations.
-    certain
-        Whether the gain is larger than the error of the replay of the recorded setting.
-    predicted_iteration_us, predicted_mean_us
-        Median and mean of the steps.
-    """
-
-    what_if: str
     topic: str
     ranks: tuple[int, ...]
     meaning: str
-    predicted_iteration_us: float
     predicted_mean_us: float
-    gain_us: float
     gain_pct: float
-    certain: bool = True
+    certain: bool
 
 
 class _Question(NamedTuple):

@@ -19,12 +19,11 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.step_spread import interval_us
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds._facts import graph_change
 from dpro_search.kinds.recorded.steps import MeasuredSteps, RecordedSteps, StepTime
 from dpro_search.replay.device_time import RankTime, mean_breakdown_us, mean_times, rank_times
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.replayer import replay, settled_us
-from dpro_search.replay.sensitivity import StagesEven
+from dpro_search.replay.sensitivity import StagesEven, graph_change
 from dpro_search.replay.sentences import differs_from_median
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.recorded.step_edit import StepEdit

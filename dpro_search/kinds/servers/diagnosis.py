@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET
 
 from dpro_search.graph.measured import measured_iteration_us
-from dpro_search.kinds._facts import critical_ops, critical_table, gain_rows, gain_table, path_facts
-from dpro_search.kinds._job import Table
+from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, Table, critical_ops, critical_table, gain_table
 from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import percent_text, time_text
+from dpro_search.replay.path_segments import path_totals
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change, OpScaled, gains, questions
 from dpro_search.replay.server_replay import breakdown_us
@@ -19,7 +22,6 @@ from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import ReplayGraph
 
-Rows = list[dict[str, Any]]
 _WORTH_PCT = 1.0  # of an iteration; smaller gains are not reported
 _PLACEMENTS = {
     "servers_on_workers=1": "Servers on the workers' hosts (DPRO_SEARCH_SERVER_HOSTS=workers)",
@@ -27,17 +29,59 @@ _PLACEMENTS = {
 }
 
 
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter server: its number, and the bytes that it holds or sums, also as a share of all servers'."""
+
+    server: int
+    size_bytes: float = msgspec.field(name="bytes")
+    share_pct: float
+
+
+class ServerDiagnosis(Diagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a job with parameter servers; `breakdown_us` has parts of the iteration of the slowest rank."""
+
+    breakdown_us: Mapping[str, float]
+    servers: tuple[ServerFacts, ...]
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        path = [
+            (f"{row.kind.lower()} of core {row.rank}", time_text(row.duration_us), percent_text(row.share_pct))
+            for row in self.critical_path
+        ]
+        return (
+            Table(title="critical path", columns=("what", "time", "share"), rows=path),
+            critical_table(self.critical_ops),
+            self.server_table,
+            gain_table(self.gains, self.iteration_us),
+        )
+
+    @property
+    def server_table(self) -> Table:
+        """The table of what each server has or does."""
+        raise NotImplementedError
+
+
+class KindFacts(NamedTuple):
+    """Facts of a diagnosis that one kind of servers has."""
+
+    ranks: tuple[RankFacts, ...]
+    servers: tuple[ServerFacts, ...]
+    findings: list[str]
+
+
 def diagnosis_of_servers(
     job: ParameterServerJob[Any],
-    kind_facts: Callable[[Timeline, Rows], dict[str, Any]],
+    diagnosis_type: type[ServerDiagnosis],
+    kind_facts: Callable[[Timeline, Sequence[PredictedGain]], KindFacts],
     iterations: int | None = None,
-) -> dict[str, Any]:
-    """The facts of `Job.diagnose`.
+) -> ServerDiagnosis:
+    """The diagnosis of a job with parameter servers.
 
     Parameters
     ----------
     kind_facts
-        The facts `ranks`, `servers` and `findings`, from the replay and from what those plans would gain.
+        Facts from the replay and from what the kind's plans would gain.
     iterations
         Number of iterations of each replay; None: until it settles.
     """
@@ -51,49 +95,41 @@ def diagnosis_of_servers(
         for text, plan in job.questions.items()
         if job.space.refusal(plan) is None
     ]
-    return {
-        "iteration_us": timeline.iteration_us,
-        "measured_iteration_us": measured_iteration_us(job.trace),
-        "breakdown_us": breakdown_us(timeline),
-        "critical_path": path_facts(timeline),
-        "gains": sorted([*gain_rows(gains(graph, changes, replay=replayed)), *plan_gains], key=lambda row: -float(row["gain_us"])),
-        "critical_ops": critical_ops(timeline),
-        **kind_facts(timeline, plan_gains),
-        "warnings": list(job.trace.meta.warnings),
-    }
+    graph_gains = (
+        _gain(gain.change.text, timeline.iteration_us, gain.iteration_us) for gain in gains(graph, changes, replay=replayed)
+    )
+    ranks, servers, findings = kind_facts(timeline, plan_gains)
+    return diagnosis_type(
+        iteration_us=timeline.iteration_us,
+        measured_iteration_us=measured_iteration_us(job.trace),
+        breakdown_us=breakdown_us(timeline),
+        critical_path=path_totals(timeline),
+        critical_ops=critical_ops(timeline),
+        ranks=ranks,
+        servers=servers,
+        gains=tuple(sorted([*graph_gains, *plan_gains], key=lambda gain: -gain.gain_us)),
+        findings=tuple(findings),
+        warnings=job.trace.meta.warnings,
+    )
 
 
-def diagnosis_tables(facts: Mapping[str, Any], servers: Table) -> list[Table]:
-    """The facts as tables for people, with the table of servers that the kind of job makes."""
-    path = [
-        (f"{row['kind'].lower()} of core {row['rank']}", time_text(row["duration_us"]), percent_text(row["share_pct"]))
-        for row in facts["critical_path"]
-    ]
-    return [
-        Table(title="critical path", columns=("what", "time", "share"), rows=path),
-        critical_table(facts["critical_ops"]),
-        servers,
-        gain_table(facts["gains"], facts["iteration_us"]),
-    ]
-
-
-def knob_finding(knobs: Sequence[Mapping[str, Any]], named: Callable[[str], str]) -> list[str]:
+def knob_finding(knobs: Sequence[PredictedGain], named: Callable[[str], str]) -> list[str]:
     """The change that gains most, if it is worth one, by the name that the framework has for it."""
-    best = max(knobs, key=lambda row: float(row["gain_us"]))
-    if best["gain_pct"] < _WORTH_PCT:
+    best = max(knobs, key=lambda gain: gain.gain_us)
+    if best.gain_pct is UNSET or best.gain_pct < _WORTH_PCT:
         return []
-    name = _PLACEMENTS.get(best["what_if"]) or named(best["what_if"])
-    return [f"{name} would save {time_text(best['gain_us'])} ({percent_text(best['gain_pct'])}) an iteration."]
+    name = _PLACEMENTS.get(best.what_if) or named(best.what_if)
+    return [f"{name} would save {time_text(best.gain_us)} ({percent_text(best.gain_pct)}) an iteration."]
 
 
-def spread_finding(servers: Sequence[Mapping[str, Any]], does: str, remedy: str) -> list[str]:
+def spread_finding(servers: Sequence[ServerFacts], does: str, remedy: str) -> list[str]:
     """The server with most bytes, if that is much more than its share."""
-    heaviest = max(servers, key=lambda row: float(row["bytes"]))
+    heaviest = max(servers, key=lambda row: row.size_bytes)
     fair_pct = 100 / len(servers)
-    if heaviest["share_pct"] <= 1.1 * fair_pct:
+    if heaviest.share_pct <= 1.1 * fair_pct:
         return []
     return [
-        f"Server {heaviest['server']} {does} {heaviest['share_pct']:.0f} % of the bytes, {fair_pct:.0f} % would be even: "
+        f"Server {heaviest.server} {does} {heaviest.share_pct:.0f} % of the bytes, {fair_pct:.0f} % would be even: "
         f"{remedy} spread them."
     ]
 
@@ -114,11 +150,6 @@ def other_placement(job: ParameterServerJob[Any]) -> dict[str, Plan]:
     return {f"servers_on_workers={int(other)}": Plan(servers_on_workers=other)}
 
 
-def _gain(change: str, recorded_us: float, changed_us: float) -> dict[str, Any]:
+def _gain(change: str, recorded_us: float, changed_us: float) -> PredictedGain:
     gain_us = recorded_us - changed_us
-    return {
-        "what_if": change,
-        "predicted_iteration_us": changed_us,
-        "gain_us": gain_us,
-        "gain_pct": gain_us / recorded_us * 100,
-    }
+    return PredictedGain(what_if=change, predicted_iteration_us=changed_us, gain_us=gain_us, gain_pct=gain_us / recorded_us * 100)

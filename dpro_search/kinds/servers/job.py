@@ -15,13 +15,13 @@ from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
-from dpro_search.kinds._facts import graph_change
 from dpro_search.kinds._job import Job, ranks_in_turn
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._terms import Term, link_term
 from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.machine.constants import BytepsConstants, KvstoreConstants
 from dpro_search.replay.lowered import ErrorModel, Lowered
+from dpro_search.replay.sensitivity import graph_change
 from dpro_search.replay.server_replay import ServerJob, ServerReplay
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.describe import describe

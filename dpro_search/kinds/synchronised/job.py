@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -13,12 +13,12 @@ from dpro_search.collect.trace import Floats, TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._answers import ConvergenceFacts, TrainingFacts, fields_of
-from dpro_search.kinds._facts import critical_ops, critical_table, gain_table
-from dpro_search.kinds._job import Job, Table, ranks_in_turn
+from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, Table, critical_ops, critical_table, gain_table, sorted_gains
+from dpro_search.kinds._job import Job, ranks_in_turn
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds.synchronised.recording import RecordedRun, ShortRuns
 from dpro_search.kinds.synchronised.training import Trainings, WhichScheme
-from dpro_search.kinds.synchronised.training_replay import TrainingReplay
+from dpro_search.kinds.synchronised.training_replay import TrainingReplay, WorkerFacts
 from dpro_search.quantities import time_text
 from dpro_search.replay.lowered import ErrorModel, Lowered
 from dpro_search.replay.path_segments import path_totals
@@ -218,29 +218,23 @@ class SynchronisedJob(Job):
             if plan != Plan():
                 yield BoundedPlan(plan, 0.0)
 
-    def diagnose(self) -> dict[str, Any]:
-        """The facts of `Job.diagnose`, and ``target_loss``."""
+    def diagnose(self) -> Diagnosis:
         plan, trainings = Plan(), self._trainings(self.scenario)
         prediction, replayed = self.replayed(plan), self.replay_of(plan)
-        timeline, rows = replayed.timeline(), replayed.workers()
+        timeline, workers = replayed.timeline(), replayed.workers()
         gains = _gains_of(self, prediction.iteration_us, trainings.step_s)
-        plan_facts = fields_of(self.plan_facts(plan))
-        plan_facts = plan_facts | {"bytes": plan_facts.pop("sent_bytes"), "notes": plan_facts.pop("notes")}
-        return {
-            "iteration_us": prediction.iteration_us,
-            "measured_iteration_us": self.measured_iteration_us,
-            "breakdown_us": prediction.breakdown_us,
-            **plan_facts,
-            "critical_path": msgspec.to_builtins(path_totals(timeline)),
-            "critical_ops": critical_ops(timeline),
-            "ranks": rows,
-            "gains": gains,
-            "findings": _findings(replayed.training, trainings, rows, gains),
-            "warnings": list(self._source.warnings),
-        }
-
-    def tables(self, facts: Mapping[str, Any]) -> list[Table]:
-        return _tables(facts)
+        return TrainingDiagnosis(
+            iteration_us=prediction.iteration_us,
+            measured_iteration_us=self.measured_iteration_us,
+            breakdown_us=prediction.breakdown_us,
+            critical_path=path_totals(timeline),
+            critical_ops=critical_ops(timeline),
+            ranks=workers,
+            gains=gains,
+            findings=_findings(replayed.training, trainings, workers, gains),
+            warnings=tuple(self._source.warnings),
+            **fields_of(self.plan_facts(plan)),
+        )
 
 
 def _work(training: TimeToLoss) -> str:
@@ -266,13 +260,13 @@ def _with_workers(trainings: Trainings, change: ClusterChange) -> Trainings:
     return trainings
 
 
-def _gains_of(job: Job, base_us: float, step_s: Sequence[float]) -> list[dict[str, Any]]:
+def _gains_of(job: Job, base_us: float, step_s: Sequence[float]) -> tuple[PredictedGain, ...]:
     """Gains of some changes: other schemes, faster links, a slow worker as fast as the median one."""
     median_s, slowest = float(np.median(step_s)), int(np.argmax(step_s))
     questions = ["communication=0", *(f"synchronisation={scheme}" for scheme in _TRIED)]
     if step_s[slowest] > median_s:
         questions.append(f"rank{slowest}.compute={median_s / step_s[slowest]:.4g}")
-    rows = []
+    shorter_us = {}
     for text in questions:
         try:
             lowered = job.lower(job.scenario.changed([text], known=(*job.askable, *job.settings), job=job.title))
@@ -280,20 +274,20 @@ def _gains_of(job: Job, base_us: float, step_s: Sequence[float]) -> list[dict[st
             continue
         iteration_us = lowered.replayable.iterations().iteration_us
         if lowered.infeasible is None and iteration_us < base_us:
-            rows.append({"what_if": text, "predicted_iteration_us": iteration_us, "gain_us": base_us - iteration_us})
-    return sorted(rows, key=lambda row: -float(row["gain_us"]))
+            shorter_us[text] = iteration_us
+    return sorted_gains(base_us, shorter_us)
 
 
 def _findings(
-    training: TimeToLoss, trainings: Trainings, rows: Sequence[Mapping[str, Any]], gains: Sequence[Mapping[str, Any]]
-) -> list[str]:
+    training: TimeToLoss, trainings: Trainings, workers: Sequence[WorkerFacts], gains: Sequence[PredictedGain]
+) -> tuple[str, ...]:
     """Sentences."""
     target = f"a loss of {trainings.target_loss:g}"
     said = [f"An iteration is a training to {target} by {training.scheme}: {training.steps} steps, {training.commits} commits."]
     if training.time_s is None:
         said.append(f"{training.scheme} does not reach {target} within {training.simulated.end_s:.0f} s.")
     if training.waiting_share > _WAITING:
-        waiting = max(rows, key=lambda row: row["waited_us"])["rank"]
+        waiting = max(workers, key=lambda row: row.waited_us).rank
         said.append(f"Workers wait for each other {training.waiting_share:.0%} of their time, worker {waiting} most.")
     median_s = float(np.median(trainings.step_s))
     for worker, step_s in enumerate(trainings.step_s):
@@ -301,27 +295,36 @@ def _findings(
             said.append(f"Worker {worker} is {step_s / median_s:.0f} times slower than the median one: leave it out.")
         elif step_s > _SLOW * median_s:
             said.append(f"Worker {worker} takes {step_s / median_s:.1f} times as long for a step as the median one.")
-    if gains and gains[0]["gain_us"] > 0:
+    if gains and gains[0].gain_us > 0:
         best = gains[0]
-        said.append(f"'{best['what_if']}' would take {time_text(best['predicted_iteration_us'])}.")
-    return said
+        said.append(f"'{best.what_if}' would take {time_text(best.predicted_iteration_us)}.")
+    return tuple(said)
 
 
-def _tables(facts: Mapping[str, Any]) -> list[Table]:
-    """Workers, gains and the critical path."""
-    rows = [
-        (
-            row["host"],
-            time_text(row["step_us"]),
-            str(row["steps"]),
-            str(row["commits"]),
-            *(time_text(us) for us in row["breakdown_us"].values()),
+class TrainingDiagnosis(Diagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a training to a target loss; see `kinds._answers.TrainingFacts`."""
+
+    breakdown_us: Mapping[str, float]
+    synchronisation: str
+    target_loss: float
+    time_to_loss_s: float | None
+    training_steps: int
+    commits: int
+    sent_bytes: int = msgspec.field(name="bytes")
+    waiting_share: float
+    convergence: ConvergenceFacts
+    notes: tuple[str, ...]
+    ranks: tuple[WorkerFacts, ...]
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        rows = [
+            (str(row.host), time_text(row.step_us), str(row.steps), str(row.commits), *map(time_text, row.parts_us.values()))
+            for row in self.ranks
+        ]
+        columns = ("worker", "a step", "steps", "commits", "in steps", "in commits", "waiting")
+        return (
+            Table(title="workers", columns=columns, rows=rows),
+            gain_table(self.gains, self.iteration_us),
+            critical_table(self.critical_ops),
         )
-        for row in facts["ranks"]
-    ]
-    columns = ("worker", "a step", "steps", "commits", "in steps", "in commits", "waiting")
-    return [
-        Table(title="workers", columns=columns, rows=rows),
-        gain_table(facts["gains"], facts["iteration_us"]),
-        critical_table(facts["critical_ops"]),
-    ]

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds._diagnosis import RankFacts
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.synchronisation import Commit, Simulated, TimeToLoss
@@ -23,6 +23,15 @@ from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import ReplayGraph
 
 _MOST_COMMITS = 5_000  # that are shown: the first ones
+
+
+class WorkerFacts(RankFacts, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker of a training: the time of a step, how many steps and commits it made, and how long it waited."""
+
+    waited_us: float
+    step_us: float
+    steps: int
+    commits: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +65,7 @@ class TrainingReplay:
         low_s, high_s = self.training.interval_s
         breakdown_us: dict[str, float] = {}
         if detailed:
-            rows = [row["breakdown_us"] for row in self.workers()]
+            rows = [row.parts_us for row in self.workers()]
             breakdown_us = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
         return IterationTimes(
             iteration_us=1e6 * self.end_s,
@@ -71,7 +80,7 @@ class TrainingReplay:
     def timeline(self) -> Timeline:
         return replay(self.graph)
 
-    def workers(self) -> list[dict[str, Any]]:  # Any: rows of JSON
+    def workers(self) -> tuple[WorkerFacts, ...]:
         """Times of each worker until the simulation ended: steps, commits and waiting in the training."""
         end_us = 1e6 * self.training.simulated.end_s
         share = 1.0 if self.training.time_s is None else self.training.time_s / self.training.simulated.end_s
@@ -84,22 +93,22 @@ class TrainingReplay:
             )
             waited_us = 1e6 * self.training.simulated.waiting_s[worker]
             rows.append(
-                {
-                    "rank": worker,
-                    "host": f"worker {worker}",
-                    "breakdown_us": {
+                WorkerFacts(
+                    rank=worker,
+                    host=f"worker {worker}",
+                    breakdown_us={
                         "compute": min(steps_us, end_us) * share,
                         "exposed_communication": commits_us * share,
                         "waiting_for_ranks": waited_us * share,
                     },
-                    "step_us": 1e6 * pace.step_s,
-                    "steps": round(share * sum(commit.steps for commit in worker_commits)),
-                    "commits": round(share * len(worker_commits)),
-                    "last_pct": None,
-                    "waited_us": waited_us * share,
-                }
+                    step_us=1e6 * pace.step_s,
+                    steps=round(share * sum(commit.steps for commit in worker_commits)),
+                    commits=round(share * len(worker_commits)),
+                    last_pct=None,
+                    waited_us=waited_us * share,
+                )
             )
-        return rows
+        return tuple(rows)
 
 
 def training_graph(simulated: Simulated, paces: Sequence[Pace], until_s: float) -> ReplayGraph:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds._answers import STEP_PARTS, Remedy
-from dpro_search.kinds._facts import critical_table, gain_table
-from dpro_search.kinds._job import Table
+from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, Table, critical_table, gain_table
 from dpro_search.parallel.answers.accuracy import accuracy
 from dpro_search.parallel.costs.domain import Domain
 from dpro_search.parallel.strategy import Strategy
@@ -53,7 +51,37 @@ _PASSES = {
 }
 
 
-def stage_facts(timeline: Timeline, strategy: Strategy) -> list[dict[str, Any]]:
+class ParallelDiagnosis(Diagnosis, frozen=True, kw_only=True, omit_defaults=True):
+    """The diagnosis of a described parallel job; see `kinds._answers.ParallelFacts`."""
+
+    breakdown_us: Mapping[str, float]
+    peak_memory_bytes: int | None
+    strategy: Mapping[str, object]
+    computation_us: Mapping[str, float]
+    memory_bytes: Mapping[str, float]
+    infeasible: str | None
+    remedies: tuple[Remedy, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        stages = [
+            (str(row.host), str(row.alike), *(time_text(row.parts_us[part]) for part in ("passes", "optimizer", "waits")))
+            for row in self.ranks[:_MOST_ROWS]
+        ]
+        memory = [(name, size_text(size)) for name, size in self.memory_bytes.items() if size]
+        parts_us = {**self.computation_us, **{name: us for name, us in self.breakdown_us.items() if name != "compute"}}
+        parts = [(STEP_PARTS[name], time_text(us)) for name, us in parts_us.items()]
+        return (
+            Table(title="iteration", columns=("part", "time"), rows=parts),
+            Table(title="memory of the rank that needs most", columns=("for", "size"), rows=memory),
+            Table(title="pipeline stages", columns=("stage", "ranks", "passes", "optimizer", "waits"), rows=stages),
+            critical_table(self.critical_ops),
+            gain_table(self.gains, self.iteration_us),
+        )
+
+
+def stage_facts(timeline: Timeline, strategy: Strategy) -> tuple[RankFacts, ...]:
     """Times of one rank of each pipeline stage. All ranks of a stage do the same."""
     graph = timeline.graph
     alike = strategy.devices // strategy.pp
@@ -64,16 +92,16 @@ def stage_facts(timeline: Timeline, strategy: Strategy) -> list[dict[str, Any]]:
         update_us = float(graph.duration_us[of_stage & (graph.op_kind == OpKind.UPDATE)].sum())
         waits_us = max(timeline.iteration_us - passes_us - update_us, 0.0)
         stages.append(
-            {
-                "rank": stage * alike,
-                "host": f"stage {stage}",
-                "alike": alike,
-                "breakdown_us": {"passes": passes_us, "optimizer": update_us, "waits": waits_us},
-                "last_pct": None,
-                "waited_us": waits_us,
-            }
+            RankFacts(
+                rank=stage * alike,
+                host=f"stage {stage}",
+                alike=alike,
+                breakdown_us={"passes": passes_us, "optimizer": update_us, "waits": waits_us},
+                last_pct=None,
+                waited_us=waits_us,
+            )
         )
-    return stages
+    return tuple(stages)
 
 
 def stage_spans(timeline: Timeline, stages: int) -> list[dict[str, list[tuple[float, float]]]]:
@@ -97,12 +125,12 @@ def pass_name(op: str) -> str:
     return what + (f" of stage {match['stage']}" if match["stage"] else "")
 
 
-def findings(breakdown_us: Mapping[str, float], gains: Sequence[Mapping[str, Any]]) -> list[str]:
+def findings(breakdown_us: Mapping[str, float], gains: Sequence[PredictedGain]) -> list[str]:
     """Sentences: parts of the step beside computation, the costliest first, then the best change."""
     step_us = sum(breakdown_us.values())
     parts = [(us, f"{_capital(WORDS[name])} takes {share(us, step_us)}.") for name, us in breakdown_us.items() if name != "compute"]
-    changes = [row for row in gains if row["gain_us"] > 0 and not row["what_if"].startswith(SCALES)]
-    best = [(row["gain_us"], f"'{row['what_if']}' would gain {share(row['gain_us'], step_us)}.") for row in changes[:1]]
+    changes = [gain for gain in gains if gain.gain_us > 0 and not gain.what_if.startswith(SCALES)]
+    best = [(gain.gain_us, f"'{gain.what_if}' would gain {share(gain.gain_us, step_us)}.") for gain in changes[:1]]
     return [*costliest(parts, step_us), *costliest(best, step_us)]
 
 
@@ -124,24 +152,6 @@ def memory_sentence(memory: Mapping[str, float], limit_bytes: int | None, remedi
 
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def tables(facts: Mapping[str, Any]) -> list[Table]:
-    """The facts as tables."""
-    stages = [
-        (row["host"], str(row["alike"]), *(time_text(row["breakdown_us"][part]) for part in ("passes", "optimizer", "waits")))
-        for row in facts["ranks"][:_MOST_ROWS]
-    ]
-    memory = [(name, size_text(size)) for name, size in facts["memory_bytes"].items() if size]
-    parts_us = {**facts["computation_us"], **{name: us for name, us in facts["breakdown_us"].items() if name != "compute"}}
-    parts = [(STEP_PARTS[name], time_text(us)) for name, us in parts_us.items()]
-    return [
-        Table(title="iteration", columns=("part", "time"), rows=parts),
-        Table(title="memory of the rank that needs most", columns=("for", "size"), rows=memory),
-        Table(title="pipeline stages", columns=("stage", "ranks", "passes", "optimizer", "waits"), rows=stages),
-        critical_table(facts["critical_ops"]),
-        gain_table(facts["gains"], facts["iteration_us"]),
-    ]
 
 
 def comparison(name: str, than: str, own_us: Mapping[str, float], other_us: Mapping[str, float]) -> str:

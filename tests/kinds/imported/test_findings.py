@@ -25,7 +25,7 @@ def rank_time(*, compute: float, exposed: float = 0.0, waits: float = 0.0, host:
 def answer(what_if: str, topic: str, gain_us: float, ranks: tuple[int, ...] = ()) -> Answer:
     return Answer(
         what_if=what_if, topic=topic, ranks=ranks, meaning="that", predicted_iteration_us=1000 - gain_us,
-        predicted_mean_us=1000 - gain_us, gain_us=gain_us, gain_pct=gain_us / 10,
+        predicted_mean_us=1000 - gain_us, gain_us=gain_us, gain_pct=gain_us / 10, certain=True,
     )  # fmt: skip
 
 

@@ -112,7 +112,7 @@ def test_an_interval_never_begins_below_what_the_device_computes(tmp_path):
 
 
 def test_stalls_are_a_finding_with_what_they_cost_on_average(tmp_path):
-    facts = job_of(kernels_and_loads(tmp_path, PERIODIC)).diagnose()
+    facts = msgspec.to_builtins(job_of(kernels_and_loads(tmp_path, PERIODIC)).diagnose())
     first = facts["findings"][0]
     assert first.startswith("3 of 12 steps stall")
     assert "--what-if loading=0" in first
@@ -149,9 +149,9 @@ class TestOwnReplayIsOff:
 
     def test_gains_of_plans_smaller_than_the_error_are_not_certain(self, tmp_path):
         job = self.job(tmp_path, factor=0.7)
-        rows = {row["what_if"]: row for row in job.diagnose()["gains"]}
-        assert not rows["communication=0"]["certain"]
-        assert rows["compute=0.5"]["certain"]
+        rows = {row.what_if: row for row in job.diagnose().gains}
+        assert not rows["communication=0"].certain
+        assert rows["compute=0.5"].certain
 
     def test_a_job_elsewhere_keeps_the_error_of_the_recorded_one(self, tmp_path):
         job = self.job(tmp_path, factor=1.5)

@@ -172,7 +172,7 @@ def without_shapes(events):
 
 
 def test_a_diagnosis_there_has_no_measured_iteration() -> None:
-    facts = under(resnet(), "ranks=2", cluster="hgx-h100").diagnose()
+    facts = msgspec.to_builtins(under(resnet(), "ranks=2", cluster="hgx-h100").diagnose())
     assert facts["measured_iteration_us"] is None
     assert facts["iteration_us"] > 0
 

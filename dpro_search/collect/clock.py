@@ -25,7 +25,7 @@ More than 64 hosts are fitted one by one, in time and memory linear in the ranks
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +51,7 @@ class CommSpans:
 
     Attributes
     ----------
-    post_us
+    enqueue_us
         When each rank enqueued the collective, [m, R].
     end_us
         When it completed on each rank, [m, R].
@@ -62,6 +62,15 @@ class CommSpans:
     enqueue_us: Floats
     end_us: Floats
     family: Ints
+
+    @staticmethod
+    def of(rows: Sequence[Sequence[tuple[float, float]]], family: Iterable[int], ranks: int, base_us: float = 0.0) -> CommSpans:
+        """From the start and the end of each collective on each of so many ranks, counted from `base_us` on."""
+        return CommSpans(
+            enqueue_us=np.array([[start - base_us for start, _ in row] for row in rows], np.float64).reshape(-1, ranks),
+            end_us=np.array([[end - base_us for _, end in row] for row in rows], np.float64).reshape(-1, ranks),
+            family=np.array(list(family), np.int64),
+        )
 
 
 ONE_MACHINE = "all processes ran on one machine and share its clock"

@@ -28,7 +28,7 @@ from dpro_search.collect.assemble.common import (
     steps_of,
 )
 from dpro_search.collect.assemble.kvstore_slices import Slicing
-from dpro_search.collect.clock import ONE_MACHINE, CommSpans, align_clocks, one_clock
+from dpro_search.collect.clock import ONE_MACHINE, align_clocks, one_clock
 from dpro_search.collect.readers.mxnet.files import COMM, Profile, Span, Symbol, read_profile, read_symbol
 from dpro_search.collect.readers.mxnet.importer import ProfileWriter
 from dpro_search.collect.trace import ClockReport, Steps, TensorInfo, Trace
@@ -177,14 +177,7 @@ class _JobWriter(ProfileWriter):
     def _clock(self) -> ClockReport:
         if {*self._machines, self._boot} == {self._boot}:
             return one_clock(len(self._workers) + len(self._servers), ONE_MACHINE)
-        common = list(self._common().values())
-        shape = (len(common), len(self._workers))
-        spans = CommSpans(
-            enqueue_us=np.array([[comm.start_us for comm in step_comms] for step_comms in common]).reshape(shape),
-            end_us=np.array([[comm.end_us for comm in step_comms] for step_comms in common]).reshape(shape),
-            family=np.array([step_comms[0].parameter for step_comms in common], np.int64),
-        )
-        report = align_clocks(spans, self._machines)
+        report = align_clocks(self._common_spans(), self._machines)
         beside = self._machines.index(self._boot) if self._boot in self._machines else 0
         note = "" if self._boot in self._machines else "; servers taken to share the first worker's clock"
         count = len(self._servers)

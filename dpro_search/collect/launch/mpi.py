@@ -71,11 +71,7 @@ def run_mpi_job(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None, h
     """
     if shutil.which("mpirun") is None:
         raise MissingCapabilityError("mpirun is missing: install OpenMPI (Debian: apt-get install openmpi-bin libopenmpi-dev)")
-    require_tools()
-    out = out.resolve()
-    for rank in range(spec.ranks):
-        (out / f"rank{rank}").mkdir(parents=True, exist_ok=True)
-    cores = ",".join(map(str, spec.cores)) if spec.cores else "-"
+    out, cores = prepared(spec, out)
     env = {**os.environ, **(_SHARED if _share_cores(spec) else {}), **spec.env}
     if hook is not None:
         env |= hook_env(hook, out, env)
@@ -91,6 +87,15 @@ def run_mpi_job(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None, h
             *("sh", "-c", _RANK_SCRIPT, str(out), cores, *spec.command),
         ]
         run_launcher(command, env, out, spec, _failure)
+
+
+def prepared(spec: JobSpec, out: Path) -> tuple[Path, str]:
+    """The folder with one for each rank, and the ranks' cores as the script that runs a rank takes them."""
+    require_tools()
+    out = out.resolve()
+    for rank in range(spec.ranks):
+        (out / f"rank{rank}").mkdir(parents=True, exist_ok=True)
+    return out, ",".join(map(str, spec.cores)) if spec.cores else "-"
 
 
 def run_launcher(
@@ -119,9 +124,7 @@ def _network(hosts: ShapedHosts | None, work: Path, spec: JobSpec) -> list[str]:
     """Options of mpirun: where the ranks run and which networks they use."""
     if hosts is None:
         return ["-host", f"localhost:{spec.ranks}"]
-    agent = work / "agent"
-    agent.write_text(agent_script([(hosts.address(i), hosts.command(i, ())) for i in range(spec.hosts)]))
-    agent.chmod(0o700)
+    agent = written_agent(hosts, work, spec)
     memory = ",vader" if spec.ranks_per_host > 1 else ""
     return [
         *("-host", ",".join(f"{hosts.address(i)}:{spec.ranks_per_host}" for i in range(spec.hosts)), "-map-by", "slot"),
@@ -129,6 +132,14 @@ def _network(hosts: ShapedHosts | None, work: Path, spec: JobSpec) -> list[str]:
         *("-mca", "oob_tcp_if_include", hosts.subnet, "-mca", "btl_tcp_if_include", hosts.subnet),
         *("-mca", "btl", f"tcp{memory},self", "-mca", "pml", "ob1"),
     ]
+
+
+def written_agent(hosts: ShapedHosts, work: Path, spec: JobSpec) -> Path:
+    """The remote-shell agent of the hosts, as a file."""
+    agent = work / "agent"
+    agent.write_text(agent_script([(hosts.address(i), hosts.command(i, ())) for i in range(spec.hosts)]))
+    agent.chmod(0o700)
+    return agent
 
 
 def agent_script(prefixes: Sequence[tuple[str, Sequence[str]]]) -> str:

@@ -14,9 +14,9 @@ import shutil
 from pathlib import Path
 
 from dpro_search.collect._files import scratch_folder
-from dpro_search.collect.launch.mpi import agent_script, run_launcher
+from dpro_search.collect.launch.mpi import prepared, run_launcher, written_agent
 from dpro_search.collect.launch.netns import ShapedHosts
-from dpro_search.collect.launch.ranks import JobSpec, log_tail, require_tools
+from dpro_search.collect.launch.ranks import JobSpec, log_tail
 from dpro_search.errors import JobError, MissingCapabilityError
 
 MPIEXEC = "mpiexec.hydra"
@@ -51,11 +51,7 @@ def run_mpich_job(spec: JobSpec, out: Path, *, hosts: ShapedHosts | None = None)
     """
     if shutil.which(MPIEXEC) is None:
         raise MissingCapabilityError(f"{MPIEXEC} is missing: install MPICH (Debian: apt-get install mpich)")
-    require_tools()
-    out = out.resolve()
-    for rank in range(spec.ranks):
-        (out / f"rank{rank}").mkdir(parents=True, exist_ok=True)
-    cores = ",".join(map(str, spec.cores)) if spec.cores else "-"
+    out, cores = prepared(spec, out)
     # In the order of their reading: the library first, for what starts the job is Open MPI's where both are installed.
     with scratch_folder("dps-mpich-") as work:
         (work / "libmpi.so.12").symlink_to(_library())
@@ -73,9 +69,7 @@ def _placed(hosts: ShapedHosts | None, work: Path, spec: JobSpec) -> list[str]:
     """Options of Hydra: where the ranks run."""
     if hosts is None:
         return ["-launcher", "fork"]
-    agent = work / "agent"
-    agent.write_text(agent_script([(hosts.address(i), hosts.command(i, ())) for i in range(spec.hosts)]))
-    agent.chmod(0o700)
+    agent = written_agent(hosts, work, spec)
     listed = ",".join(f"{hosts.address(i)}:{spec.ranks_per_host}" for i in range(spec.hosts))
     return ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", listed, "-localhost", hosts.bridge_address]
 

@@ -17,8 +17,6 @@ from dpro_search.collect.trace import (
     DependencyKind,
     EventKind,
     Events,
-    Floats,
-    Ints,
     NodeGraph,
     ProcessGroup,
     Steps,
@@ -195,17 +193,15 @@ def steps_by_repetition(keys: Sequence[Hashable]) -> list[int]:
     return steps
 
 
-def clocks_checked(enqueue_us: Floats, end_us: Floats, family: Ints, what: str) -> ClockReport:
+def clocks_checked(spans: CommSpans, what: str) -> ClockReport:
     """Clocks of recordings whose hosts are not known: kept where they agree, else aligned.
 
     They agree as long as no collective ends on a rank before another rank enqueued it.
 
     Parameters
     ----------
-    enqueue_us, end_us
-        Start and end of each collective on each rank, [m, R].
-    family
-        Size class of each collective, [m].
+    spans
+        Collectives on all ranks.
     what
         What the collectives are, for the report.
 
@@ -214,6 +210,7 @@ def clocks_checked(enqueue_us: Floats, end_us: Floats, family: Ints, what: str) 
     InputError
         Clocks differ, and no offset explains how.
     """
+    enqueue_us, end_us = spans.enqueue_us, spans.end_us
     ranks = enqueue_us.shape[1]
     if not len(enqueue_us):
         return clocks_as_recorded(ranks, f"no {what} seen on all ranks")
@@ -225,6 +222,4 @@ def clocks_checked(enqueue_us: Floats, end_us: Floats, family: Ints, what: str) 
             residual_us=residual,
             method=f"as recorded: no {what} contradicts; the residual is what it allows",
         )
-    return align_clocks(
-        CommSpans(enqueue_us=enqueue_us, end_us=end_us, family=family), tuple(f"rank {rank}" for rank in range(ranks))
-    )
+    return align_clocks(spans, tuple(f"rank {rank}" for rank in range(ranks)))

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.assemble.described import described
+from dpro_search.collect.clock import CommSpans
 from dpro_search.collect.readers._bytes import read_available
 from dpro_search.collect.readers._chrome import chrome_events
 from dpro_search.collect.readers._salvage import shown
@@ -201,10 +202,9 @@ def _clock(workers: Sequence[WorkerEvents], servers: Sequence[Server], base_us: 
     """Workers from push-pulls that all of them made; servers from the messages between them and the workers."""
     common = sorted(set.intersection(*(set(worker.parts) for worker in workers)))
     common = [key for key in common if all({"PUSH", "PULL"} <= set(worker.parts[key].span_us) for worker in workers)]
-    enqueue = np.array([[worker.parts[key].span_us["PUSH"][0] - base_us for worker in workers] for key in common])
-    end = np.array([[worker.parts[key].span_us["PULL"][1] - base_us for worker in workers] for key in common])
-    shape = (len(common), len(workers))
-    report = clocks_checked(enqueue.reshape(shape), end.reshape(shape), np.array([key for key, _ in common], np.int64), "pull")
+    spans_us = [[worker.parts[key].span_us for worker in workers] for key in common]
+    rows = [[(span_us["PUSH"][0], span_us["PULL"][1]) for span_us in of_workers] for of_workers in spans_us]
+    report = clocks_checked(CommSpans.of(rows, (key for key, _ in common), len(workers), base_us), "pull")
     offset, residual, unknown = list(report.offset_us), list(report.residual_us), 0
     for server in servers:
         ahead, behind = [], []

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.collect.assemble.described import described
+from dpro_search.collect.clock import CommSpans
 from dpro_search.collect.readers._salvage import shown
 from dpro_search.collect.readers.event_table import EventTable, clocks_checked
 from dpro_search.collect.readers.importers import Importer, read_head
@@ -408,12 +409,14 @@ class ProfileWriter:
                 parts[comm.step, comm.parameter].append(comm)
         return {key: comms for key, comms in sorted(parts.items()) if len(comms) == len(self._workers)}
 
-    def _clock(self) -> ClockReport:
+    def _common_spans(self, base_us: float = 0.0) -> CommSpans:
+        """The same as collectives, of which those of one parameter take about equally long."""
         common = self._common()
-        shape = (len(common), len(self._workers))
-        enqueue = np.array([[comm.start_us - self._base_us for comm in comms] for comms in common.values()]).reshape(shape)
-        end = np.array([[comm.end_us - self._base_us for comm in comms] for comms in common.values()]).reshape(shape)
-        report = clocks_checked(enqueue, end, np.array([parameter for _, parameter in common], np.int64), "push-pull of a gradient")
+        rows = [[(comm.start_us, comm.end_us) for comm in comms] for comms in common.values()]
+        return CommSpans.of(rows, (parameter for _, parameter in common), len(self._workers), base_us)
+
+    def _clock(self) -> ClockReport:
+        report = clocks_checked(self._common_spans(self._base_us), "push-pull of a gradient")
         more = (0.0,) * len(self._servers)
         method = report.method + ("; servers taken to share the first worker's clock" if more else "")
         return ClockReport(offset_us=report.offset_us + more, residual_us=report.residual_us + more, method=method)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.collect.assemble.described import described
+from dpro_search.collect.clock import CommSpans
 from dpro_search.collect.readers._bytes import read_whole
 from dpro_search.collect.readers.event_table import EventTable, clocks_checked
 from dpro_search.collect.readers.importers import Importer
@@ -93,12 +94,10 @@ def read(paths: Sequence[Path]) -> Trace:
             raise TraceFormatError(f"{path}: no executed node in the step statistics; run the step with trace_level=FULL_TRACE")
     base_us = min(node.start_us for nodes in ranks for node in nodes)
     common = _common(ranks)
-    shape = (len(common), len(ranks))
-    enqueue = np.array([[node.start_us - base_us for node in nodes] for nodes in common.values()]).reshape(shape)
-    end = np.array([[node.end_us - base_us for node in nodes] for nodes in common.values()]).reshape(shape)
-    sizes = np.array([math.floor(math.log2(max(nodes[0].size_bytes, 1))) for nodes in common.values()], np.int64)
+    rows = [[(node.start_us, node.end_us) for node in nodes] for nodes in common.values()]
+    sizes = (math.floor(math.log2(max(nodes[0].size_bytes, 1))) for nodes in common.values())
     try:
-        clock = clocks_checked(enqueue, end, sizes, "collective")
+        clock = clocks_checked(CommSpans.of(rows, sizes, len(ranks), base_us), "collective")
     except InputError as error:
         raise InputError(f"{paths[0]}: {error}") from error
     tensor = {name: number for number, name in enumerate(common)}

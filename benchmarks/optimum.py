@@ -18,13 +18,13 @@ import numpy as np
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.search.objective import Objective
-from dpro_search.search.samplers._base import CYCLE_RANGE_US, rounded_cycle_us
 from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.data_parallel import DataParallelJob, RankStep
 from dpro_search.space.data_parallel_graph import rank_classes
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import OrderPolicy
 from dpro_search.space.tensorflow.fusion_moves import Grouping
+from dpro_search.space.transformations.horovod import CYCLE_RANGE_US, rounded_cycle_us
 
 
 def contiguous_groupings(names: tuple[str, ...]) -> Iterator[Grouping]:

@@ -44,10 +44,10 @@ from dpro_search.kinds import PlanOptions
 from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.search import Objective, run_search
 from dpro_search.search.samplers import SAMPLERS, sampler_for
-from dpro_search.search.samplers._base import as_change
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import ClusterChange, Scenario
 from dpro_search.space.tensorflow.fusion_moves import canonical, contiguous_groups
+from dpro_search.space.transformations import horovod_space
 
 PARTS = ("run", "ring", "workers", "any", "contiguous", "small", "serial")
 TRIALS = 500
@@ -155,7 +155,8 @@ def gap(job: Horovod, groupings_of: str) -> dict[str, Any]:
     position = {name: i for i, name in enumerate(names)}
     generated = all_groupings(names) if groupings_of == "any" else contiguous_groupings(names)
     groupings = [canonical(grouping, position) for grouping in generated]
-    all_us = costs_us(small, {as_change(plan, small.recorded) for plan in horovod_plans(groupings)}, _PROCESSES)
+    space = horovod_space((), small.recorded)
+    all_us = costs_us(small, {space.simplest(plan) for plan in horovod_plans(groupings)}, _PROCESSES)
     optimum_us = min(all_us.values())
     searches = list(itertools.product(SAMPLERS, range(SEEDS)))
     with ProcessPoolExecutor(_PROCESSES, get_context("fork")) as pool:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dpro_search.collect.trace import CommSettings
 from dpro_search.search.objective import Objective
 from dpro_search.search.run_folder import Trial
-from dpro_search.search.samplers import make_sampler, sampler_for
+from dpro_search.search.samplers import sampler_for
 from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import horovod_space
@@ -33,7 +33,7 @@ class SamplerContract:
 
     def proposals(self, objective: BusObjective, seed: int, count: int) -> list[Plan]:
         """Drive the sampler as a study does."""
-        sampler = make_sampler(self.name, objective.tensors, objective.recorded, seed, objective)
+        sampler = sampler_for(objective.space, self.name, seed, objective)
         sampler.observe(Plan(), objective.predict(Plan()))
         plans = []
         for _ in range(count):
@@ -79,7 +79,7 @@ class SamplerContract:
     def test_open_proposals_again_before_it_is_told_it_goes_on(self) -> None:
         """With several workers some asks are open; tells come in their order."""
         objective = BusObjective(MIXED)
-        sampler = make_sampler(self.name, objective.tensors, objective.recorded, 1, objective)
+        sampler = sampler_for(objective.space, self.name, 1, objective)
         sampler.observe(Plan(), objective.predict(Plan()))
         open_proposals = []
         for _ in range(60):

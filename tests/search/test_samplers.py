@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bus_objective import DEFAULT_SETTINGS, BusObjective, KnobObjective, tensors_of
+from bus_objective import BusObjective, KnobObjective, tensors_of
 from sampler_contract import MIXED, SamplerContract
 
 from dpro_search.collect.trace import CommSettings
 from dpro_search.errors import InputError
-from dpro_search.search.samplers import SAMPLERS, make_sampler, sampler_for
+from dpro_search.search.samplers import SAMPLERS, sampler_for
 from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import JobFacts, PlanSpace
@@ -119,7 +119,7 @@ def test_auto_gives_the_trials_of_a_sampler_that_has_nothing_new_to_the_others(t
 
 def test_an_unknown_sampler_is_named() -> None:
     with pytest.raises(InputError, match=r"sampler 'grid' is unknown \(known: auto, critical-path, mcmc, nsga2, optuna\)"):
-        make_sampler("grid", MIXED, DEFAULT_SETTINGS, 0)
+        sampler_for(BusObjective(MIXED).space, "grid", 0)
 
 
 def _cut(names: list[str], cuts: tuple[bool, ...]) -> tuple[tuple[str, ...], ...]:

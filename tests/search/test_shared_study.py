@@ -17,7 +17,7 @@ from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.search.evaluation import Evaluations, InlineEvaluator
 from dpro_search.search.result import SearchResult
 from dpro_search.search.run_folder import Trial, locked_run, read_run
-from dpro_search.search.samplers import SAMPLERS, Proposal, make_sampler
+from dpro_search.search.samplers import SAMPLERS, Proposal, sampler_for
 from dpro_search.search.shared_study import SharedStudy, without_password
 from dpro_search.search.study import run_search
 from dpro_search.search.trials import shared_trials
@@ -31,7 +31,7 @@ def url_of(folder: Path, kind: str = "journal") -> str:
 
 
 def driven(study: SharedStudy, sampler: str, seed: int, trials: int, window: int = 1) -> Iterator[Trial]:
-    chooser = make_sampler(sampler, OBJECTIVE.tensors, OBJECTIVE.recorded, seed, OBJECTIVE)
+    chooser = sampler_for(OBJECTIVE.space, sampler, seed, OBJECTIVE)
     return shared_trials(Evaluations(InlineEvaluator(OBJECTIVE)), chooser, study, trials, window)
 
 

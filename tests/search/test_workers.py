@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.search.evaluation import Evaluations
 from dpro_search.search.run_folder import Journal, Trial
-from dpro_search.search.samplers import SAMPLERS, SEEDLESS, make_sampler
+from dpro_search.search.samplers import SAMPLERS, SEEDLESS, sampler_for
 from dpro_search.search.study import run_search
 from dpro_search.search.trials import own_trials
 from dpro_search.search.workers import ProcessEvaluator
@@ -64,7 +64,7 @@ class ShuffledPricer:
 def driven(journal: Path, sampler: str, trials: int, window: int, order: int) -> tuple[list[Trial], list[Plan]]:
     """Trials of a search whose results come in some order, and the evaluated plans."""
     evaluator = ShuffledPricer(np.random.default_rng(order))
-    chooser = make_sampler(sampler, OBJECTIVE.tensors, OBJECTIVE.recorded, 5, OBJECTIVE)
+    chooser = sampler_for(OBJECTIVE.space, sampler, 5, OBJECTIVE)
     with Journal(journal) as book:
         return list(own_trials(Evaluations(evaluator), chooser, book, trials, window)), evaluator.evaluated
 

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.search.objective import Ranked
 from dpro_search.search.samplers._base import NoPlanLeftError, Proposal, Sampler
 from dpro_search.search.samplers._guide import Guide
-from dpro_search.space.transformations import PlanSpace, horovod_space
+from dpro_search.space.transformations import PlanSpace
 
 SAMPLERS = ("auto", "critical-path", "mcmc", "nsga2", "optuna")
 SEEDLESS = frozenset({"critical-path"})  # samplers whose plans hardly depend on the seed: two of them would propose the same
 
-__all__ = ["SAMPLERS", "SEEDLESS", "Guide", "NoPlanLeftError", "Proposal", "Sampler", "make_sampler", "sampler_for"]
+__all__ = ["SAMPLERS", "SEEDLESS", "Guide", "NoPlanLeftError", "Proposal", "Sampler", "sampler_for"]
 
 
 def sampler_for(
@@ -69,10 +68,3 @@ def sampler_for(
 
             return OptunaSampler(space, rng, guide)
     raise InputError(f"sampler '{name}' is unknown (known: {', '.join(SAMPLERS)})")
-
-
-def make_sampler(
-    name: str, tensors: Sequence[TensorInfo], recorded: CommSettings, seed: int | Sequence[int], guide: Guide | None = None
-) -> Sampler:
-    """A sampler of a Horovod job's plans; raises what `sampler_for` raises."""
-    return sampler_for(horovod_space(tensors, recorded), name, seed, guide)

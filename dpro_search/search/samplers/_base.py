@@ -7,13 +7,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from dpro_search.collect.trace import CommSettings
 from dpro_search.search.samplers._guide import Guide
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.transformations import PlanSpace, horovod_space
-from dpro_search.space.transformations.horovod import CYCLE_RANGE_US, rounded_cycle_us
-
-__all__ = ["CYCLE_RANGE_US", "NoPlanLeftError", "Proposal", "Sampler", "as_change", "cost_us", "rounded_cycle_us"]
+from dpro_search.space.transformations import PlanSpace
 
 _INFEASIBLE_US = 1e9  # per byte of memory: an infeasible plan comes after every feasible one
 
@@ -87,8 +83,3 @@ def cost_us(prediction: Prediction) -> float:
     if prediction.infeasible is None:
         return round(prediction.iteration_us, 3)
     return _INFEASIBLE_US * max(prediction.peak_memory_bytes or 1, 1)
-
-
-def as_change(plan: Plan, recorded: CommSettings) -> Plan:
-    """The simplest plan of a Horovod job that means the same."""
-    return horovod_space((), recorded).simplest(plan)

@@ -7,7 +7,6 @@ replaces it, repeats the proposals of the finished trials, and continues.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import struct
 import time
@@ -23,7 +22,7 @@ import msgspec
 
 from dpro_search.errors import MissingCapabilityError
 from dpro_search.search.evaluation import Evaluations, InlineEvaluator
-from dpro_search.search.islands import ROUND, Island, islands_trials
+from dpro_search.search.islands import ROUND, Island, islands_trials, plan_json
 from dpro_search.search.objective import Objective
 from dpro_search.search.run_folder import Journal, Trial, line_of
 from dpro_search.search.workers import SHOWN_BYTES, Failed, Fork, end_forks, failed, raise_failed, refuse_fatal
@@ -70,7 +69,7 @@ class IslandProcesses:
         self._journal, self._trials, self._islands = journal, trials, islands
         self._rounds = max(len(journal.trials) - 1, 0) // (ROUND * islands)  # that are in the journal's file
         self._received: dict[int, Trial] = {}  # trials that the journal does not have, by number
-        self._losses: Counter[bytes] = Counter()  # workers, by the digest of the plan that they evaluated
+        self._losses: Counter[int] = Counter()  # workers, by the hash of the plan that they evaluated
         self._losses_in_a_row = 0
         self._processes = min(workers, islands, trials - 1)
         self._workers: list[_IslandWorker] = []
@@ -164,10 +163,10 @@ class IslandProcesses:
         assert worker.number is not None, "a worker is waited for until it has sent all its trials"
         self.lost += 1
         self._losses_in_a_row += 1
-        digest, plan = worker.mark.read()
+        plan_hash, plan = worker.mark.read()
         if plan:
-            self._losses[digest] += 1
-            refuse_fatal(plan, self._losses[digest])
+            self._losses[plan_hash] += 1
+            refuse_fatal(plan, self._losses[plan_hash])
         if self._losses_in_a_row >= _MOST_LOSSES_IN_A_ROW:
             raise MissingCapabilityError(
                 f"--workers: {self._losses_in_a_row} worker processes have ended one after the other before a trial was finished"
@@ -220,24 +219,23 @@ class _IslandWorker:
 class _Mark:
     """The plan that a worker evaluates, in shared memory: the search can read it after the worker has ended."""
 
-    _HEAD = struct.Struct("<16si")
+    _HEAD = struct.Struct("<qi")
 
     def __init__(self) -> None:
         self._shared = mmap.mmap(-1, self._HEAD.size + SHOWN_BYTES + 1)
 
     def set(self, plan: Plan) -> None:
-        plan_json = msgspec.json.encode(plan)
-        shown = plan_json[: SHOWN_BYTES + 1]
+        shown = plan_json(plan)[: SHOWN_BYTES + 1]
         self._shared[self._HEAD.size : self._HEAD.size + len(shown)] = shown
-        self._HEAD.pack_into(self._shared, 0, hashlib.blake2b(plan_json, digest_size=16).digest(), len(shown))
+        self._HEAD.pack_into(self._shared, 0, hash(plan), len(shown))
 
     def clear(self) -> None:
-        self._HEAD.pack_into(self._shared, 0, b"", 0)
+        self._HEAD.pack_into(self._shared, 0, 0, 0)
 
-    def read(self) -> tuple[bytes, str]:
-        """Digest of the plan, and the beginning of its JSON; the latter is empty if no plan was being evaluated."""
-        digest, length = self._HEAD.unpack_from(self._shared)
-        return digest, self._shared[self._HEAD.size : self._HEAD.size + length].decode(errors="replace")
+    def read(self) -> tuple[int, str]:
+        """Hash of the plan, and the beginning of its JSON; the latter is empty if no plan was being evaluated."""
+        plan_hash, length = self._HEAD.unpack_from(self._shared)
+        return plan_hash, self._shared[self._HEAD.size : self._HEAD.size + length].decode(errors="replace")
 
 
 class _MarkingEvaluator(InlineEvaluator):

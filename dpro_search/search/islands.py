@@ -8,8 +8,8 @@ islands only, not on where they run, on their speed, or on killed processes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -22,7 +22,7 @@ from dpro_search.search.trials import check_same
 from dpro_search.space.plan import Plan, Prediction
 
 ROUND = 32
-_FIRST_NEWS = 2  # the first round before which islands receive results
+FIRST_NEWS = 2  # the first round before which islands receive results
 
 
 class Result(msgspec.Struct):
@@ -34,6 +34,12 @@ class Result(msgspec.Struct):
 
 
 _RESULT = msgspec.json.Decoder(Result)
+
+
+@lru_cache(maxsize=64)
+def plan_json(plan: Plan) -> bytes:
+    """A plan as the journal holds it."""
+    return msgspec.json.encode(plan)
 
 
 class Island:
@@ -60,14 +66,15 @@ class Island:
 
     def __init__(self, sampler: Sampler, recorded: Prediction) -> None:
         self._sampler = sampler
-        self._heard = {_key(msgspec.json.encode(Plan())): recorded}  # results of others, until the sampler proposes their plans
+        # Results of others, until the sampler proposes their plans, by the hash of a plan's JSON, which takes less memory.
+        self._heard = {hash(plan_json(Plan())): recorded}
         self.known = {Plan(): recorded}
         self._best_us = cost_us(recorded)
         sampler.observe(Plan(), recorded)
 
     def hear(self, results: Sequence[Result]) -> None:
         """Take the results of a round of the other islands."""
-        self._heard.update((_key(bytes(result.plan)), result.prediction) for result in results)
+        self._heard.update((hash(bytes(result.plan)), result.prediction) for result in results)
         best = min(results, key=lambda result: (cost_us(result.prediction), result.number))
         if cost_us(best.prediction) < self._best_us:
             self._best_us = cost_us(best.prediction)
@@ -77,7 +84,7 @@ class Island:
         """The next new plan. The sampler receives results of other islands' plans at once, without a trial."""
         while True:
             proposal = self._sampler.ask()
-            heard = self._heard.pop(_key(msgspec.json.encode(proposal.plan)), None)
+            heard = self._heard.pop(hash(plan_json(proposal.plan)), None)
             if heard is None:
                 return proposal
             self.tell(proposal, heard)
@@ -113,15 +120,15 @@ def islands_trials(
     await_round
         Returns when all trials of a round are in the journal's file.
     """
-    results = _rounds(journal, count)
+    rounds = _rounds(journal, count)
     for first in range(1, trials, count):
         asked = {first + number: island for number, island in islands.items() if first + number < trials}
         round_, place = divmod((first - 1) // count, ROUND)
-        if place == 0 and round_ >= _FIRST_NEWS:
-            await_round(round_ - _FIRST_NEWS)
-            news = next(results)
+        if place == 0 and round_ >= FIRST_NEWS:
+            await_round(round_ - FIRST_NEWS)
+            lines = next(rounds)
             for number, island in islands.items():
-                island.hear([result for result in news if (result.number - 1) % count != number])
+                island.hear([_result(line, journal) for place, line in enumerate(lines) if place % count != number])
         proposals = {number: island.ask() for number, island in asked.items()}
         for number, proposal in proposals.items():
             prediction = asked[number].known.get(proposal.plan)
@@ -137,12 +144,12 @@ def islands_trials(
             yield Trial(number=number, origin=proposal.origin, plan=proposal.plan, prediction=prediction)
 
 
-def _rounds(journal: Journal, count: int) -> Iterator[list[Result]]:
-    """The results of one round after the other, from the file; the caller knows that they are there."""
+def _rounds(journal: Journal, count: int) -> Iterator[list[bytes]]:
+    """The lines of one round after the other, from the file; the caller knows that they are there."""
     with open_regular(journal.path) as file:
         file.readline()  # the recorded setting, which no island has evaluated
         while True:
-            yield [_result(file.readline(), journal) for _ in range(ROUND * count)]
+            yield [file.readline() for _ in range(ROUND * count)]
 
 
 def _result(line: bytes, journal: Journal) -> Result:
@@ -150,8 +157,3 @@ def _result(line: bytes, journal: Journal) -> Result:
     if result.number < len(journal.trials):  # an earlier version may have written the same plan in another way
         result.plan = msgspec.Raw(msgspec.json.encode(journal.trials[result.number].plan))
     return result
-
-
-def _key(plan_json: bytes) -> bytes:
-    """A hash of a plan, which takes less memory."""
-    return hashlib.blake2b(plan_json, digest_size=16).digest()

@@ -135,7 +135,7 @@ def run_search(
     _check(objective, trials, workers, engine, trace)
     if quantile is not None:
         check_quantile(objective, quantile)
-    space, guide = objective.space, _guide_of(objective)
+    space, guide = objective.space, guide_of(objective)
     ranked = ranked_of(objective) if sampler == "auto" else None
     chooser = sampler_for(space, sampler, seed, guide, ranked=ranked)
     info = RunInfo(
@@ -300,7 +300,7 @@ def _result(
     )
 
 
-def _guide_of(objective: Objective) -> Guide | None:
+def guide_of(objective: Objective) -> Guide | None:
     """The objective as a guide of samplers, if it has a per-collective timeline; else None."""
     guides = callable(getattr(objective, "exchanges", None)) and getattr(objective, "guides", True)
     return cast("Guide", objective) if guides else None

@@ -184,7 +184,7 @@ def without_profiler(recorded: RecordedSteps, step_us: float) -> tuple[RecordedS
     """
     recorded_us = RecordedReplay(steps=recorded).iteration_us
     setting = f"measured={time_text(step_us)}"
-    if not recorded.sorts.host.any():
+    if not recorded.categories.host.any():
         raise InputError(f"{setting}: the trace shows no work of host threads that kernels wait for; there is nothing to scale")
     if step_us > recorded_us * (1 + _ALIKE):
         raise InputError(
@@ -206,5 +206,5 @@ def without_profiler(recorded: RecordedSteps, step_us: float) -> tuple[RecordedS
 
 def _at_host_speed(recorded: RecordedSteps, factor: float) -> RecordedSteps:
     ops = recorded.ops
-    by = np.where(recorded.sorts.host, factor, 1.0)
+    by = np.where(recorded.categories.host, factor, 1.0)
     return recorded.with_ops(replace(ops, duration_us=ops.duration_us * by, loading_us=ops.loading_us * by))

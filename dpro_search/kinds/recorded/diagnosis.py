@@ -121,7 +121,7 @@ def diagnosis(job: Job, replay: RecordedReplay, *, is_profiled: bool = True) -> 
     gains = answers(replay, speeds, error=abs(job.replay_error))
     numbers, rows = trace.meta.numbers, replay.rows
     times = [msgspec.structs.replace(row, rank=numbers[row.rank]) for row in replay.rank_times]
-    collective = next(iter(replay.steps.sorts.collectives), "")
+    collective = next(iter(replay.steps.categories.collectives), "")
     hosts = dict(zip(numbers, trace.meta.hosts, strict=True))
     return ProfileDiagnosis(
         iteration_us=base.iteration_us,

@@ -70,7 +70,7 @@ def answers(replay: RecordedReplay, speeds: Sequence[GroupSpeed], *, error: floa
         try:
             after = replace(asked_of, scales=(*asked_of.scales, Scale.parse(question.what_if))).iterations()
         except InputError:
-            continue  # nothing in the trace is of this sort, or a rank has nothing in common with the others
+            continue  # nothing in the trace is of this category, or a rank has nothing in common with the others
         iteration_us = base.iteration_us * _ratio(after.iteration_us, before.iteration_us)
         mean_us = base_mean_us * _ratio(after.mean_us or after.iteration_us, before_mean_us)
         gain_us = base_mean_us - mean_us if replay.stalls else base.iteration_us - iteration_us
@@ -104,7 +104,7 @@ def _questions(replay: RecordedReplay, speeds: Sequence[GroupSpeed]) -> Iterator
             number = trace.meta.numbers[rank]
             yield _Question(f"rank{number}=usual", "rank", f"rank {number} as fast as the others", (number,))
     if (trace.events.module >= 0).any():
-        for path in _worth_asking(steps.sorts.modules, steps.ops.duration_us):
+        for path in _worth_asking(steps.categories.modules, steps.ops.duration_us):
             yield _Question(f"module.{path}=0.5", "module", f"module {path} 2x faster")
     if not steps.has_launches:
         return
@@ -112,7 +112,7 @@ def _questions(replay: RecordedReplay, speeds: Sequence[GroupSpeed]) -> Iterator
     yield _Question("host=0.5", "host", "host threads twice as fast")
     yield _Question("loading=0", "loading", "input loading free")
     yield _Question("compile=1", "compile", "element-wise kernels, reductions and norms that follow each other fused")
-    kernels, collectives, duration_us = steps.sorts.kernels, steps.sorts.collectives, steps.ops.duration_us
+    kernels, collectives, duration_us = steps.categories.kernels, steps.categories.collectives, steps.ops.duration_us
     total_us = sum(duration_us[chosen].sum() for chosen in kernels.values())
     for name, chosen in list(kernels.items())[:_MOST_CLASSES]:
         if duration_us[chosen].sum() >= _LEAST_SHARE * total_us:

@@ -186,7 +186,7 @@ class RecordedReplay:
     def graph(self, step: int) -> ReplayGraph:
         """The graph of a step with the plan and all changes.
 
-        Under a plan, changes of single sorts of recorded ops come before the step is rewritten, all others after.
+        Under a plan, changes of one category of recorded ops come before the step is rewritten, all others after.
         """
         if self.scales and self.steps.trace.meta.unrecorded_devices:
             raise InputError(

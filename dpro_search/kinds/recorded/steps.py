@@ -19,7 +19,7 @@ from dpro_search.replay.device_time import busiest_us
 from dpro_search.replay.replayer import replay
 from dpro_search.space.recorded.events import CLOSES, RUNS, steps_in_order
 from dpro_search.space.recorded.ops import RecordedOps, recorded_ops, transfer_limits_us
-from dpro_search.space.recorded.scales import OpSorts, scaled
+from dpro_search.space.recorded.scales import OpCategories, scaled
 from dpro_search.space.recorded.step_edit import StepEdit
 from dpro_search.space.recorded.step_graph import graph_of_all, graph_of_step, iterations_us, unmeasured_text
 from dpro_search.space.replay_graph import ReplayGraph
@@ -183,14 +183,14 @@ class RecordedSteps:
     # Sorts of ops.
 
     @cached_property
-    def sorts(self) -> OpSorts:
+    def categories(self) -> OpCategories:
         """Classes of single ops that scales can name."""
-        return OpSorts(self.trace, self.ops)
+        return OpCategories(self.trace, self.ops)
 
     @property
     def has_launches(self) -> bool:
-        """Whether kernels and their launches were recorded, or else operations of another sort."""
-        return bool(self.sorts.launch.any())
+        """Whether kernels and their launches were recorded, or else operations of another kind."""
+        return bool(self.categories.launch.any())
 
     @cached_property
     def pipelines(self) -> tuple[tuple[int, ...], ...]:
@@ -213,8 +213,8 @@ class RecordedSteps:
         return graph_of_step(self.ops, step, without)
 
     def scaled(self, step: int, graph: ReplayGraph, scale: Scale) -> ReplayGraph:
-        """The graph of a step with one sort of its ops changed; raises `InputError` if it has none of these."""
-        return scaled(self.sorts, step, graph, scale)
+        """The graph of a step with one category of its ops changed; raises `InputError` if it has none of these."""
+        return scaled(self.categories, step, graph, scale)
 
     def rows(self, step: int) -> Ints:
         """Which of `ops` each op of a step's graph is, [n]; empty where its ops are no single events."""

@@ -126,8 +126,8 @@ def _kernels(
     events = trace.events
     kernels = np.flatnonzero((ops.event >= 0) & (events.kind[ops.event] == EventKind.KERNEL))
     columns = (events.name, events.dtype, events.op, events.shapes)
-    sorts = np.stack([column[ops.event[kernels]].astype(np.int64) for column in columns])
-    kinds, place = np.unique(sorts, axis=1, return_inverse=True)
+    described = np.stack([column[ops.event[kernels]].astype(np.int64) for column in columns])
+    kinds, place = np.unique(described, axis=1, return_inverse=True)
     order = np.argsort(place.reshape(-1), kind="stable")
     starts = np.searchsorted(place.reshape(-1)[order], np.arange(kinds.shape[1] + 1))
     if before is None:
@@ -237,15 +237,15 @@ def _transfers(
         return
     groups = _MovedGroups(trace, recorded, target)
     transfer_us, alone = _transfer_us(ops, parts, recorded_us)
-    sorts: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    alike: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for number, part in enumerate(parts.tolist()):
         event = int(ops.event[part])
         kind = CollectiveKind(int(events.collective_kind[event]))
         was, becomes = groups.of(event)
         groups.unknown_kinds += kind not in _NAMES
-        sorts.setdefault((_NAMES.get(kind, "all_reduce"), was, becomes), []).append(number)
+        alike.setdefault((_NAMES.get(kind, "all_reduce"), was, becomes), []).append(number)
     unsized = 0
-    for (collective, was, becomes), numbers in sorts.items():
+    for (collective, was, becomes), numbers in alike.items():
         group = np.array(numbers)
         if len(becomes) == 1:  # there is no other rank to wait for either
             moved_us[:, parts[group]] = 0.0

@@ -1,8 +1,9 @@
 """``recorded_ops(trace)``: everything that ran in the recorded steps of a trace with streams and dependencies, as ops.
 
-Three sorts of devices a rank. **Streams** run what ran on them, in program order. **Host threads** are cut at the moments at which
-they launched work, waited or were waited for; the stretch between two such moments is one op, the thread's own time, without the
-waiting. **Launching** takes the time from the call to the earliest start of what was launched, for any number of launches at once.
+A rank has three kinds of devices. **Streams** run what ran on them, in program order. **Host threads** are cut at the moments at
+which they launched work, waited or were waited for; the stretch between two such moments is one op, the thread's own time, without
+the waiting. **Launching** takes the time from the call to the earliest start of what was launched, for any number of launches at
+once.
 
 A device op can start when its launch has taken effect, its stream is free and what its stream was made to wait for has ended. So an
 idle gap of a stream is nobody's constant: it is the host's time where the launch came late, and the wait for another stream where

@@ -1,7 +1,8 @@
-"""What-ifs of single sorts of recorded ops: ``scaled(recorded, step, graph, scale)`` is the graph of a step under one `Scale`.
+"""What-ifs about one category of recorded ops: ``scaled(recorded, step, graph, scale)`` is the graph of a step under one `Scale`.
 
-Sorts are what the trace says of an event (the type of its collective), what its kernel computes (`graph.event_names.kernel_class`),
-and what an op is to its event: a host thread's work before a launch, a launch, the work itself (`recorded_ops`).
+An op's category is what the trace says of its event (the type of a collective), what its kernel computes
+(`graph.event_names.kernel_class`), and what the op is to its event: a host thread's work before a launch, a launch, the work itself
+(`recorded_ops`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _SHOWN_MODULES = 8  # in an error
 
 
 @dataclass(frozen=True)
-class OpSorts:
-    """Which of n recorded ops belong to which sort."""
+class OpCategories:
+    """The ops of each category, among n recorded ones."""
 
     trace: Trace
     ops: RecordedOps
@@ -102,7 +103,7 @@ class OpSorts:
         return selected
 
     def of(self, scale: Scale) -> Bools:
-        """The ops that a scale is about, [n]; raises `InputError` for a sort of which there is none."""
+        """The ops that a scale is about, [n]; raises `InputError` for a category of which there is none."""
         if scale.group is not None:
             return self._among(scale)
         simple = {"host": self.host, "launch": self.launch, "unknown": self.unknown, "loading": self.ops.loading_us > 0}
@@ -112,7 +113,7 @@ class OpSorts:
         elif ops is None:
             table = self.kernels if scale.what == "kernels" else self.collectives
             if scale.only not in table:
-                raise InputError(f"'{scale.text}': the {scale.what} of the trace are {', '.join(table) or 'of unknown sorts'}")
+                raise InputError(f"'{scale.text}': the {scale.what} of the trace are {', '.join(table) or 'of unknown categories'}")
             ops = table[scale.only]
         if not ops.any():
             raise InputError(f"'{scale.text}': the trace shows no {'unknown time' if scale.what == 'unknown' else scale.what}")
@@ -153,17 +154,17 @@ class OpSorts:
         values: Ints = np.where(self.ops.event >= 0, column[self.ops.event].astype(np.int64), -1)
         return values
 
-    def _longest_first(self, sorts: dict[str, Bools]) -> dict[str, Bools]:
-        total_us = {name: float(self.ops.duration_us[chosen].sum()) for name, chosen in sorts.items() if chosen.any()}
-        return {name: sorts[name] for name in sorted(total_us, key=lambda name: -total_us[name])}
+    def _longest_first(self, categories: dict[str, Bools]) -> dict[str, Bools]:
+        total_us = {name: float(self.ops.duration_us[chosen].sum()) for name, chosen in categories.items() if chosen.any()}
+        return {name: categories[name] for name in sorted(total_us, key=lambda name: -total_us[name])}
 
 
-def scaled(sorts: OpSorts, step: int, graph: ReplayGraph, scale: Scale) -> ReplayGraph:
+def scaled(categories: OpCategories, step: int, graph: ReplayGraph, scale: Scale) -> ReplayGraph:
     """The graph of a step with some of its ops scaled.
 
     Parameters
     ----------
-    sorts
+    categories
         Of all recorded ops.
     graph
         Of the step's ops, in their order.
@@ -173,16 +174,16 @@ def scaled(sorts: OpSorts, step: int, graph: ReplayGraph, scale: Scale) -> Repla
     InputError
         The trace has no such ops, or no other ranks to compare with.
     """
-    ops = sorts.ops
+    ops = categories.ops
     in_step = ops.step == step
     before_us = graph.duration_us
     if scale.what == "usual":
         return graph.with_durations(_usual(ops, np.flatnonzero(in_step), before_us, scale))
     if scale.what == "batch":
-        return graph.with_durations(_of_batch(sorts, in_step, before_us, scale))
+        return graph.with_durations(_of_batch(categories, in_step, before_us, scale))
     if scale.what == "compile":
-        return graph.with_durations(fused_us(sorts.trace, ops, np.flatnonzero(in_step), before_us, scale))
-    chosen, loading_us = sorts.of(scale)[in_step], np.minimum(ops.loading_us[in_step], before_us)
+        return graph.with_durations(fused_us(categories.trace, ops, np.flatnonzero(in_step), before_us, scale))
+    chosen, loading_us = categories.of(scale)[in_step], np.minimum(ops.loading_us[in_step], before_us)
     if scale.what == "loading":
         after_us = before_us - (1 - scale.factor) * np.where(chosen, loading_us, 0.0)
     else:
@@ -191,9 +192,9 @@ def scaled(sorts: OpSorts, step: int, graph: ReplayGraph, scale: Scale) -> Repla
     return graph.with_durations(after_us)
 
 
-def _of_batch(sorts: OpSorts, in_step: Bools, before_us: Floats, scale: Scale) -> Floats:
+def _of_batch(categories: OpCategories, in_step: Bools, before_us: Floats, scale: Scale) -> Floats:
     """Durations with another batch: what kernels of the passes take above `LEAST_US` grows in proportion."""
-    chosen = sorts.of_samples[in_step]
+    chosen = categories.of_samples[in_step]
     if not chosen.any():
         raise InputError(f"'{scale.text}': the trace shows no kernels, of which a batch could have more")
     after_us = before_us + (scale.factor - 1) * np.maximum(before_us - LEAST_US, 0.0)

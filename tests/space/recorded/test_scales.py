@@ -1,4 +1,4 @@
-"""What-ifs of single sorts of ops: a changed profile takes what the changed job takes."""
+"""What-ifs about one category of ops: a changed profile takes what the changed job takes."""
 
 import numpy as np
 import pytest

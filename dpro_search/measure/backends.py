@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from dpro_search.collect.launch.mpi import among_hosts, hierarchy_env, hierarchy
 from dpro_search.collect.launch.mpich import MPIEXEC, run_mpich_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.parameter_servers import ServerSpec, byteps_servers, run_with_servers
-from dpro_search.collect.launch.ranks import JobSpec, default_cores, require_framework
+from dpro_search.collect.launch.ranks import JobSpec, default_cores, environment_python, require_framework
 from dpro_search.collect.launch.torch_ranks import run_torch_ranks
 from dpro_search.collect.tables.all_reduces import ALGORITHMS_OF_LIBRARY, HIERARCHY, LIBRARIES, all_reduces_over
 from dpro_search.errors import InputError, MissingCapabilityError
@@ -58,8 +57,7 @@ class Backend:
             raise MissingCapabilityError(f"{self.name}: {self.tool} is missing; {_PACKAGES[self.tool]}")
         if not self.modules:
             return sys.executable
-        root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-        python = given or (str(root / self.environment / "bin" / "python") if self.environment else sys.executable)
+        python = given or (str(environment_python(self.environment)) if self.environment else sys.executable)
         if not Path(python).is_file():
             raise MissingCapabilityError(
                 f"{self.name}: no interpreter {python}; 'scripts/make_env.sh {self.environment}' builds it; or name one by --python"

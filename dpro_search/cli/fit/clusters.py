@@ -86,14 +86,12 @@ def _print_scores(model: FusionModel, out: Path) -> None:
 
 def measure_clusters(out: Path, limit: int, models: str | None, workloads: Path, python: str | None, as_json: bool) -> None:
     """Measure clusters until the table `out` holds `limit` of them; continues where an earlier call stopped."""
-    import os
-
     from dpro_search.cli.printing import print_json, stderr_console
+    from dpro_search.collect.launch.ranks import environment_python
     from dpro_search.errors import MissingCapabilityError
     from dpro_search.measure.clusters import ClusterProgress, CollectRequest, collect_clusters
 
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    interpreter = Path(python) if python else root / "tensorflow" / "bin" / "python"
+    interpreter = Path(python) if python else environment_python("tensorflow")
     if not interpreter.is_file():
         raise MissingCapabilityError(
             f"{interpreter}: no such interpreter; build TensorFlow's with 'scripts/make_env.sh tensorflow' or name one by --python"

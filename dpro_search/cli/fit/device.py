@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import statistics
 from pathlib import Path
@@ -73,8 +72,9 @@ def measure_device(
 
 def _interpreter(given: str | None) -> str:
     """The one given, else that of the project's environment for PyTorch."""
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    return given or str(root / "torch" / "bin" / "python")
+    from dpro_search.collect.launch.ranks import environment_python
+
+    return given or str(environment_python("torch"))
 
 
 def _path(out: Path | None, name: str | None) -> Path:

@@ -6,7 +6,6 @@ How tensors grow with batch and sequence follows from steps captured at twice ea
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ import msgspec
 from dpro_search._version import __version__
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.capture.graph_file import GROWTH, VERSION, CapturedGraph, CapturedStep, CapturedTensor, SavedTensor
+from dpro_search.collect.launch.ranks import environment_python
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 from dpro_search.runtime import CAPTURE
 
@@ -129,8 +129,7 @@ def capture_request(model: str, *, python: str | None, mesh: str, **options: Any
     script, _, function = model.rpartition(":")
     if not script or not function.isidentifier():
         raise InputError(f"{model}: give a script and a function, like train.py:build_model")
-    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
-    usual = root / "torch" / "bin" / "python"
+    usual = environment_python("torch")
     if python is None and not usual.is_file():
         raise MissingCapabilityError(
             f"{usual}: no such interpreter; build PyTorch's with 'scripts/make_env.sh torch' or name one by --python"

@@ -114,6 +114,12 @@ def _balanced(cpus: Sequence[float], available: Sequence[int]) -> tuple[int, ...
     return tuple(core_of[host] for host in range(len(cpus)))
 
 
+def environment_python(environment: str) -> Path:
+    """The interpreter of an environment that ``scripts/make_env.sh`` builds, whether it was built or not."""
+    root = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs")
+    return root / environment / "bin" / "python"
+
+
 def require_framework(interpreter: str, modules: Sequence[str], environment: str = "tensorflow") -> None:
     """Raise `MissingCapabilityError` unless the interpreter imports the modules, which make_env.sh's `environment` has, or pip."""
     code = "import importlib.util as u, sys; sys.exit(next((m for m in sys.argv[1:] if u.find_spec(m) is None), 0))"

@@ -19,8 +19,7 @@ from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import CommSettings, Floats, TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.search.correction import Correction, Knobs, Session, half_width, knobs_of, mean_errors_pct
-from dpro_search.search.objective import Objective, reevaluator_of
-from dpro_search.search.robustness import sampled_of
+from dpro_search.search.objective import Objective, reevaluator_of, sampled_of
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.plan_json import by_setting, decoded
 from dpro_search.space.transformations import PlanSpace

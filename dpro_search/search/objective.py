@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from dpro_search.collect.trace import CommSettings, TensorInfo
+from dpro_search.collect.trace import CommSettings, Floats, TensorInfo
+from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import PlanSpace
 
@@ -41,6 +42,13 @@ class Reevaluator(Protocol):
 
     def reevaluated(self, plan: Plan) -> Prediction:
         """The predicted iteration time of a plan."""
+
+
+class Sampled(Protocol):
+    """Replays plans with the order of steps, latencies and negotiations drawn anew."""
+
+    def sampled(self, plan: Plan, *, samples: int, seed: int = 0) -> Floats:
+        """Iteration times, [samples]; the i-th of every plan uses the same draws (common random numbers)."""
 
 
 class BoundedPlan(NamedTuple):
@@ -124,3 +132,10 @@ def ranked_of(objective: Objective) -> Ranked | None:
 def reevaluator_of(objective: Objective) -> Reevaluator | None:
     """The objective, if it has the method `reevaluated`."""
     return cast("Reevaluator", objective) if callable(getattr(objective, "reevaluated", None)) else None
+
+
+def sampled_of(objective: Objective) -> Sampled:
+    """The objective, if it replays plans with resampled durations; else raises `InputError`."""
+    if not callable(getattr(objective, "sampled", None)):
+        raise InputError("--quantile: this job cannot be replayed with resampled durations; leave the option out")
+    return cast("Sampled", objective)

@@ -18,8 +18,7 @@ from dpro_search._repr import short_repr
 from dpro_search.collect._files import DAMAGED, write_file
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
-from dpro_search.search.objective import Explaining, Reevaluator, StrategyFacts
-from dpro_search.search.robustness import beats
+from dpro_search.search.objective import Explaining, Reevaluator, Sampled, StrategyFacts
 from dpro_search.search.run_folder import Trial
 from dpro_search.space.describe import plan_names
 from dpro_search.space.plan import Plan, Prediction, setting_names
@@ -28,6 +27,7 @@ from dpro_search.space.plan_json import decoded
 Stopped = Literal["finished", "timeout", "interrupted", "exhausted", "settled", "complete"]
 OnReevaluated = Callable[[int, int, Prediction], None]
 MOST_PLANS = 10
+DRAWS = 64  # of durations, where plans are ranked by a quantile
 PLAN_FILE = "plans/plan-{}.json"  # in a run folder, by number; 1 is the best
 _CSV_COLUMNS = (
     *("rank", "file", "predicted_iteration_us", "interval_low_us", "interval_high_us", "speedup", "gain_certain"),
@@ -261,6 +261,25 @@ def by_quantile(plans: Sequence[RankedPlan], times_us: Floats, quantile: float) 
         msgspec.structs.replace(plans[i], quantile_us=float(at[i]), beats_recorded=float(share[i, len(plans)])) for i in order
     )
     return ranked, share[np.ix_(order, order)]
+
+
+def sampled_us(objective: Sampled, plans: Sequence[Plan], samples: int = DRAWS, seed: int = 0) -> Floats:
+    """Iteration times of plans over the same draws, [plans, samples]."""
+    return np.stack([objective.sampled(plan, samples=samples, seed=seed) for plan in plans])
+
+
+def beats(times_us: Floats) -> Floats:
+    """In which share of the samples a plan (row) is faster than another (column); ties count half, [plans, plans].
+
+    Parameters
+    ----------
+    times_us
+        [plans, samples].
+    """
+    faster = times_us[:, None, :] < times_us[None, :, :]
+    equal = times_us[:, None, :] == times_us[None, :, :]
+    share: Floats = (faster + equal / 2).mean(axis=2)
+    return share
 
 
 def _distinct(trials: Iterable[Trial]) -> list[Trial]:

@@ -27,7 +27,7 @@ from dpro_search.errors import InputError
 from dpro_search.search.evaluation import Evaluations, Evaluator, InlineEvaluator
 from dpro_search.search.island_processes import IslandProcesses
 from dpro_search.search.islands import Island, islands_trials
-from dpro_search.search.objective import Objective, Ranked, explaining_of, ranked_of, reevaluator_of
+from dpro_search.search.objective import Objective, Ranked, explaining_of, ranked_of, reevaluator_of, sampled_of
 from dpro_search.search.result import (
     OnReevaluated,
     SearchResult,
@@ -37,8 +37,8 @@ from dpro_search.search.result import (
     pareto_front,
     rank_plans,
     reevaluated_plans,
+    sampled_us,
 )
-from dpro_search.search.robustness import check_quantile, sampled_of, sampled_us
 from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, SearchedCluster, Trial, line_of, locked_run, open_run
 from dpro_search.search.samplers import SEEDLESS, Guide, sampler_for
 from dpro_search.search.trials import RECORDED, journaled, own_trials, recorded_trial, shared_trials
@@ -134,7 +134,7 @@ def run_search(
     started_s = time.monotonic()
     _check(objective, trials, workers, engine, trace)
     if quantile is not None:
-        check_quantile(objective, quantile)
+        _check_quantile(objective, quantile)
     space, guide = objective.space, guide_of(objective)
     ranked = ranked_of(objective) if sampler == "auto" else None
     chooser = sampler_for(space, sampler, seed, guide, ranked=ranked)
@@ -212,6 +212,13 @@ def _check(objective: Objective, trials: int, workers: int, engine: Engine, trac
         raise InputError(f"--engine {engine} is unknown (known: {', '.join(get_args(Engine))})")
     if not objective.tensors:
         raise InputError(f"{trace or 'trace'}: no tensor is communicated, so there is nothing to search; record a distributed job")
+
+
+def _check_quantile(objective: Objective, quantile: float) -> None:
+    """Raise `InputError` before a search if the quantile is out of range, or the objective cannot resample durations."""
+    if not 0 < quantile < 1:
+        raise InputError(f"--quantile must be between 0 and 1, not {quantile}")
+    sampled_of(objective).sampled(Plan(), samples=1)
 
 
 @dataclass(frozen=True, kw_only=True)

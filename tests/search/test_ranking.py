@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.trace import CommSettings, Floats
 from dpro_search.errors import InputError
-from dpro_search.search.result import SearchResult, by_quantile, pareto_front, rank_plans
-from dpro_search.search.robustness import beats
+from dpro_search.search.result import SearchResult, beats, by_quantile, pareto_front, rank_plans
 from dpro_search.search.run_folder import Trial
 from dpro_search.search.samplers._base import cost_us
 from dpro_search.search.study import expected_gain, is_settled, run_search

@@ -205,7 +205,7 @@ def replay(job: Job, request: ReplayRequest) -> Replay:
     if efficiency is not None and efficiency.mfu_pct is not None and efficiency.mfu_doubt is None and not scenario.scales:
         # The FLOPs at the peak of the device take at least so long.
         interval_us = (max(interval_us[0], answer.iteration_us * efficiency.mfu_pct / 100), interval_us[1])
-    assumed = job.left_out(scenario.cluster)
+    assumed = job.assumptions
     machines = scenario.cluster.machines
     samples = request.samples
     answer = msgspec.structs.replace(

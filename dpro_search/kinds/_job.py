@@ -1,8 +1,8 @@
 """`Job`: what every verb asks of one job, whatever its framework and scheme are. `kinds/_kind.py` shows how a kind defines its own.
 
 A kind defines `Job.lower`, which turns a scenario into what is replayed; the answers that every kind gives in the same way follow
-from it here. A kind without `lower` answers each question by a method of its own; what it does not override it cannot do: the
-question is refused with a line that names the kinds that can.
+from it here. What a kind can be asked is data: its `settings` and flags. Another question is refused with a line that names the
+kinds that can.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 
 from dpro_search._text import listed
-from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats, TensorInfo, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import (
@@ -38,10 +37,10 @@ from dpro_search.kinds._terms import Term
 from dpro_search.kinds._work import Work
 from dpro_search.machine import Calibration
 from dpro_search.quantities import memory_shortage_text
-from dpro_search.replay.lowered import Lowered, with_replay_error
+from dpro_search.replay.lowered import Lowered
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.scenario import ClusterChange, Scale, Scenario
+from dpro_search.space.scenario import Scenario
 from dpro_search.space.tensorflow.fusion_moves import contiguous_groups
 from dpro_search.space.transformations import PlanSpace
 
@@ -53,22 +52,14 @@ if TYPE_CHECKING:
 
 
 _LONGEST_US = 30 * 24 * 3600e6  # of an iteration: nobody trains with steps of a month
-# Fields of a scenario, the setting that each is, the method of kinds without `lower` (or the setting again, where only kinds with
-# `lower` have it), and what a job without it cannot do.
+# Fields of a scenario, the setting that each is, and what a job without it cannot do.
 _CHANGES = (
-    ("global_batch", "global_batch", "global_batch", "be predicted with another batch"),
-    ("sequence", "sequence", "sequence", "be predicted with sequences of another length"),
-    ("precision", "precision", "precision", "be predicted in another precision"),
-    ("measured_us", "measured", "measured_as", "be told what a step takes without the profiler"),
-    ("target_loss", "target_loss", "trained_to", "be trained to a loss"),
+    ("global_batch", "global_batch", "be predicted with another batch"),
+    ("sequence", "sequence", "be predicted with sequences of another length"),
+    ("precision", "precision", "be predicted in another precision"),
+    ("measured_us", "measured", "be told what a step takes without the profiler"),
+    ("target_loss", "target_loss", "be trained to a loss"),
 )
-# The setting that a job must have for a kind that defines `lower` to do what these methods of other kinds do.
-_SETTING_OF_METHOD = {"on": "rate", "at_scale": "rate", "scaled": "compute"} | {method: name for _, name, method, _ in _CHANGES}
-
-_FLAG_OF_METHOD = {  # The same for what is no setting.
-    **{"sampled": "varies", "starting_from": "can_begin_with"},
-    **dict.fromkeys(("held_out", "own_durations"), "replays_steps"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +90,7 @@ class Job(ABC):
     settings: ClassVar[tuple[str, ...]] = ()
     replays_steps: ClassVar[bool] = False  # Whether `lower` can replay the job from some of its profiled steps.
     can_begin_with: ClassVar[bool] = False  # Whether a scenario can say under which plan it runs to begin with.
-    varies: ClassVar[bool] = True  # Whether durations of its ops vary, so that a kind with `lower` can draw them anew (`sampled`).
+    varies: ClassVar[bool] = True  # Whether durations of its ops vary, so that they can be drawn anew (`sampled`).
     unplaced: Mapping[str, str] = MappingProxyType({})  # Recorded ops that have no place in the graph, and why.
     scenario: Scenario = Scenario()  # Differences from the recording under every plan; see `under`.
     memory_limit_bytes: int | None = None
@@ -119,6 +110,7 @@ class Job(ABC):
         """
         raise NotImplementedError
 
+    @abstractmethod
     def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
         """The job in a scenario, ready to be replayed. It does not depend on `Job.scenario`.
 
@@ -132,12 +124,6 @@ class Job(ABC):
         InputError
             The job cannot follow the plan, be predicted with the other changes, or be replayed from some of its steps.
         """
-        raise NotImplementedError
-
-    @classmethod
-    def lowers(cls) -> bool:
-        """Whether the kind defines `lower`."""
-        return cls.lower is not Job.lower
 
     def lowered(self, plan: Plan) -> Lowered:
         """The job under a plan in `scenario`, with the error of the recorded setting's replay."""
@@ -158,15 +144,15 @@ class Job(ABC):
     @property
     def calibration(self) -> Calibration | None:
         """Calibration of the model error of predictions; None: intervals are the spread of recorded steps alone."""
-        return self._lowered_in(self.scenario).calibration if self.lowers() else None
+        return self._lowered_in(self.scenario).calibration
 
     # What a plan costs.
 
     def predict(self, plan: Plan) -> Prediction:
         """Predicted cost of one iteration under a plan; raises `InputError` for a plan that the job cannot follow."""
         self.space.check(plan)
-        prediction = _possible(self._predict(plan))
-        return self._within_limit(prediction if self.lowers() else self.with_replay_error(prediction))
+        lowered = self.lowered(plan)
+        return self._within_limit(_possible(lowered.prediction(lowered.replayable.iterations())))
 
     def _within_limit(self, prediction: Prediction) -> Prediction:
         """The prediction, infeasible where it needs more memory than the limit that was given."""
@@ -176,11 +162,6 @@ class Job(ABC):
             return prediction
         return msgspec.structs.replace(prediction, infeasible=memory_shortage_text(peak, limit))
 
-    def _predict(self, plan: Plan) -> Prediction:
-        """The prediction of a legal plan, whatever memory it needs."""
-        lowered = self.lowered(plan)
-        return lowered.prediction(lowered.replayable.iterations())
-
     @property
     def replay_error(self) -> float:
         """Relative error of the replay of the recorded setting, where it is too large to be part of the intervals already; else 0.
@@ -189,30 +170,24 @@ class Job(ABC):
         """
         if self._replay_error is None:
             measured_us = self.measured_iteration_us
-            self._replay_error = 0.0 if measured_us is None else replay_error(self._recorded_us(), measured_us)
+            if measured_us is None:
+                self._replay_error = 0.0
+            else:
+                self._replay_error = replay_error(self.lower(Scenario()).replayable.iterations().iteration_us, measured_us)
         return self._replay_error
-
-    def _recorded_us(self) -> float:
-        """The replayed iteration of the recorded setting."""
-        return self.lower(Scenario()).replayable.iterations().iteration_us if self.lowers() else self._predict(Plan()).iteration_us
-
-    def with_replay_error(self, prediction: Prediction) -> Prediction:
-        """A prediction whose interval includes `replay_error` in both directions, but begins no lower than its floor."""
-        interval_us = with_replay_error(prediction.interval_us, prediction.iteration_us, self.replay_error, prediction.floor_us)
-        return msgspec.structs.replace(prediction, interval_us=interval_us)
 
     def sampled(self, plan: Plan, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
         """Iteration times of replays with durations drawn anew, [samples]; the same draws for every plan.
 
         Raises `InputError` if this kind of job has one duration of each op only.
         """
-        if not (self.lowers() and self.varies):
-            raise self.cannot("sampled", "be replayed with other durations")
+        if not self.varies:
+            raise self.cannot("varies", "be replayed with other durations")
         return self.lowered(plan).replayable.sampled_us(samples=samples, seed=seed, on_sample=on_sample)
 
     def replayed(self, plan: Plan) -> Prediction:
         """The prediction that `replay` reports: as `predict`, with a breakdown and with what `predict` leaves out to be fast."""
-        return self._within_limit(self.lowered(plan).reported()) if self.lowers() else self.predict(plan)
+        return self._within_limit(self.lowered(plan).reported())
 
     def plan_facts(self, plan: Plan) -> PlanFacts:
         """Facts that `replay` reports beside the prediction of a plan."""
@@ -279,26 +254,7 @@ class Job(ABC):
             if scenario.groups < 1:
                 raise InputError(f"groups must be at least 1, not {scenario.groups}")
             plan = plan.changed(tensor_groups=contiguous_groups(self.tensors, scenario.groups))
-        if self.lowers():
-            return self._in(self.scenario.then(replace(scenario, plan=plan, groups=None))), plan
-        job: Job = self
-        for name, _, method, what in _CHANGES:
-            if getattr(scenario, name) is not None and not _has(type(self), method):
-                raise self.cannot(method, what)
-        if scenario.measured_us is not None:
-            job = job.measured_as(scenario.measured_us)
-        if scenario.cluster != ClusterChange():
-            job = job.moved(scenario.cluster)
-        for scale in scenario.scales:
-            job = job.scaled(scale)
-        if scenario.target_loss is not None:
-            job = job.trained_to(scenario.target_loss)
-        if scenario.begins_with is not None:
-            job.space.check(scenario.begins_with)
-            job = job.starting_from(scenario.begins_with)
-        if job is not self:
-            job._replay_error = self.replay_error
-        return job, plan
+        return self._in(self.scenario.then(replace(scenario, plan=plan, groups=None))), plan
 
     def _in(self, scenario: Scenario) -> Job:
         """The job, asked in a scenario."""
@@ -311,63 +267,15 @@ class Job(ABC):
     @property
     def cluster(self) -> ClusterSpec:
         """Cores and links that the job runs on."""
-        if self.lowers():
-            return self._lowered_in(self.scenario).cluster
-        assert self.trace is not None, "a described job has its own"
-        return ClusterSpec.of(self.trace.meta)
-
-    def moved(self, change: ClusterChange) -> Job:
-        """The same job on a changed cluster; raises `InputError` for what it cannot be predicted on."""
-        if not change.on_gpus:
-            if change.machines is not None and type(self).on is Job.on and type(self).at_scale is not Job.at_scale:
-                raise InputError(f"{change.machines.name}: {self.title} runs on machines with GPUs, like 16xhgx-h100")
-            return self.on(change.applied(self.cluster))
-        return self.at_scale(change.gpu_machines, change.ranks)
-
-    def starting_from(self, plan: Plan) -> Job:
-        """The job that runs under a plan to begin with: its empty plan is that. Of a job that was written down, not recorded."""
-        raise self.cannot("starting_from", "begin with another setting than the recorded one")
-
-    def on(self, cluster: ClusterSpec) -> Self:
-        """The same job on another cluster."""
-        raise self.cannot("on", "be predicted on another cluster")
-
-    def left_out(self, change: ClusterChange) -> tuple[str, ...]:
-        """Assumptions of predictions under a change, a sentence each.
-
-        Of a recorded job nothing without a change; of a described one what its description leaves open.
-        """
-        if self.lowers():
-            return self._lowered_in(self.scenario).assumptions
-        return (*change.left_out, *ranks_in_turn(self.cluster.ranks, self.recorded_ranks))
+        return self._lowered_in(self.scenario).cluster
 
     @property
-    def recorded_ranks(self) -> int:
-        """Ranks whose computation is known."""
-        assert self.trace is not None, "a described job says so itself"
-        return self.trace.meta.ranks
+    def assumptions(self) -> tuple[str, ...]:
+        """Assumptions of predictions in `scenario`, a sentence each.
 
-    def at_scale(self, cluster: Cluster, ranks: int | None = None) -> Job:
-        """The same job on the devices of a cluster of another kind, where what was measured of communication does not hold.
-
-        Parameters
-        ----------
-        ranks
-            On the first devices; None: one on each.
+        For a recorded job in its recorded setting none; for a described one what its description leaves open.
         """
-        raise self.cannot("at_scale", "be predicted on a cluster of other devices")
-
-    def scaled(self, scale: Scale) -> Self:
-        """The same job with a part that takes another time."""
-        raise self.cannot("scaled", "be predicted with other speeds")
-
-    def measured_as(self, step_us: float) -> Job:
-        """The same job as it runs without the profiler that recorded it, where a step takes so long."""
-        raise self.cannot("measured_as", "be told what a step takes without the profiler")
-
-    def trained_to(self, loss: float) -> Job:
-        """The same job with another target loss."""
-        raise self.cannot("trained_to", "be trained to a loss")
+        return self._lowered_in(self.scenario).assumptions
 
     @property
     def origin(self) -> str:
@@ -405,7 +313,7 @@ class Job(ABC):
     def held_out(self, step: int) -> Comparison:
         """A profiled step, predicted from all others; raises `InputError` if it was not profiled."""
         if not self.replays_steps:
-            raise self.cannot("held_out", "be predicted without one of its steps (--holdout-step)")
+            raise self.cannot("replays_steps", "be predicted without one of its steps (--holdout-step)")
         assert self.trace is not None, "only recorded jobs have profiled steps"
         others, measured_us = without_step(self.trace, step)
         lowered = self.lower(Scenario(), steps=ProfiledSteps(replayed=others, fitted=others))
@@ -419,7 +327,7 @@ class Job(ABC):
     def own_durations(self) -> Comparison:
         """Each profiled step, replayed with its own durations. What communication costs is fitted on all steps."""
         if not self.replays_steps:
-            raise self.cannot("own_durations", "be replayed step by step (--own-durations)")
+            raise self.cannot("replays_steps", "be replayed step by step (--own-durations)")
         assert self.trace is not None, "only recorded jobs have profiled steps"
         steps_us = profiled_iterations_us(self.trace)
         step_by_step = [self.lower(Scenario(), steps=ProfiledSteps(replayed=(step,))) for step in steps_us]
@@ -462,26 +370,22 @@ class Job(ABC):
     def check_changes(self, scenario: Scenario, steps: ProfiledSteps | None = None) -> None:
         """Raise `InputError` for changes, other than of the plan, that are not among `settings`, and for a choice of steps."""
         if steps is not None and not self.replays_steps:
-            raise self.cannot("held_out", "be replayed from some of its profiled steps")
-        for name, change, method, what in _CHANGES:
-            if getattr(scenario, name) is not None and change not in self.settings:
-                raise self.cannot(method, what)
+            raise self.cannot("replays_steps", "be replayed from some of its profiled steps")
+        for name, setting, what in _CHANGES:
+            if getattr(scenario, name) is not None and setting not in self.settings:
+                raise self.cannot(setting, what)
         if scenario.begins_with is not None and not self.can_begin_with:
-            raise self.cannot("starting_from", "begin with another setting than the recorded one")
+            raise self.cannot("can_begin_with", "begin with another setting than the recorded one")
 
-    def cannot(self, method: str, what: str) -> InputError:
-        """The error for a question that this kind of job cannot answer: it names the kinds that can."""
-        able = [kind.title for kind in registered() if _has(kind.job_type, method)]
+    def cannot(self, needs: str, what: str) -> InputError:
+        """The error for what this kind of job cannot do; it names the kinds that can.
+
+        `needs`: the setting or the flag of the class (`varies`) that a kind has which can.
+        """
+        able = [
+            kind.title for kind in registered() if needs in kind.job_type.settings or getattr(kind.job_type, needs, False) is True
+        ]
         return InputError(f"{self.title} cannot {what}" + (f"; {listed(able)} can" if able else ""))
-
-
-def _has(job_type: type[Job], method: str) -> bool:
-    """Whether jobs of a type answer the question that a method of `Job`, or a setting, is for."""
-    if getattr(job_type, method, None) is not getattr(Job, method, None):
-        return True
-    if method in _FLAG_OF_METHOD:
-        return job_type.lowers() and bool(getattr(job_type, _FLAG_OF_METHOD[method]))
-    return job_type.lowers() and _SETTING_OF_METHOD.get(method) in job_type.settings
 
 
 def _comparison(lowered: Lowered, measured_us: float, error: float) -> Comparison:

@@ -91,7 +91,7 @@ def _in_scenario(
         changes=changes,
         ranks=job_there.cluster.ranks,
         ranks_per_host=job_there.cluster.ranks_per_host,
-        assumed=job_there.left_out(scenario.cluster),
+        assumed=job_there.assumptions,
         interval="" if calibration is None else calibration.text,
     )
     return JobOnCluster(job_there, named, place)

@@ -112,7 +112,7 @@ class ParallelJob(Job):
         self.check_changes(scenario)
         for scale in scenario.scales:
             if scale.rank is not None or scale.needs_ops:
-                raise self.cannot("scaled", f"be asked '{scale.text}': all ranks of a stage are one")
+                raise self.cannot("compute", f"be asked '{scale.text}': all ranks of a stage are one")
         if scenario.begins_with is not None:
             self._prepare(replace(scenario, begins_with=None)).space.check(scenario.begins_with)
         self._prepared.append(PreparedJob(self.title, self._described, scenario))
@@ -133,10 +133,6 @@ class ParallelJob(Job):
     def prices(self) -> StepPrices:
         """Prices of the job's steps in `scenario`."""
         return self._here.prices
-
-    @property
-    def recorded_ranks(self) -> int:
-        return self.description.fixed.devices
 
     @property
     def work(self) -> Work:

@@ -60,7 +60,7 @@ def test_the_command_writes_a_job_that_every_verb_takes(torch_python, tmp_path):
     assert facts["flops"] == graph.under_mesh.flops() == graph.plain.flops()
     assert {name: each["count"] for name, each in facts["collectives"].items()} == {"all_gather": 7, "reduce_scatter": 4}
     job = job_of(load_source(out / "job.toml"))
-    assert job.recorded_ranks == 4
+    assert job.cluster.ranks == 4
     assert job.predict(Plan()).infeasible is None
     assert job.predict(Plan.of(pp=2)).iteration_us > 0
 

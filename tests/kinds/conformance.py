@@ -75,8 +75,6 @@ class KindConformance:
         assert prediction == job.predict(Plan())
 
     def test_it_is_lowered_in_any_scenario_without_being_changed(self, job: Job) -> None:
-        if not job.lowers():
-            pytest.skip("this kind has no `lower` yet")
         recorded = job.lower(Scenario())
         assert recorded.as_recorded
         assert recorded.replayable.op_count > 0
@@ -93,8 +91,6 @@ class KindConformance:
         assert job.scenario == Scenario()
 
     def test_what_it_cannot_be_lowered_in_is_refused_in_one_line(self, job: Job) -> None:
-        if not job.lowers():
-            pytest.skip("this kind has no `lower` yet")
         foreign = next(name for name in ("credit", "cycle_time_us") if name not in job.space.fields)
         unknown = {"global_batch": 64, "sequence": 128, "precision": "fp8", "measured_us": 1.0, "target_loss": 0.1}
         unknown = {name: value for name, value in unknown.items() if name.removesuffix("_us") not in job.settings}

@@ -21,7 +21,7 @@ from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_ddp
 from dpro_search.replay.replayer import replay
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.buckets import BucketPlan, with_buckets
-from dpro_search.space.scenario import ClusterChange, Scenario
+from dpro_search.space.scenario import Scenario
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, START, Profile, distributed
 from tests.profiles import replay_of, under
 
@@ -138,7 +138,7 @@ def test_the_recorded_buckets_of_a_real_job_give_its_recorded_replay() -> None:
     assert (job.bucket_of(again) == job.gradients.bucket_of).all()
     assert steps_us(job, again) == pytest.approx(steps_us(job), rel=1e-9)
     assert job.predict(Plan.of(gradient_as_bucket_view=True)).iteration_us < job.predict(Plan()).iteration_us
-    assert any("the job has 2 ranks, but only 1 was imported" in text for text in job.left_out(ClusterChange()))
+    assert any("the job has 2 ranks, but only 1 was imported" in text for text in job.assumptions)
 
 
 @pytest.mark.parametrize("first_mib", [1, 8, 32])
@@ -210,7 +210,7 @@ def test_memory_is_what_was_counted_without_what_views_save_and_with_halves() ->
 
 def test_without_counts_memory_is_not_known_but_for_what_gradients_and_parameters_take(job: Any) -> None:
     assert job.predict(Plan.of(gradient_as_bucket_view=True)).peak_memory_bytes is None
-    assumed = job.left_out(ClusterChange())
+    assumed = job.assumptions
     assert any("profile with profile_memory=True; parameters, gradients" in text and "24.0 MiB" in text for text in assumed)
 
 

@@ -20,7 +20,7 @@ from dpro_search.kinds.profiled_fsdp.job import ProfiledFsdp
 from dpro_search.replay.replayer import replay
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.units import UnitPlan, with_units
-from dpro_search.space.scenario import ClusterChange, Scenario
+from dpro_search.space.scenario import Scenario
 from dpro_search.space.transformations import JobFacts
 from dpro_search.space.transformations.sharding import KeptUnits
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, MAIN, START, Profile, distributed
@@ -261,7 +261,7 @@ def test_hsdp_says_what_it_does_not_offer() -> None:
     hybrid: Any = job_of(trace_of(hybrid=True))
     assert hybrid.units.hybrid
     assert len(hybrid.units.first.reductions[0].parts) == 2
-    assert any("other shard groups are not offered" in text for text in hybrid.left_out(ClusterChange()))
+    assert any("other shard groups are not offered" in text for text in hybrid.assumptions)
     with pytest.raises(InputError, match=r"shard_ranks: .* needs the machine: the trace does not say on what GPUs.*recorded_on="):
         hybrid.predict(Plan.of(shard_ranks=2))
 
@@ -369,7 +369,7 @@ def test_without_counts_of_memory_what_parameters_take_alone_can_be_too_much() -
     job: Any = job_of(replace(trace, memory=type(trace.memory).none()))
     total = sum(map(bytes_of, UNITS))
     assert job.predict(Plan.of(kept_last_units=1)).peak_memory_bytes is None
-    assert any("take 14.5 MiB at least" in text for text in job.left_out(ClusterChange()))
+    assert any("take 14.5 MiB at least" in text for text in job.assumptions)
     assert 2 * total // 4 + 2 * BYTES == 14.5 * 2**20
     large = tuple(msgspec.structs.replace(tensor, size_bytes=2**35) for tensor in job.units.tensors)
     large_job = ProfiledFsdp(job.trace, replace(job.units, tensors=large))

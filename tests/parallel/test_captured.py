@@ -40,7 +40,7 @@ def test_a_captured_job_runs_on_any_cluster_with_the_captured_batch_on_each_repl
     (tmp_path / "job.toml").write_text(captured_text(graph, "graph.json", None))
     job, _ = job_of(load_source(tmp_path / "job.toml")).under(Scenario().on("8xhgx-h100"))
     assert job.work.tokens == graph.batch * graph.micro_batches * 64 * graph.sequence
-    assert "each replica has a batch of" in " ".join(job.left_out(Scenario().cluster))
+    assert "each replica has a batch of" in " ".join(job.assumptions)
     assert next(iter(job.ranked())).least_us > 0
 
 

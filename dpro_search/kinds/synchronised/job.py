@@ -131,7 +131,7 @@ class SynchronisedJob(Job):
             commit_s = {way: each * scale.factor for way, each in trainings.commit_s.items()}
             return replace(trainings, commit_s=commit_s, delay_s=trainings.delay_s * scale.factor)
         if scale.what != "compute":
-            raise self.cannot("scaled", f"be asked '{scale.text}'")
+            raise self.cannot("compute", f"be asked '{scale.text}'")
         if not scale.factor > 0:
             raise InputError(f"'{scale.text}': steps of no time are not simulated; the factor must be above 0")
         numbers = range(trainings.workers) if scale.rank is None else (scale.rank,)
@@ -147,10 +147,6 @@ class SynchronisedJob(Job):
         if True in known_ways:
             known, other = other, known
         return (*in_turn, f"{other} takes as long as {known}, of which a run was recorded")
-
-    @property
-    def recorded_ranks(self) -> int:
-        return self._source.workers
 
     @property
     def today(self) -> Scheme:

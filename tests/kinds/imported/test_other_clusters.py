@@ -57,7 +57,7 @@ def test_the_recorded_cluster_and_ranks_change_nothing(job, ranks: int, machine:
 
 
 def test_the_recorded_machine_is_known_from_the_gpus_and_said() -> None:
-    assumed = under(resnet(), "ranks=16").left_out(Scenario().cluster)
+    assumed = under(resnet(), "ranks=16").assumptions
     assert assumed[0].startswith("the job was recorded on DGX A100 40GB, going by its GPUs (NVIDIA A100-PG509-200)")
     assert "groups of all 2 ranks become groups of all 16" in assumed
     assert "16 ranks compute like the 1 recorded ones" in assumed
@@ -75,7 +75,7 @@ def test_without_the_name_of_the_gpus_kernels_stay_and_transfers_take_what_the_c
     trace = resnet().trace
     unnamed = replace(trace, meta=msgspec.structs.replace(trace.meta, devices=()))
     moved = under(Imported.of(unnamed, PlanOptions()), "launch=0", cluster="2xhgx-h100")
-    assumed = moved.left_out(Scenario().cluster)
+    assumed = moved.assumptions
     assert assumed[0].startswith("the trace does not say on what GPUs it was recorded; recorded_on=MACHINE")
     assert any("the recorded GPU is not known" in sentence for sentence in assumed)
     here, there = predicted(resnet(), "launch=0"), moved.predict(Plan())
@@ -137,7 +137,7 @@ def test_sizes_that_were_not_recorded_are_said_to_come_from_the_times() -> None:
     trace = resnet().trace
     events = replace(trace.events, size_bytes=np.full(len(trace.events), -1))
     silent = Imported.of(replace(trace, events=events), PlanOptions())
-    assumed = under(silent, cluster="2xhgx-h100").left_out(Scenario().cluster)
+    assumed = under(silent, cluster="2xhgx-h100").assumptions
     assert any("collectives were not recorded: they are taken from their transfer times" in sentence for sentence in assumed)
 
 
@@ -163,8 +163,8 @@ def test_a_model_that_was_profiled_on_two_gpus_is_predicted_from_one_for_the_oth
     without = under(shapeless, *place, cluster="1xa100-sxm-40gb")
     assert there.predict(Plan()).breakdown_us["compute"] == pytest.approx(38_575, rel=0.03)
     assert without.predict(Plan()).breakdown_us["compute"] == pytest.approx(38_575, rel=0.1)
-    assert any("like square GEMMs" in line for line in without.left_out(Scenario().cluster))
-    assert any("norms whose shapes were recorded (81 %" in line for line in there.left_out(Scenario().cluster))
+    assert any("like square GEMMs" in line for line in without.assumptions)
+    assert any("norms whose shapes were recorded (81 %" in line for line in there.assumptions)
 
 
 def without_shapes(events):

@@ -7,7 +7,7 @@ from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
 from dpro_search.space.plan import Plan
-from dpro_search.space.scenario import ClusterChange, Scale
+from dpro_search.space.scenario import Scale
 from tests.profiles import under
 
 DEVICE_BOUND: Program = [Launch("sgemm", 5, 300), Launch("vectorized_elementwise_kernel", 5, 100), Synchronize(5)]
@@ -50,8 +50,8 @@ def test_the_interval_holds_the_step_whose_kernels_do_not_grow(tmp_path):
 
 def test_what_is_assumed_is_said(tmp_path):
     job = job_of_program(DEVICE_BOUND, tmp_path)
-    assert any("with 2 times the batch" in sentence for sentence in under(job, "batch=2").left_out(ClusterChange()))
-    assert not any("batch" in sentence for sentence in job.left_out(ClusterChange()))
+    assert any("with 2 times the batch" in sentence for sentence in under(job, "batch=2").assumptions)
+    assert not any("batch" in sentence for sentence in job.assumptions)
 
 
 @pytest.mark.parametrize("text", ["batch=0", "rank1.batch=2", "batch.gemm=2"])

@@ -82,6 +82,11 @@ class Fixed:
         return min((layer.feed_forward.count for layer in self.layers if isinstance(layer.feed_forward, Experts)), default=0)
 
 
+_USUAL = {name: setting.usual for name, setting in SETTINGS.items() if setting.usual is not None}
+_NEEDS = {name: setting.needs for name, setting in SETTINGS.items() if setting.needs is not None and not setting.kept}
+_FOLLOWERS = {name: [other for other, setting in SETTINGS.items() if name in setting.follows] for name in SETTINGS}
+
+
 def resolved(settings: ParallelSettings, fixed: Fixed) -> Strategy:
     """The strategy that settings mean; what is not set follows from what is.
 
@@ -93,12 +98,12 @@ def resolved(settings: ParallelSettings, fixed: Fixed) -> Strategy:
     given = settings.settings
     if given.get("schedule") == "interleaved" and given.get("virtual_stages", 1) == 1:
         raise InputError("schedule interleaved needs virtual_stages above 1: use virtual_stages=2, or 1f1b")
-    values = {name: _typed(given[name], default) if name in given else default for name, default in DEFAULTS.items()}
-    for name, setting in SETTINGS.items():
-        if name not in given and setting.usual is not None:
-            values[name] = setting.usual(values, fixed.devices, fixed.zero_stage)
-    for name, setting in SETTINGS.items():
-        if setting.needs is not None and not setting.kept and values[setting.needs[0]] < setting.needs[1]:
+    values = {**DEFAULTS, **{name: _typed(value, DEFAULTS[name]) for name, value in given.items()}}
+    for name, usual in _USUAL.items():
+        if name not in given:
+            values[name] = usual(values, fixed.devices, fixed.zero_stage)
+    for name, (other, least) in _NEEDS.items():
+        if values[other] < least:
             values[name] = DEFAULTS[name]
     strategy = Strategy(global_batch=fixed.global_batch, **values)
     if strategy.devices != fixed.devices:
@@ -110,7 +115,7 @@ def resolved(settings: ParallelSettings, fixed: Fixed) -> Strategy:
 def under(runs: ParallelSettings, plan: ParallelSettings) -> ParallelSettings:
     """Settings of a plan over those of today; what belongs to a setting that changes follows anew."""
     changed = plan.settings
-    following = {name: None for name, setting in SETTINGS.items() if not changed.keys().isdisjoint(setting.follows)}
+    following = dict.fromkeys(follower for name in changed for follower in _FOLLOWERS[name])
     return msgspec.structs.replace(runs, **{**following, **changed}) if changed else runs
 
 

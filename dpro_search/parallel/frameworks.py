@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dpro_search.parallel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels
 from dpro_search.parallel.memory.rules import MemoryRules
-from dpro_search.parallel.runtime import Host, Runtime, Selective
+from dpro_search.parallel.runtime import HostTimes, Runtime, Selective
 from dpro_search.parallel.schedule import Schedule
 
 _COMPILED_US = 10.0  # Host time of a kernel that compiled code starts from C++: PyTorch's launch alone, estimated.
@@ -53,7 +53,7 @@ _FSDP = Runtime(
     stages_reduce_once=True,
     tokens_once_a_host=False,
     regather_inputs=False,
-    host=Host(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
+    host=HostTimes(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
     kernels=Kernels(attention=AttentionKernels.FLASH_2, norm=NormKernels.TWICE, loss=LossKernels.LOG_SOFTMAX),
     gradient_bytes=2.0,
     accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
@@ -80,7 +80,7 @@ _NANOTRON = Runtime(
     tokens_once_a_host=False,
     # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook
     # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
-    host=Host(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
+    host=HostTimes(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
     kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
     overlap_split_gradients=False,  # trainer.py (`make_ddp`): sums in fp32 that ZeRO splits have no DistributedDataParallel.
     overlap_gathers=False,
@@ -136,7 +136,7 @@ _PYTORCH_2 = Runtime(
     tokens_once_a_host=False,
     regather_inputs=False,
     # Each op of a captured step is dispatched and launched on its own; in the backward pass from C++.
-    host=Host(forward_us=_LAUNCH_US, backward_us=12.0, layer_us=0.0),  # The latter estimated.
+    host=HostTimes(forward_us=_LAUNCH_US, backward_us=12.0, layer_us=0.0),  # The latter estimated.
     kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
     clip_gradients=False,
     overlap_tensor=False,
@@ -159,7 +159,7 @@ _PYTORCH_GLOO = replace(
 _TENSORFLOW = Runtime(
     name="TensorFlow",
     tokens_once_a_host=False,
-    host=Host(forward_us=10.0, backward_us=10.0, collective_us=100.0, parameter_us=10.0),
+    host=HostTimes(forward_us=10.0, backward_us=10.0, collective_us=100.0, parameter_us=10.0),
     kernels=Kernels(
         attention=AttentionKernels.EAGER,
         attention_dropout=True,
@@ -172,7 +172,7 @@ _TENSORFLOW = Runtime(
 # CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
 _GRAPHS = Runtime(
     name="Megatron-Core, CUDA graphs",
-    host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0),
+    host=HostTimes(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0),
     kernels=Kernels(searched_convolutions=True),
 )
 

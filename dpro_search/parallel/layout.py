@@ -1,4 +1,4 @@
-"""`Layout`: which dims of an op are split over which axes of a mesh, and how one layout of a tensor becomes another."""
+"""`TensorLayout`: which dims of an op are split over which axes of a mesh, and how one layout of a tensor becomes another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Splits = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class TensorLayout:
     """Which dims are split over which axes; every op has those of its dims.
 
     An op none of whose dims is split over tensor parallel ranks computes the same on all of them, or, with `stream_axis`, a share
@@ -112,13 +112,13 @@ def _by_axis(splits: Splits) -> dict[str, frozenset[str]]:
     return {axis: frozenset(dim for other, dim in splits if other == axis) for axis, _ in splits}
 
 
-def layout_of(strategy: Strategy, *, regather_inputs: bool = True) -> Layout:
+def layout_of(strategy: Strategy, *, regather_inputs: bool = True) -> TensorLayout:
     """Megatron-LM's layout: heads, widths, the vocabulary over tp, sequences over cp, experts over ep, their widths over etp.
 
-    `regather_inputs` is as in `Layout`; frameworks differ in it.
+    `regather_inputs` is as in `TensorLayout`; frameworks differ in it.
     """
     tensor = ("tp",)
-    return Layout(
+    return TensorLayout(
         axes={"tp": strategy.tp, "cp": strategy.cp, "ep": strategy.ep, "etp": strategy.etp},
         splits={
             "heads": tensor,

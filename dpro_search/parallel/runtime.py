@@ -9,7 +9,7 @@ from dpro_search.parallel.gpu_ops import Kernels
 from dpro_search.parallel.memory.rules import MemoryRules
 
 CHECKED_RANK_US = 240.0
-"""`Host.check_rank_us` of PyTorch with ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` (ProcessGroupWrapper.cpp).
+"""`HostTimes.check_rank_us` of PyTorch with ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` (ProcessGroupWrapper.cpp).
 
 Four messages of Gloo over TCP for each rank, one after the other: in a monitored barrier rank 0 hears from each rank in turn and
 answers it, then two all-gathers, of what describes the call and of its size, go once round a ring. 60 us a message (estimated).
@@ -26,7 +26,7 @@ class Selective(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class HostTimes:
     """Time of the host to start work on the device. The device waits for the host if its own work is shorter.
 
     Defaults: Megatron-LM's layers in Python. On tensors too small to matter (OPT-350M, tensor parallel 8, micro-batch 1) the 14
@@ -51,7 +51,7 @@ class Runtime:
     name: str = "megatron-core"
     kernels: Kernels = field(default_factory=Kernels)
     selective: Selective = Selective.SCORES
-    host: Host = field(default_factory=Host)
+    host: HostTimes = field(default_factory=HostTimes)
     overlap_gradients: bool = True  # Gradients are reduced beside the last backward pass.
     # Those that ZeRO-1 or 2 splits, too; False: in one collective after it.
     overlap_split_gradients: bool = True

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from dpro_search.collect.capture import CapturedGraph, CapturedStep, StepPhase, read_graph, written_graph
 from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_mesh
 from dpro_search.parallel.captured import captured_model
-from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.costs.compile import BlockCollective, compile_block
 from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import (
     Architecture,
@@ -242,7 +242,7 @@ def _exchanged(found: Model, strategy: Strategy, graph: CapturedGraph, types: Se
         program = compile_block(block, layout_of(strategy, regather_inputs=False), graph.batch, graph.sequence or 1)
         for phase, steps in ((StepPhase.FORWARD, program.forward), (StepPhase.BACKWARD, program.backward)):
             for each in steps:
-                for one in [each] if isinstance(each, Collective) else each.beside:
+                for one in [each] if isinstance(each, BlockCollective) else each.beside:
                     if not types or one.type.name.lower() in types:
                         expected[one.type.name.lower(), phase] += round(one.elements * one.repeats * block.count)
     return expected

@@ -9,7 +9,7 @@ from dpro_search.errors import InputError
 from dpro_search.parallel.frameworks import FRAMEWORKS
 from dpro_search.parallel.gpu_ops import AttentionKernels, NormKernels
 from dpro_search.parallel.model import Network
-from dpro_search.parallel.runtime import CHECKED_RANK_US, Host, Runtime
+from dpro_search.parallel.runtime import CHECKED_RANK_US, HostTimes, Runtime
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.parallel.workload import Workload
@@ -39,7 +39,7 @@ BERT_FILLED = (
 )
 # Networks whose layers are the framework's own modules, without Python around each kernel: PyTorch dispatches a bare op in about
 # 5 us and launches its kernel in 5 us (measured on tensors of a few elements, torch 2.13).
-BARE_HOST = Host(forward_us=15.0, backward_us=10.0, collective_us=50.0, parameter_us=2.0)
+BARE_HOST = HostTimes(forward_us=15.0, backward_us=10.0, collective_us=50.0, parameter_us=2.0)
 NOT_COMPILED = r"v-?net"  # examples/vnet_benchmark.py names no XLA, unlike the scripts of NVIDIA's other segmentation networks.
 FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
     (r"nanotron", "nanotron"),

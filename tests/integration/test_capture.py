@@ -15,7 +15,7 @@ from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_me
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of, load_source
 from dpro_search.parallel.captured import captured_model
-from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.costs.compile import BlockCollective, compile_block
 from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import blocks_of
 from dpro_search.parallel.strategy import Strategy
@@ -81,7 +81,7 @@ def test_tensor_parallel_collectives_are_those_that_the_model_is_compiled_to(ten
         program = compile_block(block, layout_of(Strategy(tp=4), regather_inputs=False), BATCH, SEQUENCE)
         for phase, steps in ((StepPhase.FORWARD, program.forward), (StepPhase.BACKWARD, program.backward)):
             for each in steps:
-                if isinstance(each, Collective):
+                if isinstance(each, BlockCollective):
                     found["all_reduce", phase, each.elements, (0, 1, 2, 3)] += block.count
                     assert each.type.name == "ALL_REDUCE"
     assert found == issued(tensor_parallel.under_mesh)

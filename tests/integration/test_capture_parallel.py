@@ -11,7 +11,7 @@ import pytest
 from dpro_search.collect.capture import StepPhase
 from dpro_search.collect.capture.runner import CaptureRequest, capture, parse_mesh
 from dpro_search.errors import InputError
-from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.costs.compile import BlockCollective, compile_block
 from dpro_search.parallel.file.captured import captured_job_toml
 from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import Architecture, Attention, Experts, FeedForward, Layer, blocks_of
@@ -45,7 +45,7 @@ def exchanged(model, strategy):
         program = compile_block(block, layout_of(strategy, regather_inputs=False), BATCH, SEQUENCE)
         for phase, steps in ((StepPhase.FORWARD, program.forward), (StepPhase.BACKWARD, program.backward)):
             for step in steps:
-                for each in [step] if isinstance(step, Collective) else step.beside:
+                for each in [step] if isinstance(step, BlockCollective) else step.beside:
                     found[each.type.name.lower(), phase] += each.elements * each.repeats * block.count
     return found
 

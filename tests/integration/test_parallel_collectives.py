@@ -14,7 +14,7 @@ import pytest
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.costs.compile import BlockCollective, compile_block
 from dpro_search.parallel.costs.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.parallel.costs.groups import Groups
 from dpro_search.parallel.layout import layout_of
@@ -107,7 +107,7 @@ def compiled(strategy, model=MODEL, *, regather_inputs=False):
         program = compile_block(block, layout_of(strategy, regather_inputs=regather_inputs), BATCH, SEQUENCE)
         for phase, steps in (("forward", program.forward), ("backward", program.backward)):
             for step in steps:
-                for each in [step] if isinstance(step, Collective) else step.beside:
+                for each in [step] if isinstance(step, BlockCollective) else step.beside:
                     add(phase, each, block.count)
         for each in parameter_collectives(program, strategy):
             if each.type is CollectiveKind.ALL_GATHER:

@@ -12,7 +12,7 @@ from dpro_search.collect.capture import CapturedGraph, StepPhase, read_graph, wr
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.errors import InputError
 from dpro_search.parallel.captured import captured_model
-from dpro_search.parallel.costs.compile import Collective, compile_block
+from dpro_search.parallel.costs.compile import BlockCollective, compile_block
 from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import OpType, blocks_of, parameters_of
 from dpro_search.parallel.strategy import Strategy
@@ -59,11 +59,11 @@ def test_tensor_parallel_ranks_have_a_part_of_what_is_between_columns_and_rows(g
     layer = blocks_of(captured_model(graph))[1]
     whole, part = (compile_block(layer, layout_of(Strategy(tp=tp)), BATCH, SEQUENCE) for tp in (1, ways))
     sizes = [  # FLOPs
-        sum(step.op.forward_flops(step.sizes) for step in each.forward if not isinstance(step, Collective))
+        sum(step.op.forward_flops(step.sizes) for step in each.forward if not isinstance(step, BlockCollective))
         for each in (whole, part)
     ]
     assert sizes[0] / sizes[1] == ways
-    sums = [step for step in part.forward if isinstance(step, Collective)]
+    sums = [step for step in part.forward if isinstance(step, BlockCollective)]
     assert [(each.type, each.axis, each.elements) for each in sums] == [
         (CollectiveKind.ALL_REDUCE, "tp", BATCH * SEQUENCE * HIDDEN)
     ] * 2
@@ -72,7 +72,7 @@ def test_tensor_parallel_ranks_have_a_part_of_what_is_between_columns_and_rows(g
 def test_sequence_parallel_reduces_to_parts_of_the_sequence(graph):
     layer = blocks_of(captured_model(graph))[1]
     program = compile_block(layer, layout_of(Strategy(tp=2, sequence_parallel=True)), BATCH, SEQUENCE)
-    found = Counter(each.type for each in program.forward if isinstance(each, Collective))
+    found = Counter(each.type for each in program.forward if isinstance(each, BlockCollective))
     assert found[CollectiveKind.REDUCE_SCATTER] == 2
     assert found[CollectiveKind.ALL_REDUCE] == 0
 

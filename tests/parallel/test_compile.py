@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.parallel.costs.compile import Collective, LocalOp, compile_block
+from dpro_search.parallel.costs.compile import BlockCollective, LocalOp, compile_block
 from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import blocks_of, elements, parameters_of, published
 from dpro_search.parallel.strategy import Strategy
@@ -21,7 +21,7 @@ def program(model, block, regather_inputs=True, **degrees):
 
 
 def exchanged(steps):
-    return Counter((step.type.name, step.axis, step.elements) for step in steps if isinstance(step, Collective))
+    return Counter((step.type.name, step.axis, step.elements) for step in steps if isinstance(step, BlockCollective))
 
 
 def test_tensor_parallel_layers_all_reduce_twice_each_way():
@@ -85,7 +85,7 @@ def test_the_ranks_of_the_busiest_experts_compute_and_exchange_more():
     layout = layout_of(Strategy(dp=4, ep=4))
     even, uneven = (compile_block(block, replace(layout, expert_load=load), 1, SEQUENCE).forward for load in (1.0, 1.5))
     for one, other in zip(even, uneven, strict=True):
-        if isinstance(one, Collective):
+        if isinstance(one, BlockCollective):
             assert other.elements == 1.5 * one.elements
         elif one.op.name.startswith("experts."):
             assert other.op.forward_flops(other.sizes) == pytest.approx(1.5 * one.op.forward_flops(one.sizes))
@@ -96,7 +96,7 @@ def test_the_ranks_of_the_busiest_experts_compute_and_exchange_more():
 def test_the_loss_of_a_split_vocabulary_sums_thrice():
     """The maximum, the sum of exponentials and the target's logit (Shoeybi et al. 2019, section 3; Megatron-LM's cross entropy)."""
     found = program("llama3-8b", "head", tp=4)
-    assert [step.repeats for step in found.forward if isinstance(step, Collective)] == [3]
+    assert [step.repeats for step in found.forward if isinstance(step, BlockCollective)] == [3]
 
 
 def test_inputs_that_are_not_gathered_again_are_kept_whole():
@@ -156,4 +156,4 @@ def test_weights_that_split_sequences_share_are_summed_over_their_ranks():
         "attention_norm": frozenset({"tp"}),
         "feed_forward_norm": frozenset({"tp"}),
     }
-    assert CollectiveKind.ALL_REDUCE not in {step.type for step in found.forward if isinstance(step, Collective)}
+    assert CollectiveKind.ALL_REDUCE not in {step.type for step in found.forward if isinstance(step, BlockCollective)}

@@ -5,10 +5,10 @@ import pytest
 from dpro_search.collect.tables.parallel_times import BlockTime, CollectiveTime, ParallelTimes, UpdateTime
 from dpro_search.costmodel.collectives.nccl import Placement
 from dpro_search.errors import InputError
-from dpro_search.parallel.costs.recorded import Cut, ModelledWork, PassWork, RankWork, RecordedTimes
+from dpro_search.parallel.costs.recorded import BlockCut, ModelledWork, PassWork, RankWork, RecordedTimes
 
-WHOLE = Cut(tp=1, sequence_parallel=False, micro_batch=4, sequence=128, sharded=False)
-HALF = Cut(tp=2, sequence_parallel=False, micro_batch=4, sequence=128, sharded=False)
+WHOLE = BlockCut(tp=1, sequence_parallel=False, micro_batch=4, sequence=128, sharded=False)
+HALF = BlockCut(tp=2, sequence_parallel=False, micro_batch=4, sequence=128, sharded=False)
 PAIR = Placement(ranks_per_node=1, nodes=2)
 
 
@@ -44,7 +44,7 @@ def test_a_cut_that_was_timed_takes_its_time_whatever_the_model_says():
 
 
 def test_another_cut_takes_the_time_of_the_nearest_in_the_models_ratio():
-    far = block(Cut(4, False, 4, 128, False), forward_us=1.0, backward_us=1.0)
+    far = block(BlockCut(4, False, 4, 128, False), forward_us=1.0, backward_us=1.0)
     assert recorded(blocks=(far, block())).block("layer", HALF, by_degree) == recorded(blocks=(far,)).block(
         "layer", HALF, by_degree
     )

@@ -8,7 +8,7 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.parallel.costs.domain import Domain, domain_of
 from dpro_search.parallel.costs.scales import MEASURED, Scales
 from dpro_search.parallel.model import published
-from dpro_search.parallel.runtime import Host, Runtime
+from dpro_search.parallel.runtime import HostTimes, Runtime
 from dpro_search.parallel.steps.step_prices import step_costs, step_us
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload
@@ -30,21 +30,21 @@ SMALL = {"tp": 8, "dp": 2, "sequence_parallel": True, "sequence": 256}  # too sm
 
 
 def test_small_layers_take_what_the_host_takes_to_start_their_kernels_and_collectives():
-    host = Host(forward_us=100.0, backward_us=50.0, collective_us=70.0, layer_us=30.0)
+    host = HostTimes(forward_us=100.0, backward_us=50.0, collective_us=70.0, layer_us=30.0)
     found = layer(workload(runtime=Runtime(host=host), **SMALL))
     # Two norms, queries-keys-values, rotation, attention, output, two sums, up, activation, down; four collectives.
     assert found.forward_us == pytest.approx(30 + 11 * 100 + 4 * 70)
 
 
 def test_a_check_of_each_collective_takes_as_long_as_the_group_has_ranks():
-    plain, checked = (layer(workload(runtime=Runtime(host=Host(check_rank_us=us)), **SMALL)) for us in (0.0, 240.0))
+    plain, checked = (layer(workload(runtime=Runtime(host=HostTimes(check_rank_us=us)), **SMALL)) for us in (0.0, 240.0))
     assert checked.forward_us - plain.forward_us == pytest.approx(4 * 8 * 240)
 
 
 def test_sums_of_gradients_in_buckets_are_checked_one_by_one():
     """Layers of Llama 3 8B have 0.87 GB of gradients in fp32, so several buckets of 25 MiB each."""
     jobs = [
-        workload(dp=16, runtime=Runtime(host=Host(check_rank_us=us), bucket_bytes=25 * 2.0**20, overlap_gradients=False))
+        workload(dp=16, runtime=Runtime(host=HostTimes(check_rank_us=us), bucket_bytes=25 * 2.0**20, overlap_gradients=False))
         for us in (0.0, 10.0)
     ]
     reduces_us = [sum(block.reduce_us for block in step_costs(job).stages[0]) for job in jobs]
@@ -61,13 +61,13 @@ def test_split_gradients_that_are_reduced_after_the_last_pass_lengthen_the_step(
 
 
 def test_large_layers_do_not_wait_for_the_host():
-    slow, fast = (Runtime(host=Host(forward_us=us, backward_us=us)) for us in (85.0, 1.0))
+    slow, fast = (Runtime(host=HostTimes(forward_us=us, backward_us=us)) for us in (85.0, 1.0))
     big = {"dp": 16, "micro_batch": 4, "sequence": 8192}
     assert layer(workload(runtime=slow, **big)) == layer(workload(runtime=fast, **big))
 
 
 def test_graphs_of_kernels_free_small_layers_of_the_host():
-    graphs = Runtime(host=Host(forward_us=2.0, backward_us=2.0, collective_us=5.0))
+    graphs = Runtime(host=HostTimes(forward_us=2.0, backward_us=2.0, collective_us=5.0))
     assert step_us(workload(runtime=graphs, **SMALL)) < 0.5 * step_us(workload(**SMALL))
 
 
@@ -96,7 +96,7 @@ def test_gradients_are_added_once_a_micro_batch():
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_part_that_takes_longer_never_makes_a_step_faster_and_some_step_slower(name):
-    checked = Runtime(host=Host(check_rank_us=240.0))
+    checked = Runtime(host=HostTimes(check_rank_us=240.0))
     jobs = (
         workload(dp=16, zero_stage=1),
         workload(tp=8, dp=2, sequence_parallel=True),

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.model import Block, Op, OpType
-from dpro_search.parallel.model.op import Role
+from dpro_search.parallel.model.op import OpRole
 from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.parallel.workload import recomputed
@@ -79,7 +79,7 @@ def computation_us(steps: StepPrices, strategy: Strategy, compute_us: float) -> 
 
 def model_part(block: Block, op: Op) -> str:
     """The part of a model that an op belongs to; ops of models that are no transformers are told apart by how they compute."""
-    if op.role in (Role.NORM, Role.INSTANCE_NORM, Role.RESIDUAL):
+    if op.role in (OpRole.NORM, OpRole.INSTANCE_NORM, OpRole.RESIDUAL):
         return "norms"
     if block.name in ("embedding", "head"):
         return block.name

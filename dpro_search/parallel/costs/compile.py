@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.parallel.layout import Layout, Splits, axes_of, conversions, restricted
+from dpro_search.parallel.layout import Splits, TensorLayout, axes_of, conversions, restricted
 from dpro_search.parallel.model import Block, Op, OpType, Shape, elements
 from dpro_search.parallel.model.op import dims_of
 
@@ -27,10 +27,10 @@ class LocalOp(NamedTuple):
     op: Op
     sizes: Mapping[str, float]  # Of its dims on the rank.
     # What goes round a ring of ranks beside it: the op has as many parts as the ring has ranks, and each waits for what arrives.
-    beside: tuple[Collective, ...] = ()
+    beside: tuple[BlockCollective, ...] = ()
 
 
-class Collective(NamedTuple):
+class BlockCollective(NamedTuple):
     """An exchange between the ranks along an axis. If the type is SEND, each rank sends to the next one of a ring."""
 
     type: CollectiveKind
@@ -61,8 +61,8 @@ class Weight(NamedTuple):
 class BlockProgram:
     """One rank's work in a block, once forward and once backward."""
 
-    forward: tuple[LocalOp | Collective, ...]
-    backward: tuple[LocalOp | Collective, ...]  # Each op once, though a matmul computes two gradients.
+    forward: tuple[LocalOp | BlockCollective, ...]
+    backward: tuple[LocalOp | BlockCollective, ...]  # Each op once, though a matmul computes two gradients.
     weights: tuple[Weight, ...]
     saved: Mapping[
         str, float
@@ -91,13 +91,13 @@ def kept_of_matmuls(program: BlockProgram) -> dict[str, tuple[float, ...]]:
     return kept
 
 
-def compile_block(block: Block, layout: Layout, batch: int, sequence: int) -> BlockProgram:
+def compile_block(block: Block, layout: TensorLayout, batch: int, sequence: int) -> BlockProgram:
     """The program of each rank; all ranks of a block do the same."""
     return _Compiler(block, layout, batch, sequence).program()
 
 
 class _Compiler:
-    def __init__(self, block: Block, layout: Layout, batch: int, sequence: int) -> None:
+    def __init__(self, block: Block, layout: TensorLayout, batch: int, sequence: int) -> None:
         self._block, self._layout = block, layout
         self._sizes = block.sizes_at(batch, sequence)
         if "capacity" in self._sizes:
@@ -118,7 +118,7 @@ class _Compiler:
             input_elements=self._elements(""),
         )
 
-    def _forward(self) -> Iterator[LocalOp | Collective]:
+    def _forward(self) -> Iterator[LocalOp | BlockCollective]:
         whole: set[tuple[str, Splits]] = set()  # tensors that were brought into a layout already
         for op in self._block.ops:
             if op.type is OpType.COMBINE:
@@ -139,7 +139,7 @@ class _Compiler:
         else:
             yield from self._converted(last.name, self._made(last.name), self._partial(last.name), self._input, gradient=False)
 
-    def _backward(self) -> Iterator[LocalOp | Collective]:
+    def _backward(self) -> Iterator[LocalOp | BlockCollective]:
         for op in reversed(self._block.ops):
             if op.type is OpType.DISPATCH:
                 yield from self._sent(op.name, gradient=True, back=True)
@@ -159,7 +159,7 @@ class _Compiler:
                 have = restricted(self._splits[op.name], self._shape(name))
                 yield from self._converted(name, have, partial, self._made(name), gradient=True)
 
-    def _gathered_again(self, op: Op) -> Iterator[Collective]:
+    def _gathered_again(self, op: Op) -> Iterator[BlockCollective]:
         """A saved input that every rank keeps a part of, and that the gradient of the weight needs whole."""
         if op.type is OpType.MATMUL and self._layout.regather_inputs:
             for name in op.saves:
@@ -168,12 +168,14 @@ class _Compiler:
                     conversions = self._converted(name, self._made(name), frozenset(), need, gradient=False)
                     yield from (collective for collective in conversions if collective.type is CollectiveKind.ALL_GATHER)
 
-    def _loss(self, op: Op) -> Iterator[Collective]:
+    def _loss(self, op: Op) -> Iterator[BlockCollective]:
         """Exchanges of a loss with a vocabulary split over ranks: the maximum, the sum of exponentials, the target's logit."""
         for axis in sorted(self._partial(op.name)):
-            yield Collective(CollectiveKind.ALL_REDUCE, axis, elements(op.output, self._local(op)), op.name, False, 3)
+            yield BlockCollective(CollectiveKind.ALL_REDUCE, axis, elements(op.output, self._local(op)), op.name, False, 3)
 
-    def _converted(self, name: str, have: Splits, partial: frozenset[str], need: Splits, *, gradient: bool) -> Iterator[Collective]:
+    def _converted(
+        self, name: str, have: Splits, partial: frozenset[str], need: Splits, *, gradient: bool
+    ) -> Iterator[BlockCollective]:
         """Collectives that bring a tensor from one layout to another."""
         for kind, axis in conversions(have, partial, need):
             if axis in (EXPERTS, EXPERT_WIDTH):
@@ -181,16 +183,18 @@ class _Compiler:
             size = elements(self._shape(name), self._layout.local(self._sizes, tuple(pair for pair in have if pair[0] != axis)))
             if kind is CollectiveKind.ALL_TO_ALL:
                 size /= self._layout.axes[axis]
-            yield Collective(kind, axis, size, name, gradient)
+            yield BlockCollective(kind, axis, size, name, gradient)
 
-    def _sent(self, name: str, *, gradient: bool, back: bool) -> Iterator[Collective]:
+    def _sent(self, name: str, *, gradient: bool, back: bool) -> Iterator[BlockCollective]:
         """Tokens on their way to the experts, or back: exchanged over the experts' axis, gathered over that of their widths."""
         size = elements(self._shape(name), self._local(self._ops["dispatch"]))
         width = self._layout.axes.get(EXPERT_WIDTH, 1)
         copies = self._block.top_k
-        exchange = [Collective(CollectiveKind.ALL_TO_ALL, EXPERTS, size / width, name, gradient, copies=copies)]
+        exchange = [BlockCollective(CollectiveKind.ALL_TO_ALL, EXPERTS, size / width, name, gradient, copies=copies)]
         joined = [
-            Collective(CollectiveKind.REDUCE_SCATTER if back else CollectiveKind.ALL_GATHER, EXPERT_WIDTH, size, name, gradient)
+            BlockCollective(
+                CollectiveKind.REDUCE_SCATTER if back else CollectiveKind.ALL_GATHER, EXPERT_WIDTH, size, name, gradient
+            )
         ]
         for collective in (*joined, *exchange) if back else (*exchange, *joined):
             if self._layout.axes.get(collective.axis, 1) > 1:
@@ -199,20 +203,20 @@ class _Compiler:
     def _op(self, op: Op, *, gradient: bool) -> LocalOp:
         """An op, with the ring of keys and values where there is one: one hop less than ranks, and for their gradients as many."""
         ways = self._layout.axes.get(CONTEXT, 1)
-        beside: tuple[Collective, ...] = ()
+        beside: tuple[BlockCollective, ...] = ()
         if op.type is OpType.ATTENTION and self._layout.ring and ways > 1:
             size, name = self._keys_values(op) / ways, op.inputs[0]
-            beside = (Collective(CollectiveKind.SEND, CONTEXT, size, name, False, ways - 1),)
+            beside = (BlockCollective(CollectiveKind.SEND, CONTEXT, size, name, False, ways - 1),)
             if gradient:
-                beside += (Collective(CollectiveKind.SEND, CONTEXT, size, name, True, ways),)
+                beside += (BlockCollective(CollectiveKind.SEND, CONTEXT, size, name, True, ways),)
         return LocalOp(op, self._local(op), beside)
 
-    def _context(self, op: Op, *, gradient: bool, again: bool = False) -> Iterator[Collective]:
+    def _context(self, op: Op, *, gradient: bool, again: bool = False) -> Iterator[BlockCollective]:
         """Keys and values of the whole sequence for the queries of a part; their gradients, summed where they came from."""
         ways = self._layout.axes.get(CONTEXT, 1)
         if op.type is OpType.ATTENTION and ways > 1 and not self._layout.ring and (not again or self._layout.regather_inputs):
             kind = CollectiveKind.REDUCE_SCATTER if gradient else CollectiveKind.ALL_GATHER
-            yield Collective(kind, CONTEXT, self._keys_values(op), op.inputs[0], gradient)
+            yield BlockCollective(kind, CONTEXT, self._keys_values(op), op.inputs[0], gradient)
 
     def _keys_values(self, op: Op) -> float:
         """Elements of the keys and values of all ranks of a context parallel group."""

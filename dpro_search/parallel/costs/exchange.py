@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.parallel.costs.compile import BlockProgram, Collective
+from dpro_search.parallel.costs.compile import BlockCollective, BlockProgram
 from dpro_search.parallel.strategy import Strategy
 
 PARAMETERS = "parameters"  # what the collectives here are about, in place of the name of an op
 
 
-def parameter_collectives(program: BlockProgram, strategy: Strategy, *, frozen: bool = False) -> Iterator[Collective]:
+def parameter_collectives(program: BlockProgram, strategy: Strategy, *, frozen: bool = False) -> Iterator[BlockCollective]:
     """Collectives of a block's parameters: the all-gather of what ZeRO splits, and the sum of its gradients.
 
     Ranks with copies of what is split (HSDP) sum the parts that they are left with. Frozen parameters have no gradients, and are
@@ -23,16 +23,16 @@ def parameter_collectives(program: BlockProgram, strategy: Strategy, *, frozen: 
             continue
         prefix = "expert " if expert else ""
         if strategy.zero_stage == 3 or (strategy.zero_stage and not frozen):
-            yield Collective(CollectiveKind.ALL_GATHER, f"{prefix}shard", elements, PARAMETERS, False)
+            yield BlockCollective(CollectiveKind.ALL_GATHER, f"{prefix}shard", elements, PARAMETERS, False)
         if frozen:
             continue
         if not strategy.zero_stage:
-            yield Collective(CollectiveKind.ALL_REDUCE, f"{prefix}replicas", elements, PARAMETERS, True)
+            yield BlockCollective(CollectiveKind.ALL_REDUCE, f"{prefix}replicas", elements, PARAMETERS, True)
             continue
-        yield Collective(CollectiveKind.REDUCE_SCATTER, f"{prefix}shard", elements, PARAMETERS, True)
+        yield BlockCollective(CollectiveKind.REDUCE_SCATTER, f"{prefix}shard", elements, PARAMETERS, True)
         if strategy.dp_replicate > 1:
             ways = strategy.expert_zero_ways if expert else strategy.zero_ways
-            yield Collective(CollectiveKind.ALL_REDUCE, f"{prefix}shard replicas", elements / ways, PARAMETERS, True)
+            yield BlockCollective(CollectiveKind.ALL_REDUCE, f"{prefix}shard replicas", elements / ways, PARAMETERS, True)
 
 
 def shared_elements(programs: Sequence[BlockProgram]) -> float:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.parallel.costs.block_times import nearest
-from dpro_search.parallel.costs.compile import BlockProgram, Collective, LocalOp, compile_block, kept_of_matmuls
+from dpro_search.parallel.costs.compile import BlockCollective, BlockProgram, LocalOp, compile_block, kept_of_matmuls
 from dpro_search.parallel.costs.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.parallel.costs.groups import UNSCALED, Groups
-from dpro_search.parallel.costs.recorded import Cut, ModelledWork, PassWork, RankWork
+from dpro_search.parallel.costs.recorded import BlockCut, ModelledWork, PassWork, RankWork
 from dpro_search.parallel.gpu_ops import OpCosts, slowest
 from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import Block, Op, OpType
@@ -169,7 +169,7 @@ class Pricer:
             return sum(self._step_us(step, backward=False) for step in core)
         shares, total_us = kept_of_matmuls(program), 0.0
         for step in program.forward:
-            if isinstance(step, Collective):
+            if isinstance(step, BlockCollective):
                 kept = float(step.type is CollectiveKind.REDUCE_SCATTER)
             elif step.op.type is OpType.ATTENTION:
                 kept = float(runtime.flash_attention)
@@ -230,9 +230,9 @@ class Pricer:
         return self._workload.strategy.zero_stage == 3
 
     @property
-    def _cut(self) -> Cut:
+    def _cut(self) -> BlockCut:
         plan = self._workload.strategy
-        return Cut(plan.tp, plan.sequence_parallel, plan.micro_batch, self._workload.sequence, self._sharded)
+        return BlockCut(plan.tp, plan.sequence_parallel, plan.micro_batch, self._workload.sequence, self._sharded)
 
     def _recorded_own(self, block: Block) -> RankWork | None:
         """A rank's own work in a block as it was recorded; None: cost models say it."""
@@ -245,7 +245,7 @@ class Pricer:
         factor = workload.scales.compute
         return RankWork(recorded.forward_us * factor, recorded.backward_us * factor, recorded.reduce_us * factor, recorded.spread)
 
-    def _modelled(self, block: Block, cut: Cut) -> ModelledWork:
+    def _modelled(self, block: Block, cut: BlockCut) -> ModelledWork:
         """Modelled time of a rank's own work, with the copies of gathered parameters and exchanged gradients."""
         split = Strategy(
             tp=cut.tp, sequence_parallel=cut.sequence_parallel, micro_batch=cut.micro_batch, global_batch=cut.micro_batch
@@ -269,7 +269,7 @@ class Pricer:
         added_us = self._split_us(program, cut, side_by_side=False)
         return ModelledWork(PassWork(forward_us + added_us[0]), PassWork(backward_us + added_us[1]), reduce_us)
 
-    def _split_us(self, program: BlockProgram, cut: Cut, *, side_by_side: bool) -> tuple[float, float]:
+    def _split_us(self, program: BlockProgram, cut: BlockCut, *, side_by_side: bool) -> tuple[float, float]:
         """Work that the framework adds to both passes where tensor-parallel ranks share weights.
 
         `side_by_side`: to each of the weights of an op, as queries, keys and values are layers of their own in a script.
@@ -281,9 +281,9 @@ class Pricer:
         shared = sum(max(len(op.columns), 1) if side_by_side else 1 for op in ops if op.type in _SPLIT and op.name in named)
         return shared * times.split_forward_us, shared * times.split_backward_us
 
-    def _waits_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
+    def _waits_us(self, steps: tuple[LocalOp | BlockCollective, ...], *, backward: bool) -> float:
         """Time of the collectives of a pass that no computation overlaps."""
-        return sum(self._step_us(step, backward=backward) for step in steps if isinstance(step, Collective))
+        return sum(self._step_us(step, backward=backward) for step in steps if isinstance(step, BlockCollective))
 
     def _weights_us(self, program: BlockProgram) -> float:
         """Time of the gradients of weights in a backward pass."""
@@ -294,7 +294,7 @@ class Pricer:
             return 0.0
         return self._matmul * sum(self._ops.weight_gradient_us(step.op, step.sizes) for step in ops)
 
-    def _backward_us(self, steps: tuple[LocalOp | Collective, ...]) -> float:
+    def _backward_us(self, steps: tuple[LocalOp | BlockCollective, ...]) -> float:
         """Time of a backward pass. Tensor-parallel collectives overlap with independent matmuls, if the runtime does that.
 
         A matmul's input that is gathered again is needed by the gradient of the weight only, and the gradient of the input can be
@@ -304,7 +304,7 @@ class Pricer:
             return sum(self._step_us(step, backward=True) for step in steps)
         total_us = gathered_us = weight_us = 0.0
         for step in steps:
-            if isinstance(step, Collective):
+            if isinstance(step, BlockCollective):
                 us = self._step_us(step, backward=True)
                 if step.axis != "tp":
                     total_us += us
@@ -339,14 +339,14 @@ class Pricer:
     def _moved_us(self, count_bytes: float) -> float:
         return self._workload.scales.memory * self._ops.moved_us(count_bytes)
 
-    def _host_us(self, steps: tuple[LocalOp | Collective, ...], *, backward: bool) -> float:
+    def _host_us(self, steps: tuple[LocalOp | BlockCollective, ...], *, backward: bool) -> float:
         """Time of the host to start a pass."""
         host, scales = self._workload.runtime.host, self._workload.scales
         kernels = sum(self._ops.launches(step.op, backward=backward) for step in steps if isinstance(step, LocalOp))
-        collectives = sum(isinstance(step, Collective) for step in steps)
+        collectives = sum(isinstance(step, BlockCollective) for step in steps)
         each_us = host.backward_us if backward else host.forward_us
         total_us = scales.host * (host.layer_us + kernels * each_us + collectives * host.collective_us)
-        exchanges = (step for step in steps if isinstance(step, Collective) and step.type is not CollectiveKind.SEND)
+        exchanges = (step for step in steps if isinstance(step, BlockCollective) and step.type is not CollectiveKind.SEND)
         return total_us + sum(step.repeats * self._check_us(step.axis) for step in exchanges)
 
     def _check_us(self, axis: str) -> float:
@@ -354,7 +354,7 @@ class Pricer:
         ranks = self.groups.placements[axis].ranks
         return self._workload.scales.checks * self._workload.runtime.host.check_rank_us * ranks if ranks > 1 else 0.0
 
-    def _element_bytes(self, step: Collective) -> float:
+    def _element_bytes(self, step: BlockCollective) -> float:
         """Bytes of an exchanged element; sums stay in 16 bits.
 
         Inputs of products in 8 bits, and gradients of their outputs, are quantized before tensor parallel ranks gather them
@@ -363,8 +363,8 @@ class Pricer:
         in_8_bits = self._workload.precision in ("fp8", "fp4") and step.axis == "tp" and step.type is CollectiveKind.ALL_GATHER
         return 1.0 if in_8_bits else self._workload.element_bytes
 
-    def _step_us(self, step: LocalOp | Collective, *, backward: bool) -> float:
-        if isinstance(step, Collective):
+    def _step_us(self, step: LocalOp | BlockCollective, *, backward: bool) -> float:
+        if isinstance(step, BlockCollective):
             copies = step.copies if self._workload.runtime.tokens_once_a_host else 0
             size_bytes = step.elements * self._element_bytes(step)
             return step.repeats * self._exchanged_us(step.type, size_bytes, step.axis, copies)
@@ -376,7 +376,7 @@ class Pricer:
             op_us = factor * self._ops.forward_us(step.op, step.sizes)
         return self._ring_us(op_us, step.beside) if step.beside else op_us
 
-    def _ring_us(self, op_us: float, beside: Sequence[Collective]) -> float:
+    def _ring_us(self, op_us: float, beside: Sequence[BlockCollective]) -> float:
         """Time of an op in as many parts as a ring has ranks. The input of the next part is transferred during each part."""
         element_bytes = self._workload.element_bytes
         sends = [(self._exchanged_us(each.type, each.elements * element_bytes, each.axis), each.repeats) for each in beside]

@@ -57,7 +57,7 @@ class ModelledWork:
 
 
 @dataclass(frozen=True)
-class Cut:
+class BlockCut:
     """How a block is split, as far as it decides a rank's own work."""
 
     tp: int
@@ -73,7 +73,7 @@ class RecordedTimes:
     def __init__(self, times: ParallelTimes, rate_bps: float | None, world: int) -> None:
         self.times, self._rate_bps, self._world = times, rate_bps, world
 
-    def block(self, name: str, cut: Cut, modelled: Callable[[Cut], ModelledWork]) -> RankWork | None:
+    def block(self, name: str, cut: BlockCut, modelled: Callable[[BlockCut], ModelledWork]) -> RankWork | None:
         """A rank's own work in a block; None: the block was never timed.
 
         Where it was timed like that, the time; else that of the nearest cut, times the ratio of what a cost model says of both; of
@@ -142,11 +142,11 @@ class RecordedTimes:
         return curves
 
 
-def _cut(row: BlockTime) -> Cut:
-    return Cut(row.tp, row.sequence_parallel, row.micro_batch, row.sequence, row.sharded)
+def _cut(row: BlockTime) -> BlockCut:
+    return BlockCut(row.tp, row.sequence_parallel, row.micro_batch, row.sequence, row.sharded)
 
 
-def _distance(one: Cut, other: Cut) -> tuple[float, ...]:
+def _distance(one: BlockCut, other: BlockCut) -> tuple[float, ...]:
     """The degree decides most, then the tokens, then what is copied beside."""
     tokens = abs(np.log(one.micro_batch * one.sequence / (other.micro_batch * other.sequence)))
     return (

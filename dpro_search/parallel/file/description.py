@@ -33,7 +33,7 @@ from dpro_search.kinds._kind import Description
 from dpro_search.parallel.captured import captured_model
 from dpro_search.parallel.costs.block_times import BlockTimes
 from dpro_search.parallel.costs.recorded import RecordedTimes
-from dpro_search.parallel.file.keys import JobFile, ModelTable, Precision, converted, fail_at_setting, unknown_text
+from dpro_search.parallel.file.keys import JobToml, ModelTable, Precision, converted, fail_at_setting, unknown_text
 from dpro_search.parallel.file.usual_strategy import usual_strategy
 from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled
 from dpro_search.parallel.gpu_ops import OpCosts, capped_clock
@@ -217,7 +217,7 @@ def described(path: Path) -> ParallelDescription | None:
     )
 
 
-def _times(file: TomlFile, job_file: JobFile, files: dict[str, Path]) -> ParallelTimes | None:
+def _times(file: TomlFile, job_file: JobToml, files: dict[str, Path]) -> ParallelTimes | None:
     if job_file.times is None:
         return None
     path = file.path.parent / job_file.times
@@ -289,7 +289,7 @@ def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:
     return from_config(values, str(path)), path
 
 
-def _model(file: TomlFile, job_file: JobFile, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
+def _model(file: TomlFile, job_file: JobToml, files: dict[str, Path]) -> tuple[Model, tuple[str, ...]]:
     """The model, and what to warn of."""
     table = job_file.model if isinstance(job_file.model, ModelTable) else ModelTable(name=job_file.model)
     if table.capture is not None:
@@ -314,7 +314,7 @@ def _model(file: TomlFile, job_file: JobFile, files: dict[str, Path]) -> tuple[M
     return _with_targets(file, job_file, model) if isinstance(model, Architecture) else (model, ())
 
 
-def _with_targets(file: TomlFile, job_file: JobFile, model: Architecture) -> tuple[Architecture, tuple[str, ...]]:
+def _with_targets(file: TomlFile, job_file: JobToml, model: Architecture) -> tuple[Architecture, tuple[str, ...]]:
     """The model whose decoder reads as many tokens as the file says, and what to warn of."""
     reads_encoder = any(layer.cross_attention is not None for layer in model.layers)
     if job_file.target_sequence is not None:
@@ -412,7 +412,7 @@ def _unused_keys(values: Mapping[str, Any], table: str = "") -> Iterator[str]:
             yield f"{table}{key}"
 
 
-def _provenance(job_file: JobFile, fixed: Fixed, cluster: Cluster, strategy: Strategy) -> tuple[tuple[str, str], ...]:
+def _provenance(job_file: JobToml, fixed: Fixed, cluster: Cluster, strategy: Strategy) -> tuple[tuple[str, str], ...]:
     degrees = ", ".join(
         f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "dp", "ep") if getattr(strategy, name) > 1
     )

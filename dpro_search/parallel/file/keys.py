@@ -57,7 +57,7 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     capture
         A ``graph.json`` of `dpro-search capture`, from the file's folder.
     name
-        As `JobFile.model` where that is a text.
+        As `JobToml.model` where that is a text.
     times
         Measured passes of its blocks.
     """
@@ -67,7 +67,7 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     times: tuple[MeasuredBlock, ...] = ()
 
 
-class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a ``job.toml``.
 
     Attributes
@@ -116,10 +116,10 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     runs: ParallelSettings | None = None
 
 
-def converted(file: TomlFile, values: Mapping[str, Any]) -> JobFile:
+def converted(file: TomlFile, values: Mapping[str, Any]) -> JobToml:
     """The values with their types; raises `InputError` at the first key that is wrong."""
     advice = "; 'dpro-search describe' writes a complete file"
-    return file.convert(values, JobFile, explain=_cannot_be_said, if_missing=advice)
+    return file.convert(values, JobToml, explain=_cannot_be_said, if_missing=advice)
 
 
 def _cannot_be_said(key: str, value: object) -> str | None:
@@ -139,7 +139,7 @@ def fail_at_setting(file: TomlFile, text: str, values: Mapping[str, Any]) -> NoR
     first = text.split(" ", 1)[0]
     if first in ParallelSettings.__struct_fields__ and "runs" in values:
         file.fail(f"runs.{first}", text)
-    file.fail(first if first in JobFile.__struct_fields__ else "runs", text)
+    file.fail(first if first in JobToml.__struct_fields__ else "runs", text)
 
 
 def unknown_text(value: str, known: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from dpro_search.parallel.model import Op, OpType
-from dpro_search.parallel.model.op import Role, dims_of
+from dpro_search.parallel.model.op import OpRole, dims_of
 
 
 class AttentionKernels(StrEnum):
@@ -91,12 +91,12 @@ class Kernels:
             return _MOVES[op.type]
         table = _FUSED if self.fused else _EAGER
         passes = table.get(op.role, _ANY)[backward]
-        if self.fused and backward and op.role is Role.GATED_ACTIVATION and "capacity" in dims_of(op.output):
+        if self.fused and backward and op.role is OpRole.GATED_ACTIVATION and "capacity" in dims_of(op.output):
             more = _TOKEN_WEIGHTS
             passes = Passes(passes.reads + more.reads, passes.output + more.output, passes.kernels + more.kernels)
-        if op.role is Role.NORM and self.norm is NormKernels.TWICE and "hidden" in dims_of(op.output):
+        if op.role is OpRole.NORM and self.norm is NormKernels.TWICE and "hidden" in dims_of(op.output):
             passes = _NORM_TWICE[backward]
-        if op.role is Role.INSTANCE_NORM and self.instance_norm in _INSTANCE_NORM:
+        if op.role is OpRole.INSTANCE_NORM and self.instance_norm in _INSTANCE_NORM:
             passes = _INSTANCE_NORM[self.instance_norm][backward]
         if op.saves_bytes:  # dropout: a mask of bytes, and a kernel of its own where nothing is fused
             mask = Passes(0.0, 0.5, 0) if self.fused else Passes(0.0, 2.5, 1)
@@ -105,7 +105,7 @@ class Kernels:
 
     def stays_wide(self, op: Op) -> bool:
         """Whether a memory-bound op is in fp32 though products are in 16 bits; batch norms of images are not."""
-        stream = op.role in (Role.NORM, Role.RESIDUAL) and "hidden" in dims_of(op.output)
+        stream = op.role in (OpRole.NORM, OpRole.RESIDUAL) and "hidden" in dims_of(op.output)
         return self.autocast and (op.type is OpType.GATHER or stream)
 
     def score_passes(self, *, backward: bool, wide: bool = False) -> ScorePasses:
@@ -133,21 +133,21 @@ class Kernels:
 # (2 + 2), and gradients of bias and weight, each a product and its sum (4 + 4 + 4) (Megatron-Core 0.16, experts.py, _apply_bias).
 _ANY = (Passes(1, 1, 1), Passes(1, 1, 1))
 _FUSED = {
-    Role.NORM: (Passes(1, 1, 1), Passes(1, 2, 2)),
-    Role.INSTANCE_NORM: (Passes(1, 1, 1), Passes(1, 2, 2)),
-    Role.ROTATION: (Passes(1, 1, 1), Passes(1, 1, 1)),
-    Role.ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
-    Role.GATED_ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
-    Role.RESIDUAL: (Passes(1, 1, 1), Passes(1, 1, 1)),
-    Role.EXPERT_BIAS: (Passes(7, 7, 4), Passes(10, 10, 8)),
+    OpRole.NORM: (Passes(1, 1, 1), Passes(1, 2, 2)),
+    OpRole.INSTANCE_NORM: (Passes(1, 1, 1), Passes(1, 2, 2)),
+    OpRole.ROTATION: (Passes(1, 1, 1), Passes(1, 1, 1)),
+    OpRole.ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
+    OpRole.GATED_ACTIVATION: (Passes(1, 1, 1), Passes(2, 1, 1)),
+    OpRole.RESIDUAL: (Passes(1, 1, 1), Passes(1, 1, 1)),
+    OpRole.EXPERT_BIAS: (Passes(7, 7, 4), Passes(10, 10, 8)),
 }
 # An expert's activations are multiplied by the weights of their tokens; the gradients of those, a kernel of their own, read gate,
 # value and gradient again (Megatron-Core, fused_bias_swiglu.py, weighted_swiglu_back).
 _TOKEN_WEIGHTS = Passes(1, 1, 1)
 _EAGER = {
     **_FUSED,
-    Role.ROTATION: (Passes(2, 2, 3), Passes(2, 2, 3)),
-    Role.GATED_ACTIVATION: (Passes(1.5, 2, 2), Passes(4, 5, 4)),
+    OpRole.ROTATION: (Passes(2, 2, 3), Passes(2, 2, 3)),
+    OpRole.GATED_ACTIVATION: (Passes(1.5, 2, 2), Passes(4, 5, 4)),
 }
 # What layer norms take, in passes at the rate of sums of the same size: forward 2.9 to 3.2 (NeuSight's tables on A100, V100, P100;
 # Sailor's op profiles on A100, V100), backward 9.3 to 10.9 (Sailor's, fp16 and fp32; 5 would be enough for two reads each).

@@ -16,7 +16,7 @@ from dpro_search.errors import InputError
 from dpro_search.parallel.gpu_ops.achieved import Achieved, achieved_by, capped_clock
 from dpro_search.parallel.gpu_ops.kernels import AttentionKernels, Kernels
 from dpro_search.parallel.model import Op, OpType, elements
-from dpro_search.parallel.model.op import Role, Shape
+from dpro_search.parallel.model.op import OpRole, Shape
 
 SPLITS = (1, 2, 4, 8, 16, 32)
 """Parts of a product's reduction that multiprocessors compute apart and then sum, where there are fewer tiles than multiprocessors
@@ -227,7 +227,7 @@ class OpCosts:
         count_bytes, kernels = moved * self.bytes_per_element, passes.kernels
         if self._casts and self.kernels.stays_wide(op):
             count_bytes *= WIDE_BYTES / HALF_BYTES
-            if op.role is Role.NORM and not self.kernels.fused:  # what it gives is cast, and backward its gradient
+            if op.role is OpRole.NORM and not self.kernels.fused:  # what it gives is cast, and backward its gradient
                 count_bytes, kernels = count_bytes + CAST_BYTES * elements(op.output, sizes), kernels + 1
         return self._moved(count_bytes) + (kernels - 1) * achieved.floor_us
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpro_search.collect.trace import CollectiveKind
-from dpro_search.parallel.costs.compile import BlockProgram, Collective, LocalOp, kept_of_matmuls
+from dpro_search.parallel.costs.compile import BlockCollective, BlockProgram, LocalOp, kept_of_matmuls
 from dpro_search.parallel.memory.rules import DROPOUT_SCORE_BYTES, MemoryRules
 from dpro_search.parallel.model import Op, OpType, elements
-from dpro_search.parallel.model.op import Role
+from dpro_search.parallel.model.op import OpRole
 from dpro_search.parallel.runtime import Selective
 
 STATISTIC_BYTES = 4.0
@@ -100,7 +100,7 @@ def _left_elements(program: BlockProgram, *, stores_scores: bool) -> float:
     """Elements that are kept where every second matmul is computed again, beside the block's input."""
     shares, total = kept_of_matmuls(program), 0.0
     for step in program.forward:
-        if isinstance(step, Collective):
+        if isinstance(step, BlockCollective):
             total += program.input_elements if step.type is CollectiveKind.REDUCE_SCATTER else 0.0
         elif step.op.type is OpType.MATMUL:
             total += sum(shares[step.op.name]) * elements(step.op.output, step.sizes)
@@ -122,15 +122,15 @@ def _has_gradients(op: Op) -> bool:
 def _copies_bytes(step: LocalOp, rules: MemoryRules, element_bytes: float) -> float:
     """Memory that an op keeps in addition to the tensors that its backward pass needs."""
     op, sizes = step.op, step.sizes
-    if op.role is Role.NORM and "hidden" in op.dims:
+    if op.role is OpRole.NORM and "hidden" in op.dims:
         rows = elements(op.output, sizes) / max(sizes.get("hidden", 1.0), 1.0)
         return elements(op.output, sizes) * rules.norm_bytes + rows * STATISTIC_BYTES
-    if op.role is Role.ROTATION:
+    if op.role is OpRole.ROTATION:
         parts = (elements((term,), sizes) for term in op.output)
         return sum(part * copies for part, copies in zip(parts, rules.rotation_copies, strict=True)) * element_bytes
-    if op.role is Role.GATED_ACTIVATION:
+    if op.role is OpRole.GATED_ACTIVATION:
         return elements(op.output, sizes) * rules.gate_copies * element_bytes
-    if op.role is Role.ACTIVATION and "experts" in op.dims and rules.weighted_activations:
+    if op.role is OpRole.ACTIVATION and "experts" in op.dims and rules.weighted_activations:
         return elements(op.output, sizes) * element_bytes  # What is activated, and what it is times the weights.
     if op.type is OpType.ATTENTION:
         return sizes["batch"] * sizes["sequence"] * sizes["heads"] * STATISTIC_BYTES + _of_source(step) * element_bytes
@@ -160,7 +160,7 @@ def _moved(op: Op, step: LocalOp) -> float:
     return elements(op.output, step.sizes) + elements(op.reads or op.output, step.sizes)
 
 
-def _reduced(steps: tuple[LocalOp | Collective, ...]) -> Iterator[float]:
+def _reduced(steps: tuple[LocalOp | BlockCollective, ...]) -> Iterator[float]:
     for step in steps:
-        if isinstance(step, Collective) and step.type in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE):
+        if isinstance(step, BlockCollective) and step.type in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE):
             yield step.elements

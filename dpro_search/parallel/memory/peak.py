@@ -94,7 +94,7 @@ def mean_state_bytes(workload: Workload, known: SharedResults | None = None) -> 
     return _Ledger(workload, known).mean_state_bytes()
 
 
-class _Stage(NamedTuple):
+class _StageMemory(NamedTuple):
     """Bytes of one micro-batch of a stage."""
 
     held_bytes: float  # From its forward to its backward pass.
@@ -110,7 +110,7 @@ class _Ledger:
         self._plan, self._rules = workload.strategy, workload.runtime.memory
         self._stages, self._on_ranks = stages_of(workload, known), ranks_of(workload, known)
         self._kept: dict[str, Kept] = {}
-        self._of_stages: dict[int, _Stage] = {}
+        self._of_stages: dict[int, _StageMemory] = {}
 
     def memories(self) -> tuple[PeakMemory, ...]:
         plan = self._plan
@@ -238,12 +238,12 @@ class _Ledger:
                 best = (held + again, logits, flying) if again > logits else (held, logits, flying)
         return best
 
-    def _stage(self, number: int) -> _Stage:
+    def _stage(self, number: int) -> _StageMemory:
         """Memory of a micro-batch of a stage."""
         if number not in self._of_stages:
             blocks = self._stages[number]
             kept = [(self._of(block), again) for block, again in zip(blocks, recomputed(self._plan, blocks), strict=True)]
-            self._of_stages[number] = _Stage(
+            self._of_stages[number] = _StageMemory(
                 held_bytes=sum(self._held_bytes(each, again) for each, again in kept),
                 again_bytes=max((self._again_bytes(each, again) for each, again in kept), default=0.0),
                 logits_bytes=sum(each.logits_bytes for each, _ in kept),

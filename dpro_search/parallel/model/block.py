@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from dpro_search.parallel.model.architecture import Architecture, Attention, Experts, FeedForward, Layer, Positions
-from dpro_search.parallel.model.op import Op, OpType, Role, Shape, elements
+from dpro_search.parallel.model.op import Op, OpRole, OpType, Shape, elements
 
 TOKENS = ("batch", "sequence")
 STREAM: Shape = (("batch", "sequence", "hidden"),)
@@ -117,7 +117,7 @@ def _head(model: Architecture) -> Block:
     if model.head_transform:
         add(_matmul("transform", last, ("hidden",), (("transformed",),), bias=True))
         sizes["transformed"] = model.hidden
-        add(_pointwise("activation", (last,), ((*TOKENS, "transformed"),), saves=(last,), role=Role.ACTIVATION))
+        add(_pointwise("activation", (last,), ((*TOKENS, "transformed"),), saves=(last,), role=OpRole.ACTIVATION))
         add(_norm(model, "transform_norm", last))
     head = _matmul("head", last, ("hidden",), (("vocab",),), bias=model.head_bias)
     if model.tied:
@@ -194,17 +194,17 @@ def _attention(model: Architecture, attention: Attention, name: str, normed: str
         yield from _latent_projections(attention, name, normed)
         columns: Shape = (queries, queries, values)
         read = f"{name}.rotation"
-        yield _pointwise(read, (f"{name}.queries", f"{name}.keys_values"), _of_tokens(columns), role=Role.ROTATION)
+        yield _pointwise(read, (f"{name}.queries", f"{name}.keys_values"), _of_tokens(columns), role=OpRole.ROTATION)
     else:
         columns = (queries, ("kv_heads", "head_dim"), ("kv_heads", "value_dim"))
         read = f"{name}.qkv"
         yield _matmul(read, normed, ("hidden",), columns, bias=attention.bias)
         if attention.qk_norm:
             weight: Shape = (("head_dim",), ("head_dim",))
-            yield _pointwise(f"{name}.qk_norm", (read,), _of_tokens(columns), weight=weight, saves=(read,), role=Role.NORM)
+            yield _pointwise(f"{name}.qk_norm", (read,), _of_tokens(columns), weight=weight, saves=(read,), role=OpRole.NORM)
             read = f"{name}.qk_norm"
         if model.positions is Positions.ROTARY:
-            yield _pointwise(f"{name}.rotation", (read,), _of_tokens(columns), role=Role.ROTATION)
+            yield _pointwise(f"{name}.rotation", (read,), _of_tokens(columns), role=OpRole.ROTATION)
             read = f"{name}.rotation"
     core = f"{name}.core"
     yield Op(
@@ -229,12 +229,12 @@ def _latent_projections(attention: Attention, name: str, normed: str) -> Iterato
         latent: Shape = ((*TOKENS, "query_rank"),)
         source, reduction = f"{name}.query_norm", "query_rank"
         read = (f"{name}.query_down",)
-        yield _pointwise(source, read, latent, weight=(("query_rank",),), saves=read, role=Role.NORM)
+        yield _pointwise(source, read, latent, weight=(("query_rank",),), saves=read, role=OpRole.NORM)
     yield _matmul(f"{name}.queries", source, (reduction,), (("heads", "head_dim"),))
     down: Shape = (("kv_rank",), ("rotary",))
     yield _matmul(f"{name}.kv_down", normed, ("hidden",), down)
     read = (f"{name}.kv_down",)
-    yield _pointwise(f"{name}.kv_norm", read, _of_tokens(down), weight=(("kv_rank",),), saves=read, role=Role.NORM)
+    yield _pointwise(f"{name}.kv_norm", read, _of_tokens(down), weight=(("kv_rank",),), saves=read, role=OpRole.NORM)
     yield _matmul(f"{name}.keys_values", f"{name}.kv_norm", ("kv_rank",), (("heads", "plain"), ("heads", "value_dim")))
 
 
@@ -277,7 +277,7 @@ def _experts(experts: Experts, normed: str) -> Iterator[Op]:
     yield grouped("experts.down", "experts.activation", "expert_ffn", (("hidden",),))
     made = "experts.down"
     if experts.bias:
-        yield _pointwise("experts.biased", (made,), SENT, role=Role.EXPERT_BIAS)
+        yield _pointwise("experts.biased", (made,), SENT, role=OpRole.EXPERT_BIAS)
         made = "experts.biased"
     combined = Op(
         name="combine",
@@ -296,18 +296,18 @@ def _experts(experts: Experts, normed: str) -> Iterator[Op]:
         yield _pointwise("experts_sum", ("combine", "shared_expert.down"), STREAM)
 
 
-def _activation(layer: FeedForward | Experts) -> Role:
-    return Role.GATED_ACTIVATION if layer.gated else Role.ACTIVATION
+def _activation(layer: FeedForward | Experts) -> OpRole:
+    return OpRole.GATED_ACTIVATION if layer.gated else OpRole.ACTIVATION
 
 
 def _norm(model: Architecture, name: str, source: str) -> Op:
     weight: Shape = (("hidden",),) * ((1 + model.norm_bias) if model.norm_weight else 0)
-    return _pointwise(name, (source,), STREAM, weight=weight, saves=(source,), role=Role.NORM)
+    return _pointwise(name, (source,), STREAM, weight=weight, saves=(source,), role=OpRole.NORM)
 
 
 def _residual(model: Architecture, name: str, stream: str, branch: str) -> Op:
     """The sum of a branch, with dropout where the model has it, and of the stream that it left."""
-    op = _pointwise(name, (stream, branch), STREAM, reads=STREAM * 2, role=Role.RESIDUAL)
+    op = _pointwise(name, (stream, branch), STREAM, reads=STREAM * 2, role=OpRole.RESIDUAL)
     return op if not model.dropout else _with_mask(op)
 
 
@@ -343,7 +343,7 @@ def _pointwise(
     reads: Shape | None = None,
     weight: Shape = (),
     saves: tuple[str, ...] = (),
-    role: Role = Role.OTHER,
+    role: OpRole = OpRole.OTHER,
 ) -> Op:
     return Op(
         name=name,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.model.block import Block
-from dpro_search.parallel.model.op import Op, OpType, Role, Shape
+from dpro_search.parallel.model.op import Op, OpRole, OpType, Shape
 
 WINOGRAD = 1 / 2.25
 """Share of the multiply-adds of a 3 x 3 convolution that F(2 x 2, 3 x 3) needs: 16 of 36 (Lavin and Gray 2016)."""
@@ -168,13 +168,13 @@ class NetworkBuilder:
         """
         channels = self._size(self._named("norm"), "channels", source.channels)
         weight: Shape = ((channels,), (channels,)) if self.norm_weight else ()
-        role, others = Role.INSTANCE_NORM if self.instances else Role.NORM, () if added is None else (added,)
+        role, others = OpRole.INSTANCE_NORM if self.instances else OpRole.NORM, () if added is None else (added,)
         normed = self._pointwise("norm", source, *others, role=role, weight=weight, saves=(source,) if weight else ())
         return Tensor(normed.op, source.channels, source.extent)
 
     def activation(self, source: Tensor) -> Tensor:
         """ReLU that nothing is fused with, in place: the next op keeps its output."""
-        return self._pointwise("activation", source, role=Role.ACTIVATION)
+        return self._pointwise("activation", source, role=OpRole.ACTIVATION)
 
     def conv_norm(self, source: Tensor, channels: int, window: int | tuple[int, ...] = 3, **more: object) -> Tensor:
         """A convolution with norm and ReLU."""
@@ -182,7 +182,7 @@ class NetworkBuilder:
 
     def add(self, first: Tensor, second: Tensor) -> Tensor:
         """The sum of two tensors."""
-        return self._pointwise("sum", first, second, role=Role.RESIDUAL)
+        return self._pointwise("sum", first, second, role=OpRole.RESIDUAL)
 
     def joined(self, *sources: Tensor) -> Tensor:
         """Tensors side by side, along their channels."""
@@ -309,7 +309,7 @@ class NetworkBuilder:
         kind: str,
         *sources: Tensor,
         made: Tensor | None = None,
-        role: Role = Role.OTHER,
+        role: OpRole = OpRole.OTHER,
         weight: Shape = (),
         saves: tuple[Tensor, ...] = (),
     ) -> Tensor:

@@ -29,7 +29,7 @@ class OpType(StrEnum):
     LOSS = "loss"  # softmax and cross-entropy over the vocabulary
 
 
-class Role(StrEnum):
+class OpRole(StrEnum):
     """The work of a memory-bound op. Frameworks differ in the kernels that they compute it with."""
 
     NORM = "norm"
@@ -52,7 +52,7 @@ class Op:
 
     name: str
     type: OpType
-    role: Role = Role.OTHER  # Of a memory-bound op.
+    role: OpRole = OpRole.OTHER  # Of a memory-bound op.
     inputs: tuple[str, ...] = ()  # Tensors that it reads, by the name of the op that makes them ("" is the block's input).
     output: Shape  # What it writes; also what the next op reads.
     reads: Shape = ()  # What it reads beside weights.

@@ -78,7 +78,7 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
     those of all micro-batches are, and with ZeRO-3 all parameters are gathered for them. What comes once in a step follows the
     last.
     """
-    ranks, stages = strategy.pp, [_Stage.of(costs, number) for number in range(len(costs.stages))]
+    ranks, stages = strategy.pp, [_StageBounds.of(costs, number) for number in range(len(costs.stages))]
     send_us = costs.send_us if ranks > 1 else 0.0
     split = strategy.schedule in _SPLIT
     updates = costs.update_us or (0.0,) * ranks
@@ -117,7 +117,7 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
     return max(end_us + after_us for end_us, after_us in zip(ends, after, strict=True)) + costs.shared_us
 
 
-def _exchanged_us(stages_of_rank: list[_Stage], strategy: Strategy, there_us: float) -> float:
+def _exchanged_us(stages_of_rank: list[_StageBounds], strategy: Strategy, there_us: float) -> float:
     """A bound from what a rank gathers before its last stage's first pass, and reduces from that stage's last backward pass on.
 
     Rounds of micro-batches go through the stages of a rank in turn, so that all passes lie between but those of one round through
@@ -139,7 +139,7 @@ def _sends(numbers: tuple[int, ...], stages: int) -> int:
     return sum(0 <= near < stages for near in others)
 
 
-class _Stage(NamedTuple):
+class _StageBounds(NamedTuple):
     """Least times of a stage."""
 
     pass_us: float  # Of a micro-batch, forward and backward.
@@ -156,10 +156,10 @@ class _Stage(NamedTuple):
     exchanged_us: float  # Of every micro-batch.
 
     @staticmethod
-    def of(costs: StepCosts, number: int) -> _Stage:
+    def of(costs: StepCosts, number: int) -> _StageBounds:
         layers = costs.stages[number]
         if not layers:  # frameworks that cut by cost may leave a stage without layers
-            return _Stage(*(0.0,) * len(_Stage._fields))
+            return _StageBounds(*(0.0,) * len(_StageBounds._fields))
         forward_us, backward_us = sum(layer.forward_us for layer in layers), sum(layer.backward_us for layer in layers)
         gather_us, reduce_us = sum(layer.gather_us for layer in layers), sum(layer.reduce_us for layer in layers)
         weights_us = sum(layer.weights_us for layer in layers)
@@ -172,7 +172,7 @@ class _Stage(NamedTuple):
         last_us = backward_us + costs.slowed * (hidden_us + again_us)
         chain_us = hidden_us + layers[-1].backward_us - last_us
         last_reduce_us = layers[0].reduce_us if hidden_us else 0.0
-        return _Stage(
+        return _StageBounds(
             pass_us=(first_us if gathers else forward_us) + (last_us if reduces else backward_us),
             once_us=costs.slowed * ((not gathers) * beside_us + (not reduces) * hidden_us),
             forward_us=forward_us,

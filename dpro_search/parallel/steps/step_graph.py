@@ -87,10 +87,10 @@ def axis_of(name: str) -> str:
 
 def step_graph(costs: StepCosts, orders: Sequence[Sequence[Pass]]) -> ReplayGraph:
     """The graph of one step; passes of each rank in the given order (`pipeline_orders`)."""
-    return _Step(costs, orders).graph()
+    return _StepGraph(costs, orders).graph()
 
 
-class _Step:
+class _StepGraph:
     def __init__(self, costs: StepCosts, orders: Sequence[Sequence[Pass]]) -> None:
         self._costs, self._orders, self._builder = costs, orders, GraphBuilder()
         ranks = range(len(orders))

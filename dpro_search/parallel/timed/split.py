@@ -80,7 +80,7 @@ def alone_us(workload: Workload) -> AloneUs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Parts:
+class _SplitParts:
     """Breakdown of a step as means over ranks; exposed communication by axis."""
 
     step_us: float
@@ -88,11 +88,11 @@ class _Parts:
     by_axis_us: dict[str, float]
 
 
-def _parts(steps: StepPrices, strategy: Strategy) -> _Parts:
+def _parts(steps: StepPrices, strategy: Strategy) -> _SplitParts:
     timeline = replay(steps.graph(strategy))
     rows = [_rank_parts(steps, strategy, timeline, rank) for rank in range(strategy.pp)]
     axes = dict.fromkeys(axis for _, by_axis in rows for axis in by_axis)
-    return _Parts(
+    return _SplitParts(
         step_us=timeline.makespan_us,
         compute_us=float(np.mean([compute_us for compute_us, _ in rows])),
         by_axis_us={axis: float(np.mean([by_axis.get(axis, 0.0) for _, by_axis in rows])) for axis in axes},

@@ -8,7 +8,7 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.parallel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels, OpCosts
 from dpro_search.parallel.model import blocks_of, elements, published
 from dpro_search.parallel.model.networks import network
-from dpro_search.parallel.model.op import Role
+from dpro_search.parallel.model.op import OpRole
 
 H100 = parse_cluster("1xhgx-h100").groups[0].host.device
 
@@ -57,7 +57,7 @@ def test_norms_of_volumes_take_a_pass_for_each_kernel_that_a_framework_composes_
     kinds = (NormKernels.FUSED, NormKernels.COMPILED, NormKernels.COMPOSED)
     fused, compiled, composed = (costs(Kernels(instance_norm=kind)) for kind in kinds)
     op, sizes = next(
-        (op, block.sizes_at(64, 1)) for block in network("vnet").blocks for op in block.ops if op.role is Role.INSTANCE_NORM
+        (op, block.sizes_at(64, 1)) for block in network("vnet").blocks for op in block.ops if op.role is OpRole.INSTANCE_NORM
     )
     moved_us = [each.forward_us(op, sizes) - 2.6 * each.launches(op, backward=False) for each in (fused, compiled, composed)]
     assert [us / moved_us[0] for us in moved_us] == pytest.approx([1, 2, 6], rel=0.01)

@@ -115,6 +115,18 @@ def test_an_impossible_plan_is_refused_with_the_nearest_legal_value(split):
         split.predict(Plan.of(tp=3))
 
 
+def test_a_load_of_experts_below_balance_is_refused(split):
+    with pytest.raises(InputError, match="expert_load must be at least 1"):
+        split.predict(Plan.of(expert_load=0.0))
+
+
+def test_a_plan_leaves_out_what_follows_from_another_zero_stage(tmp_path):
+    kept = job(tmp_path, "tp = 1\nzero_stage = 3\nreshard = false\nprefetch_layers = 2")
+    changed = kept.space.strategy(Plan.of(zero_stage=1))
+    assert (changed.reshard, changed.prefetch_layers) == (True, 1)
+    assert kept.space.plan(changed) == Plan.of(zero_stage=1)
+
+
 def test_a_plan_that_repeats_today_is_the_empty_one(split):
     today = settings_of(split.space.today).settings
     assert split.space.simplest(Plan.of(**today)) == Plan()

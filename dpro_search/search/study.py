@@ -173,7 +173,8 @@ def run_search(
             elif storage is None:
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
                 journal = stack.enter_context(Journal(book))
-                finished_trials, known = own_trials(evaluations, chooser, journal, trials, window), journal.trials
+                finished_trials = journaled(own_trials(evaluations, chooser, journal, trials, window), journal)
+                known = journal.trials
             else:
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
                 stack.enter_context(locked_run(out))

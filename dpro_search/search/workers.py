@@ -3,7 +3,8 @@
 A worker is a fork of the search with a socket of its own, which carries plans and predictions as JSON. A fork shares the trace and
 the compiled replay, and so starts at once (a fresh interpreter needs seconds to import and to read the trace again). The objective
 must therefore not need threads that the search has started. No lock is shared, and a fork owns nothing that could be left
-half-done: it may be killed at any time. Then only the plans that it was given are lost, and other workers get them.
+half-done: it may be killed at any time. Then only the plans that it was given are lost, and other workers get them. A pool of
+`concurrent.futures` would end with the first worker that is killed, and its processes would outlive a search that is killed.
 """
 
 from __future__ import annotations

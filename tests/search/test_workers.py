@@ -29,7 +29,7 @@ from dpro_search.search.evaluation import Evaluations
 from dpro_search.search.run_folder import Journal, Trial
 from dpro_search.search.samplers import SAMPLERS, SEEDLESS, sampler_for
 from dpro_search.search.study import run_search
-from dpro_search.search.trials import own_trials
+from dpro_search.search.trials import journaled, own_trials
 from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.plan import Plan, Prediction
 
@@ -66,7 +66,7 @@ def driven(journal: Path, sampler: str, trials: int, window: int, order: int) ->
     evaluator = ShuffledPricer(np.random.default_rng(order))
     chooser = sampler_for(OBJECTIVE.space, sampler, 5, OBJECTIVE)
     with Journal(journal) as book:
-        return list(own_trials(Evaluations(evaluator), chooser, book, trials, window)), evaluator.evaluated
+        return list(journaled(own_trials(Evaluations(evaluator), chooser, book, trials, window), book)), evaluator.evaluated
 
 
 def search(out: Path, *, trials: int = 40, workers: int = 2, sampler: str = "mcmc") -> bytes:

@@ -32,9 +32,9 @@ class _Open(NamedTuple):
 
 
 def own_trials(evaluations: Evaluations, sampler: Sampler, journal: Journal, trials: int, window: int) -> Iterator[Trial]:
-    """Finished trials of a search with one sampler, first the recorded setting. Trials of the journal are not evaluated again;
-    the caller appends the others to it.
+    """Finished trials of a search with one sampler, first the recorded setting.
 
+    Trials of the journal are not evaluated again; the caller appends the others to it.
     Ends early where the sampler knows that no plan is left. Trial n is proposed when the sampler has received all results but the
     last `window` - 1 before it, or as many as the journal has for it: its proposals depend on nothing else.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from test_workers import ShuffledPricer
 from dpro_search.errors import DproSearchError, InputError, MissingCapabilityError
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.search import Objective, SearchResult, Trial, run_search
-from dpro_search.search.evaluation import Evaluations
+from dpro_search.search.evaluation import Evaluations, InlineEvaluator
 from dpro_search.search.islands import ROUND, Island, Result, islands_trials
 from dpro_search.search.run_folder import Journal, line_of, read_run
 from dpro_search.search.samplers import SAMPLERS, SEEDLESS, Proposal, Sampler, sampler_for
@@ -140,6 +140,36 @@ def test_the_result_is_that_of_its_journal(tmp_path: Path) -> None:
     result, _ = search(tmp_path / "run", workers=2)
     again, _ = search(tmp_path / "run", workers=1)
     assert (result.plans, result.front, result.baseline) == (again.plans, again.front, again.baseline)
+
+
+def test_before_a_round_an_island_reads_what_the_others_evaluated_in_the_round_before_the_last(tmp_path: Path) -> None:
+    """One of two islands runs here; the trials of the other are in the journal as they are announced."""
+    trials, rounds, others = 6 * ROUND + 2, list[int](), list[list[float]]()
+
+    class Hearing(Island):
+        def hear(self, results: Sequence[Result]) -> None:
+            others.append([result.prediction.iteration_us for result in results])
+            super().hear(results)
+
+    with Journal(tmp_path / "trials.jsonl") as book:
+        book.append(recorded_trial(prediction_of(1e6), book))
+        for number in range(1, trials):
+            book.append(trial(number, 1e6 - number))
+        book.flush()
+        sampler = Listed(*(1e4 + number for number in range(trials)))
+        own = islands_trials(
+            Evaluations(InlineEvaluator(OBJECTIVE)),
+            {1: Hearing(sampler, prediction_of(1e6))},
+            lambda number: None,
+            book,
+            trials,
+            count=2,
+            await_round=rounds.append,
+        )
+        finished = [one.number for one in own]
+    assert finished == list(range(2, trials, 2))
+    assert rounds == [0, 1]
+    assert others == [[1e6 - (1 + 2 * place) for place in range(begun, begun + ROUND)] for begun in (0, ROUND)]
 
 
 @pytest.mark.parametrize("islands", [0, 10**9])

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.kinds._job import Job
-from dpro_search.replay.path_parts import PathPart, path_parts
+from dpro_search.replay.path.parts import PathPart, path_parts
 from dpro_search.space.plan import Plan
 
 _KINDS = {

@@ -16,8 +16,8 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.event_names import origin_text, short_names
 from dpro_search.graph.recorded_collectives import arrivals
 from dpro_search.quantities import percent_text, time_text
-from dpro_search.replay.critical_path import REASONS, path_columns, path_shares
-from dpro_search.replay.path_segments import PathSegment
+from dpro_search.replay.path.critical_path import REASONS, path_columns, path_shares
+from dpro_search.replay.path.segments import PathSegment
 from dpro_search.replay.timeline import Timeline
 from dpro_search.search.run_folder import ClusterFacts
 

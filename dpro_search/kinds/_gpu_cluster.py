@@ -39,8 +39,8 @@ from dpro_search.machine import calibration, machine_constants
 from dpro_search.quantities import time_text
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.lowered import ErrorModel, Lowered
-from dpro_search.replay.path_findings import best_gain, path_findings
-from dpro_search.replay.path_segments import PathSegment, path_segments, path_totals
+from dpro_search.replay.path.findings import best_gain, path_findings
+from dpro_search.replay.path.segments import PathSegment, path_segments, path_totals
 from dpro_search.replay.replayer import replay, settled_us
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import differing_hosts, spec_on

@@ -18,7 +18,7 @@ from dpro_search.replay.ddp.program_replay import ProgramReplay
 from dpro_search.replay.ddp.timeline import DdpTimeline
 from dpro_search.replay.lowered import ErrorModel, Lowered
 from dpro_search.replay.outputs import MeasuredOps, measured_ops
-from dpro_search.replay.path_segments import PathSegment, path_segments
+from dpro_search.replay.path.segments import PathSegment, path_segments
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan

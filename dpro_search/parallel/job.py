@@ -45,7 +45,7 @@ from dpro_search.parallel.timed.split import alone_us, predicted_split
 from dpro_search.parallel.workload import Workload
 from dpro_search.quantities import size_text
 from dpro_search.replay.lowered import Lowered
-from dpro_search.replay.path_segments import path_totals
+from dpro_search.replay.path.segments import path_totals
 from dpro_search.search.objective import BoundedPlan, ListedPlan, StrategyFacts
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import SCALES, Scale, Scenario

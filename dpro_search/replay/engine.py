@@ -9,11 +9,11 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
-from dpro_search.replay.compiled import kernel_of, simulated
+from dpro_search.replay.kernels.compiled import kernel_of, simulated
+from dpro_search.replay.kernels.layout import Layout, lay_out
 from dpro_search.replay.kernels.retime import retime
-from dpro_search.replay.layout import Layout, lay_out
+from dpro_search.replay.kernels.times import Filled, OpTimes, device_order
 from dpro_search.replay.steady import unrolled
-from dpro_search.replay.times import Filled, OpTimes, device_order
 from dpro_search.space.replay_graph import Int32s, OrderPolicy, ReplayGraph, csr
 
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro_search.replay.kernels.fluid import LATENCY_TAKES_MOST, TAKEN_MOST
-from dpro_search.replay.stuck import stuck_error
-from dpro_search.replay.times import OpTimes
+from dpro_search.replay.kernels.stuck import stuck_error
+from dpro_search.replay.kernels.times import OpTimes
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, SharedCores
 
 

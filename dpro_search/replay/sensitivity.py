@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.critical_path import path_shares
+from dpro_search.replay.path.critical_path import path_shares
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.replay_graph import ReplayGraph

@@ -16,9 +16,9 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.critical_path import path_shares
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.monte_carlo import iterations_of_draws_us
+from dpro_search.replay.path.critical_path import path_shares
 from dpro_search.replay.replayer import replay, settled_us, varied_us
 from dpro_search.replay.sensitivity import Change
 from dpro_search.replay.timeline import Timeline

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from dpro_search.collect.trace import Floats
-from dpro_search.replay.times import OpTimes, device_order
+from dpro_search.replay.kernels.times import OpTimes, device_order
 from dpro_search.space.replay_graph import Int32s, ReplayGraph
 
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from dpro_search.graph.event_names import short_names
 from dpro_search.kinds import Diagnosis
 from dpro_search.kinds._diagnosis import CriticalOp, PredictedGain, RankFacts
-from dpro_search.replay.path_segments import PathSegment
+from dpro_search.replay.path.segments import PathSegment
 from dpro_search.report import units
 from dpro_search.report.charts import BarPart, bars, stacked
 from dpro_search.report.html import Element, Section, bullets, element, figure, name_of, paragraph, table

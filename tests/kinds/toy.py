@@ -38,7 +38,7 @@ from dpro_search.kinds._kind import Kind
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.lowered import ErrorModel, Lowered
-from dpro_search.replay.path_segments import path_totals
+from dpro_search.replay.path.segments import path_totals
 from dpro_search.replay.replayer import replay, settled_us
 from dpro_search.replay.sensitivity import graph_change
 from dpro_search.replay.timeline import Timeline

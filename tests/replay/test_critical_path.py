@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from timelines import data_parallel, timeline_of, timelines
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.critical_path import Reason, critical_path, path_shares
-from dpro_search.replay.executed import dependencies, executed
+from dpro_search.replay.kernels.executed import dependencies, executed
+from dpro_search.replay.path.critical_path import Reason, critical_path, path_shares
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 
 # Mostly ops that take no time, whose order the times alone do not tell.

@@ -14,7 +14,7 @@ from sample import sample
 from timelines import data_parallel, timeline_of, timelines
 
 from dpro_search.errors import InputError
-from dpro_search.replay.executed import dependencies, executed
+from dpro_search.replay.kernels.executed import dependencies, executed
 from dpro_search.replay.outputs import MeasuredOps, measured_ops, perfetto_json, table, to_networkx, write_csv
 from dpro_search.space.replay_graph import OrderPolicy
 

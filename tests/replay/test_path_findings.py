@@ -1,7 +1,7 @@
 """Sentences about a critical path, whatever kind of job it is of."""
 
-from dpro_search.replay.path_findings import best_gain, path_findings
-from dpro_search.replay.path_segments import PathSegment
+from dpro_search.replay.path.findings import best_gain, path_findings
+from dpro_search.replay.path.segments import PathSegment
 
 
 def segment(kind, duration_us, *, rank=-1, name=""):

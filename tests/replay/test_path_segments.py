@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from timelines import timeline_of, timelines
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.path_segments import path_segments, path_totals
+from dpro_search.replay.path.segments import path_segments, path_totals
 from dpro_search.space.graph_builder import GraphBuilder
 
 many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from timelines import data_parallel, timeline_of, timelines
 
-from dpro_search.replay.critical_path import critical_path
-from dpro_search.replay.executed import dependencies, executed
-from dpro_search.replay.slack import slack_us
+from dpro_search.replay.kernels.executed import dependencies, executed
+from dpro_search.replay.path.critical_path import critical_path
+from dpro_search.replay.path.slack import slack_us
 
 many = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -14,7 +14,7 @@ from dpro_search.deploy.losses import Equivalence
 from dpro_search.deploy.validate import MeasuredPlan, Validation
 from dpro_search.kinds import Diagnosis, Term
 from dpro_search.kinds._diagnosis import CriticalOp, PredictedGain, RankFacts
-from dpro_search.replay.path_segments import PathSegment
+from dpro_search.replay.path.segments import PathSegment
 from dpro_search.report import Facts
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline

@@ -26,8 +26,8 @@ from dpro_search.kinds._program import ProgramDiagnosis, ProgramJob
 from dpro_search.machine import machine_constants
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.ddp.timeline import DdpTimeline
-from dpro_search.replay.path_findings import best_gain, path_findings
-from dpro_search.replay.path_segments import PathSegment
+from dpro_search.replay.path.findings import best_gain, path_findings
+from dpro_search.replay.path.segments import PathSegment
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan

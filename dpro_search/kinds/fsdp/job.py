@@ -17,8 +17,8 @@ from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._program import ProgramDiagnosis, ProgramJob
 from dpro_search.quantities import size_text, time_text
-from dpro_search.replay.path_findings import exposed_us, path_findings
-from dpro_search.replay.path_segments import PathSegment
+from dpro_search.replay.path.findings import exposed_us, path_findings
+from dpro_search.replay.path.segments import PathSegment
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import LabelledJob

@@ -25,11 +25,11 @@ from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.horovod.schedule import HorovodSchedule
 from dpro_search.replay.memory import memory
-from dpro_search.replay.path_findings import path_findings
-from dpro_search.replay.path_segments import LATE_RANK, PathSegment, path_segments
+from dpro_search.replay.path.findings import path_findings
+from dpro_search.replay.path.segments import LATE_RANK, PathSegment, path_segments
+from dpro_search.replay.path.slack import slack_us
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sentences import WORTH_PCT, share
-from dpro_search.replay.slack import slack_us
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan
 

@@ -23,7 +23,7 @@ from dpro_search.kinds.recorded.questions import answers
 from dpro_search.kinds.recorded.replay import RecordedReplay
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.device_time import RankTime
-from dpro_search.replay.path_segments import path_totals
+from dpro_search.replay.path.segments import path_totals
 from dpro_search.replay.sentences import differs_from_median
 from dpro_search.space.plan import Plan
 

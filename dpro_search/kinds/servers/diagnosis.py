@@ -14,7 +14,7 @@ from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, Table, critical_ops, critical_table, gain_table
 from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import percent_text, time_text
-from dpro_search.replay.path_segments import path_totals
+from dpro_search.replay.path.segments import path_totals
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import Change, OpScaled, gains, questions
 from dpro_search.replay.server_replay import breakdown_us

@@ -21,7 +21,7 @@ from dpro_search.kinds.synchronised.training import Trainings, WhichScheme
 from dpro_search.kinds.synchronised.training_replay import TrainingReplay, WorkerFacts
 from dpro_search.quantities import time_text
 from dpro_search.replay.lowered import ErrorModel, Lowered
-from dpro_search.replay.path_segments import path_totals
+from dpro_search.replay.path.segments import path_totals
 from dpro_search.replay.synchronisation import TimeToLoss
 from dpro_search.runtime.schemes import Scheme, parse_scheme
 from dpro_search.search.objective import BoundedPlan

@@ -14,7 +14,7 @@ from dpro_search.parallel.answers.accuracy import accuracy
 from dpro_search.parallel.costs.domain import Domain
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.quantities import size_text, time_text
-from dpro_search.replay.path_findings import costliest
+from dpro_search.replay.path.findings import costliest
 from dpro_search.replay.sentences import share
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.scenario import SCALES

@@ -16,9 +16,9 @@ import numpy as np
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.ddp.timeline import DdpTimeline, replay_ddp
+from dpro_search.replay.kernels.times import OpTimes
 from dpro_search.replay.monte_carlo import iterations_of_draws_us
 from dpro_search.replay.timeline import Timeline
-from dpro_search.replay.times import OpTimes
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.programs.ddp_job import Action, DdpJob
 from dpro_search.space.replay_graph import OrderPolicy

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.replay.iterations import DRAWS, WARMUP, IterationTimes, iteration_times, sample_order
-from dpro_search.replay.repeated import Repeated
+from dpro_search.replay.kernels.repeated import Repeated
 from dpro_search.space.programs.ddp_job import DdpJob
 from dpro_search.space.programs.program_graph import Pattern, pattern_graph, program_graph, segment_work_us
 

@@ -17,8 +17,8 @@ from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.horovod import machine
 from dpro_search.replay.horovod.timeline import HorovodReplay
+from dpro_search.replay.kernels.times import OpTimes
 from dpro_search.replay.timeline import Timeline
-from dpro_search.replay.times import OpTimes
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy
 

@@ -12,9 +12,9 @@ import numpy as np
 from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.kernels.events import SHORT, earliest, pop, push
+from dpro_search.replay.kernels.layout import Layout
 from dpro_search.replay.kernels.rules import collective_work, goes_first
-from dpro_search.replay.layout import Layout
-from dpro_search.replay.times import Filled
+from dpro_search.replay.kernels.times import Filled
 from dpro_search.space.replay_graph import Int32s, OrderPolicy
 
 _PROGRAM, _FIFO, _PRIORITY, _UNBOUNDED = (int(policy) for policy in OrderPolicy)

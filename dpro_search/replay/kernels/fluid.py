@@ -17,10 +17,10 @@ import numpy.typing as npt
 from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.kernels.fixed import enqueue, enqueue_by_priority
+from dpro_search.replay.kernels.layout import Layout
 from dpro_search.replay.kernels.links import share_links
 from dpro_search.replay.kernels.rules import collective_work
-from dpro_search.replay.layout import Layout
-from dpro_search.replay.times import Filled
+from dpro_search.replay.kernels.times import Filled
 from dpro_search.space.replay_graph import Int8s, Int32s, OrderPolicy
 
 _PROGRAM, _FIFO, _PRIORITY, _UNBOUNDED = (int(policy) for policy in OrderPolicy)

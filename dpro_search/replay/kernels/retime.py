@@ -6,9 +6,9 @@ import numpy as np
 
 from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
+from dpro_search.replay.kernels.layout import Layout
 from dpro_search.replay.kernels.rules import collective_work
-from dpro_search.replay.layout import Layout
-from dpro_search.replay.times import Filled
+from dpro_search.replay.kernels.times import Filled
 from dpro_search.space.replay_graph import Int32s
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpro_search.replay.executed import dependencies, executed
+from dpro_search.replay.kernels.executed import dependencies, executed
 from dpro_search.replay.outputs.table import table
 from dpro_search.replay.timeline import Timeline
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.executed import dependencies
+from dpro_search.replay.kernels.executed import dependencies
 from dpro_search.replay.memory import memory
 from dpro_search.replay.outputs.perfetto_events import (
     DECIMALS,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dpro_search.collect._files import write_file
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.slack import slack_us
+from dpro_search.replay.path.slack import slack_us
 from dpro_search.replay.timeline import Timeline
 
 

@@ -14,7 +14,7 @@ from dpro_search.replay import replay
 from dpro_search.replay.ddp.program_replay import iteration_ops
 from dpro_search.replay.ddp.timeline import replay_ddp
 from dpro_search.replay.outputs import perfetto_json, write_csv
-from dpro_search.replay.path_segments import path_segments
+from dpro_search.replay.path.segments import path_segments
 from tests.recordings import trace_of
 
 # Buffers are synchronised, then two buckets are filled; the second is exposed.

@@ -8,7 +8,7 @@ from dpro_search.errors import InputError
 from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds.fsdp.job import Fsdp
 from dpro_search.replay import replay
-from dpro_search.replay.path_segments import path_segments
+from dpro_search.replay.path.segments import path_segments
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario

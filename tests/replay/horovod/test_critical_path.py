@@ -7,7 +7,7 @@ from sample import sample, schedule
 
 from dpro_search.graph.recorded_collectives import arrivals
 from dpro_search.replay.horovod.ops import iteration_ops
-from dpro_search.replay.path_segments import path_segments
+from dpro_search.replay.path.segments import path_segments
 
 
 def path_of(*changes):

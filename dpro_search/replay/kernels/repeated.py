@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from dpro_search.collect.trace import Floats
-from dpro_search.replay.compiled import fluid_kernel, simulated
-from dpro_search.replay.layout import lay_out
+from dpro_search.replay.kernels.compiled import fluid_kernel, simulated
+from dpro_search.replay.kernels.layout import lay_out
+from dpro_search.replay.kernels.times import Filled
 from dpro_search.replay.steady import unrolled
-from dpro_search.replay.times import Filled
 from dpro_search.space.replay_graph import ReplayGraph
 
 

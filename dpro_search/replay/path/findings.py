@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from dpro_search.quantities import time_text
-from dpro_search.replay.path_segments import COMMUNICATION, LATE_RANK, NEGOTIATION, PathSegment
+from dpro_search.replay.path.segments import COMMUNICATION, LATE_RANK, NEGOTIATION, PathSegment
 from dpro_search.replay.sentences import WORTH_PCT, share
 
 

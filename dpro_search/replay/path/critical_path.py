@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.executed import carried_csr, executed
+from dpro_search.replay.kernels.executed import carried_csr, executed
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.replay_graph import Int32s
 

@@ -10,9 +10,9 @@ import numpy as np
 from dpro_search.collect.trace import Floats
 from dpro_search.replay.kernels.fixed import simulate
 from dpro_search.replay.kernels.fluid import Fluid, simulate_fluid
-from dpro_search.replay.layout import Layout
-from dpro_search.replay.stuck import stuck_error
-from dpro_search.replay.times import Filled
+from dpro_search.replay.kernels.layout import Layout
+from dpro_search.replay.kernels.stuck import stuck_error
+from dpro_search.replay.kernels.times import Filled
 from dpro_search.space.replay_graph import Int8s, Int32s, ReplayGraph, SharedCores
 
 _CORE_COLUMNS = "idle_us", "core_us", "finish_us", "idle_bytes_per_us", "core_us_per_byte", "latency_factors"  # of `SharedCores`

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.critical_path import PathStep, critical_path, path_columns, path_shares
+from dpro_search.replay.path.critical_path import PathStep, critical_path, path_columns, path_shares
 from dpro_search.replay.timeline import Timeline
 
 COMPUTE, LATE_RANK, NEGOTIATION, COMMUNICATION = "compute", "late_rank", "negotiation", "communication"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.critical_path import critical_path
+from dpro_search.replay.path.critical_path import critical_path
 from dpro_search.replay.timeline import Timeline
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
-from dpro_search.replay.executed import carried_csr, executed
+from dpro_search.replay.kernels.executed import carried_csr, executed
 from dpro_search.replay.timeline import Timeline
 
 

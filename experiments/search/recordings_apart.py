@@ -4,7 +4,7 @@
     python -m experiments.search.recordings_apart plan PLAN.json TRACE ...
 
 `costs` takes recordings of one job in each argument, and prints by how much their costs differ: standard deviations of logarithms,
-pooled over the jobs of a kind, which `dpro_search.replay.store_plans` draws from. `plan` prices the recorded setting and a plan
+pooled over the jobs of a kind, which `dpro_search.replay.server_replay` draws from. `plan` prices the recorded setting and a plan
 (a `plan.json` of an export) from each of several recordings, by one replay and re-evaluated over resampled costs, beside what the
 recording measured: its own setting. A recording that was made under the plan is named with a plan of no changes.
 """

@@ -181,8 +181,10 @@ def run(
 
     def searched(cluster: str | None, out: Path, batch: int | None = None) -> tuple[JobOnCluster, SearchResult]:
         changed = (*(changes or ()), *(() if batch is None else (f"global_batch={batch}",)))
-        there = job_on_cluster(recorded, cluster, changed, verb="run")
-        request = SearchRequest.of(folder, searchable(there.job), options.named | there.named | files_of(source), calibrate)
+        on_cluster = job_on_cluster(recorded, cluster, changed, verb="run")
+        request = SearchRequest.of(
+            folder, searchable(on_cluster.job), options.named | on_cluster.named | files_of(source), calibrate
+        )
         if request.note and not quiet:
             stderr_console().print(request.note, soft_wrap=True)
         with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:
@@ -201,14 +203,14 @@ def run(
                 engine=engine.value,
                 storage=storage,
                 options=request.options,
-                cluster=there.cluster,
+                cluster=on_cluster.cluster,
                 until_settled=until_settled,
                 quantile=quantile,
             )
         if result.stopped == "interrupted":
             interrupted = f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}"
             raise KeyboardInterrupt(interrupted)
-        return there, result
+        return on_cluster, result
 
     folder_of_run = usual_run(folder if trace is None else trace, sampler.value, seed) if out is None else out
     origin = recorded.origin
@@ -226,8 +228,8 @@ def run(
     if tokens_per_second is not None:
         several_of = "give several, like --cluster 4xhgx-h100,8xhgx-h100"
         raise InputError(f"--tokens-per-second chooses among clusters or batches: {several_of}")
-    there, result = searched(cluster, folder_of_run)
-    job, place = there.job, there.cluster
+    on_cluster, result = searched(cluster, folder_of_run)
+    job, place = on_cluster.job, on_cluster.cluster
     warn(doubt)
     deployment = Deployment.of(source, result)
     summary = search_answer(job, result, deployment, cluster=None if place is None else place.facts, doubt=doubt)
@@ -255,10 +257,10 @@ def _of(
     name = cluster or "as described"
     folder = _run_of(out, name) if batch is None else _run_of(out, f"{name}-batch-{batch}")
     try:
-        there, result = searched(cluster, folder, batch)
+        on_cluster, result = searched(cluster, folder, batch)
     except InputError as error:
         return ImpossibleSearch(cluster=name, global_batch=UNSET if batch is None else batch, error=str(error))
-    return best_plan(name, batch, there.job, result)
+    return best_plan(name, batch, on_cluster.job, result)
 
 
 def _several(cluster: str | None) -> list[str]:

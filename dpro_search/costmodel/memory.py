@@ -267,10 +267,10 @@ def _drop(step: StepMemory, lives: _Lives, taken: tuple[Floats, Floats], to: Int
     forward_end = step.last_end(step.use_buffer[~backward], step.use_op[~backward])
     reads = step.buffers_read
     again: list[tuple[int, int, int]] = []
-    found = np.flatnonzero(dropped)
+    candidates = np.flatnonzero(dropped)
     written = step.last_written()
     done: set[int] = set()
-    for buffer in found[np.argsort(-written[found], kind="stable")].tolist():  # what is needed comes after what needs it
+    for buffer in candidates[np.argsort(-written[candidates], kind="stable")].tolist():  # what is needed comes after what needs it
         done.add(buffer)
         last, since = int(to[buffer]), int(needed[buffer])
         to[buffer] = min(int(forward_end[buffer]), last)

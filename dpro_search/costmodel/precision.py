@@ -301,7 +301,7 @@ def _logarithms(rows: Sequence[PrecisionRow], sizes: Mapping[str, SizeEffect]) -
 
 
 def _size_effect(rows: Sequence[PrecisionRow]) -> SizeEffect:
-    """By least squares over the logarithms, each kind of each model around its own mean; every model weighs the same."""
+    """The fit by least squares over the logarithms, each kind of each model around its own mean; every model weighs the same."""
     long = [row for row in rows if row.float32_us >= _LEAST_US]
     whole: dict[str, float] = defaultdict(float)
     groups: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)

@@ -120,7 +120,7 @@ class CriticalOp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank does in an iteration.
+    """Times of a rank in an iteration.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def title(self) -> str:
-        """What it is, for people."""
+        """The name of the rank for people."""
         return f"rank {self.rank}"
 
 

@@ -132,7 +132,7 @@ class Job(ABC):
         return replace(lowered, error=replace(lowered.error, replay=error)) if error else lowered
 
     def _lowered_in(self, scenario: Scenario) -> Lowered:
-        """What `lower` gives; the last one is kept, because a verb asks several questions about one scenario."""
+        """The job as `lower` gives it; the last one is kept, because a verb asks several questions about one scenario."""
         if self._last_lowered is None or self._last_lowered[0] != scenario:
             self._last_lowered = scenario, self.lower(scenario)
         return self._last_lowered[1]

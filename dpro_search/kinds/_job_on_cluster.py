@@ -82,19 +82,19 @@ def _in_scenario(
         return JobOnCluster(job, named, None)
     if scenario.plan != Plan():  # of a described job, which then begins with it
         scenario = replace(scenario, plan=Plan(), begins_with=scenario.plan)
-    job_there, _ = job.under(scenario)
-    job_there = with_memory_limit(job_there, job.memory_limit_bytes)
-    calibration = job_there.calibration
+    moved_job, _ = job.under(scenario)
+    moved_job = with_memory_limit(moved_job, job.memory_limit_bytes)
+    calibration = moved_job.calibration
     place = SearchedCluster(
         name=", ".join([title, *changes]),
         machines=scenario.cluster.machines,
         changes=changes,
-        ranks=job_there.cluster.ranks,
-        ranks_per_host=job_there.cluster.ranks_per_host,
-        assumed=job_there.assumptions,
+        ranks=moved_job.cluster.ranks,
+        ranks_per_host=moved_job.cluster.ranks_per_host,
+        assumed=moved_job.assumptions,
         interval="" if calibration is None else calibration.text,
     )
-    return JobOnCluster(job_there, named, place)
+    return JobOnCluster(moved_job, named, place)
 
 
 def repeated(job: Job, what_if: str) -> bool:

@@ -98,7 +98,7 @@ class AnyKind(ABC, Generic[_Source]):
         return self.targets
 
     def usual_target(self, framework: str) -> Target | None:
-        """That of a framework's own jobs, where several of `targets_of` can follow a plan."""
+        """The target of a framework's own jobs, where several of `targets_of` can follow a plan."""
         return None
 
     @abstractmethod

@@ -34,7 +34,7 @@ State = TypeVar("State", bound=Progress)
 
 
 class Campaign(ABC, Generic[Item, State]):
-    """What is to be timed into one file.
+    """Measurements that are timed into one file.
 
     Parameters
     ----------

@@ -143,7 +143,7 @@ class ParallelJob(Job):
         return lambda plan: self.description.workload(self.space.strategy(plan))
 
     def rank_work(self, plan: Plan) -> dict[str, RankWork]:
-        """By the name of each block, the work of a rank for a micro-batch."""
+        """The work of a rank for a micro-batch, by the name of each block."""
         return self.prices.rank_work(self.space.strategy(plan))
 
     def _parts_us(self, plan: Plan) -> dict[str, float]:

@@ -91,8 +91,8 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         for trial in trials:
             trial["cost_per_million_tokens"] = efficiency(work, trial["iteration_us"]).cost_per_million_tokens
     validation = _validation(run, gathered, named)
-    for name, found in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
-        _refuse_impossible(run / name, msgspec.to_builtins(found))
+    for name, content in (("result.json", search), ("trials.jsonl", trials), ("validation.json", validation)):
+        _refuse_impossible(run / name, msgspec.to_builtins(content))
     return gathered.facts(
         Path(os.path.realpath(run)).name,
         best=best,
@@ -106,13 +106,13 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
     )
 
 
-def _refuse_impossible(path: Path, found: object) -> None:
+def _refuse_impossible(path: Path, content: object) -> None:
     """Raise `InputError` for a number in a file that cannot be a time or a size."""
-    if isinstance(found, Mapping | list | tuple):
-        for value in found.values() if isinstance(found, Mapping) else found:
+    if isinstance(content, Mapping | list | tuple):
+        for value in content.values() if isinstance(content, Mapping) else content:
             _refuse_impossible(path, value)
-    elif isinstance(found, int | float) and not abs(found) <= _MOST:
-        raise InputError(f"{path}: {found:.3g} is not a time or a size; make the file again")
+    elif isinstance(content, int | float) and not abs(content) <= _MOST:
+        raise InputError(f"{path}: {content:.3g} is not a time or a size; make the file again")
 
 
 class _Gathered:
@@ -121,11 +121,11 @@ class _Gathered:
     Attributes
     ----------
     path
-        Of the trace or description.
+        The path of the trace or description.
     job
-        As recorded, or on the cluster of a search.
+        The job as recorded, or on the cluster of a search.
     trace
-        What its predictions can be compared with; None: nothing was measured of it.
+        The recording that predictions can be compared with; None: nothing was measured.
     """
 
     def __init__(self, path: Path, on_part: OnPart, info: RunInfo | None = None) -> None:
@@ -200,7 +200,7 @@ class _Gathered:
         if self.trace is None:
             return []
         steps = sorted({*self.trace.steps.index[self.trace.steps.traced].tolist()})
-        found: list[HeldOutStep] = []
+        held_out_steps: list[HeldOutStep] = []
         for step in steps[1 :: max((len(steps) - 1) // _HELD_OUT, 1)][:_HELD_OUT]:
             self.on_part(f"predicting step {step} from all others")
             try:
@@ -210,8 +210,8 @@ class _Gathered:
             if held.measured_us is None or held.error_pct is None:
                 continue
             predicted_us = held.measured_us * (1 + held.error_pct / 100)
-            found.append(HeldOutStep(step=step, measured_us=held.measured_us, predicted_us=predicted_us))
-        return found
+            held_out_steps.append(HeldOutStep(step=step, measured_us=held.measured_us, predicted_us=predicted_us))
+        return held_out_steps
 
 
 def step_timeline(job: Job, trace: Trace | None, step: int | None, notes: list[str]) -> StepTimeline:
@@ -291,10 +291,10 @@ def _corrected_pct(run: Path) -> tuple[float, float] | None:
 
     if not (run / "calibration.json").is_file():
         return None
-    found = Calibration.load(run)
-    if found.error_before_pct is None or found.error_after_pct is None:
+    calibration = Calibration.load(run)
+    if calibration.error_before_pct is None or calibration.error_after_pct is None:
         return None
-    return found.error_before_pct, found.error_after_pct
+    return calibration.error_before_pct, calibration.error_after_pct
 
 
 def _described(path: Path, description: Description) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What happens beside a running job: `watched` tells its progress (duration, step, last line), `changing` changes its hosts."""
+"""Threads beside a running job: `watched` tells its progress (duration, step, last line), `changing` changes its hosts."""
 
 from __future__ import annotations
 

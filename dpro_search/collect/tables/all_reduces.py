@@ -159,7 +159,7 @@ def is_comm_table(path: Path) -> bool:
 
 
 def _kind_of(line: bytes) -> str | None:
-    """What a first line says that a table holds; None: it is no first line."""
+    """The contents of a table as its first line names them; None: it is no first line."""
     try:
         return msgspec.json.decode(line, type=_AllReducesHead).kind
     except DAMAGED:

@@ -101,18 +101,18 @@ class DeviceProfile:
         assert rate is not None
         if self.probes.stream_bytes_per_s is not None:
             _check_units(f"{device.name}: a copy at", self.probes.stream_bytes_per_s, rate, "B/s")
-        for precision, found in self.probes.matrix_flops_per_s.items():
+        for precision, flops_per_s in self.probes.matrix_flops_per_s.items():
             peak = peak_flops_per_s(device, precision)
             if peak is not None:
-                _check_units(f"{device.name}: a product in {precision} at", found, peak, "FLOP/s")
+                _check_units(f"{device.name}: a product in {precision} at", flops_per_s, peak, "FLOP/s")
 
     def rates(self, usual: UsualShares) -> Rates:
         """Rates from probes where there are, else usual shares of the data sheet's."""
         device, probes = self.device, self.probes
         assert device.memory_bytes_per_s is not None
         shares = {
-            precision: found / peak
-            for precision, found in probes.matrix_flops_per_s.items()
+            precision: flops_per_s / peak
+            for precision, flops_per_s in probes.matrix_flops_per_s.items()
             if (peak := peak_flops_per_s(device, precision)) is not None
         }
         other = float(np.median(list(shares.values()))) if shares else usual.matrix
@@ -133,9 +133,9 @@ def peak_flops_per_s(device: Device, precision: str) -> float | None:
     for one in {"tf32": ("tf32", "fp32"), "bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32")}.get(
         precision, (precision,)
     ):
-        found = device.peak_flops_per_s(one)
-        if found is not None:
-            return found
+        peak = device.peak_flops_per_s(one)
+        if peak is not None:
+            return peak
     return None
 
 
@@ -201,8 +201,8 @@ def _from_usual_product(ops: Ops) -> Floats:
 
 
 def _commonest(values: Floats) -> Floats:
-    found, counts = np.unique(values, return_counts=True)
-    return np.asarray(found[np.argsort(-counts, kind="stable")][:MOST_PRECISIONS])
+    distinct, counts = np.unique(values, return_counts=True)
+    return np.asarray(distinct[np.argsort(-counts, kind="stable")][:MOST_PRECISIONS])
 
 
 def _check_units(what: str, measured: float, stated: float, unit: str) -> None:

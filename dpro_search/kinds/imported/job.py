@@ -53,7 +53,7 @@ class Imported(ProfiledJob):
 
     @cached_property
     def recorded_steps(self) -> RecordedSteps:
-        """By operation where the trace was recorded so, else by streams."""
+        """Steps by operation where the trace was recorded so, else by streams."""
         return (PipelineSteps if self.trace.meta.format == PIPELINE_FORMAT else RecordedSteps)(self.trace)
 
 

@@ -162,7 +162,7 @@ class ParameterServerJob(Job, Generic[ServerJob]):
 
     @property
     def cost_spread(self) -> CostSpread:
-        """By how much costs differ between recordings of one job, and between iterations."""
+        """The spread of costs between recordings of one job, and between iterations."""
         known: KvstoreConstants | BytepsConstants = getattr(machine_constants(), self.error_bar)
         return CostSpread(
             common=known.spread_common,

@@ -72,7 +72,7 @@ class BlockProgram:
 
 
 def kept_of_matmuls(program: BlockProgram) -> dict[str, tuple[float, ...]]:
-    """By the name of each matmul, the shares of its columns whose output is kept where every second matmul is computed again.
+    """For each matmul, by its name, the shares of its columns whose output is kept where every second matmul is computed again.
 
     Matmuls side by side count one by one (queries, keys, values; gate and value), from the first one on. Of routers and of experts,
     whose grouped products the policy does not know, nothing is kept.

@@ -40,10 +40,10 @@ class PassBounds:
         busy_us = cut.micro_batches * both_us[on_ranks].sum(axis=1)
         if cut.schedule not in _SPLIT:
             return float((busy_us + _before(both_us[: cut.pp])).max())
-        there_us, inputs_us = _before(forward_us[: cut.pp]), both_us - weights_us
+        until_first_us, inputs_us = _before(forward_us[: cut.pp]), both_us - weights_us
         back_us = _before((inputs_us - forward_us)[: cut.pp])
         until_us = cut.micro_batches * inputs_us[on_ranks].sum(axis=1)  # gradients of weights can wait
-        return float(np.maximum(there_us + busy_us, there_us + until_us + back_us + weights_us[0]).max())
+        return float(np.maximum(until_first_us + busy_us, until_first_us + until_us + back_us + weights_us[0]).max())
 
     def _block_times(self, strategy: Strategy) -> tuple[Floats, Floats, Floats]:
         """Times of each block, [blocks]: its forward pass, both passes, and the part for gradients of weights."""
@@ -82,33 +82,33 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
     send_us = costs.send_us if ranks > 1 else 0.0
     split = strategy.schedule in _SPLIT
     updates = costs.update_us or (0.0,) * ranks
-    there_us = back_us = 0.0  # until the first pass of a rank, and after its last one until the gradient is at the first rank
+    until_first_us = back_us = 0.0  # until the first pass of a rank, and after its last one until the gradient is at the first rank
     ends: list[float] = []
     after: list[float] = []
     beside = costs.gathers_every_pass or (costs.overlap and costs.overlap_gathers)
     for rank in range(ranks):
         numbers = stages_on(strategy.schedule, rank, ranks, strategy.virtual_stages)
         stages_of_rank = [stages[number] for number in numbers]
-        own_us = 0.0 if costs.overlap_send else strategy.micro_batches * send_us * _sends(numbers, len(stages))
-        end_us = there_us + sum(stage.passes_us(strategy.micro_batches) for stage in stages_of_rank) + own_us
+        sends_us = 0.0 if costs.overlap_send else strategy.micro_batches * send_us * _sends(numbers, len(stages))
+        end_us = until_first_us + sum(stage.passes_us(strategy.micro_batches) for stage in stages_of_rank) + sends_us
         if split:
             until_us = (
-                there_us
+                until_first_us
                 + strategy.micro_batches * sum(stage.inputs_us for stage in stages_of_rank)
                 + back_us
                 + stages[0].weights_us
             )
             ends.append(max(end_us, until_us) + min(stage.last_reduce_us for stage in stages_of_rank))
         else:
-            ends.append(max(end_us + stages_of_rank[0].exposed_us, end_us + back_us - (own_us > 0) * send_us))
+            ends.append(max(end_us + stages_of_rank[0].exposed_us, end_us + back_us - (sends_us > 0) * send_us))
         if costs.reduces_every_pass:
             ends[-1] = max(ends[-1], strategy.micro_batches * sum(stage.exchanged_us for stage in stages_of_rank))
         elif beside and not split:
-            ends[-1] = max(ends[-1], _exchanged_us(stages_of_rank, strategy, there_us))
+            ends[-1] = max(ends[-1], _exchanged_us(stages_of_rank, strategy, until_first_us))
         elif not costs.overlap:
             ends[-1] = max(ends[-1], end_us + sum(stage.reduce_us for stage in stages_of_rank))
         after.append(updates[rank] + (0.0 if beside else sum(stage.gather_us for stage in stages_of_rank)))
-        there_us += stages_of_rank[0].first_us + send_us
+        until_first_us += stages_of_rank[0].first_us + send_us
         back_us += (stages_of_rank[0].inputs_us - stages_of_rank[0].forward_us if split else stages_of_rank[0].last_us) + send_us
     if costs.tied_us and ranks > 1 and strategy.schedule not in V_SHAPED:
         ends[0] = ends[-1] = max(ends[0], ends[-1]) + costs.tied_us
@@ -117,7 +117,7 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
     return max(end_us + after_us for end_us, after_us in zip(ends, after, strict=True)) + costs.shared_us
 
 
-def _exchanged_us(stages_of_rank: list[_StageBounds], strategy: Strategy, there_us: float) -> float:
+def _exchanged_us(stages_of_rank: list[_StageBounds], strategy: Strategy, until_first_us: float) -> float:
     """A bound from what a rank gathers before its last stage's first pass, and reduces from that stage's last backward pass on.
 
     Rounds of micro-batches go through the stages of a rank in turn, so that all passes lie between but those of one round through
@@ -130,7 +130,7 @@ def _exchanged_us(stages_of_rank: list[_StageBounds], strategy: Strategy, there_
     backward_us = sum(stage.pass_us - stage.forward_us for stage in others) * size + last.pass_us - last.forward_us
     all_us = count * sum(stage.pass_us for stage in stages_of_rank)
     gather_us, reduce_us = sum(stage.gather_us for stage in stages_of_rank), sum(stage.reduce_us for stage in stages_of_rank)
-    return max(gather_us - forward_us, there_us) + all_us + max(reduce_us - backward_us, 0.0)
+    return max(gather_us - forward_us, until_first_us) + all_us + max(reduce_us - backward_us, 0.0)
 
 
 def _sends(numbers: tuple[int, ...], stages: int) -> int:

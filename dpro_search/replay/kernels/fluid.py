@@ -30,7 +30,7 @@ LATENCY_TAKES_MOST, TAKEN_MOST = 0.5, 0.95  # of a core: by the latency of one m
 
 
 class Fluid(NamedTuple):
-    """What this replay knows beside the layout of n ops.
+    """Inputs of this replay beside the layout of n ops.
 
     Attributes
     ----------
@@ -343,7 +343,7 @@ def _taken_by_links(
     core_us_per_byte: Floats,
     carries: Bools,
 ) -> float:
-    """What the links that carry bytes take of each process's core."""
+    """The part that links which carry bytes take of each process's core."""
     carries[:] = False
     for op in running:
         if moves_bytes[op]:

@@ -37,7 +37,7 @@ class Pattern(NamedTuple):
 
     @classmethod
     def of(cls, job: DdpJob) -> Pattern:
-        """That of a job."""
+        """The graph of a job."""
         action, collective, core = (np.asarray(column, np.int64) for column in (job.action, job.collective, job.core))
         return cls(action.tobytes(), collective.tobytes(), job.is_broadcast.tobytes(), core.tobytes(), job.threads)
 

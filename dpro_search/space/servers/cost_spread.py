@@ -21,7 +21,7 @@ class CostFactors:
 
 @dataclass(frozen=True, kw_only=True)
 class CostSpread:
-    """By how much costs differ: standard deviations of their logarithms, independent of each other."""
+    """The spread of costs: standard deviations of their logarithms, independent of each other."""
 
     # common, worker: Core time of operators, between recordings of one job: what all workers have in common, and each worker's own.
     common: float

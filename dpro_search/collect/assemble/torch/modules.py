@@ -169,11 +169,11 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
         name, start_us, end_us = spans.names[spans.name[mark]], float(spans.start_us[mark]), float(spans.end_us[mark])
         same = forward[spans.thread[forward] == spans.thread[mark]]
         begin, end = np.searchsorted(spans.start_us[same], (start_us, end_us)).tolist()
-        own = same[begin:end]
-        if name not in place or step < 0 or not len(own):
+        of_pass = same[begin:end]
+        if name not in place or step < 0 or not len(of_pass):
             continue
-        low = int(spans.sequence[own].min())
-        high = int(spans.sequence[same[end]]) if end < len(same) else int(spans.sequence[own].max()) + 1
+        low = int(spans.sequence[of_pass].min())
+        high = int(spans.sequence[same[end]]) if end < len(same) else int(spans.sequence[of_pass].max()) + 1
         ran = backward[slice(*np.searchsorted(spans.sequence[backward], (low, high)).tolist())]
         if not len(ran):
             continue
@@ -185,13 +185,13 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
                 step=step,
                 start_us=start_us,
                 end_us=end_us,
-                again_us=_needed_until_us(spans, own, ran, start_us),
+                again_us=_needed_until_us(spans, of_pass, ran, start_us),
                 backward_us=backward_us,
                 backward_end_us=backward_end_us,
                 low=low,
                 high=high,
                 communicates=bool(_begin_within(spans, enqueues, start_us, end_us).any()),
-                rows=_rows(spans, own, ran, ops, end_us - start_us, backward_end_us - backward_us),
+                rows=_rows(spans, of_pass, ran, ops, end_us - start_us, backward_end_us - backward_us),
             )
         )
     return calls

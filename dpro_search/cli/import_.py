@@ -54,8 +54,8 @@ def import_(
             raise InputError(f"{source}: {what}, and no raw files; 'replay' and 'run' take a trace, 'report' and 'export' a search")
         if described_in(source) is not None:
             raise InputError(f"{source}: needs no import: 'replay', 'run' and 'diagnose' take it as it is")
-    is_own_recording = len(sources) == 1 and (sources[0] / "job.json").is_file()
-    trace = assemble_raw(sources[0]) if is_own_recording else import_trace(sources)
+    is_recording_folder = len(sources) == 1 and (sources[0] / "job.json").is_file()
+    trace = assemble_raw(sources[0]) if is_recording_folder else import_trace(sources)
     if parameters is not None:
         trace = with_parameters(trace, parameters)
     trace.save(out)

@@ -104,8 +104,8 @@ def allocator_peak_bytes(
 
 def _spare_share(counted: AllocatorReport) -> float:
     """Share by which the pieces of what comes and goes in a step were larger than requested, at the peak."""
-    wanted_bytes = counted.requested_peak_bytes - counted.least_bytes
-    return max(counted.peak_bytes - counted.requested_peak_bytes, 0) / wanted_bytes if wanted_bytes > 0 else 0.0
+    spread_bytes = counted.requested_peak_bytes - counted.least_bytes
+    return max(counted.peak_bytes - counted.requested_peak_bytes, 0) / spread_bytes if spread_bytes > 0 else 0.0
 
 
 def cast_elements(step: StepMemory, bfloat16: Collection[str]) -> dict[str, float]:

@@ -38,9 +38,9 @@ def read_info(path: Path, kind: type[Info], version: int, what: str) -> Info:
     """
     data = _read(path)
     try:
-        found_version = msgspec.json.decode(data, type=_Version).version
-        if found_version != version:
-            raise TraceVersionError(f"{path}: model version {found_version}, this program reads {version}; train it again")
+        file_version = msgspec.json.decode(data, type=_Version).version
+        if file_version != version:
+            raise TraceVersionError(f"{path}: model version {file_version}, this program reads {version}; train it again")
         return msgspec.json.decode(data, type=kind)
     except DAMAGED as error:
         raise TraceFormatError(f"{path}: damaged or no {what} ({error})") from error

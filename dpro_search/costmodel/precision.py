@@ -250,10 +250,10 @@ def left_out_scores(table: PrecisionTable) -> tuple[PrecisionScore, ...]:
 
 def _score(table: PrecisionTable, whole: WorkloadTime) -> PrecisionScore:
     model = PrecisionModel.fit(table, without=whole.workload)
-    mine = [row for row in table.rows if row.workload == whole.workload]
+    rows_of_workload = [row for row in table.rows if row.workload == whole.workload]
     known = 0.0
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)  # bfloat16; predicted, lower and upper end
-    for row in mine:
+    for row in rows_of_workload:
         ratio = model.ratio(row.type, row.float32_us) or (1.0, 1.0, 1.0)
         known += row.float32_us if model.knows(row.type) else 0.0
         row_us = (row.bfloat16_us, *(row.float32_us * end for end in ratio))
@@ -262,7 +262,7 @@ def _score(table: PrecisionTable, whole: WorkloadTime) -> PrecisionScore:
     predicted_casts_us = sum(model.cast_us(cast.elements) for cast in casts)
     predicted_us = whole.unchanged_us + predicted_casts_us + sum(kind[1] for kind in sums.values())
     below, above = (math.hypot(*(kind[end] - kind[1] for kind in sums.values())) for end in (2, 3))
-    changed_us = sum(row.float32_us for row in mine)
+    changed_us = sum(row.float32_us for row in rows_of_workload)
     return PrecisionScore(
         workload=whole.workload,
         float32_us=whole.float32_us,

@@ -167,7 +167,7 @@ def _without_profiler(axes: dict[tuple[int, int], CoreTime], usual: tuple[float,
         parts = np.diff(axis.core_us)
         ended = np.bincount(np.maximum(np.searchsorted(axis.edge_us, axis.ops.end_us) - 1, 0), minlength=len(parts))
         parts = np.maximum(parts - ended[: len(parts)] * added_us, _LEAST_OF_OP * parts)
-        wanted_us = counted[key] / share * plain / profiled
-        parts *= wanted_us / max(float(parts.sum()), 1e-9)
+        plain_us = counted[key] / share * plain / profiled
+        parts *= plain_us / max(float(parts.sum()), 1e-9)
         corrected[key] = replace(axis, core_us=np.concatenate(([0.0], np.cumsum(parts))))
     return corrected

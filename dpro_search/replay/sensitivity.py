@@ -97,8 +97,8 @@ class StagesEven:
         compute_us = compute_us_of_ranks(graph)
         factor = np.ones(graph.ranks)
         for ranks in self.pipelines:
-            own_us = compute_us[list(ranks)]
-            factor[list(ranks)] = np.divide(own_us.mean(), own_us, out=np.ones(len(ranks)), where=own_us > 0)
+            stage_us = compute_us[list(ranks)]
+            factor[list(ranks)] = np.divide(stage_us.mean(), stage_us, out=np.ones(len(ranks)), where=stage_us > 0)
         return graph.with_durations(np.where(compute, graph.duration_us * factor[graph.rank_of_op], graph.duration_us))
 
 

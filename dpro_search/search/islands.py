@@ -122,16 +122,16 @@ def islands_trials(
     """
     rounds = _rounds(journal, count)
     for first in range(1, trials, count):
-        asked = {first + number: island for number, island in islands.items() if first + number < trials}
+        island_of_trial = {first + number: island for number, island in islands.items() if first + number < trials}
         round_, place = divmod((first - 1) // count, ROUND)
         if place == 0 and round_ >= FIRST_NEWS:
             await_round(round_ - FIRST_NEWS)
             lines = next(rounds)
             for number, island in islands.items():
                 island.hear([_result(line, journal) for place, line in enumerate(lines) if place % count != number])
-        proposals = {number: island.ask() for number, island in asked.items()}
+        proposals = {number: island.ask() for number, island in island_of_trial.items()}
         for number, proposal in proposals.items():
-            prediction = asked[number].known.get(proposal.plan)
+            prediction = island_of_trial[number].known.get(proposal.plan)
             if (earlier := known(number)) is not None:
                 check_same(earlier, proposal, journal)
                 prediction = earlier.prediction
@@ -140,7 +140,7 @@ def islands_trials(
             evaluations.request(proposal.plan)
         for number, proposal in proposals.items():
             prediction = evaluations.wait(proposal.plan)
-            asked[number].tell(proposal, prediction)
+            island_of_trial[number].tell(proposal, prediction)
             yield Trial(number=number, origin=proposal.origin, plan=proposal.plan, prediction=prediction)
 
 

@@ -178,9 +178,9 @@ def run_search(
             else:
                 pool, evaluations = _evaluation(stack, objective, workers, engine)
                 stack.enter_context(locked_run(out))
-                own_chooser = sampler_for(space, sampler, (seed, int(info.id, 16)), guide, ranked=ranked)
+                local_sampler = sampler_for(space, sampler, (seed, int(info.id, 16)), guide, ranked=ranked)
                 study = stack.enter_context(_shared_study(storage, info, space))
-                finished_trials, known = shared_trials(evaluations, own_chooser, study, trials, window), study.trials
+                finished_trials, known = shared_trials(evaluations, local_sampler, study, trials, window), study.trials
             deadline_s = math.inf if timeout_s is None else started_s + timeout_s
             counted = None if storage is None else max(trials, earlier)  # others may store more than all of them are to have
             ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)

@@ -43,14 +43,14 @@ def own_trials(evaluations: Evaluations, sampler: Sampler, journal: Journal, tri
     open_: deque[_Open] = deque()
 
     def finished() -> Trial:
-        number, proposal, told_then = open_.popleft()
+        number, proposal, results_then = open_.popleft()
         prediction = evaluations.wait(proposal.plan)
         trial = Trial(
             number=number,
             origin=proposal.origin,
             plan=proposal.plan,
             prediction=prediction,
-            told=None if told_then == number else told_then,
+            told=None if results_then == number else results_then,
         )
         if number:
             sampler.tell(proposal, prediction)

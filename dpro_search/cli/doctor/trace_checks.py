@@ -69,11 +69,14 @@ def _recording(trace: Trace, doubt: str | None) -> Check:
     load = trace.meta.load
     problems = [*([doubt] if doubt else []), *([load_warning(load)] if load and load_warning(load) else [])]
     if load is None:
-        told = "the load of the machine was not recorded"
+        detail_text = "the load of the machine was not recorded"
     else:
-        told = f"the job used {load.job_cores:.1f} and other work {load.other_cores:.1f} of {load.cores} cores"
+        detail_text = f"the job used {load.job_cores:.1f} and other work {load.other_cores:.1f} of {load.cores} cores"
     return Check(
-        name="recording", ok=not problems, detail="; ".join(filter(None, problems)) or told, fix=f"{_AGAIN}, on an idle machine"
+        name="recording",
+        ok=not problems,
+        detail="; ".join(filter(None, problems)) or detail_text,
+        fix=f"{_AGAIN}, on an idle machine",
     )
 
 

@@ -267,8 +267,8 @@ def _with_shapes(tensors: Sequence[TensorInfo], hook: MxnetHookFile) -> tuple[Te
     assert hook.kvstore is not None  # it was checked
     known = {parameter.name: parameter for parameter in hook.kvstore.parameters}
     return tuple(
-        TensorInfo(name=tensor.name, node=f"key{own.key}", dtype=own.dtype, shape=own.shape, size_bytes=own.size_bytes)
-        if (own := known.get(tensor.name)) is not None
+        TensorInfo(name=tensor.name, node=f"key{shape.key}", dtype=shape.dtype, shape=shape.shape, size_bytes=shape.size_bytes)
+        if (shape := known.get(tensor.name)) is not None
         else tensor
         for tensor in tensors
     )

@@ -264,13 +264,13 @@ def with_tensors(graph: NodeGraph, profile: XPlaneRank) -> tuple[NodeGraph, int]
     ports, misfits = graph.tensors.input_port, 0
     input_type = np.full(len(ports), -1, dtype=np.int64)
     for node, name in enumerate(graph.name):
-        found = tensor_types(shapes_of.get(name, ""))
+        known_types = tensor_types(shapes_of.get(name, ""))
         first, end = graph.input_ptr[node : node + 2]
         edges = first + np.flatnonzero(ports[first:end] >= 0)
-        if len(found) != len(edges):
-            misfits += bool(found)
+        if len(known_types) != len(edges):
+            misfits += bool(known_types)
             continue
-        for edge, kind in zip(edges.tolist(), found, strict=True):
+        for edge, kind in zip(edges.tolist(), known_types, strict=True):
             if kind is not None:
                 input_type[edge] = types.setdefault(kind, len(types))
     tensors = GraphTensors(

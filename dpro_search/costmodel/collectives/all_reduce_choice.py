@@ -70,8 +70,8 @@ class AllReduceChoice:
             link_bytes_per_us=np.array(np.inf if rate_bps is None else rate_bps / 8e6),
             cores=np.array(cores),
         )
-        own_us = model.predict(names[_OWN], points).us
-        ratio = {algorithm: model.predict(names[algorithm], points).us / own_us for algorithm in others}
+        library_us = model.predict(names[_OWN], points).us
+        ratio = {algorithm: model.predict(names[algorithm], points).us / library_us for algorithm in others}
         if not all(np.isfinite(values).all() for values in ratio.values()):
             raise InputError(f"the model predicts nothing for {ranks} ranks at this rate: measure all-reduces there")
         edges = sizes * 2 ** (-0.5 / _STEPS)  # each size stands for those around it

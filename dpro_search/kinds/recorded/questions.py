@@ -60,15 +60,15 @@ def answers(replay: RecordedReplay, speeds: Sequence[GroupSpeed], *, error: floa
         Relative error of the replay of the recorded setting, where it is too large to be part of intervals.
     """
     questions = list(_questions(replay, speeds))
-    asked_of = replay.fewer_steps(len(questions), _MOST_REPLAYED_OPS)
-    base, before = replay.iterations(), asked_of.iterations()
+    on_steps = replay.fewer_steps(len(questions), _MOST_REPLAYED_OPS)
+    base, before = replay.iterations(), on_steps.iterations()
     base_mean_us, before_mean_us = base.mean_us or base.iteration_us, before.mean_us or before.iteration_us
     whole_us = base_mean_us if replay.stalls else base.iteration_us
     error_us = error * base.iteration_us
     given_answers = []
     for question in questions:
         try:
-            after = replace(asked_of, scales=(*asked_of.scales, Scale.parse(question.what_if))).iterations()
+            after = replace(on_steps, scales=(*on_steps.scales, Scale.parse(question.what_if))).iterations()
         except InputError:
             continue  # nothing in the trace is of this category, or a rank has nothing in common with the others
         iteration_us = base.iteration_us * _ratio(after.iteration_us, before.iteration_us)

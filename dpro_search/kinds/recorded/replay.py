@@ -110,16 +110,16 @@ class RecordedReplay:
         steps_us = [one.iteration_us for one in self.replayed.values()]
         busy_us = min(one.busy_us for one in self.replayed.values())
         breakdown_us = mean_breakdown_us(self.rank_times)
-        own_interval_us = self._with_unknown(self._with_clock_error(interval_us(steps_us, self.iteration_us)))
+        unscaled_interval_us = self._with_unknown(self._with_clock_error(interval_us(steps_us, self.iteration_us)))
         if self._at_recorded_batch is not self:
-            own_interval_us = self._with_batch(own_interval_us)
+            unscaled_interval_us = self._with_batch(unscaled_interval_us)
             busy_us = min(busy_us, *(one.busy_us for one in self._at_recorded_batch.replayed.values()))
         if self.rewriting is None:
-            low_us, high_us = self._with_model_error(own_interval_us)
+            low_us, high_us = self._with_model_error(unscaled_interval_us)
             if self.model_ends is not None:
                 busy_us = min(busy_us, min(one.busy_us for one in self._at(self.model_ends[0]).replayed.values()))
         else:
-            low_us, high_us = self._with_plan_error(own_interval_us, breakdown_us["exposed_communication"], self.rewriting)
+            low_us, high_us = self._with_plan_error(unscaled_interval_us, breakdown_us["exposed_communication"], self.rewriting)
             if self.model_ends is not None:
                 busy_us = min(busy_us, self.rewriting.unplanned.iterations().floor_us)
         return IterationTimes(

@@ -137,8 +137,8 @@ class Pricer:
         recorded, forward, backward = self._recorded_own(block), 1.0, 1.0
         waits = [self._waits_us(steps, backward=steps is program.backward) for steps in (program.forward, program.backward)]
         if recorded is not None:
-            slowest_own = recorded.of_slowest(self._waiting_ranks)
-            forward_us, backward_us = slowest_own.forward_us + waits[0], slowest_own.backward_us + waits[1]
+            slowest_work = recorded.of_slowest(self._waiting_ranks)
+            forward_us, backward_us = slowest_work.forward_us + waits[0], slowest_work.backward_us + waits[1]
         else:
             forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
             backward_us = self._backward_us(program.backward) + self._accumulated_us(program)

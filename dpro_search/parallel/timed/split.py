@@ -104,7 +104,7 @@ def _rank_parts(steps: StepPrices, strategy: Strategy, timeline: Timeline, rank:
     computing, needed = _intervals(timeline, rank)
     compute_us = _covered_us(computing)
     by_axis_us = {axis: _covered_us([*computing, *spans]) - compute_us for axis, spans in needed.items()}
-    own_us, handed_us = _own_us(steps, strategy, rank)
+    rank_passes_us, handed_us = _own_us(steps, strategy, rank)
     busy_us, free, base = passes_us(steps, strategy, rank), frozenset[str](), steps.workload.scales
     before_us = busy_us
     for name, axes in IN_PASSES.items():
@@ -112,7 +112,7 @@ def _rank_parts(steps: StepPrices, strategy: Strategy, timeline: Timeline, rank:
         without_us = passes_us(steps.scaled(replace(base, free=base.free | free)), strategy, rank)
         _add(by_axis_us, _SHORT[name], busy_us - without_us)
         busy_us = min(busy_us, without_us)
-    slowest_us = max(busy_us - own_us, 0.0)  # which tensor parallel ranks wait for, or those that share parameters
+    slowest_us = max(busy_us - rank_passes_us, 0.0)  # which tensor parallel ranks wait for, or those that share parameters
     _add(by_axis_us, "tp" if strategy.tp > 1 else "dp", slowest_us)
     handed_us = min(handed_us, by_axis_us.get("dp", 0.0))
     _add(by_axis_us, "dp", -handed_us)

@@ -110,18 +110,18 @@ def _rows_by(value: Ints, owner: Ints, rows: int) -> tuple[Ints, Ints]:
 @njit(inline="always")
 def _agree(waiting: Ints, count: int, posted: Ints, ranks: int, agreed: Ints) -> int:
     """Units that all ranks have posted, in listing order, into `agreed`; returns how many."""
-    found = 0
+    units = 0
     for k in range(count):
         unit = waiting[k]
         if posted[unit] != ranks:
             continue
-        at = found
+        at = units
         while at > 0 and agreed[at - 1] > unit:
             agreed[at] = agreed[at - 1]
             at -= 1
         agreed[at] = unit
-        found += 1
-    return found
+        units += 1
+    return units
 
 
 @njit(nogil=True)
@@ -388,14 +388,14 @@ def simulate(
             speed_main[r] = 0.0
             speed_update[r] = 0.0
             if iteration[r] < iterations and (main_left[r] > 0 or update_left[r] > 0):
-                mine = free_of[core[r]] / active_on[core[r]]
+                share = free_of[core[r]] / active_on[core[r]]
                 if main_left[r] > 0 and update_left[r] > 0:
-                    speed_main[r] = mine / 2
-                    speed_update[r] = mine / 2
+                    speed_main[r] = share / 2
+                    speed_update[r] = share / 2
                 elif main_left[r] > 0:
-                    speed_main[r] = mine
+                    speed_main[r] = share
                 else:
-                    speed_update[r] = mine
+                    speed_update[r] = share
             if speed_main[r] > 0:
                 step = min(step, main_left[r] / speed_main[r])
             if speed_update[r] > 0:

@@ -275,24 +275,24 @@ def simulate_fluid(layout: Layout, fluid: Fluid, duration_us: Floats, filled: Fi
             op = running[k]
             d = device[op]
             if moves_bytes[op]:
-                wanted = rate_of_one / flowing if one_link else rate[op]
+                new_speed = rate_of_one / flowing if one_link else rate[op]
             elif shares and core[d] < 0 and finishes[op]:
-                wanted = finish_speed
+                new_speed = finish_speed
             elif shares and core[d] < 0 and idle_us[row[op]] > 0.0:
-                wanted = 1.0 if busy else duration_us[op] / idle_us[row[op]]
+                new_speed = 1.0 if busy else duration_us[op] / idle_us[row[op]]
             else:
-                wanted = speed_on[core[d]] if shares and core[d] >= 0 else 1.0
+                new_speed = speed_on[core[d]] if shares and core[d] >= 0 else 1.0
                 if kinds > 0 and not (len(flow_bytes) > 0 and flow_bytes[op] > 0) and not (collectives > 0 and collective[op] >= 0):
                     factor = 1.0
                     for other in range(kinds):
                         if slows[other] and active[rank[d], other] > (1 if other == kind[op] else 0):
                             factor = max(factor, slowdown[kind[op], other])
-                    wanted /= factor
-            if wanted != speed[op]:
+                    new_speed /= factor
+            if new_speed != speed[op]:
                 left[op] = max(left[op] - (now - since[op]) * speed[op], 0.0)
                 since[op] = now
-                speed[op] = wanted
-                due_us[op] = now + left[op] / wanted
+                speed[op] = new_speed
+                due_us[op] = now + left[op] / new_speed
             now_next = min(now_next, due_us[op])
         now = now_next
         # What is due goes on to its bytes, to its finish, or ends.

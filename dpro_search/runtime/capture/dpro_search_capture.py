@@ -323,8 +323,8 @@ def _function(script, request, role):
 
 def _inputs(torch, vocabulary, make, batch, sequence):
     if make is not None:
-        found = make(batch, sequence) if sequence else make(batch)
-        return (found,) if isinstance(found, torch.Tensor) else found
+        inputs = make(batch, sequence) if sequence else make(batch)
+        return (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     if vocabulary is None or not sequence:
         what = "a --sequence" if vocabulary is not None else "a function with --inputs"
         raise ValueError("what the model reads is not known: give %s" % what)
@@ -336,9 +336,9 @@ def _loss(torch, output, inputs, loss_of):
     values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
     if loss_of is not None:
         return loss_of(output, *values)
-    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if own is not None:
-        return own
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if loss is not None:
+        return loss
     if isinstance(output, dict):
         output = next(iter(output.values()))
     if isinstance(output, (tuple, list)):

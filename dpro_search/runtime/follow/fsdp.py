@@ -132,8 +132,8 @@ def _module(model: Any, name: str) -> Any:
 
 
 def _plan() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(__file__).resolve().with_name("fsdp.json").read_text())
-    return found
+    plan: dict[str, Any] = json.loads(Path(__file__).resolve().with_name("fsdp.json").read_text())
+    return plan
 
 
 def _report_used() -> None:

@@ -95,14 +95,14 @@ class _Backward:
         for node in self._ordered:
             if node.op in VIEWS and node.name not in self._names and node_of(node.input[0]) in chosen:
                 chosen.add(node.name)
-        found: dict[str, list[str]] = {}
+        awaited_of: dict[str, list[str]] = {}
         for user in self._ordered:
             left = [user] if self.awaited(user) else []
             while left:
-                needed = {node_of(entry) for entry in _data(left.pop())} & chosen - found.keys()
-                found.update(dict.fromkeys(needed, self.awaited(user)))
+                needed = {node_of(entry) for entry in _data(left.pop())} & chosen - awaited_of.keys()
+                awaited_of.update(dict.fromkeys(needed, self.awaited(user)))
                 left += [self._nodes[name] for name in needed]
-        return {name: found[name] for name in self._nodes if name in found}
+        return {name: awaited_of[name] for name in self._nodes if name in awaited_of}
 
     def _gradients(self, members: Sequence[Any]) -> list[str]:
         inside = {node.name for node in members}
@@ -163,14 +163,14 @@ def _slots(node: Any) -> tuple[list[int], list[int]]:
 
 
 def _positions(node: Any, arguments: Any) -> list[int]:
-    found: list[int] = []
+    positions: list[int] = []
     place = 0
     for argument in arguments:
         count = node.attr[argument.number_attr].i if argument.number_attr else 1
         if argument.type_attr == "T":
-            found.extend(range(place, place + count))
+            positions.extend(range(place, place + count))
         place += count
-    return found
+    return positions
 
 
 def _is_backward(name: str) -> bool:

@@ -214,11 +214,11 @@ def _symbol(trainer):
     import mxnet as mx
 
     names = {parameter.name: parameter for parameter in trainer._params}
-    best, found = None, 0
+    best, most_matches = None, 0
     for block in [item for item in gc.get_objects() if isinstance(item, mx.gluon.HybridBlock)]:
         held = len(set(block.collect_params()) & set(names))
-        if held > found:
-            best, found = block, held
+        if held > most_matches:
+            best, most_matches = block, held
     if best is None:
         return None
     try:
@@ -241,10 +241,10 @@ def _graph(block):
         graph = block._cached_graph[1]
     else:
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        wanted = [
+        input_names = [
             parameter.name
             for parameter in list(inspect.signature(block.hybrid_forward).parameters.values())[1:]  # after F
             if parameter.kind in positional and parameter.default is parameter.empty and parameter.name not in block._reg_params
         ]
-        graph = block(*[mx.sym.var("data" if len(wanted) == 1 else "data%d" % i) for i in range(len(wanted))])
+        graph = block(*[mx.sym.var("data" if len(input_names) == 1 else "data%d" % i) for i in range(len(input_names))])
     return mx.sym.Group(list(graph)) if isinstance(graph, (list, tuple)) else graph

@@ -160,13 +160,13 @@ class _Recorder(StepRecorder):
 
 def _axes(meshes):
     """[name, ranks] of this rank's group along each named axis of a mesh, where that is of two ranks at least."""
-    found = []
+    axes = []
     for mesh in meshes:
         for axis in mesh.mesh_dim_names or ():
             try:
                 group = mesh[axis].mesh.flatten().tolist()
             except Exception:  # the rank is in none
                 continue
-            if len(group) > 1 and [axis, group] not in found:
-                found.append([axis, group])
-    return found
+            if len(group) > 1 and [axis, group] not in axes:
+                axes.append([axis, group])
+    return axes

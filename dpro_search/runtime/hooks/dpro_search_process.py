@@ -94,12 +94,12 @@ class ThreadClock:
         """
         before = {tid: (self.of(tid) or 0, _sleeps(tid)) for tid in tids}
         time.sleep(over_s)
-        found = [
+        threads = [
             tid
             for tid, (used, sleeps) in before.items()
             if (self.of(tid) or 0) - used > over_s * 1e9 * _SPINS and sleeps is not None and _sleeps(tid) == sleeps
         ]
-        return set(sorted(found, key=int)[-1:])
+        return set(sorted(threads, key=int)[-1:])
 
     def of(self, tid):
         """CPU time of a thread so far in ns; None if it has ended."""

@@ -124,9 +124,9 @@ class _Recorder(StepRecorder):
 
         self.tracing = False
         tf.profiler.experimental.stop()
-        found = glob.glob(os.path.join(self.out, "profile", "**", "*.xplane.pb"), recursive=True)
-        if found:
-            shutil.move(found[0], os.path.join(self.out, "xplane.pb"))
+        profiles = glob.glob(os.path.join(self.out, "profile", "**", "*.xplane.pb"), recursive=True)
+        if profiles:
+            shutil.move(profiles[0], os.path.join(self.out, "xplane.pb"))
         shutil.rmtree(os.path.join(self.out, "profile"), ignore_errors=True)
 
     def write(self):

@@ -91,9 +91,9 @@ def peak_rss_bytes():
 
 
 def _versions(packages):
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in packages:
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "__version__"):
-            found[name] = str(module.__version__)
-    return found
+            versions[name] = str(module.__version__)
+    return versions

@@ -43,13 +43,13 @@ class _Pacer:
         plan = planned._plan
         counts = plan["stage_layers"]
         pipeline = len(plan["stages"]) > 1
-        own = plan["stages"][planned.mesh["pp"].get_local_rank()] if pipeline else [0]
-        firsts = [sum(counts[:stage]) if pipeline else 0 for stage in own]
-        sizes = [counts[stage] if pipeline else sum(counts) for stage in own]
+        stages_of_rank = plan["stages"][planned.mesh["pp"].get_local_rank()] if pipeline else [0]
+        firsts = [sum(counts[:stage]) if pipeline else 0 for stage in stages_of_rank]
+        sizes = [counts[stage] if pipeline else sum(counts) for stage in stages_of_rank]
         last = len(counts) - 1
         nothing = [0.0, 0.0, 0.0, 0.0]
         self._us = []
-        for stage, first, size in zip(own, firsts, sizes, strict=True):
+        for stage, first, size in zip(stages_of_rank, firsts, sizes, strict=True):
             before = times["embedding"] if stage == 0 or not pipeline else nothing
             behind = times["head"] if stage == last or not pipeline else nothing
             self._us.append([before, *times["layers"][first : first + size], behind])
@@ -142,9 +142,9 @@ def _pretending(spans: Spans) -> Any:
                 return func(*args, **kwargs)
             key = (func, _shapes(args), _shapes(tuple(kwargs.values())))
             if key not in self._known:
-                found = func(*args, **kwargs)
-                self._known[key] = _described(found)
-                return found
+                result = func(*args, **kwargs)
+                self._known[key] = _described(result)
+                return result
             return _made(self._known[key])
 
     def _tensors(values: Any) -> Any:

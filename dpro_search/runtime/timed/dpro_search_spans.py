@@ -86,10 +86,10 @@ class Spans:
         functional = "functional" in function.namespace
         row = self._functional(name, args, kwargs, began) if functional and name != "wait_tensor" else None
         try:
-            found = function(*args, **kwargs)
+            result = function(*args, **kwargs)
             if row is not None:
-                self._tensors[found.data_ptr()] = row
-            return found
+                self._tensors[result.data_ptr()] = row
+            return result
         finally:
             ended = time.perf_counter_ns()
             self.exchanged_s += (ended - began) / 1e9
@@ -117,9 +117,9 @@ class Spans:
             group = mesh.get_group(axis)
             if mesh[axis].size() > 1 and (axis != "pp" or group.group_name != world.group_name):
                 named[group.group_name] = (axis, list(dist.get_process_group_ranks(group)))
-        for number, (name, found) in enumerate(named.items()):
+        for number, (name, value) in enumerate(named.items()):
             self._number[name] = number
-            self._groups.append(found)
+            self._groups.append(value)
 
     def _watch(self) -> None:
         import torch.distributed as dist

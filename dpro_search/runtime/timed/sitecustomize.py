@@ -51,12 +51,12 @@ class _Report:
         self.left = MOST
 
     def read(self, line: str) -> None:
-        found = _LOSS.search(line)
-        if found and self.left > 0:
+        match = _LOSS.search(line)
+        if match and self.left > 0:
             self.left -= 1
             try:
                 with self._path.open("a") as file:
-                    file.write(f"{found[1]}\n")
+                    file.write(f"{match[1]}\n")
             except OSError:  # the job must not fail: validate reports that there are no losses
                 self.left = 0
 

@@ -28,14 +28,14 @@ def main():
     rows = []
     for text in groups.split(","):
         stride, size = map(int, text.split("x"))
-        own_group = None
+        group_of_rank = None
         for ranks in _groups(world, stride, size):
             group = dist.new_group(ranks)
             if rank in ranks:
-                own_group = group, ranks
+                group_of_rank = group, ranks
         for name, exchange in EXCHANGES.items():
             for size_bytes in map(int, sizes.split(",")):
-                call = exchange(own_group[0], own_group[1], rank, size_bytes)
+                call = exchange(group_of_rank[0], group_of_rank[1], rank, size_bytes)
                 rows.append([name, stride, size, size_bytes, _spans(call, float(seconds))])
     with open("%s-%d.json" % (out, rank), "w") as file:
         json.dump(rows, file)

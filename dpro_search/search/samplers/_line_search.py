@@ -126,8 +126,8 @@ class LineSearchSampler(Sampler):
 
     def _is_flat(self, points: list[Plan]) -> bool:
         """Whether the known predicted costs of a choice's first points hardly differ."""
-        found_us = [self._costs_us[plan] for plan in points if plan in self._costs_us]
-        return len(found_us) > 1 and max(found_us) < (1 + _FLAT) * min(found_us)
+        costs_us = [self._costs_us[plan] for plan in points if plan in self._costs_us]
+        return len(costs_us) > 1 and max(costs_us) < (1 + _FLAT) * min(costs_us)
 
     def _complete_grids(self, choices: Sequence[Choice], *, through_best: bool) -> Iterator[list[Plan]]:
         """All points of the grids through the best plan, or of the other grids."""

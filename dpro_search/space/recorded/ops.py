@@ -390,7 +390,7 @@ class _Builder:
         free = np.isfinite(ready_us)
         gap_us = np.where(free, np.maximum(start_us - ready_us, 0.0), 0.0)
         lead_us = np.where(free, 0.0, start_us - self._begin_us)
-        own_us = end_us - np.where(shared, self._last_post_us[ops], np.maximum(start_us, before_us))
+        busy_us = end_us - np.where(shared, self._last_post_us[ops], np.maximum(start_us, before_us))
 
         unknown = (gap_us > UNEXPLAINED_US) & np.isin(events.kind[ops], DEVICE_KINDS)
         pausing = shared | unknown
@@ -401,7 +401,7 @@ class _Builder:
         block: Block = empty_block(len(of))
         block |= {"device": device[of], "step": events.step[ops][of], "name": events.name[ops][of], "kind": kinds[of]}
         block["role"][:] = RUNS
-        block["duration_us"][runs] = np.where(pausing, 0.0, gap_us) + np.maximum(own_us, 0.0)
+        block["duration_us"][runs] = np.where(pausing, 0.0, gap_us) + np.maximum(busy_us, 0.0)
         block["about"] = ops[of]
         block["event"][runs] = ops
         block["on_device"][runs] = self._host_kind == OpKind.HOST

@@ -210,7 +210,7 @@ def _usual(ops: RecordedOps, in_step: Ints, duration_us: Floats, scale: Scale) -
     if not of_other_ranks.any():
         raise InputError(f"'{scale.text}': rank {scale.rank} has no op in common with another recorded rank")
     usual_us = dict(_medians(ops.peer[in_step][of_other_ranks], duration_us[of_other_ranks]))
-    return np.array([usual_us.get(peer, us) if is_own else us for peer, us, is_own in zip(
+    return np.array([usual_us.get(peer, us) if is_same_rank else us for peer, us, is_same_rank in zip(
         ops.peer[in_step].tolist(), duration_us.tolist(), of_scaled_rank.tolist(), strict=True)])  # fmt: skip
 
 

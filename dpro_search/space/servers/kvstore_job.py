@@ -108,8 +108,8 @@ class KvstoreJob(StoreJob):
         groups = host_groups(profile, self.host[:workers], most_classes)
         first = groups.first_rank.tolist()
         host_of_group = dict(zip(self.host[groups.first_rank].tolist(), groups.host.tolist(), strict=True))
-        own_hosts = sorted(set(self.host[workers:].tolist()) - set(host_of_group))
-        host_of_group |= {host: len(groups.hosts) + number for number, host in enumerate(own_hosts)}
+        server_hosts = sorted(set(self.host[workers:].tolist()) - set(host_of_group))
+        host_of_group |= {host: len(groups.hosts) + number for number, host in enumerate(server_hosts)}
         several = groups.ranks > 1
         replayed_as = np.where(several, groups.ranks[several].mean(), 1.0)
         hosts = groups.hosts * np.bincount(groups.host, replayed_as) / np.bincount(groups.host, groups.ranks)
@@ -126,7 +126,7 @@ class KvstoreJob(StoreJob):
                 workers=tuple(replayed_as.tolist()),
                 number=tuple(first),
                 host=tuple(groups.host.tolist()),
-                hosts=(*hosts.tolist(), *(1.0,) * len(own_hosts)),
+                hosts=(*hosts.tolist(), *(1.0,) * len(server_hosts)),
                 rank=tuple(cores[core] for core in (*worker_core, *self.server_core)),
             ),
             **self._of_workers(groups.first_rank),

@@ -85,10 +85,10 @@ def releases_of_units(
     new_owner, new_ptr, new_unit = np.empty(count, np.int64), np.zeros(count + 1, np.int64), np.empty(len(tensor), np.int64)
     becomes = np.empty(count, np.int64)
     of_unit, seen = np.full((classes, units), -1, np.int64), np.full(units, -1, np.int64)
-    found = _merge(owner, ptr, tensor, unit_of, of_unit, seen, becomes, new_owner, new_ptr, new_unit)
-    merged_us = np.zeros((len(work_us), found))
+    merged = _merge(owner, ptr, tensor, unit_of, of_unit, seen, becomes, new_owner, new_ptr, new_unit)
+    merged_us = np.zeros((len(work_us), merged))
     _add_work(work_us, becomes, merged_us)
-    return new_owner[:found], merged_us, new_ptr[: found + 1], new_unit[: new_ptr[found]]
+    return new_owner[:merged], merged_us, new_ptr[: merged + 1], new_unit[: new_ptr[merged]]
 
 
 @njit(nogil=True)

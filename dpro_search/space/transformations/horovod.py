@@ -136,10 +136,10 @@ class CycleTime(Transformation):
         return None
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
-        own_us = HorovodSettings.of(plan).cycle_time_us
-        if own_us is not None and rng.random() < _BACK_SHARE:
+        cycle_us = HorovodSettings.of(plan).cycle_time_us
+        if cycle_us is not None and rng.random() < _BACK_SHARE:
             return plan.changed(cycle_time_us=None)
-        now_us = max(own_us or self.job.values.get("cycle_time_us") or DEFAULT_CYCLE_US, CYCLE_RANGE_US[0])
+        now_us = max(cycle_us or self.job.values.get("cycle_time_us") or DEFAULT_CYCLE_US, CYCLE_RANGE_US[0])
         return plan.changed(cycle_time_us=rounded_cycle_us(now_us * math.exp(rng.normal(0.0, 1.0))))
 
     def start(self, plan: Plan, number: int, count: int) -> Plan:

@@ -216,12 +216,12 @@ class JobEvents:
             pushes = [worker.parts[key].event.get("PUSH") for worker in self._workers if key in worker.parts]
             for worker in self._workers:
                 back = worker.parts[key].event.get("COPYH2D") if key in worker.parts else None
-                own_push = worker.parts[key].event.get("PUSH") if key in worker.parts else None
+                push_of_worker = worker.parts[key].event.get("PUSH") if key in worker.parts else None
                 for push in pushes:
                     if (
                         back is not None
                         and push is not None
-                        and push != own_push
+                        and push != push_of_worker
                         and self._table.end_us[push] <= self._table.start_us[back]
                     ):
                         self._table.need(push, back)

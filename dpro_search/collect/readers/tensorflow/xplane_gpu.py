@@ -317,7 +317,7 @@ def _add_calls(
         for rank, _ in launched.get(call.stats["correlation_id"], ()):
             votes[call.stats.get("device_id")][rank] += 1
     rank_of_device = {device: counts.most_common(1)[0][0] for device, counts in votes.items()}
-    found_launch: set[int] = set()
+    launch_ids: set[int] = set()
     for call in calls:
         targets = launched.get(call.stats["correlation_id"], [])
         rank = targets[0][0] if targets else rank_of_device.get(call.stats.get("device_id"), -1)
@@ -336,10 +336,10 @@ def _add_calls(
         for _, item in targets:
             if call.start_us <= item.start_us:
                 table.need(event, item.event, DependencyKind.LAUNCH)
-                found_launch.add(item.event)
+                launch_ids.add(item.event)
             else:
                 dropped["launches after their kernel"] += 1
-    unlaunched = sum(item.event not in found_launch for _, gpu in gpus for item in gpu.items)
+    unlaunched = sum(item.event not in launch_ids for _, gpu in gpus for item in gpu.items)
     dropped["kernels without a recorded launch (kept)"] += unlaunched
 
 

@@ -129,8 +129,8 @@ class _Costs:
 
     def ring_us_per_byte(self, protocol: int, rounds: int) -> float:
         """us of a byte in rings through all ranks."""
-        own_us = self.constants.own_part / self.n * self.inside(protocol)
-        return own_us + rounds * (self.n - 1) / self.n * max(self.inside(protocol), self.between(protocol))
+        inside_us = self.constants.own_part / self.n * self.inside(protocol)
+        return inside_us + rounds * (self.n - 1) / self.n * max(self.inside(protocol), self.between(protocol))
 
     def prefers_rings(self, tree_us_per_byte: float) -> bool:
         """Whether NCCL takes rings for large all-reduces: it compares rates by the NICs' own, whatever the fabric carries of it."""

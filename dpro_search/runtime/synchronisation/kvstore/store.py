@@ -100,8 +100,8 @@ class Store:
         """The desk's value."""
         table = self._mx.nd.empty(desk_size(self.workers))
         self._kv.pull(self._desk_key, out=table)
-        found: Values = table.asnumpy()
-        return found
+        values: Values = table.asnumpy()
+        return values
 
     def end_without_the_others(self) -> None:
         """Do not wait for them when this process ends: one is lost, and would never come."""
@@ -119,13 +119,13 @@ def _connected() -> Any:
     """The KVStore. ps-lite waits for ever where a process is missing, and for one that comes after the others have begun."""
     import mxnet as mx
 
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(mx.kv.create("dist_async")), daemon=True)
+    stores: list[Any] = []
+    thread = threading.Thread(target=lambda: stores.append(mx.kv.create("dist_async")), daemon=True)
     thread.start()
     thread.join(START_S)
-    if not found:
+    if not stores:
         raise JobError(
             f"synchronise: ps-lite did not let this worker in within {START_S:.0f} s: start the scheduler, all servers and all "
             "workers; a worker that is started again later is not taken back"
         )
-    return found[0]
+    return stores[0]

@@ -270,3 +270,13 @@ def test_an_impossible_shape_is_a_size_that_is_not_known(tmp_path, shape):
     path = written_timeline(tmp_path / "t.json")
     path.write_text(path.read_text().replace('"[4, 5]"', f'"{shape}"'))
     assert read_horovod_timeline(path).size_bytes.min() == -1
+
+
+def test_a_file_cut_at_any_byte_of_its_last_record_says_so(tmp_path):
+    """Also behind a bracket in a string, as of a shape: the list does not end there."""
+    data = written_timeline(tmp_path / "whole.json").read_bytes()
+    begin = data.rindex(b'{"ph"')
+    assert b"[10]" in data[begin:]
+    for length in range(begin + 1, len(data) - 2):
+        (tmp_path / "cut.json").write_bytes(data[:length])
+        assert read_horovod_timeline(tmp_path / "cut.json").truncated, data[begin:length]

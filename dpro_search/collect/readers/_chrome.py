@@ -24,6 +24,7 @@ from dpro_search.collect.readers._salvage import (
 from dpro_search.errors import TraceFormatError
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BRACKET_OR_STRING = re.compile(rb'[\[\]]|"(?:[^"\\]|\\.)*(?:"|\Z)', re.DOTALL)
 
 
 class _Object(msgspec.Struct, Generic[Record]):
@@ -93,7 +94,7 @@ def events_of_damaged(
     tail = whole_records(salvaged.rest, decode)
     lost = salvaged.lost + tail.lost
     rest = tail.rest.strip(b", \t\r\n")
-    closing = rest.find(b"]")
+    closing = _end_of_list(rest)
     if closing >= 0 and b'"ph"' in rest[:closing]:
         lost += count_lost(rest[:closing])
     elif closing < 0 and (rest or ends):
@@ -101,3 +102,13 @@ def events_of_damaged(
     if lost:
         dropped[damaged(path)] += lost
     return salvaged.records + tail.records
+
+
+def _end_of_list(text: bytes) -> int:
+    """Position of the bracket that ends the list in which a text begins; -1: there is none. Brackets in strings do not count."""
+    depth = 0
+    for match in _BRACKET_OR_STRING.finditer(text):
+        depth += {b"[": 1, b"]": -1}.get(match[0], 0)
+        if depth < 0:
+            return match.start()
+    return -1

@@ -95,7 +95,7 @@ def _plan_of(trace: Trace, kind: str, memory: Recorded) -> Plan:
 def _record(trace: Trace, plan: Plan, folder: Path) -> None:
     job = recorded_job(trace)
     shutil.rmtree(folder, ignore_errors=True)
-    exported = export_plan(plan, folder / "plan", targets_for(plan, job.launcher.targets), job.facts)
+    exported = export_plan(plan, folder / "plan", targets_for(plan, job.targets), job.facts)
     env = {**job.spec.env, **exported.env, "OMP_NUM_THREADS": "1", PLAN_VARIABLE: str(exported.folder.resolve())}
     TENSORFLOW_HOROVOD.record(replace(job.spec, env=env), folder / "trace", schedule=SCHEDULE)
 

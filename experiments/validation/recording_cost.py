@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from dpro_search.collect._files import write_file
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launch.step_times import Schedule, StepTimes
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
+from dpro_search.collect.launchers._base import Launcher
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.validate import typical_us
@@ -45,12 +46,12 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class _Recorder:
-    """Takes the place of the function that times a job: records it, and gives the times of the steps without the profiler."""
+    """A launcher that records a job in place of timing it, and gives the times of the steps without the profiler."""
 
     out: Path
     steps: int
 
-    def __call__(self, spec: JobSpec, *, rate_bps: float | None, shaped: bool, warmup: int, **_: Any) -> StepTimes:
+    def time(self, spec: JobSpec, *, rate_bps: float | None, shaped: bool, warmup: int, **_: Any) -> StepTimes:
         untraced = self.steps - warmup - _TRACED - 2
         schedule = Schedule(warmup=warmup, untraced=untraced, traced=_TRACED)
         trace = TENSORFLOW_HOROVOD.record(spec, self.out, rate_bps=rate_bps, shaped=shaped, schedule=schedule)
@@ -94,7 +95,7 @@ def _run(path: Path, case: Case, plan: Plan, way: str, steps: int) -> None:
 
 
 def _recording(job: RecordedJob, out: Path, steps: int) -> RecordedJob:
-    return replace(job, kind=replace(job.kind, time=_Recorder(out, steps)))
+    return replace(job, launcher=cast(Launcher, _Recorder(out, steps)))
 
 
 def costs(folder: Path) -> list[str]:

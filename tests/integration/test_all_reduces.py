@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,8 +58,10 @@ def test_a_rank_with_another_buffer_is_named_on_all_ranks():
 
 
 def test_a_rank_that_is_gone_is_named_and_nobody_hangs():
+    """The first rank that waited too long says so; MPI then ends the others, perhaps before they have said the same."""
     done = run(3, "gone")
-    assert "said after 3 s: rank 0 waited 3 s for rank 2 in an all-reduce of 65536 elements of float64" in done.stdout, done.stdout
+    said = r"said after 3 s: rank [01] waited 3 s for rank 2 in an all-reduce of 65536 elements of float64"
+    assert re.search(said, done.stdout), done.stdout
 
 
 @pytest.mark.skipif(not TORCH.is_file(), reason=f"no environment {TORCH}; build it with scripts/make_env.sh torch")

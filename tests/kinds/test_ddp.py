@@ -99,7 +99,7 @@ def test_a_step_that_was_not_profiled_cannot_be_asked_for(trace):
 def test_a_diagnosis_asks_about_faster_links_only_where_links_limit(ddp):
     def asks(*changes: str) -> bool:
         job, _ = under(ddp, *changes)
-        return any(row["what_if"] == "bandwidth=2" for row in job.gains({}))
+        return any(row.what_if == "bandwidth=2" for row in job.gains({}))
 
     assert asks()
     assert not asks("rate=unlimited")

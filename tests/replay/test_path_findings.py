@@ -1,5 +1,7 @@
 """Sentences about a critical path, whatever kind of job it is of."""
 
+from types import SimpleNamespace
+
 from dpro_search.replay.path.findings import best_gain, path_findings
 from dpro_search.replay.path.segments import PathSegment
 
@@ -18,7 +20,7 @@ PATH = (
 
 
 def gain(what_if, gain_us):
-    return {"what_if": what_if, "gain_us": gain_us}
+    return SimpleNamespace(what_if=what_if, gain_us=gain_us)
 
 
 def test_exposed_communication_names_the_largest_its_parts_and_what_to_do():

@@ -42,8 +42,8 @@ class Setting:
     kept: bool = False
     of_experts: bool = False  # Whether only models with experts have it.
     neutral: bool = False  # Whether the default is no effect, which the page shows as a dash.
-    # What it is where nothing sets it: of the other settings, the number of devices and the framework's ZeRO stage; None: its
-    # default.
+    # Its value where nothing sets it, as a function of the other settings, the number of devices and the framework's ZeRO stage;
+    # None: its default.
     usual: Callable[[Mapping[str, Any], int, int], Any] | None = None
     follows: tuple[str, ...] = ()  # Settings with whose change it becomes what it is where nothing sets it.
     detail: bool = False  # Whether a list of different plans has only one of those that differ in it alone.

@@ -1,9 +1,9 @@
 """`RecordedReplay`: recorded steps under a plan and with changes of speed, each replayed by itself.
 
 The iteration time is the median over the steps. The time of a step is the settled distance between iterations that all have the
-ops, order and durations of that step. The interval says where another step should lie (`costmodel.step_spread`), and reaches as far as what the recording
-leaves open: the error of the ranks' clocks, time of devices that nothing explains, kernels that may not grow with the batch, prices
-of collectives that a plan adds, and the cost models of another cluster.
+ops, order and durations of that step. The interval says where another step should lie (`costmodel.step_spread`), and reaches as far
+as what the recording leaves open: the error of the ranks' clocks, time of devices that nothing explains, kernels that may not grow
+with the batch, prices of collectives that a plan adds, and the cost models of another cluster.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class GroupSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one kind among the same ranks."""
 
     collective: str  # Its kind: allreduce, alltoall...; where that is unknown, the name of its events.
-    ranks: tuple[int, ...]  # Of the group as the job numbers them, in order.
+    ranks: tuple[int, ...]  # Ranks of the group as the job numbers them, in order.
     # count, bytes_per_step, time_us: Collectives in all steps; bytes and transfer time per step.
     count: int
     bytes_per_step: float

@@ -172,7 +172,7 @@ class StepReplay:
 
     job: PreparedJob
     strategy: Strategy
-    domain: Domain  # Of the error of the prediction.
+    domain: Domain  # The domain whose errors the prediction has.
 
     @property
     def op_count(self) -> int:

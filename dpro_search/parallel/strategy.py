@@ -268,7 +268,7 @@ class Strategy:
             saves=lambda strategy: range(strategy.zero_stage + 1, 4),
         ),
     )
-    # Of dp and cp, copies of what ZeRO splits (HSDP; Megatron-LM's optimizer instances); it splits over the others.
+    # Copies of what ZeRO splits, among dp and cp (HSDP; Megatron-LM's optimizer instances); it splits over the others.
     dp_replicate: int = field(
         default=1,
         metadata=_about(
@@ -284,7 +284,7 @@ class Strategy:
             saves=lambda strategy: [1] if strategy.dp_replicate > 1 else [],
         ),
     )
-    # Of ZeRO-3: whether a layer's parameters are freed between its forward and its backward pass, and how many layers ahead they
+    # Under ZeRO-3, whether a layer's parameters are freed between its forward and its backward pass, and how many layers ahead they
     # are gathered.
     reshard: bool = field(
         default=True,
@@ -321,7 +321,7 @@ class Strategy:
             saves=lambda strategy: _RECOMPUTE[_RECOMPUTE.index(strategy.recompute) + 1 :],
         ),
     )
-    # Of each stage, virtual ones too, the first so many layers are computed again; 0: all.
+    # The number of first layers of each stage, virtual ones too, that are computed again; 0: all.
     recompute_layers: int = field(
         default=0,
         metadata=_about(

@@ -203,7 +203,7 @@ class Scenario:
     """A job under a plan, on another cluster, with other speeds. The empty scenario is the job as recorded."""
 
     plan: Plan = field(default_factory=Plan)  # Changes of strategy.
-    # Of a job that was written down: the plan under which it runs to begin with, which `plan` changes; None: as written down.
+    # The plan under which a described job runs to begin with, which `plan` changes; None: as its file says.
     begins_with: Plan | None = None
     groups: int | None = None  # So many contiguous tensor groups in place of the plan's; None: the plan's.
     # global_batch, sequence, precision: Sequences or samples of a step over all replicas, tokens of a sequence, and the precision

@@ -35,7 +35,7 @@ class TensorGroups:
     noun
         What carries a group: "collective", "bucket".
     note
-        How these were found, if that is not obvious.
+        How the groups are known, if that is not obvious.
     """
 
     groups: Mapping[str, Sequence[Group]]

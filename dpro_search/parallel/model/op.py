@@ -52,7 +52,7 @@ class Op:
 
     name: str
     type: OpType
-    role: OpRole = OpRole.OTHER  # Of a memory-bound op.
+    role: OpRole = OpRole.OTHER  # The role of a memory-bound op.
     inputs: tuple[str, ...] = ()  # Tensors that it reads, by the name of the op that makes them ("" is the block's input).
     output: Shape  # What it writes; also what the next op reads.
     reads: Shape = ()  # What it reads beside weights.

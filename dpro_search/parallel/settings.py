@@ -12,7 +12,8 @@ import msgspec
 from dpro_search.errors import InputError
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import Architecture, CapturedModel, Experts, Layer, Model
-from dpro_search.parallel.strategy import DEFAULTS, SETTINGS, ParallelSettings, Strategy, phrases, plain
+from dpro_search.parallel.setting import plain
+from dpro_search.parallel.strategy import DEFAULTS, SETTINGS, ParallelSettings, Strategy, phrases
 
 
 def strategy_text(strategy: Strategy) -> str:

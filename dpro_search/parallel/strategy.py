@@ -6,15 +6,15 @@ template of a ``job.toml``, the page, single changes, what a plan leaves out, an
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.schedule import Schedule
+from dpro_search.parallel.setting import Setting, about, doubled, first_layers, repeated, times
 from dpro_search.space.schemes import SchemeSettings, counted
 
 
@@ -24,70 +24,6 @@ class Recompute(StrEnum):
     NONE = "none"
     SELECTIVE = "selective"  # some of a layer: see `Selective`
     FULL = "full"  # all of a layer but its input
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """Everything that follows from a setting beside prices and memory."""
-
-    words: Callable[[Any], str]  # A value in a few words.
-    note: str  # Comment of its line in a job.toml.
-    # Its line in a job.toml, commented out, of a setting that most jobs leave alone; None: its value is written.
-    example: str | None = None
-    label: str = ""  # What the page calls it; empty: its name.
-    least: int | None = None  # The lowest value; None: no number, or any.
-    # Another setting and how large it must be for this one to have an effect. Where it has none, it is its default, but for those
-    # that are `kept` as they are set.
-    needs: tuple[str, int] | None = None
-    kept: bool = False
-    of_experts: bool = False  # Whether only models with experts have it.
-    neutral: bool = False  # Whether the default is no effect, which the page shows as a dash.
-    # Its value where nothing sets it, as a function of the other settings, the number of devices and the framework's ZeRO stage;
-    # None: its default.
-    usual: Callable[[Mapping[str, Any], int, int], Any] | None = None
-    follows: tuple[str, ...] = ()  # Settings with whose change it becomes what it is where nothing sets it.
-    detail: bool = False  # Whether a list of different plans has only one of those that differ in it alone.
-    said: Callable[[Strategy], bool] | None = None  # Whether the text of a whole strategy says it; None: unless it is its default.
-    # Other values that a diagnosis tries; and values that need less memory, or several settings together that do.
-    changes: Callable[[Strategy], Iterable[Any]] = lambda strategy: ()
-    saves: Callable[[Strategy], Iterable[Any]] = lambda strategy: ()
-
-
-def _about(words: str | Callable[[Any], str], note: str, example: str | None = None, **more: Any) -> dict[str, Setting]:
-    """Metadata of a field of `Strategy`; `words` may be a template, or two texts, for true and for false, with a bar between."""
-    if isinstance(words, str):
-        yes, _, no = words.partition("|")
-        words = (lambda value: yes if value else no) if no else yes.format
-    return {"setting": Setting(words=words, note=note, example=example, **more)}
-
-
-def plain(value: Any) -> Any:
-    """A value of a strategy as settings have it: names in place of members of an enumeration."""
-    return value.value if isinstance(value, Enum) else value
-
-
-def _doubled(name: str) -> Callable[[Strategy], Iterable[int]]:
-    """Twice a value, and half of it."""
-
-    def values(strategy: Strategy) -> Iterable[int]:
-        value = getattr(strategy, name)
-        return (value * 2, value // 2) if value > 1 else (value * 2,)
-
-    return values
-
-
-def _times(name: str) -> Callable[[Strategy], Iterable[int]]:
-    return lambda strategy: [getattr(strategy, name) * factor for factor in (2, 4, 8)]
-
-
-def _first_layers(count: int) -> str:
-    return "the first layer of each stage" if count == 1 else f"the first {count} layers of each stage"
-
-
-def _repeated(counts: Sequence[int]) -> str:
-    """Numbers as ``--set`` takes them, with how often each comes in a row: "7,14x8,7"."""
-    groups = [(value, len(list(same))) for value, same in itertools.groupby(counts)]
-    return ",".join(f"{value}x{times}" if times > 1 else str(value) for value, times in groups)
 
 
 def _dp(values: Mapping[str, Any], devices: int, zero_stage: int) -> int:
@@ -137,54 +73,54 @@ class Strategy:
 
     tp: int = field(
         default=1,
-        metadata=_about(
+        metadata=about(
             "tp {}",
             "tensor parallel: heads, widths and vocabulary over so many devices",
             label="tensor parallel (tp)",
             least=1,
-            changes=_doubled("tp"),
-            saves=_times("tp"),
+            changes=doubled("tp"),
+            saves=times("tp"),
         ),
     )
     pp: int = field(
         default=1,
-        metadata=_about(
+        metadata=about(
             "pp {}",
             "pipeline stages",
             label="pipeline stages (pp)",
             least=1,
-            changes=_doubled("pp"),
-            saves=_times("pp"),
+            changes=doubled("pp"),
+            saves=times("pp"),
         ),
     )
     cp: int = field(
         default=1,
-        metadata=_about(
+        metadata=about(
             "cp {}",
             "context parallel: parts of each sequence",
             label="context parallel (cp)",
             least=1,
             neutral=True,
-            changes=_doubled("cp"),
-            saves=_times("cp"),
+            changes=doubled("cp"),
+            saves=times("cp"),
         ),
     )
     # Devices that share the experts of a layer; they are taken from dp, cp and tp.
     ep: int = field(
         default=1,
-        metadata=_about(
+        metadata=about(
             "ep {}",
             "devices that share the experts of a layer",
             label="expert parallel (ep)",
             of_experts=True,
             least=1,
             neutral=True,
-            changes=_doubled("ep"),
+            changes=doubled("ep"),
         ),
     )
     etp: int = field(
         default=1,
-        metadata=_about(
+        metadata=about(
             "etp {}",
             "tensor parallel of the experts",
             label="tensor parallel of experts",
@@ -196,7 +132,7 @@ class Strategy:
     # Replicas of the model; their gradients are summed.
     dp: int = field(
         default=1,
-        metadata=_about(
+        metadata=about(
             "dp {}",
             "replicas; follows from the devices",
             label="data parallel (dp)",
@@ -207,19 +143,19 @@ class Strategy:
     )
     virtual_stages: int = field(
         default=1,
-        metadata=_about(
+        metadata=about(
             lambda value: f"{value} virtual stages" if value > 1 else "no virtual stages",
             "groups of layers on each pipeline stage",
             least=1,
             neutral=True,
             detail=True,
             said=lambda strategy: strategy.virtual_stages > 1 and not _other_than_interleaved(strategy),
-            changes=_doubled("virtual_stages"),
+            changes=doubled("virtual_stages"),
         ),
     )
     schedule: Schedule = field(
         default=Schedule.ONE_F_ONE_B,
-        metadata=_about(
+        metadata=about(
             lambda value: _SCHEDULES.get(value, value),
             "1f1b, gpipe, zero-bubble; interleaved (virtual_stages above 1); zero-bubble-v, dual-pipe-v (virtual_stages 2)",
             needs=("pp", 2),
@@ -232,8 +168,8 @@ class Strategy:
     # Layers of each stage in the order of the forward pass; empty: as many on each.
     stage_layers: tuple[int, ...] = field(
         default=(),
-        metadata=_about(
-            lambda value: f"layers per stage {_repeated(value)}" if value else "as many layers on each stage",
+        metadata=about(
+            lambda value: f"layers per stage {repeated(value)}" if value else "as many layers on each stage",
             "layers of each stage, virtual ones too; without it as many on each",
             "[8, 9, 9, 6]",
             label="layers of each stage",
@@ -245,7 +181,7 @@ class Strategy:
     # Norms and residuals split the sequence over tp.
     sequence_parallel: bool = field(
         default=False,
-        metadata=_about(
+        metadata=about(
             "sequence parallel|no sequence parallel",
             "norms and residuals split the sequence over tp",
             needs=("tp", 2),
@@ -258,7 +194,7 @@ class Strategy:
     )
     zero_stage: int = field(
         default=0,
-        metadata=_about(
+        metadata=about(
             lambda value: f"ZeRO-{value}" if value else "no ZeRO",
             "1 splits optimizer state over dp and cp, 2 gradients too, 3 parameters too (FSDP)",
             label="ZeRO stage",
@@ -271,7 +207,7 @@ class Strategy:
     # Copies of what ZeRO splits, among dp and cp (HSDP; Megatron-LM's optimizer instances); it splits over the others.
     dp_replicate: int = field(
         default=1,
-        metadata=_about(
+        metadata=about(
             lambda value: f"HSDP, {value} replicas" if value > 1 else "no HSDP",
             "copies of what ZeRO splits (HSDP): it splits over fewer replicas",
             "2",
@@ -280,7 +216,7 @@ class Strategy:
             neutral=True,
             follows=("zero_stage",),
             detail=True,
-            changes=lambda strategy: _doubled("dp_replicate")(strategy) if strategy.zero_stage else [],
+            changes=lambda strategy: doubled("dp_replicate")(strategy) if strategy.zero_stage else [],
             saves=lambda strategy: [1] if strategy.dp_replicate > 1 else [],
         ),
     )
@@ -288,7 +224,7 @@ class Strategy:
     # are gathered.
     reshard: bool = field(
         default=True,
-        metadata=_about(
+        metadata=about(
             "parameters freed after forward|parameters kept for backward",
             "ZeRO-3 keeps a layer's parameters from its forward to its backward pass",
             "false",
@@ -301,7 +237,7 @@ class Strategy:
     )
     prefetch_layers: int = field(
         default=1,
-        metadata=_about(
+        metadata=about(
             lambda value: f"gathers {counted('layer')(value)} ahead",
             "ZeRO-3 gathers so many layers ahead",
             "2",
@@ -313,7 +249,7 @@ class Strategy:
     )
     recompute: Recompute = field(
         default=Recompute.NONE,
-        metadata=_about(
+        metadata=about(
             lambda value: f"{value} recomputation" if value != "none" else "no recomputation",
             "none, selective (PyTorch: every second matmul; else the scores) or full (all of a layer but its input)",
             said=lambda strategy: True,
@@ -324,8 +260,8 @@ class Strategy:
     # The number of first layers of each stage, virtual ones too, that are computed again; 0: all.
     recompute_layers: int = field(
         default=0,
-        metadata=_about(
-            lambda value: f"recompute {_first_layers(value)}" if value else "recompute all layers",
+        metadata=about(
+            lambda value: f"recompute {first_layers(value)}" if value else "recompute all layers",
             "recompute only the first so many layers of each stage",
             "2",
             least=0,
@@ -344,20 +280,20 @@ class Strategy:
     )
     micro_batch: int = field(
         default=1,
-        metadata=_about(
+        metadata=about(
             "micro-batch {}",
             "sequences that go through a stage at a time",
             least=1,
             detail=True,
             said=lambda strategy: True,
-            changes=_doubled("micro_batch"),
+            changes=doubled("micro_batch"),
             saves=lambda strategy: [1] if strategy.micro_batch > 1 else [],
         ),
     )
     # Keys and values go round cp's ranks beside the attention; False: they are gathered before it.
     cp_ring: bool = field(
         default=False,
-        metadata=_about(
+        metadata=about(
             "ring attention|keys and values gathered",
             "keys and values go round cp's ranks beside the attention; without it they are gathered before it",
             "true",
@@ -369,7 +305,7 @@ class Strategy:
     # Each of cp's ranks has as much of a causal attention; False: the last one has most.
     cp_balanced: bool = field(
         default=True,
-        metadata=_about(
+        metadata=about(
             "causal attention balanced|causal attention not balanced",
             "the last of cp's ranks has most of a causal attention",
             "false",
@@ -381,7 +317,7 @@ class Strategy:
     # In which gradients are summed; None: the framework's.
     gradient_dtype: Literal["fp32", "bf16"] | None = field(
         default=None,
-        metadata=_about(
+        metadata=about(
             "gradients in {}",
             "fp32 or bf16: in which gradients are summed; without it the framework's",
             '"bf16"',
@@ -391,7 +327,7 @@ class Strategy:
     # Tokens of the experts' rank that has most, over the mean of all ranks: a property of the job, which no search changes.
     expert_load: float = field(
         default=1.0,
-        metadata=_about(
+        metadata=about(
             "expert load {:g}",
             "tokens of the experts' rank that has most, over the mean",
             "1.2",
@@ -498,7 +434,7 @@ def phrases(settings: Mapping[str, Any]) -> list[str]:
     if said.get("recompute_layers") and "recompute" in said:
         kind = said.pop("recompute")
         if kind == "selective":
-            words = {**words, "recompute_layers": lambda count: f"selective recomputation of {_first_layers(count)}"}
+            words = {**words, "recompute_layers": lambda count: f"selective recomputation of {first_layers(count)}"}
     elif "recompute" in said:
         said.pop("recompute_layers", None)
     if said.get("virtual_stages", 1) > 1 and said.get("schedule") == "interleaved":

@@ -8,7 +8,7 @@ from dpro_search.parallel import strategy as schema
 from tests.parallel.jobs import text
 
 DECLARED = """    new_setting: int = field(
-        default=1, metadata=_about("new setting {}", "what it does", label="the new one", least=1, changes=_doubled("new_setting"))
+        default=1, metadata=about("new setting {}", "what it does", label="the new one", least=1, changes=doubled("new_setting"))
     )
     global_batch: int = 1
 """

@@ -8,7 +8,8 @@ from typing import Any
 
 from dpro_search.errors import InputError
 from dpro_search.kinds._answers import Remedy
-from dpro_search.parallel.strategy import SETTINGS, Strategy, plain
+from dpro_search.parallel.setting import plain
+from dpro_search.parallel.strategy import SETTINGS, Strategy
 from dpro_search.space.plan import Plan, Prediction
 
 _MOST_REMEDIES = 3

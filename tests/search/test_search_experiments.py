@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from bus_objective import KnobObjective, prediction_of
@@ -17,9 +14,7 @@ from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.search.samplers import SAMPLERS
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
-from experiments.search.line_searches import all_plans, line_search, row
 from experiments.search.samplers import Charged, prices_of, searched, table
-from experiments.search.time_to_best import report
 from tests.sample import horovod_trace_path
 
 REPLAY_S = 2.0
@@ -51,15 +46,6 @@ def test_a_replay_counts_in_every_search_and_is_done_in_one() -> None:
     assert job.replayed == [Plan()]
 
 
-def test_line_searches_are_compared_with_the_best_of_all_plans_of_the_knobs() -> None:
-    job = KnobObjective()
-    predictions = {plan: job.predict(plan) for plan in all_plans(job.space)}
-    assert len(predictions) == len(job.space.choices[0].grids["set"]), "one of them is as recorded"
-    best_us = min(prediction.iteration_us for prediction in predictions.values())
-    assert {line_search(job.space, predictions, start)[0] for start in predictions} == {best_us}, "one knob is searched completely"
-    assert "| 0 of 3 | 0.00 |" in row("knob", job.space, predictions, 3)
-
-
 def test_samplers_are_compared_with_the_best_of_all() -> None:
     case = searched("knob", KnobObjective(), seconds=0.3, seeds=2)  # type: ignore[arg-type]
     assert set(case.found_us) == {*SAMPLERS, "random"} - {"critical-path"}, "nothing guides this job"
@@ -73,17 +59,6 @@ def test_a_recording_is_searched_as_if_its_links_were_slower() -> None:
     trace = Trace.load(horovod_trace_path())
     own, slower = (prices_of(trace, rate).predict(Plan()).iteration_us for rate in (None, "500mbit"))
     assert slower > 1.1 * own
-
-
-def test_a_search_that_was_cut_off_counts_as_far_as_it_came(tmp_path: Path) -> None:
-    lines = [[1.0, 1, 200.0], [2.0, 9, 101.0], [30.0, 99, 100.5]]
-    (tmp_path / "auto-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "[40.0, 1")
-    (tmp_path / "mcmc-0.jsonl").write_text("[1.5, 1, 200.0]\n[50.0, 99, 100.0]\n")
-    auto, mcmc = report(tmp_path)["searches"]
-    assert (auto["seconds"], auto["plans"], auto["best_us"]) == (30.0, 99, 100.5)
-    assert auto["gap_pct"] == pytest.approx(0.5)
-    assert auto["within_1_pct_s"] == auto["within_1_pct_of_other_samplers_s"] == 2.0
-    assert mcmc["within_1_pct_of_other_samplers_s"] == 50.0
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,12 @@ from dpro_search.quantities import (
     time_text,
 )
 from dpro_search.space.scenario import readers
+from tests.every_case import every_case
 
 _READERS = [parse_bytes, parse_rate_bps, parse_us, parse_switch, parse_count, parse_flops_per_s, parse_hz, parse_watts]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("text", "size_bytes"),
     [("64MB", 64_000_000), ("25 MiB", 25 * 2**20), ("25M", 25 * 2**20), ("1048576", 2**20), ("0", 0), ("1.5KiB", 1536), ("3b", 3)],
 )
@@ -36,7 +37,7 @@ def test_sizes_have_decimal_and_binary_units(text: str, size_bytes: int) -> None
     assert parse_bytes(text) == size_bytes
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("text", "rate_bps"),
     [("500mbit", 5e8), ("200gbit", 2e11), ("200 Gbit/s", 2e11), ("2g", 2e9), ("25GB/s", 2e11), ("1e9", 1e9), ("unlimited", None)],
 )
@@ -68,8 +69,8 @@ def test_switches(text: str, value: bool) -> None:
     assert parse_switch(text) is value
 
 
-@pytest.mark.parametrize("read", _READERS)
-@pytest.mark.parametrize("text", ["", "fast", "1.2.3", "64 parsecs", "-3MB", "1e999", "nan"])
+@every_case("read", _READERS)
+@every_case("text", ["", "fast", "1.2.3", "64 parsecs", "-3MB", "1e999", "nan"])
 def test_anything_else_is_refused_with_the_text(read: object, text: str) -> None:
     with pytest.raises(InputError, match=f"'{text}'"):
         read(text)  # type: ignore[operator]
@@ -105,7 +106,7 @@ def test_every_setting_of_bytes_or_time_is_checked():
             readers()[name]("50")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("text", "expected"),
     [
         (time_text(431_200.0), "431.2 ms"),

@@ -4,6 +4,7 @@ import pytest
 
 from dpro_search.errors import InputError
 from tests.cli.facts import replayed
+from tests.every_case import every_case
 from tests.recordings import trace_of
 
 REFUSED = {
@@ -28,7 +29,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("recording", "change", "message"),
     [(recording, change, message) for recording, refused in REFUSED.items() for change, message in refused.items()],
 )

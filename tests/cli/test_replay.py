@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from sample import HOROVOD_SAMPLE
 
+from tests.every_case import every_case
 from tests.in_process import dpro
 
 KEYS = {
@@ -91,7 +92,7 @@ def test_a_named_cluster_is_the_same_as_its_ranks_and_rate():
     assert named["cluster"]["name"].startswith("4 x testbed")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("args", "message"),
     [
         (("--set", "threshold=1"), "a Horovod job has no knob 'threshold'"),

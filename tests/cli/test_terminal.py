@@ -15,6 +15,7 @@ from typing import NoReturn
 import pytest
 
 from dpro_search.cli import VERBS, main
+from tests.every_case import every_case
 from tests.in_process import dpro
 
 
@@ -116,7 +117,7 @@ def test_quiet_leaves_the_result_and_errors_only(tmp_path: Path):
     assert "exists already" in again.stderr
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@every_case("verb", VERBS)
 def test_every_verb_can_be_quiet_and_its_help_fits_80_columns(verb):
     done = dpro(verb, "--help", COLUMNS="80")
     assert "--quiet" in done.stdout

@@ -8,6 +8,7 @@ import pytest
 
 from dpro_search.cluster import Cluster, Device, bundled, parse_cluster, to_toml
 from dpro_search.cluster.files import load_cluster
+from tests.every_case import every_case
 
 DEVICES = bundled.names("device")
 MACHINES = bundled.names("machine")
@@ -38,7 +39,7 @@ def test_the_machines_that_people_name_are_there():
     } <= set(MACHINES)
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@every_case("name", DEVICES)
 def test_a_device_is_described_in_full(name: str):
     device = bundled.device(name)
     for field in ("memory_bytes", "memory_bytes_per_s", "l2_cache_bytes", "cores", "clock_hz", "power_w"):
@@ -46,7 +47,7 @@ def test_a_device_is_described_in_full(name: str):
     assert device.peak.fp32 is not None
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@every_case("name", DEVICES)
 def test_a_device_is_plausible(name: str):
     device = bundled.device(name)
     assert 2**32 < device.memory_bytes < 2**40
@@ -60,7 +61,7 @@ def test_a_device_is_plausible(name: str):
     assert min(abs(per_cycle / lanes - 1) for lanes in (64, 128, 256)) < 0.12
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@every_case("name", DEVICES)
 def test_lower_precision_is_not_slower(name: str):
     peak = bundled.device(name).peak
     for higher, lower in (("fp64", "fp32"), ("fp32", "tf32"), ("tf32", "fp16"), ("fp32", "fp16"), ("fp16", "fp8")):
@@ -68,7 +69,7 @@ def test_lower_precision_is_not_slower(name: str):
             assert getattr(peak, higher) <= getattr(peak, lower)
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@every_case("name", DEVICES)
 def test_a_memory_is_no_larger_than_the_name_says(name: str):
     device = bundled.device(name)
     stated = float(re.search(r"(\d+)GB", device.name)[1])
@@ -92,7 +93,7 @@ def test_peaks_are_those_that_are_published(name: str, bf16_tflops: float, memor
     assert device.memory_bytes_per_s == pytest.approx(memory_tb_per_s * 1e12, rel=0.05)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "gigabytes_per_s"),
     [
         ("dgx-1-v100", 150),
@@ -110,7 +111,7 @@ def test_rings_through_all_devices_use_all_links_of_each(name: str, gigabytes_pe
     assert machine.bandwidth_bytes_per_us(range(machine.ranks)) == pytest.approx(gigabytes_per_s * 1e3)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "gbit_per_s"),
     [
         ("p4d", 400),
@@ -128,7 +129,7 @@ def test_a_host_has_the_network_that_its_provider_states(name: str, gbit_per_s: 
     assert parse_cluster(name).rate_bps == gbit_per_s * 1e9
 
 
-@pytest.mark.parametrize("name", GPU_MACHINES)
+@every_case("name", GPU_MACHINES)
 def test_a_machine_is_plausible(name: str):
     machine = bundled.machine(name)
     host = machine.groups[0].host
@@ -144,7 +145,7 @@ def test_a_machine_is_plausible(name: str):
         assert 0.5 < machine.price_per_device_hour_usd < 50
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@every_case("name", MACHINES)
 def test_every_source_is_named_with_a_year_or_says_how_the_value_was_found(name: str):
     machine = bundled.machine(name)
     sources = [machine.provenance, *(device.provenance for device in {group.host.device for group in machine.groups})]
@@ -153,7 +154,7 @@ def test_every_source_is_named_with_a_year_or_says_how_the_value_was_found(name:
             assert re.search(r"20[012]\d|^(derived|estimated|measured): |^collect/", text), text
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@every_case("name", MACHINES)
 def test_a_latency_is_never_taken_for_a_vendor_s_figure(name: str):
     machine = bundled.machine(name)
     host = machine.groups[0].host
@@ -161,7 +162,7 @@ def test_a_latency_is_never_taken_for_a_vendor_s_figure(name: str):
         assert re.match("(derived|estimated|measured): ", machine.provenance.of(f"{link.level}.latency"))
 
 
-@pytest.mark.parametrize("name", [*MACHINES, "2xdgx-1-v100", "4xtestbed@1gbit", "24xgb200"])
+@every_case("name", [*MACHINES, "2xdgx-1-v100", "4xtestbed@1gbit", "24xgb200"])
 def test_a_cluster_comes_back_from_toml_and_json(name: str, tmp_path: Path):
     cluster = parse_cluster(name)
     (tmp_path / "it.toml").write_text(to_toml(cluster))
@@ -169,7 +170,7 @@ def test_a_cluster_comes_back_from_toml_and_json(name: str, tmp_path: Path):
     assert msgspec.json.decode(msgspec.json.encode(cluster), type=Cluster) == cluster
 
 
-@pytest.mark.parametrize("name", DEVICES)
+@every_case("name", DEVICES)
 def test_a_device_is_of_its_usual_machine(name: str):
     usual = bundled.usual_machine(name)
     if usual is not None:
@@ -189,7 +190,7 @@ def _alias_lines(kind: str) -> list[str]:
     return [next((line for line in text.splitlines() if line.startswith("aliases")), "") for text in files]
 
 
-@pytest.mark.parametrize(
+@every_case(
     "measured",
     [
         "Tesla P4",

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.errors import InputError
+from tests.every_case import every_case
 
 WHOLE = """name = "mine"
 hosts = 4
@@ -96,7 +97,7 @@ def test_hosts_may_differ(tmp_path: Path):
     assert cluster.provenance.of("host[1].nvlink.rate") == "NVIDIA DGX A100 data sheet, 2021"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("old", "new", "message"),
     [
         ('rate = "100gbit"', 'rate = "100 furlongs"', "FILE:13: nic.rate: '100 furlongs' is not a rate"),

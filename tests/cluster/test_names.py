@@ -8,6 +8,7 @@ import pytest
 
 from dpro_search.cluster import known_names, parse_cluster
 from dpro_search.errors import InputError
+from tests.every_case import every_case
 
 
 def test_a_count_before_a_machine_is_of_hosts():
@@ -82,7 +83,7 @@ def test_a_misspelt_name_gets_the_nearest(text: str, meant: str):
     assert meant in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@every_case(
     "text",
     [
         "",
@@ -118,7 +119,7 @@ def test_a_file_may_be_multiplied(tmp_path: Path):
     assert cluster.name == "8 x HGX H100 as in mine.toml"
 
 
-@pytest.mark.parametrize("name", known_names())
+@every_case("name", known_names())
 def test_every_known_name_is_a_cluster_that_describes_itself_in_a_line(name: str):
     cluster = parse_cluster(name)
     assert cluster.ranks >= 1

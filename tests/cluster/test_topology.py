@@ -24,6 +24,7 @@ from dpro_search.cluster import (
 from dpro_search.cluster.files import load_cluster
 from dpro_search.cluster.rings import disjoint_rings
 from dpro_search.errors import InputError
+from tests.every_case import every_case
 
 SOURCE = Provenance(source="made up, 2026")
 GPU = Device(name="gpu", vendor="none", kind="gpu", provenance=SOURCE)
@@ -225,7 +226,7 @@ def test_rings_of_complete_graphs_are_those_of_walecki(count: int, rings: int):
     assert disjoint_rings(tuple((a, b, 1) for a, b in combinations(range(count), 2)), tuple(range(count))) == rings
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("make", "message"),
     [
         (lambda: Link(level="pcie", rate_bps=0), "pcie.rate must be above 0"),

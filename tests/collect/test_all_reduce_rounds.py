@@ -10,6 +10,7 @@ from dpro_search.runtime.all_reduce.dpro_search_all_reduce import ALGORITHMS, Ch
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import of_size
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.memory import HostMemory, Registry
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce.rounds import ADD, COPY, IN_RANK_ORDER, stages
+from tests.every_case import every_case
 
 layouts = st.tuples(st.integers(1, 5), st.integers(1, 4)).map(
     lambda shape: [[host * shape[1] + i for i in range(shape[1])] for host in range(shape[0])]
@@ -83,8 +84,8 @@ def test_half_precision_is_rounded_once():
     assert summed("direct", [list(range(5))], rows)[0, 0] == 2052
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8, 12])
-@pytest.mark.parametrize(
+@every_case("ranks", [2, 3, 8, 12])
+@every_case(
     ("name", "algorithm"),
     [
         ("ring", Algorithm.RING),

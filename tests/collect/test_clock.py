@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.clock import CommSpans, align_clocks
 from dpro_search.errors import InputError
+from tests.every_case import every_case
 
 EPOCH_US = 1.79e15
 
@@ -36,9 +37,9 @@ def hosts(count):
     return tuple(f"host{i}" for i in range(count))
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-@pytest.mark.parametrize("slow_host", [1.0, 5.0])
-@pytest.mark.parametrize("straggler", [False, True])
+@every_case("ranks", [2, 4, 8])
+@every_case("slow_host", [1.0, 5.0])
+@every_case("straggler", [False, True])
 def test_known_skews_lie_within_the_residual_in_nine_of_ten_cases(ranks, slow_host, straggler):
     inside = []
     for seed in range(20):
@@ -123,8 +124,8 @@ def few(differences_us):
     return CommSpans(enqueue_us=begin + np.array([300.0, 900.0]), end_us=end, family=np.zeros(len(differences_us), np.int64))
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 7])
-@pytest.mark.parametrize("late_us", [0.0, 250.0, -80.0])
+@every_case("count", [2, 3, 5, 7])
+@every_case("late_us", [0.0, 250.0, -80.0])
 def test_a_few_collectives_that_complete_together_fix_the_clocks(count, late_us):
     report = align_clocks(few([late_us] * count), ("a", "b"))
     assert report.offset_us[1] == pytest.approx(late_us, abs=1)

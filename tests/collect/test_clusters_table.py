@@ -22,6 +22,7 @@ from dpro_search.collect.tables.clusters import (
     read_table,
 )
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError, TraceVersionError
+from tests.every_case import every_case
 
 REAL = Path(__file__).resolve().parents[1] / "data" / "xla_clusters.jsonl.gz"
 HEADER = TableHeader(machine="m", versions={"tensorflow": "2"}, started_at="2026-01-01")
@@ -148,7 +149,7 @@ def test_another_file_is_refused(tmp_path):
         read_table(tmp_path / "missing")
 
 
-@pytest.mark.parametrize(
+@every_case(
     "damage",
     [
         {"op_us": [1.0, 2.0]},

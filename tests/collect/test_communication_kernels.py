@@ -8,6 +8,7 @@ from kineto_files import COLLECTIVES, START, Profile
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.recorded_names import communicates, computes_too, library_of
 from dpro_search.collect.trace import EventKind, Trace
+from tests.every_case import every_case
 from tests.in_process import succeeds
 from tests.profiles import profiled, times_of
 
@@ -61,18 +62,18 @@ def job(tmp_path, kernel: str, op: str = "c10d::allreduce_") -> Trace:
     return read([profile.write(tmp_path / "rank0.json")])
 
 
-@pytest.mark.parametrize("kernel", KNOWN)
+@every_case("kernel", KNOWN)
 def test_kernels_of_communication_libraries_are_known(kernel):
     assert communicates(kernel)
 
 
-@pytest.mark.parametrize("kernel", COMPUTE)
+@every_case("kernel", COMPUTE)
 def test_kernels_that_compute_do_not_communicate(kernel):
     assert not communicates(kernel)
     assert not computes_too(kernel)
 
 
-@pytest.mark.parametrize("kernel", KNOWN)
+@every_case("kernel", KNOWN)
 def test_communication_of_any_library_is_exposed_and_can_be_taken_away(tmp_path, kernel):
     of_kernel = profiled(job(tmp_path, kernel))
     assert times_of(of_kernel).breakdown_us["exposed_communication"] == pytest.approx(200, abs=5)

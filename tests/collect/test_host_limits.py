@@ -9,6 +9,7 @@ from dpro_search.collect.launch.host_limits import CpusChange, HostLimits, RateC
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.launch.while_running import changing
 from dpro_search.errors import InputError, MissingCapabilityError
+from tests.every_case import every_case
 
 
 def test_quotas_and_changes_are_read_as_they_are_written():
@@ -22,7 +23,7 @@ def test_quotas_and_changes_are_read_as_they_are_written():
     assert not HostLimits.parse(None)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("cpus", "changes", "message"),
     [
         ("1,0", (), r"--host-cpus: a host's quota is a number of cores, at least 0.01, not 0"),

@@ -10,6 +10,7 @@ from kineto_files import distributed, small_job
 
 from dpro_search.collect.readers.importers import import_trace, importers
 from dpro_search.errors import InputError
+from tests.every_case import every_case
 
 
 def message(*sources) -> str:
@@ -117,7 +118,7 @@ def test_compressed_files_are_recognised_whatever_their_name(tmp_path):
     assert trace.meta.ranks == 2
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "data", "what"),
     [
         ("run.zip", b"PK\x03\x04" + bytes(100), "a zip archive; unpack it"),

@@ -2,12 +2,12 @@
 
 import doctest
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro_search.graph import event_names as kernel_names
 from dpro_search.graph.event_names import short_names
+from tests.every_case import every_case
 
 COPY = "at::native::(anonymous namespace)::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#2}::operator()() const"
 ELEMENTWISE = (
@@ -20,7 +20,7 @@ def test_the_example_in_the_module_runs():
     assert doctest.testmod(kernel_names).failed == 0
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "short"),
     [
         (f"launch of {ELEMENTWISE % COPY}@3", "launch of elementwise_kernel<direct_copy_kernel_cuda>@3"),

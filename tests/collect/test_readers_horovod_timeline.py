@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.readers.horovod.timeline import HorovodTimeline, TimelinePhase, read_horovod_timeline
 from dpro_search.errors import InputError, TraceFormatError
+from tests.every_case import every_case
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces" / "tensorflow_horovod_2"
 recorded = pytest.mark.skipif(not TRACES.is_dir(), reason="needs the recorded traces, which are not part of the project")
@@ -143,7 +144,7 @@ def test_other_operations_are_skipped_and_counted(tmp_path):
     assert found.end_us.max() < 9000
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[", "[]", "hello", '{"traceEvents": []}', '[{"ph": "X", "ts": 1, "name": "op"}]'])
+@every_case("content", ["", "{}", "[", "[]", "hello", '{"traceEvents": []}', '[{"ph": "X", "ts": 1, "name": "op"}]'])
 def test_a_file_that_is_no_timeline_is_refused(tmp_path, content):
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(TraceFormatError, match=r"other\.json: not a Horovod timeline"):

@@ -20,6 +20,7 @@ from dpro_search.collect.readers.kineto.json_records import JsonRecords
 from dpro_search.collect.readers.kineto.notes import SpanRecord
 from dpro_search.collect.trace import DependencyKind
 from dpro_search.errors import InputError
+from tests.every_case import every_case
 
 
 @pytest.mark.parametrize("spelling", ["old", "new", "bare", "indented", "zipped"])
@@ -142,10 +143,8 @@ def test_a_wrong_byte_costs_the_record_that_it_is_in(tmp_path, at, value):
     assert records_lost(path, data[:at] + bytes([value]) + data[at + 1 :], whole) <= 2
 
 
-@pytest.mark.parametrize(
-    "mark", ['{"ph": "X", "cat": "cpu_op"', '}, {"ph": "X", "cat": "cuda_runtime"', '"ph": "X", "cat": "cpu_op"']
-)
-@pytest.mark.parametrize("wrong", ["x", "]", "[", "{", "}", '"', "\\", "\0"])
+@every_case("mark", ['{"ph": "X", "cat": "cpu_op"', '}, {"ph": "X", "cat": "cuda_runtime"', '"ph": "X", "cat": "cpu_op"'])
+@every_case("wrong", ["x", "]", "[", "{", "}", '"', "\\", "\0"])
 def test_a_wrong_brace_comma_or_quote_costs_its_record(tmp_path, mark, wrong):
     """Marks of the text between two records: it looked like one record to the end of the file, or like the end of the list."""
     path = small_job(steps=20).write(tmp_path / "trace.json")

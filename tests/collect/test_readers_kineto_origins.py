@@ -12,6 +12,7 @@ from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.columns import tells_where
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import EventKind, Trace
+from tests.every_case import every_case
 
 RECORDED = Path(__file__).parents[1] / "data" / "kineto_modules" / "net.json.gz"
 
@@ -69,7 +70,7 @@ def test_what_has_no_known_launch_has_the_op_of_its_external_id_or_none(tmp_path
     }
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "expected"),
     [
         ("nn.Module: Conv2d_0", True),

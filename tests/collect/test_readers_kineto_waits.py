@@ -11,6 +11,7 @@ from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.host_waits import NAME
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import DependencyKind, EventKind
+from tests.every_case import every_case
 
 
 def test_kernels_launched_before_the_window_belong_to_no_step(tmp_path):
@@ -73,7 +74,7 @@ def test_recorded_synchronisation_is_taken_as_it_is(tmp_path):
     assert needs(trace, DependencyKind.EVENT) == {("producer", "consumer")}
 
 
-@pytest.mark.parametrize(
+@every_case(
     "call",
     [
         *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "hipStreamSynchronize", "cuCtxSynchronize"),
@@ -287,7 +288,7 @@ def late_copies(tmp_path, ends_us: list[float], begins_us: list[float]) -> int:
     return int((trace.dependencies.kind == DependencyKind.INFERRED).sum())
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("ends_us", "begins_us", "waits"),
     [
         ([300, 310, 290, 305, 320], [302, 313, 291, 306, 324], 5),

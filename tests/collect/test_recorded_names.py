@@ -4,6 +4,7 @@ import pytest
 
 from dpro_search.collect.recorded_names import collective_kind_of, copies_of_gathers, dtype_of, role_in_mxnet, role_in_server
 from dpro_search.collect.trace import CollectiveKind, Role
+from tests.every_case import every_case
 
 SPELLINGS = {
     "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)": CollectiveKind.ALL_REDUCE,
@@ -32,12 +33,12 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize(("name", "kind"), SPELLINGS.items())
+@every_case(("name", "kind"), SPELLINGS.items())
 def test_collectives(name, kind):
     assert collective_kind_of(name) is kind
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "dtype"),
     [
         ("Float", "float32"), ("float", "float32"), ("c10::BFloat16", "bfloat16"), ("Half", "float16"), ("long int", "int64"),

@@ -25,6 +25,7 @@ from dpro_search.collect.trace import (
     Trace,
 )
 from dpro_search.errors import InputError, TraceFormatError, TraceVersionError
+from tests.every_case import every_case
 from tests.sample import horovod_trace_path
 
 
@@ -93,8 +94,8 @@ def test_a_column_that_tells_nothing_takes_no_room(tmp_path):
     assert (Trace.load(tmp_path / "t").events.group == -1).all()
 
 
-@pytest.mark.parametrize("name", DESCRIPTIONS)
-@pytest.mark.parametrize("code", [-2, 100_000])
+@every_case("name", DESCRIPTIONS)
+@every_case("code", [-2, 100_000])
 def test_a_code_that_no_table_has_is_one_line(tmp_path, name, code):
     trace = small(groups=(ProcessGroup(name="0"),), dtypes=("float32",), shapes=(((8, 64),),))
     column = np.zeros(10, np.int32)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dpro_search.costmodel.collectives.all_reduce_formula import AllReduceCost, fit_all_reduce
 from dpro_search.costmodel.collectives.counts import Algorithm, Points, _leaves_a_host, counts
 from dpro_search.errors import InputError
+from tests.every_case import every_case
 
 NCCL = Path(__file__).parents[3] / "shared" / "traces" / "tables" / "nccl_allreduce_a100"
 
@@ -27,7 +28,7 @@ def cost(algorithm=Algorithm.RING, **constants) -> AllReduceCost:
     return AllReduceCost(algorithm=algorithm, **(usual | constants))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("algorithm", "ranks", "messages", "wire", "added"),
     [
         (Algorithm.RING, 4, 6, 1.5, 0.75),
@@ -77,7 +78,7 @@ def test_pushes_rest_while_pulls_are_under_way_and_the_links_save_up():
     np.testing.assert_allclose(found, [400.0 / 2, 40000.0 - 2 * 1000.0])
 
 
-@pytest.mark.parametrize("algorithm", list(Algorithm))
+@every_case("algorithm", list(Algorithm))
 def test_one_rank_has_nothing_to_do(algorithm):
     alone = Points(size_bytes=np.array([1e6]), ranks=np.array([1]))
     assert cost(algorithm, overhead_us=10.0, message_us=5.0).predict(alone) == [0.0]
@@ -109,7 +110,7 @@ def test_a_few_wild_points_do_not_bend_a_fit():
     np.testing.assert_allclose(fitted.predict(points)[clean], duration[clean], rtol=0.05)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("algorithm", "ranks", "ranks_per_host", "wire"),
     [
         (Algorithm.RING, 4, 2, 1.5),  # in and out of a host goes one of its ranks' part

@@ -21,6 +21,7 @@ from dpro_search.costmodel.collectives.nccl import (
 )
 from dpro_search.costmodel.collectives.nccl.constants import nccl_constants
 from dpro_search.errors import InputError
+from tests.every_case import every_case
 
 MIB = 2**20
 MACHINES = ("hgx-h100", "hgx-b200", "dgx-a100-80", "p3dn.24xlarge", "g4dn.8xlarge", "l40s-pcie-8", "polaris", "gb200-nvl72")
@@ -33,7 +34,7 @@ def time_us(cluster: str, size: float, *, collective: str = "all_reduce", **plac
 # Public measurements (nccl-tests), within the interval.
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("cluster", "collective", "per_node", "nodes", "size", "measured_us"),
     [
         ("hgx-h100", "all_reduce", 8, 1, 2**30, 4029.0),  # NVIDIA/dgxc-benchmarking, DGX H100
@@ -213,6 +214,6 @@ def test_bytes_are_found_again_from_their_time(machine: str, collective: str, si
     assert float(found) == pytest.approx(size, rel=1e-6)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@every_case("collective", COLLECTIVES)
 def test_one_rank_communicates_nothing(collective: str) -> None:
     assert time_us("hgx-h100", 2**30, collective=collective, ranks_per_node=1) == 0.0

@@ -3,12 +3,12 @@
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.costmodel.powersgd import COMPRESSIONS, RANKS, factor_elements, features, kept_bytes, low_rank
+from tests.every_case import every_case
 
 
 def gradients(*shapes: tuple[int, ...]) -> list[TensorInfo]:
@@ -18,7 +18,7 @@ def gradients(*shapes: tuple[int, ...]) -> list[TensorInfo]:
     ]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("shape", "rank", "elements"),
     [
         ((100, 300), 1, (100, 300)),

@@ -20,6 +20,7 @@ from dpro_search.errors import InputError
 from dpro_search.kinds import all_targets, kind_of, recorded_job
 from dpro_search.space.plan import Plan, Prediction, setting_names
 from dpro_search.space.schemes import scheme_types
+from tests.every_case import every_case
 from tests.in_process import succeeds
 from tests.recordings import trace_of
 from tests.sample import horovod_trace_path
@@ -31,7 +32,7 @@ def prediction(us):
     return Prediction(iteration_us=us, interval_us=(us - 5e3, us + 5e3), breakdown_us={}, peak_memory_bytes=None, source="recorded")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("plan", "target", "env"),
     [
         (
@@ -62,7 +63,7 @@ def test_knobs_become_the_systems_own_variables(plan, target, env):
     assert not part.script
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("plan", "targets", "reason"),
     [
         (Plan(op_clusters=(("a",),)), (T.HOROVOD,), "op_clusters: horovod cannot express it .known to: xla; choose with --target"),
@@ -133,7 +134,7 @@ def test_the_command_line_names_every_target():
     assert {target.name for target in all_targets()} <= set(re.findall(r"[a-z-]+", succeeds("export", "--help")))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("plan", "available", "targets"),
     [
         (Plan.of(cycle_time_us=1.0, op_clusters=(("a",),)), None, (T.HOROVOD, T.XLA)),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dpro_search.deploy.losses import COMPARED_STEPS, Loss, Tolerance, compare, read_losses, tolerance_of
 from dpro_search.runtime import HOOKS, TIMED
 from dpro_search.space.plan import Plan
+from tests.every_case import every_case
 
 EXACT = Tolerance(relative=1e-4)
 
@@ -26,7 +27,7 @@ def printed(script, folder, path=(TIMED,), **env):
     return [loss.value for loss in read_losses(folder)], done
 
 
-@pytest.mark.parametrize(
+@every_case(
     "line",
     [
         "step 3 loss 4.605", "loss: 4.605", "Loss=4.605", "epoch 1, train_loss=4.605, accuracy 0.1", "{'loss': 4.605, 'lr': 1e-3}",

@@ -3,17 +3,16 @@
 import inspect
 import re
 
-import pytest
-
 from dpro_search.cli import VERBS, loaded
 from scripts.make_cli_reference import PAGE, page, section
+from tests.every_case import every_case
 
 
 def test_the_page_is_current():
     assert PAGE.read_text() == page(), "write it again: python scripts/make_cli_reference.py"
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@every_case("verb", VERBS)
 def test_every_verb_has_a_sentence_the_common_options_and_an_example(verb):
     text = section(verb)
     assert {"as_json", "quiet"} <= inspect.signature(loaded(VERBS[verb])).parameters.keys(), "described once, in the head"

@@ -8,6 +8,7 @@ import pytest
 from dpro_search.cluster import bundled, parse_cluster
 from dpro_search.cluster.files import load_cluster
 from scripts.make_cluster_tables import PAGE, page
+from tests.every_case import every_case
 
 TEXT = PAGE.read_text()
 
@@ -28,6 +29,6 @@ def test_the_example_file_is_a_cluster(tmp_path: Path):
     assert cluster.provenance.of("nic.rate") == "our cluster, measured in 2026"
 
 
-@pytest.mark.parametrize("name", re.findall(r"^\| `([^`]*\d?x?[^`]*)` \| ", TEXT[: TEXT.index("## Files")], re.MULTILINE))
+@every_case("name", re.findall(r"^\| `([^`]*\d?x?[^`]*)` \| ", TEXT[: TEXT.index("## Files")], re.MULTILINE))
 def test_the_names_of_the_first_table_are_clusters(name: str):
     assert parse_cluster(name).ranks >= 1

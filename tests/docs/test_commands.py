@@ -9,6 +9,7 @@ import pytest
 
 from dpro_search.cli import VERBS, loaded
 from scripts.make_cli_reference import Parameter
+from tests.every_case import every_case
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SKILL.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -24,7 +25,7 @@ def commands():
             yield pytest.param(command, id=f"{page.name}: {command}")
 
 
-@pytest.mark.parametrize("command", list(commands()))
+@every_case("command", list(commands()))
 def test_a_shown_command_has_a_verb_and_options_that_exist(command):
     verb, *words = shlex.split(command.partition("  #")[0])
     if verb == "VERB":

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
+from tests.every_case import every_case
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -28,7 +28,7 @@ def headings(page):
     return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title.strip().lower())) for title in _HEADING.findall(without_blocks)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every_case("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_to_a_file_and_a_heading(page):
     broken = []
     for link in _LINK.findall(_CODE.sub("", page.read_text())):

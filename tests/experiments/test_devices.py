@@ -17,6 +17,7 @@ from experiments.devices import deepbench, sailor
 from experiments.devices.__main__ import main
 from experiments.devices.data import drawn
 from experiments.devices.table import device_of, family_of, table
+from tests.every_case import every_case
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,7 +112,7 @@ def test_the_sentinel_of_an_op_out_of_memory_is_no_latency(tmp_path):
     assert "1 rows hold 1e+07 us, which stands for out of memory" in skipped[0]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "family"),
     [
         ("NVIDIA-A100-PCIE-40GB", "ampere"),

@@ -19,6 +19,7 @@ from dpro_search.collect.tables.all_reduces import KIND, TABLE_VERSION
 from dpro_search.collect.tables.clusters import TableHeader
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import TraceFormatError
+from tests.every_case import every_case
 from tests.faults.processes import SEARCH, shown
 from tests.in_process import fails_in_one_line
 from tests.sample import HOROVOD_SAMPLE, horovod_trace_path
@@ -114,7 +115,7 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
+@every_case("name", HEADS)
 def test_an_import_unpacks_no_more_than_a_traces_ratio(name, tmp_path):
     file = bomb(tmp_path / "trace.gz", HEADS[name])
     with pytest.raises(TraceFormatError, match=rf"{file}: unpacks to more than 100 times its size, as no trace does"):

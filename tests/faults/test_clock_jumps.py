@@ -9,6 +9,7 @@ from sample import sample
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from tests.cli.facts import replayed
+from tests.every_case import every_case
 
 
 def after_a_jump(trace: Trace, jump_us: float, rank: int | None, step: int) -> Trace:
@@ -31,16 +32,16 @@ def usual() -> dict:
     return replayed(sample())
 
 
-@pytest.mark.parametrize("jump_us", [-3_600e6, -1e6, 1e6, 3_600e6])
-@pytest.mark.parametrize("step", [8, 18], ids=["while steps are timed", "while steps are profiled"])
+@every_case("jump_us", [-3_600e6, -1e6, 1e6, 3_600e6])
+@every_case("step", [8, 18], ids=["while steps are timed", "while steps are profiled"])
 def test_a_jump_of_all_clocks_moves_the_prediction_by_little(jump_us, step, usual):
     found = replayed(after_a_jump(sample(), jump_us, None, step))
     assert found["predicted_iteration_us"] == pytest.approx(usual["predicted_iteration_us"], rel=0.05)
     assert found["measured_iteration_us"] == pytest.approx(usual["measured_iteration_us"], rel=0.02)
 
 
-@pytest.mark.parametrize("jump_us", [-3_600e6, -1e6, 1e6, 3_600e6])
-@pytest.mark.parametrize("rank", [0, 1])
+@every_case("jump_us", [-3_600e6, -1e6, 1e6, 3_600e6])
+@every_case("rank", [0, 1])
 def test_a_jump_of_one_clock_gives_a_prediction_or_one_line(jump_us, rank):
     try:
         found = replayed(after_a_jump(sample(), jump_us, rank, 18))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.every_case import every_case
 from tests.faults.fields import FORMATS, campaign
 
 QUICK = {  # inputs of each format, chosen by their seeds: those that once ended in a traceback or a warning, and some more
@@ -17,7 +18,7 @@ QUICK = {  # inputs of each format, chosen by their seeds: those that once ended
 }
 
 
-@pytest.mark.parametrize("name", QUICK)
+@every_case("name", QUICK)
 def test_a_wrong_field_is_refused_in_one_line_or_harmless(name):
     assert campaign(name, QUICK[name])["bad"] == []
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpro_search.cli import main
+from tests.every_case import every_case
 from tests.faults.processes import command, fails_in_one_line
 from tests.in_process import dpro, succeeds
 from tests.sample import horovod_trace_path
@@ -75,8 +76,8 @@ class TestOnlyRegularFilesAreOpened:
 
 
 class TestLinks:
-    @pytest.mark.parametrize("name", ["run.json", "result.json", "plans", "plans/plan-1.json"])
-    @pytest.mark.parametrize("verb", [("report", "RUN", "--out", "page.html"), ("export", "RUN", "--out", "tuned")])
+    @every_case("name", ["run.json", "result.json", "plans", "plans/plan-1.json"])
+    @every_case("verb", [("report", "RUN", "--out", "page.html"), ("export", "RUN", "--out", "tuned")])
     def test_a_link_in_a_run_folder_is_not_read(self, verb, name, searched, tmp_path):
         run = shutil.copytree(searched, tmp_path / "run")
         outside = (run / name).rename(tmp_path / "outside")
@@ -92,7 +93,7 @@ class TestLinks:
         assert done.returncode == 2
         assert "loop.toml: cannot be read" in done.stderr
 
-    @pytest.mark.parametrize(
+    @every_case(
         "words",
         [
             ("replay", "LOOP"),

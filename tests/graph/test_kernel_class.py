@@ -1,11 +1,10 @@
 """What kernels compute, from names that libraries give them (all from published profiles)."""
 
-import pytest
-
 from dpro_search.graph.event_names import KERNEL_CLASSES, kernel_class
+from tests.every_case import every_case
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "found"),
     [
         ("volta_sgemm_64x64_nt", "gemm"),

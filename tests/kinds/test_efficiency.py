@@ -14,6 +14,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.op_flops import step_flops
 from dpro_search.kinds._work import EFFICIENCY_KEYS, Work, efficiency
 from tests.cli.facts import replayed
+from tests.every_case import every_case
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +120,7 @@ def test_a_possible_mfu_is_not_doubted():
     assert not any("doubt" in line for line in sentences(facts))
 
 
-@pytest.mark.parametrize(
-    "name", ["hgx-h100", "hgx-h200", "hgx-b200", "hgx-b300", "dgx-a100-40", "dgx-a100-80", "dgx-1-v100", "dgx-2"]
-)
+@every_case("name", ["hgx-h100", "hgx-h200", "hgx-b200", "hgx-b300", "dgx-a100-40", "dgx-a100-80", "dgx-1-v100", "dgx-2"])
 def test_usual_machines_have_a_price_whose_source_and_year_are_said(name):
     work = work_of(None, parse_cluster(name), {})
     facts = efficiency(work, 1e6)

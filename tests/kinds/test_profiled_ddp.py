@@ -23,6 +23,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.buckets import BucketPlan, with_buckets
 from dpro_search.space.scenario import Scenario
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, START, Profile, distributed
+from tests.every_case import every_case
 from tests.profiles import replay_of, under
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
@@ -141,8 +142,8 @@ def test_the_recorded_buckets_of_a_real_job_give_its_recorded_replay() -> None:
     assert any("the job has 2 ranks, but only 1 was imported" in text for text in job.assumptions)
 
 
-@pytest.mark.parametrize("first_mib", [1, 8, 32])
-@pytest.mark.parametrize("cap_mib", [1, 8, 64])
+@every_case("first_mib", [1, 8, 32])
+@every_case("cap_mib", [1, 8, 64])
 def test_what_posts_a_bucket_does_not_need_it(first_mib: int, cap_mib: int) -> None:
     """A step of BERT on Gloo, buckets of 4 MiB: rank 0 waits for the first before it posts the second, which 8 MiB join."""
     found = job_of(Trace.load(GLOO_STEP)).predict(Plan.of(first_bucket_bytes=first_mib * MIB, bucket_cap_bytes=cap_mib * MIB))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import astuple
 
-import pytest
-
 from dpro_search.cluster.files import _BetweenTable, _ClusterTable, _DeviceTable, _InsideTable, _NicTable
 from dpro_search.kinds import job_of, load_source
 from dpro_search.space.plan import Plan
+from tests.every_case import every_case
 from tests.parallel.jobs import job, text
 
 CHANGED = {  # of a host of A100, in a form that differs from theirs
@@ -54,7 +53,7 @@ def answer(folder, line=""):
     return (prediction.iteration_us, prediction.infeasible, *astuple(changed.work)), changed.description.warnings
 
 
-@pytest.mark.parametrize("key", CHANGED)
+@every_case("key", CHANGED)
 def test_a_key_changes_the_prediction_or_is_said_to_be_unused(tmp_path, key):
     usual, _ = answer(tmp_path)
     changed, warnings = answer(tmp_path, f"{key} = {CHANGED[key]}")

@@ -12,6 +12,7 @@ from dpro_search.kinds import Wanted, description_text, job_of, load_source
 from dpro_search.parallel.model import NETWORKS, names
 from dpro_search.parallel.steps.step_prices import step_costs
 from dpro_search.space.plan import Plan
+from tests.every_case import every_case
 from tests.kinds.verbs import printed, refusal, verb
 from tests.parallel.jobs import job, text
 
@@ -119,7 +120,7 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
     assert described(tmp_path, text("tp = 2", cluster="2xmine.toml")).strategy.devices == 64
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("content", "said"),
     [
         (text(model="lama3-8b"), ":4: model: model 'lama3-8b' is not known: did you mean llama3-8b"),
@@ -199,13 +200,13 @@ def test_describe_writes_a_file_that_every_verb_takes(tmp_path, model):
     assert verb("replay", path)["predicted_iteration_us"] > 0
 
 
-@pytest.mark.parametrize("model", [*names(), *NETWORKS])
+@every_case("model", [*names(), *NETWORKS])
 def test_every_verb_reads_what_describe_writes_of_a_model(tmp_path, model):
     (tmp_path / "job.toml").write_text(description_text(Wanted(model=model, cluster="2xhgx-h100")))
     assert job_of(load_source(tmp_path / "job.toml")).predict(Plan()).iteration_us > 0
 
 
-@pytest.mark.parametrize("cluster", known_names())
+@every_case("cluster", known_names())
 def test_every_verb_reads_what_describe_writes_of_a_cluster(tmp_path, cluster):
     written = description_text(Wanted(model="gpt2", cluster=cluster))
     (tmp_path / "job.toml").write_text(written)

@@ -27,6 +27,7 @@ from dpro_search.parallel.strategy import ParallelSettings, Recompute, Strategy
 from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
+from tests.every_case import every_case
 from tests.parallel.jobs import job
 
 SMALL = {"model": "gpt2-medium", "cluster": "1xhgx-h100", "global_batch": 64, "sequence": 1024}
@@ -193,10 +194,8 @@ def test_what_strategies_share_changes_no_prediction(tmp_path, model):
         assert found.prices.memory(strategy) == peak_memory(alone.workload_of(strategy))
 
 
-@pytest.mark.parametrize(
-    "runs", ["tp = 1", "tp = 2\npp = 4", "tp = 1\npp = 4\nvirtual_stages = 2", "tp = 8\npp = 2\nrecompute = 'full'"]
-)
-@pytest.mark.parametrize("framework", ["megatron-core", "megatron-deepspeed", "fsdp"])
+@every_case("runs", ["tp = 1", "tp = 2\npp = 4", "tp = 1\npp = 4\nvirtual_stages = 2", "tp = 8\npp = 2\nrecompute = 'full'"])
+@every_case("framework", ["megatron-core", "megatron-deepspeed", "fsdp"])
 def test_of_many_micro_batches_a_few_are_replayed(tmp_path, runs, framework):
     found = job(tmp_path, runs, framework=framework, model="gpt2-medium", sequence=1024, global_batch=2048)
     strategy = found.space.today

@@ -13,6 +13,7 @@ from dpro_search.errors import InputError
 from dpro_search.kinds import all_targets
 from dpro_search.parallel import KIND
 from dpro_search.space.plan import Plan
+from tests.every_case import every_case
 from tests.parallel.parallel_exports import exported
 
 
@@ -49,7 +50,7 @@ def test_an_export_says_what_was_predicted_and_tested(tmp_path):
     assert re.search(r"Checked with deepspeed [\d.]+\.", readme)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("target", "settings", "reason"),
     [
         ("torchtitan", {"zero_stage": 1}, "zero_stage: torchtitan cannot express it; .*set zero_stage=3"),

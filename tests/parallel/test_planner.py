@@ -17,6 +17,7 @@ from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.search import run_search
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
+from tests.every_case import every_case
 from tests.kinds.verbs import printed, refusal, verb
 from tests.parallel.jobs import job, text
 
@@ -185,7 +186,7 @@ def test_a_precision_that_the_device_lacks_is_refused(tmp_path):
     assert "fp8" in refusal("replay", path, "--set", "precision=fp8")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("settings", "name"),
     [
         ({"zero_stage": 0, "recompute_layers": 37}, "no ZeRO, recompute the first 37 layers of each stage"),

@@ -12,6 +12,7 @@ from dpro_search.parallel.runtime import HostTimes, Runtime
 from dpro_search.parallel.steps.step_prices import step_costs, step_us
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload
+from tests.every_case import every_case
 
 
 def workload(model="llama3-8b", cluster="2xhgx-h100", sequence=4096, runtime=None, **degrees):
@@ -94,7 +95,7 @@ def test_gradients_are_added_once_a_micro_batch():
     assert more.backward_us - none.backward_us == pytest.approx(10 * parameters / (3.35e12 * 0.85) * 1e6, rel=0.05)
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@every_case("name", MEASURED)
 def test_a_part_that_takes_longer_never_makes_a_step_faster_and_some_step_slower(name):
     checked = Runtime(host=HostTimes(check_rank_us=240.0))
     jobs = (

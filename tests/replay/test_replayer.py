@@ -17,6 +17,7 @@ from dpro_search.replay.replayer import settled_us
 from dpro_search.replay.steady import settled_distance, unrolled
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy, csr
+from tests.every_case import every_case
 
 
 def training_loop(forward_us=10.0, backward_us=20.0, reduce_us=15.0, update_us=5.0):
@@ -61,7 +62,7 @@ def test_without_carried_dependencies_one_iteration_is_replayed():
     assert (timeline.iterations, timeline.iteration_us, timeline.settled) == (1, 3.0, True)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("ends", "expected"),
     [
         ([10, 20, 30, 40], (10.0, True)),

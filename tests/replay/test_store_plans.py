@@ -29,6 +29,7 @@ from dpro_search.space.servers.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.servers.cost_spread import CostFactors, CostSpread
 from dpro_search.space.servers.kvstore_job import KvstoreJob, kvstore_graph
 from dpro_search.space.servers.store_job import Segment
+from tests.every_case import every_case
 from tests.store_jobs import byteps_job, kvstore_job, layers_of
 
 SIZES = st.lists(st.integers(1, 300).map(lambda kilobytes: 4000 * kilobytes), min_size=1, max_size=4)
@@ -141,8 +142,8 @@ def test_a_price_is_the_specification_s_to_the_last_bit(kind, sizes, rate, data)
         assert found == expected
 
 
-@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("number", range(4))
+@every_case("kind", PLANS, ids=lambda kind: kind.__name__)
+@every_case("number", range(4))
 def test_a_slow_down_that_never_happens_changes_no_time_of_larger_jobs(kind, number):
     job = kind([4_000_000, 300_000, 1_700_000, 40_000, 8_000_000, 900_000], 125.0)
     graph = graph_of(job, PLANS[kind][number])

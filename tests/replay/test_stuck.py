@@ -10,6 +10,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay import replay
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy
+from tests.every_case import every_case
 
 
 def chain(names=("a", "b", "c")):
@@ -65,7 +66,7 @@ def test_an_empty_graph_is_refused():
         replay(GraphBuilder().build())
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("field", "value", "said"),
     [
         ("duration_us", [1.0, -2.0, 1.0], "duration_us of b is -2.0: it must be a number >= 0"),

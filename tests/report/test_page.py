@@ -20,6 +20,7 @@ from dpro_search.report import render, units
 from dpro_search.report.html import environment, shown, unescaped
 from dpro_search.report.timeline import Lane, StepTimeline
 from dpro_search.space.plan import Plan
+from tests.every_case import every_case
 
 
 class Outline(HTMLParser):
@@ -156,7 +157,7 @@ def test_the_page_names_nothing_to_load():
     assert "unsafe" not in policy
 
 
-@pytest.mark.parametrize("name", made.HOSTILE)
+@every_case("name", made.HOSTILE)
 def test_a_hostile_name_adds_no_element_and_no_attribute(name):
     plain, hostile = Outline(render(made.hostile_facts("gemm"))), Outline(render(made.hostile_facts(name)))
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in plain.tags]

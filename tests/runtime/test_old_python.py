@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dpro_search.runtime
+from tests.every_case import every_case
 
 RUNTIME = Path(dpro_search.runtime.__file__).parent
 FILES = sorted(RUNTIME.rglob("*.py"))
@@ -40,7 +41,7 @@ def imported_by_python_3_8(root: Path, folders: list[Path]) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(RUNTIME)) for path in FILES])
+@every_case("path", FILES, ids=[str(path.relative_to(RUNTIME)) for path in FILES])
 def test_the_syntax_is_that_of_python_3_8(path: Path) -> None:
     ast.parse(path.read_bytes(), feature_version=(3, 8))
 

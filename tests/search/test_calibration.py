@@ -11,6 +11,7 @@ from dpro_search.errors import InputError
 from dpro_search.search.calibration import CalibratedObjective, Calibration, calibration_named
 from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.space.plan import Plan, Prediction
+from tests.every_case import every_case
 
 PLANS = [Plan(), *(Plan.of(cycle_time_us=1000.0 * 2**n) for n in range(4))]
 RECORDED = {"cycle_time_us": 5000.0, "fusion_threshold_bytes": 2**26, "tensor_groups": None}
@@ -96,7 +97,7 @@ def test_the_summary_has_the_correction_and_its_error():
     assert "The machine has changed since the recording" in calibration(machine=1.2).summary
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("content", "reason"),
     [
         (None, "make it with 'dpro-search validate'"),

@@ -36,6 +36,7 @@ from dpro_search.search.result import BestPlan, rank_plans
 from dpro_search.search.samplers import SAMPLERS
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
+from tests.every_case import every_case
 from tests.in_process import dpro, succeeds
 
 UNFUSED = CommSettings(fusion_threshold_bytes=0, cycle_time_us=20_000.0)
@@ -95,7 +96,7 @@ def test_json_has_the_keys_that_other_tools_read(tmp_path: Path) -> None:
     assert summary["speedup"] == summary["baseline_us"] / summary["best_us"]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("plan", "words"),
     [
         (Plan(), "as recorded"),

@@ -20,6 +20,7 @@ from dpro_search.search.calibration import Calibration
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import BytepsSettings, DdpSettings, FsdpSettings, KvstoreSettings, SchemeSettings
+from tests.every_case import every_case
 from tests.in_process import fails_in_one_line, succeeds
 from tests.sample import HOROVOD_SAMPLE, horovod_trace_path
 
@@ -41,7 +42,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("fields", "plan"),
     [
         ({"fusion_threshold_bytes": 0, "tensor_groups": [["a"]]}, Plan.of(fusion_threshold_bytes=0, tensor_groups=(("a",),))),

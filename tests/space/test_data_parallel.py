@@ -13,6 +13,7 @@ from dpro_search.replay.reference import replay_reference
 from dpro_search.space.data_parallel import DataParallelJob, LinearCost, RankStep, layered_step, rank_step_of
 from dpro_search.space.data_parallel_graph import whole_graph
 from tests.data_parallel_jobs import all_reduces, replicated
+from tests.every_case import every_case
 
 _FREE = all_reduces()
 
@@ -120,7 +121,7 @@ def test_a_rank_that_was_not_recorded_is_refused():
         rank_step_of(_recorded(), 99)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("changes", "message"),
     [
         ({"steps": ()}, "at least one gradient"),

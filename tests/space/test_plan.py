@@ -13,6 +13,7 @@ from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan, owner_of, refuse_unknown, setting_names
 from dpro_search.space.plan_json import by_setting, decoded
 from dpro_search.space.schemes import BytepsSettings, DdpSettings, FsdpSettings, HorovodSettings, KvstoreSettings, scheme_types
+from tests.every_case import every_case
 
 PLANS = [
     Plan(),
@@ -85,7 +86,7 @@ def test_a_setting_has_one_home() -> None:
     assert len(set(tags)) == len(tags)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("settings", "reason"),
     [
         ({"cycle_time_u": 5.0}, "plan: no setting is called 'cycle_time_u'; did you mean cycle_time_us?"),
@@ -110,7 +111,7 @@ def test_what_makes_no_plan_is_refused(settings: dict[str, Any], reason: str) ->
     assert str(refused.value).startswith(reason)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("raw", "reason"),
     [
         ('{"version": 3}', "p.json: plan version 3, this program reads 1 to 2"),

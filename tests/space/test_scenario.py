@@ -8,6 +8,7 @@ from dpro_search.errors import InputError
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, setting_names
 from dpro_search.space.scenario import CLUSTER_SETTINGS, OP_SCALES, SCALES, ClusterChange, Scale, Scenario, readers
+from tests.every_case import every_case
 
 KNOWN = (*readers(), "groups", *CLUSTER_SETTINGS, *SCALES, *OP_SCALES)
 
@@ -57,7 +58,7 @@ def test_a_later_change_of_one_field_wins() -> None:
     assert scenario("servers=2", "servers=4").plan.servers == 4
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("text", "reason"),
     [
         ("bucket_cap_byte=1", "a job has no knob 'bucket_cap_byte'; did you mean bucket_cap_bytes?"),

@@ -9,6 +9,7 @@ from dpro_search.costmodel.devices import OpSpec, Stack
 from dpro_search.costmodel.devices.model_file import default_model
 from dpro_search.costmodel.devices.profile import known_probes, profile_of
 from dpro_search.costmodel.devices.ratios import OpRatios
+from tests.every_case import every_case
 
 A100, H100 = bundled.device("a100-sxm-80gb"), bundled.device("h100-sxm")
 GEMM = OpSpec.of("gemm", "bf16", m=8192, n=4096, k=4096)
@@ -38,7 +39,7 @@ def test_a_device_without_specs_has_none():
     assert OpRatios(A100, bare).of([GEMM])[GEMM] is None
 
 
-@pytest.mark.parametrize("name", bundled.names("device"))
+@every_case("name", bundled.names("device"))
 def test_known_probes_agree_with_the_data_sheet(name):
     profile_of(bundled.device(name)).rates(default_model().usual)  # refuses rates that contradict it
 

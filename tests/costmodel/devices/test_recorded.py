@@ -7,6 +7,7 @@ import pytest
 
 from dpro_search.collect.trace import EventKind
 from dpro_search.costmodel.devices.recorded import RecordedSpecs, specs_of
+from tests.every_case import every_case
 
 CONVOLUTION = "images=8 inputs=3 outputs=64 side=224 window=7 stride=2 padding=3"
 KEYS = (2, 2, 512, 64)
@@ -34,7 +35,7 @@ def trace():
     return SimpleNamespace(names=names, dtypes=dtypes, shapes=tuple(shapes for _, shapes, *_ in OPS), events=events)
 
 
-@pytest.mark.parametrize("number", range(len(OPS)), ids=[op for op, *_ in OPS])
+@every_case("number", range(len(OPS)), ids=[op for op, *_ in OPS])
 def test_shapes_make_the_op(trace, number):
     op, _, dtype, text = OPS[number]
     assert str(RecordedSpecs(trace).of(op, number, dtype)) == text

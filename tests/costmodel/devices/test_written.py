@@ -5,6 +5,7 @@ import pytest
 from dpro_search.costmodel.devices import OpSpec, Stack, gemm
 from dpro_search.costmodel.devices.written import SIZES
 from dpro_search.errors import InputError
+from tests.every_case import every_case
 
 TEXTS = [
     "gemm bf16 m=4096 n=1024 k=512",
@@ -34,14 +35,14 @@ def test_both_gradients_of_a_product_are_two_products():
     assert backward.flops[0] == 2 * forward.flops[0]
 
 
-@pytest.mark.parametrize("name", SIZES)
+@every_case("name", SIZES)
 def test_every_op_has_something_to_do(name):
     sizes = dict.fromkeys(SIZES[name][0], 8) | ({"window": 3} if name == "convolution" else {})
     found = OpSpec.of(name, "fp32", **sizes).ops(Stack.PYTORCH)
     assert found.flops[0] + found.stream_bytes[0] > 0
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("text", "message"),
     [
         ("", "no op is called ''"),

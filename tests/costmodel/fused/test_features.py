@@ -9,6 +9,7 @@ from dpro_search.costmodel.fused.features import FEATURES, shaped_features, time
 from dpro_search.costmodel.fused.flatten import flatten
 from dpro_search.costmodel.fused.op_classes import KINDS, TypedOp, class_of, flops, is_strided, kind_of
 from dpro_search.costmodel.fused.timed import TIMED_FEATURES, timed_ops
+from tests.every_case import every_case
 
 
 def one(op_type, inputs, output, equation=""):
@@ -20,7 +21,7 @@ def features_of(cluster):
     return dict(zip(FEATURES, shaped_features([cluster]).whole[0].tolist(), strict=True))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("op_type", "inputs", "output", "expected"),
     [
         ("MatMul", [(8, 16), (16, 32)], (8, 32), 2 * 8 * 16 * 32),
@@ -59,7 +60,7 @@ def test_a_class_is_finer_than_a_kind_where_shapes_decide(op_type, inputs, outpu
     assert class_of(one(op_type, inputs, output)) == expected
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("op_type", "kind"),
     [
         ("_FusedMatMul", "matmul"),

@@ -9,6 +9,7 @@ from dpro_search.costmodel.fused.features import shaped_features
 from dpro_search.costmodel.fused.flatten import Product, product_of
 from dpro_search.costmodel.fused.op_classes import TypedOp
 from dpro_search.costmodel.fused.op_parts import PART_CLASSES, PART_FEATURES, Strided
+from tests.every_case import every_case
 
 
 def cluster_of(*ops, **tensors):
@@ -87,7 +88,7 @@ def test_rows_a_power_of_two_apart_fall_into_few_sets_of_a_cache():
     assert Strided(1024.0, 7.0, 4096).misses(ways, sets) == 0
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("op_type", "inputs", "output", "expected"),
     [
         ("MatMul", [(8, 16), (16, 32)], (8, 32), Product(1, 8, 16, 32)),

@@ -14,6 +14,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 from tests.cli.facts import replayed, replayed_job
 from tests.collect.kineto_files import COLLECTIVES, START, Profile, distributed
+from tests.every_case import every_case
 from tests.in_process import succeeds
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -53,8 +54,8 @@ def two_ranks(folder, *, steps, clock_us=0.0, ends_late_us=()):
     return import_trace([folder])
 
 
-@pytest.mark.parametrize("steps", [3, 5, 7])
-@pytest.mark.parametrize("clock_us", [0.0, 170.0, -250.0])
+@every_case("steps", [3, 5, 7])
+@every_case("clock_us", [0.0, 170.0, -250.0])
 def test_a_few_collectives_that_end_together_give_the_measured_iteration(tmp_path, steps, clock_us):
     job = job_of(two_ranks(tmp_path, steps=steps, clock_us=clock_us))
     facts = asked(job)

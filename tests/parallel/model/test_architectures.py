@@ -4,6 +4,7 @@ import pytest
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.model import blocks_of, from_config, names, parameters_of, published
+from tests.every_case import every_case
 
 CHECKPOINTS = {  # parameters of the weights on the Hugging Face hub
     "gpt2": 124_439_808,
@@ -72,7 +73,7 @@ SMALL = {  # parameters of what transformers 4.57 builds of a small configuratio
 }
 
 
-@pytest.mark.parametrize(("name", "parameters"), CHECKPOINTS.items())
+@every_case(("name", "parameters"), CHECKPOINTS.items())
 def test_a_published_model_has_the_parameters_of_its_checkpoint(name, parameters):
     assert parameters_of(published(name)) == parameters
 
@@ -90,7 +91,7 @@ def test_a_gpt2_whose_configuration_unties_its_embeddings_has_two():
     assert parameters_of(untied) - parameters_of(tied) == 64 * 1000
 
 
-@pytest.mark.parametrize("name", names())
+@every_case("name", names())
 def test_ops_read_what_ops_before_them_wrote(name):
     for block in blocks_of(published(name)):
         made = {""}
@@ -119,7 +120,7 @@ LLAMA = {
 }
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("values", "said"),
     [
         ({"model_type": "lama"}, "model_type 'lama' is not known"),

@@ -4,6 +4,7 @@ import pytest
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.model import NETWORKS, NetworkBuilder, Tensor, model, names, parameters_of
+from tests.every_case import every_case
 
 PUBLIC = {  # parameters, and billions of multiply-adds of an image: torchvision 0.20's table of weights; timm for the last two
     "resnet50": (25_557_032, 4.09),
@@ -29,7 +30,7 @@ def multiply_adds(network, batch=1):
     return sum(op.forward_flops(block.sizes_at(batch, 1)) for block in network.blocks for op in block.ops) / 2
 
 
-@pytest.mark.parametrize(("name", "parameters", "billions"), [(name, *figures) for name, figures in PUBLIC.items()])
+@every_case(("name", "parameters", "billions"), [(name, *figures) for name, figures in PUBLIC.items()])
 def test_a_network_has_its_public_parameters_and_multiply_adds(name, parameters, billions):
     found = model(name)
     assert parameters_of(found) == parameters
@@ -42,7 +43,7 @@ def test_a_segmentation_network_has_the_layers_of_its_source(name, parameters):
     assert parameters_of(model(name)) == parameters
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@every_case("name", NETWORKS)
 def test_ops_read_what_ops_before_them_made_and_work_grows_with_the_batch(name):
     network = model(name)
     for block in network.blocks:

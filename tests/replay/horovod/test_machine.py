@@ -17,6 +17,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.rank_classes import alike
 from dpro_search.space.tensorflow.fusion_moves import contiguous_groups
 from dpro_search.space.tensorflow.horovod_job import HorovodJob
+from tests.every_case import every_case
 
 FREE = {
     "alpha_busy_us": 0.0, "alpha_more_us": 0.0, "alpha_tail_us": 0.0, "beta_busy_us": 1e-9, "beta_tail_us": 1e-9,
@@ -157,7 +158,7 @@ def test_ranks_on_one_core_share_it():
     assert iteration_us(core=np.array([0, 0])) == pytest.approx(2000, abs=50)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sizes", "threshold", "expected"),
     [
         ([4, 4, 4], 12, [0, 0, 0]),

@@ -9,6 +9,7 @@ from ddp_jobs import NONE, POST, WAIT, job
 from dpro_search.errors import GraphError
 from dpro_search.space.programs.program_graph import Pattern, pattern_graph, program_graph
 from dpro_search.space.replay_graph import OrderPolicy
+from tests.every_case import every_case
 
 PROGRAM = [(10, POST, 0), (0, WAIT, 0), (100, POST, 1), (20, WAIT, 1), (7, NONE, -1)]
 
@@ -56,7 +57,7 @@ def bad(**changes):
     return replace(graph, cores=replace(graph.cores, **changes))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("graph", "said"),
     [
         (lambda: bad(core=np.zeros(2, np.int32)), "cores.core has 2 entries, not 3"),

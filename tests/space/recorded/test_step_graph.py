@@ -21,6 +21,7 @@ from dpro_search.replay.reference import replay_reference
 from dpro_search.space.recorded.ops import recorded_ops
 from dpro_search.space.recorded.step_graph import graph_of_all, graph_of_step, iterations_us
 from dpro_search.space.replay_graph import ReplayGraph
+from tests.every_case import every_case
 from tests.profiles import profiled, replay_of
 
 HOST_BOUND: Program = [Launch("gemm", 100, 20), Launch("relu", 80, 10)]
@@ -68,8 +69,8 @@ def test_a_replay_as_recorded_takes_what_the_job_took(tmp_path, program):
     assert replay(recorded_graph(trace_of(program, tmp_path))).iteration_us == pytest.approx(iteration_us(program), abs=1.0)
 
 
-@pytest.mark.parametrize("program", [HOST_BOUND, DEVICE_BOUND, TWO_STREAMS])
-@pytest.mark.parametrize("factor", [0.25, 0.5, 2.0])
+@every_case("program", [HOST_BOUND, DEVICE_BOUND, TWO_STREAMS])
+@every_case("factor", [0.25, 0.5, 2.0])
 def test_other_kernel_times_change_the_replay_as_they_change_the_job(tmp_path, program, factor):
     graph = recorded_graph(trace_of(program, tmp_path))
     changed = replay(with_factor(graph, kernels_of(graph), factor)).iteration_us
@@ -117,9 +118,9 @@ GRAPHS: dict[str, Program] = {
 }
 
 
-@pytest.mark.parametrize("jitter_us", [0.0, 8.0])
-@pytest.mark.parametrize("changed", ["gemm", "copy", "relu", ALL_REDUCE])
-@pytest.mark.parametrize("name", GRAPHS)
+@every_case("jitter_us", [0.0, 8.0])
+@every_case("changed", ["gemm", "copy", "relu", ALL_REDUCE])
+@every_case("name", GRAPHS)
 def test_order_between_the_streams_of_a_cuda_graph_is_inferred_from_what_repeats(tmp_path, name, changed, jitter_us):
     program = GRAPHS[name]
     profile, _ = run_graph(program, 6, jitter_us=jitter_us)
@@ -142,9 +143,9 @@ def polling(shown_as: str) -> Program:
     ]
 
 
-@pytest.mark.parametrize("jitter_us", [0.0, 60.0])
-@pytest.mark.parametrize("host_jitter_us", [0.0, 4.0])
-@pytest.mark.parametrize("shown_as", ["", "op", "ops", "queries", "anyRuntimeJoin", "cudaStreamSynchronize"])
+@every_case("jitter_us", [0.0, 60.0])
+@every_case("host_jitter_us", [0.0, 4.0])
+@every_case("shown_as", ["", "op", "ops", "queries", "anyRuntimeJoin", "cudaStreamSynchronize"])
 def test_a_host_that_polls_gains_from_faster_kernels(tmp_path, shown_as, jitter_us, host_jitter_us):
     program = polling(shown_as)
     profile, _ = run(program, 6, jitter_us=jitter_us, host_jitter_us=host_jitter_us)
@@ -168,8 +169,8 @@ def test_a_host_may_poll_for_one_stream_while_another_runs(tmp_path):
     assert changed == pytest.approx(iteration_us(scaled(program, kernels=0.5)), abs=100)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kernel_us", [500, 3000, 4900, 5000])
+@every_case("seed", range(4))
+@every_case("kernel_us", [500, 3000, 4900, 5000])
 def test_work_of_the_host_that_ends_after_a_kernel_is_no_wait(tmp_path, kernel_us, seed):
     """Python that calls no op takes 5 ms to about 1 %."""
     program: Program = [Launch("gemm", 10, kernel_us), Launch("update", 5000, 200), Synchronize(5)]

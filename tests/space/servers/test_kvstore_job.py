@@ -19,6 +19,7 @@ from dpro_search.space.servers.kvstore_job import (
     store_bytes_per_us,
 )
 from dpro_search.space.servers.store_job import goodput_bytes_per_us
+from tests.every_case import every_case
 from tests.store_jobs import MIB, kvstore_job, layers_of
 
 
@@ -274,9 +275,9 @@ def unlike_workers(workers: int, **fields) -> KvstoreJob:
     return replace(recorded, workers=(slow, fast)).with_workers(workers)
 
 
-@pytest.mark.parametrize("workers", [18, 20, 33, 40])
-@pytest.mark.parametrize("bytes_per_us", [60.0, 1_000.0, None])
-@pytest.mark.parametrize("server_host", [(), (1, 0)], ids=["own hosts", "workers' hosts"])
+@every_case("workers", [18, 20, 33, 40])
+@every_case("bytes_per_us", [60.0, 1_000.0, None])
+@every_case("server_host", [(), (1, 0)], ids=["own hosts", "workers' hosts"])
 def test_folded_workers_take_what_all_workers_take(workers, bytes_per_us, server_host):
     whole = unlike_workers(workers, bytes_per_us=bytes_per_us, server_host=server_host)
     folded = whole.folded(8)

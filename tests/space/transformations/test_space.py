@@ -30,6 +30,7 @@ from dpro_search.space.transformations import (
     horovod_space,
 )
 from dpro_search.space.transformations.horovod import AllReduceAlgorithms
+from tests.every_case import every_case
 
 TENSORS = tensors_of([4_000_000, 40_000, 400_000, 8_000, 1_200_000])
 
@@ -101,7 +102,7 @@ def test_moves_lead_to_legal_plans_with_one_simplest_spelling(kind: str, seed: i
     assert space.simplest(simplest) == simplest
 
 
-@pytest.mark.parametrize("kind", SPACES)
+@every_case("kind", SPACES)
 def test_every_grid_point_of_every_choice_is_a_legal_plan_that_it_recognises(kind: str) -> None:
     space = SPACES[kind]()
     for choice in space.choices:
@@ -113,7 +114,7 @@ def test_every_grid_point_of_every_choice_is_a_legal_plan_that_it_recognises(kin
                 assert choice.nearest(plan) == (grid, number)
 
 
-@pytest.mark.parametrize("kind", SPACES)
+@every_case("kind", SPACES)
 def test_starting_points_are_legal_and_begin_with_the_recorded_setting(kind: str) -> None:
     space = SPACES[kind]()
     starts = space.starts(5)
@@ -123,7 +124,7 @@ def test_starting_points_are_legal_and_begin_with_the_recorded_setting(kind: str
     assert len(set(starts)) > 1
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("kind", "plan", "why"),
     [
         ("horovod", Plan(servers=2), "a Horovod job has no servers; it knows fusion_threshold_bytes, tensor_groups, cycle_time_us"),

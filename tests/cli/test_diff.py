@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from importer_kit import shared_traces
+from importer_kit import shared_trace, shared_traces
 from kineto_machine import Launch, Program, Synchronize, run
 
 from dpro_search.analysis.difference import difference as compared
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.kinds import job_of
 from tests.in_process import dpro
 from tests.profiles import under
@@ -92,7 +91,7 @@ def test_recordings_of_different_kinds_of_jobs_are_refused(traces):
 
 
 def test_the_rank_that_does_more_comes_first_and_the_others_wait_for_it():
-    recorded = job_of(import_trace([shared_traces() / "kineto_dlrm_8ranks"]))
+    recorded = job_of(shared_trace("kineto_dlrm_8ranks"))
     answer = compared(recorded, under(recorded, "rank6.host=2"))
     assert answer.change_us > 1000
     first, *others = answer.ranks

@@ -7,6 +7,7 @@ class TestKineto(ImporterConformance):
     def files(self, tmp_path): return [a real file, or one that the test writes, ...]
 """
 
+import functools
 import gzip
 import shutil
 import time
@@ -26,7 +27,7 @@ from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.collect.trace_check import check
 from dpro_search.errors import DproSearchError
 
-SEEDS = 25  # of each kind of damage, for each format
+SEEDS = 12  # of each kind of damage, for each format; `benchmarks/faults.md` has campaigns of hundreds
 MOST_CPU_S = 20  # of one small file, on the slowest machine: the work grows as the file
 Damage = Callable[[bytes, np.random.Generator], bytes]
 FUZZ = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -44,6 +45,12 @@ def shared_traces() -> Path:
     if not folder.is_dir():
         pytest.skip("real traces are not beside the repository (shared/traces)")
     return folder
+
+
+@functools.cache
+def shared_trace(*names: str) -> Trace:
+    """The trace of real files, which is imported once for all tests of a process."""
+    return import_trace([shared_traces() / name for name in names])
 
 
 def check_trace(trace: Trace) -> None:

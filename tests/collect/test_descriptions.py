@@ -5,20 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from importer_kit import shared_traces
+from importer_kit import shared_trace
 from kineto_files import COLLECTIVES, START, Profile, distributed
 
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto import importer as kineto
 from dpro_search.collect.trace import CollectiveKind, EventKind, ProcessGroup, Role, Trace
 from tests.recordings import trace_of
 from tests.sample import horovod_trace_path
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
-
-
-def shared(*names: str) -> Trace:
-    return import_trace([shared_traces() / name for name in names])
 
 
 def counted(trace: Trace, *kinds: EventKind) -> Counter:
@@ -35,24 +30,24 @@ def roles(trace: Trace, *kinds: EventKind) -> Counter:
 class TestKineto:
     def test_the_call_of_the_library_distinguishes_an_all_to_all_from_a_message(self):
         # The kernels are named SendRecv; the spans around their launches are named nccl:all_to_all.
-        found = counted(shared("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)
+        found = counted(shared_trace("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)
         assert Counter(kind for kind, _ in found.elements()) == {"ALL_TO_ALL": 40, "ALL_REDUCE": 24}
 
     def test_element_types_of_collectives_without_sizes_are_those_of_the_inputs(self):
-        assert {dtype for _, dtype in counted(shared("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)} == {
+        assert {dtype for _, dtype in counted(shared_trace("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)} == {
             "float32",
             "int32",
             "int64",
         }
 
     def test_where_all_ranks_are_there_those_in_one_collective_are_a_group(self):
-        trace = shared("kineto_dlrm_8ranks")
+        trace = shared_trace("kineto_dlrm_8ranks")
         group = ProcessGroup(ranks=tuple(range(8)), size=8)
         assert trace.groups == (group,)
         assert (trace.events.group[trace.events.kind == EventKind.COLLECTIVE] == 0).all()
 
     def test_groups_are_as_recorded(self):
-        trace = shared("kineto_single/ddp_resnet50_a100_rank0of2.json.gz")
+        trace = shared_trace("kineto_single/ddp_resnet50_a100_rank0of2.json.gz")
         assert trace.groups == (ProcessGroup(name="0", description="default_pg", ranks=(0, 1), size=2),)
         assert counted(trace, EventKind.COLLECTIVE) == {
             ("ALL_REDUCE", "float32"): 15,
@@ -61,27 +56,27 @@ class TestKineto:
         }
 
     def test_a_rank_alone_has_no_group_that_is_not_recorded(self):
-        trace = shared("kineto_single/torchrec_a100_rank3of8.json.gz")
+        trace = shared_trace("kineto_single/torchrec_a100_rank3of8.json.gz")
         assert trace.groups == ()
         assert counted(trace, EventKind.COLLECTIVE).total() == 60
 
     def test_shapes_are_those_of_the_inputs_of_an_op(self):
-        trace = shared("kineto_single/torchrec_a100_rank3of8.json.gz")
+        trace = shared_trace("kineto_single/torchrec_a100_rank3of8.json.gz")
         ops = np.flatnonzero(np.array([name == "aten::addmm" for name in trace.names])[trace.events.name])
         known = {trace.shapes[code][1:3] for code in trace.events.shapes[ops].tolist() if code >= 0}
         assert known
         assert all(len(a) == len(b) == 2 and a[1] == b[0] for a, b in known)  # a bias, and two matrices that fit
 
     def test_shapes_of_the_first_versions_have_another_key(self):
-        trace = shared("kineto_single/resnet50_v100_workers0.json.gz")
+        trace = shared_trace("kineto_single/resnet50_v100_workers0.json.gz")
         convolutions = np.array([name == "aten::conv2d" for name in trace.names])[trace.events.name]
         assert {trace.shapes[code][1][2:] for code in trace.events.shapes[convolutions].tolist()} == {(7, 7), (3, 3), (1, 1)}
 
     def test_no_shapes_where_they_were_not_recorded(self):
-        assert shared("kineto_single/ddp_resnet50_a100_rank0of2.json.gz").shapes == ()
+        assert shared_trace("kineto_single/ddp_resnet50_a100_rank0of2.json.gz").shapes == ()
 
     def test_the_optimizer_is_recognised(self):
-        trace = shared("kineto_single/ddp_resnet50_a100_rank0of2.json.gz")
+        trace = shared_trace("kineto_single/ddp_resnet50_a100_rank0of2.json.gz")
         assert roles(trace, EventKind.OP)["UPDATE"] == 3  # steps
 
     def test_an_abridged_list_of_ranks_leaves_their_number(self, tmp_path):
@@ -113,7 +108,7 @@ def one_kernel(folder: Path, name: str, about: dict) -> Trace:
 
 class TestOtherImports:
     def test_a_table_of_operations_gives_messages_collectives_and_passes(self):
-        trace = shared("stragglers/trace-ST.parquet")
+        trace = shared_trace("stragglers/trace-ST.parquet")
         assert counted(trace, EventKind.COLLECTIVE) == {
             ("SEND", ""): 1536,
             ("RECV", ""): 1536,
@@ -125,7 +120,7 @@ class TestOtherImports:
         assert roles(trace, EventKind.KERNEL) == {"FORWARD": 1024, "BACKWARD": 1024, "UPDATE": 256}
 
     def test_data_parallel_peers_of_a_stage_are_a_group(self):
-        trace = shared("stragglers/trace-ST.parquet")
+        trace = shared_trace("stragglers/trace-ST.parquet")
         gathers = trace.events.collective_kind == CollectiveKind.ALL_GATHER
         groups = {trace.groups[number].ranks for number in trace.events.group[gathers].tolist()}
         assert groups == {(0, 1), (2, 3), (4, 5), (6, 7)}
@@ -133,32 +128,32 @@ class TestOtherImports:
         assert (trace.events.group[messages] == -1).all()
 
     def test_chakra_numbers_its_collectives(self):
-        found = counted(shared("other_formats/chakra.0.et.gz"), EventKind.COLLECTIVE)
+        found = counted(shared_trace("other_formats/chakra.0.et.gz"), EventKind.COLLECTIVE)
         assert found == {("ALL_REDUCE", ""): 5, ("BROADCAST", ""): 2}
 
     def test_a_profile_without_collectives_has_none(self):
-        trace = shared("other_formats/jax_conv_8xMI300X.xplane.pb")
+        trace = shared_trace("other_formats/jax_conv_8xMI300X.xplane.pb")
         assert (trace.events.collective_kind == CollectiveKind.UNKNOWN).all()
 
     def test_a_horovod_timeline_is_of_all_reduces(self):
-        trace = shared("tensorflow_horovod_2/rank0.horovod_timeline.json.gz")
+        trace = shared_trace("tensorflow_horovod_2/rank0.horovod_timeline.json.gz")
         found = counted(trace, *(kind for kind in EventKind if kind not in (EventKind.CYCLE, EventKind.OP)))
         assert set(found) == {("ALL_REDUCE", "float32")}
         assert trace.groups == ()  # rank 0 wrote it: which ranks took part is not known
 
     def test_graphs_of_horovod_tell_operations_types_and_ranks(self):
-        trace = shared(*(f"tensorflow_horovod_2/rank{rank}.v1_session_full_trace.pb.gz" for rank in (0, 1)))
+        trace = shared_trace(*(f"tensorflow_horovod_2/rank{rank}.v1_session_full_trace.pb.gz" for rank in (0, 1)))
         assert set(counted(trace, EventKind.COMM)) == {("ALL_REDUCE", "float32")}
         assert trace.groups == (ProcessGroup(ranks=(0, 1), size=2),)
 
     def test_byteps_pushes_and_pulls(self):
-        found = counted(shared("byteps_mxnet_2x2"), EventKind.COLLECTIVE)
+        found = counted(shared_trace("byteps_mxnet_2x2"), EventKind.COLLECTIVE)
         assert found[("PUSH", "")] == found[("PULL", "")] > 0
         assert found.total() == 2 * found[("PUSH", "")]
 
     def test_a_store_of_mxnet_has_pushes_pulls_passes_and_updates(self):
         files = ("worker0.json.gz", "worker1.json.gz", "server0.json.gz", "symbol.json")
-        trace = shared(*(f"mxnet_kvstore/{name}" for name in files))
+        trace = shared_trace(*(f"mxnet_kvstore/{name}" for name in files))
         assert {kind for kind, _ in counted(trace, EventKind.COLLECTIVE)} == {"PUSH", "PULL"}
         assert {"FORWARD", "BACKWARD"} <= set(roles(trace, EventKind.KERNEL))
         assert {"COPY", "UPDATE", "UNKNOWN"} <= set(roles(trace, EventKind.SERVER))  # sums have no role

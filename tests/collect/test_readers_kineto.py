@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from importer_kit import ImporterConformance, check_trace, shared_traces
+from importer_kit import ImporterConformance, check_trace, shared_trace
 from kineto_files import MAIN, START, STREAM, Profile, collective_job, distributed, small_job
 
 from dpro_search.collect.readers.kineto.importer import IMPORTER, read
@@ -70,7 +70,7 @@ def test_steps_without_marks_end_with_the_optimizer(tmp_path):
     ],
 )
 def test_real_profiles_have_their_steps(name, steps, iteration_us):
-    trace = read([shared_traces() / "kineto_single" / f"{name}.json.gz"])
+    trace = shared_trace(f"kineto_single/{name}.json.gz")
     check_trace(trace)
     assert len(trace.steps) == steps
     assert np.median(np.diff(trace.steps.end_us)) == pytest.approx(iteration_us, rel=0.02)

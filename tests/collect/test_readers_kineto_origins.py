@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from importer_kit import shared_traces
+from importer_kit import shared_trace
 from kineto_files import AUTOGRAD, START, Profile
 
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.columns import tells_where
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import EventKind, Trace
@@ -116,7 +115,7 @@ def test_recorded_memory_is_kept():
     [("ddp_resnet50_a100_rank0of2", 1.0), ("torchrec_a100_rank3of8", 0.99), ("convnet_v100_ns_timestamps", 1.0)],
 )
 def test_real_kernels_have_the_op_that_launched_them(profile, least):
-    trace = import_trace([shared_traces() / "kineto_single" / f"{profile}.json.gz"])
+    trace = shared_trace(f"kineto_single/{profile}.json.gz")
     kernels = trace.events.op[trace.events.kind == EventKind.KERNEL]
     assert (kernels >= 0).mean() >= least
     assert trace.meta.device

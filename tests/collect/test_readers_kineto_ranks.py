@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from importer_kit import check_trace, plain, shared_traces
+from importer_kit import check_trace, plain, shared_trace, shared_traces
 from kineto_files import COLLECTIVES, MAIN, START, Profile, collective_job, distributed, one, small_job
 
 from dpro_search.collect.readers.importers import import_trace
@@ -150,22 +150,21 @@ def test_ranks_without_a_common_collective_keep_their_clocks_and_say_so(tmp_path
     assert trace.meta.clock.residual_us[1] > 500
 
 
-def dlrm(shift_us: float = 0.0, rank: int = 0, folder=None) -> Trace:
+def dlrm_with_a_shifted_clock(shift_us: float, rank: int, folder) -> Trace:
     """The profiles of eight ranks, one of them with another clock."""
     paths = sorted((shared_traces() / "kineto_dlrm_8ranks").glob("*.gz"))
-    if shift_us:
-        value = json.loads(plain(paths[rank]))
-        for record in value["traceEvents"]:
-            if "ts" in record:
-                record["ts"] += shift_us
-        moved = folder / paths[rank].name
-        moved.write_text(json.dumps(value))
-        paths[rank] = moved
+    value = json.loads(plain(paths[rank]))
+    for record in value["traceEvents"]:
+        if "ts" in record:
+            record["ts"] += shift_us
+    moved = folder / paths[rank].name
+    moved.write_text(json.dumps(value))
+    paths[rank] = moved
     return read(paths)
 
 
 def test_dlrm_all_collectives_are_matched_on_all_ranks_and_end_together():
-    trace = dlrm()
+    trace = shared_trace("kineto_dlrm_8ranks")
     parts = trace.events.select(trace.events.kind == EventKind.COLLECTIVE)
     numbers, counts = np.unique(parts.collective, return_counts=True)
     assert numbers.tolist() == list(range(8))
@@ -175,10 +174,10 @@ def test_dlrm_all_collectives_are_matched_on_all_ranks_and_end_together():
     assert (parts.size_bytes > 0).all()
 
 
-@pytest.mark.parametrize("shift_us", [11_500_000, 1_600])
-@pytest.mark.parametrize("rank", [2, 5])
+@pytest.mark.parametrize(("shift_us", "rank"), [(11_500_000, 2), (1_600, 5)])
 def test_dlrm_a_shifted_clock_is_recovered(tmp_path, shift_us, rank):
-    usual, shifted = dlrm().meta.clock, dlrm(shift_us, rank, tmp_path).meta.clock
+    usual = shared_trace("kineto_dlrm_8ranks").meta.clock
+    shifted = dlrm_with_a_shifted_clock(shift_us, rank, tmp_path).meta.clock
     for other in range(8):
         expected = usual.offset_us[other] + shift_us * (other == rank)
         assert shifted.offset_us[other] == pytest.approx(expected, abs=max(usual.residual_us[other], 1.0))
@@ -186,7 +185,7 @@ def test_dlrm_a_shifted_clock_is_recovered(tmp_path, shift_us, rank):
 
 
 def test_ddp_buckets_have_the_sizes_that_the_kernels_say():
-    trace = read([shared_traces() / "kineto_single" / "ddp_resnet50_a100_rank0of2.json.gz"])
+    trace = shared_trace("kineto_single/ddp_resnet50_a100_rank0of2.json.gz")
     buckets = [tensor for tensor in trace.tensors if tensor.name.startswith("allreduce")]
     assert len(buckets) == 5
     assert sum(tensor.size_bytes for tensor in buckets) == 4 * 25_557_032

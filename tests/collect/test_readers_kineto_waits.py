@@ -4,10 +4,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from importer_kit import shared_traces
+from importer_kit import shared_trace
 from kineto_files import AUTOGRAD, START, STREAM, Profile, needs, one, small_job
 
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.host_waits import NAME
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import DependencyKind, EventKind
@@ -163,15 +162,13 @@ def test_the_backward_thread_is_started_and_awaited_by_the_main_thread(tmp_path)
 
 
 def test_dlrm_what_was_launched_before_the_window_is_told():
-    assert [
-        text
-        for text in import_trace([shared_traces() / "kineto_dlrm_8ranks"]).meta.warnings
-        if "before the profiler's window" in text
-    ] == ["2 ranks (1, 3): 64 device ops were launched before the profiler's window: they belong to no step"]
+    assert [text for text in shared_trace("kineto_dlrm_8ranks").meta.warnings if "before the profiler's window" in text] == [
+        "2 ranks (1, 3): 64 device ops were launched before the profiler's window: they belong to no step"
+    ]
 
 
 def test_gpu_bound_convnet_its_host_waits_for_the_full_queue():
-    trace = read([shared_traces() / "kineto_single" / "convnet_v100_ns_timestamps.json.gz"])
+    trace = shared_trace("kineto_single/convnet_v100_ns_timestamps.json.gz")
     waits = trace.dependencies.kind == DependencyKind.SYNC
     assert waits.sum() > 1000
 

@@ -1,10 +1,9 @@
 """Bus bandwidth of groups of ranks, on profiles whose transfers are known."""
 
 import pytest
-from importer_kit import shared_traces
+from importer_kit import shared_trace
 from kineto_files import COLLECTIVES, START, Profile, distributed
 
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.recorded_collectives import group_speeds, slow_groups
@@ -52,7 +51,7 @@ def test_small_collectives_tell_nothing_of_a_link(tmp_path):
 
 
 def test_the_collectives_of_eight_real_ranks_have_a_bandwidth():
-    speeds = group_speeds(import_trace([shared_traces() / "kineto_dlrm_8ranks"]))
+    speeds = group_speeds(shared_trace("kineto_dlrm_8ranks"))
     assert {speed.collective for speed in speeds} <= {"allreduce", "alltoall"}
     assert all(speed.ranks == tuple(range(8)) and 1e9 < speed.bus_bps < 3e12 for speed in speeds)
     assert slow_groups(speeds) == []

@@ -3,11 +3,10 @@
 import re
 
 import pytest
-from importer_kit import shared_traces
+from importer_kit import shared_trace
 
 from dpro_search.analysis.efficiency import sentences, split_options, table_rows, with_options, work_of
 from dpro_search.cluster import parse_cluster
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
@@ -19,7 +18,7 @@ from tests.every_case import every_case
 
 @pytest.fixture(scope="module")
 def resnet():
-    return import_trace([shared_traces() / "kineto_single" / "resnet50_v100_workers0.json.gz"])
+    return shared_trace("kineto_single/resnet50_v100_workers0.json.gz")
 
 
 def test_flops_of_resnet_50_are_those_that_papers_give(resnet):
@@ -49,7 +48,7 @@ def test_what_is_not_known_is_said_and_not_invented():
 
 
 def test_a_device_that_the_trace_names_has_its_peak_and_power():
-    trace = import_trace([shared_traces() / "kineto_dlrm_8ranks"])
+    trace = shared_trace("kineto_dlrm_8ranks")
     found = work_of(trace, None, {})
     assert (found.devices, found.peak_flops_per_s, found.power_per_device_w) == (8, 15.7e12, pytest.approx(437.5))
 
@@ -87,7 +86,7 @@ def test_matrix_products_count_two_for_each_multiplication(tmp_path):
 
 
 def test_a_trace_without_shapes_has_no_flops():
-    assert step_flops(import_trace([shared_traces() / "kineto_single" / "convnet_v100_ns_timestamps.json.gz"])) is None
+    assert step_flops(shared_trace("kineto_single/convnet_v100_ns_timestamps.json.gz")) is None
 
 
 def test_the_precision_of_given_flops_is_that_of_the_kernels():

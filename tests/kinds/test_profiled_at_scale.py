@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from importer_kit import shared_trace
 
 from dpro_search.cluster import parse_cluster
 from dpro_search.collect.readers.importers import import_trace
@@ -184,7 +185,7 @@ def real() -> Trace:
     """ResNet-50 in five buckets of 25,557,032 floats together, on GPUs that the profile names."""
     if not SHARED.is_dir():
         pytest.skip("no shared traces")
-    return import_trace([SHARED / "kineto_single" / "ddp_resnet50_a100_rank0of2.json.gz"])
+    return shared_trace("kineto_single/ddp_resnet50_a100_rank0of2.json.gz")
 
 
 PLANS = (Plan(), Plan.of(gradient_as_bucket_view=True), Plan.of(bucket_cap_bytes=4 * MIB))
@@ -211,7 +212,7 @@ def test_plans_of_a_real_profile_are_predicted_with_the_kernels_and_links_of_ano
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no shared traces")
 def test_a_profile_with_other_collectives_stays_an_imported_trace() -> None:
-    trace = import_trace(sorted((SHARED / "kineto_dlrm_8ranks").glob("*.gz")))
+    trace = shared_trace("kineto_dlrm_8ranks")
     assert kind_of(trace) is imported.KIND
 
 

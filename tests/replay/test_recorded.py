@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from importer_kit import shared_traces
+from importer_kit import shared_trace
 from kineto_files import small_job
 from kineto_machine import Launch, Program, Synchronize, run, scaled
 
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
@@ -43,7 +42,7 @@ def job_of_program(tmp_path, program: Program = PROGRAM, steps: int = 6) -> Impo
 
 
 def real(name: str) -> Imported:
-    return profiled(import_trace([shared_traces() / "kineto_single" / f"{name}.json.gz"]))
+    return profiled(shared_trace(f"kineto_single/{name}.json.gz"))
 
 
 def test_the_prediction_of_a_steady_job_is_its_iteration(tmp_path):
@@ -104,7 +103,7 @@ def test_diagnose_and_replay_state_one_iteration_and_one_breakdown(tmp_path):
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_jobs_are_diagnosed_with_the_iteration_that_is_replayed(name):
-    job = job_of(import_trace([shared_traces() / "kineto_single" / f"{name}.json.gz"]))
+    job = job_of(shared_trace(f"kineto_single/{name}.json.gz"))
     assert job.diagnose().iteration_us == job.predict(Plan()).iteration_us
 
 
@@ -162,7 +161,7 @@ def test_real_jobs_the_ops_and_waits_of_one_step_with_the_durations_of_another_t
 
 
 def test_dlrm_eight_ranks_replay_as_they_ran():
-    (step,) = profiled(import_trace([shared_traces() / "kineto_dlrm_8ranks"])).own_durations().steps
+    (step,) = profiled(shared_trace("kineto_dlrm_8ranks")).own_durations().steps
     assert step.replayed_us == pytest.approx(step.measured_us, rel=2e-3)
 
 

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from importer_kit import shared_traces
+from importer_kit import shared_trace
 from kineto_machine import Launch, Synchronize, run
 
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import job_of
@@ -68,7 +67,7 @@ def test_lanes_of_replay_and_recording_have_the_same_names(trace):
 
 @pytest.mark.parametrize("name", ["kineto_dlrm_8ranks", "kineto_single/torchrec_a100_rank3of8.json.gz"])
 def test_a_real_trace_is_shown_with_names_that_people_read(name, tmp_path):
-    import_trace([shared_traces() / name]).save(tmp_path / "T")
+    shared_trace(name).save(tmp_path / "T")
     facts = facts_of_source(tmp_path / "T")
     job = job_of(Trace.load(tmp_path / "T"))
     page = render(facts)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from importer_kit import shared_trace
 
 from dpro_search.cluster import parse_cluster
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.costmodel.roofline import kernel_ratio
 from dpro_search.errors import InputError
 from dpro_search.kinds import Job
@@ -29,14 +29,14 @@ pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="no shared traces")
 @functools.cache
 def resnet() -> Imported:
     """Rank 0 of 2 A100; DistributedDataParallel."""
-    trace = import_trace([SHARED / "kineto_single" / "ddp_resnet50_a100_rank0of2.json.gz"])
+    trace = shared_trace("kineto_single/ddp_resnet50_a100_rank0of2.json.gz")
     return Imported.of(trace, PlanOptions())
 
 
 @functools.cache
 def dlrm() -> Imported:
     """All 8 ranks, V100."""
-    return Imported.of(import_trace(sorted((SHARED / "kineto_dlrm_8ranks").glob("*.gz"))), PlanOptions())
+    return Imported.of(shared_trace("kineto_dlrm_8ranks"), PlanOptions())
 
 
 def under(job: Imported, *changes: str, cluster: str | None = None) -> Job:
@@ -96,7 +96,7 @@ def test_a_faster_gpu_shortens_what_the_host_does_not_bound() -> None:
 
 def test_a_model_recorded_on_a_v100_takes_on_an_a100_what_a_profile_of_it_there_shows() -> None:
     """ResNet-50 with 32 images on both; what the kernels take, without launches and input."""
-    recorded = Imported.of(import_trace([SHARED / "kineto_single" / "resnet50_v100_workers0.json.gz"]), PlanOptions())
+    recorded = Imported.of(shared_trace("kineto_single/resnet50_v100_workers0.json.gz"), PlanOptions())
     free = ("launch=0", "loading=0")
     moved = predicted(recorded, *free, "recorded_on=dgx-1-v100", "ranks=1", cluster="dgx-a100-40")
     there_us = predicted(resnet(), "launch=0").iteration_us
@@ -156,7 +156,7 @@ def test_what_is_not_possible_is_one_line(changes: tuple[str, ...], cluster: str
 
 def test_a_model_that_was_profiled_on_two_gpus_is_predicted_from_one_for_the_other() -> None:
     """ResNet-50, 32 images, V100 with shapes to A100: kernels take 38.6 ms of a step there, of another version of PyTorch."""
-    v100 = Imported.of(import_trace([SHARED / "kineto_single" / "resnet50_v100_workers0.json.gz"]), PlanOptions())
+    v100 = Imported.of(shared_trace("kineto_single/resnet50_v100_workers0.json.gz"), PlanOptions())
     place = "recorded_on=p3.16xlarge", "ranks=1"
     there = under(v100, *place, cluster="1xa100-sxm-40gb")
     shapeless = Imported.of(replace(v100.trace, shapes=(), events=without_shapes(v100.trace.events)), PlanOptions())

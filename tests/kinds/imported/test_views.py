@@ -5,10 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from importer_kit import shared_traces
+from importer_kit import shared_trace
 from kineto_files import AUTOGRAD, START, Profile, distributed
 
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
@@ -90,7 +89,7 @@ def test_a_rank_has_its_number_in_the_job_everywhere(trace):
 
 
 def test_a_real_rank_has_its_number_in_the_job():
-    trace = import_trace([shared_traces() / "kineto_single" / "torchrec_a100_rank3of8.json.gz"])
+    trace = shared_trace("kineto_single/torchrec_a100_rank3of8.json.gz")
     facts = printed(trace)
     assert {row["rank"] for row in (*facts["ranks"], *facts["critical_ops"])} == {3}
     assert any(row["count"] > 10 and row["framework_op"].startswith("aten::") for row in facts["critical_ops"])
@@ -112,7 +111,7 @@ def test_the_measured_step_is_beside_the_predicted_one_with_errors_per_op(trace)
 
 
 def test_collectives_of_real_ranks_are_joined_across_ranks_and_counted_by_rate():
-    events = perfetto(import_trace([shared_traces() / "kineto_dlrm_8ranks"]))
+    events = perfetto(shared_trace("kineto_dlrm_8ranks"))
     arrows = [event for event in events if event.get("cat") == "collective"]
     assert Counter(event["ph"] for event in arrows) == {"s": 2 * 8 * 7, "f": 2 * 8 * 7}  # 8 collectives of 8 ranks, twice
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}

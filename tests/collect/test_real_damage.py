@@ -19,7 +19,7 @@ JOBS = {  # files of a job, of which the first is damaged
     "byteps": ("byteps_mxnet_2x2/worker0_comm*", "byteps_mxnet_2x2/worker1_comm*", "byteps_mxnet_2x2/van_*"),
 }
 MOST_LOST = 0.1  # of the events: also those that cannot be matched without the record
-PLACES = 15
+PLACES = 8
 
 
 def copied(job: str, folder: Path) -> list[Path]:

@@ -93,7 +93,7 @@ def test_one_rank_has_nothing_to_do(algorithm):
 )
 def test_points_of_known_constants_are_met_again(overhead_us, message_us, move_us_per_byte, algorithm):
     true = cost(algorithm, overhead_us=overhead_us, message_us=message_us, move_us_per_byte=move_us_per_byte, exposed=0.2)
-    size, ranks, rate = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e8, 9), [2, 4, 8], [60.0, 240.0, np.inf]))
+    size, ranks, rate = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e3, 1e8, 5), [2, 4, 8], [60.0, 240.0, np.inf]))
     points = Points(size_bytes=size, ranks=ranks, link_bytes_per_us=rate)
     fitted = fit_all_reduce((algorithm,), points, true.predict(points))
     between = Points(size_bytes=size * 1.7, ranks=ranks * 2, link_bytes_per_us=rate * 1.5)
@@ -177,7 +177,7 @@ def _nccl() -> tuple[Points, np.ndarray]:
 
 def test_nccl_on_eight_gpus_follows_from_two_to_four():
     points, duration = _nccl()
-    few, many = points.ranks <= 4, points.ranks == 8
+    few, many = np.flatnonzero(points.ranks <= 4)[::8], points.ranks == 8
     fitted = fit_all_reduce((Algorithm.RING,), points.select(few), duration[few])
     errors = np.abs(fitted.predict(points.select(many)) / duration[many] - 1)
     assert errors.mean() < 0.15

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TextIO
 from unittest import mock
 
@@ -35,6 +36,17 @@ def dpro(*args: object, cwd: Path | None = None, **env: str) -> subprocess.Compl
     ):
         try:
             main(words)
+        except SystemExit as ended:
+            code = ended.code or 0
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def experiment(module: ModuleType, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the ``main`` of a module as ``python -m`` does."""
+    words, out, err = [*map(str, args)], io.StringIO(), io.StringIO()
+    with mock.patch.object(sys, "argv", [module.__name__, *words]), mock.patch.dict(os.environ, env), _printed(out, err):
+        try:
+            code = module.main() or 0
         except SystemExit as ended:
             code = ended.code or 0
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

@@ -1,8 +1,6 @@
 """``experiments.devices``: what its readers take from public tables, and how devices are left out."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +11,23 @@ import pytest
 from dpro_search.cluster import bundled
 from dpro_search.costmodel.devices import gemm
 from dpro_search.costmodel.devices.choice import nearest_to_centres
+from experiments.devices import __main__ as devices
 from experiments.devices import deepbench, sailor
-from experiments.devices.__main__ import main
 from experiments.devices.data import drawn
 from experiments.devices.table import device_of, family_of, table
 from tests.every_case import every_case
+from tests.in_process import experiment
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_folder_without_measurements_is_refused_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "experiments.devices", "score", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = experiment(devices, "score", tmp_path)
     assert done.returncode == 2
     assert "no measured ops; expected neusight/, sailor/ or deepbench/ in it" in done.stderr
 
 
-def test_json_is_printed_whatever_a_folder_holds_and_says_what_was_left_out(tmp_path, capsys, monkeypatch):
+def test_json_is_printed_whatever_a_folder_holds_and_says_what_was_left_out(tmp_path):
     (tmp_path / "neusight").mkdir()
     columns = {
         "device": ["New GPU"] * 400 + ["No Sheet"] * 3,
@@ -45,9 +43,9 @@ def test_json_is_printed_whatever_a_folder_holds_and_says_what_was_left_out(tmp_
     (tmp_path / "neusight" / "conv.parquet").write_text("damaged")
     sheet = {"Device": "New GPU", "Mem_Bw": 1600, "Num_Sm": 100, "Freq": 1500, "SingleFLOPs": 20000, "L2Cache": 40}
     (tmp_path / "neusight" / "devices.json").write_text(json.dumps([sheet]))
-    monkeypatch.setattr(sys, "argv", ["score", "score", str(tmp_path), "--json", "--parts", "shipped,families,nonsense"])
-    assert main() == 0
-    found = json.loads(capsys.readouterr().out)
+    done = experiment(devices, "score", tmp_path, "--json", "--parts", "shipped,families,nonsense")
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
     assert {line["target"] for line in found["by_target"]} == {"neusight New-GPU"}
     left_out = " ".join(found["left_out"])
     for reason in (

@@ -1,12 +1,7 @@
 """``experiments.truth score``: errors of predictions of published runs, and why rows are left out."""
 
-import contextlib
-import io
 import json
-import sys
 from dataclasses import replace
-from typing import NamedTuple
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +9,7 @@ import pytest
 from dpro_search.parallel.costs.domain import Domain
 from dpro_search.parallel.memory.peak import PeakMemory, rank_memories
 from dpro_search.parallel.workload import Workload
-from experiments.truth.__main__ import main
+from experiments.truth import __main__ as truth
 from experiments.truth.contradictions import contradictions
 from experiments.truth.jobs import workload_of
 from experiments.truth.memory import partly_recomputed
@@ -23,6 +18,7 @@ from experiments.truth.page import _ticks, write_page
 from experiments.truth.pooling import Errors, pooled
 from experiments.truth.rows import Row
 from experiments.truth.score import Predicted, Scored
+from tests.in_process import experiment
 
 HEAD = (
     "source,gpu,gpus_per_node,n_gpus,model,layers,hidden,heads,kv_heads,ffn_hidden,vocab,seq_len,precision,dp,tp,pp,micro_batch,"
@@ -31,22 +27,8 @@ HEAD = (
 RUN = "{source},H100,8,8,llama,32,4096,32,8,14336,128256,4096,bf16,8,1,1,1,64,NeMo,{status},{seconds},A,{memory}"
 
 
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def score(folder, *options):
-    """The verb, called here: what its process would write."""
-    out, errors = io.StringIO(), io.StringIO()
-    with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(errors),
-        mock.patch.object(sys, "argv", ["experiments.truth", "score", str(folder), *options]),
-    ):
-        code = main()
-    return Done(code, out.getvalue(), errors.getvalue())
+    return experiment(truth, "score", folder, *options)
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ from dpro_search.errors import InputError
 from dpro_search.parallel.model import model, parameters_of, published
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload
+from experiments.truth import __main__ as truth_main
 from experiments.truth.peers import described
+from tests.in_process import experiment
 
 ROOT = Path(__file__).parents[2]
 HEAD = (
@@ -32,9 +34,7 @@ def runs(tmp_path):
 
 
 def truth(*options, envs):
-    command = [sys.executable, "-m", "experiments.truth", *map(str, options)]
-    environment = {**os.environ, "DPRO_SEARCH_ENVS": str(envs)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return experiment(truth_main, *options, DPRO_SEARCH_ENVS=str(envs))
 
 
 def test_predictors_are_compared_on_the_rows_that_all_support(runs):

@@ -1,18 +1,24 @@
-"""Predicted durations with their intervals, and where they come from."""
+"""Predicted durations with their intervals, and the ways to tell how wide an interval is."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 from dpro_search.collect.trace import Floats, Ints
+from dpro_search.machine import machine_constants
+
+_COVERED = 0.9
 
 
 class PredictionOrigin(IntEnum):
-    """PredictionOrigin of a predicted number."""
+    """Where a predicted number comes from."""
 
     INTERPOLATED = 0
     EXTRAPOLATED = 1  # outside what was measured: the interval is wider
@@ -41,3 +47,32 @@ def conformal_quantile(scores: Floats, coverage: float) -> float:
     """The least width that holds for `coverage` of the sorted scores, with the correction for their number."""
     rank = int(np.ceil((len(scores) + 1) * coverage)) - 1
     return float(scores[min(rank, len(scores) - 1)])
+
+
+@functools.lru_cache(1024)
+def student_quantile(coverage: float, degrees: float) -> float:
+    """Half width that holds `coverage` of Student's t, in standard deviations; cached, because degrees of freedom recur."""
+    return float(stdtrit(degrees, (1 + coverage) / 2))
+
+
+def step_interval_us(steps_us: Sequence[float], iteration_us: float) -> tuple[float, float]:
+    """The interval around a prediction that should hold another step's iteration time in 9 of 10 cases.
+
+    The variance between steps is that of the recorded ones, with that of other profiles as a prior which weighs as much as a few
+    steps (scaled inverse chi-square: Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6); so one step has a width too.
+    The quantile is Student's. The replay's own error adds to it.
+
+    Parameters
+    ----------
+    steps_us
+        Replayed iteration time of each recorded step; at least one.
+    iteration_us
+        The prediction.
+    """
+    constants = machine_constants().gpu
+    steps = np.asarray(steps_us)
+    observations = constants.step_spread_steps + len(steps) - 1
+    squares = constants.step_spread_steps * (constants.step_spread * iteration_us) ** 2 + float(((steps - iteration_us) ** 2).sum())
+    deviation = np.sqrt(squares / observations * (1 + 1 / len(steps)) + (constants.replay_error * iteration_us) ** 2)
+    half = student_quantile(_COVERED, float(observations)) * float(deviation)
+    return max(iteration_us - half, 0.0), iteration_us + half

@@ -20,7 +20,7 @@ recording, hundreds for measurements on a busy machine."""
 Info = TypeVar("Info", bound=msgspec.Struct)
 
 
-class _Version(msgspec.Struct):
+class _ModelVersion(msgspec.Struct):
     version: int
 
 
@@ -38,7 +38,7 @@ def read_info(path: Path, kind: type[Info], version: int, what: str) -> Info:
     """
     data = _read(path)
     try:
-        file_version = msgspec.json.decode(data, type=_Version).version
+        file_version = msgspec.json.decode(data, type=_ModelVersion).version
         if file_version != version:
             raise TraceVersionError(f"{path}: model version {file_version}, this program reads {version}; train it again")
         return msgspec.json.decode(data, type=kind)

@@ -10,16 +10,15 @@ members differ, and how much groups differ from what they belong to.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
 from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.intervals import student_quantile
 
 _SHARED = 4.0  # members that what is shared of their spread counts for, beside a group's own
 _LEAST_VARIANCE = 0.03**2
@@ -38,7 +37,7 @@ class Pooled:
     def half_width(self, coverage: float) -> float:
         """Half the interval that holds one more member in that share of all cases."""
         variance = self.mean_variance + self.member_variance
-        return _quantile(coverage, self.degrees) * math.sqrt(variance)
+        return student_quantile(coverage, self.degrees) * math.sqrt(variance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +87,6 @@ class Pools:
         level = min(self.depth[parent] + 1, len(self.shared) - 1)
         member_variance, between = self.shared[level]
         return _pooled(np.zeros(0), member_variance, between, above)
-
-
-@functools.lru_cache(1024)
-def _quantile(coverage: float, degrees: float) -> float:
-    """Quantile of Student's t, in standard deviations; cached, because pools have few different degrees of freedom."""
-    return float(stdtrit(degrees, (1 + coverage) / 2))
 
 
 def _depth(name: str, parent: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""Correction of the predictions of settings that did not run, from those that did: a Gaussian process over settings.
+"""Correction of the predictions of settings that did not run, from those that did: a `Residual` over settings.
 
 The logarithm of measured over predicted time is modelled as a sum of
 
@@ -26,9 +26,12 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
+from dpro_search.costmodel.residual import Residual
 from dpro_search.space.plan import Plan
 
 Knobs = dict[str, bool | float | str]
+_Settings = Sequence[tuple[Knobs | None, float]]
+"""Values of plan fields (None: the recorded setting), each with the standard deviation that its model error has beforehand."""
 
 CARRIED = 0.5  # recording and validation are two samples of a varying machine: the next is expected between them
 _STATE = 0.05  # standard deviation of the machine's state; recordings of one job differ by about 4 % from run to run
@@ -88,7 +91,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Correction:
-    """The Gaussian process, conditioned on the measurements of some sessions."""
+    """The errors of settings, as far as the measurements of some sessions tell them."""
 
     sessions: tuple[Session, ...]  # What was measured; at least one.
     knobs: Knobs  # Recorded values of plan fields (see `knobs_of`); a plan that does not set a field keeps them.
@@ -102,17 +105,16 @@ class Correction:
             Half the width of the prediction's interval, relative to the prediction.
         """
         prior = half_width / _SIGMAS
-        similarities = self._similarities(plan) * prior
-        shift = float(similarities @ self._weights) + self.carried
-        learnt = float(similarities @ self._precision @ similarities)
+        (expected,), (explained,) = self._residual.expected_and_explained([(self._knobs_under(plan), prior)])
         low, high = math.log(max(1 - half_width, 0.1)), math.log(1 + half_width)
-        return math.exp(min(max(shift, low), high)), math.sqrt(max(1 - learnt / max(prior**2, 1e-12), 0.0))
+        shift = min(max(float(expected) + self.carried, low), high)
+        return math.exp(shift), math.sqrt(max(1 - float(explained) / max(prior**2, 1e-12), 0.0))
 
     @cached_property
     def carried(self) -> float:
         """The part of the machine's state that is expected in later runs, as a logarithm."""
         states = [
-            session.state_spread**2 * float(self._weights[self._session == number].sum())
+            session.state_spread**2 * float(self._residual.weights[self._session == number].sum())
             for number, session in enumerate(self.sessions)
             if not session.machine_changed
         ]
@@ -136,41 +138,32 @@ class Correction:
         return np.array([*numbers, *[-1] * (len(self._points) - len(numbers))])
 
     @cached_property
-    def _residuals(self) -> Floats:
-        return np.array([point.residual for point in self._points])
-
-    @cached_property
-    def _precision(self) -> Floats:
-        """Inverse covariance of the residuals, [observations, observations]."""
-        priors = np.array([point.half_width for point in self._points]) / _SIGMAS
-        similar = np.array([self._similarities(point.plan, scaled=False) for point in self._points])
+    def _residual(self) -> Residual[_Settings]:
+        """Errors of the observations. All in one session share the state of the machine, which no other setting does."""
         state = np.array([session.state_spread**2 for session in self.sessions] + [0.0])[self._session]
         same_state = np.where(self._session[:, None] == self._session, state, 0.0)
         noise = np.where(self._session >= 0, [max(point.noise, _LEAST_NOISE) for point in self._points], _RECORDING_NOISE)
-        covariance = similar * np.outer(priors, priors) + same_state + np.diag(noise**2)
-        return np.asarray(np.linalg.inv(covariance), dtype=np.float64)
+        return Residual(
+            covariance=_covariance,
+            points=[(self._knobs_under(point.plan), point.half_width / _SIGMAS) for point in self._points],
+            errors=np.array([point.residual for point in self._points]),
+            noise=same_state + np.diag(noise**2),
+        )
 
-    @cached_property
-    def _weights(self) -> Floats:
-        weights: Floats = self._precision @ self._residuals
-        return weights
+    def _knobs_under(self, plan: Plan) -> Knobs | None:
+        """Values of plan fields under a plan; None: it is the recorded setting."""
+        return None if plan == Plan() else self.knobs | knobs_of(plan)
 
-    @cached_property
-    def _known(self) -> list[Knobs | None]:
-        """Knobs of the observations; None: the recorded setting, [observations]."""
-        return [None if point.plan == Plan() else self.knobs | knobs_of(point.plan) for point in self._points]
 
-    def _similarities(self, plan: Plan, *, scaled: bool = True) -> Floats:
-        """Similarity of a plan to each observation, times that one's standard deviation if `scaled`, [observations]."""
-        plan_knobs = None if plan == Plan() else self.knobs | knobs_of(plan)
-
-        def similarity_to(other: Knobs | None) -> float:
-            if plan_knobs is None or other is None:
-                return float(plan_knobs is None and other is None)
-            return similarity(plan_knobs, other)
-
-        similarities = np.array([similarity_to(other) for other in self._known])
-        return similarities * np.array([point.half_width for point in self._points]) / _SIGMAS if scaled else similarities
+def _covariance(left: _Settings, right: _Settings) -> Floats:
+    """Covariance of the model errors of settings, [left, right]; the recorded setting resembles no other."""
+    similarities = [
+        [similarity(one, other) if one is not None and other is not None else float(one is other) for other, _ in right]
+        for one, _ in left
+    ]
+    deviations = (np.array([deviation for _, deviation in settings]) for settings in (left, right))
+    covariance: Floats = np.array(similarities) * np.outer(*deviations)
+    return covariance
 
 
 def half_width(predicted_us: float, interval_us: tuple[float, float]) -> float:

@@ -17,9 +17,16 @@ from scipy.optimize import minimize
 
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.correction import COORDINATES, OpPoints, Similarity
-from dpro_search.costmodel.devices.domain import CHECKED, ELEMENT, KINDS, OpDomain
 from dpro_search.costmodel.devices.features import FEATURES, OP_FEATURES, base_us, features
-from dpro_search.costmodel.devices.model import COVERAGE, LatencyModel, Trees
+from dpro_search.costmodel.devices.model import (
+    CHECKED_PLACES,
+    COVERAGE,
+    ELEMENT_PLACE,
+    KIND_PLACES,
+    Forests,
+    LatencyModel,
+    OpDomain,
+)
 from dpro_search.costmodel.devices.model_file import FORESTS, LatencyInfo
 from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile, UsualShares, probe_places, probes_of
@@ -119,17 +126,17 @@ class Measured:
         )
 
 
-def fit_trees(parts: Sequence[Measured], seed: int) -> Trees:
+def fit_trees(parts: Sequence[Measured], seed: int) -> Forests:
     """Trees fitted to devices, each with the same weight, and in each kinds of ops alike."""
     ratio = np.concatenate([part.ratio for part in parts])
     return boosted_trees(np.concatenate([part.features for part in parts]), ratio, tree_weights(parts), seed=seed)
 
 
-def boosted_trees(features: Singles, ratio: Floats, weight: Floats, *, seed: int, threads: int = 1) -> Trees:
+def boosted_trees(features: Singles, ratio: Floats, weight: Floats, *, seed: int, threads: int = 1) -> Forests:
     """Trees fitted to log(latency / base), [n], and to its error by the shapes of ops alone."""
     base = _boosted(features, ratio, weight, EVERYTHING, BASE, seed, threads)
     left = ratio - base.predict(features)
-    return Trees(base=base, shapes=_boosted(features, left, weight, OF_OPS, SHAPES, seed + 1, threads))
+    return base, _boosted(features, left, weight, OF_OPS, SHAPES, seed + 1, threads)
 
 
 def _boosted(
@@ -251,13 +258,13 @@ class Group:
 def fit_domain(parts: Sequence[Singles]) -> OpDomain:
     """The range of the features of all measured ops."""
     everything = np.concatenate(parts).astype(np.float64)
-    low = np.full((len(KINDS), len(CHECKED)), np.inf)
-    high = np.full((len(KINDS), len(CHECKED)), -np.inf)
-    for row, place in enumerate(KINDS):
-        of_kind = everything[everything[:, place] > 0][:, CHECKED]
+    low = np.full((len(KIND_PLACES), len(CHECKED_PLACES)), np.inf)
+    high = np.full((len(KIND_PLACES), len(CHECKED_PLACES)), -np.inf)
+    for row, place in enumerate(KIND_PLACES):
+        of_kind = everything[everything[:, place] > 0][:, CHECKED_PLACES]
         if len(of_kind):
             low[row], high[row] = of_kind.min(axis=0), of_kind.max(axis=0)
-    return OpDomain(low=low, high=high, element_bytes=np.unique(everything[:, ELEMENT]))
+    return OpDomain(low=low, high=high, element_bytes=np.unique(everything[:, ELEMENT_PLACE]))
 
 
 def save(model: LatencyModel, info: LatencyInfo, path: Path) -> None:
@@ -270,8 +277,8 @@ def save(model: LatencyModel, info: LatencyInfo, path: Path) -> None:
         "domain_high": model.domain.high.astype(np.float32),
         "element_bytes": model.domain.element_bytes,
     }
-    for name in FORESTS:
-        arrays |= getattr(model.trees, name).arrays(name)
+    for name, forest in zip(FORESTS, model.forests, strict=True):
+        arrays |= forest.arrays(name)
     data = io.BytesIO()
     np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
     path.write_bytes(data.getvalue())

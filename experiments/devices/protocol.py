@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.costmodel.devices.choice import nearest_to_centres
-from dpro_search.costmodel.devices.correction import ErrorCorrection, Similarity
-from dpro_search.costmodel.devices.model import BUDGETS, Trees
+from dpro_search.costmodel.devices.correction import Similarity
+from dpro_search.costmodel.devices.model import BUDGETS, Forests, log_ratio
 from dpro_search.costmodel.devices.ops import Floats
 from experiments.devices.data import Target
 from experiments.devices.fit import Measured, fit_similarity, fit_trees, interval_width
@@ -29,7 +29,7 @@ class LeftOut:
     group: str  # That was left out together.
     ratio: Floats  # Predicted log(latency / base), [n].
     of_base: Floats  # Likewise, of the trees alone that see all features, [n].
-    trees: Trees
+    forests: Forests
 
     @property
     def errors(self) -> Floats:
@@ -67,17 +67,16 @@ def left_out(targets: Sequence[Target], seed: int, group: Callable[[Target], str
     """Predictions for all targets, each by a fit without its group."""
     found: dict[str, LeftOut] = {}
     for name in sorted({group(target) for target in targets}):
-        trees = fit_trees([fitted(target) for target in targets if group(target) != name], seed)
+        forests = fit_trees([fitted(target) for target in targets if group(target) != name], seed)
         for target in targets:
             if group(target) == name:
-                found[target.name] = _predicted(target, name, trees)
+                found[target.name] = _predicted(target, name, forests)
     return [found[target.name] for target in targets]
 
 
-def _predicted(target: Target, group: str, trees: Trees) -> LeftOut:
+def _predicted(target: Target, group: str, forests: Forests) -> LeftOut:
     seen = target.measured.features
-    of_base = trees.base.predict(seen)
-    return LeftOut(target=target, group=group, ratio=of_base + trees.shapes.predict(seen), of_base=of_base, trees=trees)
+    return LeftOut(target=target, group=group, ratio=log_ratio(forests, seen), of_base=forests[0].predict(seen), forests=forests)
 
 
 def fitted(target: Target) -> Measured:
@@ -113,7 +112,7 @@ def judge(one: LeftOut, similarity: Similarity, budget: int, seed: int) -> Judge
     shift = np.zeros(int(rest.sum()))
     deviation = np.full(len(shift), np.sqrt(similarity.variance))
     if budget:
-        shift, deviation = ErrorCorrection.fit(similarity, points[chosen], errors[chosen]).at(points[rest])
+        shift, deviation = similarity.correction(similarity.residual(points[chosen], errors[chosen]), points[rest])
     return Judged(target=target.name, group=one.group, budget=budget, log_error=shift - errors[rest], deviation=deviation)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.correction import ErrorCorrection, OpPoints, Similarity
+from dpro_search.costmodel.devices.correction import OpPoints, Similarity
 from dpro_search.costmodel.devices.features import features
 from dpro_search.costmodel.devices.model import BUDGETS
 from dpro_search.costmodel.devices.model_file import default_info, default_model
@@ -276,8 +276,8 @@ def cross_model(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     by_name = {one.name: one.measured for one in some}
     rows: Rows = []
     for model in sorted({model for _, model in ops_of}):
-        trees = models.without_model(some, ops_of, model, seed)
-        for one in models.errors_of(model, trees, some, ops_of):
+        forests = models.without_model(some, ops_of, model, seed)
+        for one in models.errors_of(model, forests, some, ops_of):
             for passes, mask in (("forward", one.backward == 0), ("backward", one.backward > 0)):
                 if mask.any():
                     error = np.abs(np.expm1(one.log_error[mask])) * 100
@@ -288,8 +288,8 @@ def cross_model(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
             if f"neusight {case['model']}" == model and target in by_name:
                 profile = by_name[target].profile
 
-                def predict(device: str, name: str, ops: Any, trees: Any = trees, profile: Any = profile) -> Floats:
-                    return models.predicted_us(trees, profile, ops)
+                def predict(device: str, name: str, ops: Any, forests: Any = forests, profile: Any = profile) -> Floats:
+                    return models.predicted_us(forests, profile, ops)
 
                 rows.append(_step_row(case, whole_models.predicted_us(case, predict), "model", 0))
     return rows
@@ -316,16 +316,17 @@ def whole_steps(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
 
 def _on_device(one: LeftOut, similarity: Similarity, budget: int, seed: int) -> whole_models.Predict:
     part = one.target.measured
-    correction = None
+    measured = None
     if budget:
         chosen = protocol.samples(part, budget, seed, np.flatnonzero(one.target.judge))
-        correction = ErrorCorrection.fit(similarity, part.points[chosen], one.errors[chosen])
+        measured = similarity.residual(part.points[chosen], one.errors[chosen])
 
     def predict(device: str, model: str, ops: Any) -> Floats:
-        found = models.predicted_us(one.trees, part.profile, ops)
-        if correction is not None:
-            found = found * np.exp(correction.at(OpPoints.of(ops, features(ops, part.profile, USUAL)))[0])
-        return found
+        us = models.predicted_us(one.forests, part.profile, ops)
+        if measured is not None:
+            shift, _ = similarity.correction(measured, OpPoints.of(ops, features(ops, part.profile, USUAL)))
+            us = us * np.exp(shift)
+        return us
 
     return predict
 

@@ -38,9 +38,9 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
     found = judged(without, SEED)
     of_budget = {budget: [one for one in found if one.budget == budget] for budget in BUDGETS}
     specs = [_unprobed_errors(one.target, one.ratio) for one in without]
-    trees = fit_trees([fitted(one) for one in some], SEED)
+    forests = fit_trees([fitted(one) for one in some], SEED)
     model = LatencyModel(
-        trees=trees,
+        forests=forests,
         similarity=similarity_of(without, SEED),
         widths=Widths(
             specs=interval_width(specs),
@@ -62,7 +62,7 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
         },
         features=FEATURES,
         coordinates=COORDINATES,
-        forest_bases=(trees.base.base, trees.shapes.base),
+        forest_bases=(forests[0].base, forests[1].base),
         roughness=model.similarity.roughness,
         widths=model.widths,
         usual=model.usual,

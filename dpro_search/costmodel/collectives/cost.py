@@ -1,7 +1,7 @@
 """Duration of an all-reduce on CPU hosts that was not measured: its formula, corrected by a learned residual, with an interval.
 
 The formula (`all_reduce_formula`) carries a prediction beyond the measured sizes, ranks and rates. Its error is learned from the
-points around by a Gaussian process over size, ranks, rate and servers: protocols that change with the size, libraries that cut
+points around (`residual`) over size, ranks, rate and servers: protocols that change with the size, libraries that cut
 tensors, cores that ranks share all shift the time of neighbouring sizes alike, and of neighbouring ranks, rates and servers more or
 less. How far points correlate along each axis, and how much of the error is chance, are learned with it (the likelihood's maximum).
 Between measured points the process runs smoothly; away from them it goes to zero, so that the formula alone carries there.
@@ -21,14 +21,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
+from scipy.spatial.distance import cdist
 
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives.all_reduce_formula import FEWEST_POINTS, AllReduceCost, fit_all_reduce
 from dpro_search.costmodel.collectives.counts import POINT_COLUMNS, Algorithm, Points
 from dpro_search.costmodel.intervals import Durations, conformal_quantile
+from dpro_search.costmodel.residual import Residual
 from dpro_search.errors import InputError
 
 Mask = npt.NDArray[np.bool_]
@@ -40,6 +39,9 @@ _EXTRAPOLATED_COLUMNS = "ranks", "link_bytes_per_us"  # along these it is learne
 _LEAST_US = 1e-3
 _REFUSED = 6.0  # octaves of time from the nearest measured point: nothing is predicted
 _FASTEST_BYTES_PER_US = 2.0**20  # a link without a limit counts as this fast
+# Bounds of the residual's variance, of its reach along each input in octaves, and of the variance of its noise.
+_VARIANCE_BOUNDS, _REACH_BOUNDS, _NOISE_BOUNDS = (1e-4, 1.0), ((0.5, 20.0),) * 4, (1e-6, 0.1)
+_JITTER = 1e-10  # variance that scikit-learn adds to the noise when it fits
 _LARGEST = 64.0  # of any input of the residual, an octave of size, ranks, rate or servers; and of any value
 
 
@@ -48,7 +50,7 @@ class CollectiveCost:
     """Duration of an all-reduce on one backend: a formula, a learned residual, and the errors that give intervals."""
 
     formula: AllReduceCost
-    residual: Residual | None  # None: there were too few points to learn more than the formula's constants.
+    residual: FormulaErrors | None  # None: there were too few points to learn more than the formula's constants.
     # low, high: Least and largest measured value of every column of `POINT_COLUMNS`, [5] each.
     low: Floats
     high: Floats
@@ -110,24 +112,31 @@ class CollectiveCost:
         return error
 
 
-class Residual(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Learned logarithm of measured over formula time, as a Gaussian process over n points."""
+class FormulaErrors(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Errors of the formula at n measured all-reduces, as a file has them, with the constants of their covariance."""
 
     inputs: tuple[tuple[float, float, float, float], ...]  # Octaves of size, ranks, rate and servers of each point, [n][4].
     values: tuple[float, ...]  # log(measured / formula), [n].
-    constants: tuple[float, ...]  # Constants of the kernel, as logarithms: variance, reach along each input, noise.
+    constants: tuple[float, ...]  # Constants of the covariance, as logarithms: variance, reach along each input, noise.
 
     @staticmethod
-    def fit(points: Points, values: Floats, seed: int = 0) -> Residual:
+    def fit(points: Points, values: Floats, seed: int = 0) -> FormulaErrors:
         """Learn from n points and their log(measured / formula), [n]; of many points some are drawn at random."""
+        # Only fits need scikit-learn, which takes a second to import.
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
         few = np.random.default_rng(seed).permutation(len(values))[:_MOST_FOR_RESIDUAL]
         inputs, values = np.round(_residual_inputs(points.select(few)), 9), np.round(values[few], 6)
-        process = GaussianProcessRegressor(kernel=_kernel(), random_state=seed)
+        reach = Matern(length_scale=(2.0,) * 4, length_scale_bounds=_REACH_BOUNDS, nu=1.5)
+        kernel = ConstantKernel(0.05, _VARIANCE_BOUNDS) * reach + WhiteKernel(1e-3, _NOISE_BOUNDS)
+        process = GaussianProcessRegressor(kernel=kernel, random_state=seed)
         with warnings.catch_warnings():
             # A length scale at its bound means that an axis has no influence, or all of it.
             warnings.simplefilter("ignore", ConvergenceWarning)
             process.fit(inputs, values)
-        return Residual(
+        return FormulaErrors(
             inputs=tuple((size, ranks, rate, servers) for size, ranks, rate, servers in inputs.tolist()),
             values=tuple(values.tolist()),
             constants=tuple(process.kernel_.theta.tolist()),
@@ -136,7 +145,7 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def check(self) -> None:
         """Raise `ValueError` if no fit gives these numbers."""
         inputs, constants = np.array(self.inputs), np.array(self.constants)
-        low, high = _kernel().bounds.T
+        low, high = np.log((_VARIANCE_BOUNDS, *_REACH_BOUNDS, _NOISE_BOUNDS)).T
         possible = inputs.ndim == 2 and 0 < len(inputs) == len(self.values) <= _MOST_FOR_RESIDUAL
         if not possible or not (np.abs(inputs) <= _LARGEST).all():
             raise ValueError("points of a residual are missing or impossible")
@@ -144,18 +153,22 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             raise ValueError("errors of a residual are impossible")
         if constants.shape != low.shape or not ((constants >= low - 1e-6) & (constants <= high + 1e-6)).all():
             raise ValueError("constants of a residual are missing or impossible")
-        _ = self._process  # numpy's error about a matrix that cannot be inverted is a ValueError, too
+        _ = self._residual.weights  # the error about a matrix that cannot be inverted is a ValueError, too
 
     @cached_property
-    def _process(self) -> GaussianProcessRegressor:
-        process = GaussianProcessRegressor(kernel=_kernel().clone_with_theta(np.array(self.constants)), optimizer=None)
-        return process.fit(np.array(self.inputs), np.array(self.values))
+    def _residual(self) -> Residual[Floats]:
+        noise = float(np.exp(self.constants[-1])) + _JITTER
+        return Residual(covariance=self._covariance, points=np.array(self.inputs), errors=np.array(self.values), noise=noise)
+
+    def _covariance(self, left: Floats, right: Floats) -> Floats:
+        """Matern covariance of degree 3/2 between the errors at inputs, [left, right]."""
+        variance, *reach = np.exp(self.constants[:-1])
+        distance = np.sqrt(3.0) * cdist(left / reach, right / reach)
+        return np.asarray(variance * (1.0 + distance) * np.exp(-distance), dtype=np.float64)
 
     def predict(self, points: Points) -> Floats:
-        """log(time / formula), [points]."""
-        if not len(points):
-            return np.zeros(0)
-        return np.asarray(self._process.predict(_residual_inputs(points)), dtype=np.float64)
+        """Expected log(time / formula), [points]."""
+        return self._residual.expected(_residual_inputs(points)) if len(points) else np.zeros(0)
 
 
 def fit_collective_cost(
@@ -212,7 +225,7 @@ def fit_collective_cost(
         if correct and several.sum() >= _ENOUGH and len(np.unique(some.size_bytes[several])) >= _ENOUGH_SIZES:
             learned = some.select(several)
             log_ratio = np.log(us[several] / np.maximum(formula.predict(learned), _LEAST_US))
-            residual = Residual.fit(learned, log_ratio, seed)
+            residual = FormulaErrors.fit(learned, log_ratio, seed)
         return CollectiveCost(formula=formula, residual=residual, low=matrix.min(axis=0), high=matrix.max(axis=0))
 
     cost = fit(np.ones(len(duration_us), dtype=np.bool_))
@@ -270,11 +283,6 @@ def _octaves(column: Floats) -> Floats:
     """The logarithm to base 2 of a column of points, without sizes."""
     octaves: Floats = np.log2(np.where(np.isinf(column), _FASTEST_BYTES_PER_US, column))
     return octaves
-
-
-def _kernel() -> Kernel:
-    reach = Matern(length_scale=(2.0,) * 4, length_scale_bounds=[(0.5, 20.0)] * 4, nu=1.5)
-    return ConstantKernel(0.05, (1e-4, 1.0)) * reach + WhiteKernel(1e-3, (1e-6, 0.1))
 
 
 def _residual_inputs(points: Points) -> Floats:

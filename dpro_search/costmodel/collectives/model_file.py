@@ -13,13 +13,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import sklearn
 
 from dpro_search._version import __version__
 from dpro_search.collect._files import written_folder
 from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives.all_reduce_formula import AllReduceCost
-from dpro_search.costmodel.collectives.cost import CollectiveCost, Residual, fit_collective_cost
+from dpro_search.costmodel.collectives.cost import CollectiveCost, FormulaErrors, fit_collective_cost
 from dpro_search.costmodel.collectives.counts import POINT_COLUMNS, Points
 from dpro_search.costmodel.collectives.series import Series
 from dpro_search.costmodel.intervals import Durations, conformal_quantile
@@ -52,7 +51,7 @@ class SeriesInfo(msgspec.Struct, frozen=True, kw_only=True):
     residuals: tuple[float, ...]  # Sorted errors of the logarithm, which give the intervals.
     # The same for each octave of ranks or rate beyond what was measured, by the name of the column.
     carried: dict[str, tuple[float, ...]] = {}
-    residual: Residual | None = None  # Learned error of the formula; None: there were too few points to learn it.
+    residual: FormulaErrors | None = None  # Learned error of the formula; None: there were too few points to learn it.
 
     @property
     def refusal(self) -> str | None:
@@ -92,6 +91,8 @@ class CommunicationModel:
         InputError
             There is no series, or one with too few points.
         """
+        import sklearn  # only fits need it
+
         if not series:
             raise InputError("nothing to train on: no measured all-reduce was given")
         infos, costs = [], {}
@@ -253,7 +254,7 @@ def _or_none(values: Floats) -> tuple[float | None, ...]:
     return tuple(value if np.isfinite(value) else None for value in values.tolist())
 
 
-def _residual_problem(residual: Residual | None) -> str:
+def _residual_problem(residual: FormulaErrors | None) -> str:
     """Say why a residual is none that a fit gives; empty: it is one."""
     try:
         if residual is not None:

@@ -1,4 +1,4 @@
-"""Correction of the predictor on a device by a few measured ops: a Gaussian process over ops.
+"""Correction of the predictor on a device by a few measured ops: the covariance of its `residual` over ops.
 
 Errors of one device resemble each other the more the ops do: all share a part (the device as a whole), ops of a kind another,
 near shapes a third. How much each part counts is fitted to errors on devices that were left out (Rasmussen and Williams 2006,
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import cho_factor, cho_solve
 
 from dpro_search.costmodel.devices.features import FEATURES
 from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
+from dpro_search.costmodel.residual import Residual
 
 COORDINATES = (
     "log_batch",
@@ -80,6 +80,17 @@ class Similarity:
         """Variance of the part of an error that no other op shares."""
         return float(self.deviations[5] ** 2)
 
+    def residual(self, points: OpPoints, errors: Floats) -> Residual[OpPoints]:
+        """Errors of k measured ops, log(measured / predicted), each at most `WINSOR` deviations."""
+        limit = WINSOR * np.sqrt(self.variance)
+        return Residual(covariance=self.covariance, points=points, errors=np.clip(errors, -limit, limit), noise=self.noise)
+
+    def correction(self, measured: Residual[OpPoints], points: OpPoints) -> tuple[Floats, Floats]:
+        """Expected error of the logarithm, within the errors that were measured, and its standard deviation, [n] each."""
+        expected, explained = measured.expected_and_explained(points)
+        low, high = min(float(measured.errors.min()), 0.0), max(float(measured.errors.max()), 0.0)
+        return np.clip(expected, low, high), np.sqrt(np.maximum(self.variance - explained, self.noise))
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpPoints:
@@ -97,39 +108,6 @@ class OpPoints:
         """Points of n ops and their `features` on the device."""
         category = ops.kind + 16 * ops.precision + 256 * ops.backward + 512 * ops.special + 65536 * (ops.flops > 0) * ops.transposes
         return OpPoints(at=features[:, _PLACES].astype(np.float64), kind=ops.kind, category=category)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ErrorCorrection:
-    """The error expected on a device of which k ops were measured."""
-
-    similarity: Similarity
-    points: OpPoints
-    inverse: Floats  # Inverse of their covariance, [k, k].
-    weights: Floats  # The inverse times their errors, [k].
-    bounds: tuple[float, float]  # Least and largest error measured.
-
-    @staticmethod
-    def fit(similarity: Similarity, points: OpPoints, errors: Floats) -> ErrorCorrection:
-        """Fit to the log(measured / predicted) of k measured ops."""
-        limit = WINSOR * np.sqrt(similarity.variance)
-        errors = np.clip(errors, -limit, limit)
-        covariance = similarity.covariance(points, points).astype(np.float64) + similarity.noise * np.eye(len(errors))
-        inverse = cho_solve(cho_factor(covariance, lower=True), np.eye(len(errors)))
-        return ErrorCorrection(
-            similarity=similarity,
-            points=points,
-            inverse=inverse,
-            weights=inverse @ errors,
-            bounds=(min(float(errors.min()), 0.0), max(float(errors.max()), 0.0)),
-        )
-
-    def at(self, points: OpPoints) -> tuple[Floats, Floats]:
-        """Expected error of the logarithm, within the errors that were measured, and its standard deviation, [n] each."""
-        across = self.similarity.covariance(points, self.points)
-        low, high = self.bounds
-        variance = self.similarity.variance - np.einsum("ij,ij->i", across @ _singles(self.inverse), across)
-        return np.clip(across @ _singles(self.weights), low, high), np.sqrt(np.maximum(variance, self.similarity.noise))
 
 
 def _singles(values: Floats) -> Singles:

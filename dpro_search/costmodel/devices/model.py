@@ -2,8 +2,8 @@
 
     model = default_model()
     profile = DeviceProfile(device=bundled.device("l40s"), probes=Probes(stream_bytes_per_s=6.8e11, floor_us=9.0))
-    found = model.on(profile).predict(gemm(4096, 4096, 4096, precision="bf16"))
-    found.us, found.low_us, found.high_us       # [1] each; the interval is one of 90 %
+    durations = model.on(profile).predict(gemm(4096, 4096, 4096, precision="bf16"))
+    durations.us, durations.low_us, durations.high_us       # [1] each; the interval is one of 90 %
 
 A prediction is the roofline at the rates that the probes show, times what trees learned of ops on other devices, times what
 measured ops of this device say about their error (`correction`). Intervals are conformal: their width is that which held 90 % of
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpro_search.costmodel.devices.correction import ErrorCorrection, OpPoints, Similarity
-from dpro_search.costmodel.devices.domain import REFUSED, OpDomain
-from dpro_search.costmodel.devices.features import base_us, features
+from dpro_search.costmodel.devices.correction import OpPoints, Similarity
+from dpro_search.costmodel.devices.features import DEVICE_FEATURES, FEATURES, base_us, features
 from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile, UsualShares
 from dpro_search.costmodel.forest import Forest
 from dpro_search.costmodel.intervals import Durations
+from dpro_search.costmodel.residual import Residual
 from dpro_search.errors import InputError
 
 COVERAGE = 0.9
@@ -30,6 +30,16 @@ BUDGETS = (0, 5, 20, 100)
 """Numbers of measured ops of a device for which widths are known; a device has that of the largest that it reaches."""
 UNITS = 300.0
 """Median error of samples, as a factor, that no device explains: times in other units are wrong by 1,000."""
+_SIZES = ("log_batch", "log_m", "log_n", "log_k", "log_flops", "log_matrix_bytes", "log_stream_bytes")
+KIND_PLACES = [place for place, name in enumerate(FEATURES) if name.startswith("is_")]
+CHECKED_PLACES = [
+    place for place, name in enumerate(FEATURES) if name in _SIZES or (name in DEVICE_FEATURES and name.startswith("log_"))
+]
+ELEMENT_PLACE = FEATURES.index("element_bytes")
+MARGIN = 1.0
+"""Doublings beyond the measured sizes that count as inside: trees go on as at their edge, and the base grows with the op."""
+REFUSED = 6.0
+"""Doublings beyond which nothing is predicted: 64 times what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,22 +51,43 @@ class Widths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trees:
-    """log(latency / base) of ops on devices: trees that see all features, and trees that see ops only, fitted to the rest."""
+class OpDomain:
+    """Least and largest value of each checked feature by kind, [kinds, checked]; infinite where a kind was not measured."""
 
-    base: Forest
-    shapes: Forest
+    low: Floats
+    high: Floats
+    element_bytes: Floats  # Sizes of elements that were measured.
 
-    def predict(self, features: Singles) -> Floats:
-        """log(latency / base), [n]."""
-        return self.base.predict(features) + self.shapes.predict(features)
+    @staticmethod
+    def shape() -> tuple[int, int]:
+        """Shape of `low` and `high`."""
+        return len(KIND_PLACES), len(CHECKED_PLACES)
+
+    def beyond(self, features: Singles) -> Floats:
+        """Doublings by which an op or its device lies beyond the margin, [n]; infinite where nothing alike was measured."""
+        kind = np.argmax(features[:, KIND_PLACES], axis=1)
+        values = features[:, CHECKED_PLACES].astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            outside = np.maximum(self.low[kind] - values, values - self.high[kind]).max(axis=1) - MARGIN
+        outside = np.where(np.isin(features[:, ELEMENT_PLACE], self.element_bytes), outside, np.inf)
+        return np.asarray(np.maximum(outside, 0.0))
+
+
+Forests = tuple[Forest, Forest]
+"""Trees that see all features, and trees that see ops only, which were fitted to the errors of the first."""
+
+
+def log_ratio(forests: Forests, features: Singles) -> Floats:
+    """log(latency / base) by the sum of the trees, [n]."""
+    all_features, of_ops = forests
+    return all_features.predict(features) + of_ops.predict(features)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyModel:
     """A fitted predictor."""
 
-    trees: Trees
+    forests: Forests
     similarity: Similarity
     widths: Widths
     domain: OpDomain
@@ -71,19 +102,17 @@ class LatencyModel:
             The measured times contradict the device's specs by orders of magnitude.
         """
         if ops is None or us is None or not len(ops):
-            return DeviceLatency(model=self, profile=profile, correction=None)
+            return DeviceLatency(model=self, profile=profile, measured=None)
         if len(ops) != len(us) or not (np.isfinite(us) & (us > 0)).all():
             raise InputError(f"{len(ops)} ops and {len(us)} times: each op needs a time above 0")
         seen = features(ops, profile, self.usual)
-        errors = np.log(us / base_us(ops, profile, self.usual)) - self.trees.predict(seen)
+        errors = np.log(us / base_us(ops, profile, self.usual)) - log_ratio(self.forests, seen)
         middle = float(np.exp(np.median(errors)))
         if not 1 / UNITS < middle < UNITS:
             raise InputError(
                 f"{profile.device.name}: the measured times are {middle:.3g} times those expected; are they in microseconds?"
             )
-        return DeviceLatency(
-            model=self, profile=profile, correction=ErrorCorrection.fit(self.similarity, OpPoints.of(ops, seen), errors)
-        )
+        return DeviceLatency(model=self, profile=profile, measured=self.similarity.residual(OpPoints.of(ops, seen), errors))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +121,19 @@ class DeviceLatency:
 
     model: LatencyModel
     profile: DeviceProfile
-    correction: ErrorCorrection | None
+    measured: Residual[OpPoints] | None  # Errors of the trees on ops that were measured there.
 
     def predict(self, ops: Ops) -> Durations:
         """Latencies with 90 % intervals, us, [n]; NaN where nothing like an op, or the device, was measured."""
         model = self.model
         seen = features(ops, self.profile, model.usual)
-        log = model.trees.predict(seen)
-        if self.correction is None:
+        log = log_ratio(model.forests, seen)
+        if self.measured is None:
             half = np.full(len(ops), self._uncorrected())
         else:
-            shift, deviation = self.correction.at(OpPoints.of(ops, seen))
+            shift, deviation = model.similarity.correction(self.measured, OpPoints.of(ops, seen))
             log = log + shift
-            half = deviation * model.widths.deviations[_regime(len(self.correction.weights))]
+            half = deviation * model.widths.deviations[_regime(len(self.measured.errors))]
         beyond = model.domain.beyond(seen)
         return Durations.of(
             base_us(ops, self.profile, model.usual) * np.exp(log),

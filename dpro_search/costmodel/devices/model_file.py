@@ -16,9 +16,8 @@ import numpy.typing as npt
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.devices.correction import COORDINATES, PARTS, Similarity
-from dpro_search.costmodel.devices.domain import OpDomain
 from dpro_search.costmodel.devices.features import FEATURES
-from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, Trees, Widths
+from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, OpDomain, Widths
 from dpro_search.costmodel.devices.ops import STACKS
 from dpro_search.costmodel.devices.profile import UsualShares
 from dpro_search.costmodel.forest import ARRAY_NAME, Forest
@@ -65,9 +64,9 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
             if wrong:
                 raise ValueError(what)
         bases = zip(FORESTS, info.forest_bases, strict=True)
-        forests = {name: Forest.from_arrays(arrays, name, len(FEATURES), base) for name, base in bases}
+        all_features, of_ops = (Forest.from_arrays(arrays, name, len(FEATURES), base) for name, base in bases)
         model = LatencyModel(
-            trees=Trees(**forests),
+            forests=(all_features, of_ops),
             similarity=Similarity(deviations=arrays["deviations"], roughness=info.roughness, lengths=arrays["lengths"]),
             widths=info.widths,
             domain=OpDomain(low=arrays["domain_low"], high=arrays["domain_high"], element_bytes=arrays["element_bytes"]),

@@ -12,8 +12,7 @@ import numpy as np
 
 from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.choice import stack_of
-from dpro_search.costmodel.devices.domain import REFUSED
-from dpro_search.costmodel.devices.model import DeviceLatency, LatencyModel
+from dpro_search.costmodel.devices.model import REFUSED, DeviceLatency, LatencyModel
 from dpro_search.costmodel.devices.model_file import default_model
 from dpro_search.costmodel.devices.ops import Floats, Ops
 from dpro_search.costmodel.devices.profile import DeviceProfile, Probes, probe_places, probes_of, profile_of

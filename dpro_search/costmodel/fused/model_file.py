@@ -20,8 +20,15 @@ from dpro_search.collect.trace import Floats
 from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.forest import ARRAY_NAME, Forest
 from dpro_search.costmodel.fused.additive import AdditiveModel, TreeSettings
-from dpro_search.costmodel.fused.cost import FusedCost, fit_fused_cost, widening
-from dpro_search.costmodel.fused.domain import LEAST_DISTANCE, LEAST_SPREAD, MOST_POINTS, ClusterDomain
+from dpro_search.costmodel.fused.cost import (
+    LEAST_DISTANCE,
+    LEAST_SPREAD,
+    MOST_POINTS,
+    ClusterDomain,
+    FusedCost,
+    fit_fused_cost,
+    widening,
+)
 from dpro_search.costmodel.fused.features import feature_names, shaped_features, timed_features
 from dpro_search.costmodel.fused.flatten import flatten
 from dpro_search.costmodel.fused.parts import CLASSES_OF, NAMES_OF, growing, term_count

@@ -176,7 +176,7 @@ class ProfiledJob(Job):
         return peak_bytes(self.trace.memory), None
 
     def _calibration(self, on_cluster: StepsOnCluster) -> Calibration:
-        """The spread of the recorded steps, with that of other profiles as a prior (`costmodel.step_spread`)."""
+        """The spread of the recorded steps, with that of other profiles as a prior (`costmodel.intervals`)."""
         constants, meta = machine_constants(), self.trace.meta
         steps = len(self.recorded_steps.measured.iterations_us)
         ranks = f"{meta.ranks} {'rank' if meta.ranks == 1 else 'ranks'}"

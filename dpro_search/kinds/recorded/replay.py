@@ -1,7 +1,7 @@
 """`RecordedReplay`: recorded steps under a plan and with changes of speed, each replayed by itself.
 
 The iteration time is the median over the steps. The time of a step is the settled distance between iterations that all have the
-ops, order and durations of that step. The interval says where another step should lie (`costmodel.step_spread`), and reaches as far
+ops, order and durations of that step. The interval says where another step should lie (`costmodel.intervals`), and reaches as far
 as what the recording leaves open: the error of the ranks' clocks, time of devices that nothing explains, kernels that may not grow
 with the batch, prices of collectives that a plan adds, and the cost models of another cluster.
 """
@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
-from dpro_search.costmodel.step_spread import interval_us
+from dpro_search.costmodel.intervals import step_interval_us
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds.recorded.steps import MeasuredSteps, RecordedSteps, StepTime
@@ -110,7 +110,7 @@ class RecordedReplay:
         steps_us = [one.iteration_us for one in self.replayed.values()]
         busy_us = min(one.busy_us for one in self.replayed.values())
         breakdown_us = mean_breakdown_us(self.rank_times)
-        unscaled_interval_us = self._with_unknown(self._with_clock_error(interval_us(steps_us, self.iteration_us)))
+        unscaled_interval_us = self._with_unknown(self._with_clock_error(step_interval_us(steps_us, self.iteration_us)))
         if self._at_recorded_batch is not self:
             unscaled_interval_us = self._with_batch(unscaled_interval_us)
             busy_us = min(busy_us, *(one.busy_us for one in self._at_recorded_batch.replayed.values()))

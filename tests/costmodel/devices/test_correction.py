@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpro_search.costmodel.devices.correction import COORDINATES, ErrorCorrection, OpPoints, Similarity
+from dpro_search.costmodel.devices.correction import COORDINATES, OpPoints, Similarity
 
 WIDTH = len(COORDINATES)
 
@@ -19,28 +19,33 @@ def similarity(device=0.2, wide=0.2, narrow=0.1, noise=0.02):
     return Similarity(deviations=np.array([device, 0.05, 0.05, wide, narrow, noise]), roughness=1.0, lengths=np.full(WIDTH, 2.0))
 
 
+def corrected(measured, errors, others):
+    """Expected error and its deviation at other ops, from errors at measured ones."""
+    covariance = similarity()
+    return covariance.correction(covariance.residual(measured, errors), others)
+
+
 def test_a_measured_op_is_corrected_by_its_own_error():
     measured = points([0.0, 5.0, 10.0])
     errors = np.array([0.3, -0.2, 0.1])
-    shift, deviation = ErrorCorrection.fit(similarity(), measured, errors).at(measured)
+    shift, deviation = corrected(measured, errors, measured)
     assert shift == pytest.approx(errors, abs=0.02)
     assert (deviation < 0.05).all()
 
 
 def test_ops_unlike_all_measured_ones_get_what_the_device_has_in_common():
-    found = ErrorCorrection.fit(similarity(), points(np.arange(20.0)), np.full(20, 0.3))
-    shift, deviation = found.at(points([100.0], kind=3.0))
+    measured, errors = points(np.arange(20.0)), np.full(20, 0.3)
+    shift, deviation = corrected(measured, errors, points([100.0], kind=3.0))
     assert 0.15 < shift[0] <= 0.3
-    assert deviation[0] > found.at(points([5.0]))[1][0]
+    assert deviation[0] > corrected(measured, errors, points([5.0]))[1][0]
 
 
 def test_a_correction_stays_within_the_measured_errors():
-    found = ErrorCorrection.fit(similarity(), points([0.0, 1.0, 2.0]), np.array([0.0, 0.2, 0.4]))
-    shift, _ = found.at(points(np.linspace(-20, 20, 81)))
+    shift, _ = corrected(points([0.0, 1.0, 2.0]), np.array([0.0, 0.2, 0.4]), points(np.linspace(-20, 20, 81)))
     assert shift.min() >= 0.0
     assert shift.max() <= 0.4
 
 
 def test_one_op_with_a_bad_kernel_does_not_decide():
-    found = ErrorCorrection.fit(similarity(), points([0.0, 8.0]), np.array([5.0, 0.0]))
-    assert found.at(points([4.0]))[0][0] < 1.5
+    shift, _ = corrected(points([0.0, 8.0]), np.array([5.0, 0.0]), points([4.0]))
+    assert shift[0] < 1.5

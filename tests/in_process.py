@@ -41,7 +41,7 @@ def dpro(*args: object, cwd: Path | None = None, **env: str) -> subprocess.Compl
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
-def experiment(module: ModuleType, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
+def called(module: ModuleType, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the ``main`` of a module as ``python -m`` does."""
     words, out, err = [*map(str, args)], io.StringIO(), io.StringIO()
     with mock.patch.object(sys, "argv", [module.__name__, *words]), mock.patch.dict(os.environ, env), _printed(out, err):

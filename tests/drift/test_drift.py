@@ -1,14 +1,13 @@
 """Predictions and outputs of commands stay what they were, unless a commit says why not."""
 
-import subprocess
-import sys
-
 import pytest
 
+from tests.drift import update
 from tests.drift.commands import COMMANDS, output_of
-from tests.drift.jobs import JOBS, NO_JOBS, ROOT, SHARED, SHARED_FILES
+from tests.drift.jobs import JOBS, NO_JOBS, SHARED, SHARED_FILES
 from tests.drift.predictions import predictions_of
 from tests.drift.snapshot import HOW, drift, read, shown
+from tests.in_process import called
 
 RECORDED = {"as recorded": {"iteration_us": 1000.0, "interval_us": [900.0, 1100.0], "peak_memory_bytes": 2**30}}
 
@@ -67,6 +66,6 @@ def test_a_refusal_is_drift():
 
 
 def test_an_update_needs_a_reason():
-    done = subprocess.run([sys.executable, "-m", "tests.drift.update"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = called(update)
     assert done.returncode == 2
     assert "--reason" in done.stderr

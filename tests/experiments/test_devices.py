@@ -16,13 +16,13 @@ from experiments.devices import deepbench, sailor
 from experiments.devices.data import drawn
 from experiments.devices.table import device_of, family_of, table
 from tests.every_case import every_case
-from tests.in_process import experiment
+from tests.in_process import called
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_folder_without_measurements_is_refused_in_one_line(tmp_path):
-    done = experiment(devices, "score", tmp_path)
+    done = called(devices, "score", tmp_path)
     assert done.returncode == 2
     assert "no measured ops; expected neusight/, sailor/ or deepbench/ in it" in done.stderr
 
@@ -43,7 +43,7 @@ def test_json_is_printed_whatever_a_folder_holds_and_says_what_was_left_out(tmp_
     (tmp_path / "neusight" / "conv.parquet").write_text("damaged")
     sheet = {"Device": "New GPU", "Mem_Bw": 1600, "Num_Sm": 100, "Freq": 1500, "SingleFLOPs": 20000, "L2Cache": 40}
     (tmp_path / "neusight" / "devices.json").write_text(json.dumps([sheet]))
-    done = experiment(devices, "score", tmp_path, "--json", "--parts", "shipped,families,nonsense")
+    done = called(devices, "score", tmp_path, "--json", "--parts", "shipped,families,nonsense")
     assert done.returncode == 0
     found = json.loads(done.stdout)
     assert {line["target"] for line in found["by_target"]} == {"neusight New-GPU"}

@@ -7,12 +7,12 @@ import pytest
 
 from experiments.proteus import __main__ as proteus
 from experiments.proteus.cases import MODELS, clusters
-from tests.in_process import experiment
+from tests.in_process import called
 
 
 @pytest.fixture(scope="module")
 def printed():
-    return json.loads(experiment(proteus, "--json").stdout)
+    return json.loads(called(proteus, "--json").stdout)
 
 
 def test_interference_never_makes_a_step_faster(printed):

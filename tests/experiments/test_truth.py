@@ -18,7 +18,7 @@ from experiments.truth.page import _ticks, write_page
 from experiments.truth.pooling import Errors, pooled
 from experiments.truth.rows import Row
 from experiments.truth.score import Predicted, Scored
-from tests.in_process import experiment
+from tests.in_process import called
 
 HEAD = (
     "source,gpu,gpus_per_node,n_gpus,model,layers,hidden,heads,kv_heads,ffn_hidden,vocab,seq_len,precision,dp,tp,pp,micro_batch,"
@@ -28,7 +28,7 @@ RUN = "{source},H100,8,8,llama,32,4096,32,8,14336,128256,4096,bf16,8,1,1,1,64,Ne
 
 
 def score(folder, *options):
-    return experiment(truth, "score", folder, *options)
+    return called(truth, "score", folder, *options)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload
 from experiments.truth import __main__ as truth_main
 from experiments.truth.peers import described
-from tests.in_process import experiment
+from tests.in_process import called
 
 ROOT = Path(__file__).parents[2]
 HEAD = (
@@ -34,7 +34,7 @@ def runs(tmp_path):
 
 
 def truth(*options, envs):
-    return experiment(truth_main, *options, DPRO_SEARCH_ENVS=str(envs))
+    return called(truth_main, *options, DPRO_SEARCH_ENVS=str(envs))
 
 
 def test_predictors_are_compared_on_the_rows_that_all_support(runs):

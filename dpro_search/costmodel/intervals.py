@@ -15,6 +15,7 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.machine import machine_constants
 
 _COVERED = 0.9
+_MOST_LOG = 100.0  # beyond any error of a logarithm
 
 
 class PredictionOrigin(IntEnum):
@@ -47,6 +48,11 @@ def conformal_quantile(scores: Floats, coverage: float) -> float:
     """The least width that holds for `coverage` of the sorted scores, with the correction for their number."""
     rank = int(np.ceil((len(scores) + 1) * coverage)) - 1
     return float(scores[min(rank, len(scores) - 1)])
+
+
+def are_scores(errors: Sequence[float]) -> bool:
+    """Whether `conformal_quantile` can use numbers of a file: sorted, none negative, and none beyond any error of a logarithm."""
+    return list(errors) == sorted(errors) and all(0 <= error <= _MOST_LOG for error in errors)
 
 
 @functools.lru_cache(1024)

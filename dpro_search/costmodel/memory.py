@@ -10,26 +10,19 @@ parameters, optimizer state and the batch live always. Buffers that depend on th
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, insort
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.trace import AllocatorReport, Floats, Ints
+from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import StepMemory
 
 _NEVER = np.iinfo(np.int64).max
-_SETTLING_STEPS = 3
 _FLOAT32_BYTES = 4
-# Constants of the best-fit allocator.
-_GRAIN = 256
-_FIRST_REGION = 2 << 20
-_LARGEST_REST = 128 << 20
-_FAR = 1 << 45  # regions are no neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,41 +64,7 @@ def peak_bytes(step: StepMemory, *, smallest_bytes: float = 0.0, **changes: Unpa
     InputError
         An op is not in the graph, or a number is not positive.
     """
-    return _lives(step, changes).peak(smallest_bytes)
-
-
-def allocator_peak_bytes(
-    step: StepMemory, *, counted: AllocatorReport | None = None, smallest_bytes: float = 0.0, **changes: Unpack[Changes]
-) -> int:
-    """The most that TensorFlow's best-fit allocator has in use in a settled step: its pieces are larger than what was wanted.
-
-    Parameters
-    ----------
-    counted
-        What it counted in the recording: pieces are then larger than wanted as they were there, and what stays from step to step
-        beside the step's own buffers is as it was, above all the fusion buffer's piece. With another batch, or in parts, the first
-        step is another, which takes that piece: it is played then. None: all pieces are.
-    smallest_bytes
-        As in `peak_bytes`.
-
-    Raises
-    ------
-    InputError
-        As `peak_bytes`.
-    """
-    lives = _lives(step, changes)
-    if counted is None:
-        return lives.allocated(smallest_bytes).most_bytes
-    peak = lives.peak(smallest_bytes)
-    first_step_is_as_recorded = changes.get("batch_factor", 1.0) == changes.get("micro_batches", 1) == 1
-    stays_bytes = counted.least_bytes if first_step_is_as_recorded else lives.allocated(smallest_bytes).least_bytes
-    return round(stays_bytes + (peak.bytes - peak.persistent_bytes) * (1 + _spare_share(counted)))
-
-
-def _spare_share(counted: AllocatorReport) -> float:
-    """Share by which the pieces of what comes and goes in a step were larger than requested, at the peak."""
-    spread_bytes = counted.requested_peak_bytes - counted.least_bytes
-    return max(counted.peak_bytes - counted.requested_peak_bytes, 0) / spread_bytes if spread_bytes > 0 else 0.0
+    return lives_under(step, changes).peak(smallest_bytes)
 
 
 def cast_elements(step: StepMemory, bfloat16: Collection[str]) -> dict[str, float]:
@@ -129,12 +88,13 @@ def cast_elements(step: StepMemory, bfloat16: Collection[str]) -> dict[str, floa
     return elements
 
 
-def _lives(step: StepMemory, changes: Changes) -> _Lives:
+def lives_under(step: StepMemory, changes: Changes) -> Lives:
+    """Pieces of a rank's memory in a step; raises as `peak_bytes`."""
     micro_batches, batch_factor = changes.get("micro_batches", 1), changes.get("batch_factor", 1.0)
     recomputed, bfloat16 = changes.get("recomputed", ()), changes.get("bfloat16", ())
     if micro_batches < 1 or batch_factor <= 0:
         raise InputError(f"micro_batches must be >= 1 and batch_factor > 0, not {micro_batches} and {batch_factor}")
-    lives = _Lives(step)
+    lives = Lives(step)
     factor = batch_factor / micro_batches  # the whole batch stays, whatever it is divided into
     size = step.size_bytes * np.where(step.scales, np.where(step.persistent, batch_factor, factor), 1.0)
     from_, to = step.lifetimes()
@@ -154,19 +114,12 @@ def _lives(step: StepMemory, changes: Changes) -> _Lives:
 _PERSISTENT, _ACTIVATION, _GRADIENT, _WORKSPACE = range(4)
 
 
-class _InUse(NamedTuple):
-    """Pieces that an allocator has handed out, at the least and at the most."""
-
-    least_bytes: int
-    most_bytes: int
-
-
-class _Lives:
+class Lives:
     """Pieces of memory with the instants between which they are alive, and the fusion buffer."""
 
     def __init__(self, step: StepMemory) -> None:
         self.fusion_buffer_bytes = 0.0
-        self._step = step
+        self.step = step
         self._parts: list[tuple[Floats, Ints, Ints, Ints, Ints]] = []
 
     def add(self, size: Floats, from_: Ints, to: Ints, category: Ints | int, buffer: Ints | int = -1) -> None:
@@ -175,53 +128,30 @@ class _Lives:
         category, buffer = (np.broadcast_to(column, size.shape)[some] for column in (category, buffer))
         self._parts.append((size[some], from_[some], to[some], category, buffer))
 
+    @property
+    def columns(self) -> tuple[Floats, Ints, Ints, Ints, Ints]:
+        """Size, first instant, instant after the last, category and buffer (-1: none) of all pieces, [pieces] each."""
+        size, from_, to, category, buffer = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        return size, from_, to, category, buffer
+
     def peak(self, smallest_bytes: float) -> MemoryPeak:
         """The first instant with the most alive."""
-        size, from_, to, category, _ = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        size, from_, to, category, _ = self.columns
         size = np.where(size >= smallest_bytes, size, 0.0)
-        change = np.bincount(from_, size, self._step.instants + 1) - np.bincount(to, size, self._step.instants + 1)
+        change = np.bincount(from_, size, self.step.instants + 1) - np.bincount(to, size, self.step.instants + 1)
         instant = int(np.cumsum(change[:-1]).argmax())
         alive = (from_ <= instant) & (instant < to)
         parts = np.bincount(category[alive], size[alive], 4)
         parts[_PERSISTENT] += self.fusion_buffer_bytes
-        running = np.flatnonzero((self._step.begin <= instant) & (instant < self._step.end))
+        running = np.flatnonzero((self.step.begin <= instant) & (instant < self.step.end))
         return MemoryPeak(
             bytes=float(parts.sum()),
             persistent_bytes=float(parts[_PERSISTENT]),
             activation_bytes=float(parts[_ACTIVATION]),
             gradient_bytes=float(parts[_GRADIENT]),
             workspace_bytes=float(parts[_WORKSPACE]),
-            op=self._step.op_name[running[self._step.begin[running].argmax()]] if len(running) else "",
+            op=self.step.op_name[running[self.step.begin[running].argmax()]] if len(running) else "",
         )
-
-    def allocated(self, smallest_bytes: float) -> _InUse:
-        """Bytes that the allocator has in use in the last of some equal steps, the first of which takes the fusion buffer."""
-        size, from_, to, _, buffer = (np.concatenate(column) for column in zip(*self._parts, strict=True))
-        counted = np.flatnonzero(size >= smallest_bytes)
-        piece_of = {int(buffer[i]): int(i) for i in counted if buffer[i] >= 0}
-        replaces = {piece_of[v]: piece_of[p] for v, p in self._step.assigned.tolist() if v in piece_of and p in piece_of}
-        stays = (from_ == 0) & (to == self._step.instants)
-        allocator = BestFit()
-        held = {int(i): allocator.take(float(size[i])) for i in counted if stays[i]}
-        passing = [int(i) for i in counted if not stays[i]]
-        # Buffers that end at an instant are given back before those that begin at it are taken.
-        changes = sorted([(int(from_[i]), 1, i) for i in passing] + [(int(to[i]), 0, i) for i in passing])
-        fusion_bytes = self.fusion_buffer_bytes
-        for _ in range(_SETTLING_STEPS):
-            allocator.peak_bytes = least = allocator.in_use_bytes
-            for instant, begins, number in changes:
-                if fusion_bytes and instant >= self._step.first_post:
-                    allocator.take(fusion_bytes)
-                    fusion_bytes = 0.0
-                if begins:
-                    held[number] = allocator.take(float(size[number]))
-                    continue
-                variable = replaces.get(number)
-                if variable is not None:  # the piece stays, and the variable's old one goes
-                    held[number], held[variable] = held[variable], held[number]
-                allocator.give_back(held.pop(number))
-                least = min(least, allocator.in_use_bytes)
-        return _InUse(least_bytes=least, most_bytes=allocator.peak_bytes)
 
 
 def _category(step: StepMemory) -> Ints:
@@ -229,7 +159,7 @@ def _category(step: StepMemory) -> Ints:
     return np.where(step.scales, _ACTIVATION, _GRADIENT)
 
 
-def _in_bfloat16(step: StepMemory, lives: _Lives, size: Floats, to: Ints, chosen: npt.NDArray[np.bool_]) -> Floats:
+def _in_bfloat16(step: StepMemory, lives: Lives, size: Floats, to: Ints, chosen: npt.NDArray[np.bool_]) -> Floats:
     """Sizes of the buffers; copies that cross the border are added to `lives`, and end the lives `to` of what they replace."""
     half, crossing = _border(step, chosen)
     size = np.where(half, size / 2, size)
@@ -251,7 +181,7 @@ def _border(step: StepMemory, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArra
     return half, step.is_float32[step.use_buffer] & (chosen[step.use_op] != half[step.use_buffer])
 
 
-def _drop(step: StepMemory, lives: _Lives, taken: tuple[Floats, Floats], to: Ints, chosen: npt.NDArray[np.bool_]) -> None:
+def _drop(step: StepMemory, lives: Lives, taken: tuple[Floats, Floats], to: Ints, chosen: npt.NDArray[np.bool_]) -> None:
     """End the lives `to` of recomputed buffers with the forward pass, in place; their second lives are added to `lives`.
 
     `taken` are the sizes of buffers and of the ops' workspaces.
@@ -287,88 +217,3 @@ def _drop(step: StepMemory, lives: _Lives, taken: tuple[Floats, Floats], to: Int
         lives.add(workspace[writers], np.full(len(writers), since), np.full(len(writers), since + 1), _WORKSPACE)
     number, since_all, until_all = np.array(again, dtype=np.int64).reshape(-1, 3).T
     lives.add(size[number], since_all, until_all, _category(step)[number])
-
-
-class BestFit:
-    """TensorFlow's best-fit allocator (BFC, `tsl/framework/bfc_allocator.cc`), with the sizes of its pieces only.
-
-    It hands out the smallest free piece that is large enough, of the lowest address if several are, and cuts it only if the rest is
-    as large as what is wanted, or 128 MiB: so pieces are up to twice as large as wanted. What is given back is joined with free
-    neighbours.
-
-    Attributes
-    ----------
-    in_use_bytes, peak_bytes
-        Pieces handed out now, and the most so far.
-    """
-
-    def __init__(self) -> None:
-        self.in_use_bytes = 0
-        self.peak_bytes = 0
-        self._region = _FIRST_REGION
-        self._regions = 0
-        self._free: list[tuple[int, int]] = []  # (size, address), sorted
-        self._size: dict[int, int] = {}  # of every piece, by its address
-        self._free_at: set[int] = set()
-        self._before: dict[int, int] = {}  # address of the piece before
-
-    def take(self, wanted_bytes: float) -> int:
-        """Address of a piece of at least so many bytes."""
-        size_needed = max(-(-int(wanted_bytes) // _GRAIN) * _GRAIN, _GRAIN)
-        place = bisect_left(self._free, (size_needed, -1))
-        if place == len(self._free):
-            self._extend(size_needed)
-            place = bisect_left(self._free, (size_needed, -1))
-        size, address = self._free.pop(place)
-        self._free_at.discard(address)
-        if size >= 2 * size_needed or size - size_needed >= _LARGEST_REST:
-            after = address + size
-            self._size[address] = size_needed
-            self._add(address + size_needed, size - size_needed, address)
-            if after in self._before:
-                self._before[after] = address + size_needed
-            size = size_needed
-        self.in_use_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
-        return address
-
-    def give_back(self, address: int) -> None:
-        """Free a piece."""
-        size = self._size[address]
-        self.in_use_bytes -= size
-        after, before = address + size, self._before.get(address)
-        if after in self._free_at:
-            size += self._unlisted(after)
-            del self._size[after], self._before[after]
-        if before in self._free_at:
-            size += self._unlisted(before)
-            del self._size[address], self._before[address]
-            address = before
-        self._size[address] = size
-        if address + size in self._before:
-            self._before[address + size] = address
-        self._free_at.add(address)
-        insort(self._free, (size, address))
-
-    def _unlisted(self, address: int) -> int:
-        """Take a piece off the list of free ones; returns its size."""
-        size = self._size[address]
-        self._free.pop(bisect_left(self._free, (size, address)))
-        self._free_at.discard(address)
-        return size
-
-    def _extend(self, least_bytes: int) -> None:
-        grown = self._region
-        while grown < least_bytes:
-            grown *= 2
-        self._regions += 1
-        self._add(self._regions * _FAR, grown, None)
-        # A region that had to grow for one want is the measure of the next; otherwise the next is twice as large.
-        self._region = grown if grown > self._region else 2 * grown
-
-    def _add(self, address: int, size: int, before: int | None) -> None:
-        self._size[address] = size
-        if before is not None:
-            self._before[address] = before
-        self._free_at.add(address)
-        insort(self._free, (size, address))

@@ -19,9 +19,10 @@ from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.trace import Trace
-from dpro_search.costmodel.memory import allocator_peak_bytes, peak_bytes
+from dpro_search.costmodel.memory import peak_bytes
 from dpro_search.graph.build import build_graph
 from dpro_search.graph.dataflow import StepMemory
+from experiments.costmodel.best_fit import allocator_peak_bytes
 
 WORKLOADS = ("resnet50", "vgg16", "inception_v3", "bert")
 BATCHES = (8, 12, 16, 24, 32)

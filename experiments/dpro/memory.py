@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Trace
-from dpro_search.costmodel.memory import allocator_peak_bytes
 from dpro_search.errors import InputError
 from dpro_search.graph.build import build_graph
+from experiments.costmodel.best_fit import allocator_peak_bytes
 from experiments.costmodel.memory import BATCHES, COUNTED_FROM_BYTES, MIB, WORKLOADS
 from experiments.dpro.parts import Options, Section, gathered, script, table
 from experiments.dpro.published import MEMORY_ERROR_PCT, SOURCE

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from small_steps import floats, node_graph, step
 
 from dpro_search.collect.trace import AllocatorReport, TensorType
-from dpro_search.costmodel.memory import allocator_peak_bytes, cast_elements, peak_bytes
+from dpro_search.costmodel.memory import cast_elements, peak_bytes
 from dpro_search.errors import InputError
 from dpro_search.graph.buffers import step_memory
 from dpro_search.graph.dataflow import StepMemory
+from experiments.costmodel.best_fit import allocator_peak_bytes
 
 FEED = ("x", "_Arg", "")
 # Four layers of 100 floats a sample, two samples; each backward op needs its layer's input and result.

@@ -7,8 +7,9 @@ import pytest
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
-from dpro_search.costmodel.memory import allocator_peak_bytes, peak_bytes
+from dpro_search.costmodel.memory import peak_bytes
 from dpro_search.graph.build import build_graph
+from experiments.costmodel.best_fit import allocator_peak_bytes
 
 pytestmark = pytest.mark.integration
 

@@ -64,12 +64,7 @@ class AllReduceChoice:
             )
         low, high = _OCTAVES
         sizes = np.exp2(np.arange(low, high + 1 / _STEPS, 1 / _STEPS))
-        points = Points(
-            size_bytes=sizes,
-            ranks=np.array(ranks),
-            link_bytes_per_us=np.array(np.inf if rate_bps is None else rate_bps / 8e6),
-            cores=np.array(cores),
-        )
+        points = Points.on(rate_bps, cores, size_bytes=sizes, ranks=ranks)
         library_us = model.predict(names[_OWN], points).us
         ratio = {algorithm: model.predict(names[algorithm], points).us / library_us for algorithm in others}
         if not all(np.isfinite(values).all() for values in ratio.values()):

@@ -86,12 +86,7 @@ def predicted_us(
     backend: str = "mpi4py",
 ) -> dict[str, Floats]:
     """Duration of each algorithm by a cost model, us, [sizes] each; raises `InputError` where it has none."""
-    points = Points(
-        size_bytes=sizes_bytes,
-        ranks=np.array(ranks),
-        link_bytes_per_us=np.array(np.inf if rate_bps is None else rate_bps / 8e6),
-        cores=np.array(cores),
-    )
+    points = Points.on(rate_bps, cores, size_bytes=sizes_bytes, ranks=ranks)
     series = {name: series_name(backend, name, ranks_per_host) for name in all_reduces_over(backend)}
     known_series = {name: one for name, one in series.items() if one in model.costs}
     if not known_series:

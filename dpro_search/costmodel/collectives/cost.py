@@ -142,18 +142,23 @@ class FormulaErrors(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             constants=tuple(process.kernel_.theta.tolist()),
         )
 
-    def check(self) -> None:
-        """Raise `ValueError` if no fit gives these numbers."""
+    @property
+    def problem(self) -> str:
+        """The reason why no fit gives these numbers; empty: one may."""
         inputs, constants = np.array(self.inputs), np.array(self.constants)
         low, high = np.log((_VARIANCE_BOUNDS, *_REACH_BOUNDS, _NOISE_BOUNDS)).T
         possible = inputs.ndim == 2 and 0 < len(inputs) == len(self.values) <= _MOST_FOR_RESIDUAL
         if not possible or not (np.abs(inputs) <= _LARGEST).all():
-            raise ValueError("points of a residual are missing or impossible")
+            return "points of a residual are missing or impossible"
         if not (np.abs(self.values) <= _LARGEST).all():
-            raise ValueError("errors of a residual are impossible")
+            return "errors of a residual are impossible"
         if constants.shape != low.shape or not ((constants >= low - 1e-6) & (constants <= high + 1e-6)).all():
-            raise ValueError("constants of a residual are missing or impossible")
-        _ = self._residual.weights  # the error about a matrix that cannot be inverted is a ValueError, too
+            return "constants of a residual are missing or impossible"
+        try:
+            _ = self._residual.weights
+        except np.linalg.LinAlgError as error:
+            return f"points of a residual that contradict each other ({error})"
+        return ""
 
     @cached_property
     def _residual(self) -> Residual[Floats]:

@@ -224,6 +224,18 @@ class Points:
         return Points(**{name: getattr(self, name)[mask] for name in POINT_COLUMNS})
 
     @staticmethod
+    def on(rate_bps: float | None, cores: float, *, size_bytes: Floats, ranks: int, servers: Floats | float = 1.0) -> Points:
+        """All-reduces of some sizes on one cluster, whose links have a rate in bit/s (None: no limit)."""
+        link_bytes_per_us = np.array(np.inf if rate_bps is None else rate_bps / 8e6)
+        return Points(
+            size_bytes=size_bytes,
+            ranks=np.array(ranks),
+            link_bytes_per_us=link_bytes_per_us,
+            servers=np.array(servers),
+            cores=np.array(cores),
+        )
+
+    @staticmethod
     def joined(parts: Sequence[Points]) -> Points:
         """All points, part after part."""
         return Points(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in POINT_COLUMNS})

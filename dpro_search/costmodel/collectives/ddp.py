@@ -8,10 +8,9 @@ collectives are the main thread's own work. An all-gather counts as an all-reduc
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from dpro_search.collect.trace import EventKind, Events, Floats, Ints, Trace
-from dpro_search.costmodel.collectives.horovod import CommCosts, saturation, wire_us_per_byte
+from dpro_search.costmodel.collectives.horovod import CommCosts, robust_terms, transfer_terms, wire_us_per_byte
 from dpro_search.errors import GraphError
 from dpro_search.graph.core_time import LEAST_FOR_BYTES
 from dpro_search.graph.ddp import DdpGraph
@@ -47,9 +46,9 @@ def _costs(trace: Trace, steps: Ints, moved_bytes: float, collectives: int) -> C
         raise GraphError("the trace has no all-reduce in its profiled steps; record a distributed job")
     cpu = _cpu_us_per_byte(trace, moved_bytes, collectives)
     floor = max(wire_us_per_byte(trace.meta.rate_bps, trace.meta.ranks), cpu)
-    design = np.stack([begun_busy, begun_busy * saturation(size), 1 - begun_busy, busy * size, (1 - busy) * size], axis=1)
+    design = transfer_terms(size, begun_busy, busy)
     fit = _fitted(design, duration, floor)
-    alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = (float(value) for value in fit)
+    alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = fit.tolist()
     fitted = design @ fit
     none = np.zeros(1)
     return CommCosts(
@@ -80,10 +79,7 @@ def _fitted(design: Floats, duration: Floats, floor: float) -> Floats:
     rows = np.vstack([design * weight[:, None], np.diag(1 / spread)])
     target = np.concatenate((duration * weight, usual / spread))
     low = np.array([0.0, 0.0, 0.0, floor, floor])
-    # Robust: a transfer that the machine disturbed counts linearly, not by its square.
-    start, scale = np.maximum(usual, low + 1e-9), np.maximum(usual, 1e-9)
-    result = least_squares(lambda p: rows @ p - target, start, bounds=(low, np.inf), loss="soft_l1", f_scale=2.0, x_scale=scale)
-    return np.asarray(result.x, dtype=np.float64)
+    return robust_terms(rows, target, np.maximum(usual, low + 1e-9), low=low, scale=np.maximum(usual, 1e-9))
 
 
 def _periods(trace: Trace, step: int) -> Floats:

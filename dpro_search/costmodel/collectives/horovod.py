@@ -270,10 +270,9 @@ def fit_transfer(
     usual, least = machine_constants().horovod, machine_constants().host.least_us_per_byte
     spread = usual.transfer_spread if spread is None else spread
     floor = max(wire, cpu, least)
-    columns = [begun_busy, begun_busy * saturation(size), 1 - begun_busy, busy * size, (1 - busy) * size]
     # Waiting for the core varies (about as much as its mean), and the transfer does (a few per cent).
     weight = 1 / np.hypot(usual.latency_spread_us, spread * floor * size)
-    design = np.stack(columns, axis=1) * weight[:, None]
+    design = transfer_terms(size, begun_busy, busy) * weight[:, None]
     target = duration * weight
     # A trace of fused transfers holds few small ones, so that the latencies shrink towards their prior.
     prior = np.eye(5)[:3] * np.sqrt(usual.alpha_observations) / usual.latency_spread_us
@@ -281,15 +280,29 @@ def fit_transfer(
     low = np.array([0.0, 0.0, 0.0, floor, floor])
     start = np.array([2e3, 3e3, 200.0, floor * 1.2 + 1e-6, floor * 1.05 + 1e-6])
     scale = np.array([1e3, 1e3, 1e3, 1e-3, 1e-3])
-    # Robust: a transfer that the machine disturbed counts linearly, not by its square.
-    fit = least_squares(lambda p: design @ p - target, start, bounds=(low, np.inf), loss="soft_l1", f_scale=2.0, x_scale=scale)
-    alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = (float(value) for value in fit.x)
+    alpha_busy, alpha_more, alpha_tail, beta_busy, beta_tail = robust_terms(design, target, start, low=low, scale=scale).tolist()
     large = saturation(size)  # a few bytes do not show the time per byte
     if ((1 - busy) * large).sum() < _FEW / 2:  # hardly seen in the tail: only the wire is known, if there is a limit
         beta_tail = floor if floor > least else beta_busy
     if (busy * large).sum() < _FEW / 2:
         beta_busy = max(beta_tail, wire, cpu * (1 + concurrency))
     return alpha_busy, alpha_more, alpha_tail, max(beta_busy, beta_tail), beta_tail
+
+
+def transfer_terms(size: Floats, begun_busy: Floats, busy: Floats) -> Floats:
+    """Quantities that the time of transfers is linear in, [n, 5]: alpha busy, alpha more, alpha tail, beta busy, beta tail."""
+    columns = [begun_busy, begun_busy * saturation(size), 1 - begun_busy, busy * size, (1 - busy) * size]
+    return np.stack(columns, axis=1)
+
+
+def robust_terms(design: Floats, target: Floats, start: Floats, *, low: Floats, scale: Floats) -> Floats:
+    """Terms by which `design`, [n, terms], comes near `target`, [n]; none is below `low`, [terms].
+
+    A transfer that the machine disturbed counts linearly, not by its square. The search begins at `start`; `scale` is how
+    large the terms usually are, [terms] each.
+    """
+    fit = least_squares(lambda p: design @ p - target, start, bounds=(low, np.inf), loss="soft_l1", f_scale=2.0, x_scale=scale)
+    return np.asarray(fit.x, dtype=np.float64)
 
 
 def _mean_betas(size: Floats, moving_us: Floats, busy: Floats, floor: float) -> tuple[float, float]:

@@ -21,15 +21,14 @@ from dpro_search.costmodel.collectives.all_reduce_formula import AllReduceCost
 from dpro_search.costmodel.collectives.cost import CollectiveCost, FormulaErrors, fit_collective_cost
 from dpro_search.costmodel.collectives.counts import POINT_COLUMNS, Points
 from dpro_search.costmodel.collectives.series import Series
-from dpro_search.costmodel.intervals import Durations, conformal_quantile
+from dpro_search.costmodel.intervals import Durations, are_scores, conformal_quantile
 from dpro_search.costmodel.model_files import MOST_ERROR_PCT, read_info
 from dpro_search.errors import InputError, TraceFormatError
 
 MODEL_VERSION = 3  # 1: corrected by trees; 2: the correction did not see servers
 COVERAGE = 0.9
 _FILE = "communication.json"
-# Beyond what any fit gives: backends with algorithms, constants and sizes in bytes, logarithms.
-_MOST_SERIES, _MOST_RANKS, _MOST, _MOST_LOG = 256, 1 << 20, 2.0**60, 100.0
+_MOST_SERIES, _MOST_RANKS, _MOST = 256, 1 << 20, 2.0**60  # beyond any backends with algorithms, ranks, constants and sizes
 _HALVES = 2  # of the left-out points, which calibrate each other's intervals
 
 
@@ -219,12 +218,12 @@ def _problems(info: CommunicationInfo) -> Iterator[tuple[bool, str]]:
         yield not 1 <= one.cost.ranks_per_host <= _MOST_RANKS, f"series '{one.name}': impossible ranks_per_host"
         known = [value for value in (*one.low, *one.high) if value is not None]
         yield not all(0 <= value <= _MOST for value in known), f"series '{one.name}': an impossible range"
-        for errors in (one.residuals, *one.carried.values()):
-            wrong = list(errors) != sorted(errors) or not all(0 <= error <= _MOST_LOG for error in errors)
-            yield wrong, f"series '{one.name}': residuals that are not sorted, or impossible"
+        scores_usable = all(map(are_scores, (one.residuals, *one.carried.values())))
+        yield not scores_usable, f"series '{one.name}': residuals that are not sorted, or impossible"
         for values in (one.low, one.high):
             yield len(values) != len(POINT_COLUMNS), f"the range of a series has {len(values)} columns"
-        yield bool(problem := _residual_problem(one.residual)), problem
+        problem = "" if one.residual is None else one.residual.problem
+        yield bool(problem), problem
 
 
 def _mape_pct(errors: Floats | None) -> float | None:
@@ -252,13 +251,3 @@ def _coverage(errors: Floats | None, points: Points) -> float | None:
 
 def _or_none(values: Floats) -> tuple[float | None, ...]:
     return tuple(value if np.isfinite(value) else None for value in values.tolist())
-
-
-def _residual_problem(residual: FormulaErrors | None) -> str:
-    """Say why a residual is none that a fit gives; empty: it is one."""
-    try:
-        if residual is not None:
-            residual.check()
-    except ValueError as error:
-        return str(error)
-    return ""

@@ -163,12 +163,12 @@ def trace_series(trace: Trace) -> Series:
     return Series(
         name=series_name(backend, "in a job", ranks_per_host),
         algorithms=algorithms_of(backend, "default"),
-        points=Points(
+        points=Points.on(
+            trace.meta.rate_bps,
+            cores,
             size_bytes=size,
-            ranks=np.array(max(workers, 1)),
-            link_bytes_per_us=np.array(np.inf if trace.meta.rate_bps is None else trace.meta.rate_bps / 8e6),
+            ranks=max(workers, 1),
             servers=np.array([_servers_used(backend, int(each), servers, trace.meta.knobs) for each in size]),
-            cores=np.array(cores),
         ),
         duration_us=duration,
         spread_pct=np.full(len(size), np.nan),

@@ -109,11 +109,6 @@ class Ops:
         """The columns side by side, [n, columns]."""
         return np.stack([getattr(self, field.name) for field in dataclasses.fields(self)], axis=1)
 
-    @staticmethod
-    def of_matrix(values: Floats) -> Ops:
-        """Ops of what `matrix` gives."""
-        return Ops(**{field.name: values[:, place] for place, field in enumerate(dataclasses.fields(Ops))})
-
 
 def joined(parts: Sequence[Ops]) -> Ops:
     """Ops one after the other."""

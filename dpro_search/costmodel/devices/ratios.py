@@ -1,4 +1,4 @@
-"""`OpLatency`: durations of recorded kernels on another GPU, by the nearest of three predictors.
+"""`OpLatency`: durations of recorded kernels on another GPU, by the predictor that is best for the device and the op.
 
 Measured ops that were moved to devices of left-out architectures decided which predictor is taken for which op
 (experiments/devices/README.md): for products, convolutions, norms and embeddings the ratio of predicted latencies; for element-wise
@@ -9,19 +9,20 @@ nearer both come to their peaks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
+from functools import cache
 
 import numpy as np
 
-from dpro_search.cluster import Device
+from dpro_search.cluster import Device, bundled
 from dpro_search.costmodel.devices.choice import stack_of
 from dpro_search.costmodel.devices.model import DeviceLatency
-from dpro_search.costmodel.devices.ops import Floats, LibraryOpKind, Ops, Stack
+from dpro_search.costmodel.devices.ops import Floats, LibraryOpKind, Stack, joined
 from dpro_search.costmodel.devices.sampled import latency_on
-from dpro_search.costmodel.devices.written import STREAMED, OpSpec, ops_of
+from dpro_search.costmodel.devices.written import STREAMED, OpSpec
 from dpro_search.costmodel.intervals import Durations, PredictionOrigin
 from dpro_search.costmodel.roofline import LEAST_US, Ratio, kernel_ratio, product_precision
 from dpro_search.errors import InputError
@@ -51,23 +52,22 @@ class OpLatency:
     Parameters
     ----------
     before, after
-        The recorded device, and the other one.
-    specs
-        Ops behind the kernels, where their sizes were recorded; all are priced at once.
-
-    Raises
-    ------
-    InputError
-        A device's file lacks the memory's rate or all peaks (from `kernel_us`).
+        The recorded device (None: it is not known), and the other one. Without the specs that predictions of ops need, kernels
+        change by the rates of the data sheets.
     """
 
-    def __init__(self, before: Device, after: Device, specs: Iterable[OpSpec] = ()) -> None:
-        self._devices = before, after
-        self._ratios = OpRatios(before, after)
-        self._of_op = self._ratios.of(specs)
+    def __init__(self, before: Device | None, after: Device) -> None:
+        self._before, self._after = before, after
+        self._ratios: dict[OpSpec, Ratio | None] = {}
+        self._priced: tuple[DeviceLatency, DeviceLatency] | None = None
+        if before is not None:
+            with suppress(InputError):  # specs that the predictor needs are missing
+                self._priced = latency_on(before), latency_on(after)
 
     def kernel_us(self, name: str, dtype: str, spec: OpSpec | None, recorded_us: Floats) -> tuple[Floats, KernelPredictor]:
         """Durations of n kernels of one name and op on the other device: middle, low and high end of the interval, [3, n].
+
+        Kernels of an unknown device take as long as recorded, in an interval that holds for each of `known_gpus`.
 
         Parameters
         ----------
@@ -77,15 +77,23 @@ class OpLatency:
             The op that the kernels belong to; None: its sizes were not recorded.
         recorded_us
             Recorded durations, [n].
+
+        Raises
+        ------
+        InputError
+            A device's file lacks the memory's rate or all peaks.
         """
-        peaks = kernel_ratio(name, dtype, *self._devices)
+        if self._before is None:
+            of_gpus = [kernel_ratio(name, dtype, device, self._after).middle for device in known_gpus()]
+            return np.multiply.outer((1.0, min(1.0, *of_gpus), max(1.0, *of_gpus)), recorded_us), KernelPredictor.PEAKS
+        peaks = kernel_ratio(name, dtype, self._before, self._after)
         ratios: Sequence[float | Floats] = peaks
         predictor = KernelPredictor.PEAKS
-        of_op = None if spec is None else self._of_op.get(spec)
+        of_op = None if spec is None else self.ratios([spec])[spec]
         if of_op is not None:
             ratios, predictor = of_op, KernelPredictor.OP
         else:
-            similar = self._ratios.of_times(kernel_class(name), product_precision(name, dtype), np.maximum(recorded_us, LEAST_US))
+            similar = self.ratios_of_times(kernel_class(name), product_precision(name, dtype), np.maximum(recorded_us, LEAST_US))
             if similar is not None:
                 ratios, predictor = similar, KernelPredictor.SIMILAR_OP
         middle, low, high = ratios
@@ -94,42 +102,28 @@ class OpLatency:
         least_us = np.minimum(recorded_us, LEAST_US)
         return np.stack([least_us + (recorded_us - least_us) * ratio for ratio in (middle, low, high)]), predictor
 
+    def ratios(self, specs: Iterable[OpSpec]) -> Mapping[OpSpec, Ratio | None]:
+        """New over old time of each op with a 90 % interval; None: the roofline ratio is nearer, or nothing is known.
 
-class OpRatios:
-    """Ratios of predicted latencies between two devices; ops are priced once.
-
-    Parameters
-    ----------
-    before, after
-        Devices; those of which a spec is missing know no ratio.
-    """
-
-    def __init__(self, before: Device, after: Device) -> None:
-        self._devices = before, after
-        self._known: dict[OpSpec, Ratio | None] = {}
-        self._priced: tuple[DeviceLatency, DeviceLatency] | None = None
-        with suppress(InputError):  # specs that the predictor needs are missing
-            self._priced = latency_on(before), latency_on(after)
-
-    def of(self, specs: Iterable[OpSpec]) -> dict[OpSpec, Ratio | None]:
-        """New over old time of each op with a 90 % interval; None: the roofline ratio is nearer, or nothing is known."""
-        unknown = [spec for spec in dict.fromkeys(specs) if spec not in self._known]
-        self._known |= dict.fromkeys(unknown)
+        All ops that were not asked for before are priced at once, which is faster than one by one.
+        """
+        unknown = [spec for spec in dict.fromkeys(specs) if spec not in self._ratios]
+        self._ratios |= dict.fromkeys(unknown)
         priced = [spec for spec in unknown if spec.name not in STREAMED or STREAMED[spec.name].kind not in _BY_MEMORY]
         if priced and self._priced is not None:
-            before, after = (self._durations(priced, number) for number in (0, 1))
+            before, after = (_durations(latency, priced) for latency in self._priced)
             for place, spec in enumerate(priced):
-                self._known[spec] = _ratio(before, after, place)
-        return self._known
+                self._ratios[spec] = _ratio(before, after, place)
+        return self._ratios
 
-    def of_times(self, name: str, precision: str, us: Floats) -> tuple[Floats, Floats, Floats] | None:
+    def ratios_of_times(self, name: str, precision: str, us: Floats) -> tuple[Floats, Floats, Floats] | None:
         """New over old time of ops of unknown sizes that took so long, [n], with the ends of 90 % intervals.
 
         `name`: gemm or attention. None: no such op, or the precision is not predicted on one of the devices.
         """
         if self._priced is None or name not in ("gemm", "attention"):
             return None
-        series_us = [self._series(name, precision, number) for number in (0, 1)]
+        series_us = [_series_us(latency, name, precision) for latency in self._priced]
         known = np.isfinite(series_us[0]) & np.isfinite(series_us[1])
         if known.sum() < 2:
             return None
@@ -137,29 +131,36 @@ class OpRatios:
         middle = np.exp(np.interp(np.log(us), np.log(np.maximum.accumulate(before_us)), np.log(after_us / before_us)))
         return middle, middle / UNKNOWN_SIZES, middle * UNKNOWN_SIZES
 
-    def _series(self, name: str, precision: str, number: int) -> Floats:
-        """Latencies of ops of growing sizes on a device; NaN for those that are hardly longer than their launch."""
-        if precision == "tf32" and self._devices[number].peak.tf32 is None:
-            precision = "fp32"
-        if name == "gemm":
-            specs = [OpSpec.of(name, precision, m=side, n=side, k=side) for side in SIDES.astype(int).tolist()]
-        else:
-            specs = [
-                OpSpec.of(name, precision, batch=1, heads=HEADS, queries=queries, head_dim=HEAD_DIM)
-                for queries in SEQUENCES.astype(int).tolist()
-            ]
-        return self._durations(specs, number).us
 
-    def _durations(self, specs: list[OpSpec], number: int) -> Durations:
-        """Latencies on a device; NaN for ops that are hardly longer than their launch."""
-        assert self._priced is not None
-        device, latency = self._devices[number], self._priced[number]
-        ops = _joined([_as_run(spec, device) for spec in specs])
-        durations = latency.predict(ops)
-        floor_us = latency.profile.rates(latency.model.usual).floor_us[ops.stack.astype(int)]
-        small = durations.us < MUCH * floor_us
-        origin = np.where(small, PredictionOrigin.REFUSED, durations.origin)
-        return replace(durations, us=np.where(small, np.nan, durations.us), origin=origin)
+@cache
+def known_gpus() -> tuple[Device, ...]:
+    """The bundled GPUs whose peaks and memories are known."""
+    devices = (bundled.device(name) for name in bundled.names("device"))
+    return tuple(one for one in devices if one.kind == "gpu" and one.memory_bytes_per_s and (one.peak.fp32 or one.peak.fp16))
+
+
+def _series_us(latency: DeviceLatency, name: str, precision: str) -> Floats:
+    """Latencies of ops of growing sizes on a device; NaN for those that are hardly longer than their launch."""
+    if precision == "tf32" and latency.profile.device.peak.tf32 is None:
+        precision = "fp32"
+    if name == "gemm":
+        specs = [OpSpec.of(name, precision, m=side, n=side, k=side) for side in SIDES.astype(int).tolist()]
+    else:
+        specs = [
+            OpSpec.of(name, precision, batch=1, heads=HEADS, queries=queries, head_dim=HEAD_DIM)
+            for queries in SEQUENCES.astype(int).tolist()
+        ]
+    return _durations(latency, specs).us
+
+
+def _durations(latency: DeviceLatency, specs: Sequence[OpSpec]) -> Durations:
+    """Latencies on a device; NaN for ops that are hardly longer than their launch."""
+    ops = joined([as_run.ops(stack) for as_run, stack in (_as_run(spec, latency.profile.device) for spec in specs)])
+    durations = latency.predict(ops)
+    floor_us = latency.profile.rates(latency.model.usual).floor_us[ops.stack.astype(int)]
+    small = durations.us < MUCH * floor_us
+    origin = np.where(small, PredictionOrigin.REFUSED, durations.origin)
+    return replace(durations, us=np.where(small, np.nan, durations.us), origin=origin)
 
 
 def _ratio(before: Durations, after: Durations, place: int) -> Ratio | None:
@@ -177,7 +178,3 @@ def _as_run(spec: OpSpec, device: Device) -> tuple[OpSpec, Stack]:
     if device.samples:
         return spec, stack_of(device)
     return spec, Stack.SERVING if spec.precision in ("bf16", "fp16") else Stack.PYTORCH
-
-
-def _joined(specs: list[tuple[OpSpec, Stack]]) -> Ops:
-    return Ops.of_matrix(np.concatenate([ops_of([spec], stack).matrix for spec, stack in specs]))

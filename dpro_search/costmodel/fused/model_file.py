@@ -33,14 +33,14 @@ from dpro_search.costmodel.fused.features import feature_names, shaped_features,
 from dpro_search.costmodel.fused.flatten import flatten
 from dpro_search.costmodel.fused.parts import CLASSES_OF, NAMES_OF, growing, term_count
 from dpro_search.costmodel.fused.timed import timed_ops
-from dpro_search.costmodel.intervals import conformal_quantile
+from dpro_search.costmodel.intervals import are_scores, conformal_quantile
 from dpro_search.costmodel.model_files import MOST_ERROR_PCT, read_info
 from dpro_search.errors import InputError, TraceFormatError
 
 MODEL_VERSION = 4  # 3: parts as a simulated compiler made them, trees as XGBoost's JSON
 _TREES = "trees.npz"
 _ARRAYS = re.compile(f"(shapes|times)_{ARRAY_NAME}")
-_MOST, _MOST_LOG = 1e9, 100.0  # beyond any number of a fit, and any logarithm
+_MOST = 1e9  # beyond any number of a fit
 
 
 class EstimatorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,12 +219,11 @@ def _read_forest(path: Path, sees: str) -> Forest:
 
 def _problems(info: EstimatorInfo, terms: int) -> Iterator[tuple[bool, str]]:
     """Check for values that no fit gives, each with its message."""
-    count, residuals = len(info.features), np.array(info.residuals)
+    count = len(info.features)
     sizes = {len(row) for row in (info.domain_centre, info.domain_spread, *info.domain_points)}
     yield len(info.base) != terms or sizes != {count}, "its parts do not fit the features"
     yield not 0 < len(info.domain_points) <= MOST_POINTS, f"{len(info.domain_points)} points of what was measured"
-    yield not len(residuals) or bool((np.diff(residuals) < 0).any()), "residuals that are not sorted, or none"
-    yield not 0 <= residuals.min(initial=0) <= residuals.max(initial=0) <= _MOST_LOG, "impossible residuals"
+    yield not info.residuals or not are_scores(info.residuals), "residuals that are not sorted, impossible, or none"
     yield not all(0 <= us <= _MOST for us in info.base), "an impossible cost of a term"
     points = np.array((info.domain_centre, *info.domain_points))
     yield bool((np.abs(points) > _MOST).any()), "an impossible point"

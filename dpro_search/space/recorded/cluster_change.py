@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 
@@ -22,9 +21,9 @@ from dpro_search.cluster import Cluster, Device, bundled
 from dpro_search.collect.trace import CollectiveKind, EventKind, Floats, Ints, Trace
 from dpro_search.costmodel.collectives.nccl import bytes_in, collective_us, interval_factor, paths, placement_of
 from dpro_search.costmodel.devices import OpSpec
-from dpro_search.costmodel.devices.ratios import KernelPredictor, OpLatency
+from dpro_search.costmodel.devices.ratios import KernelPredictor, OpLatency, known_gpus
 from dpro_search.costmodel.devices.recorded import RecordedSpecs
-from dpro_search.costmodel.roofline import dtype_of_kernel, kernel_ratio
+from dpro_search.costmodel.roofline import dtype_of_kernel
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.recorded.ops import RecordedOps
@@ -130,28 +129,21 @@ def _kernels(
     kinds, place = np.unique(described, axis=1, return_inverse=True)
     order = np.argsort(place.reshape(-1), kind="stable")
     starts = np.searchsorted(place.reshape(-1)[order], np.arange(kinds.shape[1] + 1))
-    if before is None:
-        assumed.append(
-            "kernels, host threads, launches and copies take as long as recorded, because the recorded GPU is not known; the "
-            f"interval holds for any of the {len(_known_gpus())} bundled GPUs, and recorded_on=MACHINE narrows it"
-        )
-        for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
-            of_kind = kernels[order[starts[number] : starts[number + 1]]]
-            element = trace.dtypes[dtype] if dtype >= 0 else ""
-            of_gpus = [kernel_ratio(trace.names[name], element, device, after).middle for device in _known_gpus()]
-            moved_us[1, of_kind], moved_us[2, of_kind] = (
-                recorded_us[of_kind] * min(1.0, *of_gpus),
-                recorded_us[of_kind] * max(1.0, *of_gpus),
-            )
-        return
     specs = _specs(trace, kinds)
-    latency = OpLatency(before, after, (spec for spec in specs if spec is not None))
+    latency = OpLatency(before, after)
+    latency.ratios(spec for spec in specs if spec is not None)  # all at once
     predicted_us = dict.fromkeys(KernelPredictor, 0.0)
     for number, (name, dtype, _, _) in enumerate(kinds.T.tolist()):
         of_kind = kernels[order[starts[number] : starts[number + 1]]]
         element = trace.dtypes[dtype] if dtype >= 0 else ""
         moved_us[:, of_kind], predictor = latency.kernel_us(trace.names[name], element, specs[number], recorded_us[of_kind])
         predicted_us[predictor] += float(recorded_us[of_kind].sum())
+    if before is None:
+        assumed.append(
+            "kernels, host threads, launches and copies take as long as recorded, because the recorded GPU is not known; the "
+            f"interval holds for any of the {len(known_gpus())} bundled GPUs, and recorded_on=MACHINE narrows it"
+        )
+        return
     whole_us = max(float(recorded_us[kernels].sum()), 1e-9)
     by_op, by_similar_op = (predicted_us[predictor] / whole_us for predictor in (KernelPredictor.OP, KernelPredictor.SIMILAR_OP))
     assumed += _said_of_kernels(before.name, after.name, by_op, by_similar_op)
@@ -173,13 +165,6 @@ def _unknown(ops: RecordedOps, recorded_us: Floats, moved_us: Floats, assumed: l
         "time that nothing in the recording explains takes as long as recorded; the interval also holds if it changes as much as "
         "any other op"
     )
-
-
-@cache
-def _known_gpus() -> tuple[Device, ...]:
-    """The bundled GPUs whose peaks and memories are known."""
-    devices = (bundled.device(name) for name in bundled.names("device"))
-    return tuple(one for one in devices if one.kind == "gpu" and one.memory_bytes_per_s and (one.peak.fp32 or one.peak.fp16))
 
 
 def _said_of_kernels(before: str, after: str, predicted: float, guessed: float) -> Iterator[str]:

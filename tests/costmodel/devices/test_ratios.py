@@ -8,7 +8,7 @@ from dpro_search.cluster import bundled
 from dpro_search.costmodel.devices import OpSpec, Stack
 from dpro_search.costmodel.devices.model_file import default_model
 from dpro_search.costmodel.devices.profile import known_probes, profile_of
-from dpro_search.costmodel.devices.ratios import OpRatios
+from dpro_search.costmodel.devices.ratios import OpLatency
 from tests.every_case import every_case
 
 A100, H100 = bundled.device("a100-sxm-80gb"), bundled.device("h100-sxm")
@@ -16,13 +16,13 @@ GEMM = OpSpec.of("gemm", "bf16", m=8192, n=4096, k=4096)
 
 
 def test_a_large_product_changes_by_what_both_devices_reach_of_their_peaks():
-    found = OpRatios(A100, H100).of([GEMM])[GEMM]
+    found = OpLatency(A100, H100).ratios([GEMM])[GEMM]
     assert found.low < found.middle < found.high
     assert found.middle == pytest.approx(264 / 791, rel=0.12)  # TFLOP/s of probes
 
 
 def test_both_directions_are_one_ratio():
-    there, back = OpRatios(A100, H100).of([GEMM])[GEMM], OpRatios(H100, A100).of([GEMM])[GEMM]
+    there, back = OpLatency(A100, H100).ratios([GEMM])[GEMM], OpLatency(H100, A100).ratios([GEMM])[GEMM]
     assert there.middle * back.middle == pytest.approx(1)
 
 
@@ -31,12 +31,12 @@ def test_both_directions_are_one_ratio():
 )
 def test_ops_of_which_a_roofline_is_nearer_or_that_are_mostly_launch_have_none(text):
     spec = OpSpec.parse(text)
-    assert OpRatios(A100, H100).of([spec])[spec] is None
+    assert OpLatency(A100, H100).ratios([spec])[spec] is None
 
 
 def test_a_device_without_specs_has_none():
     bare = msgspec.structs.replace(H100, l2_cache_bytes=None)
-    assert OpRatios(A100, bare).of([GEMM])[GEMM] is None
+    assert OpLatency(A100, bare).ratios([GEMM])[GEMM] is None
 
 
 @every_case("name", bundled.names("device"))
@@ -51,29 +51,29 @@ def test_devices_that_were_measured_publicly_have_probes():
 
 def test_a_product_of_unknown_sizes_changes_as_the_square_one_that_takes_as_long():
     """A large square product itself, by what is known of it alone: its time."""
-    ratios, spec = OpRatios(A100, H100), OpSpec.of("gemm", "bf16", m=8192, n=8192, k=8192)
-    known = ratios.of([spec])[spec]
+    latency, spec = OpLatency(A100, H100), OpSpec.of("gemm", "bf16", m=8192, n=8192, k=8192)
+    known = latency.ratios([spec])[spec]
     took_us = float(default_model().on(profile_of(A100)).predict(spec.ops(Stack.SERVING)).us[0])
-    middle, low, high = ratios.of_times("gemm", "bf16", np.array([took_us]))
+    middle, low, high = latency.ratios_of_times("gemm", "bf16", np.array([took_us]))
     assert middle[0] == pytest.approx(known.middle, rel=0.02)
     assert low[0] < middle[0] < high[0]
 
 
 def test_attention_of_unknown_sizes_changes_as_that_of_the_sequence_that_takes_as_long():
-    ratios, spec = OpRatios(A100, H100), OpSpec.of("attention", "bf16", batch=1, heads=32, queries=4096, head_dim=128)
+    latency, spec = OpLatency(A100, H100), OpSpec.of("attention", "bf16", batch=1, heads=32, queries=4096, head_dim=128)
     took_us = float(default_model().on(profile_of(A100)).predict(spec.ops(Stack.SERVING)).us[0])
-    middle, low, high = ratios.of_times("attention", "bf16", np.array([took_us]))
-    assert middle[0] == pytest.approx(ratios.of([spec])[spec].middle, rel=0.02)
+    middle, low, high = latency.ratios_of_times("attention", "bf16", np.array([took_us]))
+    assert middle[0] == pytest.approx(latency.ratios([spec])[spec].middle, rel=0.02)
     assert low[0] < middle[0] < high[0]
-    assert ratios.of_times("reduction", "bf16", np.array([took_us])) is None
+    assert latency.ratios_of_times("reduction", "bf16", np.array([took_us])) is None
 
 
 def test_short_products_gain_less_from_a_faster_device_than_long_ones():
-    middle, _, _ = OpRatios(A100, H100).of_times("gemm", "bf16", np.array([15.0, 3000.0]))
+    middle, _, _ = OpLatency(A100, H100).ratios_of_times("gemm", "bf16", np.array([15.0, 3000.0]))
     assert middle[1] < middle[0] < 1
 
 
 def test_a_device_without_tf32_computes_such_products_in_fp32():
-    middle, _, _ = OpRatios(bundled.device("v100-sxm2-32gb"), A100).of_times("gemm", "tf32", np.array([5000.0]))
+    middle, _, _ = OpLatency(bundled.device("v100-sxm2-32gb"), A100).ratios_of_times("gemm", "tf32", np.array([5000.0]))
     assert middle[0] < 0.35  # 15.7 TFLOP/s in fp32 there, 156 in tf32 here
-    assert OpRatios(A100, H100).of_times("gemm", "fp64", np.array([5000.0])) is None
+    assert OpLatency(A100, H100).ratios_of_times("gemm", "fp64", np.array([5000.0])) is None

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.memory import BestFit
+from experiments.costmodel.best_fit import BestFit
 
 MIB = 2**20
 

@@ -2,18 +2,23 @@
 
 A matmul is computed in tiles, one on each multiprocessor at a time: time is that of whole waves of tiles, of the tile shape that is
 fastest, with the reduction split where there are too few tiles. Memory-bound ops take their bytes at the achieved rate, in as many
-passes as their kernels make. Kernels take a floor at least.
+passes as their kernels make. Kernels take a floor at least. ``achieved.toml`` has the shares of a device's peaks that ops reach.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from statistics import NormalDist
+from typing import Any
 
-from dpro_search.cluster import Device
+from dpro_search.cluster import Device, bundled
 from dpro_search.errors import InputError
-from dpro_search.parallel.gpu_ops.achieved import Achieved, achieved_by, capped_clock
 from dpro_search.parallel.gpu_ops.kernels import AttentionKernels, Kernels
 from dpro_search.parallel.model import Op, OpType, elements
 from dpro_search.parallel.model.op import OpRole, Shape
@@ -32,17 +37,88 @@ BACKWARD_ATTENTION_SHARE = (
     0.8  # of the forward pass's speed: 550 of 700 TFLOP/s on an H100 (Shah et al. 2024, flash-attention 3, figure 6)
 )
 TRITON_ATTENTION = 0.71  # of the speed of flash-attention 2, which is 1.3 to 1.5 times as fast (Dao 2023, section 4.1)
-
-
 CONVOLUTION_TILES = ((256, 32, 0.7), (128, 32, 0.65))
 """Further tiles, for the few channels of convolutions (cuDNN's kernels of tile size 256 x 32 and 128 x 32; shares estimated)."""
-
-
 CONVOLUTION_SHARE = 0.6
 """Of a matmul's speed on matrix units, that of an implicit matrix product, which gathers its rows (estimated; on units without
 matrices of fixed size both are as fast)."""
 SPLIT_REDUCTION = 512.0
 """Columns of a reduction, at least, that a core of several computes of a tile (split-k kernels of cuDNN; estimated)."""
+SPREAD = 0.015
+"""Standard deviation of the time of compute-bound kernels over equal GPUs, relative to the mean. Of five clusters the box plots'
+whiskers, 5.4 standard deviations apart, span 8 % on average, for chips differ in the clock that their power limit leaves them; what
+waits for memory differs little (Sinha et al. 2022, "Not all GPUs are created equal", SC)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Achieved:
+    """Shares of peaks, and how far predictions with them are off."""
+
+    matmul: float  # Of the peak at a precision, by matmuls that fill the device.
+    sustained: float  # Of `matmul`, what is left where the power limit lowers the clock: under continuous load, in 16 bits.
+    sustained_fp8: float  # The same in fp8.
+    fp32_joules: float  # Of an operation at the power limit, in 1e-12 J; 0: not known, the limit does not count.
+    half_joules: float  # The same in 16 bits.
+    fp32_units: float  # Peak in fp32 of the units that multiply matrices, over that of vector units.
+    convolution: float  # Of a matmul's speed, by the fastest convolutions in 16 bits.
+    attention: float  # Of the peak at a precision, by fused attention, forward.
+    flash_2: float  # Of `attention`, what flash-attention 2 reaches.
+    memory: float  # Of the memory's rate.
+    fp32: float  # Of the peak of vector units in fp32, by matmuls that are no convolutions; 0: as `matmul`.
+    floor_us: float  # Least time of a kernel.
+    error: float  # Mean absolute relative error of matmuls on devices that were not used to fit.
+    tiles: tuple[
+        tuple[int, int, float], ...
+    ]  # Rows and columns that one multiprocessor computes at a time, and their relative speed.
+    reduction: float  # A tile costs as much as one with so much more to reduce.
+    blend: float  # Exponent that joins compute and memory time.
+    origin: str  # Which devices the values were fitted to.
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    return tomllib.loads((files("dpro_search.parallel.gpu_ops") / "achieved.toml").read_text())
+
+
+@lru_cache(maxsize=64)
+def capped_clock(device: Device) -> tuple[float, float]:
+    """Share of its usual clock that a power limit below the rated one leaves a device: the likely and the least; 1: not limited.
+
+    Dynamic power is that of the clock times the square of the voltage. Where the voltage falls with the clock, the clock is the
+    cube root of the power (Mudge 2001, "Power: a first-class architectural design constraint"); where it can fall no further, it
+    is proportional. Both are estimates: no measured training step under a power limit was at hand to choose between them.
+    """
+    rated = bundled.device_named(device.name)
+    rated_w = None if rated is None else rated.power_w
+    if rated_w is None or device.power_w is None or device.power_w >= rated_w:
+        return 1.0, 1.0
+    share = device.power_w / rated_w
+    return share ** (1 / 3), share
+
+
+@lru_cache(maxsize=64)
+def achieved_by(device: Device) -> Achieved:
+    """The shares of a device's architecture; of one that was not measured, those between all that were."""
+    table = _table()
+    word = re.compile(
+        r"\b(" + "|".join(name for part in table.values() if isinstance(part, dict) for name in part.get("devices", ())) + r")\b"
+    )
+    match = word.search(device.name.upper().replace("-", " "))
+    family = next(
+        (name for name, part in table.items() if isinstance(part, dict) and match and match.group(1) in part.get("devices", ())),
+        "any",
+    )
+    values = {**table["any"], **table[family]}
+    values.pop("devices", None)
+    return Achieved(
+        **values,
+        tiles=tuple((int(rows), int(columns), share) for rows, columns, share in table["tiles"]),
+        reduction=table["reduction"],
+        blend=table["blend"],
+        origin=f"fitted to {family} GPUs"
+        if family != "any"
+        else "no GPU of this architecture was measured: between those that were",
+    )
 
 
 @dataclass(frozen=True)
@@ -77,11 +153,7 @@ class OpCosts:
             return beside_us + self._matmul(op, sizes, op.rows, op.reduction, op.columns)
         if op.type is OpType.CONVOLUTION:
             return self._cast_us(op, sizes) + self._convolution(op, sizes, op.rows, op.reduction, op.columns)
-        if op.type is OpType.ATTENTION:
-            return self._attention(op, sizes, backward=False)
-        if op.type is OpType.LOSS:
-            return self._loss(op, sizes, backward=False)
-        return self._memory_bound(op, sizes, backward=False)
+        return self._without_weights(op, sizes, backward=False)
 
     def backward_us(self, op: Op, sizes: Mapping[str, float], *, frozen: bool = False) -> float:
         """Duration of the gradients of an op's inputs and, unless they are frozen, of its weights."""
@@ -89,11 +161,7 @@ class OpCosts:
             return 0.0
         if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
             return self.input_gradient_us(op, sizes) + (0.0 if frozen else self.weight_gradient_us(op, sizes))
-        if op.type is OpType.ATTENTION:
-            return self._attention(op, sizes, backward=True)
-        if op.type is OpType.LOSS:
-            return self._loss(op, sizes, backward=True)
-        return self._memory_bound(op, sizes, backward=True)
+        return self._without_weights(op, sizes, backward=True)
 
     def input_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
         """Duration of the gradient of the input of a matmul or convolution."""
@@ -125,7 +193,9 @@ class OpCosts:
 
     def moved_us(self, count_bytes: float) -> float:
         """Duration of a kernel that reads and writes so many bytes."""
-        return self._moved(count_bytes)
+        achieved, rate = achieved_by(self.device), self.device.memory_bytes_per_s
+        assert rate is not None
+        return achieved.floor_us + count_bytes / (rate * achieved.memory) * 1e6
 
     def _matmul(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
         m, k, n = (elements(shape, sizes) for shape in (rows, reduction, columns))
@@ -153,7 +223,7 @@ class OpCosts:
     def _cast_us(self, op: Op, sizes: Mapping[str, float]) -> float:
         """Duration of the casts of a product's parameters, or of their gradients."""
         count = elements(op.weight, sizes)
-        return self._moved(CAST_BYTES * count) if self._casts and count else 0.0
+        return self.moved_us(CAST_BYTES * count) if self._casts and count else 0.0
 
     def _convolution(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
         """An implicit matrix product for each group, which moves the input, the output and the weight once."""
@@ -178,7 +248,9 @@ class OpCosts:
         # What the start of a tile costs is time: fewer columns of a reduction where the units are slower.
         matrix_peak = self.device.peak_flops_per_s("bf16") or self.device.peak_flops_per_s("fp16") or peak
         start = achieved.reduction * min(peak / matrix_peak, 1.0)
-        implicit = self._convolution_share(achieved) if moved is not None and precision != "fp32" else 1.0
+        implicit = 1.0
+        if moved is not None and precision != "fp32":
+            implicit = achieved.convolution if self.kernels.searched_convolutions else CONVOLUTION_SHARE
         reached = achieved.fp32 if precision == "fp32" and achieved.fp32 and moved is None else achieved.matmul
         compute_us = math.inf
         narrow = batch * m * n < cores * WIDE_TILE
@@ -198,9 +270,6 @@ class OpCosts:
         power = achieved.blend
         return float(achieved.floor_us + (compute_us**power + memory_us**power) ** (1 / power))
 
-    def _convolution_share(self, achieved: Achieved) -> float:
-        return achieved.convolution if self.kernels.searched_convolutions else CONVOLUTION_SHARE
-
     def _matmul_peak(self, precision: str) -> float:
         """Peak of the units that multiply matrices, at the clock that the power limit leaves them."""
         achieved, peak = achieved_by(self.device), self.device.peak_flops_per_s(precision)
@@ -214,12 +283,21 @@ class OpCosts:
             return min(peak, self.device.power_w / (joules * 1e-12 * achieved.matmul))
         return peak * capped_clock(self.device)[0]
 
+    def _without_weights(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
+        """Duration of a pass of an op that is neither a matmul nor a convolution."""
+        if op.type is OpType.ATTENTION:
+            return self._attention(op, sizes, backward=backward)
+        if op.type is OpType.LOSS:
+            moved = self.kernels.loss_bytes()
+            return self.moved_us((moved.backward if backward else moved.forward) * elements(op.reads, sizes))
+        return self._memory_bound(op, sizes, backward=backward)
+
     def _memory_bound(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
         if op.moved_bytes is not None:
             kernels = op.kernels[backward]
             if not kernels:
                 return 0.0
-            return self._moved(elements(op.moved_bytes[backward], sizes)) + (kernels - 1) * achieved_by(self.device).floor_us
+            return self.moved_us(elements(op.moved_bytes[backward], sizes)) + (kernels - 1) * achieved_by(self.device).floor_us
         passes, achieved = self.kernels.passes(op, backward=backward), achieved_by(self.device)
         moved = passes.reads * elements(op.reads or op.output, sizes) + passes.output * elements(op.output, sizes)
         if self.precision in ("fp8", "fp4") and op.type in (OpType.DISPATCH, OpType.COMBINE) and "capacity" in op.dims:
@@ -229,12 +307,7 @@ class OpCosts:
             count_bytes *= WIDE_BYTES / HALF_BYTES
             if op.role is OpRole.NORM and not self.kernels.fused:  # what it gives is cast, and backward its gradient
                 count_bytes, kernels = count_bytes + CAST_BYTES * elements(op.output, sizes), kernels + 1
-        return self._moved(count_bytes) + (kernels - 1) * achieved.floor_us
-
-    def _loss(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
-        moved = self.kernels.loss_bytes()
-        count_bytes = moved.backward if backward else moved.forward
-        return self._moved(count_bytes * elements(op.reads, sizes))
+        return self.moved_us(count_bytes) + (kernels - 1) * achieved.floor_us
 
     def _attention(self, op: Op, sizes: Mapping[str, float], *, backward: bool) -> float:
         if self.kernels.stores_scores:
@@ -245,7 +318,7 @@ class OpCosts:
         peak = self.device.peak_flops_per_s(self.precision if self.precision not in ("fp8", "fp4") else "bf16")
         assert peak is not None
         compute_us = factor * op.forward_flops(sizes) / (peak * speed * capped_clock(self.device)[0]) * 1e6
-        memory_us = self._moved(factor * (elements(op.reads, sizes) + elements(op.output, sizes)) * self.bytes_per_element)
+        memory_us = self.moved_us(factor * (elements(op.reads, sizes) + elements(op.output, sizes)) * self.bytes_per_element)
         return max(compute_us, memory_us) + achieved.floor_us
 
     def _attention_share(self, achieved: Achieved) -> float:
@@ -259,14 +332,20 @@ class OpCosts:
         batch, queries, keys = sizes["batch"] * sizes["heads"], sizes["sequence"], sizes["keys"]
         passes, achieved = self.kernels.score_passes(backward=backward, wide=self._casts), achieved_by(self.device)
         total_us = passes.kernels * achieved.floor_us
-        total_us += self._moved(passes.passes * batch * queries * keys * self.bytes_per_element)
+        total_us += self.moved_us(passes.passes * batch * queries * keys * self.bytes_per_element)
         for width in (sizes["head_dim"], sizes["value_dim"]):
             total_us += self.matmul_us(queries, width, keys, batch)
             if backward:
                 total_us += self.matmul_us(keys, queries, width, batch)
         return total_us
 
-    def _moved(self, count_bytes: float) -> float:
-        achieved, rate = achieved_by(self.device), self.device.memory_bytes_per_s
-        assert rate is not None
-        return achieved.floor_us + count_bytes / (rate * achieved.memory) * 1e6
+
+@lru_cache(maxsize=1024)
+def expected_largest(count: int) -> float:
+    """Expected largest of so many standard normal values (Blom 1958)."""
+    return max(NormalDist().inv_cdf((count - 0.375) / (count + 0.25)), 0.0) if count > 1 else 0.0
+
+
+def slowest(devices: int) -> float:
+    """The time of the slowest of many equal GPUs, for which all others wait, over that of the usual one."""
+    return 1.0 + SPREAD * expected_largest(devices)

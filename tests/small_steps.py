@@ -53,9 +53,9 @@ def step(
         OpKind.COMM if op == "HorovodAllreduce" else OpKind.BACKWARD if name in backward else OpKind.FORWARD
         for name, op, _ in nodes
     ]
-    found = step_memory(graph, np.array(kinds, np.int64), [(start, start + 9)], gradients)
-    assert found is not None
-    return found
+    memory_use = step_memory(graph, np.array(kinds, np.int64), [(start, start + 9)], gradients)
+    assert memory_use is not None
+    return memory_use
 
 
 def floats(*shape: int) -> TensorType:

@@ -83,13 +83,13 @@ def circles(imports: list[Import]) -> list[set[str]]:
     for importer, imported, _ in imports:
         needs.setdefault(importer, set()).add(imported)
         needed_by.setdefault(imported, set()).add(importer)
-    found: list[set[str]] = []
+    collected: list[set[str]] = []
     for module in sorted(needs):
-        if not any(module in circle for circle in found):
+        if not any(module in circle for circle in collected):
             circle = reached(module, needs) & reached(module, needed_by)
             if len(circle) > 1:
-                found.append(circle)
-    return found
+                collected.append(circle)
+    return collected
 
 
 def reached(start: str, edges: Mapping[str, set[str]]) -> set[str]:
@@ -118,9 +118,9 @@ def upward(imports: list[Import], layers: list[set[str]], ignored: set[str]) -> 
 def contract() -> tuple[list[set[str]], set[str]]:
     """Layers from the highest to the ground floor, and what import-linter ignores as well."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
-    found = next(one for one in settings["contracts"] if one["type"] == "layers")
-    layers = [set(re.findall(r"[\w.]+", layer)) for layer in found["layers"]]  # "a | b": two on one layer
-    return [layers[0] | BESIDE_API, *layers[1:], GROUND], set(found.get("ignore_imports", ()))
+    layers_contract = next(one for one in settings["contracts"] if one["type"] == "layers")
+    layers = [set(re.findall(r"[\w.]+", layer)) for layer in layers_contract["layers"]]  # "a | b": two on one layer
+    return [layers[0] | BESIDE_API, *layers[1:], GROUND], set(layers_contract.get("ignore_imports", ()))
 
 
 def listed(imports: list[Import]) -> str:
@@ -180,9 +180,9 @@ def small(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_an_import_inside_a_function_is_seen(small: dict[str, Path]) -> None:
-    found = upward(imports_of(small), [{"p.high"}, {"p.low"}], set())
-    assert ("p.low.one", "p.high.top", 2) in found
-    assert {one.importer for one in found} == {"p.low.one"}
+    violations = upward(imports_of(small), [{"p.high"}, {"p.low"}], set())
+    assert ("p.low.one", "p.high.top", 2) in violations
+    assert {one.importer for one in violations} == {"p.low.one"}
 
 
 def test_a_package_is_loaded_with_what_is_in_it(small: dict[str, Path]) -> None:

@@ -52,8 +52,8 @@ def test_a_diagnosis_reports_the_load_of_the_servers_and_the_knobs_to_turn(trace
     assert [row["server"] for row in result["servers"]] == [0, 1]
     assert sum(row["bytes"] for row in result["servers"]) == sum(tensor.size_bytes for tensor in trace.tensors)
     assert sum(row["share_pct"] for row in result["servers"]) == pytest.approx(100)
-    asked = {row["what_if"] for row in result["gains"]}
-    assert {"servers=3", "partition_bytes=2048", "partition_bytes=32768"} <= asked
+    what_ifs = {row["what_if"] for row in result["gains"]}
+    assert {"servers=3", "partition_bytes=2048", "partition_bytes=32768"} <= what_ifs
     assert [row["gain_us"] for row in result["gains"]] == sorted((row["gain_us"] for row in result["gains"]), reverse=True)
     assert "what the servers sum" in capsys.readouterr().out
     assert {row["reason"] for row in result["critical_ops"]} <= {"start", "dependency", "device", "collective"}
@@ -69,8 +69,8 @@ def test_a_diagnosis_asks_for_other_hosts_of_servers_where_links_have_a_rate(tra
 def test_a_plan_says_what_its_options_say(trace, tmp_path):
     plan = tmp_path / "plan.json"
     plan.write_bytes(Plan.of(partition_bytes=4096, servers=1).to_json())
-    asked = replayed(trace, plan=Plan.load(plan))["predicted_iteration_us"]
-    assert asked == replayed(trace, changes=("partition_bytes=4096", "servers=1"))["predicted_iteration_us"]
+    predicted_us = replayed(trace, plan=Plan.load(plan))["predicted_iteration_us"]
+    assert predicted_us == replayed(trace, changes=("partition_bytes=4096", "servers=1"))["predicted_iteration_us"]
     assert replayed(trace, plan=Plan.load(plan))["measured_iteration_us"] is None
     plan.write_bytes(Plan.of(p3=True).to_json())
     with pytest.raises(InputError, match="plan: a job with BytePS has no p3; it knows partition_bytes, credit, servers"):

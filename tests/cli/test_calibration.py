@@ -22,10 +22,10 @@ def verb(*args: object, machine: Path | None = None) -> subprocess.CompletedProc
 
 
 def test_the_json_of_a_calibrated_replay_names_jobs_and_processors() -> None:
-    found = json.loads(verb("replay", *HOROVOD, "--json").stdout)["calibration"]
-    assert found["calibrated"] is True
-    assert found["widening"] == 1
-    assert "Horovod jobs on Gloo on CPU hosts (AMD EPYC)" in found["text"]
+    calibration = json.loads(verb("replay", *HOROVOD, "--json").stdout)["calibration"]
+    assert calibration["calibrated"] is True
+    assert calibration["widening"] == 1
+    assert "Horovod jobs on Gloo on CPU hosts (AMD EPYC)" in calibration["text"]
 
 
 def test_a_calibrated_replay_prints_no_line_about_it() -> None:

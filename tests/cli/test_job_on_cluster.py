@@ -21,16 +21,16 @@ DATA = Path(__file__).parents[1] / "data"
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("ddp") / "trace"
-    assemble_torch(DATA / "ddp_blocks").save(found)
-    return found
+    folder = tmp_path_factory.mktemp("ddp") / "trace"
+    assemble_torch(DATA / "ddp_blocks").save(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def run(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("runs") / "far"
-    verb("run", trace, "--cluster", "4xg4dn.8xlarge", "--set", "rate=1gbit", *SEARCH, "--out", found)
-    return found
+    folder = tmp_path_factory.mktemp("runs") / "far"
+    verb("run", trace, "--cluster", "4xg4dn.8xlarge", "--set", "rate=1gbit", *SEARCH, "--out", folder)
+    return folder
 
 
 SEARCH = ("--trials", 6, "--sampler", "mcmc")
@@ -132,8 +132,8 @@ def test_a_memory_limit_that_nothing_tells_about_there_is_refused(trace: Path, t
 
 
 def test_a_memory_limit_holds_on_other_links(trace: Path, tmp_path: Path) -> None:
-    found = verb("run", trace, "--set", "rate=1gbit", "--memory-limit", 1, *SEARCH, "--out", tmp_path / "run")
-    assert not found["feasible"]
+    result = verb("run", trace, "--set", "rate=1gbit", "--memory-limit", 1, *SEARCH, "--out", tmp_path / "run")
+    assert not result["feasible"]
 
 
 @pytest.mark.parametrize(("where", "worker_hosts"), [(("--set", "ranks=4"), (0, 1, 2, 3)), (("--cluster", "4xh100"), (0, 0, 0, 0))])

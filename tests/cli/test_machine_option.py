@@ -30,8 +30,8 @@ def test_a_replay_uses_the_constants_of_the_file(slow_cycles: Path) -> None:
 def test_a_search_and_its_workers_use_it_and_its_folder_names_it(slow_cycles: Path, tmp_path: Path) -> None:
     replayed = json.loads(dpro("replay", *HOROVOD, "--machine", slow_cycles, "--json").stdout)
     options = ("--trials", 8, "--workers", 2, "--quiet", "--json")
-    found = json.loads(dpro("run", *HOROVOD, "--machine", slow_cycles, *options, "--out", tmp_path / "run").stdout)
-    assert found["baseline_us"] == replayed["predicted_iteration_us"]
+    facts = json.loads(dpro("run", *HOROVOD, "--machine", slow_cycles, *options, "--out", tmp_path / "run").stdout)
+    assert facts["baseline_us"] == replayed["predicted_iteration_us"]
     assert "machine" in (tmp_path / "run" / "run.json").read_text()
 
 

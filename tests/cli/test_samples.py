@@ -93,8 +93,8 @@ def test_samples_are_listed_and_chosen_by_name(tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == [sample.name for sample in samples()]
     assert rows[0]["measured_speedup"] >= 1.2
     assert all(row["name"] in succeeds("samples") for row in rows)
-    found = json.loads(succeeds("run", "--sample", rows[1]["name"], "--trials", 2, "--json", cwd=tmp_path))
-    assert Path(found["run"]).name.startswith(rows[1]["name"])
+    facts = json.loads(succeeds("run", "--sample", rows[1]["name"], "--trials", 2, "--json", cwd=tmp_path))
+    assert Path(facts["run"]).name.startswith(rows[1]["name"])
 
 
 def test_an_unknown_sample_names_the_known_ones() -> None:
@@ -112,8 +112,8 @@ def test_every_verb_answers_about_the_gpu_sample(tmp_path: Path) -> None:
     diagnosed = json.loads(succeeds("diagnose", "--sample", GPU_SAMPLE, "--json"))
     assert replayed["measured_iteration_us"] == diagnosed["measured_iteration_us"] == pytest.approx(222_391, rel=1e-4)
     assert abs(replayed["error_pct"]) < 0.1
-    found = json.loads(succeeds("run", "--sample", GPU_SAMPLE, "--trials", 4, "--out", "run", "--json", cwd=tmp_path))
-    assert found["plans"][0]["predicted_iteration_us"] <= found["baseline_us"]
+    facts = json.loads(succeeds("run", "--sample", GPU_SAMPLE, "--trials", 4, "--out", "run", "--json", cwd=tmp_path))
+    assert facts["plans"][0]["predicted_iteration_us"] <= facts["baseline_us"]
     exported = json.loads(succeeds("export", "run", "--out", "plan", "--json", cwd=tmp_path))
     assert "ddp.py" in {Path(file).name for file in exported["files"]}
     succeeds("report", "--sample", GPU_SAMPLE, "--out", "sample.html", cwd=tmp_path)

@@ -41,10 +41,10 @@ def test_python_continues_what_the_command_line_began(job, measured, tmp_path):
     run = tmp_path / "run"
     succeeds("run", *OPTIONS, "--calibrate", measured, "--trials", 8, "--out", run)
     begun = (run / "trials.jsonl").read_bytes()
-    found = job.search(trials=12, out=run, calibrate=measured, **ASKED)
-    assert found.result.trials == 12
+    searched_run = job.search(trials=12, out=run, calibrate=measured, **ASKED)
+    assert searched_run.result.trials == 12
     assert (run / "trials.jsonl").read_bytes().startswith(begun)
-    assert found.result.plans[0].beats_recorded is not None
+    assert searched_run.result.plans[0].beats_recorded is not None
 
 
 @pytest.mark.parametrize("other", [{"with_": ()}, {"allow_lossy": False}, {"memory_limit_bytes": None}, {"calibrate": True}])

@@ -29,10 +29,10 @@ def validated(monkeypatch, tmp_path):
         on_run("recorded", StepTimes(iteration_us=times, compute_cpu_us=times, comm_cpu_us=times))
         on_run("plan 0", JobError(REASON))
         failed = FailedPlan(plan=Plan.of(cycle_time_us=1.0), predicted_us=1e5, reason=REASON, runs=1, measured_us=1.1e5)
-        found = Validation(
+        validation = Validation(
             baseline_us=2e5, baseline_predicted_us=2e5, baseline_error_pct=0, noise_pct=1, rounds=2, plans=(), failed=(failed,)
         )
-        return found, Calibration()
+        return validation, Calibration()
 
     monkeypatch.setattr("dpro_search.kinds._real_runs.validate_run", run)
     return tmp_path / "run"
@@ -40,10 +40,10 @@ def validated(monkeypatch, tmp_path):
 
 def test_a_failed_plan_is_printed_with_its_reason(validated, capsys):
     validate(validated)
-    told = capsys.readouterr()
-    assert "plan 0: failed: rank 1 ended with code 3: [rank1] \\u{1b}[2Jno memory\n" in told.err
-    assert "failed in run 2: rank 1 ended with code 3: [rank1] \\u{1b}[2Jno memory\n" in told.out
-    assert "110.0 ms" in told.out
+    printed = capsys.readouterr()
+    assert "plan 0: failed: rank 1 ended with code 3: [rank1] \\u{1b}[2Jno memory\n" in printed.err
+    assert "failed in run 2: rank 1 ended with code 3: [rank1] \\u{1b}[2Jno memory\n" in printed.out
+    assert "110.0 ms" in printed.out
 
 
 def test_a_machine_reads_it_under_failed(validated, capsys):
@@ -58,8 +58,8 @@ def test_shares_of_paced_steps_are_printed_beside_the_predicted_ones(validated, 
         for bubble in (0.4, 0.3)
     )
     us = {"baseline_us": 2e5, "baseline_predicted_us": 2e5, "baseline_error_pct": 0, "noise_pct": 1}
-    found = Validation(**us, rounds=2, plans=(), paced=True, baseline_split=ComparedSplit.of(measured, predicted))
-    monkeypatch.setattr("dpro_search.kinds._real_runs.validate_run", lambda *_, **__: (found, Calibration()))
+    validation = Validation(**us, rounds=2, plans=(), paced=True, baseline_split=ComparedSplit.of(measured, predicted))
+    monkeypatch.setattr("dpro_search.kinds._real_runs.validate_run", lambda *_, **__: (validation, Calibration()))
     validate(validated)
     assert "30.0% 40.0%" in capsys.readouterr().out
     validate(validated, as_json=True)
@@ -76,9 +76,11 @@ def test_an_interrupted_validation_says_in_which_run_and_what_is_kept(validated,
     (validated / "validation.json").write_text("{}")
     with pytest.raises(SystemExit, match="1"):
         main(["validate", str(validated), "--", "python", "train.py"])
-    told = capsys.readouterr().err
-    assert "run 2 of 8, plan 0" in told
-    assert "interrupted in run 2 of 8: the job was ended, and its measurements are not kept; validation.json of an earlier" in told
+    errors = capsys.readouterr().err
+    assert "run 2 of 8, plan 0" in errors
+    assert (
+        "interrupted in run 2 of 8: the job was ended, and its measurements are not kept; validation.json of an earlier" in errors
+    )
 
 
 def test_an_interrupted_validation_names_the_rounds_that_it_keeps(validated, monkeypatch, capsys):
@@ -90,6 +92,6 @@ def test_an_interrupted_validation_names_the_rounds_that_it_keeps(validated, mon
     monkeypatch.setattr("dpro_search.kinds._real_runs.validate_run", run)
     with pytest.raises(SystemExit, match="1"):
         main(["validate", str(validated), "--", "python", "train.py"])
-    told = " ".join(capsys.readouterr().err.split())
-    assert "counting 1 finished round of an interrupted call; remove" in told
-    assert "interrupted in run 1 of 4: the job was ended; 1 finished round kept: the same command continues" in told
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "counting 1 finished round of an interrupted call; remove" in errors
+    assert "interrupted in run 1 of 4: the job was ended; 1 finished round kept: the same command continues" in errors

@@ -20,15 +20,15 @@ DATA = Path(__file__).parents[1] / "data"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """What a verb can be given by mistake: a trace, a search, a plan, raw files, an empty folder."""
-    found = tmp_path_factory.mktemp("inputs")
-    shutil.copytree(horovod_trace_path(), found / "trace")
-    shutil.copytree(DATA / "ddp_mlp", found / "raw")
+    path = tmp_path_factory.mktemp("inputs")
+    shutil.copytree(horovod_trace_path(), path / "trace")
+    shutil.copytree(DATA / "ddp_mlp", path / "raw")
     meta = msgspec.structs.replace(sample().meta, machine="another")
-    replace(sample(), meta=meta).save(found / "other")
-    assemble_torch(DATA / "fsdp_mlp").save(found / "sharded")
-    dpro_search.load(found / "trace").search(trials=2, sampler="mcmc", out=found / "search")
-    (found / "empty").mkdir()
-    return found
+    replace(sample(), meta=meta).save(path / "other")
+    assemble_torch(DATA / "fsdp_mlp").save(path / "sharded")
+    dpro_search.load(path / "trace").search(trials=2, sampler="mcmc", out=path / "search")
+    (path / "empty").mkdir()
+    return path
 
 
 def line(capsys: pytest.CaptureFixture[str], *args: object) -> str:
@@ -36,8 +36,8 @@ def line(capsys: pytest.CaptureFixture[str], *args: object) -> str:
     with pytest.raises(SystemExit) as ended:
         main([str(arg) for arg in args])
     assert ended.value.code == 2
-    (found,) = capsys.readouterr().err.splitlines()
-    return found
+    (text,) = capsys.readouterr().err.splitlines()
+    return text
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ def test_hosts_multiply_ranks():
 
 
 def test_another_device_in_the_same_machine():
-    found = with_device(parse_cluster("2xmi300x-platform"), bundled.device("mi325x"))
-    assert found.groups[0].host.device.name == "AMD Instinct MI325X 256GB"
-    assert found.ranks == 16
+    changed_cluster = with_device(parse_cluster("2xmi300x-platform"), bundled.device("mi325x"))
+    assert changed_cluster.groups[0].host.device.name == "AMD Instinct MI325X 256GB"
+    assert changed_cluster.ranks == 16
 
 
 def test_no_devices_are_one_line():

@@ -10,7 +10,7 @@ def damaged_copies(whole: bytes, *, largest: int = 255) -> st.SearchStrategy[byt
 
 
 def _with(whole: bytes, flips: list[tuple[int, int]]) -> bytes:
-    found = bytearray(whole)
+    changed_copy = bytearray(whole)
     for position, value in flips:
-        found[position] = value
-    return bytes(found)
+        changed_copy[position] = value
+    return bytes(changed_copy)

@@ -95,9 +95,9 @@ def _many_bytes(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def _bytes(data: bytes, rng: np.random.Generator, count: int) -> bytes:
-    found = np.frombuffer(data, np.uint8).copy()
-    found[rng.integers(0, len(found), count)] = rng.integers(0, 256, count)
-    return found.tobytes()
+    changed_copy = np.frombuffer(data, np.uint8).copy()
+    changed_copy[rng.integers(0, len(changed_copy), count)] = rng.integers(0, 256, count)
+    return changed_copy.tobytes()
 
 
 def _mark(data: bytes, rng: np.random.Generator) -> bytes:
@@ -228,11 +228,11 @@ class ImporterConformance:
     def check_damaged(self, paths: list[Path], ranks: int, folder: Path) -> None:
         """Any other exception than the project's own is a failure, as is a silently smaller job and work without end."""
         begun_s = time.process_time()
-        found = read_or_one_line(self.importer, sorted(paths))
-        if isinstance(found, Trace):
-            told = bool(found.meta.warnings or loss_warnings(found.meta.dropped))
-            assert found.meta.ranks >= ranks or told or not self.ranks_are_seen
-            found.save(folder)
+        outcome = read_or_one_line(self.importer, sorted(paths))
+        if isinstance(outcome, Trace):
+            is_said = bool(outcome.meta.warnings or loss_warnings(outcome.meta.dropped))
+            assert outcome.meta.ranks >= ranks or is_said or not self.ranks_are_seen
+            outcome.save(folder)
             Trace.load(folder)
             shutil.rmtree(folder)
         assert time.process_time() - begun_s < MOST_CPU_S

@@ -110,9 +110,11 @@ def collective_job(rank: int, *, late_us: float = 0.0, shift_us: float = 0.0, pa
 
 def needs(trace: Trace, kind: DependencyKind) -> set[tuple[str, str]]:
     """Names of source and target."""
-    found = trace.dependencies
+    dependencies = trace.dependencies
     name = [trace.names[i] for i in trace.events.name.tolist()]
-    return {(name[s], name[t]) for s, t, k in zip(found.source, found.target, found.kind, strict=True) if k == kind}
+    return {
+        (name[s], name[t]) for s, t, k in zip(dependencies.source, dependencies.target, dependencies.kind, strict=True) if k == kind
+    }
 
 
 def one(trace: Trace, name: str) -> int:

@@ -63,9 +63,9 @@ def combine(memory: HostMemory, rank: int, stage, got) -> None:
 @given(algorithm=st.sampled_from(ALGORITHMS), hosts=layouts, count=st.integers(0, 40), seed=st.integers(0, 99))
 def test_every_rank_gets_the_sum_and_the_same_bits(algorithm, hosts, count, seed):
     rows = np.random.default_rng(seed).normal(size=(sum(map(len, hosts)), count)).astype(np.float32)
-    found = summed(algorithm, hosts, rows)
-    np.testing.assert_allclose(found[0], rows.astype(np.float64).sum(axis=0), rtol=1e-5, atol=1e-5)
-    assert (found == found[0]).all()
+    total = summed(algorithm, hosts, rows)
+    np.testing.assert_allclose(total[0], rows.astype(np.float64).sum(axis=0), rtol=1e-5, atol=1e-5)
+    assert (total == total[0]).all()
 
 
 @settings(max_examples=30, deadline=None)

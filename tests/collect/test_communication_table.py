@@ -36,9 +36,9 @@ def written(path, rows=ROWS):
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
 def test_rows_come_back(tmp_path, name):
-    found = read_comm_table(written(tmp_path / name))
-    assert found.header == HEADER
-    assert set(found.rows) == set(ROWS)
+    comm_table = read_comm_table(written(tmp_path / name))
+    assert comm_table.header == HEADER
+    assert set(comm_table.rows) == set(ROWS)
     assert is_comm_table(tmp_path / name)
 
 
@@ -68,8 +68,8 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
 def test_damaged_lines_are_counted(tmp_path):
     path = written(tmp_path / "t")
     path.write_bytes(path.read_bytes().replace(b'"rounds_us":[10.0,12.0]', b'"rounds_us":[-1.0]', 1))
-    found = read_comm_table(path)
-    assert (len(found.rows), found.dropped) == (2, {"not a row": 1})
+    comm_table = read_comm_table(path)
+    assert (len(comm_table.rows), comm_table.dropped) == (2, {"not a row": 1})
 
 
 def test_other_files_are_no_such_table(tmp_path):

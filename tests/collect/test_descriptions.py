@@ -30,8 +30,8 @@ def roles(trace: Trace, *kinds: EventKind) -> Counter:
 class TestKineto:
     def test_the_call_of_the_library_distinguishes_an_all_to_all_from_a_message(self):
         # The kernels are named SendRecv; the spans around their launches are named nccl:all_to_all.
-        found = counted(shared_trace("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)
-        assert Counter(kind for kind, _ in found.elements()) == {"ALL_TO_ALL": 40, "ALL_REDUCE": 24}
+        counts = counted(shared_trace("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)
+        assert Counter(kind for kind, _ in counts.elements()) == {"ALL_TO_ALL": 40, "ALL_REDUCE": 24}
 
     def test_element_types_of_collectives_without_sizes_are_those_of_the_inputs(self):
         assert {dtype for _, dtype in counted(shared_trace("kineto_dlrm_8ranks"), EventKind.COLLECTIVE)} == {
@@ -128,8 +128,8 @@ class TestOtherImports:
         assert (trace.events.group[messages] == -1).all()
 
     def test_chakra_numbers_its_collectives(self):
-        found = counted(shared_trace("other_formats/chakra.0.et.gz"), EventKind.COLLECTIVE)
-        assert found == {("ALL_REDUCE", ""): 5, ("BROADCAST", ""): 2}
+        counts = counted(shared_trace("other_formats/chakra.0.et.gz"), EventKind.COLLECTIVE)
+        assert counts == {("ALL_REDUCE", ""): 5, ("BROADCAST", ""): 2}
 
     def test_a_profile_without_collectives_has_none(self):
         trace = shared_trace("other_formats/jax_conv_8xMI300X.xplane.pb")
@@ -137,8 +137,8 @@ class TestOtherImports:
 
     def test_a_horovod_timeline_is_of_all_reduces(self):
         trace = shared_trace("tensorflow_horovod_2/rank0.horovod_timeline.json.gz")
-        found = counted(trace, *(kind for kind in EventKind if kind not in (EventKind.CYCLE, EventKind.OP)))
-        assert set(found) == {("ALL_REDUCE", "float32")}
+        counts = counted(trace, *(kind for kind in EventKind if kind not in (EventKind.CYCLE, EventKind.OP)))
+        assert set(counts) == {("ALL_REDUCE", "float32")}
         assert trace.groups == ()  # rank 0 wrote it: which ranks took part is not known
 
     def test_graphs_of_horovod_tell_operations_types_and_ranks(self):
@@ -147,9 +147,9 @@ class TestOtherImports:
         assert trace.groups == (ProcessGroup(ranks=(0, 1), size=2),)
 
     def test_byteps_pushes_and_pulls(self):
-        found = counted(shared_trace("byteps_mxnet_2x2"), EventKind.COLLECTIVE)
-        assert found[("PUSH", "")] == found[("PULL", "")] > 0
-        assert found.total() == 2 * found[("PUSH", "")]
+        counts = counted(shared_trace("byteps_mxnet_2x2"), EventKind.COLLECTIVE)
+        assert counts[("PUSH", "")] == counts[("PULL", "")] > 0
+        assert counts.total() == 2 * counts[("PUSH", "")]
 
     def test_a_store_of_mxnet_has_pushes_pulls_passes_and_updates(self):
         files = ("worker0.json.gz", "worker1.json.gz", "server0.json.gz", "symbol.json")
@@ -176,8 +176,8 @@ class TestRecordings:
     def test_fsdp_gathers_before_both_passes_and_scatters_gradients(self):
         trace = trace_of("fsdp_mlp")
         events = trace.events.select(trace.events.kind == EventKind.COLLECTIVE)
-        found = Counter(zip(events.collective_kind.tolist(), events.role.tolist(), strict=True))
-        assert set(found) == {
+        counts = Counter(zip(events.collective_kind.tolist(), events.role.tolist(), strict=True))
+        assert set(counts) == {
             (CollectiveKind.ALL_GATHER, Role.FORWARD),
             (CollectiveKind.ALL_GATHER, Role.BACKWARD),
             (CollectiveKind.REDUCE_SCATTER, Role.BACKWARD),

@@ -25,10 +25,10 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_another_uses
     stranger.mkdir()
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as holder:
         used = tmp_path / holder.stdout.readline().strip()
-        with scratch_folder("test") as mine:
-            assert set(tmp_path.iterdir()) == {used, mine, stranger}
+        with scratch_folder("test") as scratch:
+            assert set(tmp_path.iterdir()) == {used, scratch, stranger}
         holder.send_signal(signal.SIGKILL)
         holder.wait()
     assert used.is_dir()
-    with scratch_folder("test") as mine:
-        assert set(tmp_path.iterdir()) == {mine, stranger}
+    with scratch_folder("test") as scratch:
+        assert set(tmp_path.iterdir()) == {scratch, stranger}

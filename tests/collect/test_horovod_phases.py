@@ -20,9 +20,11 @@ def job(**knobs: str) -> HorovodJobFile:
 
 
 def test_tensors_of_one_op_are_an_exact_group_where_groups_may_not_be_fused():
-    found = settings_with_groups(job(HOROVOD_DISABLE_GROUP_FUSION="1"), tensors(a="one", b="two", c="one", d="two", e="alone"))
-    assert found.groups == (("a", "c"), ("b", "d"))
-    assert (found.fusion_threshold_bytes, found.cycle_time_us) == (2**27, 1000.0)
+    tensor_groups = settings_with_groups(
+        job(HOROVOD_DISABLE_GROUP_FUSION="1"), tensors(a="one", b="two", c="one", d="two", e="alone")
+    )
+    assert tensor_groups.groups == (("a", "c"), ("b", "d"))
+    assert (tensor_groups.fusion_threshold_bytes, tensor_groups.cycle_time_us) == (2**27, 1000.0)
 
 
 @pytest.mark.parametrize("knobs", [{}, {"HOROVOD_CONTROLLER": "gloo"}])

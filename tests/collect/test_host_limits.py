@@ -13,9 +13,9 @@ from tests.every_case import every_case
 
 
 def test_quotas_and_changes_are_read_as_they_are_written():
-    found = HostLimits.parse("1, 0.25", ["90s:h1.rate=50mbit", "500ms:h0.cpus=0.5", "2s:h1.rate=unlimited"])
-    assert found.cpus == (1.0, 0.25)
-    assert found.changes == (
+    limits = HostLimits.parse("1, 0.25", ["90s:h1.rate=50mbit", "500ms:h0.cpus=0.5", "2s:h1.rate=unlimited"])
+    assert limits.cpus == (1.0, 0.25)
+    assert limits.changes == (
         CpusChange(after_s=0.5, host=0, cpus=0.5),
         RateChange(after_s=2.0, host=1, rate_bps=None),
         RateChange(after_s=90.0, host=1, rate_bps=5e7),
@@ -57,12 +57,12 @@ def test_the_controller_of_version_1_is_the_one_with_cpu():
 def test_the_controller_of_version_2_is_told_a_quota_and_a_period(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io\n")
     (tmp_path / "cgroup.subtree_control").write_text("")
-    found = Controller.of(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n")
-    assert found == Controller(folder=tmp_path, unified=True)
-    group = found.make("dps1h0")
+    controller = Controller.of(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n")
+    assert controller == Controller(folder=tmp_path, unified=True)
+    group = controller.make("dps1h0")
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
     for cpus, told in ((0.25, "2500 10000"), (3.0, "30000 10000"), (0.05, "1000 20000")):
-        found.limit(group, cpus)
+        controller.limit(group, cpus)
         assert (group / "cpu.max").read_text() == told
 
 

@@ -179,8 +179,8 @@ def test_each_kind_of_job_has_one_launcher():
 
 
 def test_help_names_what_can_be_recorded():
-    told = succeeds("collect", "--help")
-    assert all(launcher.framework in told and launcher.comm in told for launcher in launchers())
+    text = succeeds("collect", "--help")
+    assert all(launcher.framework in text and launcher.comm in text for launcher in launchers())
 
 
 def test_a_combination_that_cannot_be_recorded_names_those_that_can():

@@ -83,9 +83,9 @@ def test_operators_of_shortcuts_are_known_by_their_node(trace):
 
 def test_steps_do_not_overlap_on_a_rank(trace):
     for rank in (0, 1):
-        mine = trace.steps.select((trace.steps.rank == rank) & trace.steps.traced)
-        assert (np.diff(mine.start_us) > 0).all()
-        assert (mine.end_us > mine.start_us).all()
+        rank_steps = trace.steps.select((trace.steps.rank == rank) & trace.steps.traced)
+        assert (np.diff(rank_steps.start_us) > 0).all()
+        assert (rank_steps.end_us > rank_steps.start_us).all()
 
 
 def test_it_can_be_built_and_replayed(trace):

@@ -107,19 +107,23 @@ def test_without_logs_a_partition_goes_through_its_stages_on_every_worker(tmp_pa
 
 def test_steps_are_the_repetition_of_tensors(tmp_path):
     trace = byteps_trace.read(job(tmp_path, with_logs=False))
-    mine = trace.steps.select(trace.steps.rank == 0)
-    assert (mine.index.tolist(), mine.start_us.tolist(), mine.end_us.tolist()) == ([0, 1], [0, STEP_US], [430, STEP_US + 430])
+    rank_steps = trace.steps.select(trace.steps.rank == 0)
+    assert (rank_steps.index.tolist(), rank_steps.start_us.tolist(), rank_steps.end_us.tolist()) == (
+        [0, 1],
+        [0, STEP_US],
+        [430, STEP_US + 430],
+    )
 
 
 def test_a_partition_is_back_only_after_every_worker_pushed_it(tmp_path):
     trace = byteps_trace.read(job(tmp_path, with_logs=False))
     events, needs = trace.events, trace.dependencies
     across = events.rank[needs.source] != events.rank[needs.target]
-    found = {
+    pairs = {
         (trace.names[events.name[s]].split()[1], trace.names[events.name[t]].split()[1])
         for s, t in zip(needs.source[across], needs.target[across], strict=True)
     }
-    assert found == {("PUSH", "COPYH2D")}
+    assert pairs == {("PUSH", "COPYH2D")}
 
 
 def test_message_logs_separate_the_wire_from_the_server(tmp_path):
@@ -161,8 +165,8 @@ def test_a_workers_clock_is_kept_while_nothing_contradicts_it_and_found_otherwis
     assert kept.meta.clock.offset_us == (0, 0)
     ahead = 11_500_000
     files = [comm_file(tmp_path / "0.json", steps=12), comm_file(tmp_path / "1.json", steps=12, late_us=40, clock_us=ahead)]
-    found = byteps_trace.read(files).meta.clock
-    assert found.offset_us[1] == pytest.approx(ahead, abs=found.residual_us[1] + 1)
+    clock = byteps_trace.read(files).meta.clock
+    assert clock.offset_us[1] == pytest.approx(ahead, abs=clock.residual_us[1] + 1)
 
 
 def test_gradients_get_their_parameters_names_from_a_list(tmp_path):
@@ -199,8 +203,8 @@ def mxnet_profile(path: Path, *, steps: int = 2, late_us: int = 0) -> Path:
 def test_mxnets_profiles_add_the_computation_and_whole_steps(tmp_path):
     profiles = [mxnet_profile(tmp_path / "m1.json", late_us=40), mxnet_profile(tmp_path / "m0.json")]
     trace = byteps_trace.read([*job(tmp_path, with_logs=False), *profiles])
-    mine = trace.steps.select(trace.steps.rank == 0)
-    assert (mine.end_us - mine.start_us).tolist() == [1100, 1100]
+    rank_steps = trace.steps.select(trace.steps.rank == 0)
+    assert (rank_steps.end_us - rank_steps.start_us).tolist() == [1100, 1100]
     names = [trace.names[i] for i in trace.events.name]
     needs = {(names[s], names[t]) for s, t in zip(trace.dependencies.source, trace.dependencies.target, strict=True)}
     assert {("_backward_FullyConnected", "byteps.gradient_1"), ("byteps.gradient_1", "sgd_update")} <= needs

@@ -21,11 +21,11 @@ COMP, COLL = 4, 7
 def message(schema: str, **fields: Any) -> bytes:
     """One message after its length."""
     attributes = fields.pop("attr", {})
-    found = MESSAGES[schema](**fields)
+    content = MESSAGES[schema](**fields)
     for key, value in attributes.items():
         field = "bool_val" if isinstance(value, bool) else "int64_val" if isinstance(value, int) else "string_val"
-        found.attr.add(name=key, **{field: value})
-    data = found.SerializeToString()
+        content.attr.add(name=key, **{field: value})
+    data = content.SerializeToString()
     length, prefix = len(data), b""
     while length >= 0x80:
         prefix += bytes([length & 0x7F | 0x80])
@@ -111,10 +111,10 @@ def test_data_dependencies_and_the_launching_call(tmp_path):
     trace = chakra.read([written(tmp_path / "a.et", nodes())])
     names = [trace.names[i] for i in trace.events.name]
     needs = trace.dependencies
-    found = {(names[s], names[t], DependencyKind(k)) for s, t, k in zip(needs.source, needs.target, needs.kind, strict=True)}
-    assert ("aten::mm", "sgemm", DependencyKind.LAUNCH) in found
-    assert ("sgemm", "ncclKernel_AllReduce", DependencyKind.DATA) in found
-    assert len(found) == 7
+    pairs = {(names[s], names[t], DependencyKind(k)) for s, t, k in zip(needs.source, needs.target, needs.kind, strict=True)}
+    assert ("aten::mm", "sgemm", DependencyKind.LAUNCH) in pairs
+    assert ("sgemm", "ncclKernel_AllReduce", DependencyKind.DATA) in pairs
+    assert len(pairs) == 7
 
 
 def test_collectives_are_matched_across_ranks_in_order(tmp_path):
@@ -198,6 +198,6 @@ def test_a_real_trace_is_read_whole():
     assert (events.start_us[needs.target] >= events.end_us[needs.source])[data].all()
     assert (events.start_us[needs.target] >= events.start_us[needs.source]).all()
     for stream in np.unique(events.stream):  # a stream runs one thing at a time
-        mine = events.select(events.stream == stream)
-        order = np.argsort(mine.start_us, kind="stable")
-        assert (mine.start_us[order][1:] >= mine.end_us[order][:-1]).all()
+        selected = events.select(events.stream == stream)
+        order = np.argsort(selected.start_us, kind="stable")
+        assert (selected.start_us[order][1:] >= selected.end_us[order][:-1]).all()

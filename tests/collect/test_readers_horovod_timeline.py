@@ -119,9 +119,9 @@ def test_times_are_relative_to_the_start_of_the_recording(timeline):
 
 @pytest.mark.parametrize("tail", ["", ",", ",\n", ",\n]", "\n]\n"])
 def test_the_end_of_a_killed_jobs_file_may_be_missing(tmp_path, timeline, tail):
-    found = read_horovod_timeline(written_timeline(tmp_path / "killed.json", tail=tail))
-    assert rows(found) == rows(timeline)
-    assert not found.truncated
+    read_timeline = read_horovod_timeline(written_timeline(tmp_path / "killed.json", tail=tail))
+    assert rows(read_timeline) == rows(timeline)
+    assert not read_timeline.truncated
 
 
 def test_phases_that_were_not_ended_are_counted(tmp_path):
@@ -139,9 +139,9 @@ def test_other_operations_are_skipped_and_counted(tmp_path):
             {"ph": "E", "ts": 9003, "pid": 1},
         )
     )
-    found = read_horovod_timeline(written_timeline(tmp_path / "t.json", tail=tail))
-    assert found.skipped == {"BROADCAST": 1, "MEMCPY_IN_FUSION_BUFFER": 1}
-    assert found.end_us.max() < 9000
+    read_timeline = read_horovod_timeline(written_timeline(tmp_path / "t.json", tail=tail))
+    assert read_timeline.skipped == {"BROADCAST": 1, "MEMCPY_IN_FUSION_BUFFER": 1}
+    assert read_timeline.end_us.max() < 9000
 
 
 @every_case("content", ["", "{}", "[", "[]", "hello", '{"traceEvents": []}', '[{"ph": "X", "ts": 1, "name": "op"}]'])
@@ -159,17 +159,17 @@ def test_a_damaged_record_costs_its_tensors_spans_at_that_time(tmp_path, timelin
         return
     lines[line % len(lines)] = lines[line % len(lines)].replace('"ts"', "ts")
     path.write_text("\n".join(lines))
-    found = read_horovod_timeline(path)
-    assert found.dropped[f"damaged records of {tmp_path.name}/t.json"] == 1
-    assert len(rows(timeline)) - len(rows(found)) <= 6
-    assert not found.truncated
+    read_timeline = read_horovod_timeline(path)
+    assert read_timeline.dropped[f"damaged records of {tmp_path.name}/t.json"] == 1
+    assert len(rows(timeline)) - len(rows(read_timeline)) <= 6
+    assert not read_timeline.truncated
 
 
 def test_an_end_without_a_beginning_is_counted(tmp_path, timeline):
     path = written_timeline(tmp_path / "t.json", tail=',{"ph": "E", "ts": 7, "pid": 3}]')
-    found = read_horovod_timeline(path)
-    assert rows(found) == rows(timeline)
-    assert found.dropped == {f"spans that a lost record leaves open in {tmp_path.name}/t.json": 1}
+    read_timeline = read_horovod_timeline(path)
+    assert rows(read_timeline) == rows(timeline)
+    assert read_timeline.dropped == {f"spans that a lost record leaves open in {tmp_path.name}/t.json": 1}
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -185,9 +185,9 @@ def check_cut(path: Path, whole: HorovodTimeline, data: bytes, complete: int | N
     except TraceFormatError:
         assert not complete
         return
-    found = rows(cut)
-    assert found == rows(whole)[: len(found)]
-    assert complete is None or len(found) == complete
+    remaining = rows(cut)
+    assert remaining == rows(whole)[: len(remaining)]
+    assert complete is None or len(remaining) == complete
 
 
 @given(where=st.floats(min_value=0, max_value=1))
@@ -225,20 +225,20 @@ def test_a_recorded_file_cut_at_any_byte_gives_its_beginning(tmp_path, where, co
 @recorded
 @pytest.mark.parametrize("setting", ["default", "fusion0", "fusion1MB", "cycle50", "groups4_nofuse"])
 def test_recorded_phases_of_a_tensor_follow_each_other(setting):
-    found = _recorded(setting)
-    assert len(found.tensors) == 40
-    assert (found.phase == TimelinePhase.NEGOTIATE).sum() == STEPS * 40
-    assert (found.end_us >= found.start_us).all()
+    read_timeline = _recorded(setting)
+    assert len(read_timeline.tensors) == 40
+    assert (read_timeline.phase == TimelinePhase.NEGOTIATE).sum() == STEPS * 40
+    assert (read_timeline.end_us >= read_timeline.start_us).all()
     for tensor in range(40):
-        of_tensor = (found.tensor == tensor) & (found.phase != TimelinePhase.WHOLE)
-        assert (np.diff(found.start_us[of_tensor]) >= 0).all()
+        of_tensor = (read_timeline.tensor == tensor) & (read_timeline.phase != TimelinePhase.WHOLE)
+        assert (np.diff(read_timeline.start_us[of_tensor]) >= 0).all()
 
 
 @recorded
 def test_without_fusion_every_collective_has_one_tensor():
-    found = _recorded("fusion0")
-    assert {len(collective) for collective in transfers(found)} == {1}
-    assert not np.isin(found.phase, (TimelinePhase.MEMCPY_IN, TimelinePhase.MEMCPY_OUT)).any()
+    read_timeline = _recorded("fusion0")
+    assert {len(collective) for collective in transfers(read_timeline)} == {1}
+    assert not np.isin(read_timeline.phase, (TimelinePhase.MEMCPY_IN, TimelinePhase.MEMCPY_OUT)).any()
 
 
 @recorded
@@ -251,16 +251,22 @@ def test_four_groups_are_four_collectives_a_step():
 @recorded
 @pytest.mark.parametrize(("setting", "threshold"), [("fusion1MB", 2**20), ("default", 128 * 2**20)])
 def test_a_fused_collective_stays_within_the_threshold(setting, threshold):
-    found = _recorded(setting)
-    assert max(int(found.size_bytes[collective].sum()) for collective in transfers(found)) <= threshold
+    read_timeline = _recorded(setting)
+    assert max(int(read_timeline.size_bytes[collective].sum()) for collective in transfers(read_timeline)) <= threshold
 
 
 @recorded
 @pytest.mark.parametrize("setting", ["default", "fusion1MB", "cycle50", "groups4_nofuse"])
 def test_collectives_run_one_at_a_time_and_their_transfers_overlap(setting):
-    found = _recorded(setting)
+    read_timeline = _recorded(setting)
     spans = [
-        (found.start_us[c].min(), found.start_us[c].max(), found.end_us[c].min(), found.end_us[c].max()) for c in transfers(found)
+        (
+            read_timeline.start_us[c].min(),
+            read_timeline.start_us[c].max(),
+            read_timeline.end_us[c].min(),
+            read_timeline.end_us[c].max(),
+        )
+        for c in transfers(read_timeline)
     ]
     assert all(last_start <= first_end for _, last_start, first_end, _ in spans)
     assert all(last_end <= start for (*_, last_end), (start, *_) in itertools.pairwise(spans))

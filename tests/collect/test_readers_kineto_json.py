@@ -126,9 +126,9 @@ def test_a_long_text_that_is_no_list_of_records_is_given_up(tmp_path, monkeypatc
 
 def records_lost(path: Path, data: bytes, whole: int) -> int:
     path.write_bytes(data)
-    found = read_kineto_file(path)
-    lost = whole - len(found)
-    counted = sum(number for reason, number in found.dropped.items() if reason != "device copies of annotations")
+    kineto_file = read_kineto_file(path)
+    lost = whole - len(kineto_file)
+    counted = sum(number for reason, number in kineto_file.dropped.items() if reason != "device copies of annotations")
     assert counted >= lost
     return lost
 
@@ -161,9 +161,9 @@ def test_a_block_of_zeros_that_joins_two_records_is_told(tmp_path):
     times = [match.start() for match in re.finditer(b'"ts"', data)]
     first, last = times[len(times) // 2], times[len(times) // 2 + 4]
     path.write_bytes(data[:first] + bytes(last - first) + data[last:])
-    found = read_kineto_file(path)
-    assert whole - 5 <= len(found) < whole
-    assert any("damaged" in reason for reason in found.dropped)
+    kineto_file = read_kineto_file(path)
+    assert whole - 5 <= len(kineto_file) < whole
+    assert any("damaged" in reason for reason in kineto_file.dropped)
 
 
 def test_a_damaged_name_of_the_list_costs_the_fields_beside_it_only(tmp_path):
@@ -178,9 +178,9 @@ def test_a_wrong_byte_in_a_compressed_file_keeps_what_came_before_and_estimates_
     data = path.read_bytes()
     first, second = gzip.compress(data[: len(data) // 2]), gzip.compress(data[len(data) // 2 :])
     path.write_bytes(first + second[:10] + b"\x07" + second[11:])  # no such type of block
-    found = read_kineto_file(path)
-    estimated = found.dropped[f"records after the damage of {tmp_path.name}/trace.json (estimated)"]
-    assert len(found) == pytest.approx(whole / 2, rel=0.1)
+    kineto_file = read_kineto_file(path)
+    estimated = kineto_file.dropped[f"records after the damage of {tmp_path.name}/trace.json (estimated)"]
+    assert len(kineto_file) == pytest.approx(whole / 2, rel=0.1)
     assert estimated == pytest.approx(whole * 6 / 5 / 2, rel=0.2)  # of all records, of which 5 of 6 are spans that are used
 
 

@@ -89,15 +89,15 @@ def test_frames_of_the_users_own_files_are_kept(name, expected):
 def test_recorded_modules_of_a_model(tmp_path):
     """Each of both blocks has the same ops, forward and backward."""
     trace = read([RECORDED])
-    found = Counter(origin(trace, event)[1:] for event in range(len(trace.events)) if trace.events.kind[event] == EventKind.OP)
-    assert {module for module, _ in found} - {""} == {
+    counts = Counter(origin(trace, event)[1:] for event in range(len(trace.events)) if trace.events.kind[event] == EventKind.OP)
+    assert {module for module, _ in counts} - {""} == {
         "Net_0", "Net_0.Linear_0",
         *(f"Net_0.Block_{i}{inner}" for i in (0, 1) for inner in ("", f".Conv2d_{i}", f".BatchNorm2d_{i}")),
     }  # fmt: skip
     backward = trace.names.index("ConvolutionBackward0")
     modules = Counter(origin(trace, event)[1] for event in np.flatnonzero(trace.events.name == backward).tolist())
     assert modules == {"Net_0.Block_0.Conv2d_0": 2, "Net_0.Block_1.Conv2d_1": 2}
-    assert {source for _, source in found} == {"", "rec.py(14): forward", "rec.py(24): forward", "rec.py(38): <module>"}
+    assert {source for _, source in counts} == {"", "rec.py(14): forward", "rec.py(24): forward", "rec.py(38): <module>"}
     trace.save(tmp_path / "T")
     again = Trace.load(tmp_path / "T")
     np.testing.assert_array_equal(again.events.module, trace.events.module)

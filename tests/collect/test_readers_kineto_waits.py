@@ -143,9 +143,11 @@ def test_a_launch_into_a_full_queue_waits_for_the_device(tmp_path, before):
         profile.kernel("filler", START + 20_000 + 100 * i, 100, launched=launched, call_us=1)
     profile.kernel("blocked", START + 20_000 + 102_300, 10, launched=START + 10_000, call_us=10_103)
     trace = read([profile.write(tmp_path / "trace.json")])
-    found = trace.dependencies
-    waits = found.kind == DependencyKind.SYNC
-    assert trace.events.end_us[found.source[waits]] - trace.events.start_us[one(trace, "blocked")] == pytest.approx([-102_200])
+    dependencies = trace.dependencies
+    waits = dependencies.kind == DependencyKind.SYNC
+    assert trace.events.end_us[dependencies.source[waits]] - trace.events.start_us[one(trace, "blocked")] == pytest.approx(
+        [-102_200]
+    )
 
 
 def test_the_backward_thread_is_started_and_awaited_by_the_main_thread(tmp_path):

@@ -36,9 +36,9 @@ def branched(path: Path) -> Path:
 
 
 def symbol(path: Path) -> Symbol:
-    found = read_symbol(path)
-    assert found is not None
-    return found
+    symbol_graph = read_symbol(path)
+    assert symbol_graph is not None
+    return symbol_graph
 
 
 def spans(*ops: tuple[str, float, float]) -> list[Span]:
@@ -85,21 +85,21 @@ class TestMXNet(ImporterConformance):
 class TestMatching:
     def test_a_chain_is_matched_in_order(self, tmp_path):
         graph = symbol(layered(tmp_path / "s.json"))
-        found = match_forward(graph, spans(("FullyConnected", 0, 1), ("FullyConnected", 1, 2), ("softmax", 2, 3)))
-        assert matched(graph, found) == ["a_fwd", "b_fwd", ""]
+        matches = match_forward(graph, spans(("FullyConnected", 0, 1), ("FullyConnected", 1, 2), ("softmax", 2, 3)))
+        assert matched(graph, matches) == ["a_fwd", "b_fwd", ""]
 
     def test_of_operators_whose_inputs_are_there_the_first_in_the_graph_runs(self, tmp_path):
         graph = symbol(branched(tmp_path / "s.json"))
-        found = match_forward(graph, spans(*(("Convolution", t, t + 1) for t in (0, 1, 2, 3)), ("elemwise_add", 4, 5)))
-        assert matched(graph, found) == ["stem", "body1", "body2", "shortcut", "sum"]
+        matches = match_forward(graph, spans(*(("Convolution", t, t + 1) for t in (0, 1, 2, 3)), ("elemwise_add", 4, 5)))
+        assert matched(graph, matches) == ["stem", "body1", "body2", "shortcut", "sum"]
 
     def test_a_shortcut_is_told_from_the_body_by_what_has_ended(self, tmp_path):
         graph = symbol(branched(tmp_path / "s.json"))
         # Two threads: body1 runs until 9, so what starts at 2 can only be the shortcut, and at 9 body2.
-        found = match_forward(
+        matches = match_forward(
             graph, spans(("Convolution", 0, 1), ("Convolution", 1, 9), ("Convolution", 2, 3), ("Convolution", 9, 10))
         )
-        assert matched(graph, found) == ["stem", "body1", "shortcut", "body2"]
+        assert matched(graph, matches) == ["stem", "body1", "shortcut", "body2"]
 
     def test_parallel_branches_go_in_the_order_of_the_graph(self, tmp_path):
         graph = symbol(branched(tmp_path / "s.json"))
@@ -113,8 +113,8 @@ class TestMatching:
     def test_backward_goes_the_other_way_also_where_a_sum_leaves_no_event(self, tmp_path):
         graph = symbol(branched(tmp_path / "s.json"))
         ops = spans(("_backward_Concat", 0, 1), *(("_backward_Convolution", t, t + 1) for t in range(1, 7)))
-        found = matched(graph, match_backward(graph, ops))
-        assert found == ["join", "right", "left", "shortcut", "body2", "body1", "stem"]
+        matches = matched(graph, match_backward(graph, ops))
+        assert matches == ["join", "right", "left", "shortcut", "body2", "body1", "stem"]
 
     def test_more_operators_than_the_graph_has_stay_unmatched(self, tmp_path):
         graph = symbol(layered(tmp_path / "s.json"))
@@ -183,12 +183,12 @@ def test_dependencies_follow_the_graph_the_gradients_and_the_server(tmp_path):
     assert (events.start_us[needs.target] >= events.end_us[needs.source])[kinds].all()
     assert (events.start_us[needs.target] >= events.start_us[needs.source]).all()
     names = [trace.names[i] for i in events.name]
-    found = {(names[s], names[t]) for s, t in zip(needs.source, needs.target, strict=True)}
+    pairs = {(names[s], names[t]) for s, t in zip(needs.source, needs.target, strict=True)}
     assert {
         ("a_fwd", "b_fwd"), ("b_fwd backward", "a_fwd backward"), ("a_fwd backward", "KVStoreDistDefaultStoragePushPull"),
         ("MXKVStorePushPull", "KVStoreDistDefaultStoragePushPull"), ("a_weight push", "CopyCPU2CPU"),
         ("CopyCPU2CPU", "BinaryOpKernel"), ("BinaryOpKernel", "multi_sgd_update"), ("multi_sgd_update", "a_weight pull"),
-    } <= found  # fmt: skip
+    } <= pairs  # fmt: skip
 
 
 def test_an_operator_needs_the_call_before_it_and_a_waiting_call_the_operator_that_ended_last(tmp_path):
@@ -203,8 +203,8 @@ def test_an_operator_needs_the_call_before_it_and_a_waiting_call_the_operator_th
     trace = mxnet_profiler.read([process.written(tmp_path / "a.json")])
     names = [trace.names[i] for i in trace.events.name]
     needs = trace.dependencies
-    found = {(names[s], names[t], DependencyKind(k)) for s, t, k in zip(needs.source, needs.target, needs.kind, strict=True)}
-    assert found == {
+    pairs = {(names[s], names[t], DependencyKind(k)) for s, t, k in zip(needs.source, needs.target, needs.kind, strict=True)}
+    assert pairs == {
         ("MXInvokeCachedOp", "FullyConnected", DependencyKind.LAUNCH),
         ("MXInvokeCachedOp", "mean", DependencyKind.LAUNCH),
         ("MXAutogradBackwardEx", "_backward_FullyConnected", DependencyKind.LAUNCH),
@@ -294,22 +294,22 @@ def branched_model(model: str, engine: str) -> tuple[Symbol, dict[bool, list[tup
 
 @pytest.mark.parametrize("model", ["resnet18_v1", "inceptionv3"])
 def test_every_operator_of_a_real_branched_model_is_matched_as_a_serial_engine_ran_it(model):
-    graph, found = branched_model(model, "serial")
+    graph, matches = branched_model(model, "serial")
     nodes = [i for i, op in enumerate(graph.ops) if op != "null"]
-    assert [node for _, node in found[False] if node >= 0] == nodes
+    assert [node for _, node in matches[False] if node >= 0] == nodes
     with_backward = [node for node in nodes if graph.ops[node] != "elemwise_add"]  # a sum's gradient is passed on
-    assert [node for _, node in found[True] if node >= 0] == with_backward[::-1]
+    assert [node for _, node in matches[True] if node >= 0] == with_backward[::-1]
 
 
 @pytest.mark.parametrize("model", ["resnet18_v1", "inceptionv3"])
 def test_every_operator_of_a_real_branched_model_is_matched_when_branches_interleave(model):
-    graph, found = branched_model(model, "threaded")
+    graph, matches = branched_model(model, "threaded")
     nodes = {i for i, op in enumerate(graph.ops) if op != "null"}
-    assert {node for _, node in found[False]} - {-1} == nodes
-    assert {node for _, node in found[True]} - {-1} == {node for node in nodes if graph.ops[node] != "elemwise_add"}
+    assert {node for _, node in matches[False]} - {-1} == nodes
+    assert {node for _, node in matches[True]} - {-1} == {node for node in nodes if graph.ops[node] != "elemwise_add"}
     # The same convolution takes about as long under both engines, others differ by up to 100 times.
     serial = branched_model(model, "serial")[1]
     for back in (False, True):
-        lengths = [{node: op.end_us - op.start_us for op, node in of[back] if "Convolution" in op.name} for of in (found, serial)]
+        lengths = [{node: op.end_us - op.start_us for op, node in of[back] if "Convolution" in op.name} for of in (matches, serial)]
         near = [0.4 < lengths[0][node] / lengths[1][node] < 2.5 for node in lengths[0]]
         assert np.mean(near) > 0.85

@@ -84,10 +84,10 @@ def test_ends_of_a_message_and_parts_of_a_collective_share_a_number(tmp_path):
 
 def test_steps_keep_their_numbers_and_lengths_and_follow_each_other(tmp_path):
     trace = read(tmp_path, one_microbatch(9) + one_microbatch(7))
-    mine = trace.steps.select(trace.steps.rank == 0)
-    assert mine.index.tolist() == [7, 9]
-    assert mine.end_us - mine.start_us == pytest.approx([750_000, 750_000])
-    assert mine.start_us[1] == mine.end_us[0]
+    rank_steps = trace.steps.select(trace.steps.rank == 0)
+    assert rank_steps.index.tolist() == [7, 9]
+    assert rank_steps.end_us - rank_steps.start_us == pytest.approx([750_000, 750_000])
+    assert rank_steps.start_us[1] == rank_steps.end_us[0]
 
 
 def test_an_operation_needs_what_its_rank_did_before(tmp_path):

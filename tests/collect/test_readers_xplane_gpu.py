@@ -97,9 +97,9 @@ def test_copies_have_their_sizes(tmp_path):
 
 def test_a_step_is_an_execution_of_the_busiest_module(tmp_path):
     trace = xplane_gpu.read([written(tmp_path / "a.pb")])
-    mine = trace.steps.select(trace.steps.rank == 1)
-    assert np.diff(mine.start_us) == pytest.approx([STEP_US] * 2)
-    assert mine.end_us - mine.start_us == pytest.approx([350] * 3)
+    rank_steps = trace.steps.select(trace.steps.rank == 1)
+    assert np.diff(rank_steps.start_us) == pytest.approx([STEP_US] * 2)
+    assert rank_steps.end_us - rank_steps.start_us == pytest.approx([350] * 3)
 
 
 def test_without_notes_of_xla_all_is_one_step(tmp_path):

@@ -24,12 +24,12 @@ PLACES = 8
 
 def copied(job: str, folder: Path) -> list[Path]:
     """The files of a job, unpacked."""
-    found = []
+    collected = []
     for pattern in JOBS[job]:
         for path in sorted(shared_traces().glob(pattern)):
-            found.append(folder / path.name.removesuffix(".gz"))
-            found[-1].write_bytes(plain(path))
-    return found
+            collected.append(folder / path.name.removesuffix(".gz"))
+            collected[-1].write_bytes(plain(path))
+    return collected
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -91,9 +91,9 @@ def test_events_without_numbers_or_of_another_allocator_are_left_out():
         (0.0, False, whole),
         (3.0, True, whole | {"allocator_name": "b"}),
     ]
-    found, left_out = memory_events(rows)
-    assert (found.allocator, len(found.time_us), left_out) == ("a", 2, 2)
-    assert found.is_allocation.tolist() == [False, True]
+    memory_rows, left_out = memory_events(rows)
+    assert (memory_rows.allocator, len(memory_rows.time_us), left_out) == ("a", 2, 2)
+    assert memory_rows.is_allocation.tolist() == [False, True]
     assert allocator_report([memory_events([])[0]]) is None
 
 
@@ -105,9 +105,9 @@ stats = st.dictionaries(
 
 @given(st.lists(st.tuples(st.floats(0, 1e9), st.booleans(), stats), max_size=8))
 def test_damaged_events_never_stop_the_reader(rows):
-    found, left_out = memory_events(rows)
-    assert len(found.time_us) + left_out == len(rows)
-    assert len(found.releases()) == len(found.time_us)
+    memory_rows, left_out = memory_events(rows)
+    assert len(memory_rows.time_us) + left_out == len(rows)
+    assert len(memory_rows.releases()) == len(memory_rows.time_us)
 
 
 @given(st.text(alphabet="(float[8,2];)x", max_size=20))
@@ -120,9 +120,9 @@ def test_damaged_shapes_never_stop_the_reader(written):
 def test_a_recorded_step_has_types_for_every_gradient_and_almost_every_input(rank):
     graph, comm = read_partition_graph(TRACES / f"rank{rank}.run_metadata.pb.gz")
     profile = read_xplane(TRACES / f"rank{rank}.xplane.pb.gz")
-    found, misfits = with_tensors(graph, profile)
+    typed_graph, misfits = with_tensors(graph, profile)
     assert misfits == 0
-    tensors = found.tensors
+    tensors = typed_graph.tensors
     known = np.zeros(len(graph.name), dtype=int)
     node_of_edge = np.repeat(np.arange(len(graph.name)), np.diff(graph.input_ptr))
     np.add.at(known, node_of_edge[tensors.input_type >= 0], 1)

@@ -42,26 +42,26 @@ def needs(graph: NodeGraph) -> dict[str, list[str]]:
 
 def test_dependencies_lead_forward_in_time(executed):
     graph = executed.graph
-    own = np.repeat(np.arange(len(graph.name)), np.diff(graph.input_ptr))
-    assert len(own)
-    assert (graph.input_idx < own).all()
+    indices = np.repeat(np.arange(len(graph.name)), np.diff(graph.input_ptr))
+    assert len(indices)
+    assert (graph.input_idx < indices).all()
 
 
 def test_every_backward_function_needs_its_forward_operator(executed):
-    found = needs(executed.graph)
+    needed = needs(executed.graph)
     forward = {"AddmmBackward0": "aten::linear", "NativeBatchNormBackward0": "aten::batch_norm", "ReluBackward0": "aten::relu"}
     for backward, operator in forward.items():
-        mine = [name for name in found if name.startswith(backward)]
+        mine = [name for name in needed if name.startswith(backward)]
         assert mine
         # The last layer's backward function comes first.
         for number, name in enumerate(mine):
-            assert f"{operator}#{len(mine) - 1 - number}" in found[name]
+            assert f"{operator}#{len(mine) - 1 - number}" in needed[name]
 
 
 def test_the_loss_needs_all_layers_and_every_update_needs_the_loss(executed):
-    found = needs(executed.graph)
-    graph = nx.DiGraph((source, name) for name, sources in found.items() for source in sources)
-    updates = {name for name, sources in found.items() if any("copy_bucket_to_grad" in source for source in sources)}
+    needed = needs(executed.graph)
+    graph = nx.DiGraph((source, name) for name, sources in needed.items() for source in sources)
+    updates = {name for name, sources in needed.items() if any("copy_bucket_to_grad" in source for source in sources)}
     loss = "aten::cross_entropy_loss#0"
     assert nx.ancestors(graph, loss) >= {f"aten::linear#{i}" for i in range(4)}
     assert len(updates) == 14

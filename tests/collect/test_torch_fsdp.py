@@ -37,8 +37,8 @@ def prefetching() -> Trace:
 
 def of_kind(trace: Trace, kind: EventKind, rank: int = 0, step: int = 10):
     events = trace.events
-    found = events.select((events.kind == kind) & (events.rank == rank) & (events.step == step))
-    return found.select(np.argsort(found.collective, kind="stable"))
+    chosen_events = events.select((events.kind == kind) & (events.rank == rank) & (events.step == step))
+    return chosen_events.select(np.argsort(chosen_events.collective, kind="stable"))
 
 
 def names(trace: Trace, events) -> list[str]:

@@ -43,12 +43,12 @@ def test_every_block_ran_once_in_every_profiled_step_of_every_rank(trace):
 def test_the_backward_pass_meets_the_blocks_in_the_other_order(trace):
     calls = trace.module_calls
     for step in set(calls.step.tolist()):
-        own = np.flatnonzero((calls.rank == 1) & (calls.step == step))
-        own = own[np.argsort(calls.module[own])]
-        assert (calls.start_us[own] < calls.again_us[own]).all()
-        assert (calls.again_us[own][:-1] < calls.start_us[own][1:]).all()
-        assert (np.diff(calls.backward_us[own]) < 0).all()
-        assert calls.again_us[own][-1] < calls.backward_us[own][-1]
+        indices = np.flatnonzero((calls.rank == 1) & (calls.step == step))
+        indices = indices[np.argsort(calls.module[indices])]
+        assert (calls.start_us[indices] < calls.again_us[indices]).all()
+        assert (calls.again_us[indices][:-1] < calls.start_us[indices][1:]).all()
+        assert (np.diff(calls.backward_us[indices]) < 0).all()
+        assert calls.again_us[indices][-1] < calls.backward_us[indices][-1]
 
 
 def test_a_last_layer_whose_result_no_backward_function_needs_does_not_run_again(trace):

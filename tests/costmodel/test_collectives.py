@@ -42,8 +42,8 @@ def cost(algorithm=Algorithm.RING, **constants) -> AllReduceCost:
     ],
 )
 def test_counts_are_those_of_the_algorithm(algorithm, ranks, messages, wire, added):
-    found = counts(algorithm, np.array([ranks]))
-    assert (found.messages[0], found.wire[0], found.added[0]) == (messages, wire, added)
+    counted = counts(algorithm, np.array([ranks]))
+    assert (counted.messages[0], counted.wire[0], counted.added[0]) == (messages, wire, added)
 
 
 def test_ranks_that_share_cores_move_more_bytes_for_each_and_wait_for_their_turn():
@@ -74,8 +74,8 @@ def test_a_link_catches_up_on_what_it_could_not_carry_while_it_rested_up_to_its_
 
 def test_pushes_rest_while_pulls_are_under_way_and_the_links_save_up():
     points = Points(size_bytes=np.array([1e4, 1e6]), ranks=np.array(2), link_bytes_per_us=np.array(100.0))
-    found = cost(Algorithm.PARAMETER_SERVER, burst_bytes=1e5).predict(points)  # of two workers: 4 bytes a byte
-    np.testing.assert_allclose(found, [400.0 / 2, 40000.0 - 2 * 1000.0])
+    prediction = cost(Algorithm.PARAMETER_SERVER, burst_bytes=1e5).predict(points)  # of two workers: 4 bytes a byte
+    np.testing.assert_allclose(prediction, [400.0 / 2, 40000.0 - 2 * 1000.0])
 
 
 @every_case("algorithm", list(Algorithm))
@@ -139,9 +139,9 @@ def test_what_leaves_a_host_of_one_rank_is_what_its_algorithm_sends(algorithm, r
 @given(st.integers(2, 16), st.integers(2, 8))
 def test_no_algorithm_puts_less_on_a_link_than_a_hierarchy(hosts, ranks_per_host):
     ranks = np.array([hosts * ranks_per_host])
-    found = {one: counts(one, ranks, ranks_per_host=ranks_per_host).wire[0] for one in Algorithm if one != "parameter-server"}
-    assert min(found.values()) >= found[Algorithm.HIERARCHY] - 1e-9
-    assert found[Algorithm.RING] > found[Algorithm.HIERARCHY]
+    counted = {one: counts(one, ranks, ranks_per_host=ranks_per_host).wire[0] for one in Algorithm if one != "parameter-server"}
+    assert min(counted.values()) >= counted[Algorithm.HIERARCHY] - 1e-9
+    assert counted[Algorithm.RING] > counted[Algorithm.HIERARCHY]
 
 
 def test_constants_are_of_the_ranks_per_host_that_they_were_fitted_to():
@@ -196,11 +196,11 @@ def test_what_crowded_cores_cost_is_met_again():
 
 def test_ranks_that_use_their_core_wait_for_their_turn_and_many_for_nothing_else():
     points = Points(size_bytes=np.array(1e3), ranks=np.array([2, 4, 8]), cores=np.array(2))
-    found = cost(message_us=100.0, message_busy_us=40.0)
-    np.testing.assert_allclose(found.busy_us(points), [2 * 40.0, 6 * 2 * 40.0, 14 * 4 * 40.0])
+    model = cost(message_us=100.0, message_busy_us=40.0)
+    np.testing.assert_allclose(model.busy_us(points), [2 * 40.0, 6 * 2 * 40.0, 14 * 4 * 40.0])
     turn = 40.0 * (40.0 / 100.0)  # the other rank is at the core for that part of the time
-    np.testing.assert_allclose(found.predict(points)[:2], [2 * 100.0, 6 * (100.0 + turn)])
-    assert 1.0 < found.predict(points)[2] / found.busy_us(points)[2] < 1.1
+    np.testing.assert_allclose(model.predict(points)[:2], [2 * 100.0, 6 * (100.0 + turn)])
+    assert 1.0 < model.predict(points)[2] / model.busy_us(points)[2] < 1.1
 
 
 def test_how_long_cores_were_used_shows_what_more_ranks_on_them_take_though_no_duration_does():

@@ -72,12 +72,12 @@ def test_far_from_what_was_measured_the_formula_alone_counts():
 
 def test_intervals_widen_away_from_what_was_measured_until_nothing_is_predicted():
     cost = usual()
-    asked = Points(size_bytes=np.array([1e6, 2.0**28, 2.0**40]), ranks=np.array(2), link_bytes_per_us=np.array(60.0))
-    found = cost.predict_interval(asked)
-    assert found.origin.tolist() == [PredictionOrigin.INTERPOLATED, PredictionOrigin.EXTRAPOLATED, PredictionOrigin.REFUSED]
-    width = np.log(found.high_us / found.low_us)
+    points = Points(size_bytes=np.array([1e6, 2.0**28, 2.0**40]), ranks=np.array(2), link_bytes_per_us=np.array(60.0))
+    durations = cost.predict_interval(points)
+    assert durations.origin.tolist() == [PredictionOrigin.INTERPOLATED, PredictionOrigin.EXTRAPOLATED, PredictionOrigin.REFUSED]
+    width = np.log(durations.high_us / durations.low_us)
     assert 0 < width[0] < width[1]
-    assert np.isnan(found.us[2])
+    assert np.isnan(durations.us[2])
 
 
 def test_more_ranks_are_as_uncertain_as_the_most_were_from_the_others():
@@ -103,9 +103,9 @@ def test_where_ranks_never_differed_all_that_the_formula_adds_for_more_of_them_i
 def test_intervals_hold_about_as_often_as_they_say():
     cost = usual()
     between = grid(np.geomspace(2e3, 5e7, 60))
-    found = cost.predict_interval(between)
+    durations = cost.predict_interval(between)
     truth = measured(between, seed=2)
-    assert 0.8 < ((found.low_us <= truth) & (truth <= found.high_us)).mean() <= 1.0
+    assert 0.8 < ((durations.low_us <= truth) & (truth <= durations.high_us)).mean() <= 1.0
 
 
 def test_left_out_sizes_are_predicted_by_fits_without_them():
@@ -125,8 +125,8 @@ def test_a_few_points_give_a_formula_and_no_residual():
 
 def test_one_size_alone_has_an_interval_from_its_own_repeats():
     points = Points(size_bytes=np.full(12, 1e6), ranks=np.array(2))
-    found = fitted(points).predict_interval(points.select(np.array([0])))
-    assert found.low_us < found.us < found.high_us
+    durations = fitted(points).predict_interval(points.select(np.array([0])))
+    assert durations.low_us < durations.us < durations.high_us
 
 
 def series(name="gloo ring", sizes=SIZES, rates=RATES) -> Series:
@@ -150,8 +150,8 @@ def test_a_model_says_how_good_it_is_on_sizes_that_it_was_not_trained_on():
 
 def test_a_saved_model_predicts_the_same(tmp_path):
     model().save(tmp_path / "m")
-    asked = grid(np.geomspace(1e3, 1e9, 20), ranks=(2, 3, 8))
-    before, after = (each.predict("gloo ring", asked) for each in (model(), CommunicationModel.load(tmp_path / "m")))
+    points = grid(np.geomspace(1e3, 1e9, 20), ranks=(2, 3, 8))
+    before, after = (each.predict("gloo ring", points) for each in (model(), CommunicationModel.load(tmp_path / "m")))
     np.testing.assert_allclose(after.us, before.us, rtol=1e-6)
     np.testing.assert_allclose(after.high_us, before.high_us, rtol=1e-4)
     np.testing.assert_array_equal(after.origin, before.origin)

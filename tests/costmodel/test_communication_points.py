@@ -22,28 +22,28 @@ SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
 
 def test_a_horovod_job_gives_its_fused_all_reduces():
-    found = trace_series(sample())
+    series = trace_series(sample())
     spans = collective_spans(sample().events.select(sample().events.step >= 0))
-    assert (found.name, found.algorithms) == ("gloo in a job", (Algorithm.RING,))
-    np.testing.assert_array_equal(np.sort(found.points.size_bytes), np.sort(spans["size_bytes"]))
-    assert found.duration_us.sum() == pytest.approx((spans["end_us"] - spans["start_us"]).sum())
-    assert set(found.points.link_bytes_per_us) == {2e9 / 8e6}
-    assert set(found.points.cores) == {2}
+    assert (series.name, series.algorithms) == ("gloo in a job", (Algorithm.RING,))
+    np.testing.assert_array_equal(np.sort(series.points.size_bytes), np.sort(spans["size_bytes"]))
+    assert series.duration_us.sum() == pytest.approx((spans["end_us"] - spans["start_us"]).sum())
+    assert set(series.points.link_bytes_per_us) == {2e9 / 8e6}
+    assert set(series.points.cores) == {2}
 
 
 def test_a_ddp_job_moves_each_gradient_once_a_step():
     trace = trace_of("ddp_mlp")
-    found = trace_series(trace)
+    series = trace_series(trace)
     steps = len(np.unique(trace.events.step[trace.events.kind == EventKind.ALLREDUCE]))
-    assert found.points.size_bytes.sum() >= steps * sum(tensor.size_bytes for tensor in trace.tensors)
-    assert (found.duration_us > 0).all()
+    assert series.points.size_bytes.sum() >= steps * sum(tensor.size_bytes for tensor in trace.tensors)
+    assert (series.duration_us > 0).all()
 
 
 def test_pushes_and_pulls_have_workers_for_ranks():
-    found = trace_series(trace_of("byteps_mlp"))
-    assert found.algorithms == (Algorithm.PARAMETER_SERVER,)
-    assert set(found.points.ranks) == {2}
-    assert ((found.points.servers >= 1) & (found.points.servers <= 2)).all()
+    series = trace_series(trace_of("byteps_mlp"))
+    assert series.algorithms == (Algorithm.PARAMETER_SERVER,)
+    assert set(series.points.ranks) == {2}
+    assert ((series.points.servers >= 1) & (series.points.servers <= 2)).all()
 
 
 def test_transfers_that_overlap_are_one_point():
@@ -51,11 +51,13 @@ def test_transfers_that_overlap_are_one_point():
     events = trace.events
     moves = events.kind == EventKind.ALLREDUCE
     step = events.step[moves][0]
-    mine = moves & (events.step == step)
-    one = replace(events, start_us=np.where(mine, 0.0, events.start_us), end_us=np.where(mine, 100.0, events.end_us))
-    found = trace_series(replace(trace, events=one.select(mine)))
-    assert len(found.duration_us) == 1
-    assert found.duration_us[0] == 100.0
+    chosen_events = moves & (events.step == step)
+    one = replace(
+        events, start_us=np.where(chosen_events, 0.0, events.start_us), end_us=np.where(chosen_events, 100.0, events.end_us)
+    )
+    series = trace_series(replace(trace, events=one.select(chosen_events)))
+    assert len(series.duration_us) == 1
+    assert series.duration_us[0] == 100.0
 
 
 def test_a_trace_without_all_reduces_is_refused():
@@ -85,16 +87,16 @@ def row(**fields) -> AllReduceRow:
 
 
 def test_a_small_tensor_goes_to_one_server_and_a_large_one_to_all():
-    (found,) = table_series(table(row(), row(size_bytes=3_999_996), row(size_bytes=4_000_000), row(size_bytes=1 << 24)))
-    assert found.points.servers.tolist() == [1, 1, 4, 4]
-    (found,) = table_series(table(row(backend="byteps"), row(backend="byteps", size_bytes=1 << 23)))
-    np.testing.assert_allclose(found.points.servers, [1, (1 << 23) / 4_096_000])  # two whole parts and a little one
+    (series,) = table_series(table(row(), row(size_bytes=3_999_996), row(size_bytes=4_000_000), row(size_bytes=1 << 24)))
+    assert series.points.servers.tolist() == [1, 1, 4, 4]
+    (series,) = table_series(table(row(backend="byteps"), row(backend="byteps", size_bytes=1 << 23)))
+    np.testing.assert_allclose(series.points.servers, [1, (1 << 23) / 4_096_000])  # two whole parts and a little one
 
 
 def test_rounds_give_a_duration_and_what_chance_makes_of_it():
-    (found,) = table_series(table(row(rate_bps=8e8)))
-    assert (found.duration_us[0], found.points.link_bytes_per_us[0], found.points.cores[0]) == (11.0, 100.0, 2)
-    assert found.spread_pct[0] == pytest.approx(abs((10 + 11) / 2 - 30) / 2 / 11 * 100)
+    (series,) = table_series(table(row(rate_bps=8e8)))
+    assert (series.duration_us[0], series.points.link_bytes_per_us[0], series.points.cores[0]) == (11.0, 100.0, 2)
+    assert series.spread_pct[0] == pytest.approx(abs((10 + 11) / 2 - 30) / 2 / 11 * 100)
     (once,) = table_series(table(row(rounds_us=(10.0,))))
     assert np.isnan(once.spread_pct[0])
 
@@ -109,19 +111,19 @@ def test_published_tables_of_nccl_are_read():
     folder = SHARED / "tables" / "nccl_allreduce_a100"
     if not folder.is_dir():
         pytest.skip("the published NCCL measurements are not here")
-    (found,) = nccl_series(folder)
-    assert len(found.duration_us) == 7 * 1024
-    assert sorted(set(found.points.ranks)) == [2, 3, 4, 5, 6, 7, 8]
+    (series,) = nccl_series(folder)
+    assert len(series.duration_us) == 7 * 1024
+    assert sorted(set(series.points.ranks)) == [2, 3, 4, 5, 6, 7, 8]
 
 
 def test_collectives_on_devices_count_where_all_ranks_were_seen():
     folder = SHARED / "kineto_dlrm_8ranks"
     if not folder.is_dir():
         pytest.skip("the shared real traces are not here")
-    found = trace_series(import_trace([folder]))
-    assert found.name == "nccl in a job"
-    assert set(found.points.ranks) == {8}
-    assert 1 <= len(found.duration_us) <= 8
+    series = trace_series(import_trace([folder]))
+    assert series.name == "nccl in a job"
+    assert set(series.points.ranks) == {8}
+    assert 1 <= len(series.duration_us) <= 8
 
 
 def test_a_folder_that_is_neither_and_a_damaged_table_are_refused(tmp_path):

@@ -73,8 +73,8 @@ def test_another_rate_changes_latencies_as_it_does_the_usual_ones_and_the_burst(
 
 def test_a_job_that_ran_on_plain_links_is_predicted_for_plain_links():
     plain = replace(measured().costs, burst_us=0.0)
-    found = at_cluster(plain, 1.5, (None, 2), (5e8, 2))
-    assert (found.burst_us, found.alpha_tail_us) == (0, plain.alpha_tail_us)
+    moved_costs = at_cluster(plain, 1.5, (None, 2), (5e8, 2))
+    assert (moved_costs.burst_us, moved_costs.alpha_tail_us) == (0, plain.alpha_tail_us)
 
 
 def test_a_link_without_limit_takes_time_even_where_processors_are_not_known():

@@ -156,20 +156,20 @@ def test_an_interval_follows_a_changed_error_bar(changed: Changed) -> None:
 
 
 def test_the_sample_is_calibrated_and_the_processors_are_named() -> None:
-    found = job_of(sample()).calibration
-    assert found is not None
-    assert found.calibrated
-    assert found.widening == 1
-    assert "AMD EPYC" in found.text
-    assert "Horovod" in found.text
+    opened_job = job_of(sample()).calibration
+    assert opened_job is not None
+    assert opened_job.calibrated
+    assert opened_job.widening == 1
+    assert "AMD EPYC" in opened_job.text
+    assert "Horovod" in opened_job.text
 
 
 def test_a_borrowed_error_bar_is_widened_and_says_so() -> None:
     constants = machine_constants()
-    found = calibration(constants, "fsdp")
-    assert found.model_error == tuple(constants.errors.widening * part for part in constants.errors.fsdp)
-    assert found.text == "not calibrated on this kind of job; model error widened 2 times"
-    assert found.on.startswith("that of DistributedDataParallel")
+    correction = calibration(constants, "fsdp")
+    assert correction.model_error == tuple(constants.errors.widening * part for part in constants.errors.fsdp)
+    assert correction.text == "not calibrated on this kind of job; model error widened 2 times"
+    assert correction.on.startswith("that of DistributedDataParallel")
 
 
 def test_a_fully_sharded_job_has_the_widened_interval(changed: Changed) -> None:
@@ -182,11 +182,11 @@ def test_a_fully_sharded_job_has_the_widened_interval(changed: Changed) -> None:
 
 def test_ranks_on_gpus_are_not_calibrated_by_jobs_on_cpu_hosts() -> None:
     constants = machine_constants()
-    found = calibration(constants, "ddp", "gpu")
-    assert not found.calibrated
-    assert found.widening == constants.errors.widening
-    assert "not calibrated on this kind of machine" in found.text
-    assert "GPU" in found.text
+    correction = calibration(constants, "ddp", "gpu")
+    assert not correction.calibrated
+    assert correction.widening == constants.errors.widening
+    assert "not calibrated on this kind of machine" in correction.text
+    assert "GPU" in correction.text
 
 
 def test_kernels_of_a_recording_are_of_a_gpu_unless_they_are_mxnets_operators() -> None:

@@ -211,6 +211,6 @@ def test_of_several_recorded_steps_the_one_that_takes_the_most_tells():
     }, {})  # fmt: skip
     begin = np.array([np.nan, 0.0, 10.0, 20.0])
     early = (begin, np.array([np.nan, 5.0, 15.0, 25.0]))
-    found = step_memory(graph, np.zeros(4, np.int64), [early, (begin + 5, early[1] + 5)], [])
-    assert found is not None
-    assert peak_bytes(found).bytes == 3 * LAYER
+    memory_use = step_memory(graph, np.zeros(4, np.int64), [early, (begin + 5, early[1] + 5)], [])
+    assert memory_use is not None
+    assert peak_bytes(memory_use).bytes == 3 * LAYER

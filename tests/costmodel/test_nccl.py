@@ -52,10 +52,10 @@ def time_us(cluster: str, size: float, *, collective: str = "all_reduce", **plac
 def test_published_measurements_lie_in_the_interval(
     cluster: str, collective: str, per_node: int, nodes: int, size: int, measured_us: float
 ) -> None:
-    found = estimate(collective, size, parse_cluster(cluster), Placement(ranks_per_node=per_node, nodes=nodes))
-    low, high = found.interval_us
+    estimated = estimate(collective, size, parse_cluster(cluster), Placement(ranks_per_node=per_node, nodes=nodes))
+    low, high = estimated.interval_us
     assert low < measured_us < high
-    assert found.time_us == pytest.approx(measured_us, rel=0.35)
+    assert estimated.time_us == pytest.approx(measured_us, rel=0.35)
 
 
 # Scaling.
@@ -108,9 +108,9 @@ def test_between_two_hosts_trees_exceed_the_rate_of_the_nics() -> None:
 
 def test_two_hosts_with_fast_nics_reduce_in_rings_and_those_with_slow_ones_in_trees() -> None:
     """A channel of a tree moves 11.8 GB/s at most on Ampere: less than a ring over a NIC of 25 GB/s, more than one of 12.5."""
-    found = {name: estimate("all_reduce", 2**30, parse_cluster(f"2x{name}"), Placement(ranks_per_node=8, nodes=2)).algorithm
+    algorithms = {name: estimate("all_reduce", 2**30, parse_cluster(f"2x{name}"), Placement(ranks_per_node=8, nodes=2)).algorithm
              for name in ("dgx-a100-80", "p4de.24xlarge")}  # fmt: skip
-    assert found == {"dgx-a100-80": "ring", "p4de.24xlarge": "tree"}
+    assert algorithms == {"dgx-a100-80": "ring", "p4de.24xlarge": "tree"}
 
 
 def test_a_tree_takes_up_to_twice_as_long_for_bytes_until_it_is_full() -> None:
@@ -210,8 +210,8 @@ def test_more_bytes_take_no_less_time_and_faster_nics_no_more(
 @given(machine=st.sampled_from(MACHINES), collective=st.sampled_from(COLLECTIVES), size=st.floats(MIB, 2**36))
 def test_bytes_are_found_again_from_their_time(machine: str, collective: str, size: float) -> None:
     cluster, placement = parse_cluster(f"2x{machine}"), Placement(ranks_per_node=1, nodes=2)
-    found = bytes_in(collective, collective_us(collective, size, cluster, placement), cluster, placement)
-    assert float(found) == pytest.approx(size, rel=1e-6)
+    size_bytes = bytes_in(collective, collective_us(collective, size, cluster, placement), cluster, placement)
+    assert float(size_bytes) == pytest.approx(size, rel=1e-6)
 
 
 @every_case("collective", COLLECTIVES)

@@ -15,21 +15,21 @@ def pools(**children: list[float]) -> Pools:
 
 
 def test_a_group_lies_between_its_own_mean_and_its_family():
-    found = pools(often=[1.0] * 4 + [1.2] * 4, once=[1.1], other=[-1.0, -0.9])
-    often, once = found.of("often"), found.of("once")
+    fitted = pools(often=[1.0] * 4 + [1.2] * 4, once=[1.1], other=[-1.0, -0.9])
+    often, once = fitted.of("often"), fitted.of("once")
     assert often.centre == pytest.approx(1.1, abs=0.02)
     assert 0 < once.centre < often.centre
     assert once.half_width(0.9) > often.half_width(0.9)
 
 
 def test_an_unseen_group_is_its_family_and_less_certain():
-    found = pools(one=[0.5, 0.6], other=[-0.5, -0.6])
-    unseen = found.unseen("light")
-    assert unseen.centre == pytest.approx(found.of("light").centre)
-    assert unseen.half_width(0.9) > found.of("one").half_width(0.9)
+    fitted = pools(one=[0.5, 0.6], other=[-0.5, -0.6])
+    unseen = fitted.unseen("light")
+    assert unseen.centre == pytest.approx(fitted.of("light").centre)
+    assert unseen.half_width(0.9) > fitted.of("one").half_width(0.9)
     assert unseen.half_width(0.9) > 0.5, "as far as the kinds that were measured lie apart"
-    assert found.unseen("heavy") is None
-    assert found.of("heavy") is None
+    assert fitted.unseen("heavy") is None
+    assert fitted.of("heavy") is None
 
 
 def test_children_that_are_alike_make_one_that_is_not_measured_certain():
@@ -42,19 +42,19 @@ def test_without_measurements_nothing_is_known():
 
 
 def test_a_single_member_is_taken_for_what_it_is():
-    found = Pools.fit({"light": np.array([0.3])}, {})
-    assert found.of("light").centre == 0.3
-    assert 0 < found.of("light").half_width(0.9) < 0.2
+    fitted = Pools.fit({"light": np.array([0.3])}, {})
+    assert fitted.of("light").centre == 0.3
+    assert 0 < fitted.of("light").half_width(0.9) < 0.2
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.floats(-3, 3), min_size=1, max_size=6), min_size=1))
 def test_a_group_is_never_outside_of_what_was_measured(children):
-    found = pools(**children)
+    fitted = pools(**children)
     everything = np.concatenate([*FAMILY.values(), *(np.array(members) for members in children.values())])
     for name in children:
-        assert everything.min() - 1e-9 <= found.of(name).centre <= everything.max() + 1e-9
-        assert np.isfinite(found.of(name).half_width(0.9))
+        assert everything.min() - 1e-9 <= fitted.of(name).centre <= everything.max() + 1e-9
+        assert np.isfinite(fitted.of(name).half_width(0.9))
 
 
 def test_intervals_hold_as_many_new_members_as_they_say():

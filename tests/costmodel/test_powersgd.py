@@ -37,8 +37,8 @@ def test_a_gradient_is_compressed_where_its_factors_are_less_than_half_as_large(
 
 
 def test_a_bucket_sends_what_is_not_compressed_then_ps_then_qs():
-    found = low_rank(gradients((100, 300), (100,), (64, 32, 3, 3), (50,)), np.array([0, 0, 1, 2]), 2)
-    assert found.sent_bytes.tolist() == [[400, 800, 2400], [0, 4 * 128, 4 * 576], [200, 0, 0]]
+    compressed = low_rank(gradients((100, 300), (100,), (64, 32, 3, 3), (50,)), np.array([0, 0, 1, 2]), 2)
+    assert compressed.sent_bytes.tolist() == [[400, 800, 2400], [0, 4 * 128, 4 * 576], [200, 0, 0]]
 
 
 def test_two_copies_of_the_largest_bucket_and_room_for_what_is_left_over_of_each_are_kept():
@@ -52,10 +52,10 @@ shapes = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=4).map(tuple
 @given(shapes, st.sampled_from(RANKS))
 def test_nothing_is_sent_twice_and_compute_takes_time(sizes, rank):
     tensors, bucket_of = gradients(*sizes), np.arange(len(sizes)) // 3
-    found, whole = low_rank(tensors, bucket_of, rank), np.bincount(bucket_of, weights=[t.size_bytes for t in tensors])
-    assert (found.sent_bytes.sum(axis=1) <= whole).all()
-    assert (found.stages_us >= 0).all()
-    assert (found.stages_us.sum(axis=1) > 0).all()
+    compressed, whole = low_rank(tensors, bucket_of, rank), np.bincount(bucket_of, weights=[t.size_bytes for t in tensors])
+    assert (compressed.sent_bytes.sum(axis=1) <= whole).all()
+    assert (compressed.stages_us >= 0).all()
+    assert (compressed.stages_us.sum(axis=1) > 0).all()
     assert features(tensors, bucket_of, rank)[:, 3:5].sum() == whole.sum()
 
 

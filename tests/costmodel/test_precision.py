@@ -24,9 +24,9 @@ def table(ratios: dict[str, float], more: tuple[PrecisionRow, ...] = (), casts: 
     rows = (*(PrecisionRow(name, "_MklMatMul", 1000.0, 1000.0 * ratio) for name, ratio in ratios.items()), *more)
     wholes = []
     for name in ratios:
-        own = [row for row in rows if row.workload == name]
+        rows_of_model = [row for row in rows if row.workload == name]
         cast_us = sum(cast.us for cast in casts if cast.workload == name)
-        before, after = (sum(getattr(row, f"{kind}_us") for row in own) for kind in ("float32", "bfloat16"))
+        before, after = (sum(getattr(row, f"{kind}_us") for row in rows_of_model) for kind in ("float32", "bfloat16"))
         wholes.append(WorkloadTime(name, 8, 100.0 + before, 100.0 + after + cast_us, 100.0))
     return PrecisionTable(machine="m", versions={}, measured_at="", workloads=tuple(wholes), rows=rows, casts=casts)
 
@@ -130,10 +130,10 @@ def test_a_cast_stands_for_itself_and_the_update_does_not_change():
         "m/conv/BiasAdd": MeasuredOp("BiasAdd", 8.0, HALVES),
         "SGD/Mul": MeasuredOp("Mul", 7.0, FLOATS),
     }
-    found = paired("m", plain, mixed)
-    assert found.rows == [PrecisionRow("m", "BiasAdd", 10.0, 8.0), PrecisionRow("m", "Conv2D", 100.0, 40.0)]
-    assert found.casts == [CastRow("m", 36, 5.0)]
-    assert found.unchanged_us == 7.0
+    pairs = paired("m", plain, mixed)
+    assert pairs.rows == [PrecisionRow("m", "BiasAdd", 10.0, 8.0), PrecisionRow("m", "Conv2D", 100.0, 40.0)]
+    assert pairs.casts == [CastRow("m", 36, 5.0)]
+    assert pairs.unchanged_us == 7.0
 
 
 def test_an_op_that_was_fused_in_one_precision_only_counts_with_its_scope():
@@ -143,9 +143,9 @@ def test_an_op_that_was_fused_in_one_precision_only_counts_with_its_scope():
         "m/conv/BiasAdd": MeasuredOp("BiasAdd", 8.0, HALVES),
         "m/conv/Relu": MeasuredOp("Relu", 2.0, HALVES),
     }
-    found = paired("m", plain, mixed)
-    assert found.rows == [PrecisionRow("m", "_FusedConv2D", 103.0, 50.0)]
-    assert found.unchanged_us == 0.0
+    pairs = paired("m", plain, mixed)
+    assert pairs.rows == [PrecisionRow("m", "_FusedConv2D", 103.0, 50.0)]
+    assert pairs.unchanged_us == 0.0
 
 
 def test_the_table_that_is_bundled_is_of_many_models():

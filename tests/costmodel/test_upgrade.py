@@ -63,8 +63,8 @@ def test_a_model_of_fused_ops_of_a_simulated_compiler_is_refused_in_one_line(mod
 
 def test_a_model_of_communication_predicts_what_it_did(models_v3: Path) -> None:
     axes = np.meshgrid(np.geomspace(1e3, 1e9, 5), (2, 8), (60.0, 250.0))
-    asked = Points(**dict(zip(("size_bytes", "ranks", "link_bytes_per_us"), map(np.ravel, axes), strict=True)))
-    predicted_us = CommunicationModel.load(models_v3 / "communication").predict("gloo ring", asked).us
+    points = Points(**dict(zip(("size_bytes", "ranks", "link_bytes_per_us"), map(np.ravel, axes), strict=True)))
+    predicted_us = CommunicationModel.load(models_v3 / "communication").predict("gloo ring", points).us
     np.testing.assert_allclose(predicted_us, expected(models_v3, "communication_us"), rtol=1e-6)
 
 

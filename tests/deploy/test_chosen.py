@@ -34,10 +34,10 @@ def run(tmp_path: Path) -> Path:
         RankedPlan(plan=plan, prediction=prediction(us), trial=n, speedup=1e5 / us, gain_certain=True)
         for n, (plan, us) in enumerate(US.items())
     )
-    found = SearchResult(
+    result = SearchResult(
         run=str(folder), trials=4, seconds=1.0, stopped="finished", baseline=prediction(1e5), plans=tuple(ranked)
     )  # fmt: skip
-    found.save()
+    result.save()
     return folder
 
 
@@ -64,8 +64,8 @@ def validated(run: Path, **found: object) -> Path:
 
 def exported(run: Path, **options: object) -> tuple[Plan, str]:
     """The plan, and what people are told."""
-    found = export_from(run, run.parent / "out", all_targets(), deployed, **options)
-    return Plan.load(found.folder / "plan.json"), found.usage
+    export = export_from(run, run.parent / "out", all_targets(), deployed, **options)
+    return Plan.load(export.folder / "plan.json"), export.usage
 
 
 def test_the_plan_that_was_proved_is_taken_and_named(run):
@@ -106,8 +106,8 @@ def test_a_refuted_plan_is_not_taken_unless_it_is_named(refuted, run):
 
 
 def exported_by_number(run: Path, number: int) -> tuple[Plan, str]:
-    found = export_from(run, run.parent / "named", all_targets(), deployed, number=number)
-    return Plan.load(found.folder / "plan.json"), found.usage
+    export = export_from(run, run.parent / "named", all_targets(), deployed, number=number)
+    return Plan.load(export.folder / "plan.json"), export.usage
 
 
 def test_a_plan_that_needs_no_change_of_the_script_is_offered(run):

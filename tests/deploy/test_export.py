@@ -147,8 +147,8 @@ def test_the_command_line_names_every_target():
     ],
 )
 def test_a_plan_chooses_its_targets(plan, available, targets):
-    found = targets_for(plan, all_targets(), T.HOROVOD) if available is None else targets_for(plan, available)
-    assert found == targets
+    chosen_targets = targets_for(plan, all_targets(), T.HOROVOD) if available is None else targets_for(plan, available)
+    assert chosen_targets == targets
 
 
 def test_a_plan_that_two_targets_can_express_needs_a_choice():
@@ -203,10 +203,10 @@ def test_a_helper_needs_nothing_of_this_package(helper, tmp_path):
 
 def test_powersgd_begins_when_it_can_and_the_readme_says_how_to_begin_later(tmp_path):
     export_plan(Plan.of(compression="powersgd-2", bucket_cap_bytes=2**20), tmp_path / "out", (T.DDP,))
-    found = json.loads((tmp_path / "out" / "ddp.json").read_text())
-    assert (found["compression"], found["options"]) == ("powersgd-2", {"bucket_cap_mb": 1.0})
+    facts = json.loads((tmp_path / "out" / "ddp.json").read_text())
+    assert (facts["compression"], facts["options"]) == ("powersgd-2", {"bucket_cap_mb": 1.0})
     options = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, "orthogonalization_epsilon": 1e-8}
-    assert found["powersgd"] == options
+    assert facts["powersgd"] == options
     assert "raise it to a tenth of all steps" in (tmp_path / "out" / "README.md").read_text()
 
 

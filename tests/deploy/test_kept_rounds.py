@@ -64,17 +64,17 @@ def test_a_kept_run_knows_where_the_time_of_its_steps_went():
 
 def test_the_next_validation_runs_only_the_rounds_that_are_left(interrupted):
     job = FakeJob(MEDIANS_US)
-    found = validated(job, rounds=3, kept=rounds_file(interrupted).rounds)
+    validation = validated(job, rounds=3, kept=rounds_file(interrupted).rounds)
     assert job.ran == [Plan(), FAST, SLOW, Plan()] * 2
-    assert (found.rounds, found.kept_rounds) == (3, 1)
-    assert found.plans[0].speedup_measured == pytest.approx(4 / 3, rel=0.02)
+    assert (validation.rounds, validation.kept_rounds) == (3, 1)
+    assert validation.plans[0].speedup_measured == pytest.approx(4 / 3, rel=0.02)
 
 
 def test_with_all_rounds_kept_nothing_runs(interrupted):
     kept = rounds_file(interrupted).rounds * 2
     job = FakeJob(MEDIANS_US)
-    found = validated(job, rounds=2, kept=kept)
-    assert (job.ran, found.rounds, found.kept_rounds) == ([], 2, 2)
+    validation = validated(job, rounds=2, kept=kept)
+    assert (job.ran, validation.rounds, validation.kept_rounds) == ([], 2, 2)
 
 
 def test_a_plan_that_failed_in_a_kept_round_is_not_run_again(tmp_path):
@@ -82,9 +82,9 @@ def test_a_plan_that_failed_in_a_kept_round_is_not_run_again(tmp_path):
     first = FakeJob(MEDIANS_US, fails=[(FAST, 1)])
     validated(first, rounds=2, on_round=kept.add)
     job = FakeJob(MEDIANS_US)
-    found = validated(job, rounds=3, kept=rounds_file(tmp_path).rounds)
+    validation = validated(job, rounds=3, kept=rounds_file(tmp_path).rounds)
     assert FAST not in job.ran
-    assert found.failed[0].reason == "failed at 1.0 us"
+    assert validation.failed[0].reason == "failed at 1.0 us"
 
 
 @pytest.mark.parametrize("change", [{"command": ("python", "other.py")}, {"plans": (SLOW, FAST)}, {"warmup": 6}])

@@ -35,8 +35,8 @@ def printed(script, folder, path=(TIMED,), **env):
     ],
 )  # fmt: skip
 def test_a_line_with_loss_and_a_number_has_a_loss(line, tmp_path):
-    found, done = printed(f"print({line!r})", tmp_path)
-    assert found == pytest.approx([4.605])
+    losses_seen, done = printed(f"print({line!r})", tmp_path)
+    assert losses_seen == pytest.approx([4.605])
     assert done.stdout == line + "\n"
 
 
@@ -51,8 +51,8 @@ def test_lines_in_pieces_and_on_stderr_are_read(tmp_path):
 
 
 def test_only_the_first_losses_are_kept(tmp_path):
-    found, _ = printed("for i in range(100): print('loss', i)", tmp_path)
-    assert found == list(range(COMPARED_STEPS))
+    losses_seen, _ = printed("for i in range(100): print('loss', i)", tmp_path)
+    assert losses_seen == list(range(COMPARED_STEPS))
 
 
 def test_losses_of_the_lowest_rank_are_read(tmp_path):
@@ -64,8 +64,8 @@ def test_losses_of_the_lowest_rank_are_read(tmp_path):
 def test_other_start_up_modules_run_as_well(tmp_path):
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / "sitecustomize.py").write_text("import builtins; builtins.found = 'loss 7'")
-    found, _ = printed("print(found)", tmp_path, path=(HOOKS, TIMED, tmp_path / "user"))
-    assert found == [7.0]
+    losses_seen, _ = printed("print(found)", tmp_path, path=(HOOKS, TIMED, tmp_path / "user"))
+    assert losses_seen == [7.0]
 
 
 def test_without_the_variable_output_is_unchanged(tmp_path):
@@ -80,10 +80,10 @@ def test_equal_losses_are_the_same():
 
 def test_diverging_losses_are_different_and_the_difference_is_reported():
     base = losses(3.0, 2.0, 1.0)
-    found = compare([base, base], [base, losses(3.0, 2.0, 1.1)], EXACT)
-    assert found.verdict == "different"
-    assert found.difference == pytest.approx(0.1 / 1.1)
-    assert "differ, by more than 0.0001" in found.reason
+    comparison = compare([base, base], [base, losses(3.0, 2.0, 1.1)], EXACT)
+    assert comparison.verdict == "different"
+    assert comparison.difference == pytest.approx(0.1 / 1.1)
+    assert "differ, by more than 0.0001" in comparison.reason
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=3, max_size=20))
@@ -106,15 +106,15 @@ def test_what_the_recorded_setting_differs_by_itself_is_allowed():
     ],
 )
 def test_what_cannot_be_compared_is_unknown(recorded, planned, reason):
-    found = compare(recorded, planned, EXACT)
-    assert found.verdict == "unknown"
-    assert reason in found.reason
+    comparison = compare(recorded, planned, EXACT)
+    assert comparison.verdict == "unknown"
+    assert reason in comparison.reason
 
 
 def test_a_training_that_breaks_is_different():
     base = losses(3.0, 2.0, 1.0)
-    found = compare([base, base], [losses(3.0, float("nan"), float("nan"))], EXACT)
-    assert (found.verdict, found.difference) == ("different", None)
+    comparison = compare([base, base], [losses(3.0, float("nan"), float("nan"))], EXACT)
+    assert (comparison.verdict, comparison.difference) == ("different", None)
 
 
 def test_half_precision_is_compared_by_convergence():

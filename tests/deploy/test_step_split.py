@@ -37,13 +37,13 @@ def split(ranks, warmup=0, alone_us=None):
 
 
 def test_the_last_post_of_a_collective_ends_waiting_and_begins_the_transfer():
-    found = split(pair("tp", [(0, REDUCE, -1, 100, 100, 500)], [(0, REDUCE, -1, 300, 300, 500)], paced_us=0.6))
-    assert found.by_exchange == pytest.approx({"tp all_reduce": 0.2, "tp waiting": 0.1})  # 200 ns on both, 200 on the first
-    assert found.exposed_communication == found.by_axis["tp"] == pytest.approx(0.3)
-    assert found.compute == pytest.approx(0.7)
-    assert found.beyond_recorded == pytest.approx(0.1)
-    assert found.bubble == 0
-    assert found.step_us == 1.0
+    shares = split(pair("tp", [(0, REDUCE, -1, 100, 100, 500)], [(0, REDUCE, -1, 300, 300, 500)], paced_us=0.6))
+    assert shares.by_exchange == pytest.approx({"tp all_reduce": 0.2, "tp waiting": 0.1})  # 200 ns on both, 200 on the first
+    assert shares.exposed_communication == shares.by_axis["tp"] == pytest.approx(0.3)
+    assert shares.compute == pytest.approx(0.7)
+    assert shares.beyond_recorded == pytest.approx(0.1)
+    assert shares.bubble == 0
+    assert shares.step_us == 1.0
 
 
 def test_contention_is_what_a_transfer_takes_longer_than_alone():
@@ -60,23 +60,23 @@ def test_a_transfer_that_is_hidden_has_no_more_contention_than_the_rank_was_bloc
 
 def test_waiting_for_another_stages_message_is_bubble():
     """The sender looks late for a message that had long been there."""
-    found = split(pair("pp", [(0, SEND, 1, 400, 900, 910)], [(0, RECV, 0, 100, 100, 600)], stages=2), alone_us=0.15)
-    assert found.bubble == pytest.approx(0.15)
-    assert found.by_exchange == pytest.approx({"pp send": 0.005, "pp recv": 0.1})
-    assert found.contention == pytest.approx(0.025)
+    shares = split(pair("pp", [(0, SEND, 1, 400, 900, 910)], [(0, RECV, 0, 100, 100, 600)], stages=2), alone_us=0.15)
+    assert shares.bubble == pytest.approx(0.15)
+    assert shares.by_exchange == pytest.approx({"pp send": 0.005, "pp recv": 0.1})
+    assert shares.contention == pytest.approx(0.025)
 
 
 def test_messages_of_both_directions_are_not_taken_for_each_other():
     first = [(0, SEND, 1, 100, 100, 300), (0, RECV, 1, 100, 300, 400)]
     second = [(0, RECV, 0, 200, 200, 300), (0, SEND, 0, 350, 350, 400)]
-    found = split(pair("pp", first, second, stages=2))
-    assert found.bubble == pytest.approx((100 + 50) / 2 / STEP)
+    shares = split(pair("pp", first, second, stages=2))
+    assert shares.bubble == pytest.approx((100 + 50) / 2 / STEP)
 
 
 @pytest.mark.parametrize(("stages", "part"), [(2, "bubble"), (1, "exposed_communication")])
 def test_waiting_of_all_ranks_is_bubble_where_they_are_of_several_stages(stages, part):
-    found = split(pair("world", [(0, REDUCE, -1, 100, 100, 501)], [(0, REDUCE, -1, 500, 500, 501)], stages=stages))
-    assert getattr(found, part) == pytest.approx(0.2, abs=0.002)
+    shares = split(pair("world", [(0, REDUCE, -1, 100, 100, 501)], [(0, REDUCE, -1, 500, 500, 501)], stages=stages))
+    assert getattr(shares, part) == pytest.approx(0.2, abs=0.002)
 
 
 def test_exchanges_are_matched_by_their_number_in_the_group():
@@ -88,13 +88,13 @@ def test_exchanges_are_matched_by_their_number_in_the_group():
 def test_replicas_over_two_axes_are_one_axis():
     groups = [("dp_shard", [0, 1]), ("dp_replicate", [0, 1])]
     rows = [(0, REDUCE, -1, 100, 100, 200), (1, REDUCE, -1, 300, 300, 400)]
-    found = split([rank(number, rows, groups=groups) for number in range(2)])
-    assert found.by_axis == pytest.approx({"dp": 0.2})
+    shares = split([rank(number, rows, groups=groups) for number in range(2)])
+    assert shares.by_axis == pytest.approx({"dp": 0.2})
 
 
 def test_a_wait_whose_call_was_not_seen_is_exposed_communication():
-    found = split(pair("tp", [(-1, OTHER, -1, 100, 100, 200)], [(-1, OTHER, -1, 300, 300, 400)]))
-    assert found.by_axis == pytest.approx({"other": 0.1})
+    shares = split(pair("tp", [(-1, OTHER, -1, 100, 100, 200)], [(-1, OTHER, -1, 300, 300, 400)]))
+    assert shares.by_axis == pytest.approx({"other": 0.1})
 
 
 def test_the_warm_up_counts_nowhere_and_too_few_steps_have_no_split():
@@ -111,8 +111,8 @@ def test_runs_of_one_plan_have_the_mean_of_their_shares():
         for share, axis in shares
     )
     assert mean_split([one, other]).by_axis == pytest.approx({"tp": 0.1, "dp": 0.2})
-    found = ComparedSplit.mean([None, ComparedSplit.of(one, one), ComparedSplit.of(other, one)])
-    assert found.points["exposed_communication"] == pytest.approx(-10.0)
+    mean_shares = ComparedSplit.mean([None, ComparedSplit.of(one, one), ComparedSplit.of(other, one)])
+    assert mean_shares.points["exposed_communication"] == pytest.approx(-10.0)
     assert ComparedSplit.mean([None]) is None
 
 
@@ -121,9 +121,9 @@ def test_what_ranks_wrote_is_read_by_rank_and_damage_is_told(tmp_path):
     row = np.array([0, REDUCE, -1, 64, 100, 100, 200])
     for number in (1, 0):
         (tmp_path / f"spans-{number:05d}").write_bytes(json.dumps(head | {"rank": number}).encode() + b"\n" + row.tobytes())
-    found = read_spans(tmp_path)
-    assert [each.rank for each in found] == [0, 1]
-    assert split(found).by_axis == pytest.approx({"tp": 0.1})
+    spans = read_spans(tmp_path)
+    assert [each.rank for each in spans] == [0, 1]
+    assert split(spans).by_axis == pytest.approx({"tp": 0.1})
     (tmp_path / "spans-00000").write_bytes(b"{}\n")
     with pytest.raises(JobError, match="spans-00000: what a rank wrote of its exchanges is damaged"):
         read_spans(tmp_path)

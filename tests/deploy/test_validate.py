@@ -22,62 +22,62 @@ def test_the_recorded_setting_opens_and_closes_each_round():
 
 
 def test_a_gain_and_a_loss_are_proved():
-    found = validated(FakeJob({Plan(): 4e5, FAST: 3.2e5, SLOW: 5e5}))
-    fast, slow = found.plans
+    validation = validated(FakeJob({Plan(): 4e5, FAST: 3.2e5, SLOW: 5e5}))
+    fast, slow = validation.plans
     assert fast.beyond_noise
     assert fast.speedup_measured == pytest.approx(1.25, rel=0.02)
     assert fast.speedup_interval[0] < 1.25 < fast.speedup_interval[1]
     assert fast.error_pct == pytest.approx((3 / 3.2 - 1) * 100, abs=1)
     assert slow.beyond_noise
     assert slow.speedup_measured < 1
-    assert found.baseline_error_pct == pytest.approx(0, abs=1)
+    assert validation.baseline_error_pct == pytest.approx(0, abs=1)
 
 
 def test_rounds_are_added_until_the_medians_are_known():
     medians_us = {Plan(): 4e5, FAST: 3e5, SLOW: 5e5}
     assert validated(FakeJob(medians_us), rounds=2, most_rounds=5).rounds == 2
-    found = validated(FakeJob(medians_us, spread=0.3), rounds=2, most_rounds=5)
-    assert found.rounds == 5
-    assert not found.stable
+    validation = validated(FakeJob(medians_us, spread=0.3), rounds=2, most_rounds=5)
+    assert validation.rounds == 5
+    assert not validation.stable
 
 
 def test_a_plan_that_trains_something_else_gets_no_speed_up():
     job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, losses={FAST: (3.0, 2.9, 2.8)})
-    found = validated(job)
-    (refused,) = found.refused
+    validation = validated(job)
+    (refused,) = validation.refused
     assert refused.plan == FAST
     assert refused.measured_us == pytest.approx(3e5, rel=0.02)
     assert "differ" in refused.losses.reason
-    assert [plan.plan for plan in found.plans] == [SLOW]
-    session = measured_session(found, prediction(4e5))
+    assert [plan.plan for plan in validation.plans] == [SLOW]
+    session = measured_session(validation, prediction(4e5))
     assert [point.plan for point in (session.recorded, *session.changed)] == [Plan(), SLOW]
 
 
 def test_a_plan_that_fails_is_not_run_again_and_the_others_continue():
     job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=[(FAST, 2)])
     said = []
-    found = validated(job, rounds=3, on_run=lambda *what: said.append(what))
+    validation = validated(job, rounds=3, on_run=lambda *what: said.append(what))
     assert job.ran == [Plan(), FAST, SLOW, Plan(), Plan(), FAST, SLOW, Plan(), Plan(), SLOW, Plan()]
-    (failed,) = found.failed
+    (failed,) = validation.failed
     assert (failed.plan, failed.runs, failed.reason) == (FAST, 1, "failed at 1.0 us")
     assert failed.measured_us == pytest.approx(3e5, rel=0.02)
-    assert [plan.plan for plan in found.plans] == [SLOW]
+    assert [plan.plan for plan in validation.plans] == [SLOW]
     assert [name for name, what in said if isinstance(what, JobError)] == ["plan 1"]
-    assert [point.plan for point in measured_session(found, prediction(4e5)).changed] == [SLOW]
+    assert [point.plan for point in measured_session(validation, prediction(4e5)).changed] == [SLOW]
 
 
 def test_each_run_is_announced_with_how_many_there_are_to_be():
-    job, told = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=[(FAST, 1)]), []
-    validated(job, rounds=2, on_start=lambda *run: told.append(run))
-    assert told[:4] == [("recorded", 0, 8), ("plan 1", 1, 8), ("plan 2", 2, 8), ("recorded", 3, 8)]
-    assert told[4:] == [("recorded", 4, 7), ("plan 2", 5, 7), ("recorded", 6, 7)]
+    job, started = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=[(FAST, 1)]), []
+    validated(job, rounds=2, on_start=lambda *run: started.append(run))
+    assert started[:4] == [("recorded", 0, 8), ("plan 1", 1, 8), ("plan 2", 2, 8), ("recorded", 3, 8)]
+    assert started[4:] == [("recorded", 4, 7), ("plan 2", 5, 7), ("recorded", 6, 7)]
 
 
 def test_rounds_end_where_no_plan_is_left():
     job = FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}, fails=[(FAST, 1), (SLOW, 2)])
-    found = validated(job, rounds=5)
-    assert found.rounds == 2
-    assert [(plan.runs, plan.measured_us is None) for plan in found.failed] == [(0, True), (1, False)]
+    validation = validated(job, rounds=5)
+    assert validation.rounds == 2
+    assert [(plan.runs, plan.measured_us is None) for plan in validation.failed] == [(0, True), (1, False)]
 
 
 @pytest.mark.parametrize(("fails", "said"), [([(FAST, 1), (SLOW, 1)], "at 1.0"), ([(Plan(), 2)], "at None")])
@@ -143,9 +143,9 @@ def test_measurements_of_a_corrected_search_correct_uncorrected_predictions():
 
 @pytest.mark.parametrize(("recorded_us", "changed"), [(3.2e5, 25), (5e5, -20), (3.95e5, None), (None, None)])
 def test_a_changed_machine_is_distinguished_from_a_wrong_prediction(recorded_us, changed):
-    found = validated(FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}))
-    found = msgspec.structs.replace(found, recorded_us=recorded_us)
-    assert found.changed_pct == (None if changed is None else pytest.approx(changed, abs=2))
+    validation = validated(FakeJob({Plan(): 4e5, FAST: 3e5, SLOW: 5e5}))
+    validation = msgspec.structs.replace(validation, recorded_us=recorded_us)
+    assert validation.changed_pct == (None if changed is None else pytest.approx(changed, abs=2))
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def served(site) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Iterator[Page]:
-    with chromium(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
 
 
 @pytest.mark.integration

@@ -45,9 +45,9 @@ def test_json_is_printed_whatever_a_folder_holds_and_says_what_was_left_out(tmp_
     (tmp_path / "neusight" / "devices.json").write_text(json.dumps([sheet]))
     done = called(devices, "score", tmp_path, "--json", "--parts", "shipped,families,nonsense")
     assert done.returncode == 0
-    found = json.loads(done.stdout)
-    assert {line["target"] for line in found["by_target"]} == {"neusight New-GPU"}
-    left_out = " ".join(found["left_out"])
+    facts = json.loads(done.stdout)
+    assert {line["target"] for line in facts["by_target"]} == {"neusight New-GPU"}
+    left_out = " ".join(facts["left_out"])
     for reason in (
         "bmm.parquet: has no column latency_ms",
         "conv.parquet: cannot be read",
@@ -55,14 +55,14 @@ def test_json_is_printed_whatever_a_folder_holds_and_says_what_was_left_out(tmp_
         "too few to leave a family out",
     ):
         assert reason in left_out
-    assert "nonsense" in found["errors"][0]
+    assert "nonsense" in facts["errors"][0]
 
 
 def test_equal_ops_are_joined_at_their_median():
     ops = gemm([64, 64, 64, 128], 64, 64, precision="fp32")
-    found = table(ops, np.array([1.0, 9.0, 2.0, 5.0]), "source device")
-    assert dict(zip(found.ops.m, found.us, strict=True)) == {64: pytest.approx(2.0), 128: pytest.approx(5.0)}
-    assert found.spread[found.ops.m == 64] == pytest.approx(np.log(9))
+    joined = table(ops, np.array([1.0, 9.0, 2.0, 5.0]), "source device")
+    assert dict(zip(joined.ops.m, joined.us, strict=True)) == {64: pytest.approx(2.0), 128: pytest.approx(5.0)}
+    assert joined.spread[joined.ops.m == 64] == pytest.approx(np.log(9))
 
 
 def test_deepbench_convolutions_among_the_products_are_left_out(tmp_path):
@@ -74,8 +74,8 @@ def test_deepbench_convolutions_among_the_products_are_left_out(tmp_path):
         "IA_KNL7250,train,Results - FP32,1760,16,1760,N,N,Time (msec),0.3\n"
     )
     skipped = []
-    (found,) = deepbench.read(tmp_path, skipped)
-    assert found.us == pytest.approx([38.0])
+    (op_table,) = deepbench.read(tmp_path, skipped)
+    assert op_table.us == pytest.approx([38.0])
     assert any("IA_KNL7250: no bundled device has this name" in line for line in skipped)
 
 
@@ -83,14 +83,14 @@ def test_dims_of_a_sailor_model_follow_from_its_tensors():
     def row(name, **sizes):
         return {"op_name": name, "mbs": 2, "dtype": "fp16", "input_size": 0.0, "activations": 0.0, "weights": 0.0, **sizes}
 
-    found = sailor.dims_of(
+    dims = sailor.dims_of(
         [
             row("enc-1st-layernorm", input_size=2 * 2048 * 2560 * 2 / 2**20),
             row("enc-attention-softmax", activations=2 * 32 * 2048 * 2048 * 2 / 2**20),
             row("encoder-embedding", weights=(128256 + 2048) * 2560 * 2 / 2**20),
         ]
     )
-    assert found == sailor.Dims(hidden=2560, heads=32, vocabulary=128256)
+    assert dims == sailor.Dims(hidden=2560, heads=32, vocabulary=128256)
 
 
 def test_the_sentinel_of_an_op_out_of_memory_is_no_latency(tmp_path):
@@ -105,8 +105,8 @@ def test_the_sentinel_of_an_op_out_of_memory_is_no_latency(tmp_path):
     (tmp_path / "sailor").mkdir()
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "sailor" / "ops.parquet")
     skipped = []
-    (found,) = sailor.read(tmp_path, skipped)
-    assert sorted(found.us) == pytest.approx([70.0, 70.0, 294.0, 294.0])
+    (op_table,) = sailor.read(tmp_path, skipped)
+    assert sorted(op_table.us) == pytest.approx([70.0, 70.0, 294.0, 294.0])
     assert "1 rows hold 1e+07 us, which stands for out of memory" in skipped[0]
 
 

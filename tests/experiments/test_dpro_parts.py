@@ -34,10 +34,10 @@ def test_a_shift_of_a_rank_is_recovered_within_what_the_alignment_reports(trace,
 @pytest.mark.parametrize("trace", [pytest.param(sample, id="tensorflow"), pytest.param(lambda: trace_of("ddp_mlp"), id="ddp")])
 def test_clocks_that_are_set_back_give_the_recording_again(trace):
     whole = trace()
-    there = with_clocks(with_clocks(whole, [0.0, 1234.0]), [0.0, -1234.0])
-    assert np.allclose(there.events.start_us, whole.events.start_us, rtol=0, atol=1e-3)
-    assert np.allclose(there.events.end_us, whole.events.end_us, rtol=0, atol=1e-3)
-    assert np.allclose(there.steps.start_us, whole.steps.start_us, rtol=0, atol=1e-3)
+    restored = with_clocks(with_clocks(whole, [0.0, 1234.0]), [0.0, -1234.0])
+    assert np.allclose(restored.events.start_us, whole.events.start_us, rtol=0, atol=1e-3)
+    assert np.allclose(restored.events.end_us, whole.events.end_us, rtol=0, atol=1e-3)
+    assert np.allclose(restored.steps.start_us, whole.steps.start_us, rtol=0, atol=1e-3)
 
 
 def test_a_shift_moves_what_the_other_ranks_saw_only():

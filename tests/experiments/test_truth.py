@@ -43,9 +43,9 @@ def runs(tmp_path):
 
 
 def test_errors_are_given_for_each_source_and_in_all(runs):
-    found = json.loads(score(runs, "--json").stdout)
-    assert (found["all"]["rows"], found["all"]["supported"]) == (2, 1)
-    one = found["source"]["one"]
+    facts = json.loads(score(runs, "--json").stdout)
+    assert (facts["all"]["rows"], facts["all"]["supported"]) == (2, 1)
+    one = facts["source"]["one"]
     keys = {
         "rows",
         "supported",
@@ -93,9 +93,9 @@ def test_intervals_are_those_of_other_sources(tmp_path):
         RUN.format(source=name, status="ok", seconds=seconds, memory="") for name, seconds in (("one", 4), ("two", 4), ("three", 8))
     ]
     (tmp_path / "runs.csv").write_text("\n".join([HEAD, *rows]) + "\n")
-    found = json.loads(score(tmp_path, "--intervals").stdout)
-    assert found["ratio"]["bound by the device"]["rows"] == 3
-    assert found["coverage_of_source_left_out"] == {"one": 1.0, "two": 1.0, "three": 0.0}
+    facts = json.loads(score(tmp_path, "--intervals").stdout)
+    assert facts["ratio"]["bound by the device"]["rows"] == 3
+    assert facts["coverage_of_source_left_out"] == {"one": 1.0, "two": 1.0, "three": 0.0}
 
 
 def test_intervals_of_one_source_are_one_line(runs):
@@ -105,8 +105,8 @@ def test_intervals_of_one_source_are_one_line(runs):
 
 
 def test_rows_that_are_left_out_are_counted_with_the_reason(runs):
-    found = json.loads(score(runs, "--json").stdout)
-    assert found["unsupported"] == [{"source": "two", "reason": "no bundled machine or device has the GPU K80", "rows": 1}]
+    facts = json.loads(score(runs, "--json").stdout)
+    assert facts["unsupported"] == [{"source": "two", "reason": "no bundled machine or device has the GPU K80", "rows": 1}]
 
 
 def test_a_folder_without_runs_is_one_line(tmp_path):
@@ -128,9 +128,9 @@ def test_rows_that_may_have_recomputed_hold_what_fits() -> None:
         )
 
     for limit, expected in ((200.0, 90.0), (65.0, 50.0), (5.0, 10.0)):  # all, half of the layers, none
-        (found,) = partly_recomputed([held(90.0)], [held(10.0)], limit, 8)
-        assert found.activations_bytes == expected
-        assert found.weights_bytes == 10.0
+        (row_with_memory,) = partly_recomputed([held(90.0)], [held(10.0)], limit, 8)
+        assert row_with_memory.activations_bytes == expected
+        assert row_with_memory.weights_bytes == 10.0
 
 
 def test_a_test_of_megatron_has_the_options_that_its_name_gives() -> None:
@@ -180,11 +180,11 @@ TEST = {
 
 
 def test_deterministic_tests_of_megatron_have_larger_workspaces() -> None:
-    found = {
+    workspaces = {
         overlap: workload_of(row(**TEST, model="gpt/gpt3_mcore_te_tp1_pp1", overlap=overlap)).runtime.memory.matmul_workspace_bytes
         for overlap in ("deterministic-mode", "")
     }
-    assert found == {"deterministic-mode": 32 * 2**20, "": None}
+    assert workspaces == {"deterministic-mode": 32 * 2**20, "": None}
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_tests_of_bert_have_its_heads_and_tests_of_experts_no_biases() -> None:
 def test_tests_that_stand_for_deepseek_v3_have_dense_layers_and_a_layer_for_a_second_token() -> None:
     options = {**TEST, "layers": 15, "hidden": 1024, "heads": 32, "ffn_hidden": 4096, "experts": 32, "top_k": 4, "notes": "; MLA"}
     options |= {"tp": 2, "pp": 2, "dp": 2, "ep": 4, "model": "moe/gpt3_moe_mcore_te_tp2_pp2_ep4_etp1_fine_grained_offloading"}
-    found = workload_of(row(**options))
-    assert [layer.count for layer in found.model.layers] == [3, 13]
-    assert found.strategy.stage_layers == (3, 2, 2, 2, 2, 2, 2, 1)
+    job_workload = workload_of(row(**options))
+    assert [layer.count for layer in job_workload.model.layers] == [3, 13]
+    assert job_workload.strategy.stage_layers == (3, 2, 2, 2, 2, 2, 2, 1)
 
 
 def row(**values: object) -> Row:

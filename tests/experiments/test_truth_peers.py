@@ -39,10 +39,10 @@ def truth(*options, envs):
 
 def test_predictors_are_compared_on_the_rows_that_all_support(runs):
     done = truth("compare", runs, "--predictor", "cold,constant-mfu", "--json", envs=runs)
-    found = json.loads(done.stdout)
-    assert found["rows"] == 2
-    assert {name: figures["all"]["rows"] for name, figures in found["predictors"].items()} == {"cold": 2, "constant-mfu": 2}
-    assert found["alone"]["cold"]["left_out"] == [{"reason": "no bundled machine or device has the GPU K80", "rows": 1}]
+    facts = json.loads(done.stdout)
+    assert facts["rows"] == 2
+    assert {name: figures["all"]["rows"] for name, figures in facts["predictors"].items()} == {"cold": 2, "constant-mfu": 2}
+    assert facts["alone"]["cold"]["left_out"] == [{"reason": "no bundled machine or device has the GPU K80", "rows": 1}]
 
 
 def test_a_peer_that_is_not_installed_is_one_line(runs):
@@ -85,13 +85,13 @@ def workload(name, **degrees):
 
 
 def test_a_job_is_described_by_its_numbers():
-    found = described(workload("mixtral-8x7b", dp=16, global_batch=64))
-    assert json.loads(json.dumps(found)) == found
-    assert (found["devices"], found["hosts"], found["experts"], found["micro_batches"]) == (16, 2, 8, 4)
-    assert found["host_bytes_per_s"] == 450e9
-    assert found["nic_bits_per_s"] == 400e9
-    assert parameters_of(published("mixtral-8x7b")) == found["parameters"]
-    assert found["active_parameters"] == pytest.approx(12.9e9, rel=0.01)  # Jiang et al. 2024, arXiv 2401.04088
+    description = described(workload("mixtral-8x7b", dp=16, global_batch=64))
+    assert json.loads(json.dumps(description)) == description
+    assert (description["devices"], description["hosts"], description["experts"], description["micro_batches"]) == (16, 2, 8, 4)
+    assert description["host_bytes_per_s"] == 450e9
+    assert description["nic_bits_per_s"] == 400e9
+    assert parameters_of(published("mixtral-8x7b")) == description["parameters"]
+    assert description["active_parameters"] == pytest.approx(12.9e9, rel=0.01)  # Jiang et al. 2024, arXiv 2401.04088
 
 
 def test_networks_that_are_no_transformers_are_left_out():

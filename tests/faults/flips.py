@@ -82,12 +82,12 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="make fewer copies of a format when this time is over")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # a pool of threads does not live on in a process that is forked
     broken = False
     with tempfile.TemporaryDirectory(prefix="dpro-search-flips-") as name:
-        for form in asked.formats:
-            row = campaign(form, Path(name) / form, range(asked.seed, asked.seed + asked.tries), asked.seconds)
+        for form in options.formats:
+            row = campaign(form, Path(name) / form, range(options.seed, options.seed + options.tries), options.seconds)
             print(json.dumps(row), flush=True)
             broken |= bool(row["bad"])
     sys.exit(int(broken))

@@ -53,15 +53,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="make fewer kills of a kind when this time is over")
     parser.add_argument("--python", help="for capture, collect and validate")
-    asked = parser.parse_args()
-    if asked.python is None and set(asked.kinds) & set(JOBS):
+    options = parser.parse_args()
+    if options.python is None and set(options.kinds) & set(JOBS):
         parser.error("capture, collect and validate: name the --python of an environment with PyTorch")
-    for kind in asked.kinds:
-        kills = Kills(wanted=asked.kills, seed=asked.seed, seconds=asked.seconds)
+    for kind in options.kinds:
+        kills = Kills(wanted=options.kills, seed=options.seed, seconds=options.seconds)
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="dpro-search-kills-") as name:
-            make(kind, Path(name), kills, (asked.python, ROOT / "tests" / "integration" / "planned_ddp_job.py"))
-        row = {"kind": kind, "seed": asked.seed, **kills.tally, "seconds": round(time.monotonic() - started)}
+            make(kind, Path(name), kills, (options.python, ROOT / "tests" / "integration" / "planned_ddp_job.py"))
+        row = {"kind": kind, "seed": options.seed, **kills.tally, "seconds": round(time.monotonic() - started)}
         print(json.dumps(row), flush=True)
 
 

@@ -71,9 +71,9 @@ def kill_searches(folder: Path, kills: Kills) -> None:
     for number in kills.numbers():
         everything = MORE_TRIALS * (number + 1)
         kills.kill(seconds, *SEARCH, everything, "--out", "killed", cwd=folder)
-        found = whole_lines(journal)
-        assert found.startswith(seen), "what was written down before is there still"
-        seen = found
+        lines = whole_lines(journal)
+        assert lines.startswith(seen), "what was written down before is there still"
+        seen = lines
         kills.tally["left a temporary name"] = len(list(folder.rglob(".*")))
     for out in ("killed", "whole"):
         succeeds(*SEARCH, everything, "--out", out, cwd=folder)
@@ -91,9 +91,9 @@ def kill_shared_searches(folder: Path, kills: Kills) -> None:
     for number in kills.numbers():
         everything = MORE_TRIALS * (number + 1)
         kills.kill(seconds, *args, everything, cwd=folder)
-        found = whole_lines(folder / "killed" / "trials.jsonl").count(b"\n")
-        assert found >= seen, "what was written down before is there still"
-        seen = found
+        line_count = whole_lines(folder / "killed" / "trials.jsonl").count(b"\n")
+        assert line_count >= seen, "what was written down before is there still"
+        seen = line_count
     succeeds(*args, everything, cwd=folder)
     assert SearchResult.load(folder / "killed").trials == everything
     numbers = [json.loads(line)["number"] for line in (folder / "killed" / "trials.jsonl").read_text().splitlines()]
@@ -108,9 +108,9 @@ def kill_searches_with_workers(folder: Path, kills: Kills) -> None:
     for number in kills.numbers():
         everything = MORE_TRIALS * (number + 1)
         kills.kill(seconds, *args, everything, cwd=folder)
-        found = whole_lines(journal)
-        assert found.startswith(seen), "what was written down before is there still"
-        seen = found
+        lines = whole_lines(journal)
+        assert lines.startswith(seen), "what was written down before is there still"
+        seen = lines
     succeeds(*args, everything, cwd=folder)
     assert SearchResult.load(folder / "killed").trials == everything
 

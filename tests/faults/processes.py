@@ -61,12 +61,12 @@ def killed_after(seconds: float, *args: object, cwd: Path | None = None) -> bool
 
 def processes_of(mark: str) -> list[int]:
     """Those that inherited the mark in their environment."""
-    found = []
+    collected = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if mark.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+                collected.append(int(path.parent.name))
+    return collected
 
 
 def shown(folder: Path) -> list[str]:

@@ -35,17 +35,17 @@ def usual() -> dict:
 @every_case("jump_us", [-3_600e6, -1e6, 1e6, 3_600e6])
 @every_case("step", [8, 18], ids=["while steps are timed", "while steps are profiled"])
 def test_a_jump_of_all_clocks_moves_the_prediction_by_little(jump_us, step, usual):
-    found = replayed(after_a_jump(sample(), jump_us, None, step))
-    assert found["predicted_iteration_us"] == pytest.approx(usual["predicted_iteration_us"], rel=0.05)
-    assert found["measured_iteration_us"] == pytest.approx(usual["measured_iteration_us"], rel=0.02)
+    facts = replayed(after_a_jump(sample(), jump_us, None, step))
+    assert facts["predicted_iteration_us"] == pytest.approx(usual["predicted_iteration_us"], rel=0.05)
+    assert facts["measured_iteration_us"] == pytest.approx(usual["measured_iteration_us"], rel=0.02)
 
 
 @every_case("jump_us", [-3_600e6, -1e6, 1e6, 3_600e6])
 @every_case("rank", [0, 1])
 def test_a_jump_of_one_clock_gives_a_prediction_or_one_line(jump_us, rank):
     try:
-        found = replayed(after_a_jump(sample(), jump_us, rank, 18))
+        facts = replayed(after_a_jump(sample(), jump_us, rank, 18))
     except InputError:
         return
-    assert np.isfinite(found["predicted_iteration_us"])
-    assert found["predicted_iteration_us"] > 0
+    assert np.isfinite(facts["predicted_iteration_us"])
+    assert facts["predicted_iteration_us"] > 0

@@ -89,11 +89,11 @@ class TestPlans:
     def test_a_plan_of_any_numbers_is_priced_or_refused(self, threshold, cycle_us):
         try:
             plan = Plan.of(fusion_threshold_bytes=threshold, cycle_time_us=cycle_us)
-            found = horovod().predict(plan)
+            prediction = horovod().predict(plan)
         except DproSearchError as error:
             one_line(error)
         else:
-            assert np.isfinite(found.iteration_us)
+            assert np.isfinite(prediction.iteration_us)
 
 
 @cache
@@ -280,9 +280,9 @@ class TestRunFolders:
         away = tmp_path / "away"
         result = SearchResult.load(run)
         (run / "result.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(result, run=str(away))))
-        found = load_run(run)
-        found.result.save()
-        found.export(tmp_path / "tuned")
+        loaded_run = load_run(run)
+        loaded_run.result.save()
+        loaded_run.export(tmp_path / "tuned")
         assert not away.exists()
 
     @pytest.mark.parametrize("name", ["trials.jsonl", "plans", "run.json", "topn.csv"])

@@ -63,12 +63,12 @@ def places(value: object, at: tuple = ()) -> Iterator[tuple]:
 
 
 def changed(whole: dict, place: tuple, value: object) -> dict:
-    found = deepcopy(whole)
-    inner = found
+    changed_copy = deepcopy(whole)
+    inner = changed_copy
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
-    return found
+    return changed_copy
 
 
 def hostile(whole: dict) -> Iterator[tuple[str, bytes]]:
@@ -241,10 +241,10 @@ def test_every_array_of_a_latency_file_may_hold_anything(tmp_path):
     for name, array in latency().items():
         for wrong in wrong_arrays(array):
             np.savez(path, **{**latency(), name: wrong})
-            found = or_refused(path, lambda: model_file.load(path)[0].on(profile).predict(op))
-            refused += found is None
-            if found is not None:
-                assert_usable(found, (name, wrong.ravel()[:1]))
+            prediction = or_refused(path, lambda: model_file.load(path)[0].on(profile).predict(op))
+            refused += prediction is None
+            if prediction is not None:
+                assert_usable(prediction, (name, wrong.ravel()[:1]))
     assert refused > 80
 
 

@@ -21,8 +21,8 @@ def sums(all_reduce):
             for dtype in ("float32", "float64", "int32", "int64", "complex64"):
                 rows = [(np.arange(count) % 13 + one).astype(dtype) for one in range(ranks)]
                 for segment_bytes in (0, 256):
-                    found = all_reduce.sum(rows[rank].copy(), algorithm=algorithm, segment_bytes=segment_bytes)
-                    assert (found == sum(rows)).all(), (algorithm, count, dtype, segment_bytes)
+                    total = all_reduce.sum(rows[rank].copy(), algorithm=algorithm, segment_bytes=segment_bytes)
+                    assert (total == sum(rows)).all(), (algorithm, count, dtype, segment_bytes)
     average = all_reduce.sum(np.full((3, 5), rank, "float32"), average=True)
     assert (average == np.float32((ranks - 1) / 2)).all()
     assert average.shape == (3, 5)
@@ -44,8 +44,8 @@ def library(all_reduce):
     bits = {}
     for algorithm in sys.argv[2].split(","):
         for _ in range(2):  # the second call takes the short way
-            found = all_reduce.sum(rows[rank].copy(), algorithm=algorithm)
-            np.testing.assert_allclose(found, rows.sum(axis=0), rtol=1e-5)
+            total = all_reduce.sum(rows[rank].copy(), algorithm=algorithm)
+            np.testing.assert_allclose(total, rows.sum(axis=0), rtol=1e-5)
             again = rows[rank].copy()
             bits[algorithm] = all_reduce.sum(again, algorithm=algorithm).tobytes()
             again[:] = rows[rank]

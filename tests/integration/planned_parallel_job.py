@@ -151,9 +151,9 @@ def main():
     torch.set_num_threads(1)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = rank, ranks
     dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=int(rank), world_size=int(ranks))
-    found = [trained(case, number) for number, case in enumerate(json.loads(Path(cases).read_text()))]
+    results = [trained(case, number) for number, case in enumerate(json.loads(Path(cases).read_text()))]
     if rank == "0":
-        Path(out).write_text(json.dumps(found))
+        Path(out).write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

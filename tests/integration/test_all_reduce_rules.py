@@ -93,8 +93,8 @@ def test_another_plan_of_the_same_sizes_sends_other_bytes(tmp_path):
     ],
 )
 def test_sizes_in_a_hierarchy_and_others_send_what_they_should_over_the_links_of_two_hosts(ranges, sent, tmp_path):
-    found = bytes_sent(Plan.of(allreduce_algorithms=ranges), tmp_path, ranks_per_host=2, sizes=(SMALL, LARGE, SMALL))
-    assert found == [pytest.approx(share, rel=0.12) for share in sent]
+    sent_bytes = bytes_sent(Plan.of(allreduce_algorithms=ranges), tmp_path, ranks_per_host=2, sizes=(SMALL, LARGE, SMALL))
+    assert sent_bytes == [pytest.approx(share, rel=0.12) for share in sent]
 
 
 def test_algorithms_that_know_no_hosts_send_over_their_links_what_the_counts_say(tmp_path):

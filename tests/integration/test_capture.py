@@ -76,16 +76,16 @@ def test_flops_are_those_of_the_products(tensor_parallel):
 
 def test_tensor_parallel_collectives_are_those_that_the_model_is_compiled_to(tensor_parallel):
     """Each linear layer that is split by columns sums the gradient of its input, as `ColwiseParallel` does alone."""
-    model, found = captured_model(tensor_parallel), Counter()
+    model, counts = captured_model(tensor_parallel), Counter()
     for block in blocks_of(model):
         program = compile_block(block, layout_of(Strategy(tp=4), regather_inputs=False), BATCH, SEQUENCE)
         for phase, steps in ((StepPhase.FORWARD, program.forward), (StepPhase.BACKWARD, program.backward)):
             for each in steps:
                 if isinstance(each, BlockCollective):
-                    found["all_reduce", phase, each.elements, (0, 1, 2, 3)] += block.count
+                    counts["all_reduce", phase, each.elements, (0, 1, 2, 3)] += block.count
                     assert each.type.name == "ALL_REDUCE"
-    assert found == issued(tensor_parallel.under_mesh)
-    assert sum(found.values()) == 7 * LAYERS
+    assert counts == issued(tensor_parallel.under_mesh)
+    assert sum(counts.values()) == 7 * LAYERS
 
 
 def test_a_rank_of_four_computes_a_fourth_of_what_is_split(tensor_parallel):
@@ -118,6 +118,6 @@ def test_a_plan_of_the_script_says_what_is_split(larger):
     ],
 )
 def test_what_cannot_be_captured_is_said_in_one_line(torch_python, build, more, said):
-    with pytest.raises(InputError) as found:
+    with pytest.raises(InputError) as raised:
         captured(torch_python, build, **more)
-    assert said in str(found.value)
+    assert said in str(raised.value)

@@ -40,21 +40,21 @@ def pipeline(torch_python):
 
 def exchanged(model, strategy):
     """Elements by type and phase, as compiled, of one micro-batch and without the sums of gradients."""
-    found = Counter()
+    counts = Counter()
     for block in blocks_of(model):
         program = compile_block(block, layout_of(strategy, regather_inputs=False), BATCH, SEQUENCE)
         for phase, steps in ((StepPhase.FORWARD, program.forward), (StepPhase.BACKWARD, program.backward)):
             for step in steps:
                 for each in [step] if isinstance(step, BlockCollective) else step.beside:
-                    found[each.type.name.lower(), phase] += each.elements * each.repeats * block.count
-    return found
+                    counts[each.type.name.lower(), phase] += each.elements * each.repeats * block.count
+    return counts
 
 
 def issued(step):
-    found = Counter()
+    counts = Counter()
     for each in step.collectives:
-        found[each.type, each.phase] += each.elements
-    return found
+        counts[each.type, each.phase] += each.elements
+    return counts
 
 
 def test_places_of_a_pipeline_do_together_what_one_device_does(pipeline):
@@ -93,23 +93,23 @@ def test_a_captured_pipeline_is_described_as_it_ran(pipeline):
 def test_a_ring_of_context_parallel_ranks_passes_on_what_is_compiled(torch_python):
     """PyTorch's ring is an all-to-all in which each rank sends to the next one only; gradients are summed over the same ranks."""
     graph = captured(torch_python, "llama", "cp=4", rotate="alltoall")
-    found = issued(graph.under_mesh)
-    assert found.pop(("all_reduce", StepPhase.BACKWARD)) == graph.parameter_bytes // 4
+    counts = issued(graph.under_mesh)
+    assert counts.pop(("all_reduce", StepPhase.BACKWARD)) == graph.parameter_bytes // 4
     expected = {key: elements for key, elements in exchanged(LLAMA, Strategy(cp=4, cp_ring=True)).items() if key[0] == "send"}
-    assert {("send", phase): elements for (_, phase), elements in found.items()} == expected
+    assert {("send", phase): elements for (_, phase), elements in counts.items()} == expected
 
 
 def test_tokens_travel_to_their_experts_as_is_compiled(torch_python):
     graph = captured(torch_python, "mixture", "dp=4,ep=4")
-    found = issued(graph.under_mesh)
-    assert found["all_to_all", StepPhase.FORWARD] > 0
+    counts = issued(graph.under_mesh)
+    assert counts["all_to_all", StepPhase.FORWARD] > 0
     expected = exchanged(MIXTURE, Strategy(dp=4, ep=4))
     for phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
-        assert found["all_to_all", phase] == expected["all_to_all", phase]
+        assert counts["all_to_all", phase] == expected["all_to_all", phase]
     experts = sum(each.elements for each in graph.plain.parameters if ".grouped." in each.name)
     whole = graph.parameter_bytes // 4
     assert graph.under_mesh.local_parameter_bytes == 4 * (whole - experts + experts // 4)
-    assert found["all_reduce", StepPhase.BACKWARD] == whole - experts  # each rank has experts of its own
+    assert counts["all_reduce", StepPhase.BACKWARD] == whole - experts  # each rank has experts of its own
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,6 @@ def test_tokens_travel_to_their_experts_as_is_compiled(torch_python):
     ],
 )
 def test_a_mesh_that_the_model_cannot_have_is_refused_in_one_line(torch_python, build, mesh, more, said):
-    with pytest.raises(InputError) as found:
+    with pytest.raises(InputError) as raised:
         captured(torch_python, build, mesh, **more)
-    assert said in str(found.value)
+    assert said in str(raised.value)

@@ -41,10 +41,10 @@ def test_messages_between_stages_have_both_ends_and_their_axis(pipeline):
     receives = whole & (events.collective_kind == CollectiveKind.RECV)
     step = int(np.median(trace.steps.index))
     for rank in (0, 1):
-        mine = (events.rank == rank) & (events.step == step)
-        assert (mine & sends).sum() == (mine & receives).sum() == MICRO_BATCHES
+        chosen_events = (events.rank == rank) & (events.step == step)
+        assert (chosen_events & sends).sum() == (chosen_events & receives).sum() == MICRO_BATCHES
         other = events.collective[(events.rank == 1 - rank) & receives]
-        assert set(events.collective[mine & sends]) <= set(other)
+        assert set(events.collective[chosen_events & sends]) <= set(other)
     assert set(events.size_bytes[sends | receives]) == {MESSAGE_BYTES}
     (group,) = trace.groups
     assert (group.description, group.ranks) == ("mesh_pp", (0, 1))
@@ -71,7 +71,7 @@ def test_collectives_are_those_of_their_axis(torch_python, tmp_path, kind, axis,
     events = trace.events
     assert [(group.description, group.ranks) for group in trace.groups] == [(f"mesh_{axis}", (0, 1))]
     step = int(np.median(trace.steps.index))
-    mine = (events.kind == EventKind.COLLECTIVE) & (events.rank == 0) & (events.step == step)
+    chosen_events = (events.kind == EventKind.COLLECTIVE) & (events.rank == 0) & (events.step == step)
     for collective, count in counts.items():
-        assert (mine & (events.collective_kind == collective)).sum() == count
-    assert (events.group[mine] == 0).all()
+        assert (chosen_events & (events.collective_kind == collective)).sum() == count
+    assert (events.group[chosen_events] == 0).all()

@@ -98,14 +98,14 @@ def test_a_rank_that_fails_is_named_with_its_last_lines(mxnet_python, tmp_path):
 
 def of_folder(folder: Path) -> list[str]:
     """Processes whose output goes to the folder."""
-    found = []
+    collected = []
     for path in Path("/proc").glob("[0-9]*/fd/1"):
         try:
             if folder in path.resolve().parents:
-                found.append((path.parents[1] / "cmdline").read_text())
+                collected.append((path.parents[1] / "cmdline").read_text())
         except OSError:
             continue
-    return found
+    return collected
 
 
 def test_a_job_that_hangs_is_ended_with_all_its_processes(mxnet_python, tmp_path):

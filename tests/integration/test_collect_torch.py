@@ -62,9 +62,9 @@ def test_it_holds_every_gradient_and_bucket_of_every_rank_and_step(recorded):
     trace = Trace.load(recorded[0])
     moved = sum(tensor.size_bytes for tensor in trace.tensors)
     for rank in range(2):
-        mine = trace.events.select(trace.events.rank == rank)
-        assert (mine.kind == EventKind.COMM).sum() == 32 * 11
-        buckets = mine.select(mine.kind == EventKind.COLLECTIVE)
+        chosen_events = trace.events.select(trace.events.rank == rank)
+        assert (chosen_events.kind == EventKind.COMM).sum() == 32 * 11
+        buckets = chosen_events.select(chosen_events.kind == EventKind.COLLECTIVE)
         assert buckets.size_bytes.sum() == moved * 11
         cpu = trace.steps.comm_cpu_us[trace.steps.rank == rank]
         assert (cpu > 0).all()  # of Gloo's threads
@@ -135,8 +135,8 @@ print(json.dumps(dist._compute_bucket_assignment_by_size(tensors, limits, [], li
 @pytest.mark.parametrize("limits", [[1], [1000], [100, 4000], [10**9]])
 def test_buckets_follow_the_rule_of_pytorch_itself(torch_python, limits):
     sizes = np.random.default_rng(3).integers(1, 600, 60).tolist()
-    asked = [torch_python, "-c", BUCKETS, json.dumps([sizes, limits])]
-    theirs = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    command = [torch_python, "-c", BUCKETS, json.dumps([sizes, limits])]
+    theirs = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     tensors = [TensorInfo(name=str(i), node="", dtype="float32", shape=(n,), size_bytes=4 * n) for i, n in enumerate(sizes)]
     ours = bucket_assignment(tensors, limits)
     assert [np.flatnonzero(ours == number).tolist() for number in range(ours.max() + 1)] == theirs

@@ -93,9 +93,9 @@ def followed(tensorflow_python, folder):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_losses_are_within_what_the_plan_promises(plain, followed, name):
-    found = compare([plain.losses], [followed(name).losses], tolerance_of(PLANS[name]))
-    assert found.compared == 20
-    assert found.verdict == "same", found.reason
+    comparison = compare([plain.losses], [followed(name).losses], tolerance_of(PLANS[name]))
+    assert comparison.compared == 20
+    assert comparison.verdict == "same", comparison.reason
 
 
 @pytest.mark.parametrize(

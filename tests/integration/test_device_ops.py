@@ -25,9 +25,9 @@ def fit(*options, folder):
 def test_a_core_is_measured_continued_and_named(torch_python, tmp_path):
     first = fit("--budget", 6, "--json", folder=tmp_path)
     assert first.returncode == 0, first.stderr
-    found = json.loads(first.stdout)
-    assert (found["samples"], found["new"], found["complete"]) == (6, 6, True)
-    assert "fitted to GPUs alone" in found["outside"]
+    facts = json.loads(first.stdout)
+    assert (facts["samples"], facts["new"], facts["complete"]) == (6, 6, True)
+    assert "fitted to GPUs alone" in facts["outside"]
     more = fit("--budget", 12, folder=tmp_path)
     assert "12 ops, 6 timed now" in more.stdout
     assert "ops that are predicted from the others" in more.stdout

@@ -63,32 +63,32 @@ def test_tensorflow_follows_groups_and_clusters_together(tensorflow_job, tensorf
         op_clusters=(("sequential/dense/BiasAdd", "sequential/dense/Relu"),),
     )
     assert len(tensorflow_base.losses) == 9
-    found = verdict(tensorflow_job, plan, tensorflow_base)
-    assert found.verdict == "same", found.reason
+    outcome = verdict(tensorflow_job, plan, tensorflow_base)
+    assert outcome.verdict == "same", outcome.reason
 
 
 def test_keras_fit_follows_groups_and_is_told_how(tensorflow_python):
     groups = tuple((f"dense_{i}/bias#{2 * i + 1}", f"dense_{i}/kernel#{2 * i}") for i in (3, 2, 1))
     keras = job("tensorflow-horovod", (tensorflow_python, KERAS_JOB), "tensorflow")
-    found = verdict(keras, Plan(tensor_groups=groups), keras.run(Plan(), warmup=2))
-    assert found.compared == 12
-    assert found.verdict == "same", found.reason
+    outcome = verdict(keras, Plan(tensor_groups=groups), keras.run(Plan(), warmup=2))
+    assert outcome.compared == 12
+    assert outcome.verdict == "same", outcome.reason
     ignores = replace(keras, spec=replace(keras.spec, command=(*keras.spec.command, "ignore")))
     with pytest.raises(JobError, match=r"planned_groups for groups= of hvd\.DistributedOptimizer"):
         ignores.run(Plan(tensor_groups=groups), warmup=2)
 
 
 def test_tensorflow_accumulates(tensorflow_job, tensorflow_base):
-    found = verdict(tensorflow_job, Plan(micro_batches=2), tensorflow_base)
-    assert found.verdict == "same", found.reason
+    outcome = verdict(tensorflow_job, Plan(micro_batches=2), tensorflow_base)
+    assert outcome.verdict == "same", outcome.reason
 
 
 def test_ranks_that_compute_ops_again_agree_on_their_tensors(tensorflow_python):
     plain = job("tensorflow-horovod", (tensorflow_python, HOROVOD_JOB), "tensorflow")
     again = tuple(f"block_{i}/{name}" for i in range(6) for name in (f"left_{i}/BiasAdd", "Tanh", f"right_{i}/BiasAdd", "Sigmoid"))
-    found = verdict(plain, Plan(recomputed_ops=again), plain.run(Plan(), warmup=2))
-    assert found.compared == 20
-    assert found.verdict == "same", found.reason
+    outcome = verdict(plain, Plan(recomputed_ops=again), plain.run(Plan(), warmup=2))
+    assert outcome.compared == 20
+    assert outcome.verdict == "same", outcome.reason
 
 
 def test_a_recording_under_exact_groups_knows_them_and_is_replayed_with_them(tensorflow_python, tmp_path):
@@ -116,8 +116,8 @@ def torch_base(torch_job):
 
 @pytest.mark.parametrize("plan", [Plan.of(bucket_cap_bytes=20_000), Plan(micro_batches=4), Plan(compression="fp16")])
 def test_pytorch_trains_the_same(torch_job, torch_base, plan):
-    found = verdict(torch_job, plan, torch_base)
-    assert found.verdict == "same", found.reason
+    outcome = verdict(torch_job, plan, torch_base)
+    assert outcome.verdict == "same", outcome.reason
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +169,8 @@ def fsdp_base(fsdp_job):
 def test_a_fully_sharded_job_trains_the_same_and_gathers_what_its_plan_says(fsdp_job, fsdp_base, tmp_path, plan, gathers):
     """Of four units the root keeps its parameters until the backward pass: as recorded, the three layers are gathered again."""
     spec = replace(fsdp_job.spec, env={**fsdp_job.spec.env, "GATHERS_TO": str(tmp_path / "gathers")})
-    found = verdict(replace(fsdp_job, spec=spec), plan, fsdp_base)
-    assert found.verdict == "same", found.reason
+    outcome = verdict(replace(fsdp_job, spec=spec), plan, fsdp_base)
+    assert outcome.verdict == "same", outcome.reason
     assert int((tmp_path / "gathers").read_text()) == gathers
 
 
@@ -181,28 +181,30 @@ def blocks_job(torch_job):
 
 
 def test_modules_that_are_computed_again_train_the_same_to_the_last_bit(blocks_job, tmp_path):
-    found = []
+    collected = []
     parts = Plan.of(micro_batches=2, bucket_cap_bytes=20_000)
     for name, plan in [("as-written", parts), ("again", parts.changed(recomputed_modules=("0", "2")))]:
         spec = replace(blocks_job.spec, env={**blocks_job.spec.env, "STATE_TO": str(tmp_path / name)})
         run = replace(blocks_job, spec=spec).run(plan, warmup=2)
-        found.append((run.losses, json.loads((tmp_path / name).read_text())))
-    assert len(found[0][0]) == 12
-    assert found[0] == found[1]  # losses, parameters, and the running statistics, which a second forward pass would change again
+        collected.append((run.losses, json.loads((tmp_path / name).read_text())))
+    assert len(collected[0][0]) == 12
+    assert (
+        collected[0] == collected[1]
+    )  # losses, parameters, and the running statistics, which a second forward pass would change again
 
 
 def test_modules_in_bfloat16_converge_to_the_same_and_computing_them_again_changes_nothing(blocks_job, tmp_path):
     plain = blocks_job.run(Plan(), warmup=2)
-    plan, found = Plan(bfloat16_modules=("0", "2")), []
+    plan, collected = Plan(bfloat16_modules=("0", "2")), []
     for name, again in [("once", None), ("the-same", ("0", "2")), ("their-parts", ("0.0", "2.4")), ("what-holds-none", ("1",))]:
         spec = replace(blocks_job.spec, env={**blocks_job.spec.env, "STATE_TO": str(tmp_path / name)})
         both = plan.changed(recomputed_modules=again)
         run = replace(blocks_job, spec=spec).run(both, warmup=2)
-        found.append((run.losses, json.loads((tmp_path / name).read_text())))
-    assert found[0][0] != plain.losses  # it did compute in another precision
-    verdict = compare([plain.losses], [found[0][0]], tolerance_of(plan))
+        collected.append((run.losses, json.loads((tmp_path / name).read_text())))
+    assert collected[0][0] != plain.losses  # it did compute in another precision
+    verdict = compare([plain.losses], [collected[0][0]], tolerance_of(plan))
     assert verdict.verdict == "same", verdict.reason
-    assert found[1:] == found[:1] * 3
+    assert collected[1:] == collected[:1] * 3
 
 
 def test_a_module_that_the_model_does_not_have_is_named(blocks_job):
@@ -298,20 +300,20 @@ def test_mxnet_pushes_compressed_gradients(kvstore_job):
 
 @pytest.mark.parametrize("plan", [Plan(servers=1), Plan.of(p3=True, slice_threshold=400_000)])
 def test_mxnet_trains_the_same_with_other_servers_and_slices(kvstore_job, kvstore_base, plan):
-    found = verdict(kvstore_job, plan, kvstore_base)
-    assert found.compared == 8
-    assert found.verdict == "same", found.reason
+    outcome = verdict(kvstore_job, plan, kvstore_base)
+    assert outcome.compared == 8
+    assert outcome.verdict == "same", outcome.reason
 
 
 def test_a_plan_whose_run_hangs_is_ended_and_the_others_are_measured(mxnet_python):
     hangs = job("mxnet-kvstore", (mxnet_python, KVSTORE_JOB, "hangs-with-a-bound"), "mxnet", DMLC_NUM_SERVER="1")
     expected = Prediction(iteration_us=1e4, interval_us=(9e3, 1.1e4), breakdown_us={}, peak_memory_bytes=None, source="recorded")
     plans = [(Plan.of(bigarray_bound=1000), expected), (Plan(servers=2), expected)]
-    found = validate(hangs, expected, plans, warmup=2, timeout_s=15)
-    (failed,) = found.failed
+    validation = validate(hangs, expected, plans, warmup=2, timeout_s=15)
+    (failed,) = validation.failed
     assert "took longer than 15 s" in failed.reason
     assert failed.reason.endswith("begun")
-    assert [row.plan for row in found.plans] == [Plan(servers=2)]
+    assert [row.plan for row in validation.plans] == [Plan(servers=2)]
 
 
 def test_mxnet_on_horovod_follows_its_knobs(mxnet_python):
@@ -329,8 +331,8 @@ def test_mxnet_on_horovod_follows_its_knobs(mxnet_python):
     )
     plain = job("mxnet-horovod", command, "mxnet")
     base = plain.run(Plan(), warmup=2)
-    found = verdict(plain, Plan.of(fusion_threshold_bytes=0, cycle_time_us=5000.0), base)
-    assert found.verdict == "same", found.reason
+    outcome = verdict(plain, Plan.of(fusion_threshold_bytes=0, cycle_time_us=5000.0), base)
+    assert outcome.verdict == "same", outcome.reason
     assert np.isfinite(base.times.iteration_us).all()
 
 
@@ -338,6 +340,6 @@ def test_mxnet_on_horovod_follows_its_knobs(mxnet_python):
 def test_byteps_trains_the_same_with_other_servers_parts_and_credit_and_by_halves(byteps_python, plan):
     command = (byteps_python, WORKLOADS / "mxnet_train.py", "--comm", "byteps", "--model", "vgg16", "--batch", 1, "--steps", 8)
     plain = job("mxnet-byteps", command, "mxnet", DMLC_NUM_SERVER="2")
-    found = verdict(plain, plan, plain.run(Plan(), warmup=2))
-    assert found.compared == 8
-    assert found.verdict == "same", found.reason
+    outcome = verdict(plain, plan, plain.run(Plan(), warmup=2))
+    assert outcome.compared == 8
+    assert outcome.verdict == "same", outcome.reason

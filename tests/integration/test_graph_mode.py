@@ -36,6 +36,6 @@ def test_the_plans_clusters_are_compiled_and_the_losses_are_the_same(tensorflow_
     }.items():
         export_plan(plan, tmp_path / name, targets_for(plan, HorovodKind.targets))
         env = {"TF_XLA_FLAGS": "--tf_xla_enable_lazy_compilation=false", "XLA_FLAGS": f"--xla_dump_to={tmp_path / name / 'dump'}"}
-        found = ran(tensorflow_python, tmp_path / f"{name}.json", tmp_path / name, **env)
-        np.testing.assert_allclose(found["planned"], found["plain"], rtol=1e-5)
+        run = ran(tensorflow_python, tmp_path / f"{name}.json", tmp_path / name, **env)
+        np.testing.assert_allclose(run["planned"], run["plain"], rtol=1e-5)
     assert any("dpro_cluster_0" in path.name for path in (tmp_path / "fused" / "dump").iterdir())

@@ -35,8 +35,8 @@ TARGET = 0.8
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("digits") / "digits.npz"
-    found = load_digits()
-    np.savez(path, data=found.data, target=found.target)
+    digits_data = load_digits()
+    np.savez(path, data=digits_data.data, target=digits_data.target)
     return path
 
 
@@ -63,9 +63,9 @@ class Job:
         spec = JobSpec(command=(self.python, str(JOB), *words), ranks=len(step_s), env=given | env, timeout_s=300)
         place = ServerSpec(count=servers, worker_env=lambda rank: {"RANK": str(rank)})
         run_with_servers(spec, self.folder, place)
-        found = recorded_runs(runs)
-        assert found is not None
-        return [ended for rank in range(len(step_s)) for ended in events(self.folder / f"rank{rank}", "done")], found.runs[-1]
+        recorded = recorded_runs(runs)
+        assert recorded is not None
+        return [ended for rank in range(len(step_s)) for ended in events(self.folder / f"rank{rank}", "done")], recorded.runs[-1]
 
 
 def events(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -115,9 +115,9 @@ def test_recorded_runs_are_searched_and_the_best_scheme_is_trained(job: Job, tmp
     plan = Plan.of(**facts["plans"][0]["plan"])
     source = load_source(recording)
     command = (job.python, str(JOB), str(job.digits), "0.02,0.04")
-    found = described_job(source, job_of(source), tmp_path / "run", command)
-    found.run(plan, warmup=0, timeout_s=120.0)
-    (trained,) = found.trained()
+    job_to_run = described_job(source, job_of(source), tmp_path / "run", command)
+    job_to_run.run(plan, warmup=0, timeout_s=120.0)
+    (trained,) = job_to_run.trained()
     assert trained.synchronisation == plan.synchronisation
     assert trained.final_loss <= 0.4
 
@@ -183,8 +183,8 @@ class Loose:
     def wait_for(self, name: str, event: str) -> dict[str, Any]:
         deadline = time.monotonic() + 120.0
         while time.monotonic() < deadline:
-            if found := events(self.job.folder / name, event):
-                return found[0]
+            if matching := events(self.job.folder / name, event):
+                return matching[0]
             time.sleep(0.05)
         raise AssertionError(f"{name}: no {event}: {(self.job.folder / name / 'log').read_text()}")
 

@@ -57,12 +57,12 @@ def test_nothing_is_left_of_a_job_that_took_too_long(tmp_path: Path) -> None:
 
 
 def _running(mark: str) -> list[str]:
-    found = []
+    collected = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = path.read_bytes()
         except OSError:
             continue
         if mark.encode() in text and int(path.parent.name) != os.getpid():
-            found.append(path.parent.name)
-    return found
+            collected.append(path.parent.name)
+    return collected

@@ -20,12 +20,12 @@ def test_cases_are_timed_run_and_scored_and_not_run_again(tmp_path, torch_python
     chosen = [case for case in cases(paced=False) if case.job == "real-gpt-2-2gbit" and case.strategy in ("ddp", "tp")]
     said: list[str] = []
     measure(tmp_path, chosen, torch_python, 1, said.append)
-    found = score(tmp_path, chosen)
-    assert [row["strategy"] for row in found["rows"]] == ["ddp", "tp"]
-    assert all(row["measured_us"] > 0 and row["predicted_us"] > 0 for row in found["rows"])
-    assert found["failed"] == []
-    assert found["losses"]["compared"] > 5
-    assert found["losses"]["worst_relative"] < 1e-3
+    scored = score(tmp_path, chosen)
+    assert [row["strategy"] for row in scored["rows"]] == ["ddp", "tp"]
+    assert all(row["measured_us"] > 0 and row["predicted_us"] > 0 for row in scored["rows"])
+    assert scored["failed"] == []
+    assert scored["losses"]["compared"] > 5
+    assert scored["losses"]["worst_relative"] < 1e-3
     before, (*_, last) = rows_of(tmp_path), said
     assert "(2 of 2, 0 min left)" in last
     measure(tmp_path, chosen, torch_python, 1, said.append)

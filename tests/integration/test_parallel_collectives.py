@@ -81,8 +81,8 @@ CASES = {
 def torchs(torch_python, tmp_path_factory):
     """Collectives that PyTorch issues in each case."""
     folder = tmp_path_factory.mktemp("issued")
-    asked = json.dumps(list(CASES.values()))
-    done = subprocess.run([torch_python, str(JOB), asked, str(folder)], capture_output=True, text=True, check=False, timeout=500)
+    cases = json.dumps(list(CASES.values()))
+    done = subprocess.run([torch_python, str(JOB), cases, str(folder)], capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     return {name: counted(json.loads((folder / f"{number}.json").read_text())) for number, name in enumerate(CASES)}
 
@@ -96,12 +96,12 @@ def counted(found):
 def compiled(strategy, model=MODEL, *, regather_inputs=False):
     """Collectives of one micro-batch, as compiled for PyTorch: it keeps what it gathered for the gradients of weights."""
     groups = Groups(strategy, parse_cluster("8xhgx-h100"))
-    found = Counter()
+    counts = Counter()
 
     def add(phase, each, times=1):
         ranks = tuple(groups.ranks(each.axis))
         if len(ranks) > 1:
-            found[Issued(phase, each.type.name.lower(), each.elements, ranks)] += times * each.repeats
+            counts[Issued(phase, each.type.name.lower(), each.elements, ranks)] += times * each.repeats
 
     for block in blocks_of(model):
         program = compile_block(block, layout_of(strategy, regather_inputs=regather_inputs), BATCH, SEQUENCE)
@@ -115,7 +115,7 @@ def compiled(strategy, model=MODEL, *, regather_inputs=False):
                     add(phase, each, times)
             else:
                 add("backward", each, block.count)
-    return found
+    return counts
 
 
 def gathers(strategy, block, model):
@@ -260,7 +260,7 @@ def test_expert_parallel(torchs):
 @pytest.mark.parametrize(("case", "ranks"), [("fsdp 8", [8]), ("fsdp 8, sp 4", [4, 8])])
 def test_norms_of_gradients_are_summed_before_the_update(torchs, case, ranks):
     """PyTorch sums one number for each parameter along each axis of the mesh, Megatron-LM and we one over all ranks at once."""
-    found = of_phase(torchs[case], "optimizer")
-    assert sorted(len(each.ranks) for each in found) == ranks
+    collectives = of_phase(torchs[case], "optimizer")
+    assert sorted(len(each.ranks) for each in collectives) == ranks
     parameters = 9 * LAYERS + 3
-    assert {(each.type, each.elements, count) for each, count in found.items()} == {("all_reduce", parameters, 1)}
+    assert {(each.type, each.elements, count) for each, count in collectives.items()} == {("all_reduce", parameters, 1)}

@@ -36,9 +36,9 @@ def read(parallel_python, tmp_path_factory):
     for name, settings in CASES.items():
         target = name.split()[0]
         # with 30 layers Megatron's stages have different numbers of them
-        found = exported(root / "jobs" / name, target, settings, **({"model": "starcoder2-3b"} if "uneven" in name else {}))
+        export = exported(root / "jobs" / name, target, settings, **({"model": "starcoder2-3b"} if "uneven" in name else {}))
         (root / "exports").mkdir(exist_ok=True)
-        folder = found.folder.rename(root / "exports" / name)
+        folder = export.folder.rename(root / "exports" / name)
         replicas = RANKS // settings.get("tp", 1) if target == "deepspeed" else RANKS
         (folder / "ranks.json").write_text(str(replicas))
         (folder / "layers.json").write_text("30" if "uneven" in name else str(LAYERS))
@@ -49,16 +49,16 @@ def read(parallel_python, tmp_path_factory):
 
 
 def test_torchtitan_makes_the_configuration(read):
-    found = read["torchtitan fsdp"]
-    assert (found["type"], found["tp"], found["reshard"]) == ("Trainer.Config", 2, "always")
-    assert found["batch"] == [2, 64, 4096]
+    configuration = read["torchtitan fsdp"]
+    assert (configuration["type"], configuration["tp"], configuration["reshard"]) == ("Trainer.Config", 2, "always")
+    assert configuration["batch"] == [2, 64, 4096]
 
 
 def test_stages_of_torchtitan(read):
-    found = read["torchtitan pipeline"]
-    assert (found["schedule"], found["layers"], found["reshard"]) == ("Interleaved1F1B", [8] * 4, "never")
-    assert found["recompute"] == "FullAC.Config"
-    assert found["batch"] == [16, 64, 4096]
+    configuration = read["torchtitan pipeline"]
+    assert (configuration["schedule"], configuration["layers"], configuration["reshard"]) == ("Interleaved1F1B", [8] * 4, "never")
+    assert configuration["recompute"] == "FullAC.Config"
+    assert configuration["batch"] == [16, 64, 4096]
 
 
 def test_megatron_core_takes_the_settings(read):
@@ -83,7 +83,7 @@ def test_deepspeed_reads_the_file(read):
 
 
 def test_accelerate_makes_the_plugins(read):
-    found = read["accelerate fsdp"]
-    assert found == {"type": "fsdp", "sizes": [1, 8, 2, 1], "version": 2, "reshard": True, "recompute": True}
+    configuration = read["accelerate fsdp"]
+    assert configuration == {"type": "fsdp", "sizes": [1, 8, 2, 1], "version": 2, "reshard": True, "recompute": True}
     assert read["accelerate cp"]["sizes"] == [1, 8, 1, 2]
     assert read["accelerate pipeline"] == {"type": "megatron", "tp": 4, "pp": 2}

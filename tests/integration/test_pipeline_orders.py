@@ -46,12 +46,12 @@ CASES = [
 def theirs(torch_python):
     asked = json.dumps([(TORCH[schedule], *numbers) for schedule, *numbers in CASES])
     done = subprocess.run([torch_python, str(JOB), asked], capture_output=True, text=True, check=True, timeout=300)
-    found = dict(zip(CASES, json.loads(done.stdout), strict=True))
-    for (schedule, *_), answer in found.items():
+    facts = dict(zip(CASES, json.loads(done.stdout), strict=True))
+    for (schedule, *_), answer in facts.items():
         if schedule is Schedule.ONE_F_ONE_B:  # its table has the last rank's forward passes from 1 on; the class runs them from 0
             order = answer["order"]
             order[-1] = [[direction, stage, number - (direction == "F")] for direction, stage, number in order[-1]]
-    return found
+    return facts
 
 
 @pytest.mark.parametrize("schedule", Schedule)

@@ -60,8 +60,8 @@ def test_every_step_of_the_profile_is_replayed(recorded):
 
 def test_it_is_searched_and_the_best_plan_runs(recorded, torch_python, tmp_path):
     how, _, folder = recorded
-    found = verb("run", folder / "trace", "--trials", 60, "--out", tmp_path / "search")
-    assert found["plans"]
+    result = verb("run", folder / "trace", "--trials", 60, "--out", tmp_path / "search")
+    assert result["plans"]
     verb("export", tmp_path / "search", "--out", tmp_path / "plan")
     helper = tmp_path / "plan" / f"{how}.py"
     assert helper.exists()
@@ -99,11 +99,11 @@ def test_the_job_follows_the_plan_and_the_plan_is_what_was_predicted(how, settin
     job = job_of(trace, PlanOptions(allow_lossy=True))
     predicted = [name for name in job.timeline(plan).graph.names if name.endswith("@0")]
     exported(plan, trace, torch_python, how, tmp_path / "plan")
-    found = made(torch_python, how, tmp_path, tmp_path / "plan")
+    made_job = made(torch_python, how, tmp_path, tmp_path / "plan")
     if not str(settings.get("compression")).startswith("powersgd"):
-        assert found[op] == times
+        assert made_job[op] == times
     else:
-        assert times <= found[op] <= 3 * times
+        assert times <= made_job[op] <= 3 * times
         assert sum(name.startswith(("vectors of", "P of", "Q of")) for name in predicted) == 3 * times
     if op.startswith("c10d") and how == "fsdp" and "allgather" in op:
         assert sum(name.startswith("gloo:all_gather") for name in predicted) == times
@@ -115,8 +115,8 @@ def test_four_ranks_share_the_parameters_in_pairs_as_a_plan_says(recorded, torch
     if how != "fsdp":
         pytest.skip("of the other job")
     exported(Plan.of(shard_ranks=2), trace, torch_python, how, tmp_path / "plan")
-    found = made(torch_python, how, tmp_path, tmp_path / "plan", ranks=4)
-    assert found["c10d::_reduce_scatter_base_"] == found["c10d::allreduce_"] == 5
+    made_job = made(torch_python, how, tmp_path, tmp_path / "plan", ranks=4)
+    assert made_job["c10d::_reduce_scatter_base_"] == made_job["c10d::allreduce_"] == 5
 
 
 def test_pairs_that_share_parameters_are_found_in_a_profile_that_names_no_groups(torch_python, tmp_path):

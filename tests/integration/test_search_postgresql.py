@@ -110,11 +110,15 @@ def test_four_searches_share_a_study_through_a_kill_and_cut_connections(server: 
     for search in searches[1:]:
         assert search.wait(timeout=100) == 0, search.communicate()[1]
 
-    found = rows(server)
-    assert {number: plan for number, (_, plan) in finished_before.items()}.items() <= {n: p for n, (_, p) in found.items()}.items()
-    counted = [plan for state, plan in found.values() if state == "COMPLETE"]
+    rows_after = rows(server)
+    assert {number: plan for number, (_, plan) in finished_before.items()}.items() <= {
+        n: p for n, (_, p) in rows_after.items()
+    }.items()
+    counted = [plan for state, plan in rows_after.values() if state == "COMPLETE"]
     assert len(counted) == len(set(counted)) >= TRIALS
-    assert {state for state, _ in found.values()} <= {"COMPLETE", "FAIL"}, "a killed search's rows get their state from the others"
+    assert {state for state, _ in rows_after.values()} <= {"COMPLETE", "FAIL"}, (
+        "a killed search's rows get their state from the others"
+    )
     books = [(tmp_path / str(i) / "trials.jsonl").read_bytes() for i in (1, 2, 3)]
     assert books[0] == books[1] == books[2]
     assert books[0].count(b"\n") == TRIALS
@@ -122,7 +126,7 @@ def test_four_searches_share_a_study_through_a_kill_and_cut_connections(server: 
     again = start(url, tmp_path / "0", TRIALS)
     assert again.wait(timeout=60) == 0, again.communicate()[1]
     assert (tmp_path / "0" / "trials.jsonl").read_bytes() == books[0], "the killed search, run again, has what the others have"
-    assert rows(server) == found, "and priced nothing"
+    assert rows(server) == rows_after, "and priced nothing"
     more = start(url, tmp_path / "0", TRIALS + 20)
     assert more.wait(timeout=60) == 0, more.communicate()[1]
     assert SearchResult.load(tmp_path / "0").trials == TRIALS + 20

@@ -54,8 +54,8 @@ def test_ddp_has_the_buckets_of_the_last_setting(torch_python, tmp_path):
     switched = ran("pytorch-ddp", (torch_python, SWITCHING, path, DDP_JOB), BUCKETS_TO=str(buckets))
     assert len(buckets.read_text().split(",")) == 10  # a gradient in each
     assert len(switched.times.iteration_us) == len(plain.times.iteration_us)
-    found = compare([plain.losses], [switched.losses], tolerance_of(Plan()))
-    assert found.verdict == "same", found.reason
+    comparison = compare([plain.losses], [switched.losses], tolerance_of(Plan()))
+    assert comparison.verdict == "same", comparison.reason
 
 
 def test_horovod_fuses_up_to_the_threshold_of_the_setting(tensorflow_python, tmp_path):

@@ -75,8 +75,8 @@ class Job:
             output = self._output(worker)
             text = output.read_text() if output.is_file() else ""
             facts = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
-            if found := [each for each in facts if each["event"] == event]:
-                return dict(found[0])
+            if matching := [each for each in facts if each["event"] == event]:
+                return dict(matching[0])
             assert not any(each["event"] == "ended" for each in facts), text
             time.sleep(0.02)
         raise AssertionError(f"no event {event!r} of worker {worker}: {text}")
@@ -173,8 +173,8 @@ def _server_facts(python: str, environment: dict[str, str], job: str) -> dict[st
     )
     command = [python, "-c", asks, job, NAMESPACE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
 
 
 def test_a_killed_worker_of_a_synchronous_job_comes_back_and_each_commit_counts_once(
@@ -256,8 +256,8 @@ def test_the_search_finds_a_scheme_from_short_runs_that_a_second_command_does_no
     train = ("emulate", "--out", runs, "--only", "calibration", "--workload", "cancer-logistic")
     assert "[6/6]" in command(*train).stderr
     assert command(*train).stderr == ""
-    found = command("search", runs, "--workload", "cancer-logistic", "--speeds", "1:1:2:3", "--out", str(plan), "--json")
-    best = json.loads(found.stdout)["schemes"][0]
+    run = command("search", runs, "--workload", "cancer-logistic", "--speeds", "1:1:2:3", "--out", str(plan), "--json")
+    best = json.loads(run.stdout)["schemes"][0]
     assert best["synchronisation"].startswith("adsp")
     assert Plan.load(plan).synchronisation == best["synchronisation"]
     failed = command("search", runs, "--workload", "digits-cnn")

@@ -47,11 +47,11 @@ def recording(synchronisation_python: str, tmp_path_factory: pytest.TempPathFact
 
 
 def test_workers_record_what_they_did(recording: Path) -> None:
-    found = recorded_runs(recording)
-    assert found is not None
-    rounds, free = found.runs
-    assert [str(run.scheme) for run in found.runs] == ["local-sgd(steps=4)", "asp"]
-    for run in found.runs:
+    recording_of_runs = recorded_runs(recording)
+    assert recording_of_runs is not None
+    rounds, free = recording_of_runs.runs
+    assert [str(run.scheme) for run in recording_of_runs.runs] == ["local-sgd(steps=4)", "asp"]
+    for run in recording_of_runs.runs:
         assert run.curve[1].min() <= TARGET < run.start_loss
         assert run.step_s[2] > 1.3 * run.step_s[0]
     assert set(rounds.steps.tolist()) == {4.0}
@@ -65,11 +65,11 @@ def test_the_best_scheme_is_searched_and_trained_for_real(recording: Path, synch
     plan = Plan.of(**facts["plans"][0]["plan"])
     source = load_source(recording)
     job = described_job(source, job_of(source), tmp_path / "run", (synchronisation_python, str(JOB)))
-    found = job.run(plan, warmup=0, timeout_s=60.0)
+    run = job.run(plan, warmup=0, timeout_s=60.0)
     (trained,) = job.trained()
     assert trained.synchronisation == plan.synchronisation
     assert trained.final_loss <= TARGET
-    assert found.times.median_us == pytest.approx(1e6 * trained.time_s)
+    assert run.times.median_us == pytest.approx(1e6 * trained.time_s)
     assert 0 < trained.commits <= trained.steps
     with pytest.raises(JobError, match=r"the target loss of 1e-09 was not reached") as refused:
         replace(job, target_loss=1e-9).run(plan, warmup=0, timeout_s=2.0)

@@ -35,12 +35,12 @@ STEPS = 12
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A job of two hosts, with recorded times."""
-    found = tmp_path_factory.mktemp("job")
-    (found / "config.json").write_text(json.dumps(CONFIG))
+    path = tmp_path_factory.mktemp("job")
+    (path / "config.json").write_text(json.dumps(CONFIG))
     lines = ['model = "config.json"', f'cluster = "{RANKS}xtestbed@2gbit"', "global_batch = 8", "sequence = 32"]
     lines += ['precision = "fp32"', 'framework = "pytorch-gloo"', 'times = "times.json"', "[runs]", "micro_batch = 2"]
-    (found / "job.toml").write_text("\n".join(lines))
-    return found
+    (path / "job.toml").write_text("\n".join(lines))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +82,11 @@ def run(folder, times):
 
 
 def test_plans_run_beside_the_described_setting_with_its_losses(run, command):
-    found = json.loads(verb("validate", run, "--top", 2, "--warmup", 3, "--json", "--", *command).stdout)
-    assert not found["paced"]
-    assert found["failed"] == []
-    assert len(found["plans"]) == 2
-    for row in found["plans"]:
+    facts = json.loads(verb("validate", run, "--top", 2, "--warmup", 3, "--json", "--", *command).stdout)
+    assert not facts["paced"]
+    assert facts["failed"] == []
+    assert len(facts["plans"]) == 2
+    for row in facts["plans"]:
         assert row["losses"]["verdict"] == "same"
         assert row["losses"]["compared"] == STEPS
         assert row["measured_us"] > 0
@@ -96,15 +96,15 @@ def test_plans_run_beside_the_described_setting_with_its_losses(run, command):
 
 
 def test_paced_runs_say_so_wait_for_recorded_times_and_compare_no_losses(run, times, command):
-    found = json.loads(verb("validate", run, "--top", 1, "--warmup", 3, "--paced", "--json", "--", *command).stdout)
-    assert found["paced"]
-    (row,) = found["plans"]
+    facts = json.loads(verb("validate", run, "--top", 1, "--warmup", 3, "--paced", "--json", "--", *command).stdout)
+    assert facts["paced"]
+    (row,) = facts["plans"]
     assert row["losses"]["verdict"] == "unknown"
     layer = next(block for block in times.blocks if (block.block, block.tp) == ("layer", 1))
     micro_batches = 8 // RANKS // 2
-    assert found["baseline_us"] > micro_batches * CONFIG["n_layer"] * (layer.forward_us + layer.backward_us)
+    assert facts["baseline_us"] > micro_batches * CONFIG["n_layer"] * (layer.forward_us + layer.backward_us)
 
-    split = found["baseline_split"]
+    split = facts["baseline_split"]
     assert split["measured"]["step_us"] > 0
     assert split["points"]["bubble"] == pytest.approx((split["predicted"]["bubble"] - split["measured"]["bubble"]) * 100)
     assert row["split"].keys() == split.keys()

@@ -85,8 +85,8 @@ class KindConformance:
             scenario = Scenario().changed([text], known=job.settings, job=job.title)
             changed = job.lower(scenario)
             assert not changed.as_recorded
-            asked, plan = job.under(scenario)
-            assert changed.replayable.iterations().iteration_us == asked.predict(plan).iteration_us
+            changed_job, plan = job.under(scenario)
+            assert changed.replayable.iterations().iteration_us == changed_job.predict(plan).iteration_us
         assert job.lower(Scenario()).replayable.iterations().iteration_us == times.iteration_us
         assert job.scenario == Scenario()
 
@@ -165,9 +165,9 @@ class KindConformance:
         recorded_us = job.predict(Plan()).iteration_us
         for text in ("compute=0.5", "communication=0"):
             changed, plan = job.under(Scenario().changed([text], known=job.settings, job=job.title))
-            found = changed.predict(plan)
-            assert found.iteration_us < recorded_us or text in self.unmoved
-            assert found.source == "extrapolated"
+            prediction = changed.predict(plan)
+            assert prediction.iteration_us < recorded_us or text in self.unmoved
+            assert prediction.source == "extrapolated"
 
     def test_a_diagnosis_has_the_facts_of_the_contract_and_tables(self, job: Job) -> None:
         diagnosis = job.diagnose()
@@ -184,8 +184,8 @@ class KindConformance:
             except InputError:
                 continue  # words about the graph, not a change of a knob
             changed, plan = job.allowing(scenario.plan, self.options).under(scenario)
-            found = changed.predict(plan)
-            assert found.iteration_us == pytest.approx(row.predicted_iteration_us, rel=0.02), row.what_if
+            prediction = changed.predict(plan)
+            assert prediction.iteration_us == pytest.approx(row.predicted_iteration_us, rel=0.02), row.what_if
             understood += 1
         assert understood or not known
 

@@ -38,9 +38,9 @@ def registered() -> Any:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("described") / "job.toml"
-    found.write_text(JOB)
-    return found
+    file = tmp_path_factory.mktemp("described") / "job.toml"
+    file.write_text(JOB)
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,8 @@ def test_run_calls_nothing_recorded(job: Path, run: Path) -> None:
 
 
 def test_run_on_another_cluster(job: Path, tmp_path: Path) -> None:
-    found = verb("run", job, "--cluster", "2xdgx-a100-80", *SEARCH, "--out", tmp_path / "run")
-    assert found["cluster"]["name"] == "2xdgx-a100-80"
+    result = verb("run", job, "--cluster", "2xdgx-a100-80", *SEARCH, "--out", tmp_path / "run")
+    assert result["cluster"]["name"] == "2xdgx-a100-80"
     verb("export", tmp_path / "run", "--out", tmp_path / "tuned")
     assert "layers reach 40% of their device's peak" in (tmp_path / "tuned" / "README.md").read_text()
 
@@ -159,12 +159,12 @@ def test_doctor(job: Path) -> None:
 
 
 def test_the_python_api(job: Path) -> None:
-    found = dpro_search.load(job)
-    assert found.replay(Plan.of(bucket_cap_bytes=2**30)).iteration_us >= found.replay().iteration_us
-    assert found.diagnose().gains
-    assert "24 layers of 2048" in found._repr_html_()
+    opened_job = dpro_search.load(job)
+    assert opened_job.replay(Plan.of(bucket_cap_bytes=2**30)).iteration_us >= opened_job.replay().iteration_us
+    assert opened_job.diagnose().gains
+    assert "24 layers of 2048" in opened_job._repr_html_()
     with pytest.raises(InputError, match="was not recorded"):
-        _ = found.trace
+        _ = opened_job.trace
 
 
 def test_errors_of_a_description_are_one_line(tmp_path: Path) -> None:
@@ -176,6 +176,6 @@ def test_errors_of_a_description_are_one_line(tmp_path: Path) -> None:
 
 
 def test_the_job_has_no_trace(job: Path) -> None:
-    found = job_of(load_source(job))
-    assert found.trace is None
-    assert found.measured_iteration_us is None
+    opened_job = job_of(load_source(job))
+    assert opened_job.trace is None
+    assert opened_job.measured_iteration_us is None

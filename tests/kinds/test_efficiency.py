@@ -23,9 +23,9 @@ def resnet():
 
 def test_flops_of_resnet_50_are_those_that_papers_give(resnet):
     """4.09 G multiplications and additions an image of 224 x 224 forward, three times that in all; batch 32."""
-    found = step_flops(resnet)
-    assert found.flops / 32 / 3 / 2 == pytest.approx(4.09e9, rel=0.01)
-    assert (found.precision, found.left_out) == ("", "")  # of this old profile, element types are not known
+    work = step_flops(resnet)
+    assert work.flops / 32 / 3 / 2 == pytest.approx(4.09e9, rel=0.01)
+    assert (work.precision, work.left_out) == ("", "")  # of this old profile, element types are not known
 
 
 def test_all_that_is_given_is_computed(resnet):
@@ -40,23 +40,23 @@ def test_all_that_is_given_is_computed(resnet):
 
 
 def test_what_is_not_known_is_said_and_not_invented():
-    found = efficiency(Work(device="NVIDIA X", flops=1e12, precision="bf16"), 1e6)
-    assert all(getattr(found, key) is None for key in EFFICIENCY_KEYS)
-    assert set(found.not_known) == set(EFFICIENCY_KEYS)
-    assert found.not_known["mfu_pct"] == "the peak of 'NVIDIA X' at bf16 (give --set peak=FLOP/s)"
-    assert sentences(found) == []
+    figures = efficiency(Work(device="NVIDIA X", flops=1e12, precision="bf16"), 1e6)
+    assert all(getattr(figures, key) is None for key in EFFICIENCY_KEYS)
+    assert set(figures.not_known) == set(EFFICIENCY_KEYS)
+    assert figures.not_known["mfu_pct"] == "the peak of 'NVIDIA X' at bf16 (give --set peak=FLOP/s)"
+    assert sentences(figures) == []
 
 
 def test_a_device_that_the_trace_names_has_its_peak_and_power():
     trace = shared_trace("kineto_dlrm_8ranks")
-    found = work_of(trace, None, {})
-    assert (found.devices, found.peak_flops_per_s, found.power_per_device_w) == (8, 15.7e12, pytest.approx(437.5))
+    work = work_of(trace, None, {})
+    assert (work.devices, work.peak_flops_per_s, work.power_per_device_w) == (8, 15.7e12, pytest.approx(437.5))
 
 
 def test_a_named_cluster_has_price_and_power():
     machine = parse_cluster("2xp4d.24xlarge")
-    found = work_of(None, machine, {"tokens": 1e6, "flops": 1e12, "peak": 312e12}, devices=16)
-    facts = efficiency(found, 1e6)
+    work = work_of(None, machine, {"tokens": 1e6, "flops": 1e12, "peak": 312e12}, devices=16)
+    facts = efficiency(work, 1e6)
     price = machine.price_per_device_hour_usd
     assert facts.cost_per_million_tokens == pytest.approx(price * 16 / 3600)
     assert facts.tokens_per_second_per_device == 1e6 / 16
@@ -80,9 +80,9 @@ def test_matrix_products_count_two_for_each_multiplication(tmp_path):
             profile.op(name, at, 3, **{"Input Dims": dims, "Input type": ["c10::BFloat16"] * len(dims)})
     from dpro_search.collect.readers.kineto.importer import read
 
-    found = step_flops(read([profile.write(tmp_path / "trace.json")]))
-    assert found.flops == 2 * 3 * 5 * 4 + 2 * 2 * 3 * 5 * 4
-    assert found.precision == "bf16"
+    work = step_flops(read([profile.write(tmp_path / "trace.json")]))
+    assert work.flops == 2 * 3 * 5 * 4 + 2 * 2 * 3 * 5 * 4
+    assert work.precision == "bf16"
 
 
 def test_a_trace_without_shapes_has_no_flops():

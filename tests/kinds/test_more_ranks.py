@@ -51,25 +51,25 @@ def under(job: Job, *changes: str, cluster: str | None = None) -> tuple[Job, Pla
 
 
 def iteration_us(job: Job, *changes: str, cluster: str | None = None) -> float:
-    found, plan = under(job, *changes, cluster=cluster)
-    return found.predict(plan).iteration_us
+    changed_job, plan = under(job, *changes, cluster=cluster)
+    return changed_job.predict(plan).iteration_us
 
 
 @ALL
 def test_the_recorded_number_of_ranks_is_the_recorded_prediction(job: Callable[[], Job]) -> None:
-    found, plan = under(job(), f"ranks={job().cluster.ranks}")
-    assert found.predict(plan) == job().predict(Plan())
-    assert found.calibration == job().calibration
+    changed_job, plan = under(job(), f"ranks={job().cluster.ranks}")
+    assert changed_job.predict(plan) == job().predict(Plan())
+    assert changed_job.calibration == job().calibration
 
 
 @ALL
 def test_another_number_of_ranks_is_not_calibrated(job: Callable[[], Job]) -> None:
-    found, plan = under(job(), f"ranks={2 * job().cluster.ranks}")
-    assert found.calibration is not None
-    assert "number of" in found.calibration.text
-    assert found.calibration.widening > 1
-    assert found.calibration.model_error[1] >= job().calibration.model_error[1]  # type: ignore[union-attr]
-    assert found.predict(plan).source == "extrapolated"
+    changed_job, plan = under(job(), f"ranks={2 * job().cluster.ranks}")
+    assert changed_job.calibration is not None
+    assert "number of" in changed_job.calibration.text
+    assert changed_job.calibration.widening > 1
+    assert changed_job.calibration.model_error[1] >= job().calibration.model_error[1]  # type: ignore[union-attr]
+    assert changed_job.predict(plan).source == "extrapolated"
 
 
 @ALL
@@ -137,10 +137,10 @@ def test_faster_nics_make_no_iteration_longer(job: Callable[[], Job]) -> None:
 
 @STORES
 def test_workers_of_a_host_share_its_link(job: Callable[[], Job]) -> None:
-    found, _ = under(job(), cluster="2xabci-v@1gbit")
-    assert found.cluster.ranks == 8
-    assert found.unplanned_job.host[:8].tolist() == [0] * 4 + [1] * 4  # type: ignore[attr-defined]
-    assert "(GPU hosts)" in found.calibration.text  # type: ignore[union-attr]
+    changed_job, _ = under(job(), cluster="2xabci-v@1gbit")
+    assert changed_job.cluster.ranks == 8
+    assert changed_job.unplanned_job.host[:8].tolist() == [0] * 4 + [1] * 4  # type: ignore[attr-defined]
+    assert "(GPU hosts)" in changed_job.calibration.text  # type: ignore[union-attr]
 
 
 def test_a_worker_s_link_carries_what_all_workers_of_its_host_send() -> None:
@@ -151,9 +151,9 @@ def test_a_worker_s_link_carries_what_all_workers_of_its_host_send() -> None:
 
 @STORES
 def test_servers_are_chosen_for_more_workers(job: Callable[[], Job]) -> None:
-    found, _ = under(job(), "ranks=8", "rate=500mbit")
-    assert found.predict(Plan(servers=8)).iteration_us < found.predict(Plan(servers=1)).iteration_us
-    assert found.predict(Plan(servers_on_workers=True)).iteration_us > 0
+    changed_job, _ = under(job(), "ranks=8", "rate=500mbit")
+    assert changed_job.predict(Plan(servers=8)).iteration_us < changed_job.predict(Plan(servers=1)).iteration_us
+    assert changed_job.predict(Plan(servers_on_workers=True)).iteration_us > 0
 
 
 def test_a_server_s_link_carries_what_all_workers_send() -> None:

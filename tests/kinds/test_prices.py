@@ -74,9 +74,9 @@ def test_the_recorded_setting_and_every_starting_point_have_a_price(kind: str) -
     recorded = prices.predict(Plan())
     assert recorded.source == "recorded"
     for plan in prices.space.starts(4):
-        found = prices.predict(prices.space.simplest(plan))
-        assert found.iteration_us > 0
-        assert found.interval_us[0] < found.iteration_us < found.interval_us[1]
+        prediction = prices.predict(prices.space.simplest(plan))
+        assert prediction.iteration_us > 0
+        assert prediction.interval_us[0] < prediction.iteration_us < prediction.interval_us[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,8 +124,8 @@ class TestDdp:
         prices = on_links(job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True)), 5e6)
         kinds = [None, "fp16", "powersgd-4", "powersgd-2", "powersgd-1"]
         best = min(kinds, key=lambda kind: prices.predict(Plan(compression=kind)).iteration_us)
-        found = run_search(prices, trials=60, out=tmp_path / "run", trace_digest="ddp")
-        assert found.plans[0].plan.compression == best == "powersgd-1"
+        result = run_search(prices, trials=60, out=tmp_path / "run", trace_digest="ddp")
+        assert result.plans[0].plan.compression == best == "powersgd-1"
 
     def test_gradients_that_powersgd_cannot_take_are_refused(self) -> None:
         measured = Ddp.measured_step(trace_of("ddp_mlp"))
@@ -205,9 +205,9 @@ class TestHalvesOfBytePS:
     def prices(self, **meta: Any) -> Byteps:
         trace = trace_of("byteps_mlp")
         changed = dataclasses.replace(trace, meta=msgspec.structs.replace(trace.meta, **meta))
-        found = job_of(changed, PlanOptions(allow_lossy=True))
-        assert isinstance(found, Byteps)
-        return found
+        opened_job = job_of(changed, PlanOptions(allow_lossy=True))
+        assert isinstance(opened_job, Byteps)
+        return opened_job
 
     def test_without_compression_the_job_is_replayed_as_before_to_the_last_bit(self) -> None:
         allowed, plain = self.prices(), job_of(trace_of("byteps_mlp"))
@@ -301,9 +301,9 @@ class TestHorovod:
         rng = np.random.default_rng(0)
         proposed = (prices.space.propose(Plan(), rng) for _ in range(400))  # few: on this job's CPU fusing hardly ever pays
         plan = next(plan for plan in proposed if plan.op_clusters)
-        found = prices.predict(plan)
-        assert found.iteration_us > 0
-        assert found.interval_us[0] < found.iteration_us < found.interval_us[1]
+        prediction = prices.predict(plan)
+        assert prediction.iteration_us > 0
+        assert prediction.interval_us[0] < prediction.iteration_us < prediction.interval_us[1]
 
     def test_where_a_recording_has_shapes_clusters_are_priced_by_them(self) -> None:
         trace = sample()

@@ -110,9 +110,9 @@ def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module")
 def folder(ddp: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("saved") / "trace"
-    ddp.save(found)
-    return found
+    path = tmp_path_factory.mktemp("saved") / "trace"
+    ddp.save(path)
+    return path
 
 
 def on(trace: Trace, cluster: str, *changes: str) -> Any:
@@ -159,9 +159,9 @@ def test_units_gather_over_all_ranks_of_a_cluster(fsdp: Trace) -> None:
 
 
 def test_it_is_searched_exported_and_reported_on_a_cluster(folder: Path, tmp_path: Path) -> None:
-    found = verb("run", folder, "--cluster", "16xg4dn.8xlarge", *SEARCH, "--out", tmp_path / "run")
-    assert found["cluster"]["ranks"] == 16
-    assert found["plans"]
+    result = verb("run", folder, "--cluster", "16xg4dn.8xlarge", *SEARCH, "--out", tmp_path / "run")
+    assert result["cluster"]["ranks"] == 16
+    assert result["plans"]
     verb("export", tmp_path / "run", "--target", "ddp", "--out", tmp_path / "tuned")
     assert "searched for 16xg4dn.8xlarge" in (tmp_path / "tuned" / "README.md").read_text()
     verb("report", tmp_path / "run", "--out", tmp_path / "page.html")
@@ -204,10 +204,10 @@ def test_plans_of_a_real_profile_are_predicted_with_the_kernels_and_links_of_ano
     for plan in PLANS:
         here = recorded.predict(plan)
         job, _ = on(real, "8xhgx-h100")
-        there = job.predict(plan)
-        assert there.breakdown_us["compute"] < 0.7 * here.breakdown_us["compute"]
-        assert there.iteration_us == pytest.approx(here.iteration_us, rel=0.02)
-        assert there.interval_us[0] <= here.interval_us[0] <= there.iteration_us <= there.interval_us[1]
+        prediction = job.predict(plan)
+        assert prediction.breakdown_us["compute"] < 0.7 * here.breakdown_us["compute"]
+        assert prediction.iteration_us == pytest.approx(here.iteration_us, rel=0.02)
+        assert prediction.interval_us[0] <= here.interval_us[0] <= prediction.iteration_us <= prediction.interval_us[1]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no shared traces")

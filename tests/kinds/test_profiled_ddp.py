@@ -146,8 +146,8 @@ def test_the_recorded_buckets_of_a_real_job_give_its_recorded_replay() -> None:
 @every_case("cap_mib", [1, 8, 64])
 def test_what_posts_a_bucket_does_not_need_it(first_mib: int, cap_mib: int) -> None:
     """A step of BERT on Gloo, buckets of 4 MiB: rank 0 waits for the first before it posts the second, which 8 MiB join."""
-    found = job_of(Trace.load(GLOO_STEP)).predict(Plan.of(first_bucket_bytes=first_mib * MIB, bucket_cap_bytes=cap_mib * MIB))
-    assert 350e3 < found.iteration_us < 500e3
+    prediction = job_of(Trace.load(GLOO_STEP)).predict(Plan.of(first_bucket_bytes=first_mib * MIB, bucket_cap_bytes=cap_mib * MIB))
+    assert 350e3 < prediction.iteration_us < 500e3
 
 
 @given(cuts=st.lists(st.booleans(), min_size=3, max_size=3))
@@ -288,20 +288,20 @@ def other_kind(profile: Profile) -> Profile:
     ],
 )
 def test_what_is_neither_says_what_can_still_be_asked(profile: Any, reason: str, tmp_path: Path) -> None:
-    found = job_of(import_trace([profile().write(tmp_path / "rank0.json", header=distributed(0, 2))]))
-    assert not found.space.fields
+    opened_job = job_of(import_trace([profile().write(tmp_path / "rank0.json", header=distributed(0, 2))]))
+    assert not opened_job.space.fields
     with pytest.raises(InputError, match=reason):
-        raise InputError(found.nothing_to_search)
-    assert found.diagnose().gains
+        raise InputError(opened_job.nothing_to_search)
+    assert opened_job.diagnose().gains
 
 
 def test_half_a_step_is_left_out_and_the_others_tell_the_buckets(tmp_path: Path) -> None:
     profile = gpu_rank(0)
     last = max(record["ts"] for record in profile.records if record["name"].startswith("ProfilerStep"))
     profile.records = [record for record in profile.records if record["ts"] < last + 600]
-    found = job_of(import_trace([profile.write(tmp_path / "rank0.json", header=distributed(0, 2))]))
-    assert "bucket_cap_bytes" in found.space.fields
-    assert any("it was cut off, and is left out" in warning for warning in found.trace.meta.warnings)
+    opened_job = job_of(import_trace([profile.write(tmp_path / "rank0.json", header=distributed(0, 2))]))
+    assert "bucket_cap_bytes" in opened_job.space.fields
+    assert any("it was cut off, and is left out" in warning for warning in opened_job.trace.meta.warnings)
 
 
 def test_ranks_of_two_jobs_are_refused(tmp_path: Path) -> None:

@@ -307,8 +307,8 @@ def test_a_job_with_copies_shares_among_other_ranks() -> None:
 
 def test_on_more_hosts_shards_within_each_are_gathered_faster() -> None:
     job: Any = job_of(trace_of(world=4, gpu=A100))
-    there, _ = job.under(Scenario().on("8xdgx-a100-40"))
-    within, across = (there.predict(Plan.of(**plan)).iteration_us for plan in ({"shard_ranks": 8}, {}))
+    opened_job, _ = job.under(Scenario().on("8xdgx-a100-40"))
+    within, across = (opened_job.predict(Plan.of(**plan)).iteration_us for plan in ({"shard_ranks": 8}, {}))
     assert within < across
 
 
@@ -331,9 +331,9 @@ def test_what_is_computed_again_is_a_unit(job: Any) -> None:
 
 
 def peak(job: Any, **plan: Any) -> int:
-    found = job.predict(Plan.of(**plan)).peak_memory_bytes
-    assert isinstance(found, int)
-    return found
+    prediction = job.predict(Plan.of(**plan)).peak_memory_bytes
+    assert isinstance(prediction, int)
+    return prediction
 
 
 def test_memory_is_what_was_counted_and_what_a_plan_changes_of_it(job: Any) -> None:
@@ -356,8 +356,8 @@ def test_fewer_shards_take_more_memory(four: Any) -> None:
 def test_a_search_within_a_memory_limit_computes_units_again(job: Any, tmp_path: Path) -> None:
     job.trace.save(tmp_path / "trace")
     limit = peak(job) - ACTIVATIONS
-    found = verb("run", tmp_path / "trace", "--trials", 40, "--memory-limit", limit, "--out", tmp_path / "run")
-    best = found["plans"][0]
+    result = verb("run", tmp_path / "trace", "--trials", 40, "--memory-limit", limit, "--out", tmp_path / "run")
+    best = result["plans"][0]
     assert best["plan"]["recomputed_modules"]
     assert best["peak_memory_bytes"] <= limit
     verb("export", tmp_path / "run", "--out", tmp_path / "plan")

@@ -44,8 +44,8 @@ def test_the_recorded_scheme_is_the_setting_without_a_plan(recording: Path) -> N
 
 @pytest.mark.parametrize("scheme", ["asp", "ssp(staleness=2)", "adsp(commits=2)", "local-sgd(steps=4)"])
 def test_schemes_that_were_not_recorded_are_predicted(recording: Path, scheme: str) -> None:
-    found = verb("replay", recording, "--set", f"synchronisation={scheme}")
-    assert found["time_to_loss_s"] == pytest.approx(truth_s(scheme), rel=0.1)
+    result = verb("replay", recording, "--set", f"synchronisation={scheme}")
+    assert result["time_to_loss_s"] == pytest.approx(truth_s(scheme), rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_schemes_that_were_not_recorded_are_predicted(recording: Path, scheme: s
     ],
 )
 def test_other_workers_and_links(recording: Path, change: str, mix: str, commit_s: float) -> None:
-    found = verb("replay", recording, "--set", change, "--set", "synchronisation=asp")
-    assert found["time_to_loss_s"] == pytest.approx(truth_s("asp", mix, commit_s), rel=0.1)
+    result = verb("replay", recording, "--set", change, "--set", "synchronisation=asp")
+    assert result["time_to_loss_s"] == pytest.approx(truth_s("asp", mix, commit_s), rel=0.1)
 
 
 def test_another_target(recording: Path) -> None:
@@ -154,9 +154,9 @@ def test_outer_momentum_is_predicted_from_a_run_of_it_only(tmp_path: Path) -> No
         for commit in line["commits"]:
             commit[4] = max(commit[4] ** 2 / 2.4, 0.1)  # the loss falls faster than that of the same updates without
     both = runs.recording(tmp_path / "both.jsonl", runs.lines_of("bsp"), fast)
-    found = verb("replay", both, "--set", "synchronisation=diloco(steps=8, outer_lr=0.7, outer_momentum=0.9)")
+    result = verb("replay", both, "--set", "synchronisation=diloco(steps=8, outer_lr=0.7, outer_momentum=0.9)")
     same = verb("replay", both, "--set", "synchronisation=local-sgd(steps=8)")
-    assert found["time_to_loss_s"] < 0.8 * same["time_to_loss_s"]
+    assert result["time_to_loss_s"] < 0.8 * same["time_to_loss_s"]
 
 
 def test_real_runs_need_a_command(searched: tuple[Path, dict[str, Any]]) -> None:
@@ -178,8 +178,8 @@ def test_a_job_of_mxnet_has_the_schemes_with_a_server_and_its_own_two_lines(tmp_
     refused = refusal("replay", path, "--set", "synchronisation=local-sgd(steps=4)")
     assert "local-sgd uses all-reduces, which MXNet's KVStore has not" in refused
     verb("run", path, "--trials", 60, "--out", tmp_path / "run")
-    found = verb("export", tmp_path / "run", "--target", "synchronisation", "--out", tmp_path / "tuned")
-    assert "synchronise(net, trainer)" in found["usage"]
+    result = verb("export", tmp_path / "run", "--target", "synchronisation", "--out", tmp_path / "tuned")
+    assert "synchronise(net, trainer)" in result["usage"]
 
 
 def test_runs_of_two_frameworks_are_no_job(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ def registered() -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("toy")
-    command = ["--framework", "toy", "--comm", "rounds", "--hosts", 1, "--out", found / "trace", "--", *toy.toy_script(found)]
+    path = tmp_path_factory.mktemp("toy")
+    command = ["--framework", "toy", "--comm", "rounds", "--hosts", 1, "--out", path / "trace", "--", *toy.toy_script(path)]
     assert verb("collect", *command)["ranks"] == 1
-    return found
+    return path
 
 
 class TestToy(KindConformance):
@@ -60,8 +60,8 @@ def test_diagnose(folder: Path) -> None:
 
 
 def test_run_export_validate_and_report(folder: Path) -> None:
-    found = verb("run", folder / "trace", "--trials", 8, "--sampler", "mcmc", "--out", folder / "run")
-    assert found["plans"][0]["plan"] == {"rounds": 1}
+    result = verb("run", folder / "trace", "--trials", 8, "--sampler", "mcmc", "--out", folder / "run")
+    assert result["plans"][0]["plan"] == {"rounds": 1}
     verb("export", folder / "run", "--out", folder / "tuned")
     assert (folder / "tuned" / "toy.env").read_text() == "TOY_ROUNDS=1\n"
     measured = verb("validate", folder / "run", "--top", 1, "--rounds", 2, "--warmup", 1, "--run-recorded-command")

@@ -20,36 +20,36 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_probes_are_measured_here(measured: Path) -> None:
-    found = load_machine(measured)
-    assert {name for name, origin in found.origins.items() if "--collect machine" in origin.how} == {
+    machine_file = load_machine(measured)
+    assert {name for name, origin in machine_file.origins.items() if "--collect machine" in origin.how} == {
         f"probes.{name}" for name in PROBES
     }
-    assert all(found.origins[f"probes.{name}"].machine == found.name for name in PROBES)
+    assert all(machine_file.origins[f"probes.{name}"].machine == machine_file.name for name in PROBES)
 
 
 def test_probes_are_of_the_right_size(measured: Path) -> None:
-    found = load_machine(measured).probes
-    assert 1e-6 < found.copy_us_per_byte < 1e-2
-    assert 1e-5 < found.tcp_us_per_byte < 1e-1
-    assert 1 < found.round_trip_us < 1e4
-    assert 100 < found.time_slice_us < 1e5
+    probes = load_machine(measured).probes
+    assert 1e-6 < probes.copy_us_per_byte < 1e-2
+    assert 1e-5 < probes.tcp_us_per_byte < 1e-1
+    assert 1 < probes.round_trip_us < 1e4
+    assert 100 < probes.time_slice_us < 1e5
 
 
 def test_constants_are_scaled_by_the_ratio_of_their_probe(measured: Path) -> None:
-    found, bundled = load_machine(measured), load_machine(BUNDLED)
+    machine_file, bundled = load_machine(measured), load_machine(BUNDLED)
     for name, probe in PROBES.items():
-        ratio = getattr(found.probes, name) / getattr(bundled.probes, name)
+        ratio = getattr(machine_file.probes, name) / getattr(bundled.probes, name)
         for scaled in probe.scaled:
-            assert value_of(found, scaled) == pytest.approx(ratio * value_of(bundled, scaled))
-            assert found.origins[scaled].status == "scaled"
+            assert value_of(machine_file, scaled) == pytest.approx(ratio * value_of(bundled, scaled))
+            assert machine_file.origins[scaled].status == "scaled"
 
 
 def test_other_constants_are_bundled_ones_and_say_so(measured: Path) -> None:
-    found, bundled = load_machine(measured), load_machine(BUNDLED)
-    assert found.torch == bundled.torch
-    assert found.origins["torch.alpha_us"].status == "bundled"
-    assert found.origins["torch.alpha_us"].how.startswith("bundled, not measured here")
-    assert found.origins["errors.ddp"] == bundled.origins["errors.ddp"]
+    machine_file, bundled = load_machine(measured), load_machine(BUNDLED)
+    assert machine_file.torch == bundled.torch
+    assert machine_file.origins["torch.alpha_us"].status == "bundled"
+    assert machine_file.origins["torch.alpha_us"].how.startswith("bundled, not measured here")
+    assert machine_file.origins["errors.ddp"] == bundled.origins["errors.ddp"]
 
 
 def test_an_interrupted_measurement_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

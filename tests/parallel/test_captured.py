@@ -20,17 +20,17 @@ CAPTURED = Path(__file__).parents[1] / "data" / "captured" / "llama.json"
 @pytest.fixture
 def path(tmp_path):
     shutil.copy(CAPTURED, tmp_path / "graph.json")
-    found = tmp_path / "job.toml"
-    found.write_text(captured_text(read_graph(CAPTURED), "graph.json", "8xh100").replace("global_batch = 16", "global_batch = 64"))
-    return found
+    file = tmp_path / "job.toml"
+    file.write_text(captured_text(read_graph(CAPTURED), "graph.json", "8xh100").replace("global_batch = 16", "global_batch = 64"))
+    return file
 
 
 def test_the_written_file_describes_a_job(path):
     source = load_source(path)
     assert source.files["capture"] == path.with_name("graph.json")
-    found = job_of(source).predict(Plan())
-    assert found.infeasible is None
-    assert found.iteration_us > 0
+    prediction = job_of(source).predict(Plan())
+    assert prediction.infeasible is None
+    assert prediction.iteration_us > 0
 
 
 def test_a_captured_job_runs_on_any_cluster_with_the_captured_batch_on_each_replica(tmp_path):

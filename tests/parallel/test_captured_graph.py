@@ -72,9 +72,9 @@ def test_tensor_parallel_ranks_have_a_part_of_what_is_between_columns_and_rows(g
 def test_sequence_parallel_reduces_to_parts_of_the_sequence(graph):
     layer = blocks_of(captured_model(graph))[1]
     program = compile_block(layer, layout_of(Strategy(tp=2, sequence_parallel=True)), BATCH, SEQUENCE)
-    found = Counter(each.type for each in program.forward if isinstance(each, BlockCollective))
-    assert found[CollectiveKind.REDUCE_SCATTER] == 2
-    assert found[CollectiveKind.ALL_REDUCE] == 0
+    counts = Counter(each.type for each in program.forward if isinstance(each, BlockCollective))
+    assert counts[CollectiveKind.REDUCE_SCATTER] == 2
+    assert counts[CollectiveKind.ALL_REDUCE] == 0
 
 
 def test_without_known_layouts_nothing_is_split_and_the_reason_is_said(graph):
@@ -117,10 +117,10 @@ def test_sizes_of_which_the_growth_is_not_known_are_refused(graph):
 def test_another_file_is_refused_in_one_line(tmp_path, data, said):
     path = tmp_path / "graph.json"
     path.write_bytes(data)
-    with pytest.raises(InputError) as found:
+    with pytest.raises(InputError) as raised:
         read_graph(path)
-    assert str(path) in str(found.value)
-    assert said in str(found.value)
+    assert str(path) in str(raised.value)
+    assert said in str(raised.value)
 
 
 def test_a_tensor_that_grows_in_a_way_that_is_not_known_is_refused(graph, tmp_path):

@@ -26,30 +26,30 @@ def exchanged(steps):
 
 def test_tensor_parallel_layers_all_reduce_twice_each_way():
     """Shoeybi et al. 2019, figure 3: g in the forward, f in the backward pass, of attention and feed-forward."""
-    found = program("llama3-8b", "layer", tp=4)
-    assert exchanged(found.forward) == {("ALL_REDUCE", "tp", STREAM): 2}
-    assert exchanged(found.backward) == {("ALL_REDUCE", "tp", STREAM): 2}
+    block_program = program("llama3-8b", "layer", tp=4)
+    assert exchanged(block_program.forward) == {("ALL_REDUCE", "tp", STREAM): 2}
+    assert exchanged(block_program.backward) == {("ALL_REDUCE", "tp", STREAM): 2}
 
 
 def test_sequence_parallel_layers_gather_and_scatter_instead():
     """Korthikanti et al. 2022, section 4.2.2: inputs of which a part was kept are gathered again for the gradients of weights."""
-    found = program("llama3-8b", "layer", tp=4, sequence_parallel=True)
-    assert exchanged(found.forward) == {("ALL_GATHER", "tp", STREAM): 2, ("REDUCE_SCATTER", "tp", STREAM): 2}
-    assert exchanged(found.backward) == {("ALL_GATHER", "tp", STREAM): 4, ("REDUCE_SCATTER", "tp", STREAM): 2}
+    block_program = program("llama3-8b", "layer", tp=4, sequence_parallel=True)
+    assert exchanged(block_program.forward) == {("ALL_GATHER", "tp", STREAM): 2, ("REDUCE_SCATTER", "tp", STREAM): 2}
+    assert exchanged(block_program.backward) == {("ALL_GATHER", "tp", STREAM): 4, ("REDUCE_SCATTER", "tp", STREAM): 2}
 
 
 def test_experts_exchange_the_tokens_of_each_of_their_choices():
-    found = program("mixtral-8x7b", "layer", dp=4, ep=4)
-    assert exchanged(found.forward) == exchanged(found.backward) == {("ALL_TO_ALL", "ep", 2 * STREAM): 2}
+    block_program = program("mixtral-8x7b", "layer", dp=4, ep=4)
+    assert exchanged(block_program.forward) == exchanged(block_program.backward) == {("ALL_TO_ALL", "ep", 2 * STREAM): 2}
 
 
 KEYS_VALUES = 2 * SEQUENCE * 8 * 128  # elements of llama3-8b
 
 
 def test_context_parallel_attention_gathers_keys_and_values_and_scatters_their_gradients():
-    found = program("llama3-8b", "layer", cp=2)
-    assert exchanged(found.forward) == {("ALL_GATHER", "cp", KEYS_VALUES): 1}
-    assert exchanged(found.backward) == {("ALL_GATHER", "cp", KEYS_VALUES): 1, ("REDUCE_SCATTER", "cp", KEYS_VALUES): 1}
+    block_program = program("llama3-8b", "layer", cp=2)
+    assert exchanged(block_program.forward) == {("ALL_GATHER", "cp", KEYS_VALUES): 1}
+    assert exchanged(block_program.backward) == {("ALL_GATHER", "cp", KEYS_VALUES): 1, ("REDUCE_SCATTER", "cp", KEYS_VALUES): 1}
     assert exchanged(program("llama3-8b", "layer", cp=2, regather_inputs=False).backward) == {
         ("REDUCE_SCATTER", "cp", KEYS_VALUES): 1
     }
@@ -57,11 +57,11 @@ def test_context_parallel_attention_gathers_keys_and_values_and_scatters_their_g
 
 def test_in_a_ring_keys_and_values_go_round_beside_the_attention():
     """Liu et al. 2023: one hop less than ranks; the gradients go all the way round to the rank of their keys and values."""
-    found = program("llama3-8b", "layer", cp=4, cp_ring=True)
-    assert not exchanged(found.forward)
-    ((sent,),) = (step.beside for step in found.forward if step.beside)
+    block_program = program("llama3-8b", "layer", cp=4, cp_ring=True)
+    assert not exchanged(block_program.forward)
+    ((sent,),) = (step.beside for step in block_program.forward if step.beside)
     assert (sent.type, sent.axis, sent.elements, sent.repeats) == (CollectiveKind.SEND, "cp", KEYS_VALUES / 4, 3)
-    ((again, gradients),) = (step.beside for step in found.backward if step.beside)
+    ((again, gradients),) = (step.beside for step in block_program.backward if step.beside)
     assert (again.repeats, gradients.repeats) == (3, 4)
     assert gradients.gradient
 
@@ -95,8 +95,8 @@ def test_the_ranks_of_the_busiest_experts_compute_and_exchange_more():
 
 def test_the_loss_of_a_split_vocabulary_sums_thrice():
     """The maximum, the sum of exponentials and the target's logit (Shoeybi et al. 2019, section 3; Megatron-LM's cross entropy)."""
-    found = program("llama3-8b", "head", tp=4)
-    assert [step.repeats for step in found.forward if isinstance(step, BlockCollective)] == [3]
+    block_program = program("llama3-8b", "head", tp=4)
+    assert [step.repeats for step in block_program.forward if isinstance(step, BlockCollective)] == [3]
 
 
 def test_inputs_that_are_not_gathered_again_are_kept_whole():
@@ -108,9 +108,9 @@ def test_inputs_that_are_not_gathered_again_are_kept_whole():
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt2-xl", "mixtral-8x7b", "deepseek-v3", "t5-base", "gpt-oss-120b"])
 def test_a_job_on_one_device_exchanges_nothing(model):
     for block in blocks_of(published(model)):
-        found = compile_block(block, layout_of(Strategy()), 1, SEQUENCE)
-        assert not exchanged(found.forward)
-        assert not exchanged(found.backward)
+        block_program = compile_block(block, layout_of(Strategy()), 1, SEQUENCE)
+        assert not exchanged(block_program.forward)
+        assert not exchanged(block_program.backward)
 
 
 @pytest.mark.parametrize(
@@ -144,16 +144,16 @@ def test_a_rank_holds_its_share_of_the_parameters(tp):
 
 def test_activations_of_a_layer_are_those_of_the_formula():
     """34 s b h bytes, the masks of dropout among them (Korthikanti et al. 2022, table 2, without scores)."""
-    found = program("gpt3-6.7b", "layer", tp=8, sequence_parallel=True)
-    bytes_held = 2 * sum(found.saved.values()) + found.saved_bytes
+    block_program = program("gpt3-6.7b", "layer", tp=8, sequence_parallel=True)
+    bytes_held = 2 * sum(block_program.saved.values()) + block_program.saved_bytes
     stream = SEQUENCE * 4096
     assert bytes_held == pytest.approx(34 * stream / 8, rel=0.03)
 
 
 def test_weights_that_split_sequences_share_are_summed_over_their_ranks():
-    found = program("llama3-8b", "layer", tp=4, sequence_parallel=True)
-    assert {weight.op: weight.shared for weight in found.weights if weight.shared} == {
+    block_program = program("llama3-8b", "layer", tp=4, sequence_parallel=True)
+    assert {weight.op: weight.shared for weight in block_program.weights if weight.shared} == {
         "attention_norm": frozenset({"tp"}),
         "feed_forward_norm": frozenset({"tp"}),
     }
-    assert CollectiveKind.ALL_REDUCE not in {step.type for step in found.forward if isinstance(step, BlockCollective)}
+    assert CollectiveKind.ALL_REDUCE not in {step.type for step in block_program.forward if isinstance(step, BlockCollective)}

@@ -52,8 +52,8 @@ def test_recomputation_takes_time_and_saves_memory():
 @pytest.mark.parametrize(("stage", "held"), [(0, 18), (1, 6 + 12 / 16), (2, 2 + 16 / 16), (3, 18 / 16)])
 def test_zero_stages_split_what_they_name(stage, held):
     """Rajbhandari et al. 2020, figure 1, with gradients in fp32: 2 + 4 + 12 bytes a parameter on one device."""
-    found = peak_memory(workload(dp=16, zero_stage=stage))
-    states = found.weights_bytes + found.gradients_bytes + found.optimizer_bytes
+    memory_use = peak_memory(workload(dp=16, zero_stage=stage))
+    states = memory_use.weights_bytes + memory_use.gradients_bytes + memory_use.optimizer_bytes
     assert states == pytest.approx(held * parameters_of(published("llama3-8b")))
 
 
@@ -124,8 +124,8 @@ def test_tokens_cross_to_a_host_once_where_the_runtime_sends_them_so():
         job = workload("deepseek-v3", cluster, dp=ep, ep=ep, zero_stage=1)
         exchanged_us = []
         for once in (True, False):
-            own = replace(job, runtime=Runtime(tokens_once_a_host=once))
-            exchanged_us.append(step_us(own) - step_us(replace(own, scales=Scales(free=frozenset({"ep"})))))
+            changed_job = replace(job, runtime=Runtime(tokens_once_a_host=once))
+            exchanged_us.append(step_us(changed_job) - step_us(replace(changed_job, scales=Scales(free=frozenset({"ep"})))))
         assert least < exchanged_us[0] / exchanged_us[1] < most
 
 
@@ -146,6 +146,6 @@ def test_inputs_of_products_in_8_bits_are_gathered_in_8_bits():
     job = workload(tp=8, sequence_parallel=True, name="llama3-70b", cluster="1xl40s-pcie-8")
     exchanged_us = []
     for precision in ("bf16", "fp8"):
-        own = replace(job, precision=precision)
-        exchanged_us.append(step_us(own) - step_us(replace(own, scales=Scales(free=frozenset({"tp"})))))
+        changed_job = replace(job, precision=precision)
+        exchanged_us.append(step_us(changed_job) - step_us(replace(changed_job, scales=Scales(free=frozenset({"tp"})))))
     assert 0.65 < exchanged_us[1] / exchanged_us[0] < 0.8

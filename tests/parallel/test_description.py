@@ -24,8 +24,8 @@ def described(folder: Path, content: str):
 
 
 def test_dp_follows_from_the_devices(tmp_path):
-    found = described(tmp_path, text("tp = 4\npp = 2")).strategy
-    assert (found.dp, found.tp, found.pp, found.devices) == (2, 4, 2, 16)
+    strategy = described(tmp_path, text("tp = 4\npp = 2")).strategy
+    assert (strategy.dp, strategy.tp, strategy.pp, strategy.devices) == (2, 4, 2, 16)
 
 
 def test_embeddings_are_tied_as_the_file_says(tmp_path):
@@ -47,21 +47,21 @@ def measured(block="layer", forward_us=6000, backward_us=9000, runs=None, **setu
     ("runs", "setup"), [("tp = 1", {}), ("tp = 2", {"tp": 2}), ("tp = 2\nmicro_batch = 2", {"tp": 2, "micro_batch": 2})]
 )
 def test_passes_of_a_block_are_those_that_were_measured(tmp_path, runs, setup):
-    found = described(tmp_path, measured(runs=runs, **setup))
-    layer = step_costs(found.workload(found.strategy)).stages[0][1]
+    description = described(tmp_path, measured(runs=runs, **setup))
+    layer = step_costs(description.workload(description.strategy)).stages[0][1]
     assert (layer.forward_us, layer.backward_us) == (pytest.approx(6000), pytest.approx(9000))
 
 
 def test_what_was_measured_holds_in_proportion_for_other_strategies(tmp_path):
     def layer(content):
-        found = described(tmp_path, content)
-        return step_costs(found.workload(found.strategy)).stages[0][1]
+        scaled = described(tmp_path, content)
+        return step_costs(scaled.workload(scaled.strategy)).stages[0][1]
 
     one, two = (layer(text(f"tp = {tp}")) for tp in (1, 2))
-    found = layer(measured(forward_us=2 * one.forward_us, backward_us=3 * one.backward_us, runs="tp = 2"))
-    assert found.forward_us == pytest.approx(2 * two.forward_us)
-    assert found.backward_us == pytest.approx(3 * two.backward_us)
-    assert found.weights_us == pytest.approx(3 * two.weights_us)
+    scaled = layer(measured(forward_us=2 * one.forward_us, backward_us=3 * one.backward_us, runs="tp = 2"))
+    assert scaled.forward_us == pytest.approx(2 * two.forward_us)
+    assert scaled.backward_us == pytest.approx(3 * two.backward_us)
+    assert scaled.weights_us == pytest.approx(3 * two.weights_us)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_what_is_not_set_is_as_the_framework_does_it(tmp_path):
 
 
 def test_without_a_table_the_usual_strategy_fits_in_memory(tmp_path):
-    found = job(tmp_path, None, model="llama3-70b", cluster="8xhgx-h100")
-    prediction = found.predict(Plan())
+    opened_job = job(tmp_path, None, model="llama3-70b", cluster="8xhgx-h100")
+    prediction = opened_job.predict(Plan())
     assert prediction.infeasible is None
     assert 0 < prediction.peak_memory_bytes < 80 * 2**30
     assert "was not given" in " ".join(verb("replay", tmp_path / "job.toml")["assumed"])
@@ -102,9 +102,9 @@ def test_a_config_of_hugging_face_beside_the_file_is_a_model(tmp_path):
         "intermediate_size": 2816,
     }
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32000}))
-    found = described(tmp_path, text("tp = 8", model="config.json"))
-    assert found.fixed.model.layer_count == 4
-    assert found.files["model_config"] == tmp_path / "config.json"
+    description = described(tmp_path, text("tp = 8", model="config.json"))
+    assert description.fixed.model.layer_count == 4
+    assert description.files["model_config"] == tmp_path / "config.json"
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b'{"model_type": "\xff"}', b"[]", b"\x80\x04K\x01."])

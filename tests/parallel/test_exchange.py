@@ -25,9 +25,9 @@ from dpro_search.parallel.workload import Workload, ranks_of, stages_of
 def workload(model="gpt2-xl", cluster="2xhgx-h100", **degrees):
     options = {name: degrees.pop(name) for name in ("runtime",) if name in degrees}
     strategy = Strategy(**{"global_batch": 64, **degrees})
-    found = published(model)
-    check_strategy(strategy, found, 1024)
-    return Workload(model=found, sequence=1024, strategy=strategy, cluster=parse_cluster(cluster), **options)
+    model_facts = published(model)
+    check_strategy(strategy, model_facts, 1024)
+    return Workload(model=model_facts, sequence=1024, strategy=strategy, cluster=parse_cluster(cluster), **options)
 
 
 def exchanged(model, **degrees):
@@ -42,8 +42,8 @@ def exchanged(model, **degrees):
 
 def test_copies_of_what_is_sharded_sum_the_parts():
     """HSDP: four hosts' worth of copies, each over 8 ranks."""
-    found, elements = exchanged("llama3-8b", dp=32, dp_replicate=4, zero_stage=3)
-    assert found == [
+    exchange, elements = exchanged("llama3-8b", dp=32, dp_replicate=4, zero_stage=3)
+    assert exchange == [
         ("ALL_GATHER", list(range(8)), elements),
         ("REDUCE_SCATTER", list(range(8)), elements),
         ("ALL_REDUCE", [0, 8, 16, 24], elements / 8),
@@ -51,13 +51,13 @@ def test_copies_of_what_is_sharded_sum_the_parts():
 
 
 def test_experts_are_summed_over_their_own_replicas():
-    found, _ = exchanged("mixtral-8x7b", dp=8, ep=4)
-    assert [(kind, ranks) for kind, ranks, _ in found] == [("ALL_REDUCE", list(range(8))), ("ALL_REDUCE", [0, 4])]
+    exchange, _ = exchanged("mixtral-8x7b", dp=8, ep=4)
+    assert [(kind, ranks) for kind, ranks, _ in exchange] == [("ALL_REDUCE", list(range(8))), ("ALL_REDUCE", [0, 4])]
 
 
 def test_context_parallel_ranks_have_the_same_parameters():
-    found, _ = exchanged("llama3-8b", dp=2, cp=2, tp=2)
-    assert [ranks for _, ranks, _ in found] == [[0, 2, 4, 6]]
+    exchange, _ = exchanged("llama3-8b", dp=2, cp=2, tp=2)
+    assert [ranks for _, ranks, _ in exchange] == [[0, 2, 4, 6]]
 
 
 @given(
@@ -66,13 +66,13 @@ def test_context_parallel_ranks_have_the_same_parameters():
     first=st.integers(1, 100),
 )
 def test_buckets_hold_every_gradient_once_and_are_full_but_the_last(tensors, cap, first):
-    found = gradient_buckets(tensors, cap, first)
-    sizes = [size for full in found for size in full]
+    buckets = gradient_buckets(tensors, cap, first)
+    sizes = [size for full in buckets for size in full]
     assert sum(sizes) == sum(map(sum, tensors))
     for number, size in enumerate(sizes[:-1]):
         assert size >= (first if number == 0 else cap)
     for layer in range(len(tensors)):
-        assert sum(map(sum, found[: layer + 1])) <= sum(map(sum, tensors[: layer + 1])), (
+        assert sum(map(sum, buckets[: layer + 1])) <= sum(map(sum, tensors[: layer + 1])), (
             "none is full before its gradients are ready"
         )
 
@@ -115,9 +115,9 @@ class TestTiedEmbeddings:
 
 class TestUnevenStages:
     def test_stages_have_the_layers_that_they_are_given(self):
-        found = stages_of(workload(pp=4, dp=4, stage_layers=(9, 13, 13, 13)))
-        assert [sum(block.name == "layer" for block in stage) for stage in found] == [9, 13, 13, 13]
-        assert (found[0][0].name, found[-1][-1].name) == ("embedding", "head")
+        stages = stages_of(workload(pp=4, dp=4, stage_layers=(9, 13, 13, 13)))
+        assert [sum(block.name == "layer" for block in stage) for stage in stages] == [9, 13, 13, 13]
+        assert (stages[0][0].name, stages[-1][-1].name) == ("embedding", "head")
 
     def test_fewer_layers_beside_the_head_make_a_step_shorter(self):
         """The stages that take longest decide: a head over 128,256 tokens takes as long as two layers."""

@@ -54,14 +54,14 @@ def split(tmp_path_factory):
 
 def asked(found, *changes):
     scenario = Scenario().changed(changes, known=(*found.askable, *found.settings), job=found.title)
-    there, plan = found.under(scenario)
-    return there.predict(plan)
+    changed_job, plan = found.under(scenario)
+    return changed_job.predict(plan)
 
 
 def test_the_parts_of_a_step_add_up_to_it(split):
-    found = split.replayed(Plan())
-    assert sum(found.breakdown_us.values()) == pytest.approx(found.iteration_us)
-    assert {"compute", "exposed_tensor_parallel", "bubble", "optimizer"} <= found.breakdown_us.keys()
+    facts = split.replayed(Plan())
+    assert sum(facts.breakdown_us.values()) == pytest.approx(facts.iteration_us)
+    assert {"compute", "exposed_tensor_parallel", "bubble", "optimizer"} <= facts.breakdown_us.keys()
 
 
 def test_parts_that_a_strategy_does_not_have_are_not_there(small):
@@ -81,9 +81,9 @@ def test_no_interval_means_more_than_the_peak_of_the_device(tmp_path, runs):
 
 
 def test_the_prediction_lies_in_its_interval(split):
-    found = split.predict(Plan())
-    low, high = found.interval_us
-    assert 0 < low <= found.iteration_us <= high
+    prediction = split.predict(Plan())
+    low, high = prediction.interval_us
+    assert 0 < low <= prediction.iteration_us <= high
     assert "published runs" in split.calibration.text
 
 
@@ -134,12 +134,12 @@ def test_a_plan_that_repeats_today_is_the_empty_one(split):
 
 
 def test_what_does_not_fit_says_so_with_the_fastest_change_that_does(tmp_path):
-    found = job(tmp_path, "tp = 1\nzero_stage = 0", cluster="1xhgx-h100")
-    facts = found.plan_facts(Plan())
+    opened_job = job(tmp_path, "tp = 1\nzero_stage = 0", cluster="1xhgx-h100")
+    facts = opened_job.plan_facts(Plan())
     assert facts.infeasible.startswith("needs ")
     for row in facts.remedies:
         plan = Plan.of(**{name: _value(value) for name, _, value in (part.partition("=") for part in row.change.split(","))})
-        assert found.predict(plan).infeasible is None
+        assert opened_job.predict(plan).infeasible is None
     times = [row.predicted_iteration_us for row in facts.remedies]
     assert times == sorted(times)
     assert "does not fit" in facts.notes[0]
@@ -157,9 +157,9 @@ def test_where_no_small_change_fits_nothing_is_promised(tmp_path):
 
 @pytest.mark.parametrize("framework", ["megatron-core", "megatron-deepspeed", "fsdp", "nanotron", "pytorch"])
 def test_no_step_is_shorter_than_its_bounds(tmp_path, framework):
-    found = job(tmp_path, None, framework=framework, model="gpt2-medium", cluster="1xhgx-h100", sequence=2048, global_batch=32)
-    steps = found.prices
-    order = list(ranked(found.space.candidates, steps))
+    opened_job = job(tmp_path, None, framework=framework, model="gpt2-medium", cluster="1xhgx-h100", sequence=2048, global_batch=32)
+    steps = opened_job.prices
+    order = list(ranked(opened_job.space.candidates, steps))
     assert [bound_us for _, bound_us in order] == sorted(bound_us for _, bound_us in order)
     assert {strategy.schedule for strategy, _ in order} == {*FRAMEWORKS[framework].schedules, Schedule.ONE_F_ONE_B}
     for strategy, bound_us in order[:: max(len(order) // 30, 1)]:
@@ -169,10 +169,10 @@ def test_no_step_is_shorter_than_its_bounds(tmp_path, framework):
 @pytest.mark.parametrize("framework", ["megatron-core", "pytorch-gloo"])
 def test_zero_2_exchanges_the_gradients_of_every_micro_batch(tmp_path, framework):
     settings = {"model": "gpt2-medium", "cluster": "2xhgx-h100", "sequence": 1024, "global_batch": 64}
-    found = job(tmp_path, "zero_stage = 2\ntp = 1", framework=framework, **settings)
-    steps = found.prices
+    opened_job = job(tmp_path, "zero_stage = 2\ntp = 1", framework=framework, **settings)
+    steps = opened_job.prices
     for micro_batch in (1, 2, 4):
-        once, every = (replace(found.space.today, micro_batch=micro_batch, zero_stage=stage) for stage in (1, 2))
+        once, every = (replace(opened_job.space.today, micro_batch=micro_batch, zero_stage=stage) for stage in (1, 2))
         assert steps.replayed_us(every) >= least_us(steps.costs(every), every) * (1 - 1e-9)
         one_micro_batch = every.micro_batches == 1
         reduce_us = sum(layer.reduce_us for layer in steps.costs(every).stages[0])
@@ -186,20 +186,20 @@ def test_zero_2_exchanges_the_gradients_of_every_micro_batch(tmp_path, framework
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt2-medium", "mixtral-8x7b"])
 def test_what_strategies_share_changes_no_prediction(tmp_path, model):
     """Costs that were found for other strategies are those that each would find alone."""
-    found = job(tmp_path, None, model=model, sequence=1024)
-    every = list(found.space.candidates)
+    opened_job = job(tmp_path, None, model=model, sequence=1024)
+    every = list(opened_job.space.candidates)
     for strategy in every[:: max(len(every) // 25, 1)]:
-        alone = StepPrices(found.prices.workload)
-        assert found.prices.costs(strategy) == alone.costs(strategy)
-        assert found.prices.memory(strategy) == peak_memory(alone.workload_of(strategy))
+        alone = StepPrices(opened_job.prices.workload)
+        assert opened_job.prices.costs(strategy) == alone.costs(strategy)
+        assert opened_job.prices.memory(strategy) == peak_memory(alone.workload_of(strategy))
 
 
 @every_case("runs", ["tp = 1", "tp = 2\npp = 4", "tp = 1\npp = 4\nvirtual_stages = 2", "tp = 8\npp = 2\nrecompute = 'full'"])
 @every_case("framework", ["megatron-core", "megatron-deepspeed", "fsdp"])
 def test_of_many_micro_batches_a_few_are_replayed(tmp_path, runs, framework):
-    found = job(tmp_path, runs, framework=framework, model="gpt2-medium", sequence=1024, global_batch=2048)
-    strategy = found.space.today
-    assert found.prices.step_us(strategy) == pytest.approx(found.prices.replayed_us(strategy), rel=1e-3)
+    opened_job = job(tmp_path, runs, framework=framework, model="gpt2-medium", sequence=1024, global_batch=2048)
+    strategy = opened_job.space.today
+    assert opened_job.prices.step_us(strategy) == pytest.approx(opened_job.prices.replayed_us(strategy), rel=1e-3)
 
 
 def test_every_candidate_is_legal_uses_all_devices_and_has_a_plan(split):
@@ -213,12 +213,12 @@ def test_every_candidate_is_legal_uses_all_devices_and_has_a_plan(split):
 @pytest.mark.parametrize("limit_gib", [80, 9])
 def test_the_search_finds_the_best_of_all_plans(tmp_path, few_layers, limit_gib):
     """Of a model of six layers, on eight devices, with much memory, and with so little that some layers are recomputed."""
-    found = job(tmp_path, "tp = 1", model=few_layers, cluster="1xhgx-h100", global_batch=32, sequence=2048)
-    found.memory_limit_bytes = limit_gib * 2**30
-    every = list(found.space.candidates)
-    fits = [strategy for strategy in every if found.prices.memory(strategy).total_bytes <= found.limit_bytes]
-    best_us = min(found.prices.step_us(strategy) for strategy in fits)
-    result = run_search(found, trials=300, out=tmp_path / "run", trace_digest="x")
+    opened_job = job(tmp_path, "tp = 1", model=few_layers, cluster="1xhgx-h100", global_batch=32, sequence=2048)
+    opened_job.memory_limit_bytes = limit_gib * 2**30
+    every = list(opened_job.space.candidates)
+    fits = [strategy for strategy in every if opened_job.prices.memory(strategy).total_bytes <= opened_job.limit_bytes]
+    best_us = min(opened_job.prices.step_us(strategy) for strategy in fits)
+    result = run_search(opened_job, trials=300, out=tmp_path / "run", trace_digest="x")
     assert result.stopped == "complete"
     assert result.plans[0].prediction.iteration_us <= best_us * 1.01
     assert result.trials < len(fits) / 5
@@ -233,16 +233,16 @@ def test_a_search_under_a_memory_limit_keeps_it(small, tmp_path):
 
 def test_another_cluster_has_its_own_memory(tmp_path):
     """A plan that fits on devices of 80 GB may not on those of 40."""
-    found = job(tmp_path, "tp = 1", model="llama3-8b", cluster="2xdgx-a100-80")
-    assert found.predict(Plan()).infeasible is None
-    there, plan = found.under(Scenario().on("2xdgx-a100-40"))
+    opened_job = job(tmp_path, "tp = 1", model="llama3-8b", cluster="2xdgx-a100-80")
+    assert opened_job.predict(Plan()).infeasible is None
+    there, plan = opened_job.under(Scenario().on("2xdgx-a100-40"))
     assert there.predict(plan).infeasible is not None
 
 
 def test_a_job_can_begin_with_a_plan(split):
-    there, _ = split.under(Scenario(begins_with=Plan.of(tp=4)))
-    assert there.predict(Plan()) == split.predict(Plan.of(tp=4))
-    assert there.space.today == split.space.strategy(Plan.of(tp=4))
+    changed_job, _ = split.under(Scenario(begins_with=Plan.of(tp=4)))
+    assert changed_job.predict(Plan()) == split.predict(Plan.of(tp=4))
+    assert changed_job.space.today == split.space.strategy(Plan.of(tp=4))
 
 
 def test_the_best_plan_is_explained(split):
@@ -276,9 +276,9 @@ def test_a_diagnosis_ranks_changes_that_can_be_asked(split):
 
 def test_gpt2_of_proteus(tmp_path):
     """GPT-2 on 32 GPUs, tp 4 x dp 8 (Duan et al. 2024, table 5): a plan like any other."""
-    found = job(tmp_path, "tp = 4", model="gpt2-medium", cluster="4xhgx-h100", sequence=1024, global_batch=256)
-    assert found.space.today == Strategy(dp=8, tp=4, zero_stage=1, sequence_parallel=True, global_batch=256, micro_batch=1)
-    assert found.predict(Plan()).iteration_us > 0
+    opened_job = job(tmp_path, "tp = 4", model="gpt2-medium", cluster="4xhgx-h100", sequence=1024, global_batch=256)
+    assert opened_job.space.today == Strategy(dp=8, tp=4, zero_stage=1, sequence_parallel=True, global_batch=256, micro_batch=1)
+    assert opened_job.predict(Plan()).iteration_us > 0
 
 
 ALL_SETTINGS = {
@@ -293,11 +293,11 @@ ALL_SETTINGS = {
 
 
 def test_a_plan_can_say_all_that_a_strategy_can(tmp_path):
-    found = job(tmp_path, "tp = 1\npp = 4\ncp = 2")
-    strategy = found.space.strategy(Plan.of(**ALL_SETTINGS))
+    opened_job = job(tmp_path, "tp = 1\npp = 4\ncp = 2")
+    strategy = opened_job.space.strategy(Plan.of(**ALL_SETTINGS))
     assert (strategy.dp_replicate, strategy.stage_layers, strategy.cp_ring) == (2, (7, 9, 9, 7), True)
     assert (strategy.cp_balanced, strategy.recompute_layers, strategy.gradient_dtype) == (False, 3, "bf16")
-    plan = found.space.plan(strategy)
+    plan = opened_job.space.plan(strategy)
     assert plan == Plan.of(**ALL_SETTINGS)
     assert Plan.from_json(plan.to_json()) == plan
 
@@ -314,17 +314,18 @@ def test_a_plan_can_say_all_that_a_strategy_can(tmp_path):
     ],
 )
 def test_what_a_setting_does_to_memory(tmp_path, runs, change, parts):
-    found = job(tmp_path, runs)
-    there, plan = found.under(Scenario().changed([change], known=found.askable, job=found.title))
-    before, after = found.plan_facts(Plan()).memory_bytes, there.plan_facts(plan).memory_bytes
+    opened_job = job(tmp_path, runs)
+    changed_job, plan = opened_job.under(Scenario().changed([change], known=opened_job.askable, job=opened_job.title))
+    before, after = opened_job.plan_facts(Plan()).memory_bytes, changed_job.plan_facts(plan).memory_bytes
     for part, sign in parts.items():
         assert (after[part] - before[part]) * sign > 0
 
 
 def test_some_layers_are_recomputed_between_none_and_all(tmp_path):
-    found = job(tmp_path, "tp = 1")
+    opened_job = job(tmp_path, "tp = 1")
     times = [
-        found.predict(plan).iteration_us for plan in (Plan(), *(Plan.of(recompute="full", recompute_layers=k) for k in (8, 24, 0)))
+        opened_job.predict(plan).iteration_us
+        for plan in (Plan(), *(Plan.of(recompute="full", recompute_layers=k) for k in (8, 24, 0)))
     ]
     assert times == sorted(set(times))
     eighth, all_of_it = times[1] - times[0], times[3] - times[0]
@@ -332,16 +333,16 @@ def test_some_layers_are_recomputed_between_none_and_all(tmp_path):
 
 
 def test_the_load_of_experts_is_kept_by_a_search(tmp_path):
-    found = job(tmp_path, "ep = 8\nexpert_load = 1.5", model="mixtral-8x7b", cluster="4xhgx-h100")
+    opened_job = job(tmp_path, "ep = 8\nexpert_load = 1.5", model="mixtral-8x7b", cluster="4xhgx-h100")
     even = job(tmp_path, "ep = 8", model="mixtral-8x7b", cluster="4xhgx-h100")
-    assert found.predict(Plan()).iteration_us > 1.05 * even.predict(Plan()).iteration_us
-    assert {strategy.expert_load for strategy in found.space.candidates.shapes()} == {1.5}
+    assert opened_job.predict(Plan()).iteration_us > 1.05 * even.predict(Plan()).iteration_us
+    assert {strategy.expert_load for strategy in opened_job.space.candidates.shapes()} == {1.5}
 
 
 @pytest.mark.parametrize("framework", ["nanotron", "tensorflow"])
 def test_a_search_proposes_only_what_the_framework_has(tmp_path, framework):
-    found = job(tmp_path, None, framework=framework, model="gpt2-medium", sequence=4096, global_batch=64)
-    every = list(found.space.candidates)
+    opened_job = job(tmp_path, None, framework=framework, model="gpt2-medium", sequence=4096, global_batch=64)
+    every = list(opened_job.space.candidates)
     assert {strategy.schedule for strategy in every} == {Schedule.ONE_F_ONE_B}
     assert not any(each.cp_ring or each.stage_layers or each.dp_replicate > 1 or each.recompute_layers for each in every)
 
@@ -357,28 +358,30 @@ def test_balanced_stages_are_the_best_of_all(schedule):
         return max(sum(work[stage] for stage in own) for own in pairs)
 
     every = [c for c in itertools.product(range(10), repeat=4) if sum(c) == 9 and min(c[1:3]) > 0]
-    found = balanced_layers(9, 10.0, 4.0, 23.0, ranks=ranks, per_rank=4 // ranks, schedule=schedule)
-    assert sum(found) == 9
-    assert busiest(found) == min(map(busiest, every))
+    layers = balanced_layers(9, 10.0, 4.0, 23.0, ranks=ranks, per_rank=4 // ranks, schedule=schedule)
+    assert sum(layers) == 9
+    assert busiest(layers) == min(map(busiest, every))
 
 
 def test_a_balanced_pipeline_is_faster_than_an_even_one(tmp_path):
-    found = job(tmp_path, "tp = 1\npp = 4")
-    even = found.space.today
-    cut = replace(even, stage_layers=balanced_cut(found.prices, even))
+    opened_job = job(tmp_path, "tp = 1\npp = 4")
+    even = opened_job.space.today
+    cut = replace(even, stage_layers=balanced_cut(opened_job.prices, even))
     assert cut.stage_layers[-1] < 8
-    assert found.prices.step_us(cut) < 0.97 * found.prices.step_us(even)
+    assert opened_job.prices.step_us(cut) < 0.97 * opened_job.prices.step_us(even)
 
 
 def test_a_search_recomputes_no_more_than_memory_asks_for(tmp_path):
-    found = job(tmp_path, "tp = 1", cluster="2xhgx-h100")
-    found.memory_limit_bytes = 50 * 2**30
-    plan, _ = next(each for each in ranked(found.space.candidates, found.prices, found.limit_bytes) if each[0].recompute_layers)
+    opened_job = job(tmp_path, "tp = 1", cluster="2xhgx-h100")
+    opened_job.memory_limit_bytes = 50 * 2**30
+    plan, _ = next(
+        each for each in ranked(opened_job.space.candidates, opened_job.prices, opened_job.limit_bytes) if each[0].recompute_layers
+    )
     assert plan.recompute is Recompute.FULL
     fewer = replace(
         plan, recompute_layers=plan.recompute_layers - 1, recompute=Recompute.FULL if plan.recompute_layers > 1 else Recompute.NONE
     )
-    assert found.prices.memory(plan).total_bytes <= found.limit_bytes < found.prices.memory(fewer).total_bytes
+    assert opened_job.prices.memory(plan).total_bytes <= opened_job.limit_bytes < opened_job.prices.memory(fewer).total_bytes
 
 
 def test_an_order_is_certain_or_not_by_what_bounds_the_plans():

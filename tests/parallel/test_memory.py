@@ -87,8 +87,8 @@ def test_logits_are_held_in_16_bits_and_in_fp32():
 )
 def test_states_and_workspaces_are_those_that_megatron_logs(degrees, gpu, measured):
     deterministic = MemoryRules(matmul_workspace_bytes=32 * 2**20, dummy_gradients=False)  # --no-gradient-accumulation-fusion
-    found = peak_memory(workload(cluster=gpu, rules=deterministic, **degrees))
-    states = found.weights_bytes + found.gradients_bytes + found.optimizer_bytes + found.workspace_bytes
+    memory_use = peak_memory(workload(cluster=gpu, rules=deterministic, **degrees))
+    states = memory_use.weights_bytes + memory_use.gradients_bytes + memory_use.optimizer_bytes + memory_use.workspace_bytes
     assert states == pytest.approx(measured, rel=0.01)
 
 
@@ -171,9 +171,9 @@ def test_buffers_of_collectives_stay_for_as_many_layers_as_the_host_is_ahead():
 
 
 def test_cached_blocks_are_given_back_rather_than_to_fail():
-    found = replace(peak_memory(workload(dp=8)), cached_bytes=GIB)
-    assert found.reserved_within(80 * GIB) == found.allocated_bytes + found.fragments_bytes + GIB
-    assert found.reserved_within(found.allocated_bytes + GIB) == found.allocated_bytes + found.fragments_bytes
+    memory_use = replace(peak_memory(workload(dp=8)), cached_bytes=GIB)
+    assert memory_use.reserved_within(80 * GIB) == memory_use.allocated_bytes + memory_use.fragments_bytes + GIB
+    assert memory_use.reserved_within(memory_use.allocated_bytes + GIB) == memory_use.allocated_bytes + memory_use.fragments_bytes
 
 
 degrees = st.fixed_dictionaries(

@@ -20,14 +20,14 @@ LONGEST_LINE = 255  # of the plugin's buffer
 
 def lines_of(text: str) -> list[list[str]]:
     """What the plugin makes of a file: comments and empty lines are passed over, lines of 8 to 10 fields count."""
-    found = []
+    collected = []
     for line in text.splitlines():
         assert len(line) <= LONGEST_LINE
         if line and not line.startswith("#"):
             fields = [field.strip() for field in line.split(",")]
             assert 8 <= len(fields) <= 10, line
-            found.append(fields)
-    return found
+            collected.append(fields)
+    return collected
 
 
 def taken(lines: list[list[str]], collective: str, size: int, nodes: int, ranks: int) -> tuple[str, str] | None:
@@ -76,15 +76,15 @@ def test_calls_of_other_groups_are_left_to_nccl():
 
 
 def test_a_plans_groups_of_ranks_have_lines_beside_the_frameworks_files(tmp_path):
-    found = exported(tmp_path, "megatron", {"tp": 8, "zero_stage": 1}, more=("nccl",), cluster="2xhgx-h100")
-    lines = lines_of((found.folder / "nccl_tuner.conf").read_text())
+    export = exported(tmp_path, "megatron", {"tp": 8, "zero_stage": 1}, more=("nccl",), cluster="2xhgx-h100")
+    lines = lines_of((export.folder / "nccl_tuner.conf").read_text())
     assert {(fields[6], fields[7]) for fields in lines} == {("1", "8"), ("2", "2"), ("2", "16")}
-    env = dict(line.split("=", 1) for line in (found.folder / "nccl.env").read_text().splitlines())
+    env = dict(line.split("=", 1) for line in (export.folder / "nccl.env").read_text().splitlines())
     assert env["NCCL_TUNER_PLUGIN"] == "example"
-    assert Path(env["NCCL_TUNER_CONFIG_FILE"]) == (found.folder / "nccl_tuner.conf").resolve()
-    plain = (found.folder / "nccl_algorithms.env").read_text()
+    assert Path(env["NCCL_TUNER_CONFIG_FILE"]) == (export.folder / "nccl_tuner.conf").resolve()
+    plain = (export.folder / "nccl_algorithms.env").read_text()
     assert "NCCL_ALGO='allreduce:" in plain
-    assert "megatron_arguments.json" in found.files
+    assert "megatron_arguments.json" in export.files
 
 
 def test_alone_it_follows_no_plan(tmp_path):

@@ -40,17 +40,17 @@ def timed(tmp_path, monkeypatch):
         job = jobs.job(tmp_path, "tp = 1", framework="pytorch-2", global_batch=96, **values)
         real = on_one_gpu(KIND.facts(job.description), KIND.targets, COMMAND, lambda _: H100)
         out = tmp_path / "times.json"
-        found = recording.record_times(job, real, plans, out, exchanges=False)
-        return found, jobs.job(tmp_path, "tp = 1", framework="pytorch-2", global_batch=96, times="times.json", **values)
+        exchange = recording.record_times(job, real, plans, out, exchanges=False)
+        return exchange, jobs.job(tmp_path, "tp = 1", framework="pytorch-2", global_batch=96, times="times.json", **values)
 
     return made
 
 
 def test_one_process_is_started_however_many_gpus_the_job_has(tmp_path):
     job = jobs.job(tmp_path, framework="pytorch-2")
-    found = on_one_gpu(KIND.facts(job.description), KIND.targets, COMMAND, lambda _: H100)
-    assert (found.spec.ranks, found.spec.cores, found.shaped) == (1, (), False)
-    assert [target.name for target in found.targets] == ["pytorch"]
+    launch = on_one_gpu(KIND.facts(job.description), KIND.targets, COMMAND, lambda _: H100)
+    assert (launch.spec.ranks, launch.spec.cores, launch.shaped) == (1, (), False)
+    assert [target.name for target in launch.targets] == ["pytorch"]
 
 
 def test_without_a_gpu_or_a_command_nothing_is_started(tmp_path):
@@ -63,40 +63,40 @@ def test_without_a_gpu_or_a_command_nothing_is_started(tmp_path):
 
 
 def test_recorded_blocks_are_the_jobs_and_exchanges_stay_modelled(timed):
-    found, job = timed(written(1000.0), Plan.of(tp=2))
-    assert [(row.block, row.forward_us, row.backward_us) for row in found.blocks] == [
+    timing, job = timed(written(1000.0), Plan.of(tp=2))
+    assert [(row.block, row.forward_us, row.backward_us) for row in timing.blocks] == [
         ("embedding", 10.0, 20.0),
         ("layer", 1000.0, 2000.0),
         ("head", 50.0, 100.0),
     ]
     own = job.rank_work(Plan.of(tp=2))["layer"]
     assert (own.forward_us, own.backward_us) == (1000.0, 2000.0)
-    assert found.collectives == ()
+    assert timing.collectives == ()
     assert job.replayed(Plan.of(tp=2)).breakdown_us["exposed_tensor_parallel"] > 0
     assert job.description.warnings == ()
 
 
 def test_a_step_is_recorded_with_its_plan_and_the_memory_of_the_rank(timed):
-    found, _ = timed(written(1000.0), Plan.of(zero_stage=2, tp=2))
-    (step,) = found.steps
+    timing, _ = timed(written(1000.0), Plan.of(zero_stage=2, tp=2))
+    (step,) = timing.steps
     assert step.settings.items() >= {"tp": 2, "dp": 8, "zero_stage": 2, "micro_batch": 1, "sequence_parallel": True}.items()
     assert (step.step_us, step.update_us, step.peak_bytes, step.micro_batches) == (9e4, 2e3, 5 * 2**30, 3)
-    assert (found.device, found.flops_per_s) == (H100, 7e14)
+    assert (timing.device, timing.flops_per_s) == (H100, 7e14)
 
 
 def test_a_plan_with_recomputation_is_timed_with_it_and_blocks_are_kept_without(timed):
-    found, job = timed(written(1000.0), Plan.of(recompute="full"))
-    layer = found.blocks[1]
+    timing, job = timed(written(1000.0), Plan.of(recompute="full"))
+    layer = timing.blocks[1]
     assert (layer.forward_us, layer.backward_us) == (1000.0, 1000.0)
-    assert found.steps[0].blocks[1].backward_us == 2000.0
+    assert timing.steps[0].blocks[1].backward_us == 2000.0
     assert job.rank_work(Plan.of(recompute="full"))["layer"].backward_us == 2000.0
 
 
 def test_blocks_timed_without_recomputation_stay_when_it_is_timed_too(timed):
     timed(written(1000.0), Plan())
-    found, _ = timed(written(1100.0), Plan.of(recompute="full"))
-    assert [row.forward_us for row in found.blocks] == [10.0, 1000.0, 50.0]
-    assert len(found.steps) == 2
+    timing, _ = timed(written(1100.0), Plan.of(recompute="full"))
+    assert [row.forward_us for row in timing.blocks] == [10.0, 1000.0, 50.0]
+    assert len(timing.steps) == 2
 
 
 def test_a_plan_that_was_timed_is_not_timed_again(timed):
@@ -105,8 +105,8 @@ def test_a_plan_that_was_timed_is_not_timed_again(timed):
 
 
 def test_a_stage_of_a_pipeline_is_timed_with_all_layers(timed):
-    found, _ = timed(written(1000.0), Plan.of(pp=2, virtual_stages=2))
-    assert "pp" not in found.steps[0].settings
+    timing, _ = timed(written(1000.0), Plan.of(pp=2, virtual_stages=2))
+    assert "pp" not in timing.steps[0].settings
 
 
 def test_times_of_two_kinds_of_gpus_do_not_mix(timed):

@@ -18,20 +18,20 @@ from tests.parallel.parallel_exports import exported
 
 
 def test_stages_of_torchtitan_have_the_layers_that_were_predicted(tmp_path):
-    found = exported(tmp_path, "torchtitan", {"pp": 4, "zero_stage": 1, "micro_batch": 2}, cluster="8xh100", global_batch=32)
-    content = json.loads((found.folder / "torchtitan_plan.json").read_text())
+    export = exported(tmp_path, "torchtitan", {"pp": 4, "zero_stage": 1, "micro_batch": 2}, cluster="8xh100", global_batch=32)
+    content = json.loads((export.folder / "torchtitan_plan.json").read_text())
     parts = content["parallelism"]["module_fqns_per_model_part"]
     assert parts[0][:2] == ["tok_embeddings", "layers.0"]
     assert parts[-1][-3:] == ["layers.31", "norm", "lm_head"]
     assert content["training"]["local_batch_size"] == 16
-    assert "--module torchtitan_plan --config planned" in found.usage
-    assert "on PYTHONPATH" in found.usage
+    assert "--module torchtitan_plan --config planned" in export.usage
+    assert "on PYTHONPATH" in export.usage
 
 
 def test_megatrons_arguments_are_the_same_for_a_shell_and_as_json(tmp_path):
-    found = exported(tmp_path, "megatron", {"tp": 2, "pp": 2, "recompute": "full"})
-    words = json.loads((found.folder / "megatron_arguments.json").read_text())
-    script = (found.folder / "megatron_arguments.sh").read_text()
+    export = exported(tmp_path, "megatron", {"tp": 2, "pp": 2, "recompute": "full"})
+    words = json.loads((export.folder / "megatron_arguments.json").read_text())
+    script = (export.folder / "megatron_arguments.sh").read_text()
     assert re.search(r"\((.*)\)", script, re.DOTALL)[1].split() == words
     assert " ".join(words).startswith("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2")
     assert "--use-distributed-optimizer" in words

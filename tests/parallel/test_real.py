@@ -45,10 +45,10 @@ def real(tmp_path):
 
 
 def test_each_rank_has_a_host_and_a_link_of_the_clusters_rate(real):
-    _, found = real("2xtestbed@500mbit")
-    assert (found.spec.ranks, found.spec.hosts, found.spec.cores) == (2, 2, (0, 1))
-    assert (found.rate_bps, found.shaped) == (5e8, True)
-    assert [target.name for target in found.targets] == ["pytorch"]
+    _, real_job = real("2xtestbed@500mbit")
+    assert (real_job.spec.ranks, real_job.spec.hosts, real_job.spec.cores) == (2, 2, (0, 1))
+    assert (real_job.rate_bps, real_job.shaped) == (5e8, True)
+    assert [target.name for target in real_job.targets] == ["pytorch"]
 
 
 def test_ranks_share_cores_only_where_predictions_know_it(real):
@@ -73,11 +73,11 @@ def test_paced_ranks_need_recorded_times_and_share_no_cores(real):
 
 
 def test_paced_ranks_wait_for_what_is_predicted_of_their_own_work(real):
-    _, found = real("4xtestbed@1gbit", paced=True)
-    times = msgspec.json.decode(found.paced.times(Plan()))
+    _, real_job = real("4xtestbed@1gbit", paced=True)
+    times = msgspec.json.decode(real_job.paced.times(Plan()))
     assert times["embedding"] == [10.0, 20.0, 3.0, 0.0]
     assert times["layers"] == [[100.0, 200.0, 3.0, 0.0]] * 2
-    halved = msgspec.json.decode(found.paced.times(Plan.of(tp=2)))
+    halved = msgspec.json.decode(real_job.paced.times(Plan.of(tp=2)))
     assert 0 < halved["layers"][0][0] < 100.0
 
 
@@ -94,8 +94,8 @@ def test_a_shared_product_has_what_the_framework_adds_to_it(real):
     """Predicted from whole blocks: four products of a layer, each with half of its flops and the framework's own work."""
 
     def layer_us(split_us):
-        _, found = real("4xtestbed@1gbit", paced=True, times=msgspec.structs.replace(TIMES, split_forward_us=split_us))
-        return msgspec.json.decode(found.paced.times(Plan.of(tp=2)))["layers"][0][0]
+        _, real_job = real("4xtestbed@1gbit", paced=True, times=msgspec.structs.replace(TIMES, split_forward_us=split_us))
+        return msgspec.json.decode(real_job.paced.times(Plan.of(tp=2)))["layers"][0][0]
 
     none_us, some_us, more_us = (layer_us(split_us) for split_us in (0.0, 1.0, 2.0))
     assert 0 < none_us < some_us
@@ -105,12 +105,12 @@ def test_a_shared_product_has_what_the_framework_adds_to_it(real):
 def test_tensor_parallel_ranks_wait_for_the_slowest_of_them_and_data_parallel_ones_once_in_a_step(real):
     """The expected largest of two standard normal values is 0.59 (Blom), so that a spread of a tenth costs 5.9 %."""
     uneven = tuple(msgspec.structs.replace(row, spread=0.1) for row in TIMES.blocks)
-    found = []
+    collected = []
     for blocks in (TIMES.blocks, uneven):
         job, _ = real("2xtestbed", times=msgspec.structs.replace(TIMES, blocks=blocks))
-        found.append([job.replayed(plan).breakdown_us["compute"] for plan in (Plan.of(tp=2, sequence_parallel=False), Plan())])
-    assert found[1][0] == pytest.approx(1.0589 * found[0][0], rel=1e-3)
-    assert found[1][1] == found[0][1]
+        collected.append([job.replayed(plan).breakdown_us["compute"] for plan in (Plan.of(tp=2, sequence_parallel=False), Plan())])
+    assert collected[1][0] == pytest.approx(1.0589 * collected[0][0], rel=1e-3)
+    assert collected[1][1] == collected[0][1]
 
 
 def test_times_of_another_precision_are_refused(real):

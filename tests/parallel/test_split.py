@@ -57,9 +57,9 @@ def job(tmp_path):
     def made(runs="", **times):
         (tmp_path / "config.json").write_bytes(msgspec.json.encode(CONFIG))
         (tmp_path / "cluster.toml").write_text(HOSTS)
-        found = {"blocks": blocks(), "collectives": tuple(exchanges()), **times}
+        exchange = {"blocks": blocks(), "collectives": tuple(exchanges()), **times}
         updates = (UpdateTime(elements=1.0, us=0.0),)
-        ParallelTimes(memory_bytes_per_s=1e10, flops_per_s=5e10, updates=updates, **found).save(tmp_path / "times.json")
+        ParallelTimes(memory_bytes_per_s=1e10, flops_per_s=5e10, updates=updates, **exchange).save(tmp_path / "times.json")
         lines = ['model = "config.json"', 'cluster = "cluster.toml"', "global_batch = 8", "sequence = 16", 'precision = "fp32"']
         lines += ['framework = "pytorch-gloo"', 'times = "times.json"', "[runs]", "micro_batch = 1", runs]
         (tmp_path / "job.toml").write_text("\n".join(lines))
@@ -81,29 +81,29 @@ PLANS = [
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(dict(plan.settings)))
 def test_the_parts_add_up_to_the_predicted_step(job, plan):
-    found, predicted = job().split(plan), job().predict(plan)
-    assert found.step_us == pytest.approx(predicted.iteration_us)
-    assert found.compute + found.bubble + found.exposed_communication == pytest.approx(1.0)
-    assert sum(found.by_axis.values()) == pytest.approx(found.exposed_communication)
-    assert 0 <= found.contention <= found.exposed_communication
-    assert min(found.compute, found.exposed_communication) > 0
-    assert found.bubble >= -1e-9
+    opened_job, predicted = job().split(plan), job().predict(plan)
+    assert opened_job.step_us == pytest.approx(predicted.iteration_us)
+    assert opened_job.compute + opened_job.bubble + opened_job.exposed_communication == pytest.approx(1.0)
+    assert sum(opened_job.by_axis.values()) == pytest.approx(opened_job.exposed_communication)
+    assert 0 <= opened_job.contention <= opened_job.exposed_communication
+    assert min(opened_job.compute, opened_job.exposed_communication) > 0
+    assert opened_job.bubble >= -1e-9
 
 
 def test_the_bubble_of_free_exchanges_is_that_of_the_schedule(job):
     """It is (p - 1) / m of the time of m micro-batches, here of 4, on p ranks (Huang et al. 2019)."""
     free, _ = job().under(Scenario(scales=(Scale.parse("communication=0"),)))
     for schedule in ("gpipe", "1f1b"):
-        found = free.split(Plan.of(pp=2, schedule=schedule))
+        shares = free.split(Plan.of(pp=2, schedule=schedule))
         computing_us = 4 * 2 * 300.0
-        assert found.bubble * found.step_us == pytest.approx(computing_us / 4, rel=1e-3)
-        assert found.exposed_communication == pytest.approx(0.0, abs=1e-9)
+        assert shares.bubble * shares.step_us == pytest.approx(computing_us / 4, rel=1e-3)
+        assert shares.exposed_communication == pytest.approx(0.0, abs=1e-9)
 
 
 def test_messages_are_exposed_on_the_ranks_that_receive_them(job):
     """Each rank of a pipeline of two receives four."""
-    found = job().split(Plan.of(pp=2))
-    assert found.by_axis["pp"] * found.step_us == pytest.approx(4 * MESSAGE_US)
+    shares = job().split(Plan.of(pp=2))
+    assert shares.by_axis["pp"] * shares.step_us == pytest.approx(4 * MESSAGE_US)
 
 
 def test_what_ranks_wait_for_the_slowest_of_them_is_exposed_and_not_compute(job):
@@ -117,15 +117,15 @@ def test_what_ranks_wait_for_the_slowest_of_them_is_exposed_and_not_compute(job)
 
 def test_what_a_rank_does_itself_to_hand_gradients_over_is_computation(job):
     handing = tuple(msgspec.structs.replace(row, reduce_us=50.0) for row in blocks())
-    without, found = job().split(Plan()), job(blocks=handing).split(Plan())
-    assert found.exposed_communication * found.step_us == pytest.approx(without.exposed_communication * without.step_us)
-    assert found.compute * found.step_us == pytest.approx(without.compute * without.step_us + 6 * 50.0)
+    without, shares = job().split(Plan()), job(blocks=handing).split(Plan())
+    assert shares.exposed_communication * shares.step_us == pytest.approx(without.exposed_communication * without.step_us)
+    assert shares.compute * shares.step_us == pytest.approx(without.compute * without.step_us + 6 * 50.0)
 
 
 def test_contention_is_what_ranks_of_a_host_cost_each_other_on_its_link(job):
     """Both ranks of a host send to the other one at a time: alone a message takes half as long, but for its latency."""
-    found = job().split(Plan.of(pp=2))
-    assert found.contention * found.step_us == pytest.approx(4 * MESSAGE_US / 2, rel=0.2)
+    shares = job().split(Plan.of(pp=2))
+    assert shares.contention * shares.step_us == pytest.approx(4 * MESSAGE_US / 2, rel=0.2)
     alone_us = job().alone_us(Plan.of(pp=2))
     assert alone_us("recv", "pp", float(1 << 20)) == pytest.approx(MESSAGE_US / 2, rel=0.05)
     assert alone_us("all_reduce", "dp_replicate", float(1 << 20)) == pytest.approx(REDUCE_US)  # within a host

@@ -59,8 +59,8 @@ def test_every_pass_runs_once_after_what_it_needs(schedule, ranks, rounds):
 def busy_us(graph, rank):
     """From the start of a rank's first op to the end of its last one."""
     times = replay(graph, iterations=1).times
-    mine = graph.rank_of_op == rank
-    return times.end_us[mine].max() - times.start_us[mine].min()
+    of_rank = graph.rank_of_op == rank
+    return times.end_us[of_rank].max() - times.start_us[of_rank].min()
 
 
 def split(ranks, stages, schedule, micro_batches, forward_us, inputs_us, weights_us):

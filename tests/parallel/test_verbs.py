@@ -63,33 +63,33 @@ def test_files_for_ui_and_tables(job, tmp_path):
 
 
 def test_run_is_complete_explained_and_continued(job, run):
-    found = verb("run", job, "--out", run)
-    assert found["stopped"] == "complete"
-    assert found["best_us"] <= found["baseline_us"]
-    assert any("longer than plan 1" in sentence for sentence in found["reasons"])
+    result = verb("run", job, "--out", run)
+    assert result["stopped"] == "complete"
+    assert result["best_us"] <= result["baseline_us"]
+    assert any("longer than plan 1" in sentence for sentence in result["reasons"])
     assert "no other way to cut the job can be faster" in printed("run", job, "--out", run)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_run_finds_the_same_with_any_number_of_workers(job, run, tmp_path, workers):
-    found = verb("run", job, "--workers", workers, "--out", tmp_path / "run")
-    assert found["best_us"] == verb("run", job, "--out", run)["best_us"]
+    result = verb("run", job, "--workers", workers, "--out", tmp_path / "run")
+    assert result["best_us"] == verb("run", job, "--out", run)["best_us"]
 
 
 def test_run_begins_with_a_plan(job, tmp_path):
-    found = verb("run", job, "--set", "tp=8", "--out", tmp_path / "run")
-    assert found["baseline_us"] == pytest.approx(verb("replay", job, "--set", "tp=8")["predicted_iteration_us"])
+    result = verb("run", job, "--set", "tp=8", "--out", tmp_path / "run")
+    assert result["baseline_us"] == pytest.approx(verb("replay", job, "--set", "tp=8")["predicted_iteration_us"])
 
 
 def test_other_samplers_walk_the_same_plans(job, run, tmp_path):
-    found = verb("run", job, "--sampler", "mcmc", "--trials", 40, "--out", tmp_path / "run")
-    assert found["best_us"] >= verb("run", job, "--out", run)["best_us"] * (1 - 0.005)
+    result = verb("run", job, "--sampler", "mcmc", "--trials", 40, "--out", tmp_path / "run")
+    assert result["best_us"] >= verb("run", job, "--out", run)["best_us"] * (1 - 0.005)
 
 
 def test_a_memory_limit_is_kept(job, tmp_path):
     limit = 30 * 2**30
-    found = verb("run", job, "--memory-limit", limit, "--out", tmp_path / "run")
-    assert all(row["peak_memory_bytes"] <= limit for row in found["plans"])
+    result = verb("run", job, "--memory-limit", limit, "--out", tmp_path / "run")
+    assert all(row["peak_memory_bytes"] <= limit for row in result["plans"])
 
 
 def test_report_of_the_run_and_of_the_description(job, run, tmp_path):
@@ -135,9 +135,9 @@ def test_networks_are_described_too(tmp_path):
 
 
 def test_the_python_api(job):
-    found = dpro_search.load(job)
-    assert found.replay(Plan.of(tp=8)).iteration_us > 0
-    assert found.diagnose().gains
+    opened_job = dpro_search.load(job)
+    assert opened_job.replay(Plan.of(tp=8)).iteration_us > 0
+    assert opened_job.diagnose().gains
 
 
 def test_clusters_are_compared_by_time_price_and_size(tmp_path):
@@ -146,10 +146,10 @@ def test_clusters_are_compared_by_time_price_and_size(tmp_path):
     (tmp_path / "cheap.toml").write_text('base = "dgx-a100-80"\nhosts = 2\nprice_per_device_hour_usd = 0.5\n')
     (tmp_path / "dear.toml").write_text('base = "hgx-h100"\nhosts = 4\nprice_per_device_hour_usd = 90\n')
     names = ",".join([str(tmp_path / "cheap.toml"), str(tmp_path / "dear.toml"), "3xhgx-h100"])
-    found = verb("run", path, "--cluster", names, "--tokens-per-second", 1, "--out", tmp_path / "run")
-    assert found["cheapest"] == found["fewest_devices"] == str(tmp_path / "cheap.toml")
-    assert found["fastest"] == str(tmp_path / "dear.toml")
-    cheap, dear, impossible = found["clusters"]
+    result = verb("run", path, "--cluster", names, "--tokens-per-second", 1, "--out", tmp_path / "run")
+    assert result["cheapest"] == result["fewest_devices"] == str(tmp_path / "cheap.toml")
+    assert result["fastest"] == str(tmp_path / "dear.toml")
+    cheap, dear, impossible = result["clusters"]
     assert cheap["cost_per_million_tokens"] < dear["cost_per_million_tokens"]
     assert "24" in impossible["error"]
     assert Path(cheap["run"], "result.json").is_file()
@@ -162,11 +162,11 @@ def test_batches_are_compared_by_sequences_a_second_and_price(tmp_path):
     """On 16 H100s: with 16 sequences an update is a large part of a step, with 1,024 a small one; 10 are no batch of any plan."""
     path = tmp_path / "job.toml"
     path.write_text(text("tp = 1\nmicro_batch = 1"))
-    found = verb("run", path, "--global-batch", "10,16,512,1024", "--out", tmp_path / "run")
-    impossible, small, large, largest = found["clusters"]
+    result = verb("run", path, "--global-batch", "10,16,512,1024", "--out", tmp_path / "run")
+    impossible, small, large, largest = result["clusters"]
     assert "global_batch 10" in impossible["error"]
     assert small["tokens_per_second"] < 0.95 * large["tokens_per_second"] < largest["tokens_per_second"]
-    assert (found["fastest_batch"], found["smallest_batch"]) == (1024, 512)
+    assert (result["fastest_batch"], result["smallest_batch"]) == (1024, 512)
     assert verb("export", small["run"], "--out", tmp_path / "out", "--target", "pytorch")["files"]
     said = printed("run", path, "--global-batch", "16,512,1024", "--out", tmp_path / "run")
     assert "Fastest: as described with a batch of 1,024." in said

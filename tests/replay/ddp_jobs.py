@@ -52,7 +52,7 @@ def programs(draw):
         **{name: draw(st.sampled_from([0.05, 0.5, 1.0])) for name in ("beta_busy_us", "beta_tail_us")},
         cpu_us=draw(st.sampled_from([0.0, 0.1, 0.7])),
     )
-    found = job(
+    opened_job = job(
         program,
         draw(st.lists(st.sampled_from([0.0, 5.0, 80.0]), min_size=collectives, max_size=collectives)),
         ranks=ranks,
@@ -63,4 +63,4 @@ def programs(draw):
         scale=draw(st.lists(st.sampled_from([1.0, 1.0, 1.3]), min_size=ranks, max_size=ranks)),
         finish=draw(st.lists(st.sampled_from([0.0, 6.0]), min_size=collectives, max_size=collectives)),
     )
-    return replace(found, work_us=np.concatenate((found.work_us, found.work_us * 1.1)))
+    return replace(opened_job, work_us=np.concatenate((opened_job.work_us, opened_job.work_us * 1.1)))

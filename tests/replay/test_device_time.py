@@ -94,5 +94,5 @@ def test_a_rank_that_does_nothing_in_one_of_the_steps_has_the_mean_of_the_others
         "transfer_us",
     )
     one, two = (RankTime(rank=rank, **dict.fromkeys(parts, us)) for rank, us in ((0, 10.0), (2, 40.0)))
-    found = mean_times([[one], [RankTime(rank=0, **dict.fromkeys(parts, 20.0)), two]])
-    assert [(row.rank, row.compute_us) for row in found] == [(0, 15.0), (2, 40.0)]
+    mean_rows = mean_times([[one], [RankTime(rank=0, **dict.fromkeys(parts, 20.0)), two]])
+    assert [(row.rank, row.compute_us) for row in mean_rows] == [(0, 15.0), (2, 40.0)]

@@ -25,9 +25,9 @@ def deadlock_of(graph):
 def check(graph):
     deadlock = deadlock_of(graph)
     if deadlock is not None:
-        with pytest.raises(GraphError) as found:
+        with pytest.raises(GraphError) as raised:
             Engine(graph)
-        assert str(found.value) == deadlock
+        assert str(raised.value) == deadlock
         return
     expected = replay_reference(graph)
     engine = Engine(graph)

@@ -15,7 +15,7 @@ many = settings(max_examples=200, deadline=None, suppress_health_check=list(Heal
 def lifetimes(timeline):
     """(number, rank, bytes, from, to) of every buffer of every iteration; persistent ones once."""
     graph, times = timeline.graph, timeline.times
-    found = []
+    collected = []
     for iteration in range(timeline.iterations):
         first = iteration * len(graph)
         for j, op in enumerate(graph.buffer_op.tolist()):
@@ -23,8 +23,8 @@ def lifetimes(timeline):
             if uses or iteration == 0:
                 until = max((float(times.end_us[first + use]) for use in uses), default=np.inf)
                 number = iteration * len(graph.buffer_op) + j
-                found.append((number, graph.rank_of_op[op], graph.buffer_bytes[j], times.moved_us[first + op], until))
-    return found
+                collected.append((number, graph.rank_of_op[op], graph.buffer_bytes[j], times.moved_us[first + op], until))
+    return collected
 
 
 @many
@@ -72,19 +72,19 @@ def two_buffers(**fields):
 
 
 def test_a_buffer_lives_from_the_start_of_its_op_to_the_end_of_its_last_use():
-    (found,) = memory(timeline_of(two_buffers()))
-    assert found.times_us.tolist() == [0, 10, 30, 75]
-    assert found.bytes.tolist() == [107, 117, 17, 7]
-    assert (found.peak_bytes, found.peak_us, found.peak_op) == (117, 10, 1)
-    assert found.alive.tolist() == [0, 1, 2]
-    assert found.alive_bytes.tolist() == [100, 10, 7]
+    (memory_use,) = memory(timeline_of(two_buffers()))
+    assert memory_use.times_us.tolist() == [0, 10, 30, 75]
+    assert memory_use.bytes.tolist() == [107, 117, 17, 7]
+    assert (memory_use.peak_bytes, memory_use.peak_us, memory_use.peak_op) == (117, 10, 1)
+    assert memory_use.alive.tolist() == [0, 1, 2]
+    assert memory_use.alive_bytes.tolist() == [100, 10, 7]
 
 
 def test_what_is_freed_makes_room_for_what_is_allocated_at_the_same_instant():
     graph = two_buffers(buffer_op=np.array([0, 2, 0], np.int32))  # the reduction begins when backward ends
-    (found,) = memory(timeline_of(graph))
-    assert found.peak_bytes == 107
-    assert found.bytes.tolist() == [107, 17, 7]
+    (memory_use,) = memory(timeline_of(graph))
+    assert memory_use.peak_bytes == 107
+    assert memory_use.bytes.tolist() == [107, 17, 7]
 
 
 def test_a_part_of_a_collective_allocates_when_data_move():
@@ -102,7 +102,7 @@ def test_a_part_of_a_collective_allocates_when_data_move():
 
 def test_each_iteration_has_its_buffers_and_persistent_ones_count_once():
     graph = two_buffers(carry_src=np.array([3], np.int32), carry_dst=np.array([0], np.int32))
-    (found,) = memory(timeline_of(graph, iterations=3))
-    assert found.peak_bytes == 117
-    assert found.bytes[-1] == 7
-    assert found.bytes.tolist() == pytest.approx([107, 117, 17, *[107, 117, 17] * 2, 7])
+    (memory_use,) = memory(timeline_of(graph, iterations=3))
+    assert memory_use.peak_bytes == 117
+    assert memory_use.bytes[-1] == 7
+    assert memory_use.bytes.tolist() == pytest.approx([107, 117, 17, *[107, 117, 17] * 2, 7])

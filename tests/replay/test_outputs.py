@@ -33,11 +33,11 @@ def events_by_phase(data):
 
 def check_rules(data):
     """The rules of the trace event format that the viewer relies on."""
-    found = events_by_phase(data)
-    assert set(found) <= {"M", "X", "s", "f", "C"}
-    named = {(event["name"], event["pid"], event.get("tid")) for event in found["M"]}
+    by_phase = events_by_phase(data)
+    assert set(by_phase) <= {"M", "X", "s", "f", "C"}
+    named = {(event["name"], event["pid"], event.get("tid")) for event in by_phase["M"]}
     slices = defaultdict(list)
-    for event in found["X"]:
+    for event in by_phase["X"]:
         assert event["dur"] >= 0
         assert ("process_name", event["pid"], None) in named
         assert ("thread_name", event["pid"], event["tid"]) in named
@@ -45,42 +45,42 @@ def check_rules(data):
     for of_thread in slices.values():
         of_thread.sort()
         assert all(before[1] <= after[0] + 1e-6 for before, after in itertools.pairwise(of_thread))
-    starts, finishes = ({event["id"]: event for event in found[phase]} for phase in "sf")
-    assert len(starts) == len(found["s"]) == len(found["f"])
+    starts, finishes = ({event["id"]: event for event in by_phase[phase]} for phase in "sf")
+    assert len(starts) == len(by_phase["s"]) == len(by_phase["f"])
     assert set(starts) == set(finishes)
     for number, start in starts.items():
         finish = finishes[number]
         assert start["ts"] <= finish["ts"]
         for event in (start, finish):
             assert any(begin <= event["ts"] <= end for begin, end in slices[event["pid"], event["tid"]])
-    threads = [(event["pid"], event["tid"]) for event in found["M"] if event["name"] == "thread_name"]
+    threads = [(event["pid"], event["tid"]) for event in by_phase["M"] if event["name"] == "thread_name"]
     assert len({tid for _, tid in threads}) == len(threads)
-    return found
+    return by_phase
 
 
 @many
 @given(timelines(buffers=True))
 def test_a_perfetto_file_keeps_the_rules_of_its_format(timeline):
-    found = check_rules(perfetto_json(timeline))
-    assert len([event for event in found["s"] if event["cat"] == "dependency"]) == len(dependencies(timeline)[0])
-    assert len([event for event in found["X"] if event["cat"] != "wait"]) == len(timeline.times.end_us)
-    assert bool(found["C"]) == bool(len(timeline.graph.buffer_op))
+    events = check_rules(perfetto_json(timeline))
+    assert len([event for event in events["s"] if event["cat"] == "dependency"]) == len(dependencies(timeline)[0])
+    assert len([event for event in events["X"] if event["cat"] != "wait"]) == len(timeline.times.end_us)
+    assert bool(events["C"]) == bool(len(timeline.graph.buffer_op))
 
 
 def test_measurement_and_prediction_are_two_groups_of_processes():
     timeline = timeline_of(data_parallel())
-    found = check_rules(perfetto_json(timeline, measured=measured_ops(sample(), 14)))
-    names = {event["args"]["name"]: event["pid"] for event in found["M"] if event["name"] == "process_name"}
+    events = check_rules(perfetto_json(timeline, measured=measured_ops(sample(), 14)))
+    names = {event["args"]["name"]: event["pid"] for event in events["M"] if event["name"] == "process_name"}
     assert list(names) == ["predicted rank 0", "predicted rank 1", "measured rank 0", "measured rank 1"]
     assert len(set(names.values())) == 4
-    measured = [event for event in found["X"] if event["cat"] == "measured"]
+    measured = [event for event in events["X"] if event["cat"] == "measured"]
     assert min(event["ts"] for event in measured) >= 0
     assert any(event["name"].startswith("communication of ") for event in measured)
 
 
 def test_waiting_for_other_ranks_is_a_slice_of_its_own():
-    found = check_rules(perfetto_json(timeline_of(data_parallel(forward_us=(10.0, 30.0)))))
-    slices = {event["name"]: (event["cat"], event["ts"], event["dur"]) for event in found["X"]}
+    events = check_rules(perfetto_json(timeline_of(data_parallel(forward_us=(10.0, 30.0)))))
+    slices = {event["name"]: (event["cat"], event["ts"], event["dur"]) for event in events["X"]}
     assert slices["waits for other ranks: all-reduce@0"] == ("wait", 30, 20)
     assert slices["all-reduce@0"] == slices["all-reduce@1"] == ("COMM", 50, 40)
     assert "waits for other ranks: all-reduce@1" not in slices
@@ -93,8 +93,8 @@ def test_ops_that_overlap_on_a_device_without_bounds_get_threads_of_their_own():
         pred_ptr=np.zeros(5, np.int32),
         pred_idx=np.zeros(0, np.int32),
     )
-    found = check_rules(perfetto_json(timeline_of(graph)))
-    threads = [event["args"]["name"] for event in found["M"] if event["name"] == "thread_name"]
+    events = check_rules(perfetto_json(timeline_of(graph)))
+    threads = [event["args"]["name"] for event in events["M"] if event["name"] == "thread_name"]
     assert threads == ["compute@0", "compute@0 (2)", "compute@0 (3)", "network@0"]
 
 
@@ -111,16 +111,19 @@ def with_memory():
 
 
 def test_memory_is_a_counter():
-    found = check_rules(perfetto_json(timeline_of(with_memory())))
-    assert [(event["name"], event["ts"], event["args"]["bytes"]) for event in found["C"]] == [("memory", 0, 107), ("memory", 30, 7)]
+    events = check_rules(perfetto_json(timeline_of(with_memory())))
+    assert [(event["name"], event["ts"], event["args"]["bytes"]) for event in events["C"]] == [
+        ("memory", 0, 107),
+        ("memory", 30, 7),
+    ]
 
 
 def test_iterations_that_have_not_settled_are_left_out():
     timeline = timeline_of(with_memory(), iterations=3)
-    found = check_rules(perfetto_json(timeline, first_iteration=2))
-    assert {event["args"]["iteration"] for event in found["X"]} == {2}
-    assert min(event["ts"] for event in found["X"]) == 0
-    assert [(event["ts"], event["args"]["bytes"]) for event in found["C"]] == [(0, 107), (30, 7)]
+    events = check_rules(perfetto_json(timeline, first_iteration=2))
+    assert {event["args"]["iteration"] for event in events["X"]} == {2}
+    assert min(event["ts"] for event in events["X"]) == 0
+    assert [(event["ts"], event["args"]["bytes"]) for event in events["C"]] == [(0, 107), (30, 7)]
     with pytest.raises(InputError, match="iterations 0 to 2"):
         perfetto_json(timeline, first_iteration=3)
 
@@ -130,9 +133,9 @@ def test_hostile_names_stay_text(tmp_path):
     measured = MeasuredOps(
         name=[HOSTILE], rank=np.array([0]), stream=np.array([3]), start_us=np.array([0.0]), end_us=np.array([1.5])
     )
-    found = check_rules(perfetto_json(timeline_of(graph), measured=measured))
+    events = check_rules(perfetto_json(timeline_of(graph), measured=measured))
     text = HOSTILE.replace("\ud800", "\\ud800")
-    assert {event["name"] for event in found["X"]} == {text}
+    assert {event["name"] for event in events["X"]} == {text}
     write_csv(timeline_of(graph), tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as lines:
         assert {row["name"] for row in csv.DictReader(lines)} == {text}

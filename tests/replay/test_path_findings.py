@@ -34,16 +34,16 @@ def test_exposed_communication_names_the_largest_its_parts_and_what_to_do():
 
 def test_the_costliest_comes_first_and_what_is_small_is_left_out():
     gains = [gain("bandwidth=2", 400.0), gain("compute=0.9", 29.0)]
-    found = path_findings(PATH, gains, 1000.0)
-    assert found[0].startswith("A link twice as fast would gain 400.0 us")
-    assert not any("a tenth less" in sentence for sentence in found)
+    sentences = path_findings(PATH, gains, 1000.0)
+    assert sentences[0].startswith("A link twice as fast would gain 400.0 us")
+    assert not any("a tenth less" in sentence for sentence in sentences)
 
 
 def test_a_kind_adds_sentences_of_its_own():
-    found = path_findings(
+    sentences = path_findings(
         (), [gain("knob=1", 100.0)], 1000.0, sentences={"knob=1": "Turning it would gain {}."}, more=[(50.0, "And so.")]
     )
-    assert found == ("Turning it would gain 100.0 us (10 % of an iteration).", "And so.")
+    assert sentences == ("Turning it would gain 100.0 us (10 % of an iteration).", "And so.")
 
 
 def test_advice_is_the_best_of_a_kinds_own_questions():

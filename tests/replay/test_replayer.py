@@ -101,10 +101,10 @@ def test_a_known_order_is_retimed_as_if_it_were_dependencies(graph, data):
     duration = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.5, 2.0, 9.0]), min_size=len(graph), max_size=len(graph))))
     fixed = as_fixed_order(replace(graph, duration_us=duration), engine.first.times().order)
     expected = replay_reference(fixed)
-    found = engine.retime(engine.in_layout(duration)).times()
-    np.testing.assert_array_equal(found.start_us, expected.start_us)
-    np.testing.assert_array_equal(found.end_us, expected.end_us)
-    np.testing.assert_array_equal(found.moved_us, expected.moved_us)
+    times = engine.retime(engine.in_layout(duration)).times()
+    np.testing.assert_array_equal(times.start_us, expected.start_us)
+    np.testing.assert_array_equal(times.end_us, expected.end_us)
+    np.testing.assert_array_equal(times.moved_us, expected.moved_us)
 
 
 def test_speeds_that_change_cannot_be_retimed():

@@ -40,10 +40,10 @@ def test_each_gain_is_the_difference_of_two_replays_largest_first(graph):
     base_us = iteration_us(graph)
     for change in questions(graph, replay=timeline_of):
         iteration_us(change.apply(graph))  # other times may order collectives so that they deadlock
-    found = gains(graph, replay=timeline_of)
-    assert [gain.gain_us for gain in found] == sorted((gain.gain_us for gain in found), reverse=True)
-    assert len({gain.change for gain in found}) == len({gain.change.text for gain in found}) == len(found)
-    for gain in found:
+    gain_rows = gains(graph, replay=timeline_of)
+    assert [gain.gain_us for gain in gain_rows] == sorted((gain.gain_us for gain in gain_rows), reverse=True)
+    assert len({gain.change for gain in gain_rows}) == len({gain.change.text for gain in gain_rows}) == len(gain_rows)
+    for gain in gain_rows:
         assert gain.iteration_us == timeline_of(gain.change.apply(graph)).iteration_us
         assert gain.gain_us == base_us - gain.iteration_us
         assert gain.gain_pct == pytest.approx(100 * gain.gain_us / base_us if base_us else 0)

@@ -136,10 +136,10 @@ def test_a_price_is_the_specification_s_to_the_last_bit(kind, sizes, rate, data)
     iterations = 8
     times = replay_reference(unrolled(graph, iterations))
     expected = settled_distance(times.end_us.reshape(iterations, -1).max(axis=1))
-    found = settled_us(graph)
-    assert found == (replay(graph).iteration_us, replay(graph).settled)
+    price_us = settled_us(graph)
+    assert price_us == (replay(graph).iteration_us, replay(graph).settled)
     if expected[1]:
-        assert found == expected
+        assert price_us == expected
 
 
 @every_case("kind", PLANS, ids=lambda kind: kind.__name__)
@@ -156,9 +156,9 @@ def test_a_slow_down_that_never_happens_changes_no_time_of_larger_jobs(kind, num
 
 
 def test_a_price_says_whether_it_has_settled_and_has_no_breakdown():
-    found = kvstore([400_000], 125.0).predict(Plan(servers=2))
-    assert found.settled
-    assert found.breakdown_us == {}
+    prediction = kvstore([400_000], 125.0).predict(Plan(servers=2))
+    assert prediction.settled
+    assert prediction.breakdown_us == {}
 
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)

@@ -48,10 +48,10 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression, after its promise."""
-        found = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in found:
-            raise AssertionError(found["exceptionDetails"]["exception"].get("description", found["exceptionDetails"]["text"]))
-        return found["result"].get("value")
+        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(answer["exceptionDetails"]["exception"].get("description", answer["exceptionDetails"]["text"]))
+        return answer["result"].get("value")
 
     def wheel(self, x: float, y: float, by: float, *, ctrl: bool = False) -> None:
         """Turn the wheel over a point."""
@@ -68,8 +68,8 @@ class Page:
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Save what is shown as PNG."""
-        found = self._call("Page.captureScreenshot", captureBeyondViewport=whole, format="png")
-        path.write_bytes(base64.b64decode(found["data"]))
+        answer = self._call("Page.captureScreenshot", captureBeyondViewport=whole, format="png")
+        path.write_bytes(base64.b64decode(answer["data"]))
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

@@ -39,8 +39,8 @@ _LEAST_CONTRAST = """(() => {
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Iterator[Page]:
-    with chromium(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ _SIZES = st.floats(-1e9, 1e9)
 @given(_SIZES, _SIZES)
 def test_ticks_are_few_even_and_cover_the_values(first, second):
     low, high = sorted((first, second))
-    found = ticks(low, high)
-    assert found[0] <= low + 1e-9 * abs(low) + 1e-300  # a subnormal number is none
-    assert found[-1] >= high - 1e-9 * abs(high) - 1e-300
-    assert 2 <= len(found) <= 8
+    positions = ticks(low, high)
+    assert positions[0] <= low + 1e-9 * abs(low) + 1e-300  # a subnormal number is none
+    assert positions[-1] >= high - 1e-9 * abs(high) - 1e-300
+    assert 2 <= len(positions) <= 8
 
 
 def test_best_so_far_only_falls():

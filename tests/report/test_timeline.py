@@ -85,9 +85,9 @@ def test_slices_that_touch_still_touch_after_rounding():
     lane = Lane(rank=0, measured=False, name="core")
     for number in range(50):
         lane.add("op", "compute", number * 1.23456, 1.23456)
-    (found,) = StepTimeline(lanes=[lane], step=None).compact()["lanes"]
-    ends = [start + length for start, length in zip(found["start"], found["length"], strict=True)]
-    assert ends[:-1] == found["start"][1:]
+    (lane_json,) = StepTimeline(lanes=[lane], step=None).compact()["lanes"]
+    ends = [start + length for start, length in zip(lane_json["start"], lane_json["length"], strict=True)]
+    assert ends[:-1] == lane_json["start"][1:]
 
 
 def lane(name: str, *, measured: bool, rank: int = 0) -> Lane:

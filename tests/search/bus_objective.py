@@ -57,15 +57,15 @@ class BusObjective:
     def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
         ready_us = {tensor.name: (i + 1) * self.compute_us for i, tensor in enumerate(self.tensors)}
         size_bytes = {tensor.name: tensor.size_bytes for tensor in self.tensors}
-        found = []
+        collected = []
         free_us = 0.0
         for group in sorted(self._groups(plan), key=lambda g: max(ready_us[name] for name in g)):
             names = tuple(sorted(group, key=ready_us.__getitem__))
             total, posted_us = sum(size_bytes[name] for name in names), ready_us[names[-1]]
             free_us = max(free_us, posted_us + self._cycle_us(plan) / 2) + self.alpha_us + self.beta_us_per_byte * total
             ready = tuple(ready_us[name] for name in names)
-            found.append(Exchange(tensors=names, ready_us=ready, size_bytes=total, posted_us=posted_us, ended_us=free_us))
-        return tuple(found)
+            collected.append(Exchange(tensors=names, ready_us=ready, size_bytes=total, posted_us=posted_us, ended_us=free_us))
+        return tuple(collected)
 
     def _cycle_us(self, plan: Plan) -> float:
         return plan.get("cycle_time_us") or self.recorded.cycle_time_us

@@ -115,10 +115,10 @@ class SamplerContract:
 
     def _searched(self, objective: Objective, trials: int) -> Iterator[tuple[float, float]]:
         """(recorded, best so far) after each trial of a search."""
-        found: list[Trial] = []
+        collected: list[Trial] = []
         with tempfile.TemporaryDirectory() as folder:
             run_search(
-                objective, trials=trials, sampler=self.name, out=Path(folder) / "run", trace_digest="bus", on_trial=found.append
+                objective, trials=trials, sampler=self.name, out=Path(folder) / "run", trace_digest="bus", on_trial=collected.append
             )
-        for number in range(1, len(found) + 1):
-            yield found[0].prediction.iteration_us, min(trial.prediction.iteration_us for trial in found[:number])
+        for number in range(1, len(collected) + 1):
+            yield collected[0].prediction.iteration_us, min(trial.prediction.iteration_us for trial in collected[:number])

@@ -56,25 +56,25 @@ def test_a_setting_that_was_not_measured_is_predicted_better():
 
 
 def test_predictions_that_were_right_stay():
-    found = CalibratedObjective(Job(), calibration(error=1.0)).predict(PLANS[1])
-    assert found.iteration_us == pytest.approx(predicted(PLANS[1]).iteration_us)
+    prediction = CalibratedObjective(Job(), calibration(error=1.0)).predict(PLANS[1])
+    assert prediction.iteration_us == pytest.approx(predicted(PLANS[1]).iteration_us)
 
 
 def test_the_interval_narrows_and_the_parts_keep_their_shares():
-    found, before = CalibratedObjective(Job(), calibration()).predict(PLANS[3]), predicted(PLANS[3])
-    (low, high), (low_before, high_before) = found.interval_us, before.interval_us
-    assert low_before / before.iteration_us < low / found.iteration_us < 1 < high / found.iteration_us
-    assert high / found.iteration_us < high_before / before.iteration_us
-    assert sum(found.breakdown_us.values()) == pytest.approx(found.iteration_us)
-    assert found.breakdown_us["compute"] == pytest.approx(0.75 * found.iteration_us)
+    prediction, before = CalibratedObjective(Job(), calibration()).predict(PLANS[3]), predicted(PLANS[3])
+    (low, high), (low_before, high_before) = prediction.interval_us, before.interval_us
+    assert low_before / before.iteration_us < low / prediction.iteration_us < 1 < high / prediction.iteration_us
+    assert high / prediction.iteration_us < high_before / before.iteration_us
+    assert sum(prediction.breakdown_us.values()) == pytest.approx(prediction.iteration_us)
+    assert prediction.breakdown_us["compute"] == pytest.approx(0.75 * prediction.iteration_us)
 
 
 def test_a_correction_is_undone_exactly():
     held = calibration()
     for plan in PLANS:
-        found = held.uncorrected(held.corrected(predicted(plan), plan), plan)
-        assert found.iteration_us == pytest.approx(predicted(plan).iteration_us)
-        assert found.interval_us == pytest.approx(predicted(plan).interval_us)
+        prediction = held.uncorrected(held.corrected(predicted(plan), plan), plan)
+        assert prediction.iteration_us == pytest.approx(predicted(plan).iteration_us)
+        assert prediction.interval_us == pytest.approx(predicted(plan).interval_us)
 
 
 def test_it_is_kept_in_the_run_folder(tmp_path):
@@ -83,8 +83,8 @@ def test_it_is_kept_in_the_run_folder(tmp_path):
 
 
 def test_a_run_folder_tells_what_its_predictions_hold():
-    found = calibration_named(calibration().named, "here")
-    assert [found.corrected(predicted(plan), plan) for plan in PLANS] == [
+    calibration_name = calibration_named(calibration().named, "here")
+    assert [calibration_name.corrected(predicted(plan), plan) for plan in PLANS] == [
         calibration().corrected(predicted(plan), plan) for plan in PLANS
     ]
 

@@ -27,8 +27,8 @@ def correction(*changed, machine=1.0, recording_us=4e5, noise=0.01):
 
 
 def test_a_setting_is_corrected_by_those_that_are_like_it_and_the_less_the_farther_it_is():
-    found = correction((SLICES[0], 0.9))
-    same, near, far, other = (found.of(plan, WIDTH) for plan in (*SLICES, Plan.of(servers=1, bigarray_bound=30_000)))
+    fitted_correction = correction((SLICES[0], 0.9))
+    same, near, far, other = (fitted_correction.of(plan, WIDTH) for plan in (*SLICES, Plan.of(servers=1, bigarray_bound=30_000)))
     assert 0.9 < same[0] < near[0] < far[0] < other[0] < 1
     assert same[1] < near[1] < far[1] < other[1] < 1
     assert other == pytest.approx((1, 1), abs=0.05)
@@ -42,9 +42,9 @@ def test_what_the_whole_machine_does_is_not_taken_for_errors_of_plans():
 
 
 def test_a_recording_that_was_short_is_no_change_of_the_machine_if_the_prediction_holds():
-    found = correction((SLICES[0], 1.0), recording_us=3.7e5)
-    assert not found.sessions[0].machine_changed
-    assert found.of(SLICES[0], WIDTH)[0] == pytest.approx(1, abs=0.03)
+    fitted_correction = correction((SLICES[0], 1.0), recording_us=3.7e5)
+    assert not fitted_correction.sessions[0].machine_changed
+    assert fitted_correction.of(SLICES[0], WIDTH)[0] == pytest.approx(1, abs=0.03)
 
 
 def test_half_of_a_small_change_of_the_machine_is_expected_to_last():
@@ -78,8 +78,8 @@ def test_more_sessions_teach_more_and_each_has_a_machine_of_its_own():
 def test_whatever_was_measured_no_correction_leaves_the_prediction_s_interval(measured, machine, recording_us, plan):
     recorded = point(Plan(), 4e5, 4e5 * machine)
     changed = tuple(point(other, 3e5, 3e5 * error, noise) for other, error, noise in measured)
-    found = Correction((Session(recorded=recorded, changed=changed, recording_us=recording_us),), KNOBS)
-    factor, narrowing = found.of(plan, WIDTH)
+    fitted_correction = Correction((Session(recorded=recorded, changed=changed, recording_us=recording_us),), KNOBS)
+    factor, narrowing = fitted_correction.of(plan, WIDTH)
     assert 1 - WIDTH - 1e-9 <= factor <= 1 + WIDTH + 1e-9
     assert 0 < narrowing <= 1
 

@@ -31,11 +31,11 @@ def test_no_grouping_of_neighbours_in_as_many_groups_ends_earlier(sizes, alpha_u
         edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(parts)]
         groups = tuple(tuple(parts[a:b]) for a, b in itertools.pairwise(edges))
         least[len(groups)] = min(least.get(len(groups), float("inf")), end_us(groups, sync))
-    found = best_cuts(parts, sync)
-    assert {len(cut.groups): cut.end_us for cut in found} == pytest.approx(least)
-    assert [cut.end_us for cut in found] == sorted(cut.end_us for cut in found)
+    chosen_cuts = best_cuts(parts, sync)
+    assert {len(cut.groups): cut.end_us for cut in chosen_cuts} == pytest.approx(least)
+    assert [cut.end_us for cut in chosen_cuts] == sorted(cut.end_us for cut in chosen_cuts)
     by_name = {part.tensors[0]: part for part in parts}
-    for cut in found:
+    for cut in chosen_cuts:
         groups = tuple(tuple(by_name[name] for name in group) for group in cut.groups)
         assert tuple(itertools.chain.from_iterable(groups)) == tuple(parts), "every part once, in its order"
         assert end_us(groups, sync) == pytest.approx(cut.end_us)
@@ -68,9 +68,9 @@ def test_late_groups_follow_each_other_without_a_pause_unless_nothing_is_ready(s
     parts = [Part((f"t{i}",), float(size), float(ready)) for i, (size, ready) in enumerate(sorted(sizes, key=lambda pair: pair[1]))]
     ready_us = {part.tensors[0]: part.ready_us for part in parts}
     size_bytes = {part.tensors[0]: part.size_bytes for part in parts}
-    found = late_cuts(parts, sync)
-    assert found
-    for groups in found:
+    cuts = late_cuts(parts, sync)
+    assert cuts
+    for groups in cuts:
         assert tuple(itertools.chain.from_iterable(groups)) == tuple(ready_us), "every part once, in its order"
         free_us = max(ready_us[name] for name in groups[0]) + sync(sum(size_bytes[name] for name in groups[0]))
         for group in groups[1:]:

@@ -54,8 +54,8 @@ def driven(journal: Path, sampler: str, islands: int, *, trials: int = TRIALS, o
 def search(
     out: Path, *, workers: int, trials: int = TRIALS, sampler: str = "mcmc", objective: Objective = OBJECTIVE
 ) -> tuple[SearchResult, bytes]:
-    found = run_search(objective, trials=trials, sampler=sampler, seed=5, out=out, trace_digest="bus", workers=workers)
-    return found, (out / "trials.jsonl").read_bytes()
+    result = run_search(objective, trials=trials, sampler=sampler, seed=5, out=out, trace_digest="bus", workers=workers)
+    return result, (out / "trials.jsonl").read_bytes()
 
 
 def prediction_of(iteration_us: float) -> Prediction:
@@ -105,8 +105,8 @@ def test_a_search_that_was_cut_anywhere_ends_as_if_it_had_not_been(sampler: str,
             end = int(kept * len(cut.read_bytes()))
             left = raw[: end if torn else raw.rfind(b"\n", 0, end) + 1]
             cut.write_bytes(left)
-            found, evaluated = driven(cut, sampler, islands=2, trials=trials)
-            assert found == whole[:trials]
+            evaluated_trials, evaluated = driven(cut, sampler, islands=2, trials=trials)
+            assert evaluated_trials == whole[:trials]
             assert not set(evaluated) & {trial.plan for trial in whole[1 : left.count(b"\n")]}, "a trial was evaluated again"
         assert driven(cut, sampler, islands=2)[0] == whole
         assert cut.read_bytes() == raw

@@ -52,22 +52,22 @@ class Store:
 def searched(sampler: LineSearchSampler, job: Store | KnobObjective, asks: int) -> list[tuple[Plan, float]]:
     """Plans in the order in which they were asked for, until one comes again."""
     sampler.observe(Plan(), job.predict(Plan()))
-    found: list[tuple[Plan, float]] = []
+    collected: list[tuple[Plan, float]] = []
     for _ in range(asks):
         proposal = sampler.ask()
         prediction = job.predict(proposal.plan)
         sampler.tell(proposal, prediction)
-        if proposal.plan in {Plan(), *(plan for plan, _ in found)}:
+        if proposal.plan in {Plan(), *(plan for plan, _ in collected)}:
             break
-        found.append((proposal.plan, prediction.iteration_us))
-    return found
+        collected.append((proposal.plan, prediction.iteration_us))
+    return collected
 
 
 def test_two_knobs_are_set_in_a_fraction_of_their_combinations() -> None:
     job = Store()
-    found = searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)
-    assert min(us for _, us in found) == min(job.all_us())
-    assert len(found) < len(job.all_us()) / 3
+    trials = searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)
+    assert min(us for _, us in trials) == min(job.all_us())
+    assert len(trials) < len(job.all_us()) / 3
 
 
 def test_coarse_points_of_every_grid_come_first() -> None:
@@ -90,23 +90,25 @@ def test_the_choice_with_fewest_points_is_searched_first_whatever_the_order_of_t
 
 def test_a_single_good_value_far_from_other_good_ones_is_found_before_steps_in_two_knobs() -> None:
     job = SingleGoodSize()
-    asked = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
-    before = asked[: asked.index(job.best)]
+    proposed = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
+    before = proposed[: proposed.index(job.best)]
     assert Plan.of(partition_bytes=16_384) in before, "the best of all but the single good size"
     assert not {Plan.of(partition_bytes=24_576, servers=servers) for servers in (1, 3)} & set(before)
 
 
 def test_a_complete_grid_is_searched_from_the_largest_parts_down() -> None:
     job = SingleGoodSize()
-    asked = [plan.get("partition_bytes") for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
-    large = [size for size in asked if size is not None and size > 1_100_000 and size != 5_931_008]  # which is a first point
+    proposed = [
+        plan.get("partition_bytes") for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)
+    ]
+    large = [size for size in proposed if size is not None and size > 1_100_000 and size != 5_931_008]  # which is a first point
     assert large[:5] == [8_388_608, 4_194_304, 2_965_504, 2_097_152, 1_482_752]
 
 
 def test_one_knob_is_set_as_well() -> None:
     job = KnobObjective()
-    found = searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 30)
-    assert min(us for _, us in found[:12]) == min(us for _, us in found) < 104_000
+    trials = searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 30)
+    assert min(us for _, us in trials[:12]) == min(us for _, us in trials) < 104_000
 
 
 def test_a_better_plan_from_elsewhere_is_searched_around() -> None:
@@ -124,11 +126,11 @@ def test_while_a_line_is_being_evaluated_distinct_neighbours_are_proposed() -> N
     job = Store()
     sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     sampler.observe(Plan(), job.predict(Plan()))
-    asked = [sampler.ask() for _ in range(12)]
-    assert len({proposal.plan for proposal in asked}) == 12
-    for proposal in asked:
+    proposed = [sampler.ask() for _ in range(12)]
+    assert len({proposal.plan for proposal in proposed}) == 12
+    for proposal in proposed:
         sampler.tell(proposal, job.predict(proposal.plan))
-    assert sampler.ask().plan not in {proposal.plan for proposal in asked}
+    assert sampler.ask().plan not in {proposal.plan for proposal in proposed}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -184,28 +186,28 @@ def test_knobs_that_depend_on_each_other_are_stepped_in_together(start: Plan) ->
     job = Ridge()
     sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     sampler.observe(start, job.predict(start))
-    found = searched(sampler, job, 100)
-    assert min(found, key=lambda each: each[1])[0] == job.best, "servers as recorded: a step from three, like any other"
-    assert len(found) < 50
+    trials = searched(sampler, job, 100)
+    assert min(trials, key=lambda each: each[1])[0] == job.best, "servers as recorded: a step from three, like any other"
+    assert len(trials) < 50
 
 
 def test_steps_in_two_knobs_wait_until_steps_in_one_do_not_help() -> None:
     job = Ridge()
     sampler = LineSearchSampler(job.space, np.random.default_rng(0))
     sampler.observe(job.best, job.predict(job.best))
-    asked = [(plan.get("partition_bytes"), plan.servers) for plan, _ in searched(sampler, job, 100)]
-    beside = [asked.index(plan) for plan in ((24_576, None), (45_056, None), (32_768, 1), (32_768, 3))]
-    both = [asked.index(plan) for plan in ((24_576, 1), (24_576, 3), (45_056, 1), (45_056, 3))]
+    proposed = [(plan.get("partition_bytes"), plan.servers) for plan, _ in searched(sampler, job, 100)]
+    beside = [proposed.index(plan) for plan in ((24_576, None), (45_056, None), (32_768, 1), (32_768, 3))]
+    both = [proposed.index(plan) for plan in ((24_576, 1), (24_576, 3), (45_056, 1), (45_056, 3))]
     assert max(beside) < min(both)
 
 
 def test_the_grids_through_the_best_plan_are_searched_completely_before_proposals_repeat() -> None:
     job = Ridge()
     sampler = LineSearchSampler(job.space, np.random.default_rng(0))
-    asked = {plan for plan, _ in searched(sampler, job, 100)}
+    proposed = {plan for plan, _ in searched(sampler, job, 100)}
     partitions = {Plan.of(partition_bytes=point["partition_bytes"]) for point in job.space.choices[0].grids["set"]}
     servers = {Plan.of(partition_bytes=32_768, servers=count) for count in (1, 3, 4)}
-    assert partitions | servers <= asked
+    assert partitions | servers <= proposed
 
 
 def test_grids_that_the_best_plan_does_not_use_come_last() -> None:
@@ -224,7 +226,7 @@ def test_grids_that_the_best_plan_does_not_use_come_last() -> None:
 def test_a_knob_with_little_effect_gets_no_steps_before_complete_lines() -> None:
     job = Ridge()
     job.space = PlanSpace(job.space.job, (*job.space.transformations, Credit(job.space.job)))
-    asked = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
-    stepped = asked.index(Plan.of(partition_bytes=45_056, servers=3))
-    assert len({plan.get("credit") for plan in asked[:stepped]} - {None}) == 3, "its first points"
-    assert {plan.get("credit") for plan in asked} == {None, 1, 2, 4, 8, 16, 32}, "in the end all"
+    proposed = [plan for plan, _ in searched(LineSearchSampler(job.space, np.random.default_rng(0)), job, 200)]
+    stepped = proposed.index(Plan.of(partition_bytes=45_056, servers=3))
+    assert len({plan.get("credit") for plan in proposed[:stepped]} - {None}) == 3, "its first points"
+    assert {plan.get("credit") for plan in proposed} == {None, 1, 2, 4, 8, 16, 32}, "in the end all"

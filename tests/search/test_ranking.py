@@ -29,9 +29,9 @@ class Limited(KnobObjective):
     limit_bytes = 2**21
 
     def predict(self, plan: Plan) -> Prediction:
-        found = super().predict(plan)
-        needs = found.peak_memory_bytes or 0
-        return msgspec.structs.replace(found, infeasible="needs too much") if needs > self.limit_bytes else found
+        prediction = super().predict(plan)
+        needs = prediction.peak_memory_bytes or 0
+        return msgspec.structs.replace(prediction, infeasible="needs too much") if needs > self.limit_bytes else prediction
 
 
 class Risky(BusObjective):
@@ -107,10 +107,10 @@ def test_the_front_is_a_table_in_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_how_often_one_plan_beats_another() -> None:
-    found = beats(np.array([[1.0, 4.0, 2.0, 5.0], [2.0, 3.0, 2.0, 6.0]]))
-    assert found[0, 1] == pytest.approx(2.5 / 4)
-    assert found[1, 0] == pytest.approx(1.5 / 4)
-    np.testing.assert_allclose(found + found.T, 1.0)
+    odds = beats(np.array([[1.0, 4.0, 2.0, 5.0], [2.0, 3.0, 2.0, 6.0]]))
+    assert odds[0, 1] == pytest.approx(2.5 / 4)
+    assert odds[1, 0] == pytest.approx(1.5 / 4)
+    np.testing.assert_allclose(odds + odds.T, 1.0)
 
 
 def test_ranked_by_a_quantile_a_risky_plan_falls_behind(tmp_path: Path) -> None:

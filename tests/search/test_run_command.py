@@ -81,9 +81,9 @@ def test_a_gain_that_is_large_but_not_certain_is_to_be_measured(tmp_path: Path) 
 
 
 def test_a_small_gain_that_is_not_certain_is_none(tmp_path: Path) -> None:
-    found = searched(tmp_path, UNFUSED, noise=0.9)
-    small = msgspec.structs.replace(found.plans[0], speedup=1.02)
-    result = msgspec.structs.replace(found, plans=(small, *found.plans[1:]))
+    search_result = searched(tmp_path, UNFUSED, noise=0.9)
+    small = msgspec.structs.replace(search_result.plans[0], speedup=1.02)
+    result = msgspec.structs.replace(search_result, plans=(small, *search_result.plans[1:]))
     assert not result.worth_measuring
     assert "No gain found" in printed(result)
 
@@ -120,10 +120,14 @@ def test_plans_are_described_in_a_few_words(plan: Plan, words: str) -> None:
 
 
 def test_plans_are_numbered_from_1_without_gaps_and_named_apart(tmp_path: Path) -> None:
-    found = searched(tmp_path, UNFUSED)
-    recorded = msgspec.structs.replace(found.plans[0], plan=Plan(), prediction=found.baseline, speedup=1.0, gain_certain=False)
-    groups = [msgspec.structs.replace(found.plans[0], plan=Plan(tensor_groups=(names, ("z",)))) for names in (("a",), ("a", "b"))]
-    result = msgspec.structs.replace(found, plans=(groups[0], recorded, groups[1]))
+    search_result = searched(tmp_path, UNFUSED)
+    recorded = msgspec.structs.replace(
+        search_result.plans[0], plan=Plan(), prediction=search_result.baseline, speedup=1.0, gain_certain=False
+    )
+    groups = [
+        msgspec.structs.replace(search_result.plans[0], plan=Plan(tensor_groups=(names, ("z",)))) for names in (("a",), ("a", "b"))
+    ]
+    result = msgspec.structs.replace(search_result, plans=(groups[0], recorded, groups[1]))
     rows = [line.split() for line in printed(result).splitlines()]
     assert [row[0] for row in rows if row and row[0].isdigit()] == ["1", "2", "3", "60"], "and the 60 trials"
     assert printed(result).count("as recorded") == 1, "in its place, not once more at the end"
@@ -161,13 +165,13 @@ RECORDED = BusObjective(tensors_of([400])).predict(Plan())
 @given(st.lists(st.tuples(st.sampled_from(PLANS), st.integers(1000, 1030), st.booleans()), min_size=1))
 def test_the_best_plan_of_the_bar_is_the_first_of_the_table(found: list[tuple[Plan, int, bool]]) -> None:
     """That is not always the fastest: a simpler one may be at most 1 % slower."""
-    best, trials = BestPlan(), []
+    best, search_result = BestPlan(), []
     for number, (plan, time_us, feasible) in enumerate({plan: (plan, us, ok) for plan, us, ok in found}.values()):
         infeasible = None if feasible else "too much"
         prediction = msgspec.structs.replace(RECORDED, iteration_us=float(time_us), infeasible=infeasible)
-        trials.append(Trial(number=number, origin="mcmc", plan=plan, prediction=prediction))
-        best.add(trials[-1])
-        first = rank_plans(trials, prediction)[0]
+        search_result.append(Trial(number=number, origin="mcmc", plan=plan, prediction=prediction))
+        best.add(search_result[-1])
+        first = rank_plans(search_result, prediction)[0]
         assert (best.trial is None) == (first.prediction.infeasible is not None)
         assert best.trial is None or best.trial.number == first.trial
 
@@ -227,9 +231,9 @@ class TestOnTheBundledSample:
             pytest.skip("this checkout has no bundled sample")
 
     def done(self, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        found = dpro("run", "--sampler", "mcmc", *options, cwd=cwd)
-        assert found.returncode == 0, found.stderr
-        return found
+        done = dpro("run", "--sampler", "mcmc", *options, cwd=cwd)
+        assert done.returncode == 0, done.stderr
+        return done
 
     def test_one_json_object_and_nothing_else(self, tmp_path: Path) -> None:
         done = self.done("--trials", "20", "--json", cwd=tmp_path)
@@ -273,9 +277,9 @@ class TestOnTheBundledSample:
         search.send_signal(signal.SIGINT)
         assert "the same command continues r" in search.communicate(timeout=60)[1]
         assert search.returncode == 1
-        found = SearchResult.load(tmp_path / "r").trials
-        done = self.done("--trials", str(found + 5), "--out", "r", "--json", cwd=tmp_path)
-        assert json.loads(done.stdout)["trials"] == found + 5
+        priced = SearchResult.load(tmp_path / "r").trials
+        done = self.done("--trials", str(priced + 5), "--out", "r", "--json", cwd=tmp_path)
+        assert json.loads(done.stdout)["trials"] == priced + 5
 
 
 def _has_trials(run: Path) -> bool:

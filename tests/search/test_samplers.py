@@ -67,17 +67,17 @@ def test_the_critical_path_alone_leads_to_the_best_fusion_within_a_few_trials(tm
     objective = BusObjective(
         tensors_of([40_000] * 60), CommSettings(fusion_threshold_bytes=0, cycle_time_us=1000.0), compute_us=100.0
     )
-    found: list[float] = []
+    collected: list[float] = []
     run_search(
         objective,
         trials=12,
         sampler="critical-path",
         out=tmp_path / "run",
         trace_digest="bus",
-        on_trial=lambda trial: found.append(trial.prediction.iteration_us),
+        on_trial=lambda trial: collected.append(trial.prediction.iteration_us),
     )
     at_once = objective.predict(Plan(tensor_groups=(tuple(tensor.name for tensor in objective.tensors),))).iteration_us
-    assert min(found) < at_once < found[0]
+    assert min(collected) < at_once < collected[0]
 
 
 def test_without_a_replay_there_is_no_critical_path() -> None:

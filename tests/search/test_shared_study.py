@@ -56,12 +56,12 @@ def test_however_searches_interleave_or_die_each_plan_counts_once(steps: list[in
         for search in searches:
             search.close()
         with SharedStudy(url, "s", "the last") as study:
-            found = list(driven(study, "mcmc", 3, 40))
-        assert [trial.number for trial in found] == list(range(40))
-        assert len({trial.plan for trial in found}) == 40
-        assert all(trial.prediction == OBJECTIVE.predict(trial.plan) for trial in found)
+            evaluated_trials = list(driven(study, "mcmc", 3, 40))
+        assert [trial.number for trial in evaluated_trials] == list(range(40))
+        assert len({trial.plan for trial in evaluated_trials}) == 40
+        assert all(trial.prediction == OBJECTIVE.predict(trial.plan) for trial in evaluated_trials)
         everywhere = SharedStudy(url, "s", "a reader").news()
-        assert [trial for trial, _ in everywhere][:40] == found
+        assert [trial for trial, _ in everywhere][:40] == evaluated_trials
         assert states(url).count("COMPLETE") == len(everywhere)
 
 

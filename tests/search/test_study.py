@@ -275,9 +275,9 @@ class JudgingObjective(BusObjective):
     """Knows, where it looks twice, that groups are worth less than they seem."""
 
     def reevaluated(self, plan: Plan) -> Prediction:
-        found = self.predict(plan)
+        prediction = self.predict(plan)
         share = 1.1 if plan.tensor_groups else 1.0
-        return msgspec.structs.replace(found, iteration_us=found.iteration_us * share, interval_us=(0.0, 1e9))
+        return msgspec.structs.replace(prediction, iteration_us=prediction.iteration_us * share, interval_us=(0.0, 1e9))
 
 
 def test_listed_plans_and_the_recorded_setting_are_judged_by_an_objective_that_can(tmp_path: Path) -> None:

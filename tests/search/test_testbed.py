@@ -30,13 +30,15 @@ def rows(found):
 
 
 def test_gains_are_parts_of_the_defaults_iteration_and_stand_beside_the_predicted_ones():
-    found = result({DEFAULT: [run(396), run(404), run(400)], PLAN: [run(288, FAST), run(288, FAST)], GRID: [run(300, GOOD)]})
-    plan = rows(found)[PLAN]
+    result_of_case = result(
+        {DEFAULT: [run(396), run(404), run(400)], PLAN: [run(288, FAST), run(288, FAST)], GRID: [run(300, GOOD)]}
+    )
+    plan = rows(result_of_case)[PLAN]
     assert plan.gain_pct == pytest.approx(28)
     assert plan.predicted_gain_pct == pytest.approx(25)
-    assert found.gain_error == pytest.approx(3)
-    assert found.noise_pct == pytest.approx(1)
-    assert found.as_fast_as_grid
+    assert result_of_case.gain_error == pytest.approx(3)
+    assert result_of_case.noise_pct == pytest.approx(1)
+    assert result_of_case.as_fast_as_grid
 
 
 def test_a_plan_may_be_slower_than_the_best_of_the_grid_by_the_noise_and_no_more():
@@ -46,24 +48,24 @@ def test_a_plan_may_be_slower_than_the_best_of_the_grid_by_the_noise_and_no_more
 
 
 def test_what_failed_is_said_and_not_compared():
-    found = result({DEFAULT: [run(400)], PLAN: [run(300, FAST)], XLA: [Measured(failed="rank 1 ended")], GRID: []})
-    assert set(rows(found)) == {DEFAULT, PLAN}
-    assert found.missing == {XLA: "rank 1 ended", GRID: "not run yet"}
-    assert found.as_fast_as_grid is None
+    result_of_case = result({DEFAULT: [run(400)], PLAN: [run(300, FAST)], XLA: [Measured(failed="rank 1 ended")], GRID: []})
+    assert set(rows(result_of_case)) == {DEFAULT, PLAN}
+    assert result_of_case.missing == {XLA: "rank 1 ended", GRID: "not run yet"}
+    assert result_of_case.as_fast_as_grid is None
 
 
 def test_a_contender_that_trains_something_else_is_said_to():
-    found = result({DEFAULT: [run(400), run(400)], PLAN: [run(300, FAST, losses=(3.0, 2.5, 2.4))]})
-    assert "differ, by more than" in rows(found)[PLAN].losses
-    assert "agree" in rows(found)[DEFAULT].losses
+    result_of_case = result({DEFAULT: [run(400), run(400)], PLAN: [run(300, FAST, losses=(3.0, 2.5, 2.4))]})
+    assert "differ, by more than" in rows(result_of_case)[PLAN].losses
+    assert "agree" in rows(result_of_case)[DEFAULT].losses
 
 
 def test_the_grid_tells_how_far_predictions_are_off_and_whether_they_order_its_settings():
     plans = {Plan.of(bigarray_bound=bound): 100.0 * bound for bound in (1, 2, 3, 4)}
     grid = [run(1.25 * us / 1e3, plan) for plan, us in plans.items()]
-    found = judged(SETUP, 30, {DEFAULT: [run(400)]}, grid, {**plans, Plan(): 1.0}.get, gain_certain=False)
-    assert (found.agreement.tau, found.agreement.settings) == (pytest.approx(1), 4)
-    assert found.agreement.error_pct == found.agreement.largest_error_pct == pytest.approx(20)
+    judgement = judged(SETUP, 30, {DEFAULT: [run(400)]}, grid, {**plans, Plan(): 1.0}.get, gain_certain=False)
+    assert (judgement.agreement.tau, judgement.agreement.settings) == (pytest.approx(1), 4)
+    assert judgement.agreement.error_pct == judgement.agreement.largest_error_pct == pytest.approx(20)
 
 
 def test_what_the_autotuner_chose_is_the_row_with_the_highest_score():

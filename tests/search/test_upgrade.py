@@ -70,11 +70,11 @@ def test_a_search_of_every_scheme_is_continued(name: str, scheme: type[SchemeSet
     assert {type(ranked.plan.scheme) for ranked in old.plans} - {type(None)} == {scheme}
     assert [Plan.load(folder / "plans" / f"plan-{rank}.json") for rank in range(len(old.plans))] == [x.plan for x in old.plans]
     options = {"trials": 14, "sampler": "mcmc", "seed": 3, "allow_lossy": name == "kvstore"}
-    found = load(TRACES[name]).search(out=folder, **options)
+    searched_run = load(TRACES[name]).search(out=folder, **options)
     anew = load(TRACES[name]).search(out=tmp_path / "anew", **options)
-    assert [(ranked.trial, ranked.plan) for ranked in found.result.plans] == [(x.trial, x.plan) for x in anew.result.plans]
+    assert [(ranked.trial, ranked.plan) for ranked in searched_run.result.plans] == [(x.trial, x.plan) for x in anew.result.plans]
     assert (folder / "trials.jsonl").read_bytes().startswith(before)
-    assert load_run(folder).result == found.result
+    assert load_run(folder).result == searched_run.result
     assert read_run(folder).version == 2
 
 
@@ -86,9 +86,9 @@ def test_a_storage_is_shared_with_searches_of_version_1(runs: Path) -> None:
     info = msgspec.json.decode((runs / "shared" / "run.json").read_bytes()) | {"storage": url}
     (runs / "shared" / "run.json").write_bytes(msgspec.json.encode(info))
     options = ("--sampler", "mcmc", "--seed", 3, "--storage", url, "--out", runs / "shared")
-    found = json.loads(succeeds("run", TRACES["byteps"], "--trials", 11, *options, "--json"))
-    assert found["trials"] == 11
-    assert all({"scheme"}.isdisjoint(row["plan"]) for row in found["plans"]), "settings side by side"
+    facts = json.loads(succeeds("run", TRACES["byteps"], "--trials", 11, *options, "--json"))
+    assert facts["trials"] == 11
+    assert all({"scheme"}.isdisjoint(row["plan"]) for row in facts["plans"]), "settings side by side"
     rows = [json.loads(line).get("user_attrs", {}) for line in log.read_text().splitlines()]
     plans = [row["trial"]["plan"] for row in rows if "trial" in row]
     assert len(plans) == 11
@@ -98,8 +98,10 @@ def test_a_storage_is_shared_with_searches_of_version_1(runs: Path) -> None:
 
 def test_measurements_correct_a_continued_search(runs: Path) -> None:
     """The options in run.json name the measurements, with plans as version 1 wrote them."""
-    found = load(TRACES["byteps"]).search(trials=10, sampler="mcmc", seed=3, calibrate=runs / "byteps", out=runs / "calibrated")
-    assert found.result.trials == 10
+    searched_run = load(TRACES["byteps"]).search(
+        trials=10, sampler="mcmc", seed=3, calibrate=runs / "byteps", out=runs / "calibrated"
+    )
+    assert searched_run.result.trials == 10
     assert Calibration.load(runs / "byteps").sessions[0].changed[0].plan == Plan.of(servers=3, partition_bytes=24576, credit=4)
 
 
@@ -132,10 +134,10 @@ def test_it_is_reported_where_its_trace_is_named(run: Path, tmp_path: Path) -> N
 
 def test_it_is_continued_as_if_nothing_had_changed(run: Path) -> None:
     before = (run / "trials.jsonl").read_bytes()
-    found = json.loads(
+    facts = json.loads(
         succeeds("run", "--sample", HOROVOD_SAMPLE, "--trials", 14, "--sampler", "optuna", "--seed", 3, "--out", run, "--json")
     )
-    assert found["trials"] == 14
+    assert facts["trials"] == 14
     assert (run / "trials.jsonl").read_bytes().startswith(before)
 
 

@@ -104,8 +104,8 @@ def test_however_often_a_search_is_killed_every_trial_is_there_once(sampler: str
         journal = Path(folder) / "trials.jsonl"
         finished: list[Trial] = []
         for trials, torn, window in [*kills, (40, False, 3)]:
-            found, evaluated = driven(journal, sampler, trials, window, order=trials)
-            assert found[: len(finished)] == finished[: len(found)], "a finished trial was lost"
+            evaluated_trials, evaluated = driven(journal, sampler, trials, window, order=trials)
+            assert evaluated_trials[: len(finished)] == finished[: len(evaluated_trials)], "a finished trial was lost"
             assert not set(evaluated) & {trial.plan for trial in finished}, "a finished trial was evaluated again"
             if torn:
                 raw = journal.read_bytes()

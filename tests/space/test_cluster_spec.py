@@ -23,9 +23,9 @@ def test_ranks_that_do_not_fill_their_last_host_have_no_common_number():
 
 
 def test_on_one_host_no_link_limits_and_that_is_reported():
-    found = spec_on(parse_cluster("hgx-h100"))
-    assert found.spec.rate_bps is None
-    assert "links inside a host (nvlink) do not limit the ranks that share it" in found.left_out
+    spec = spec_on(parse_cluster("hgx-h100"))
+    assert spec.spec.rate_bps is None
+    assert "links inside a host (nvlink) do not limit the ranks that share it" in spec.left_out
 
 
 def test_nothing_is_left_out_of_the_testbed():
@@ -33,10 +33,10 @@ def test_nothing_is_left_out_of_the_testbed():
 
 
 def test_hosts_that_differ_are_as_slow_as_the_slowest_and_that_is_reported():
-    found = spec_on(_mixed())
-    assert found.spec.rate_bps == 1.6e12
-    assert found.left_out[0] == "hosts have NICs of several rates: the slowest is taken for all"
-    assert found.left_out[1].startswith("hosts have several kinds of devices (NVIDIA A100 SXM4 80GB, NVIDIA H100 SXM5 80GB)")
+    spec = spec_on(_mixed())
+    assert spec.spec.rate_bps == 1.6e12
+    assert spec.left_out[0] == "hosts have NICs of several rates: the slowest is taken for all"
+    assert spec.left_out[1].startswith("hosts have several kinds of devices (NVIDIA A100 SXM4 80GB, NVIDIA H100 SXM5 80GB)")
 
 
 def test_hosts_beyond_the_ranks_do_not_matter():
@@ -45,9 +45,9 @@ def test_hosts_beyond_the_ranks_do_not_matter():
 
 def test_oversubscribed_switches_divide_the_rate():
     thin = (Link(level="leaf", hosts=1), Link(level="spine", hosts=None, oversubscription=2.0))
-    found = spec_on(msgspec.structs.replace(parse_cluster("4xhgx-h100"), links=thin))
-    assert found.spec.rate_bps == 1.6e12
-    assert found.left_out[-1].startswith("spine switches are oversubscribed 2 to 1")
+    spec = spec_on(msgspec.structs.replace(parse_cluster("4xhgx-h100"), links=thin))
+    assert spec.spec.rate_bps == 1.6e12
+    assert spec.left_out[-1].startswith("spine switches are oversubscribed 2 to 1")
 
 
 def test_hosts_of_a_rack_have_the_rate_of_their_nvlinks():

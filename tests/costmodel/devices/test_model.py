@@ -34,11 +34,11 @@ def some_ops():
 
 def test_a_large_product_takes_what_its_arithmetic_takes():
     op = gemm(4096, 4096, 4096, precision="bf16", stack=Stack.SERVING, transposes=1.0)
-    found = default_model().on(a100()).predict(op)
+    prediction = default_model().on(a100()).predict(op)
     ideal_us = op.flops[0] / 312e12 * 1e6
-    assert ideal_us < found.us[0] < 1.6 * ideal_us
-    assert found.low_us[0] < found.us[0] < found.high_us[0]
-    assert found.origin[0] == PredictionOrigin.INTERPOLATED
+    assert ideal_us < prediction.us[0] < 1.6 * ideal_us
+    assert prediction.low_us[0] < prediction.us[0] < prediction.high_us[0]
+    assert prediction.origin[0] == PredictionOrigin.INTERPOLATED
 
 
 def test_intervals_narrow_from_specs_to_probes_to_samples():
@@ -59,9 +59,9 @@ def test_samples_of_a_device_that_is_slower_than_expected_make_all_its_ops_slowe
 
 
 def test_a_precision_that_was_never_measured_is_refused():
-    found = default_model().on(a100()).predict(gemm(512, 512, 512, precision="int8"))
-    assert found.origin[0] == PredictionOrigin.REFUSED
-    assert np.isnan(found.us[0])
+    prediction = default_model().on(a100()).predict(gemm(512, 512, 512, precision="int8"))
+    assert prediction.origin[0] == PredictionOrigin.REFUSED
+    assert np.isnan(prediction.us[0])
 
 
 def test_sizes_beyond_what_was_measured_widen_and_then_refuse():

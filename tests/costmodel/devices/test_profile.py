@@ -40,19 +40,19 @@ def test_probes_are_the_large_product_the_copy_and_the_smallest_op():
 def test_probes_show_the_rates_that_ops_reach():
     every = ops()
     places = probe_places(every, A100)
-    found = probes_of(every[places], roofline_us(every[places]), A100)
-    assert found.matrix_flops_per_s["bf16"] == pytest.approx(0.8 * 312e12, rel=0.02)
-    assert found.stream_bytes_per_s == pytest.approx(0.8 * 2.039e12, rel=0.03)
-    assert found.floor_us == pytest.approx(5.0, rel=0.05)
+    probes = probes_of(every[places], roofline_us(every[places]), A100)
+    assert probes.matrix_flops_per_s["bf16"] == pytest.approx(0.8 * 312e12, rel=0.02)
+    assert probes.stream_bytes_per_s == pytest.approx(0.8 * 2.039e12, rel=0.03)
+    assert probes.floor_us == pytest.approx(5.0, rel=0.05)
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
 def test_times_in_other_units_are_refused(factor):
     every = ops()
     places = probe_places(every, A100)
-    found = probes_of(every[places], roofline_us(every[places]) * factor, A100)
+    probes = probes_of(every[places], roofline_us(every[places]) * factor, A100)
     with pytest.raises(InputError, match="contradicts the data sheet"):
-        DeviceProfile(device=A100, probes=found)
+        DeviceProfile(device=A100, probes=probes)
 
 
 def test_what_was_not_probed_reaches_the_usual_share():

@@ -16,14 +16,14 @@ GEMM = OpSpec.of("gemm", "bf16", m=8192, n=4096, k=4096)
 
 
 def test_a_large_product_changes_by_what_both_devices_reach_of_their_peaks():
-    found = OpLatency(A100, H100).ratios([GEMM])[GEMM]
-    assert found.low < found.middle < found.high
-    assert found.middle == pytest.approx(264 / 791, rel=0.12)  # TFLOP/s of probes
+    ratio = OpLatency(A100, H100).ratios([GEMM])[GEMM]
+    assert ratio.low < ratio.middle < ratio.high
+    assert ratio.middle == pytest.approx(264 / 791, rel=0.12)  # TFLOP/s of probes
 
 
 def test_both_directions_are_one_ratio():
-    there, back = OpLatency(A100, H100).ratios([GEMM])[GEMM], OpLatency(H100, A100).ratios([GEMM])[GEMM]
-    assert there.middle * back.middle == pytest.approx(1)
+    forth, back = OpLatency(A100, H100).ratios([GEMM])[GEMM], OpLatency(H100, A100).ratios([GEMM])[GEMM]
+    assert forth.middle * back.middle == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ def test_a_device_that_was_measured_to_be_slower_is_predicted_to_be_slower(specs
 
 
 def test_held_out_ops_of_a_device_that_is_as_expected_are_close_and_inside(specs):
-    found = held_out(with_samples(specs))
-    assert found.rows == len(specs) - len(probe_places(ops_of(specs, stack_of(L40S)), L40S))
-    assert found.median_ape_pct < 15
-    assert found.coverage > 0.8
+    held_out_ops = held_out(with_samples(specs))
+    assert held_out_ops.rows == len(specs) - len(probe_places(ops_of(specs, stack_of(L40S)), L40S))
+    assert held_out_ops.median_ape_pct < 15
+    assert held_out_ops.coverage > 0.8
 
 
 def test_few_samples_say_nothing_of_errors(specs):
@@ -70,21 +70,21 @@ def test_a_core_is_said_to_be_unlike_what_the_predictor_was_fitted_to(specs):
 
 
 def test_probes_come_first_and_short_ops_alone_are_chosen():
-    found = chosen(L40S, 12, longest_us=500.0)
-    assert len(set(found)) == 12
-    assert found[0].name == "gemm"
+    targets = chosen(L40S, 12, longest_us=500.0)
+    assert len(set(targets)) == 12
+    assert targets[0].name == "gemm"
     rates = DeviceProfile(device=L40S).rates(default_model().usual)
     longest = max(
-        float(spec.ops(stack_of(L40S)).flops[0] / rates.matrix_flops_per_s[0]) for spec in found if spec.precision == "fp32"
+        float(spec.ops(stack_of(L40S)).flops[0] / rates.matrix_flops_per_s[0]) for spec in targets if spec.precision == "fp32"
     )
     assert not longest > 600.0
 
 
 def test_a_larger_number_of_ops_of_a_job_holds_its_ops_only():
-    own = [OpSpec.of("gemm", "bf16", m=2048, n=size, k=1024) for size in range(64, 1024, 64)]
-    found = chosen(L40S, 15, job_ops=own)
-    assert len(set(found) & set(own)) == 15 - len(set(found) - set(own))
-    assert 1 <= len(set(found) - set(own)) <= 5
+    ops = [OpSpec.of("gemm", "bf16", m=2048, n=size, k=1024) for size in range(64, 1024, 64)]
+    targets = chosen(L40S, 15, job_ops=ops)
+    assert len(set(targets) & set(ops)) == 15 - len(set(targets) - set(ops))
+    assert 1 <= len(set(targets) - set(ops)) <= 5
 
 
 def test_a_job_without_ops_that_can_be_measured_is_refused():

@@ -26,8 +26,8 @@ def test_sizes_with_their_usual_value_are_left_out():
 
 
 def test_a_product_computes_what_the_predictor_calls_a_product():
-    found = OpSpec.parse("gemm bf16 m=64 n=32 k=16 transposes=1").ops(Stack.SERVING)
-    assert (found.matrix == gemm(64, 32, 16, precision="bf16", stack=Stack.SERVING, transposes=1.0).matrix).all()
+    ops = OpSpec.parse("gemm bf16 m=64 n=32 k=16 transposes=1").ops(Stack.SERVING)
+    assert (ops.matrix == gemm(64, 32, 16, precision="bf16", stack=Stack.SERVING, transposes=1.0).matrix).all()
 
 
 def test_both_gradients_of_a_product_are_two_products():
@@ -38,8 +38,8 @@ def test_both_gradients_of_a_product_are_two_products():
 @every_case("name", SIZES)
 def test_every_op_has_something_to_do(name):
     sizes = dict.fromkeys(SIZES[name][0], 8) | ({"window": 3} if name == "convolution" else {})
-    found = OpSpec.of(name, "fp32", **sizes).ops(Stack.PYTORCH)
-    assert found.flops[0] + found.stream_bytes[0] > 0
+    ops = OpSpec.of(name, "fp32", **sizes).ops(Stack.PYTORCH)
+    assert ops.flops[0] + ops.stream_bytes[0] > 0
 
 
 @every_case(

@@ -86,19 +86,19 @@ def test_with_shapes_a_recorded_cluster_is_priced_as_a_measured_one():
     assert len(some) == 40
     for cluster in some:
         graph, recorded, names = recorded_alike(cluster)
-        found = ClusterCosts(model(), graph, recorded=recorded).times([names])
+        times = ClusterCosts(model(), graph, recorded=recorded).times([names])
         expected = model().shaped.predict_interval(shaped_features([cluster]))
-        assert found.shaped.all()
-        np.testing.assert_allclose([found.us, found.low_us, found.high_us], [expected.us, expected.low_us, expected.high_us])
+        assert times.shaped.all()
+        np.testing.assert_allclose([times.us, times.low_us, times.high_us], [expected.us, expected.low_us, expected.high_us])
 
 
 def test_without_shapes_it_is_priced_by_types_times_and_wiring():
     for cluster in told_whole()[:40]:
         graph, _, names = recorded_alike(cluster)
-        found = ClusterCosts(model(), graph).times([names])
+        times = ClusterCosts(model(), graph).times([names])
         expected = model().timed.predict_interval(timed_features(timed_ops(flatten([cluster]))))
-        assert not found.shaped.any()
-        np.testing.assert_allclose([found.us, found.low_us], [expected.us, expected.low_us])
+        assert not times.shaped.any()
+        np.testing.assert_allclose([times.us, times.low_us], [expected.us, expected.low_us])
 
 
 def test_a_tensor_that_was_not_seen_makes_its_clusters_ones_without_shapes():
@@ -112,15 +112,15 @@ def test_clusters_of_a_real_job():
     graph = build_graph(Trace.load(SAMPLE))
     costs = ClusterCosts(model(), graph)
     chains = chains_of(graph, 30)
-    found = costs.times(chains)
-    assert len(found) == 30
-    predicted = found.origin != PredictionOrigin.REFUSED
+    times = costs.times(chains)
+    assert len(times) == 30
+    predicted = times.origin != PredictionOrigin.REFUSED
     assert predicted.any()
-    assert (found.low_us[predicted] < found.us[predicted]).all()
-    assert (found.us[predicted] < found.high_us[predicted]).all()
+    assert (times.low_us[predicted] < times.us[predicted]).all()
+    assert (times.us[predicted] < times.high_us[predicted]).all()
     index = {graph.op_name[i]: i for i in np.flatnonzero(graph.op_rank == 0)}
     members = [sum(np.median(graph.op_work_us[:, index[name]]) for name in chain) for chain in chains]
-    np.testing.assert_allclose(found.members_us, members)
+    np.testing.assert_allclose(times.members_us, members)
 
 
 def test_many_clusters_at_once_are_priced_as_each_alone():

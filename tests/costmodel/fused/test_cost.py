@@ -52,8 +52,8 @@ def test_more_work_at_the_same_unfused_time_is_never_predicted_faster():
         more = features.parts.copy()
         more[:, PART_FEATURES.index(name)] *= 3
         more[:, PART_FEATURES.index(name)] += 1e4
-        found = model().shaped.predict(dataclasses.replace(features, parts=more))
-        assert (found >= before * (1 - 1e-5)).all(), name
+        prediction = model().shaped.predict(dataclasses.replace(features, parts=more))
+        assert (prediction >= before * (1 - 1e-5)).all(), name
 
 
 def test_an_interval_holds_its_prediction_and_grows_with_the_coverage():
@@ -78,9 +78,9 @@ def test_the_interval_widens_outside_of_what_was_measured_until_nothing_is_predi
     for factor in (*np.geomspace(1, 1e3, 30), 1e14):
         moved = features.copy()
         moved[:, heavy] = (moved[:, heavy] + 1) * factor - 1
-        found = model().shaped.predict_interval(dataclasses.replace(one, whole=moved))
-        widths.append(float(found.high_us[0] / found.low_us[0]))
-        origins.append(PredictionOrigin(int(found.origin[0])))
+        durations = model().shaped.predict_interval(dataclasses.replace(one, whole=moved))
+        widths.append(float(durations.high_us[0] / durations.low_us[0]))
+        origins.append(PredictionOrigin(int(durations.origin[0])))
     assert origins[-1] == PredictionOrigin.REFUSED
     assert np.isnan(widths[-1])
     assert PredictionOrigin.EXTRAPOLATED in origins

@@ -90,8 +90,13 @@ def test_the_time_of_a_fused_product_is_the_product_s():
         *(ClusterTensor("float32", (8, 32), role) for role in ("inner", "inner", "out")),
     )
     ops = (ClusterOp("MatMul", (0, 1), (3,)), ClusterOp("BiasAdd", (3, 2), (4,)), ClusterOp("Relu", (4,), (5,)))
-    found = features_of(OpCluster(ops=ops, tensors=tensors, op_us=(0.0, 0.0, 9.0)))
-    assert (found["matmul_us"], found["matmul_count"], found["elementwise_us"], found["elementwise_count"]) == (9, 1, 0, 0)
+    features = features_of(OpCluster(ops=ops, tensors=tensors, op_us=(0.0, 0.0, 9.0)))
+    assert (features["matmul_us"], features["matmul_count"], features["elementwise_us"], features["elementwise_count"]) == (
+        9,
+        1,
+        0,
+        0,
+    )
     apart = features_of(OpCluster(ops=ops, tensors=tensors, op_us=(7.0, 1.0, 1.0)))
     assert (apart["matmul_us"], apart["elementwise_us"], apart["ops"]) == (7, 2, 3)
 
@@ -104,11 +109,11 @@ def test_bytes_are_counted_once_a_tensor_and_by_where_they_are_needed():
         ClusterTensor("int32", (1,), "const"),
     )
     ops = (ClusterOp("Square", (0,), (1,)), ClusterOp("Mul", (1, 0), (2,)), ClusterOp("Sum", (1, 3), ()))
-    found = features_of(OpCluster(ops=ops, tensors=tensors, op_us=(1.0, 2.0, 3.0)))
-    assert (found["in_bytes"], found["inner_bytes"], found["out_bytes"]) == (400, 400, 800)
-    assert (found["members_us"], found["largest_member_us"], found["ops"]) == (6.0, 3.0, 3)
-    assert (found["depth"], found["width"]) == (2, 2)
-    assert found["other_dtype_ops"] == 1
+    features = features_of(OpCluster(ops=ops, tensors=tensors, op_us=(1.0, 2.0, 3.0)))
+    assert (features["in_bytes"], features["inner_bytes"], features["out_bytes"]) == (400, 400, 800)
+    assert (features["members_us"], features["largest_member_us"], features["ops"]) == (6.0, 3.0, 3)
+    assert (features["depth"], features["width"]) == (2, 2)
+    assert features["other_dtype_ops"] == 1
 
 
 def test_every_feature_has_a_name_of_its_own():

@@ -127,8 +127,8 @@ def test_parts_of_real_clusters_hold_their_members_times():
 
 def test_clusters_at_once_have_the_features_that_each_has_alone():
     some = clusters()[:60]
-    found = shaped_features(some)
+    features = shaped_features(some)
     for number, cluster in enumerate(some):
         alone = shaped_features([cluster])
-        np.testing.assert_array_equal(alone.parts, found.parts[found.of == number])
-        np.testing.assert_array_equal(alone.whole[0], found.whole[number])
+        np.testing.assert_array_equal(alone.parts, features.parts[features.of == number])
+        np.testing.assert_array_equal(alone.whole[0], features.whole[number])

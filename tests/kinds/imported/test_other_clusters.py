@@ -78,8 +78,8 @@ def test_without_the_name_of_the_gpus_kernels_stay_and_transfers_take_what_the_c
     assumed = moved.assumptions
     assert assumed[0].startswith("the trace does not say on what GPUs it was recorded; recorded_on=MACHINE")
     assert any("the recorded GPU is not known" in sentence for sentence in assumed)
-    here, there = predicted(resnet(), "launch=0"), moved.predict(Plan())
-    assert there.breakdown_us["compute"] == pytest.approx(here.breakdown_us["compute"], rel=0.02)
+    here, prediction = predicted(resnet(), "launch=0"), moved.predict(Plan())
+    assert prediction.breakdown_us["compute"] == pytest.approx(here.breakdown_us["compute"], rel=0.02)
     unsized = replace(unnamed, events=replace(trace.events, size_bytes=np.full(len(trace.events), -1)))
     with pytest.raises(InputError, match=r"neither the names of its GPUs nor the sizes of its collectives: name the machine"):
         predicted(Imported.of(unsized, PlanOptions()), cluster="2xhgx-h100")
@@ -158,13 +158,13 @@ def test_a_model_that_was_profiled_on_two_gpus_is_predicted_from_one_for_the_oth
     """ResNet-50, 32 images, V100 with shapes to A100: kernels take 38.6 ms of a step there, of another version of PyTorch."""
     v100 = Imported.of(shared_trace("kineto_single/resnet50_v100_workers0.json.gz"), PlanOptions())
     place = "recorded_on=p3.16xlarge", "ranks=1"
-    there = under(v100, *place, cluster="1xa100-sxm-40gb")
+    changed_job = under(v100, *place, cluster="1xa100-sxm-40gb")
     shapeless = Imported.of(replace(v100.trace, shapes=(), events=without_shapes(v100.trace.events)), PlanOptions())
     without = under(shapeless, *place, cluster="1xa100-sxm-40gb")
-    assert there.predict(Plan()).breakdown_us["compute"] == pytest.approx(38_575, rel=0.03)
+    assert changed_job.predict(Plan()).breakdown_us["compute"] == pytest.approx(38_575, rel=0.03)
     assert without.predict(Plan()).breakdown_us["compute"] == pytest.approx(38_575, rel=0.1)
     assert any("like square GEMMs" in line for line in without.assumptions)
-    assert any("norms whose shapes were recorded (81 %" in line for line in there.assumptions)
+    assert any("norms whose shapes were recorded (81 %" in line for line in changed_job.assumptions)
 
 
 def without_shapes(events):

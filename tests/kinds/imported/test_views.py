@@ -125,5 +125,5 @@ def test_recorded_memory_is_a_counter_and_the_peak_of_a_prediction():
     trace = read([RECORDED])
     counted = [event["args"]["bytes"] for event in perfetto(trace) if event["ph"] == "C" and event["name"] == "memory"]
     assert len(counted) > 100
-    found = replayed(trace)
-    assert found["peak_memory_bytes"] == trace.memory.allocated_bytes.max() >= max(counted)
+    facts = replayed(trace)
+    assert facts["peak_memory_bytes"] == trace.memory.allocated_bytes.max() >= max(counted)

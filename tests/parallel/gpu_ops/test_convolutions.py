@@ -24,10 +24,10 @@ def costs(precision="bf16", device="a100-sxm-80gb"):
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_a_convolution_takes_longer_than_its_multiply_adds_at_the_peak(precision):
     op, sizes = convolution()
-    found = costs(precision)
+    op_costs = costs(precision)
     least_us = op.forward_flops(sizes) * op.winograd_share ** (precision == "fp32")
-    assert found.forward_us(op, sizes) > least_us / found.device.peak_flops_per_s(precision) * 1e6
-    assert 1.5 < found.backward_us(op, sizes) / found.forward_us(op, sizes) < 3
+    assert op_costs.forward_us(op, sizes) > least_us / op_costs.device.peak_flops_per_s(precision) * 1e6
+    assert 1.5 < op_costs.backward_us(op, sizes) / op_costs.forward_us(op, sizes) < 3
 
 
 def test_winograd_saves_in_fp32_only():
@@ -40,8 +40,8 @@ def test_winograd_saves_in_fp32_only():
 def test_the_gradient_of_a_small_weight_is_split_among_cores():
     """32 x 32 x 9 weights are four tiles; without a split 104 of 108 cores would wait."""
     op, sizes = convolution(channels=32, extent=224)
-    found = costs()
-    assert found.backward_us(op, sizes) < 4 * found.forward_us(op, sizes)
+    op_costs = costs()
+    assert op_costs.backward_us(op, sizes) < 4 * op_costs.forward_us(op, sizes)
 
 
 def test_what_is_frozen_has_no_backward_pass():

@@ -93,8 +93,8 @@ def test_losses_on_copies_in_fp32_move_several_times_the_logits():
 def test_continuous_load_lowers_the_clock_to_what_was_measured():
     """SemiAnalysis, December 2024: 720 TFLOP/s of 8192^3 matmuls on an H100 in bf16, 1,280 in fp8."""
     for precision, measured in (("bf16", 720), ("fp8", 1280)):
-        found = 2 * 8192**3 / costs(precision=precision, continuous=True).matmul_us(8192, 8192, 8192) / 1e6
-        assert found == pytest.approx(measured, rel=0.05)
+        tflops = 2 * 8192**3 / costs(precision=precision, continuous=True).matmul_us(8192, 8192, 8192) / 1e6
+        assert tflops == pytest.approx(measured, rel=0.05)
 
 
 def test_a_matmul_in_8_bits_is_faster_by_less_than_twice_for_it_quantizes_its_inputs():
@@ -111,10 +111,10 @@ def test_heads_and_routers_stay_in_16_bits():
 @given(tokens=st.integers(128, 16384))
 def test_experts_never_take_less_than_one_matmul_of_all_their_tokens(tokens):
     """Each has a matmul of its own, whose last wave of tiles it fills alone."""
-    found = costs()
+    op_costs = costs()
     op, sizes = op_of("experts.up", model="mixtral-8x7b", sequence=tokens)
     rows = sizes["experts"] * sizes["capacity"]
-    assert found.forward_us(op, sizes) >= found.matmul_us(rows, sizes["hidden"], 2 * sizes["expert_ffn"]) * 0.999
+    assert op_costs.forward_us(op, sizes) >= op_costs.matmul_us(rows, sizes["hidden"], 2 * sizes["expert_ffn"]) * 0.999
 
 
 @pytest.mark.parametrize("name", ["attention_norm", "attention_residual", "attention.output", "attention.core"])
@@ -139,9 +139,9 @@ def test_batch_norms_stay_in_16_bits_under_autocast():
 def moved_us(name, model, **where):
     """Forward and backward, less the least time of the kernels."""
     op, sizes = op_of(name, model)
-    found, floor_us = costs(**where), costs().moved_us(0.0)
-    passes = [found.kernels.passes(op, backward=backward) for backward in (False, True)]
-    return both_us(found, name, model=model) - floor_us * sum(each.kernels for each in passes), op, sizes
+    op_costs, floor_us = costs(**where), costs().moved_us(0.0)
+    passes = [op_costs.kernels.passes(op, backward=backward) for backward in (False, True)]
+    return both_us(op_costs, name, model=model) - floor_us * sum(each.kernels for each in passes), op, sizes
 
 
 def test_biases_of_experts_move_what_megatron_core_makes_of_them():

@@ -20,9 +20,9 @@ SIZES = st.integers(1, 2**14)
 def test_a_matmul_is_never_faster_than_its_roofs(m, k, n, machine):
     chosen = device(machine)
     precision = "fp16"
-    found = OpCosts(chosen, precision).matmul_us(m, k, n)
-    assert found >= 2 * m * k * n / chosen.peak_flops_per_s(precision) * 1e6
-    assert found >= 2 * (m * k + k * n + m * n) / chosen.memory_bytes_per_s * 1e6
+    time_us = OpCosts(chosen, precision).matmul_us(m, k, n)
+    assert time_us >= 2 * m * k * n / chosen.peak_flops_per_s(precision) * 1e6
+    assert time_us >= 2 * (m * k + k * n + m * n) / chosen.memory_bytes_per_s * 1e6
 
 
 @given(m=SIZES, k=SIZES, n=SIZES)
@@ -33,8 +33,8 @@ def test_more_to_reduce_never_takes_less(m, k, n):
 
 def test_large_matmuls_reach_the_measured_share_of_the_peak():
     """Median of 4,485 bf16 matmuls with all sizes of 2,048 and above on an H100: 784 TFLOP/s (aiconfigurator-core 0.12.0)."""
-    found = 2 * 8192**3 / OpCosts(device("hgx-h100")).matmul_us(8192, 8192, 8192) / 1e6
-    assert found == pytest.approx(784, rel=0.1)
+    tflops = 2 * 8192**3 / OpCosts(device("hgx-h100")).matmul_us(8192, 8192, 8192) / 1e6
+    assert tflops == pytest.approx(784, rel=0.1)
 
 
 def test_a_device_of_an_unknown_architecture_says_so():
@@ -67,18 +67,18 @@ def test_few_sums_over_many_positions_are_split(machine):
 def test_cards_do_no_more_than_their_power_allows(name, precision, measured):
     """Large products of NeuSight's tables (fp32) and of DeepBench's (fp16), TFLOP/s: a third to six tenths of the peak."""
     size = 4 if precision == "fp32" else 2
-    found = 2 * 8192**3 / OpCosts(bundled.device(name), precision, size).matmul_us(8192, 8192, 8192) / 1e6
-    assert found == pytest.approx(measured, rel=0.1)
+    tflops = 2 * 8192**3 / OpCosts(bundled.device(name), precision, size).matmul_us(8192, 8192, 8192) / 1e6
+    assert tflops == pytest.approx(measured, rel=0.1)
 
 
 def test_units_that_multiply_fp32_matrices_are_faster_than_the_vector_units():
     """MI210: 28.5 TFLOP/s of large products (NeuSight), more than the 22.6 of its vector units."""
-    found = 2 * 8192**3 / OpCosts(bundled.device("mi210"), "fp32", 4.0).matmul_us(8192, 8192, 8192) / 1e6
-    assert found == pytest.approx(28.5, rel=0.1)
+    tflops = 2 * 8192**3 / OpCosts(bundled.device("mi210"), "fp32", 4.0).matmul_us(8192, 8192, 8192) / 1e6
+    assert tflops == pytest.approx(28.5, rel=0.1)
 
 
 @pytest.mark.parametrize(("machine", "reached"), [("hgx-h100", 0.75), ("dgx-1-v100", 0.93), ("dgx-a100-80", 0.856)])
 def test_large_products_in_fp32_reach_what_was_measured_of_vector_units(machine, reached):
     chosen = device(machine)
-    found = OpCosts(chosen, "fp32", 4.0).matmul_us(8192, 8192, 8192)
-    assert 2 * 8192**3 / (chosen.peak_flops_per_s("fp32") * found / 1e6) == pytest.approx(reached, rel=0.06)
+    time_us = OpCosts(chosen, "fp32", 4.0).matmul_us(8192, 8192, 8192)
+    assert 2 * 8192**3 / (chosen.peak_flops_per_s("fp32") * time_us / 1e6) == pytest.approx(reached, rel=0.06)

@@ -32,10 +32,10 @@ def multiply_adds(network, batch=1):
 
 @every_case(("name", "parameters", "billions"), [(name, *figures) for name, figures in PUBLIC.items()])
 def test_a_network_has_its_public_parameters_and_multiply_adds(name, parameters, billions):
-    found = model(name)
-    assert parameters_of(found) == parameters
+    model_facts = model(name)
+    assert parameters_of(model_facts) == parameters
     if billions is not None:
-        assert multiply_adds(found) / 1e9 == pytest.approx(billions, rel=0.012)
+        assert multiply_adds(model_facts) / 1e9 == pytest.approx(billions, rel=0.012)
 
 
 @pytest.mark.parametrize(("name", "parameters"), EXAMPLES.items())

@@ -32,8 +32,8 @@ def path_of(found):
 
 
 def test_the_graph_of_an_iteration_can_be_replayed_and_has_the_times_of_the_machine():
-    found = job(PROGRAM, SIZES)
-    ops = ops_of(found)
+    opened_job = job(PROGRAM, SIZES)
+    ops = ops_of(opened_job)
     ops.graph.validate()
     assert replay(ops.graph).makespan_us == pytest.approx(ops.makespan_us)
     assert ops.iteration_us == pytest.approx(ops.makespan_us, rel=0.05)
@@ -55,18 +55,18 @@ def test_the_path_leads_through_what_was_exposed_and_not_through_what_was_hidden
 
 
 def test_a_late_rank_is_named_with_the_time_that_the_others_waited_for_it():
-    found = job([(100, POST, 0), (0, WAIT, 0)], [50], scale=(1, 1.5))
-    segments = path_segments(ops_of(found))
-    assert path_of(found) == [("compute", 1, ""), ("late_rank", 1, "bucket 0"), ("communication", -1, "bucket 0")]
+    opened_job = job([(100, POST, 0), (0, WAIT, 0)], [50], scale=(1, 1.5))
+    segments = path_segments(ops_of(opened_job))
+    assert path_of(opened_job) == [("compute", 1, ""), ("late_rank", 1, "bucket 0"), ("communication", -1, "bucket 0")]
     assert [segment.duration_us for segment in segments] == pytest.approx([100, 50, 51], abs=5)  # a latency of 1 us on average
 
 
 def test_a_collective_that_waits_for_a_thread_follows_the_one_that_it_waited_for():
-    found = job([(100, POST, 0), (0, POST, 1), (0, WAIT, 0), (0, WAIT, 1), (5, NONE, -1)], [50, 50], threads=1)
-    ops = ops_of(found)
+    opened_job = job([(100, POST, 0), (0, POST, 1), (0, WAIT, 0), (0, WAIT, 1), (5, NONE, -1)], [50, 50], threads=1)
+    ops = ops_of(opened_job)
     second = [op for op in range(len(ops.graph)) if ops.graph.name(op).startswith("bucket 1@")]
     assert (ops.times.start_us - ops.times.ready_us)[second] == pytest.approx([51, 51], abs=5)
-    assert path_of(found) == [
+    assert path_of(opened_job) == [
         ("compute", 0, ""),
         ("communication", -1, "bucket 0"),
         ("communication", -1, "bucket 1"),
@@ -86,14 +86,14 @@ def test_the_path_of_any_program_ends_with_its_iteration(found):
 
 
 def test_findings_name_the_rank_and_the_bucket_and_the_knob():
-    found = job([(100, POST, 0), (0, WAIT, 0)], [50], scale=(1, 1.5))
+    opened_job = job([(100, POST, 0), (0, WAIT, 0)], [50], scale=(1, 1.5))
     gains = [
         SimpleNamespace(what_if="bucket_cap_bytes=1MiB", gain_us=20.0),
         SimpleNamespace(what_if="bandwidth=2", gain_us=25.0),
         SimpleNamespace(what_if="compute=0.9", gain_us=1.0),
     ]
     ddp = Ddp.of(trace_of("ddp_mlp"), PlanOptions())
-    exposed, late, link = ddp.findings(path_segments(ops_of(found)), gains, 201.0)
+    exposed, late, link = ddp.findings(path_segments(ops_of(opened_job)), gains, 201.0)
     assert "bucket 0 most" in exposed
     assert "'bucket_cap_bytes=1MiB' would gain" in exposed
     assert "for rank 1" in late

@@ -36,7 +36,7 @@ def test_free_communication_makes_compute_the_path():
 
 
 def test_somebody_comes_last_and_does_not_wait():
-    found = arrivals(sample())
-    assert sum(arrival.last_pct for arrival in found) == pytest.approx(100)
-    assert all(arrival.waited_us >= 0 for arrival in found)
-    assert len(found) == sample().meta.ranks
+    arrival_rows = arrivals(sample())
+    assert sum(arrival.last_pct for arrival in arrival_rows) == pytest.approx(100)
+    assert all(arrival.waited_us >= 0 for arrival in arrival_rows)
+    assert len(arrival_rows) == sample().meta.ranks

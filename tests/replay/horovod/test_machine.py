@@ -329,8 +329,8 @@ def test_a_post_is_logged_at_its_instant_though_it_is_no_event():
 def twin(job, iterations):
     """What the batching device makes of a job: fields of `IterationTimes`, and its number of events."""
     rng = np.random.default_rng(0)
-    *found, events = batching_device.simulate(job, sample_order(rng, job.samples, iterations), rng.random(DRAWS))
-    return iteration_times(*found, job.class_of_rank), events
+    *simulation, events = batching_device.simulate(job, sample_order(rng, job.samples, iterations), rng.random(DRAWS))
+    return iteration_times(*simulation, job.class_of_rank), events
 
 
 @st.composite
@@ -348,9 +348,9 @@ def all_costs(draw):
 @given(st.one_of(graphs(), jobs_with_ranks_alike().map(lambda case: folded(*case))), all_costs())
 def test_the_machine_has_the_times_of_a_graph_with_a_batching_device(case, costs):
     case = replace(case, comm=replace(case.comm, **costs), ratio_from_bytes=np.array([0.0, 500.0]), ratio=np.array([1.5, 0.8]))
-    (expected, _), found = twin(case, 4), replay_horovod(case, iterations=4)
-    np.testing.assert_allclose(found.iterations_us, expected["iterations_us"], rtol=1e-9, atol=1e-4)
-    for row, other in zip(found.rank_breakdown_us, expected["rank_breakdown_us"], strict=True):
+    (expected, _), replayed = twin(case, 4), replay_horovod(case, iterations=4)
+    np.testing.assert_allclose(replayed.iterations_us, expected["iterations_us"], rtol=1e-9, atol=1e-4)
+    for row, other in zip(replayed.rank_breakdown_us, expected["rank_breakdown_us"], strict=True):
         assert row == pytest.approx(other, rel=1e-9, abs=1e-4)
 
 
@@ -361,5 +361,5 @@ PLANS = [Plan(), Plan.of(fusion_threshold_bytes=0), Plan(tensor_groups=contiguou
 @pytest.mark.parametrize("changes", [(), ("ranks=4", "cores=2", "rate=1gbit")])
 def test_the_machine_has_the_times_of_a_batching_device_for_plans_of_the_sample(plan, changes):
     case = schedule(plan, *changes).job
-    (expected, _), found = twin(case, 2), replay_horovod(case, iterations=2)
-    np.testing.assert_allclose(found.iterations_us, expected["iterations_us"], rtol=1e-12)
+    (expected, _), replayed = twin(case, 2), replay_horovod(case, iterations=2)
+    np.testing.assert_allclose(replayed.iterations_us, expected["iterations_us"], rtol=1e-12)

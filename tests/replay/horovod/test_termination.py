@@ -59,9 +59,9 @@ def few_events(monkeypatch):
 
 @pytest.mark.parametrize("late_us", [2e-6, 0.5, 1e6])
 def test_a_gradient_that_is_enqueued_after_the_last_op_is_sent_at_its_end(late_us):
-    found = replay_horovod(job(main_us=[5000.0, 5000.0], post_us=[[100.0, 5000.0 + late_us]] * 2))
+    replayed = replay_horovod(job(main_us=[5000.0, 5000.0], post_us=[[100.0, 5000.0 + late_us]] * 2))
     at_end = replay_horovod(job(main_us=[5000.0, 5000.0], post_us=[[100.0, 5000.0]] * 2))
-    assert found.iteration_us == pytest.approx(at_end.iteration_us)
+    assert replayed.iteration_us == pytest.approx(at_end.iteration_us)
 
 
 def test_a_rank_whose_update_takes_no_time_waits_for_its_gradient_all_the_same():
@@ -132,6 +132,6 @@ def test_any_durations_give_times_or_one_line(data, few_events):
         poll_share=data.draw(st.sampled_from([0.0, 0.5, 1.0])),
     )
     with suppress(GraphError):
-        found = replay_horovod(case, iterations=4)
-        assert np.isfinite(found.iterations_us).all()
-        assert (found.iterations_us >= 0).all()
+        replayed = replay_horovod(case, iterations=4)
+        assert np.isfinite(replayed.iterations_us).all()
+        assert (replayed.iterations_us >= 0).all()

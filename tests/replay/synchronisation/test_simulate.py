@@ -23,11 +23,11 @@ def simulated(scheme, paces, limit_s=60.0, **options):
 
 
 def test_a_round_of_bsp_lasts_as_long_as_the_slowest_step_and_a_commit():
-    found = simulated("bsp", parse_paces("1:2", step_s=1.0, commit_s=0.5), limit_s=15.1)
-    rounds = [commit.time_s for commit in found.commits if commit.worker == 0]
+    simulation = simulated("bsp", parse_paces("1:2", step_s=1.0, commit_s=0.5), limit_s=15.1)
+    rounds = [commit.time_s for commit in simulation.commits if commit.worker == 0]
     assert np.diff(rounds) == pytest.approx(1.5)
-    assert found.waiting_s[0] == pytest.approx(0.0)
-    assert found.waiting_s[1] / found.end_s == pytest.approx(1 / 3, abs=0.05)
+    assert simulation.waiting_s[0] == pytest.approx(0.0)
+    assert simulation.waiting_s[1] / simulation.end_s == pytest.approx(1 / 3, abs=0.05)
 
 
 @settings(max_examples=30, deadline=None)
@@ -42,28 +42,28 @@ def test_rounds_are_those_of_the_op_engine(steps_ms, local_steps, server_ms):
     for worker, first in zip(workers, sent, strict=True):
         graph.carry(graph.add_op(worker, 2500.0, after=applied), first)
     paces = [Pace(step_s=ms / 1000, commit_s=0.005) for ms in steps_ms]
-    found = simulated(f"fixed-adacomm(steps={local_steps})", paces, limit_s=6.0, server_s=server_ms / 1000)
-    last = [commit.time_s for commit in found.commits][len(paces) - 1 :: len(paces)]
+    simulation = simulated(f"fixed-adacomm(steps={local_steps})", paces, limit_s=6.0, server_s=server_ms / 1000)
+    last = [commit.time_s for commit in simulation.commits][len(paces) - 1 :: len(paces)]
     assert np.diff(last) == pytest.approx(replay(graph.build()).iteration_us / 1e6)
 
 
 def test_asynchronous_workers_keep_their_own_speed():
-    found = simulated("asp", parse_paces("1:4", step_s=1.0))
-    assert found.steps[1] == pytest.approx(4 * found.steps[0], rel=0.05)
-    assert found.waiting_share == 0.0
+    simulation = simulated("asp", parse_paces("1:4", step_s=1.0))
+    assert simulation.steps[1] == pytest.approx(4 * simulation.steps[0], rel=0.05)
+    assert simulation.waiting_share == 0.0
 
 
 def test_adsp_commits_equally_often_at_unequal_speed():
-    found = simulated("adsp(commits=3, period_s=6)", parse_paces("1:2:4", step_s=0.5, commit_s=0.1))
-    commits = [sum(1 for commit in found.commits if commit.worker == worker) for worker in range(3)]
+    simulation = simulated("adsp(commits=3, period_s=6)", parse_paces("1:2:4", step_s=0.5, commit_s=0.1))
+    commits = [sum(1 for commit in simulation.commits if commit.worker == worker) for worker in range(3)]
     assert max(commits) - min(commits) <= 2
-    assert found.steps[2] > 3 * found.steps[0]
-    assert found.waiting_share == 0.0
+    assert simulation.steps[2] > 3 * simulation.steps[0]
+    assert simulation.waiting_share == 0.0
 
 
 def test_updates_queue_at_a_server_that_takes_one_at_a_time():
-    found = simulated("asp", parse_paces("1:1:1:1", step_s=0.1), server_s=0.2, limit_s=20.0)
-    assert np.diff([commit.time_s for commit in found.commits]) == pytest.approx(0.2)
+    simulation = simulated("asp", parse_paces("1:1:1:1", step_s=0.1), server_s=0.2, limit_s=20.0)
+    assert np.diff([commit.time_s for commit in simulation.commits]) == pytest.approx(0.2)
 
 
 def test_a_worker_that_becomes_slow_delays_a_synchronous_job_from_then_on():
@@ -103,8 +103,8 @@ def test_the_fit_finds_what_local_steps_and_staleness_cost():
             return len(reached) == 2
 
         paces = parse_paces("1:2:3", step_s=0.1, commit_s=0.02)
-        found = simulate(parse_scheme(scheme), paces, progress, stop=stop, check_s=0.02)
-        columns = np.array([(c.time_s, c.steps, c.weight, c.behind_steps) for c in found.commits]).T
+        simulation = simulate(parse_scheme(scheme), paces, progress, stop=stop, check_s=0.02)
+        columns = np.array([(c.time_s, c.steps, c.weight, c.behind_steps) for c in simulation.commits]).T
         times = np.array([reached[level] for level in range(2)])
         runs.append(ShortRun(commit_s=columns[0], steps=columns[1], weights=columns[2], behind_steps=columns[3], reached_s=times))
     fitted = fit_convergence(2.0, truth.levels, runs * 4)

@@ -144,24 +144,24 @@ def test_the_fitted_speed_is_that_of_the_curve():
 
 def test_adacomm_takes_fewer_steps_as_the_loss_falls():
     coordinator = started("adacomm(steps=8, adapt_s=1)", 1)
-    found = []
+    collected = []
     for second in range(4):
         commit(coordinator, 0, second + 1, now=float(second), loss=1.0 / (1 + second) ** 2)
-        found.append(coordinator.order(0, float(second)).steps)
-    assert found[0] == 8
-    assert found == sorted(found, reverse=True)
-    assert found[-1] < 8
+        collected.append(coordinator.order(0, float(second)).steps)
+    assert collected[0] == 8
+    assert collected == sorted(collected, reverse=True)
+    assert collected[-1] < 8
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=8), st.integers(0, 40))
 def test_shares_add_up_and_no_single_move_ends_the_round_earlier(step_s, more):
     batches = len(step_s) + more
-    found = shares(dict(enumerate(step_s)), batches)
-    assert sum(found.values()) == batches
-    assert min(found.values()) >= 1
-    end = max(found[i] * step_s[i] for i in found)
-    last = [i for i in found if math.isclose(found[i] * step_s[i], end) and found[i] > 1]
-    assert all((found[j] + 1) * step_s[j] >= end * (1 - 1e-9) for i in last for j in found if j != i)
+    parts = shares(dict(enumerate(step_s)), batches)
+    assert sum(parts.values()) == batches
+    assert min(parts.values()) >= 1
+    end = max(parts[i] * step_s[i] for i in parts)
+    last = [i for i in parts if math.isclose(parts[i] * step_s[i], end) and parts[i] > 1]
+    assert all((parts[j] + 1) * step_s[j] >= end * (1 - 1e-9) for i in last for j in parts if j != i)
 
 
 def test_a_job_without_workers_or_a_worker_outside_it_is_refused():

@@ -110,9 +110,9 @@ def test_powersgd_waits_for_each_of_a_buckets_all_reduces_where_the_bucket_is_fu
     graph, *_ = recorded
     plain, compressed = (apply_ddp(*recorded, bucket_limits_bytes=limits, compression=kind) for kind in (None, compression))
     bucket_of = bucket_assignment(graph.tensors, limits) if limits else graph.bucket_of
-    found = low_rank(graph.tensors, bucket_of, POWERSGD[compression])
+    low_rank_parts = low_rank(graph.tensors, bucket_of, POWERSGD[compression])
     forward = len(graph.forward_bytes)
-    sent = found.sent_bytes.ravel()
+    sent = low_rank_parts.sent_bytes.ravel()
     assert compressed.size_bytes[forward:].tolist() == sent[sent > 0].tolist()
     assert compressed.size_bytes[:forward].tolist() == plain.size_bytes[:forward].tolist()
     later = [
@@ -120,7 +120,7 @@ def test_powersgd_waits_for_each_of_a_buckets_all_reduces_where_the_bucket_is_fu
     ]
     assert program(compressed)[2 * forward :] == [*later, ("NONE", -1)]
     more_us = compressed.work_us.sum(axis=2) - plain.work_us.sum(axis=2)
-    np.testing.assert_allclose(more_us, found.stages_us.sum(), rtol=1e-6)
+    np.testing.assert_allclose(more_us, low_rank_parts.stages_us.sum(), rtol=1e-6)
     assert (compressed.work_us >= 0).all()
     assert compressed.comm == plain.comm
     assert len(set(compressed.collective_names)) == len(compressed.size_bytes)
@@ -130,11 +130,11 @@ def test_powersgd_waits_for_each_of_a_buckets_all_reduces_where_the_bucket_is_fu
 def test_powersgd_computes_in_the_backward_pass(recorded):
     job = apply_ddp(*recorded, compression="powersgd-1")
     assert job.collective_names[2:] == [f"{part} of bucket {bucket}" for bucket in range(2) for part in ("vectors", "P", "Q")]
-    found = low_rank(recorded[0].tensors, recorded[0].bucket_of, 1).stages_us
+    stages_us = low_rank(recorded[0].tensors, recorded[0].bucket_of, 1).stages_us
     full = apply_ddp(*recorded).work_us[:, :, 4]
-    np.testing.assert_allclose(job.work_us[:, :, 4], full + found[0, 0])
-    np.testing.assert_allclose(job.work_us[:, :, 6], found[0, 1])
-    np.testing.assert_allclose(job.work_us[:, :, 8], found[0, 2])
+    np.testing.assert_allclose(job.work_us[:, :, 4], full + stages_us[0, 0])
+    np.testing.assert_allclose(job.work_us[:, :, 6], stages_us[0, 1])
+    np.testing.assert_allclose(job.work_us[:, :, 8], stages_us[0, 2])
     assert job.segment_kinds[-2:] == [OpKind.BACKWARD, OpKind.UPDATE]
     assert job.segment_names[4] == "backward until vectors of bucket 0"
 

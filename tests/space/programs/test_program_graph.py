@@ -73,7 +73,7 @@ def bad(**changes):
     ],
 )
 def test_what_no_engine_can_replay_is_one_line(graph, said):
-    with pytest.raises(GraphError) as found:
+    with pytest.raises(GraphError) as raised:
         graph().validate()
-    assert said in str(found.value)
-    assert "\n" not in str(found.value)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -80,9 +80,9 @@ def test_other_kernel_times_change_the_replay_as_they_change_the_job(tmp_path, p
 @pytest.mark.parametrize("program", [HOST_BOUND, DEVICE_BOUND, TWO_STREAMS])
 def test_a_faster_host_changes_the_replay_as_it_changes_the_job(tmp_path, program):
     graph = recorded_graph(trace_of(program, tmp_path))
-    found = replay(with_factor(graph, host_of(graph), 0.5)).iteration_us
+    time_us = replay(with_factor(graph, host_of(graph), 0.5)).iteration_us
     calls_us = 4.0 * len(program) / 2  # calls are host work too, which the machine does not scale
-    assert found == pytest.approx(iteration_us(scaled(program, host=0.5)), abs=calls_us + 1.0)
+    assert time_us == pytest.approx(iteration_us(scaled(program, host=0.5)), abs=calls_us + 1.0)
 
 
 def test_host_bound_kernels_gain_nothing(tmp_path):

@@ -208,24 +208,26 @@ def test_a_gradient_is_made_a_half_behind_its_scaling_and_whole_before_its_updat
 def test_a_recording_with_halves_is_replayed_with_them_and_its_casts_are_among_its_operators():
     trace = trace_of("byteps_mlp")
     meta = msgspec.structs.replace(trace.meta, knobs={**trace.meta.knobs, "compression": "fp16"})
-    found, plain = recorded_byteps_job(replace(trace, meta=meta)), recorded_byteps_job(trace)
-    assert (found.halves, found.recorded_compression) == (FREE_CASTS, "fp16")
-    assert (found.sent_bytes == plain.sent_bytes / 2).all()
+    byteps_job, plain = recorded_byteps_job(replace(trace, meta=meta)), recorded_byteps_job(trace)
+    assert (byteps_job.halves, byteps_job.recorded_compression) == (FREE_CASTS, "fp16")
+    assert (byteps_job.sent_bytes == plain.sent_bytes / 2).all()
     assert plain.halves is None
 
 
 def test_a_recorded_job_is_what_was_recorded():
     trace = trace_of("byteps_mlp")
-    found = recorded_byteps_job(trace)
-    assert (len(found.workers), len(found.server_core), found.partition_bytes, found.credit) == (2, 2, 8192, 0)
-    assert found.group.tolist() == [0, 0, 0, 0, 1, 1]
-    assert sorted(found.order.tolist()) == list(range(6))
-    for worker, segments in enumerate(found.workers):
+    byteps_job = recorded_byteps_job(trace)
+    assert (len(byteps_job.workers), len(byteps_job.server_core), byteps_job.partition_bytes, byteps_job.credit) == (2, 2, 8192, 0)
+    assert byteps_job.group.tolist() == [0, 0, 0, 0, 1, 1]
+    assert sorted(byteps_job.order.tolist()) == list(range(6))
+    for worker, segments in enumerate(byteps_job.workers):
         used = sorted(tensor for segment in segments for tensor in segment.uses)
         assert used == list(range(6))
-        total_us = sum(segment.work_us for segment in segments) + found.scale_us[worker].sum() + found.update_us[worker].sum()
+        total_us = (
+            sum(segment.work_us for segment in segments) + byteps_job.scale_us[worker].sum() + byteps_job.update_us[worker].sum()
+        )
         assert total_us == pytest.approx(untraced_us(trace, worker, trace.steps.compute_cpu_us))
-    assert iteration_us(found) > 0
+    assert iteration_us(byteps_job) > 0
 
 
 def test_a_trace_without_sizes_is_refused():

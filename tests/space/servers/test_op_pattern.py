@@ -50,12 +50,12 @@ def test_the_graph_is_that_of_one_op_at_a_time(pieces, moves):
 
     ours, theirs = whole.build(), single.build()
     for field in fields(ours):
-        found, expected = getattr(ours, field.name), getattr(theirs, field.name)
+        value, expected = getattr(ours, field.name), getattr(theirs, field.name)
         if expected is None:
-            assert found is None
+            assert value is None
             continue
-        assert list(found) == list(expected) if "names" in field.name else found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
+        assert list(value) == list(expected) if "names" in field.name else value.dtype == expected.dtype
+        np.testing.assert_array_equal(value, expected)
 
 
 def test_a_name_is_asked_for_by_number_or_slice():

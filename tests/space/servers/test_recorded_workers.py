@@ -20,7 +20,7 @@ def steps(*ranks, traced=0):
     cpu_us = np.concatenate([np.array(row, dtype=np.float64) for row in ranks])
     start_us = np.tile(np.arange(count) * 1e6, len(ranks))
     of_one = np.arange(count) >= count - traced
-    found = Steps(
+    measured_steps = Steps(
         rank=np.repeat(np.arange(len(ranks)), count),
         index=np.tile(np.arange(count), len(ranks)),
         start_us=start_us,
@@ -29,7 +29,7 @@ def steps(*ranks, traced=0):
         compute_cpu_us=0.8 * cpu_us,
         comm_cpu_us=0.2 * cpu_us,
     )
-    return SimpleNamespace(steps=found)
+    return SimpleNamespace(steps=measured_steps)
 
 
 def alternating(by, first=1):

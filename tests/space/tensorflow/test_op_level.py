@@ -19,9 +19,9 @@ from dpro_search.space.tensorflow.op_level import op_level, typical_step
 
 @functools.cache
 def graph():
-    found = op_level(sample(), measured().graph, measured().costs)
-    found.validate()
-    return found
+    ops_graph = op_level(sample(), measured().graph, measured().costs)
+    ops_graph.validate()
+    return ops_graph
 
 
 @functools.cache

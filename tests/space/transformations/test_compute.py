@@ -122,10 +122,10 @@ class TestOpFusion:
     def test_ops_are_fused_wherever_the_model_says_that_it_pays(self) -> None:
         space = space_of(GRAPH)[1]
         (fusion,) = (t for t in space.transformations if isinstance(t, OpFusion))
-        found = fusion.suggested(Plan(), {})
-        assert found is not None
-        assert space.refusal(found) is None
-        assert main_us(under(found, GRAPH)) < 0.6 * main_us(GRAPH)
+        suggestion = fusion.suggested(Plan(), {})
+        assert suggestion is not None
+        assert space.refusal(suggestion) is None
+        assert main_us(under(suggestion, GRAPH)) < 0.6 * main_us(GRAPH)
         (costly,) = (t for t in space_of(GRAPH, factor=1.2)[1].transformations if isinstance(t, OpFusion))
         assert costly.suggested(Plan(), {}) is None
 

@@ -84,9 +84,9 @@ def test_clusters_can_all_run_at_one_time_and_are_no_worse_than_ops_by_themselve
     rng = np.random.default_rng(seed)
     us = {size: float(rng.uniform(5, 15) * (1 if size == 1 else size**0.7)) for size in range(1, 7)}
     steps = Steps(layered(layers), us)
-    found = steps.fused([0.0, 3.0])
-    assert steps.compute.is_acyclic_with(labels_of(steps.compute, [set(cluster) for cluster in found]))
-    assert sum(us[len(cluster)] for cluster in found) <= us[1] * sum(map(len, found)) + 1e-6
+    fused_ops = steps.fused([0.0, 3.0])
+    assert steps.compute.is_acyclic_with(labels_of(steps.compute, [set(cluster) for cluster in fused_ops]))
+    assert sum(us[len(cluster)] for cluster in fused_ops) <= us[1] * sum(map(len, fused_ops)) + 1e-6
 
 
 def test_an_op_is_fused_or_computes_in_bfloat16_whichever_saves_more() -> None:
@@ -94,9 +94,9 @@ def test_an_op_is_fused_or_computes_in_bfloat16_whichever_saves_more() -> None:
         """Clusters with w2, whose bfloat16 is worth more, save next to nothing."""
 
         def times(self, clusters: list[tuple[str, ...]]) -> SimpleNamespace:
-            found = super().times(clusters)
-            found.us = np.where(["w2" in cluster for cluster in clusters], found.members_us * 0.95, found.us)
-            return found
+            times = super().times(clusters)
+            times.us = np.where(["w2" in cluster for cluster in clusters], times.members_us * 0.95, times.us)
+            return times
 
     facts, compute = horovod_facts(GRAPH.tensors, RECORDED), ComputeGraph(GRAPH)
     precision = Precision(facts, compute, Factor(GRAPH, 0.6))
@@ -146,12 +146,12 @@ def test_prices_are_those_of_one_op_after_the_other_to_the_last_bit(layers: int,
     for _ in range(moves):
         moved = space.propose(plan, rng)
         plan = Plan(op_clusters=moved.op_clusters, bfloat16_ops=moved.bfloat16_ops)
-        found, uncertainty_us = transformed(compute, plan, space.transformations)
+        changed_job, uncertainty_us = transformed(compute, plan, space.transformations)
         work_us, plain_uncertainty_us = plainly(graph, plan, 0.7)
-        np.testing.assert_array_equal(found.op_work_us, work_us)
+        np.testing.assert_array_equal(changed_job.op_work_us, work_us)
         assert uncertainty_us == pytest.approx(plain_uncertainty_us, rel=1e-12)
         compute_afresh, space_afresh = space_of(graph, factor=0.7)
         afresh, _ = transformed(compute_afresh, plan, space_afresh.transformations)
-        for one, other in zip(found.profiles, afresh.profiles, strict=True):
+        for one, other in zip(changed_job.profiles, afresh.profiles, strict=True):
             np.testing.assert_array_equal(one.post_us, other.post_us)
             np.testing.assert_array_equal(one.main_us, other.main_us)

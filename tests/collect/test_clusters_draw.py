@@ -42,7 +42,7 @@ def step_dag(predecessors, eligible, heavy):
     return draw.StepDag(predecessors, neighbours, eligible, heavy)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graph=graphs(), seed=st.integers(0, 1000), largest=st.integers(2, 20))
 def test_a_cluster_is_convex_connected_eligible_and_within_the_size(graph, seed, largest):
     predecessors, eligible, _ = graph

@@ -149,7 +149,7 @@ def test_a_file_that_is_cut_off_keeps_its_whole_nodes(tmp_path):
 @given(at=st.integers(0, 10**6), value=st.integers(0, 255))
 @example(at=0, value=104)  # a length that ends where a later node does
 @example(at=0, value=106)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_wrong_byte_costs_the_node_that_it_is_in(tmp_path, at, value):
     """Also one in a length, behind which nothing was found again."""
     rows = [

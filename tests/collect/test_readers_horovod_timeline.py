@@ -191,7 +191,7 @@ def check_cut(path: Path, whole: HorovodTimeline, data: bytes, complete: int | N
 
 
 @given(where=st.floats(min_value=0, max_value=1))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_cut_at_any_byte_gives_every_phase_that_was_complete(tmp_path, timeline, where):
     data = written_timeline(tmp_path / "whole.json").read_bytes()
     data = data[: round(where * len(data))]

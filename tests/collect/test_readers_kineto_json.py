@@ -134,7 +134,7 @@ def records_lost(path: Path, data: bytes, whole: int) -> int:
 
 
 @given(at=st.integers(0, 10**6), value=st.integers(0, 255))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_wrong_byte_costs_the_record_that_it_is_in(tmp_path, at, value):
     path = small_job(steps=5).write(tmp_path / "trace.json", header=distributed(3, 8))
     data, whole = path.read_bytes(), len(read_kineto_file(path))

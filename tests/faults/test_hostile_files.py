@@ -27,7 +27,7 @@ from tests.faults.processes import RAW, SEARCH
 from tests.in_process import dpro, fails_in_one_line, succeeds
 from tests.sample import horovod_trace_path
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 SLOW = settings(FUZZ, max_examples=40)
 
 VALUES = st.recursive(

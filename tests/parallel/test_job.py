@@ -212,7 +212,7 @@ def test_every_candidate_is_legal_uses_all_devices_and_has_a_plan(split):
 
 @pytest.mark.parametrize("limit_gib", [80, 9])
 def test_the_search_finds_the_best_of_all_plans(tmp_path, few_layers, limit_gib):
-    """Of a model of six layers, on eight devices, with much memory, and with so little that some layers are recomputed."""
+    """The model has six layers, on eight devices, with much memory, and with so little that some layers are recomputed."""
     opened_job = job(tmp_path, "tp = 1", model=few_layers, cluster="1xhgx-h100", global_batch=32, sequence=2048)
     opened_job.memory_limit_bytes = limit_gib * 2**30
     every = list(opened_job.space.candidates)

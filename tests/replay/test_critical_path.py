@@ -16,7 +16,7 @@ from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 
 # Mostly ops that take no time, whose order the times alone do not tell.
 INSTANTS = st.sampled_from([0.0, 0.0, 0.0, 1.0])
-many = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @many

@@ -9,7 +9,7 @@ from dpro_search.replay.engine import Engine
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.steady import unrolled
 
-many = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def deadlock_of(graph):
@@ -55,7 +55,7 @@ def test_shared_cores_messages_and_devices_of_several_servers(graph):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_order_policy_alone(policy):
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(replay_graphs(policies=(policy,)))
     def each(graph):
         check(graph)
@@ -63,13 +63,13 @@ def test_every_order_policy_alone(policy):
     each()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(replay_graphs(carry=True, max_ops=8))
 def test_several_iterations_are_a_larger_graph(graph):
     check(unrolled(graph, 3))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(replay_graphs(carry=True, cores=True, max_ops=8))
 def test_several_iterations_on_shared_cores_are_a_larger_graph(graph):
     check(unrolled(graph, 3))

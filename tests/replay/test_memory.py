@@ -9,7 +9,7 @@ from timelines import data_parallel, timeline_of, timelines
 
 from dpro_search.replay.memory import memory
 
-many = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def lifetimes(timeline):

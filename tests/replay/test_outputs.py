@@ -18,7 +18,7 @@ from dpro_search.replay.kernels.executed import dependencies, executed
 from dpro_search.replay.outputs import MeasuredOps, measured_ops, perfetto_json, table, to_networkx, write_csv
 from dpro_search.space.replay_graph import OrderPolicy
 
-many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 HOSTILE = '=1+1,"</script>\n\x00\ud800 \u202e'
 
 

@@ -10,7 +10,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.replay.path.segments import path_segments, path_totals
 from dpro_search.space.graph_builder import GraphBuilder
 
-many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def two_ranks(negotiation_us=None):

@@ -91,7 +91,7 @@ def as_fixed_order(graph, order):
     return replace(graph, pred_ptr=ptr, pred_idx=idx, policy=np.full(graph.devices, OrderPolicy.UNBOUNDED, np.int8))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(replay_graphs(fluid=False), st.data())
 def test_a_known_order_is_retimed_as_if_it_were_dependencies(graph, data):
     try:
@@ -157,7 +157,7 @@ def test_the_last_iteration_which_no_next_one_delays_is_in_no_sample():
     np.testing.assert_array_equal(timeline.sampled_us, np.full(5, 10.0))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(replay_graphs(carry=True, max_ops=8))
 def test_the_iteration_time_alone_is_that_of_the_replay(graph):
     def answer_of(asked):

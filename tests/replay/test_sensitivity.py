@@ -24,7 +24,7 @@ from dpro_search.replay.sensitivity import (
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy
 
-many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def iteration_us(graph):

@@ -10,7 +10,7 @@ from dpro_search.replay.kernels.executed import dependencies, executed
 from dpro_search.replay.path.critical_path import critical_path
 from dpro_search.replay.path.slack import slack_us
 
-many = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def makespan_with(timeline, longer_us):

@@ -116,7 +116,7 @@ def of_state_machine(found, timeline, seed):
     )  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(programs(), st.integers(0, 3))
 def test_the_graph_of_a_program_has_the_times_of_the_state_machine(found, seed):
     timeline = replay_ddp(found, iterations=6, seed=seed)

@@ -109,7 +109,7 @@ def test_a_cycle_of_any_length_ends(cycle_us):
 DURATIONS = st.sampled_from(WORST_US) | st.floats(0, 1e7)
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_durations_give_times_or_one_line(data, few_events):
     ranks, units = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))

@@ -6,8 +6,8 @@ from pathlib import Path
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.dataflow import DataflowGraph
+from dpro_search.kinds import PlanOptions
 from dpro_search.kinds._measured import MeasuredStep
-from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.replay.horovod.schedule import HorovodSchedule
 from dpro_search.space.plan import Plan

@@ -10,8 +10,7 @@ from dpro_search.deploy.of_run import export_from
 from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan, Validation
 from dpro_search.errors import InputError
 from dpro_search.kinds import all_targets, deployed
-from dpro_search.search import SearchResult
-from dpro_search.search.result import RankedPlan
+from dpro_search.search import RankedPlan, SearchResult
 from dpro_search.space.plan import Plan, Prediction
 
 GROUPED, CYCLE, THRESHOLD = (

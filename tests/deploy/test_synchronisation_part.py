@@ -9,8 +9,9 @@ from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.synchronisation import mxnet_synchronisation_part, synchronisation_part
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.runtime.schemes import Asp
+from dpro_search.runtime.synchronisation import synchronise
 from dpro_search.runtime.synchronisation.server_worker import server_of
-from dpro_search.runtime.synchronisation.synchronise import _given_scheme, synchronise
+from dpro_search.runtime.synchronisation.synchronise import _given_scheme
 from dpro_search.space.plan import Plan
 
 

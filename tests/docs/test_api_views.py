@@ -15,8 +15,7 @@ from dpro_search import api
 from dpro_search._repr import short_repr
 from dpro_search.errors import DproSearchError, InputError, MissingCapabilityError
 from dpro_search.kinds import job_of
-from dpro_search.search import SearchResult
-from dpro_search.search.result import RankedPlan
+from dpro_search.search import RankedPlan, SearchResult
 from dpro_search.space.plan import Plan, Prediction
 
 ONE_SCREEN = 1300  # characters

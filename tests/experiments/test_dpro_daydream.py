@@ -8,7 +8,7 @@ import pytest
 from sample import sample
 
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
-from dpro_search.replay.replayer import replay
+from dpro_search.replay import replay
 from experiments.dpro.daydream import (
     PARAMETER_SERVER,
     Unit,

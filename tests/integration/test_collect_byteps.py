@@ -12,7 +12,7 @@ from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import MXNET_BYTEPS
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import JobError
-from dpro_search.replay.replayer import replay
+from dpro_search.replay import replay
 from dpro_search.space.servers.byteps_job import byteps_graph
 from dpro_search.space.servers.byteps_recorded import recorded_byteps_job
 

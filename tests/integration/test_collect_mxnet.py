@@ -19,7 +19,7 @@ from dpro_search.collect.launchers import MXNET_KVSTORE
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError, JobError, TraceFormatError
 from dpro_search.kinds import recorded_job
-from dpro_search.replay.replayer import replay
+from dpro_search.replay import replay
 from dpro_search.space.servers.kvstore_job import kvstore_graph, process_loads
 from dpro_search.space.servers.kvstore_recorded import recorded_kvstore_job
 from dpro_search.space.servers.placement import hosts_of_workers

@@ -9,8 +9,9 @@ import pytest
 
 from dpro_search.cluster import bundled
 from dpro_search.cluster.files import load_device
+from dpro_search.costmodel.devices import OpSpec
 from dpro_search.costmodel.devices.choice import usual_ops
-from dpro_search.costmodel.devices.written import STREAMED, OpSpec
+from dpro_search.costmodel.devices.written import STREAMED
 from dpro_search.measure.ops import OpTimer
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]

@@ -20,7 +20,8 @@ from dpro_search.collect.launch.ranks import JobSpec, end_process, free_port, st
 from dpro_search.costmodel.convergence import reached_at
 from dpro_search.errors import JobError
 from dpro_search.kinds import described_job, job_of, load_source
-from dpro_search.kinds.synchronised.recording import RecordedRun, recorded_runs
+from dpro_search.kinds.synchronised import recorded_runs
+from dpro_search.kinds.synchronised.recording import RecordedRun
 from dpro_search.space.plan import Plan
 from tests.kinds.verbs import verb
 

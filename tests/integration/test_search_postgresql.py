@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dpro_search.search.result import SearchResult
+from dpro_search.search import SearchResult
 from dpro_search.search.run_folder import Journal
 from dpro_search.search.shared_study import SharedStudy
 

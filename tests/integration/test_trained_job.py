@@ -13,8 +13,8 @@ from dpro_search.collect.launch.host_limits import HostLimits
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.errors import InputError, JobError
 from dpro_search.kinds import described_job, job_of, load_source
+from dpro_search.kinds.synchronised import recorded_runs
 from dpro_search.kinds.synchronised.real_runs import _environment, train
-from dpro_search.kinds.synchronised.recording import recorded_runs
 from dpro_search.runtime.schemes import parse_scheme
 from dpro_search.space.plan import Plan
 from tests.kinds.verbs import verb

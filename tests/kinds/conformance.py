@@ -23,8 +23,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.targets import targets_for
 from dpro_search.errors import DproSearchError, InputError
-from dpro_search.kinds import Job, Kind, PlanOptions, all_targets, job_of, kind_of, recorded_job
-from dpro_search.kinds._options import COMPUTE
+from dpro_search.kinds import COMPUTE, Job, Kind, PlanOptions, all_targets, job_of, kind_of, recorded_job
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario

@@ -26,10 +26,8 @@ from dpro_search.collect.trace import TensorInfo
 from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.pytorch import DDP
 from dpro_search.errors import InputError
+from dpro_search.kinds import DescribedKind, Description, Job, PlanOptions
 from dpro_search.kinds._gpu_cluster import DataParallelReplay, GpuClusterJob, RankWorkload, members
-from dpro_search.kinds._job import Job
-from dpro_search.kinds._kind import DescribedKind, Description
-from dpro_search.kinds._options import PlanOptions
 from dpro_search.space.data_parallel import layered_step
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import bucket_assignment

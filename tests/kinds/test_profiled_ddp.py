@@ -18,7 +18,7 @@ from dpro_search.collect.readers.parameters import with_parameters
 from dpro_search.collect.trace import MemorySamples, Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_ddp
-from dpro_search.replay.replayer import replay
+from dpro_search.replay import replay
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.buckets import BucketPlan, with_buckets
 from dpro_search.space.scenario import Scenario

@@ -17,7 +17,7 @@ from dpro_search.costmodel.collectives.nccl import collective_us, placement_of
 from dpro_search.errors import InputError
 from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_fsdp
 from dpro_search.kinds.profiled_fsdp.job import ProfiledFsdp
-from dpro_search.replay.replayer import replay
+from dpro_search.replay import replay
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.units import UnitPlan, with_units
 from dpro_search.space.scenario import Scenario

@@ -32,24 +32,23 @@ from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Part, Target
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.measured import ProfiledSteps
-from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, critical_ops
-from dpro_search.kinds._job import Job
-from dpro_search.kinds._kind import Kind
-from dpro_search.kinds._options import PlanOptions, refuse_compute
+from dpro_search.kinds import Diagnosis, Job, Kind, PlanOptions
+from dpro_search.kinds._diagnosis import PredictedGain, RankFacts, critical_ops
+from dpro_search.kinds._options import refuse_compute
+from dpro_search.replay import Timeline, replay
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.lowered import ErrorModel, Lowered
 from dpro_search.replay.path.segments import path_totals
-from dpro_search.replay.replayer import replay, settled_us
+from dpro_search.replay.replayer import settled_us
 from dpro_search.replay.sensitivity import graph_change
-from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 from dpro_search.space.scenario import Scenario
 from dpro_search.space.schemes import SchemeSettings, counted
-from dpro_search.space.transformations import JobFacts, PlanSpace
-from dpro_search.space.transformations._base import RECORDED, Choice, Knob, grid
+from dpro_search.space.transformations import RECORDED, Choice, JobFacts, Knob, PlanSpace
+from dpro_search.space.transformations._base import grid
 
 FORMAT = "toy-rounds"
 COMPUTE_US, ROUND_US, ROUNDS = 3000.0, 500.0, 8

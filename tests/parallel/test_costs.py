@@ -16,7 +16,7 @@ from dpro_search.parallel.steps.step_graph import step_graph
 from dpro_search.parallel.steps.step_prices import step_costs
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.parallel.workload import Workload
-from dpro_search.replay.replayer import replay
+from dpro_search.replay import replay
 
 
 def workload(name="llama3-8b", cluster="2xhgx-h100", sequence=4096, **degrees):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.cluster.names import known_names
+from dpro_search.cluster import known_names
 from dpro_search.kinds import Wanted, description_text, job_of, load_source
-from dpro_search.parallel.model import NETWORKS, names
+from dpro_search.parallel import NETWORKS, names
 from dpro_search.parallel.steps.step_prices import step_costs
 from dpro_search.space.plan import Plan
 from tests.every_case import every_case

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from dpro_search.errors import InputError
+from dpro_search.parallel import FRAMEWORKS, ParallelSettings
 from dpro_search.parallel.answers.accuracy import accuracy
 from dpro_search.parallel.answers.diagnosis import doubt
 from dpro_search.parallel.costs.domain import Domain
-from dpro_search.parallel.frameworks import FRAMEWORKS
 from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import parameters_of, published
 from dpro_search.parallel.schedule import Schedule
@@ -23,8 +23,8 @@ from dpro_search.parallel.search.cuts import balanced_cut, balanced_layers
 from dpro_search.parallel.search.ranking import ranked
 from dpro_search.parallel.settings import settings_of
 from dpro_search.parallel.steps.step_prices import StepPrices
-from dpro_search.parallel.strategy import ParallelSettings, Recompute, Strategy
-from dpro_search.search.study import run_search
+from dpro_search.parallel.strategy import Recompute, Strategy
+from dpro_search.search import run_search
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 from tests.every_case import every_case

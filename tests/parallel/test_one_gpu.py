@@ -5,8 +5,7 @@ import pytest
 from dpro_search.collect.tables.parallel_times import ParallelTimes
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.kinds import job_of, load_source
-from dpro_search.parallel import KIND
-from dpro_search.parallel.file.description import other_device
+from dpro_search.parallel import KIND, other_device
 from dpro_search.parallel.timed import recording
 from dpro_search.parallel.timed.real import on_one_gpu
 from dpro_search.space.plan import Plan

@@ -8,7 +8,7 @@ from dpro_search.errors import InputError
 from dpro_search.parallel.schedule import Schedule, stages_on
 from dpro_search.parallel.steps.pipeline import pipeline_orders
 from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
-from dpro_search.replay.replayer import replay
+from dpro_search.replay import replay
 
 
 def step_us(schedule, ranks, stages, micro_batches, layers=1, **costs):

@@ -11,7 +11,7 @@ import pytest
 
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds._options import PlanOptions
+from dpro_search.kinds import PlanOptions
 from dpro_search.kinds.imported.job import Imported, PipelineSteps
 from dpro_search.kinds.recorded.steps import RecordedSteps
 from dpro_search.replay import replay

@@ -17,9 +17,10 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds import Job
 from dpro_search.kinds.byteps.job import Byteps
 from dpro_search.kinds.kvstore.job import Kvstore
+from dpro_search.replay import replay
 from dpro_search.replay.engine import Engine
 from dpro_search.replay.reference import replay_reference
-from dpro_search.replay.replayer import replay, settled_us, varied_us
+from dpro_search.replay.replayer import settled_us, varied_us
 from dpro_search.replay.server_replay import step_factors
 from dpro_search.replay.steady import settled_distance, unrolled
 from dpro_search.space.plan import Plan

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.replay import Timeline
 from dpro_search.replay.reference import replay_reference
 from dpro_search.replay.steady import unrolled
-from dpro_search.replay.timeline import Timeline
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
 
 

@@ -15,10 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpro_search.collect.trace import CommSettings
-from dpro_search.search.objective import Objective
-from dpro_search.search.run_folder import Trial
+from dpro_search.search import Objective, Trial, run_search
 from dpro_search.search.samplers import sampler_for
-from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import horovod_space
 

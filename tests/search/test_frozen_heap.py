@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from bus_objective import BusObjective, tensors_of
 
-from dpro_search.search.study import frozen_heap, run_search
+from dpro_search.search import run_search
+from dpro_search.search.study import frozen_heap
 
 JOB = BusObjective(tensors_of([4_000_000, 8_000_000, 400]))
 

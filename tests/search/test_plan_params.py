@@ -11,9 +11,8 @@ from bus_objective import BusObjective, tensors_of
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import CommSettings, Trace
 from dpro_search.kinds import searchable_job_of
-from dpro_search.search import shared_study
+from dpro_search.search import run_search, shared_study
 from dpro_search.search.shared_study import PlanParams
-from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import PlanSpace
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.trace import CommSettings, Floats
 from dpro_search.errors import InputError
-from dpro_search.search.result import SearchResult, beats, by_quantile, pareto_front, rank_plans
-from dpro_search.search.run_folder import Trial
+from dpro_search.search import SearchResult, Trial, run_search
+from dpro_search.search.result import beats, by_quantile, pareto_front, rank_plans
 from dpro_search.search.samplers._base import cost_us
-from dpro_search.search.study import expected_gain, is_settled, run_search
+from dpro_search.search.study import expected_gain, is_settled
 from dpro_search.space.plan import Plan, Prediction
 
 SMALL = BusObjective(tensors_of([8_000] * 40), CommSettings(fusion_threshold_bytes=0, cycle_time_us=20_000.0), compute_us=50.0)

@@ -13,8 +13,8 @@ from sampler_contract import MIXED, SamplerContract
 
 from dpro_search.collect.trace import CommSettings
 from dpro_search.errors import InputError
+from dpro_search.search import run_search
 from dpro_search.search.samplers import SAMPLERS, sampler_for
-from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations.horovod import TensorFusion

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.search import SearchResult, Trial, run_search
 from dpro_search.search.evaluation import Evaluations, InlineEvaluator
-from dpro_search.search.result import SearchResult
-from dpro_search.search.run_folder import Trial, locked_run, read_run
+from dpro_search.search.run_folder import locked_run, read_run
 from dpro_search.search.samplers import SAMPLERS, Proposal, sampler_for
 from dpro_search.search.shared_study import SharedStudy, without_password
-from dpro_search.search.study import run_search
 from dpro_search.search.trials import shared_trials
 from dpro_search.space.plan import Plan
 

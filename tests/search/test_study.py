@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.errors import InputError
-from dpro_search.search.result import SearchResult, rank_plans
-from dpro_search.search.run_folder import Journal, Trial, line_of
+from dpro_search.search import SearchResult, Trial, run_search
+from dpro_search.search.result import rank_plans
+from dpro_search.search.run_folder import Journal, line_of
 from dpro_search.search.samplers import SAMPLERS
-from dpro_search.search.study import run_search
 from dpro_search.space.plan import Plan, Prediction
 
 HERE = Path(__file__).parent

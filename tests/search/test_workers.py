@@ -25,10 +25,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.errors import InputError, MissingCapabilityError
+from dpro_search.search import Trial, run_search
 from dpro_search.search.evaluation import Evaluations
-from dpro_search.search.run_folder import Journal, Trial
+from dpro_search.search.run_folder import Journal
 from dpro_search.search.samplers import SAMPLERS, SEEDLESS, sampler_for
-from dpro_search.search.study import run_search
 from dpro_search.search.trials import journaled, own_trials
 from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.plan import Plan, Prediction

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.replay import replay
 from dpro_search.replay.reference import replay_reference
-from dpro_search.replay.replayer import replay
 from dpro_search.space.data_parallel import DataParallelJob, RankStep, layered_step
 from dpro_search.space.data_parallel_graph import fold, rank_classes, whole_graph
 from dpro_search.space.replay_graph import OrderPolicy

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from dpro_search.cluster import bundled
-from dpro_search.costmodel.devices import OpSpec, Stack
-from dpro_search.costmodel.devices.model_file import default_model
+from dpro_search.costmodel.devices import OpSpec, Stack, default_model
 from dpro_search.costmodel.devices.profile import known_probes, profile_of
 from dpro_search.costmodel.devices.ratios import OpLatency
 from tests.every_case import every_case

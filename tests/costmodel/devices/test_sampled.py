@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from dpro_search.cluster import Sample, bundled
-from dpro_search.costmodel.devices import OpSpec, default_model, latency_on
+from dpro_search.costmodel.devices import DeviceProfile, OpSpec, default_model, latency_on, probe_places
 from dpro_search.costmodel.devices.choice import chosen, stack_of
-from dpro_search.costmodel.devices.profile import DeviceProfile, probe_places
 from dpro_search.costmodel.devices.sampled import held_out, outside_of
 from dpro_search.costmodel.devices.written import ops_of
 from dpro_search.errors import InputError

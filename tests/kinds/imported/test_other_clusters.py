@@ -16,8 +16,7 @@ from importer_kit import shared_trace
 from dpro_search.cluster import parse_cluster
 from dpro_search.costmodel.roofline import kernel_ratio
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job
-from dpro_search.kinds._options import PlanOptions
+from dpro_search.kinds import Job, PlanOptions
 from dpro_search.kinds.imported.job import Imported
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import Scenario

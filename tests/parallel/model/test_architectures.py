@@ -3,7 +3,8 @@
 import pytest
 
 from dpro_search.errors import InputError
-from dpro_search.parallel.model import blocks_of, from_config, names, parameters_of, published
+from dpro_search.parallel import names
+from dpro_search.parallel.model import blocks_of, from_config, parameters_of, published
 from tests.every_case import every_case
 
 CHECKPOINTS = {  # parameters of the weights on the Hugging Face hub

@@ -3,7 +3,8 @@
 import pytest
 
 from dpro_search.errors import InputError
-from dpro_search.parallel.model import NETWORKS, NetworkBuilder, Tensor, model, names, parameters_of
+from dpro_search.parallel import NETWORKS, names
+from dpro_search.parallel.model import NetworkBuilder, Tensor, model, parameters_of
 from tests.every_case import every_case
 
 PUBLIC = {  # parameters, and billions of multiply-adds of an image: torchvision 0.20's table of weights; timm for the last two

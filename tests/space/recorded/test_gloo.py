@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import DependencyKind, Trace
-from dpro_search.replay.replayer import replay
+from dpro_search.replay import replay
 from dpro_search.space.recorded.ops import recorded_ops
 from dpro_search.space.recorded.step_graph import graph_of_step
 from tests.collect.kineto_files import MAIN, START, Profile, distributed, needs

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.errors import GraphError, InputError
-from dpro_search.replay.replayer import replay
+from dpro_search.replay import replay
 from dpro_search.space.servers.byteps_job import BytepsJob, HalfGradients, byteps_graph, hash_of
 from dpro_search.space.servers.byteps_recorded import recorded_byteps_job
 from dpro_search.space.servers.recorded_workers import untraced_us

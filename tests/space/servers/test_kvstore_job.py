@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpro_search.collect.assemble.kvstore_slices import Slicing
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.replay.replayer import replay
+from dpro_search.replay import replay
 from dpro_search.space.servers.kvstore_job import (
     KvstoreJob,
     PushCompression,

@@ -1,25 +1,30 @@
 """Measured ops of one device moved to another, whose architecture was left out of the fit: as a what-if moves recorded kernels.
 
 Ways: the ratio of the data sheets' peaks (``costmodel.roofline``); that of probed rates; that of the latencies which trees predict
-on both, with probes of both devices or of none; and, as if sizes were not known, of products that of the square product which takes
-as long, of attention that of the sequence which does. Ops that are mostly launch are left out.
+on both, with probes of both devices or of none; of products that of the tiles and waves by which described jobs are priced; and, as
+if sizes were not known, of products that of the square product which takes as long, of attention that of the sequence which does.
+Ops that are mostly launch are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
 from dpro_search.costmodel.devices.features import parts_us
 from dpro_search.costmodel.devices.model_file import default_model
-from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, LibraryOpKind, Ops, Stack, attention, gemm
+from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, STACKS, Floats, LibraryOpKind, Ops, Stack, attention, gemm
 from dpro_search.costmodel.devices.profile import DeviceProfile, peak_flops_per_s
 from dpro_search.costmodel.devices.ratios import HEAD_DIM, HEADS, MUCH, SEQUENCES, SIDES, UNKNOWN_SIZES
 from dpro_search.costmodel.roofline import LEAST_US
+from dpro_search.errors import InputError
+from dpro_search.parallel.gpu_ops import OpCosts
 from experiments.devices.data import USUAL, Target
 from experiments.devices.fit import Measured
 from experiments.devices.models import predicted_us
@@ -75,8 +80,22 @@ def _moved_us(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftO
         "ratio of probed rates": least + (us - least) * probed[1] / probed[0],
         "predicted ratio, specs only": us * specs[1] / specs[0],
         "predicted ratio, probes": us * probes[1] / probes[0],
+        "tiles and waves": us * _tiles_us(after.profile.device, ops) / _tiles_us(before.profile.device, ops),
         _ALIKE: us * _alike(before, after, ops, us, to),
     }
+
+
+def _tiles_us(device: Device, ops: Ops) -> Floats:
+    """Latencies of products as described jobs have them (`parallel.gpu_ops`), us, [n]; NaN of other ops or without a peak."""
+    us = np.full(len(ops), np.nan)
+    for code in np.unique(ops.precision).tolist():
+        precision = PRECISIONS[int(code)]
+        with suppress(InputError):  # the device has no such peak
+            costs = OpCosts(device, precision, ELEMENT_BYTES[precision])
+            for place in np.flatnonzero((ops.precision == code) & (ops.kind == KINDS.index(LibraryOpKind.GEMM))).tolist():
+                sizes = (float(size[place]) for size in (ops.m, ops.k, ops.n, ops.batch))
+                us[place] = ops.products[place] * costs.matmul_us(*sizes)
+    return us
 
 
 def _alike(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftOut) -> Floats:

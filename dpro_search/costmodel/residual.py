@@ -67,11 +67,11 @@ class Residual(Generic[Points]):
     def expected(self, points: Points) -> Floats:
         """Expected errors, [points]."""
         across = self.covariance(points, self.points)
-        return np.asarray(across @ self.weights.astype(across.dtype), dtype=np.float64)
+        return np.asarray(across @ self.weights.astype(across.dtype, copy=False), dtype=np.float64)
 
     def expected_and_explained(self, points: Points) -> tuple[Floats, Floats]:
         """Expected errors, and the variance of each error that the measured ones explain, [points] each."""
         across = self.covariance(points, self.points)
-        expected = across @ self.weights.astype(across.dtype)
-        explained = np.einsum("ij,ij->i", across @ self._precision.astype(across.dtype), across)
+        expected = across @ self.weights.astype(across.dtype, copy=False)
+        explained = np.einsum("ij,ij->i", across @ self._precision.astype(across.dtype, copy=False), across)
         return np.asarray(expected, dtype=np.float64), np.asarray(explained, dtype=np.float64)

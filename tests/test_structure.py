@@ -93,12 +93,12 @@ def circles(imports: list[Import]) -> list[set[str]]:
 
 
 def reached(start: str, edges: Mapping[str, set[str]]) -> set[str]:
-    found, left = {start}, [start]
+    seen, left = {start}, [start]
     while left:
-        new = edges.get(left.pop(), set()) - found
-        found |= new
+        new = edges.get(left.pop(), set()) - seen
+        seen |= new
         left += new
-    return found
+    return seen
 
 
 def upward(imports: list[Import], layers: list[set[str]], ignored: set[str]) -> list[Import]:

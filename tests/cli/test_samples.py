@@ -128,8 +128,8 @@ def test_the_command_that_a_diagnosis_prints_gives_its_largest_gain_again(name: 
     command = diagnosed["command"]
     assert command.startswith(f"dpro-search replay --sample {name} --what-if ")
     assert command in succeeds("diagnose", "--sample", name)
-    asked = command.rpartition(" ")[2]
-    row = next(row for row in diagnosed["gains"] if row["what_if"] == asked)
+    what_if = command.rpartition(" ")[2]
+    row = next(row for row in diagnosed["gains"] if row["what_if"] == what_if)
     answered = json.loads(succeeds(*shlex.split(command)[1:], "--json"))
     assert answered["predicted_iteration_us"] == pytest.approx(row["predicted_iteration_us"], rel=tolerance)
 

@@ -82,10 +82,10 @@ def test_only_python_can_name_a_transformation_that_there_is_not(job):
 def test_a_calibration_changes_every_prediction_and_the_run_names_it(job, measured, tmp_path):
     plain = job.search(trials=3, sampler="mcmc", out=tmp_path / "plain")
     corrected = job.search(trials=3, sampler="mcmc", out=tmp_path / "corrected", calibrate=measured)
-    was, found = plain.result.baseline, corrected.result.baseline
-    assert 1.01 < found.iteration_us / was.iteration_us < 1.04
+    was, is_now = plain.result.baseline, corrected.result.baseline
+    assert 1.01 < is_now.iteration_us / was.iteration_us < 1.04
     held = calibration_of(read_run(corrected.folder), corrected.folder)
-    assert held.uncorrected(found, Plan()).iteration_us == pytest.approx(was.iteration_us)
+    assert held.uncorrected(is_now, Plan()).iteration_us == pytest.approx(was.iteration_us)
     assert calibration_of(read_run(plain.folder), plain.folder).uncorrected(was, Plan()) == was
 
 

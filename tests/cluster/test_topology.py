@@ -117,9 +117,9 @@ def test_clusters_are_values(tmp_path_factory: pytest.TempPathFactory, cluster: 
 
 def test_levels_of_a_pod_with_rails():
     pod = parse_cluster("64xhgx-h100")
-    asked = {"same host": (0, 7), "same rail": (0, 8), "other rail": (0, 9), "other block of the rail": (0, 32 * 8)}
-    found = {name: pod.level_between(*pair).level for name, pair in asked.items()}
-    assert found == {"same host": "nvlink", "same rail": "rail", "other rail": "spine", "other block of the rail": "spine"}
+    pairs = {"same host": (0, 7), "same rail": (0, 8), "other rail": (0, 9), "other block of the rail": (0, 32 * 8)}
+    levels = {name: pod.level_between(*pair).level for name, pair in pairs.items()}
+    assert levels == {"same host": "nvlink", "same rail": "rail", "other rail": "spine", "other block of the rail": "spine"}
 
 
 def test_a_cube_mesh_joins_some_pairs_only():

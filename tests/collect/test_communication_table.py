@@ -98,9 +98,9 @@ def test_a_damaged_table_is_an_error_in_one_line_or_fewer_rows(tmp_path, data):
 
 def test_rows_of_before_there_were_ranks_on_a_host_have_one(tmp_path):
     path = written(tmp_path / "t.jsonl", (row(1024, ranks=4), row(1024, ranks=4, ranks_per_host=2)))
-    assert [found.ranks_per_host for found in read_comm_table(path).rows] == [1, 2], "and are rows of their own"
+    assert [read_row.ranks_per_host for read_row in read_comm_table(path).rows] == [1, 2], "and are rows of their own"
     path.write_text(path.read_text().replace('"ranks_per_host":1,', ""))
-    assert [found.ranks_per_host for found in read_comm_table(path).rows] == [1, 2]
+    assert [read_row.ranks_per_host for read_row in read_comm_table(path).rows] == [1, 2]
 
 
 def test_ranks_that_hosts_cannot_share_are_no_row(tmp_path):

@@ -61,9 +61,9 @@ def test_the_controller_of_version_2_is_told_a_quota_and_a_period(tmp_path):
     assert controller == Controller(folder=tmp_path, unified=True)
     group = controller.make("dps1h0")
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
-    for cpus, told in ((0.25, "2500 10000"), (3.0, "30000 10000"), (0.05, "1000 20000")):
+    for cpus, written in ((0.25, "2500 10000"), (3.0, "30000 10000"), (0.05, "1000 20000")):
         controller.limit(group, cpus)
-        assert (group / "cpu.max").read_text() == told
+        assert (group / "cpu.max").read_text() == written
 
 
 def test_without_the_controller_there_is_none(tmp_path):

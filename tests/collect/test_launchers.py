@@ -130,9 +130,9 @@ def test_a_trace_is_never_written_over(tmp_path):
 
 def test_a_framework_that_is_missing_is_told_before_anything_runs(tmp_path):
     launcher = ToyLauncher(modules=("json", "no_such_framework"))
-    for asked in (lambda: launcher.record(spec(), tmp_path / "t", keep_raw=tmp_path / "raw"), lambda: launcher.time(spec())):
+    for attempt in (lambda: launcher.record(spec(), tmp_path / "t", keep_raw=tmp_path / "raw"), lambda: launcher.time(spec())):
         with pytest.raises(MissingCapabilityError, match=r"cannot import no_such_framework; .*make_env.sh torch"):
-            asked()
+            attempt()
     assert not list(tmp_path.iterdir())
 
 
@@ -207,8 +207,8 @@ def described(launcher: Launcher, shaped: bool = True, **env: str) -> RawJobFile
 
 
 def test_horovod_s_recordings_know_its_knobs():
-    asked = {"HOROVOD_FUSION_THRESHOLD": "1024", "HOROVOD_CYCLE_TIME": "2.5", "HOROVOD_DISABLE_GROUP_FUSION": "1"}
-    job = described(TENSORFLOW_HOROVOD, HOROVOD_CONTROLLER="MPI", **asked)
+    knobs = {"HOROVOD_FUSION_THRESHOLD": "1024", "HOROVOD_CYCLE_TIME": "2.5", "HOROVOD_DISABLE_GROUP_FUSION": "1"}
+    job = described(TENSORFLOW_HOROVOD, HOROVOD_CONTROLLER="MPI", **knobs)
     assert (job.settings.fusion_threshold_bytes, job.settings.cycle_time_us) == (1024, 2500)
     assert job.knobs == {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_DISABLE_GROUP_FUSION": "1"}
     assert described(MXNET_HOROVOD, HOROVOD_CONTROLLER="gloo").knobs == {"HOROVOD_CONTROLLER": "mpi"}, "whatever is asked for"

@@ -99,8 +99,8 @@ def test_recorded_starts_are_kept_and_dependencies_that_they_contradict_counted(
 def test_kinds_streams_and_sizes(tmp_path):
     rows = [*nodes(), device(6, "Memcpy HtoD", 3)]
     events = chakra.read([written(tmp_path / "a.et", rows)])
-    found = {events.names[n]: EventKind(k) for n, k in zip(events.events.name, events.events.kind, strict=True)}
-    assert found == {
+    kinds = {events.names[n]: EventKind(k) for n, k in zip(events.events.name, events.events.kind, strict=True)}
+    assert kinds == {
         "aten::mm": EventKind.OP, "sgemm": EventKind.KERNEL, "c10d::allreduce_": EventKind.OP,
         "ncclKernel_AllReduce": EventKind.COLLECTIVE, "wait": EventKind.OP, "Memcpy HtoD": EventKind.COPY,
     }  # fmt: skip

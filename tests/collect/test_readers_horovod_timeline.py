@@ -77,8 +77,8 @@ def timeline(tmp_path):
 
 
 def test_phases_of_a_fused_tensor(timeline):
-    found = {TimelinePhase(phase): (start, end) for name, phase, start, end in rows(timeline) if name == "grad_1" and end < 1000}
-    assert found == {
+    phases = {TimelinePhase(phase): (start, end) for name, phase, start, end in rows(timeline) if name == "grad_1" and end < 1000}
+    assert phases == {
         TimelinePhase.NEGOTIATE: (0, 100),
         TimelinePhase.QUEUE: (100, 120),
         TimelinePhase.MEMCPY_IN: (120, 130),

@@ -134,18 +134,18 @@ def pipelined(folder: Path, *, noted: bool, ranks: int = 3) -> Trace:
 
 def messages_of(trace: Trace) -> dict[int, list[tuple[str, int]]]:
     """Ends of each message in the second step, as (name, rank)."""
-    events, found = trace.events, {}
+    events, messages = trace.events, {}
     for row in (events.kind == EventKind.COLLECTIVE).nonzero()[0]:
         if events.step[row] == 1 and events.collective[row] >= 0:
-            ends = found.setdefault(int(events.collective[row]), [])
+            ends = messages.setdefault(int(events.collective[row]), [])
             ends.append((trace.names[events.name[row]], int(events.rank[row])))
-    return found
+    return messages
 
 
 def test_messages_have_both_of_their_ends_where_peers_are_noted(tmp_path):
-    found = sorted(sorted(ends) for ends in messages_of(pipelined(tmp_path, noted=True)).values())
+    messages = sorted(sorted(ends) for ends in messages_of(pipelined(tmp_path, noted=True)).values())
     expected = [(0, 1), (1, 0), (1, 2), (2, 1)]
-    assert found == sorted([(f"gloo:recv from rank {a}", b), (f"gloo:send to rank {b}", a)] for a, b in expected)
+    assert messages == sorted([(f"gloo:recv from rank {a}", b), (f"gloo:send to rank {b}", a)] for a, b in expected)
 
 
 def test_messages_to_different_peers_are_on_streams_of_their_own(tmp_path):

@@ -34,8 +34,8 @@ def test_warnings_of_many_ranks_are_one(tmp_path):
         for _ in range(rank % 2):
             profile.kernel("early", START + 15, 4)
         paths.append(profile.write(tmp_path / f"rank{rank}.json", header=distributed(rank, 6)))
-    told = [text for text in warnings_of(*paths) if "before the profiler's window" in text]
-    assert told == ["3 ranks (1, 3, 5): 1 device ops were launched before the profiler's window: they belong to no step"]
+    warnings = [text for text in warnings_of(*paths) if "before the profiler's window" in text]
+    assert warnings == ["3 ranks (1, 3, 5): 1 device ops were launched before the profiler's window: they belong to no step"]
 
 
 def test_a_job_of_several_ranks_without_collectives(tmp_path):
@@ -70,9 +70,9 @@ def test_a_step_that_was_cut_off_is_left_out(tmp_path):
 def test_collectives_of_an_unknown_type_are_counted(tmp_path):
     profile = collective_job(0, parts=2)
     profile.kernel("ncclDevKernel_Frobnicate_f32(ncclWork*)", START + 950, 20, launched=START + 940, stream=COLLECTIVES)
-    (told,) = (text for text in warnings_of(profile.write(tmp_path / "trace.json")) if "unknown type" in text)
-    assert told.startswith("1 collective is of an unknown type (")
-    assert "communication=0" in told
+    (warning,) = (text for text in warnings_of(profile.write(tmp_path / "trace.json")) if "unknown type" in text)
+    assert warning.startswith("1 collective is of an unknown type (")
+    assert "communication=0" in warning
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ class TestRunMetadata(ImporterConformance):
 
 def test_every_executed_node_is_an_event_with_its_times(tmp_path):
     trace = runmetadata.read([written(tmp_path / "a.pb")])
-    found = {trace.names[n]: (s, e) for n, s, e in zip(trace.events.name, trace.events.start_us, trace.events.end_us, strict=True)}
-    assert found == TIMES
+    times = {trace.names[n]: (s, e) for n, s, e in zip(trace.events.name, trace.events.start_us, trace.events.end_us, strict=True)}
+    assert times == TIMES
     assert (trace.steps.start_us.tolist(), trace.steps.end_us.tolist()) == ([0], [320])
 
 

@@ -140,8 +140,8 @@ def test_buckets_that_name_a_gradient_twice_are_refused(raw):
 def test_a_profile_that_lacks_an_all_reduce_is_refused(raw):
     path = raw / "rank1" / "kineto.json.gz"
     profile = json.loads(gzip.decompress(path.read_bytes()))
-    found = next(i for i, event in enumerate(profile["traceEvents"]) if event.get("name") == "gloo:all_reduce")
-    del profile["traceEvents"][found]
+    place = next(i for i, event in enumerate(profile["traceEvents"]) if event.get("name") == "gloo:all_reduce")
+    del profile["traceEvents"][place]
     path.write_bytes(gzip.compress(json.dumps(profile).encode()))
     with pytest.raises(TraceFormatError, match="20 collectives were enqueued in the profiled steps, Gloo ran 19"):
         assemble_torch(raw)

@@ -65,8 +65,8 @@ def test_what_a_block_frees_is_what_only_its_own_backward_pass_reads(trace):
     # is the next block's input.
     assert {module.frees_bytes for module in trace.modules} == {4 * BATCH * WIDTH * FLOAT + 2 * WIDTH * FLOAT}
     behind = [module.behind_bytes for module in trace.modules]
-    own = trace.modules[0].frees_bytes + BATCH * WIDTH * FLOAT
-    np.testing.assert_allclose([behind[0] - behind[1], behind[1] - behind[2]], own, rtol=0.02)
+    held_bytes = trace.modules[0].frees_bytes + BATCH * WIDTH * FLOAT
+    np.testing.assert_allclose([behind[0] - behind[1], behind[1] - behind[2]], held_bytes, rtol=0.02)
 
 
 def test_names_of_ops_say_nothing_of_modules(trace):

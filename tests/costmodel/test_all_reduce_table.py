@@ -31,8 +31,8 @@ TABLE = measured(
 
 
 def chosen(table: CommTable, *sizes_bytes: int) -> list[str]:
-    ((_, found),) = choices(table).items()
-    return [of_size(Choice(found).ranges(4, 1), size)[0] for size in sizes_bytes]
+    ((_, choice),) = choices(table).items()
+    return [of_size(Choice(choice).ranges(4, 1), size)[0] for size in sizes_bytes]
 
 
 def test_the_fastest_own_algorithm_is_chosen_for_each_measured_size():
@@ -49,8 +49,8 @@ def test_the_fastest_own_algorithm_is_chosen_for_each_measured_size():
 
 def test_segments_of_a_chosen_ring_are_those_that_were_measured():
     table = measured(row("ring", 1 << 20, 30), row("ring in segments", 1 << 20, 29), row("ring in small segments", 1 << 20, 20))
-    ((_, found),) = choices(table).items()
-    assert of_size(Choice(found).ranges(4, 1), 1 << 20) == ("ring", 60 << 10)
+    ((_, choice),) = choices(table).items()
+    assert of_size(Choice(choice).ranges(4, 1), 1 << 20) == ("ring", 60 << 10)
 
 
 def test_every_length_of_segments_has_a_name():

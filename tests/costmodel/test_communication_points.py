@@ -136,10 +136,10 @@ def test_a_folder_that_is_neither_and_a_damaged_table_are_refused(tmp_path):
 
 def test_all_reduces_of_several_ranks_on_a_host_are_series_of_their_own():
     several = [row(backend="mpi", algorithm="ring", ranks=4, ranks_per_host=2, size_bytes=2**power) for power in range(10, 15)]
-    one = [msgspec.structs.replace(found, ranks_per_host=1) for found in several]
-    found = table_series(table(*several, *one))
-    assert [series.name for series in found] == ["mpi ring", "mpi ring, 2 ranks a host"]
-    model = CommunicationModel.train(found, ("table",))
+    one = [msgspec.structs.replace(measured, ranks_per_host=1) for measured in several]
+    measured = table_series(table(*several, *one))
+    assert [series.name for series in measured] == ["mpi ring", "mpi ring, 2 ranks a host"]
+    model = CommunicationModel.train(measured, ("table",))
     assert [series.cost.ranks_per_host for series in model.info.series] == [1, 2]
 
 

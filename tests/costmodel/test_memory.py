@@ -54,9 +54,9 @@ def test_a_view_shares_the_buffer_and_keeps_it_alive():
 
 def test_parameters_and_the_batch_stay():
     types = {"x": floats(2, 100), "read": floats(100, 100)}
-    found = step([FEED, ("w", "_Arg", ""), ("read", "ReadVariableOp", "w"), ("y", "NoOp", "x read")], types)
-    assert peak_bytes(found).persistent_bytes == 100 * 100 * 4 + LAYER
-    assert found.batch == 2
+    recorded_step = step([FEED, ("w", "_Arg", ""), ("read", "ReadVariableOp", "w"), ("y", "NoOp", "x read")], types)
+    assert peak_bytes(recorded_step).persistent_bytes == 100 * 100 * 4 + LAYER
+    assert recorded_step.batch == 2
 
 
 def trained(samples: int) -> StepMemory:
@@ -107,9 +107,9 @@ def test_what_the_backward_pass_reads_at_once_keeps_its_first_result():
 
 
 def test_bfloat16_halves_results_and_copies_what_crosses_the_border():
-    found = peak_bytes(chain(), bfloat16={name for name, op, _ in CHAIN if op == "MatMul"})
+    halved_bytes = peak_bytes(chain(), bfloat16={name for name, op, _ in CHAIN if op == "MatMul"})
     # At the end of the forward pass: x, f1 to f4 and b4 in half; the copy of x for b1 and f1 as well.
-    assert found.bytes == LAYER + 6 * LAYER / 2
+    assert halved_bytes.bytes == LAYER + 6 * LAYER / 2
     # f2 itself is gone once its copy for f3 and b3 is made.
     assert peak_bytes(chain(), bfloat16={"f2"}).bytes == 6 * LAYER
 
@@ -119,10 +119,10 @@ def test_what_crosses_the_border_is_cast_once():
     types = {"x": floats(2, 100), "read": floats(100, 50), "y": floats(2, 50), "z": floats(2, 100), "v": floats(2, 30)}
     nodes = [FEED, ("w", "_Arg", ""), ("read", "ReadVariableOp", "w"), ("y", "MatMul", "x read")]
     nodes += [("z", "MatMul", "y"), ("v", "MatMul", "y x"), ("end", "NoOp", "z v")]
-    found = step(nodes, types)
-    assert cast_elements(found, {"y", "v"}) == {"y": 200 + 5000 + 100, "v": 60}
-    assert cast_elements(found, {"z"}) == {"z": 100 + 200}
-    assert cast_elements(found, ()) == {}
+    recorded_step = step(nodes, types)
+    assert cast_elements(recorded_step, {"y", "v"}) == {"y": 200 + 5000 + 100, "v": 60}
+    assert cast_elements(recorded_step, {"z"}) == {"z": 100 + 200}
+    assert cast_elements(recorded_step, ()) == {}
 
 
 def test_what_the_allocator_does_not_count_is_left_out():
@@ -182,8 +182,8 @@ def test_changes_keep_the_peak_within_bounds(found, data):
 
 
 def test_the_allocator_rounds_up_and_takes_the_fusion_buffer_once():
-    found = chain()  # pieces of 800 bytes: 1,024 each
-    assert allocator_peak_bytes(found) == 6 * 1024
+    recorded_step = chain()  # pieces of 800 bytes: 1,024 each
+    assert allocator_peak_bytes(recorded_step) == 6 * 1024
     # The first region has 2 MiB: what is left of it is cut for a quarter of it, and handed out whole for half of it.
     alone = allocator_peak_bytes(trained(16))
     assert allocator_peak_bytes(trained(16), fusion_buffer_bytes=2**19) == alone + 2**19
@@ -201,8 +201,8 @@ def test_with_counts_pieces_are_as_much_too_large_as_they_were_and_what_stays_is
 
 @pytest.mark.parametrize("change", [{"batch_factor": 2}, {"micro_batches": 2}])
 def test_in_another_first_step_the_fusion_buffers_piece_is_played(change):
-    found = [allocator_peak_bytes(trained(16), counted=COUNTED, fusion_buffer_bytes=size, **change) for size in (0, 2**19)]
-    assert found[1] == found[0] + 2**19
+    peaks = [allocator_peak_bytes(trained(16), counted=COUNTED, fusion_buffer_bytes=size, **change) for size in (0, 2**19)]
+    assert peaks[1] == peaks[0] + 2**19
 
 
 def test_of_several_recorded_steps_the_one_that_takes_the_most_tells():

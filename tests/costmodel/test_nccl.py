@@ -147,8 +147,8 @@ def test_slingshot_carries_less_than_other_networks_of_its_rate() -> None:
 
 
 def test_a_rack_of_nvlink_is_one_domain() -> None:
-    found = paths(parse_cluster("4xgb200-nvl72"), Placement(ranks_per_node=4, nodes=18))
-    assert (found.domains, found.ranks_per_domain) == (1, 72)
+    rack_paths = paths(parse_cluster("4xgb200-nvl72"), Placement(ranks_per_node=4, nodes=18))
+    assert (rack_paths.domains, rack_paths.ranks_per_domain) == (1, 72)
     four = paths(parse_cluster("4xgb200-nvl72"), Placement(ranks_per_node=4, nodes=72))
     assert (four.domains, four.ranks_per_domain) == (4, 72)
     assert four.nic_bytes_per_us == pytest.approx(72 * 50e3)

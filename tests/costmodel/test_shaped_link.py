@@ -30,11 +30,11 @@ def test_latencies_that_could_be_seen_are_found_again(rows):
     start, end, wire = transfers(sizes, pauses, latencies)
     rested = rested_us(start, end, wire, BURST_US)
     spared = spared_us(wire, end - start, rested, np.full(len(sizes), BURST_US))
-    found = end - start - wire + spared
+    latency_us = end - start - wire + spared
     seen = rested + latencies > BURST_US + 1e-3
-    assert found[seen] == pytest.approx(latencies[seen], abs=0.01)
-    assert (found[~seen] >= -0.01).all()
-    assert (found[~seen] <= BURST_US + 0.01).all()
+    assert latency_us[seen] == pytest.approx(latencies[seen], abs=0.01)
+    assert (latency_us[~seen] >= -0.01).all()
+    assert (latency_us[~seen] <= BURST_US + 0.01).all()
 
 
 def test_a_small_transfer_leaves_what_the_link_has_saved_to_the_next():

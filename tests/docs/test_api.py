@@ -51,10 +51,10 @@ def test_packages_and_api_do_not_hide_each_other():
 def test_it_says_what_the_command_line_says():
     job = dpro_search.load(sample=HOROVOD_SAMPLE)
     facts = replayed(job.trace, changes=("fusion_threshold_bytes=0",))
-    found = job.replay(changes={"fusion_threshold_bytes": 0})
-    assert found.iteration_us == facts["predicted_iteration_us"]
-    assert found.breakdown_us == facts["breakdown_us"]
-    assert job.replay(dpro_search.Plan.of(fusion_threshold_bytes=0)).iteration_us == found.iteration_us
+    replayed_job = job.replay(changes={"fusion_threshold_bytes": 0})
+    assert replayed_job.iteration_us == facts["predicted_iteration_us"]
+    assert replayed_job.breakdown_us == facts["breakdown_us"]
+    assert job.replay(dpro_search.Plan.of(fusion_threshold_bytes=0)).iteration_us == replayed_job.iteration_us
 
 
 @pytest.mark.parametrize(

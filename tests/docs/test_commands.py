@@ -31,7 +31,9 @@ def test_a_shown_command_has_a_verb_and_options_that_exist(command):
     if verb == "VERB":
         return
     assert verb in VERBS
-    known = {name for found in inspect.signature(loaded(VERBS[verb])).parameters.values() for name in Parameter(found).names}
-    own = words[: words.index("--")] if "--" in words else words
-    options = {word.partition("=")[0] for word in own if word.startswith("-")}
+    known = {
+        name for parameter in inspect.signature(loaded(VERBS[verb])).parameters.values() for name in Parameter(parameter).names
+    }
+    verb_words = words[: words.index("--")] if "--" in words else words
+    options = {word.partition("=")[0] for word in verb_words if word.startswith("-")}
     assert options <= known | {"--help"}

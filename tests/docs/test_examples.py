@@ -11,9 +11,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 def pages():
     for path in sorted(DOCS.rglob("*.md")):
         # A block that begins with a file's name is that file: the reader's script.
-        found = [code for code in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL) if not code.startswith("# ")]
-        if found:
-            yield pytest.param(found, id=str(path.relative_to(DOCS)))
+        examples = [code for code in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL) if not code.startswith("# ")]
+        if examples:
+            yield pytest.param(examples, id=str(path.relative_to(DOCS)))
 
 
 @pytest.mark.parametrize("blocks", list(pages()))

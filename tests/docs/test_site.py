@@ -41,8 +41,8 @@ def test_no_link_of_a_built_page_is_dead(site):
 
 def test_the_search_knows_every_verb_and_term(site):
     entries = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
-    found = {entry["location"].partition("#")[0] for entry in entries if "--holdout-step" in entry["text"]}
-    assert "cli/" in found
+    pages_with_the_option = {entry["location"].partition("#")[0] for entry in entries if "--holdout-step" in entry["text"]}
+    assert "cli/" in pages_with_the_option
     assert any(entry["location"] == "cli/#validate" for entry in entries)
 
 

@@ -125,8 +125,8 @@ def test_time_that_spans_cover_counts_once():
 
 @pytest.fixture(scope="module")
 def traces() -> dict[str, Trace]:
-    found = (sample(), trace_of("mxnet_horovod_mlp"), trace_of("ddp_mlp"), trace_of("byteps_mlp"))
-    return dict(zip(JOBS, found, strict=True))
+    bundled = (sample(), trace_of("mxnet_horovod_mlp"), trace_of("ddp_mlp"), trace_of("byteps_mlp"))
+    return dict(zip(JOBS, bundled, strict=True))
 
 
 @pytest.mark.parametrize("job", JOBS)

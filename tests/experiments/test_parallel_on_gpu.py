@@ -13,9 +13,9 @@ ROWS = Path(on_gpu.__file__).parents[1] / "results" / "parallel-on-gpu-h200-2026
 @pytest.fixture(scope="module")
 def scored():
     """Of some cases: where the device is busy, and where it waits for the host."""
-    wanted = {("llama", settings) for settings in ("micro_batch=1", "micro_batch=2", "tp=8")}
+    rows_to_score = {("llama", settings) for settings in ("micro_batch=1", "micro_batch=2", "tp=8")}
     measured = json.loads(ROWS.read_text())
-    cases = [case for case in measured["cases"] if (case["model"], case["settings"]) in wanted]
+    cases = [case for case in measured["cases"] if (case["model"], case["settings"]) in rows_to_score]
     return on_gpu.score(measured | {"cases": cases})
 
 

@@ -280,24 +280,24 @@ def test_an_impossible_group_moves_nothing() -> None:
 def test_kinds_share_what_their_framework_has() -> None:
     kinds = [(f"gpu {number}", "one") for number in range(6)] + [(f"gpu {number}", "other") for number in range(6)]
     errors = np.array([0.3] * 6 + [0.0] * 6)
-    found = pooled(
+    shifts = pooled(
         Errors(errors=errors, slopes=np.ones((12, 1)), kinds=kinds, groups=[str(place) for place in range(12)])
     ).parameters
-    assert found(("another gpu", "one"))[0] > 2 * abs(found(("another gpu", "other"))[0])
-    assert found(("another gpu", "another"))[0] == 0
+    assert shifts(("another gpu", "one"))[0] > 2 * abs(shifts(("another gpu", "other"))[0])
+    assert shifts(("another gpu", "another"))[0] == 0
 
 
 def test_parameters_that_do_not_help_rows_left_out_are_not_used() -> None:
     """GPUs of one framework that err alike, and ones of which each says the opposite of the next; ten groups of each."""
     kinds = [(f"gpu {number}", "framework") for number in range(4) for _ in range(10)]
     signs = {"alike": [1, 1, 1, 1], "opposite": [1, -1, 1, -1]}
-    found = {}
+    shifts = {}
     for name, of_gpus in signs.items():
         errors = np.array([0.3 * of_gpus[number] for number in range(4) for _ in range(10)])
-        found[name] = pooled(Errors(errors=errors, slopes=np.ones((40, 1)), kinds=kinds, groups=[str(row) for row in range(40)]))
+        shifts[name] = pooled(Errors(errors=errors, slopes=np.ones((40, 1)), kinds=kinds, groups=[str(row) for row in range(40)]))
     unseen, seen = ("gpu 5", "framework"), ("gpu 0", "framework")
-    assert found["alike"].share(unseen) == found["alike"].share(seen) == found["opposite"].share(seen) == 1
-    assert found["opposite"].share(unseen) == 0
+    assert shifts["alike"].share(unseen) == shifts["alike"].share(seen) == shifts["opposite"].share(seen) == 1
+    assert shifts["opposite"].share(unseen) == 0
 
 
 def test_orders_are_surer_where_predictions_are_further_apart() -> None:

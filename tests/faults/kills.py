@@ -202,8 +202,8 @@ def kill_validations(folder: Path, kills: Kills, *, job: tuple[object, ...], opt
 
 def whole_lines(path: Path) -> bytes:
     """A journal as far as it was written: a last line may be cut off."""
-    found = path.read_bytes() if path.is_file() else b""
-    return found[: found.rfind(b"\n") + 1]
+    content = path.read_bytes() if path.is_file() else b""
+    return content[: content.rfind(b"\n") + 1]
 
 
 def check_trace(path: Path) -> None:
@@ -220,16 +220,16 @@ def check_timeline(path: Path) -> None:
 
 def check_model(path: Path) -> None:
     assert json.loads((path / "model.json").read_bytes())
-    assert {found.name for found in path.iterdir()} == {"model.json", "trees.npz"}
+    assert {model_path.name for model_path in path.iterdir()} == {"model.json", "trees.npz"}
 
 
 def check_export(path: Path) -> None:
     assert Plan.load(path / "plan.json").tensor_groups == (("a#0", "b#1"),)
-    assert {"README.md", "plan.json"} <= {found.name for found in path.iterdir()}
+    assert {"README.md", "plan.json"} <= {exported_path.name for exported_path in path.iterdir()}
 
 
 def check_capture(path: Path) -> None:
-    assert {found.name for found in path.iterdir()} == {"graph.json", "job.toml"}
+    assert {captured_path.name for captured_path in path.iterdir()} == {"graph.json", "job.toml"}
     assert json.loads((path / "graph.json").read_bytes())
 
 

@@ -133,8 +133,8 @@ def test_a_file_that_the_memory_does_not_hold_is_refused_before_it_is_read(tmp_p
 def test_the_limit_of_the_process_is_that_of_the_memory():
     code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31));"
     code += "from dpro_search.collect._memory import available_bytes; print(available_bytes())"
-    found = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-    assert 0 < found < 2**31
+    available = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert 0 < available < 2**31
 
 
 def test_a_trace_with_a_column_that_no_trace_has_is_read_without_it(tmp_path):

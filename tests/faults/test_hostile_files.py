@@ -134,9 +134,9 @@ class TestTraces:
     @SLOW
     @given(data=st.data())
     def test_columns_may_hold_anything(self, recorded, tmp_path_factory, data):
-        found = dict(columns(recorded))
-        name = data.draw(st.sampled_from(sorted(found)))
-        column = found[name]
+        damaged_columns = dict(columns(recorded))
+        name = data.draw(st.sampled_from(sorted(damaged_columns)))
+        column = damaged_columns[name]
         change = data.draw(st.sampled_from(["value", "shorter", "type", "shape", "gone"]))
         if change == "value" and column.dtype.kind != "b":
             column = column.copy()
@@ -150,12 +150,12 @@ class TestTraces:
             column = column.astype(data.draw(st.sampled_from([str, np.complex128, np.bool_, np.float32])))
         elif change == "shape":
             column = column[None]
-        found[name] = column
+        damaged_columns[name] = column
         if change == "gone":
-            del found[name]
+            del damaged_columns[name]
         folder = tmp_path_factory.mktemp("changed")
         shutil.copyfile(recorded / "meta.json", folder / "meta.json")
-        np.savez(folder / "trace.npz", **found)
+        np.savez(folder / "trace.npz", **damaged_columns)
         replayed_or_one_line(folder)
 
     @FUZZ

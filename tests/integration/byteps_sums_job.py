@@ -18,10 +18,10 @@ def main():
             bps.byteps_declare_tensor(name)
             draws = [np.random.default_rng(10 * power + worker).normal(size=length, scale=10.0**-power) for worker in range(2)]
             parts = [draw.astype(np.float16) for draw in draws]
-            own = mx.nd.array(parts[bps.rank()], dtype="float16")
-            bps.byteps_push_pull(own, name=name, is_average=False)
+            gradient = mx.nd.array(parts[bps.rank()], dtype="float16")
+            bps.byteps_push_pull(gradient, name=name, is_average=False)
             whole = parts[0].astype(np.float32) + parts[1].astype(np.float32)
-            wrong += int((own.asnumpy() != whole.astype(np.float16)).sum())
+            wrong += int((gradient.asnumpy() != whole.astype(np.float16)).sum())
     print(f"wrong: {wrong}", flush=True)
 
 

@@ -45,13 +45,13 @@ def main():
     tf.disable_eager_execution()
     out, folders = Path(sys.argv[1]), sys.argv[2:]
     graph_def = definition()
-    found = {"nodes": [[node.name, node.op] for node in graph_def.node], "plain": trained(graph_def, tf.ConfigProto())}
+    results = {"nodes": [[node.name, node.op] for node in graph_def.node], "plain": trained(graph_def, tf.ConfigProto())}
     for folder in folders:
         sys.path.insert(0, folder)
         from xla import planned_config, planned_graph_def
 
-        found["planned"] = trained(planned_graph_def(graph_def), planned_config(tf.ConfigProto()))
-    out.write_text(json.dumps(found))
+        results["planned"] = trained(planned_graph_def(graph_def), planned_config(tf.ConfigProto()))
+    out.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -138,9 +138,13 @@ def accelerate(folder):
 
     args = launch_command_parser().parse_args(["--config_file", str(folder / "accelerate.yaml"), "train.py"])
     args, _, _ = _validate_launch_command(args)
-    found = {name: value for name, value in vars(args).items() if name.startswith("megatron_lm_") and value is not None}
+    megatron_options = {name: value for name, value in vars(args).items() if name.startswith("megatron_lm_") and value is not None}
     if args.use_megatron_lm:
-        return {"type": "megatron", "tp": found["megatron_lm_tp_degree"], "pp": found["megatron_lm_pp_degree"]}
+        return {
+            "type": "megatron",
+            "tp": megatron_options["megatron_lm_tp_degree"],
+            "pp": megatron_options["megatron_lm_pp_degree"],
+        }
     os.environ.update(prepare_multi_gpu_env(args))
     parallelism, plugin = ParallelismConfig(), FullyShardedDataParallelPlugin()
     return {
@@ -155,14 +159,14 @@ def accelerate(folder):
 def main():
     readers = {"torchtitan": torchtitan, "megatron": megatron, "megatron-bridge": bridge, "deepspeed": deepspeed}
     readers["accelerate"] = accelerate
-    found = {}
+    results = {}
     for folder in sorted(Path(sys.argv[1]).iterdir()):
         with contextlib.redirect_stdout(sys.stderr):
             try:
-                found[folder.name] = readers[folder.name.partition(" ")[0]](folder)
+                results[folder.name] = readers[folder.name.partition(" ")[0]](folder)
             except (Exception, SystemExit) as error:  # of any framework; the test that needs it says which
-                found[folder.name] = {"error": repr(error)}
-    print(json.dumps(found))
+                results[folder.name] = {"error": repr(error)}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -281,9 +281,9 @@ def data_parallel(model, mesh, options, recorder):
         def sum_of(_, bucket):  # in place of the all-reduce, whose result the fake group does not have
             buffer = bucket.buffer()
             recorder.add("all_reduce", buffer.numel(), buffer.dtype, dist.get_process_group_ranks(group))
-            found = torch.futures.Future()
-            found.set_result(buffer)
-            return found
+            future = torch.futures.Future()
+            future.set_result(buffer)
+            return future
 
         model.register_comm_hook(None, sum_of)
     if options.data_parallel == "fsdp":

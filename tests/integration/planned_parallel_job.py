@@ -117,7 +117,7 @@ def trained(folder, number):
     model = Gpt()
     whole = {name: weakref.ref(each) for name, each in model.named_parameters() if each.ndim == 2}
     if folder is None:
-        parameters, own = list(model.parameters()), slice(None)
+        parameters, part_of_batch = list(model.parameters()), slice(None)
     else:
         spec = importlib.util.spec_from_file_location(f"plan_{number}", Path(folder) / "parallel_plan.py")
         module = importlib.util.module_from_spec(spec)
@@ -127,7 +127,7 @@ def trained(folder, number):
         gc.enable()
         parameters = list(planned.parameters())
         size = BATCH // planned.data_ranks
-        own = slice(planned.data_rank * size, (planned.data_rank + 1) * size)
+        part_of_batch = slice(planned.data_rank * size, (planned.data_rank + 1) * size)
     held = [name for name, each in whole.items() if each() is not None]
     optimizer = torch.optim.SGD(parameters, lr=0.5)
     losses, norms = [], []
@@ -137,7 +137,7 @@ def trained(folder, number):
                 loss = loss_function(model(inputs), targets)
                 loss.backward()
             else:
-                loss = planned.step(inputs[own], targets[own])
+                loss = planned.step(inputs[part_of_batch], targets[part_of_batch])
         losses.append(float(loss) if folder is None else planned.mean(loss))
         norm = nn.utils.clip_grad_norm_(parameters, 1.0) if folder is None else planned.clip_gradients(1.0)
         norms.append(float(norm))

@@ -58,16 +58,16 @@ def planned_step(folder):
 def main():
     out, folders = Path(sys.argv[1]), sys.argv[2:]
     step = training_step()
-    found = {"plain": trained(step)}
+    results = {"plain": trained(step)}
     signature = tf.TensorSpec((32, 48)), tf.TensorSpec((32,), tf.int32)
     graph = step.get_concrete_function(signature[0], labels=signature[1]).graph
-    found["nodes"] = [[node.name, node.op] for node in graph.as_graph_def().node]
+    results["nodes"] = [[node.name, node.op] for node in graph.as_graph_def().node]
     for folder in folders:
         try:
-            found[Path(folder).name] = trained(planned_step(folder)(training_step()))
+            results[Path(folder).name] = trained(planned_step(folder)(training_step()))
         except ValueError as error:
-            found[Path(folder).name] = {"refused": str(error)}
-    out.write_text(json.dumps(found))
+            results[Path(folder).name] = {"refused": str(error)}
+    out.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

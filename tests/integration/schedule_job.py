@@ -20,15 +20,15 @@ def order_of(name, ranks, stages, micro_batches):
     kind = getattr(schedules, name)
     try:
         if issubclass(kind, schedules.PipelineScheduleSingle):
-            found = kind(stage, micro_batches).pipeline_order
+            order = kind(stage, micro_batches).pipeline_order
             sent = None
         else:
             schedule = kind([stage] * stages, micro_batches)
-            found = schedule.pipeline_order
+            order = schedule.pipeline_order
             sent = [sends(schedule.pipeline_order_with_comms[rank]) for rank in range(ranks)]
     except ValueError:
         return None
-    return {"order": [[list(step) for action in found[rank] for step in passes(action)] for rank in range(ranks)], "sent": sent}
+    return {"order": [[list(step) for action in order[rank] for step in passes(action)] for rank in range(ranks)], "sent": sent}
 
 
 def sends(actions):

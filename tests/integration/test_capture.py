@@ -97,10 +97,10 @@ def test_a_rank_of_four_computes_a_fourth_of_what_is_split(tensor_parallel):
 def test_how_tensors_grow_with_batch_and_sequence(tensor_parallel, larger):
     """A model captured at one size has the sizes of one that was captured at another."""
     ours, theirs = captured_model(tensor_parallel), captured_model(larger)
-    for mine, other in zip(blocks_of(ours), blocks_of(theirs), strict=True):
-        programs = [compile_block(block, layout_of(Strategy()), 5, 48) for block in (mine, other)]
+    for our_block, other in zip(blocks_of(ours), blocks_of(theirs), strict=True):
+        programs = [compile_block(block, layout_of(Strategy()), 5, 48) for block in (our_block, other)]
         assert programs[0].saved_bytes == pytest.approx(programs[1].saved_bytes)
-        flops = [sum(op.forward_flops(block.sizes_at(5, 48)) for op in block.ops) for block in (mine, other)]
+        flops = [sum(op.forward_flops(block.sizes_at(5, 48)) for op in block.ops) for block in (our_block, other)]
         assert flops[0] == pytest.approx(flops[1])
 
 

@@ -62,10 +62,10 @@ def test_clusters_are_measured_and_a_second_call_goes_on(tensorflow_python, work
         assert row.model == "mlp"
         assert len(row.cluster.step_op_us) == len(row.cluster.ops)
         assert not any(row.cluster.left_out)
-    found = [row.cluster for row in rows]
-    assert sum(sum(cluster.step_op_us) for cluster in found) > 0
-    assert {op.ran_as for cluster in found for op in cluster.ops} - {""}
-    assert any(tensor.value for cluster in found for tensor in cluster.tensors if tensor.role == "const")
+    measured_clusters = [row.cluster for row in rows]
+    assert sum(sum(cluster.step_op_us) for cluster in measured_clusters) > 0
+    assert {op.ran_as for cluster in measured_clusters for op in cluster.ops} - {""}
+    assert any(tensor.value for cluster in measured_clusters for tensor in cluster.tensors if tensor.role == "const")
 
 
 def test_a_model_that_ends_its_process_costs_only_itself(tensorflow_python, workloads, tmp_path):

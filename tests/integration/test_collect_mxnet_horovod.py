@@ -172,10 +172,10 @@ def _wait_until_gone(pid: int) -> None:
 
 
 def test_without_mpirun_it_says_what_to_install(mxnet_python, tmp_path, monkeypatch):
-    asked = spec(mxnet_python, "plain")
+    job_spec = spec(mxnet_python, "plain")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingCapabilityError, match="openmpi-bin"):
-        run_mpi_job(asked, tmp_path / "raw")
+        run_mpi_job(job_spec, tmp_path / "raw")
 
 
 def test_tensorflow_trains_on_mpi_where_the_environment_asks_for_it(tensorflow_python, tmp_path):

@@ -71,9 +71,9 @@ def test_ranks_of_one_machine_get_other_quotas_while_they_run(tmp_path):
 def test_a_link_changes_while_the_job_runs():
     with ShapedHosts(2, 1e9, HostLimits(changes_text=("0.2s:h1.rate=100mbit",))) as hosts:
         command = hosts.command(1, ["sh", "-c", "tc qdisc show dev eth0; sleep 1; tc qdisc show dev eth0"])
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         other = subprocess.run(hosts.command(0, ["tc", "qdisc", "show", "dev", "eth0"]), capture_output=True, text=True, check=True)
-    assert re.findall(r"rate (\S+)", found) == ["1Gbit", "100Mbit"]
+    assert re.findall(r"rate (\S+)", output) == ["1Gbit", "100Mbit"]
     assert re.findall(r"rate (\S+)", other.stdout) == ["1Gbit"]
     assert not groups()  # no host had a quota
 

@@ -126,8 +126,8 @@ def gathers(strategy, block, model):
     )
     costs = StepCosts(stages=(stage,), gathers_every_pass=strategy.zero_stage == 3, regather=strategy.reshard)
     names = step_graph(costs, pipeline_orders(strategy.schedule, 1, 1, 1)).names
-    found = [name for name in names if name.startswith("gather for ")]
-    return Counter("forward" if "for F" in name else "backward" for name in found)
+    gathered = [name for name in names if name.startswith("gather for ")]
+    return Counter("forward" if "for F" in name else "backward" for name in gathered)
 
 
 def with_kv_heads(count):

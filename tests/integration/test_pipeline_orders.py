@@ -44,8 +44,8 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def theirs(torch_python):
-    asked = json.dumps([(TORCH[schedule], *numbers) for schedule, *numbers in CASES])
-    done = subprocess.run([torch_python, str(JOB), asked], capture_output=True, text=True, check=True, timeout=300)
+    schedules = json.dumps([(TORCH[schedule], *numbers) for schedule, *numbers in CASES])
+    done = subprocess.run([torch_python, str(JOB), schedules], capture_output=True, text=True, check=True, timeout=300)
     facts = dict(zip(CASES, json.loads(done.stdout), strict=True))
     for (schedule, *_), answer in facts.items():
         if schedule is Schedule.ONE_F_ONE_B:  # its table has the last rank's forward passes from 1 on; the class runs them from 0

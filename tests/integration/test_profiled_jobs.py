@@ -124,17 +124,17 @@ def test_pairs_that_share_parameters_are_found_in_a_profile_that_names_no_groups
     run(torch_python, "hsdp", tmp_path / "job", ranks=4, PROFILE_TO=str(tmp_path / "profiles"))
     trace = import_trace([tmp_path / "profiles"])
     events = trace.events
-    found = {
+    groups_of_kinds = {
         (kind, trace.groups[group].ranks)
         for kind, group in zip(events.collective_kind.tolist(), events.group.tolist(), strict=True)
         if group >= 0
     }
     shards, copies = ((0, 1), (2, 3)), ((0, 2), (1, 3))
-    assert found == {
+    assert groups_of_kinds == {
         *((kind, ranks) for kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER) for ranks in shards),
         *((CollectiveKind.ALL_REDUCE, ranks) for ranks in copies),
     }
-    parts = np.isin(events.collective_kind, [kind for kind, _ in found]) & (events.kind == EventKind.COLLECTIVE)
+    parts = np.isin(events.collective_kind, [kind for kind, _ in groups_of_kinds]) & (events.kind == EventKind.COLLECTIVE)
     assert (events.collective[parts] >= 0).all()  # all are matched, each among its own ranks
     assert sharded_units_of(trace).hybrid
     assert sharded_units_of(trace).shared_by == 2

@@ -30,10 +30,10 @@ TRIALS = 160
 
 
 def _server_program(name: str) -> str:
-    found = shutil.which(name) or max(map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), default=None)
-    if found is None:
+    program = shutil.which(name) or max(map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), default=None)
+    if program is None:
         pytest.skip(f"PostgreSQL's {name} is not installed: apt-get install postgresql")
-    return found
+    return program
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def server() -> Iterator[Path]:
 def rows(server: Path) -> dict[int, tuple[str, str]]:
     """State and plan of the study's rows, by number."""
     with psycopg.connect(host=str(server), user="postgres", dbname="postgres") as connection:
-        found = connection.execute(
+        selected = connection.execute(
             "select number, state, value_json::json ->> 'plan'"
             " from trials join trial_user_attributes using (trial_id) where key = 'trial'"
         )
-        return {number: (state, plan) for number, state, plan in found}
+        return {number: (state, plan) for number, state, plan in selected}
 
 
 def cut_all_connections(server: Path) -> int:
@@ -178,4 +178,4 @@ def test_plans_and_prices_are_readable_data(server: Path, tmp_path: Path) -> Non
     with Journal(tmp_path / "run" / "trials.jsonl") as copy:
         assert [trial for trial, _ in news] == list(copy.trials)
     assert news[0].trial.prediction == SearchResult.load(tmp_path / "run").baseline
-    assert not any(own for _, own in news)
+    assert not any(news_of_island for _, news_of_island in news)

@@ -189,9 +189,9 @@ def test_a_killed_worker_of_a_synchronous_job_comes_back_and_each_commit_counts_
     job.wait_for(2, "training")
     done = [job.wait_for(worker, "done") for worker in range(3)]
     facts = _server_facts(synchronisation_python, ray_environment, job.name)
-    own = {worker: sum(1 for commit in facts["commits"] if commit[1] == worker) for worker in range(3)}
-    assert own[0] == own[1] == 100  # no commit of the others was lost or counted twice
-    assert own[2] > done[2]["commits"] == 100  # those before the kill, and those after
+    commits_of_worker = {worker: sum(1 for commit in facts["commits"] if commit[1] == worker) for worker in range(3)}
+    assert commits_of_worker[0] == commits_of_worker[1] == 100  # no commit of the others was lost or counted twice
+    assert commits_of_worker[2] > done[2]["commits"] == 100  # those before the kill, and those after
     assert facts["workers"]["2"]["incarnation"] == 2
     assert max(each["loss"] for each in done) < 1e-3
 

@@ -18,11 +18,11 @@ RUN = {
 
 @pytest.mark.parametrize("name", peers.PEERS)
 def test_a_run_takes_at_least_its_flops(peers_python, name):
-    found = peers.predictor(name)(Row(RUN))
+    predicted = peers.predictor(name)(Row(RUN))
     least_s = 6 * parameters_of(published("llama3-8b")) * 128 * 4096 / (64 * 989e12)
-    assert 0.9 * least_s < found.step_s < 8 * least_s
-    assert found.memory_bytes > 0
-    assert found.fits == (found.memory_bytes <= 80e9)
+    assert 0.9 * least_s < predicted.step_s < 8 * least_s
+    assert predicted.memory_bytes > 0
+    assert predicted.fits == (predicted.memory_bytes <= 80e9)
 
 
 @pytest.mark.parametrize("name", peers.PEERS)

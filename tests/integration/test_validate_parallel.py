@@ -122,9 +122,9 @@ def test_the_time_of_a_paced_step_is_split_into_parts_that_add_up_to_it(folder, 
     source = load_source(folder / "job.toml")
     ran = described_job(source, job_of(source), folder, command, paced=True).run(Plan.of(**settings), warmup=3, timeout_s=300)
     measured, predicted = ran.split.measured, ran.split.predicted
-    for found in (measured, predicted):
-        assert found.compute + found.bubble + found.exposed_communication == pytest.approx(1.0)
-        assert sum(found.by_axis.values()) == pytest.approx(found.exposed_communication)
+    for shares in (measured, predicted):
+        assert shares.compute + shares.bubble + shares.exposed_communication == pytest.approx(1.0)
+        assert sum(shares.by_axis.values()) == pytest.approx(shares.exposed_communication)
     assert measured.step_us == pytest.approx(ran.times.iteration_us.mean(), rel=0.03)
     assert (measured.bubble > 0) == (predicted.bubble > 1e-6) == ("pp" in settings)
     assert exchanged <= measured.by_exchange.keys()

@@ -45,9 +45,9 @@ class _Trained(EffectiveSteps):
 
 def trained(scheme: str, paces: Sequence[Pace], goal: float = TARGET) -> _Trained:
     """One training to a goal."""
-    found = _Trained(parse_scheme(scheme), len(paces), goal)
-    simulate(parse_scheme(scheme), paces, found, stop=found.ended, check_s=0.001, limit_s=10_000.0)
-    return found
+    training = _Trained(parse_scheme(scheme), len(paces), goal)
+    simulate(parse_scheme(scheme), paces, training, stop=training.ended, check_s=0.001, limit_s=10_000.0)
+    return training
 
 
 def lines_of(
@@ -61,12 +61,12 @@ def lines_of(
 ) -> list[dict[str, Any]]:
     """The lines of all workers of one run, as `runtime.synchronisation` writes them."""
     paces = parse_paces(mix, step_s=STEP_S, commit_s=COMMIT_S)
-    found = trained(scheme, paces, goal)
+    training = trained(scheme, paces, goal)
     lines = []
     for worker, pace in enumerate(paces):
         commits = [
             [commit.time_s, commit.steps, commit.weight, commit.behind_steps, loss, COMMIT_S, 0.0]
-            for commit, loss in found.rows
+            for commit, loss in training.rows
             if commit.worker == worker
         ]
         lines.append(

@@ -90,8 +90,8 @@ def test_a_diagnosis_says_what_is_on_the_path_and_what_would_gain() -> None:
     gains = {row["what_if"]: row for row in facts["gains"]}
     assert gains["communication=0"]["predicted_iteration_us"] == pytest.approx(job.predict(Plan()).breakdown_us["compute"])
     for text in ("compute=0.9", "bandwidth=2"):
-        asked, plan = on("16xhgx-h100", text)
-        assert gains[text]["predicted_iteration_us"] == asked.predict(plan).iteration_us
+        changed_job, plan = on("16xhgx-h100", text)
+        assert gains[text]["predicted_iteration_us"] == changed_job.predict(plan).iteration_us
     assert any("would gain" in sentence for sentence in facts["findings"])
     for table in job.diagnose().tables:
         assert all(len(row) == len(table.columns) for row in table.rows)

@@ -172,8 +172,10 @@ def _rewritten(job: Any, bucket_of: Any) -> Any:
 
 def test_every_bucket_is_a_collective_of_its_bytes(job: Any) -> None:
     graph = _rewritten(job, np.arange(4))
-    found = [graph.duration_us[op] for op in range(len(graph)) if graph.name(op).startswith("bucket ") or "nccl" in graph.name(op)]
-    priced = sorted(us for us in found if us >= LATENCY_US + MIB / RATE_BYTES_PER_US - 1)
+    durations_us = [
+        graph.duration_us[op] for op in range(len(graph)) if graph.name(op).startswith("bucket ") or "nccl" in graph.name(op)
+    ]
+    priced = sorted(us for us in durations_us if us >= LATENCY_US + MIB / RATE_BYTES_PER_US - 1)
     assert priced == pytest.approx(sorted(transfer_us(size) for size in SIZES), rel=0.1)
 
 
@@ -328,8 +330,8 @@ class TestProfileOfAnH200:
         assert of_an_h200.own_durations().error_pct < 0.1
 
     def test_its_own_buckets_give_the_recorded_step(self, of_an_h200):
-        own = Plan.of(first_bucket_bytes=MIB, bucket_cap_bytes=25 * MIB)
-        assert of_an_h200.predict(own).iteration_us == pytest.approx(of_an_h200.predict(Plan()).iteration_us, rel=0.01)
+        recorded_buckets = Plan.of(first_bucket_bytes=MIB, bucket_cap_bytes=25 * MIB)
+        assert of_an_h200.predict(recorded_buckets).iteration_us == pytest.approx(of_an_h200.predict(Plan()).iteration_us, rel=0.01)
 
     def test_the_gain_of_a_plan_is_near_the_measured_one(self, of_an_h200):
         """44.6 ms without the profiler, 42.3 ms with gradients in buckets: 5 % measured."""

@@ -91,9 +91,9 @@ def profiles(
 
 
 def cpu_trace(folder: Path, **options: Any) -> Trace:
-    found, _ = profiles(**options)
+    both_profiles, _ = profiles(**options)
     headers = [distributed(rank, 2) | {"host_name": "one"} for rank in range(2)]
-    return import_trace([p.write(folder / f"rank{rank}.json", header=headers[rank]) for rank, p in enumerate(found)])
+    return import_trace([p.write(folder / f"rank{rank}.json", header=headers[rank]) for rank, p in enumerate(both_profiles)])
 
 
 @pytest.fixture(scope="module")

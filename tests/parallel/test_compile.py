@@ -16,7 +16,7 @@ STREAM = SEQUENCE * 4096  # elements of the residual stream of a model with 4,09
 
 
 def program(model, block, regather_inputs=True, **degrees):
-    (chosen,) = (found for found in blocks_of(published(model)) if found.name == block)
+    (chosen,) = (block_of_name for block_of_name in blocks_of(published(model)) if block_of_name.name == block)
     return compile_block(chosen, layout_of(Strategy(**degrees), regather_inputs=regather_inputs), 1, SEQUENCE)
 
 
@@ -81,7 +81,7 @@ def test_the_end_of_a_causal_sequence_attends_to_most(cp):
 
 
 def test_the_ranks_of_the_busiest_experts_compute_and_exchange_more():
-    (block,) = (found for found in blocks_of(published("mixtral-8x7b")) if found.name == "layer")
+    (block,) = (busiest for busiest in blocks_of(published("mixtral-8x7b")) if busiest.name == "layer")
     layout = layout_of(Strategy(dp=4, ep=4))
     even, uneven = (compile_block(block, replace(layout, expert_load=load), 1, SEQUENCE).forward for load in (1.0, 1.5))
     for one, other in zip(even, uneven, strict=True):

@@ -72,8 +72,8 @@ def test_pipelines_run_in_every_order(tmp_path, schedule, stages):
     """Of four ranks with sixteen micro-batches; none makes a step twice as long as 1F1B does."""
     runs = f'pp = 4\nvirtual_stages = {stages}\nschedule = "{schedule}"'
     assert described(tmp_path, text(runs)).strategy.schedule == schedule
-    found, usual = (job(tmp_path, each).predict(Plan()).iteration_us for each in (runs, "pp = 4"))
-    assert 0.5 * usual < found < 2 * usual
+    ordered_us, usual = (job(tmp_path, each).predict(Plan()).iteration_us for each in (runs, "pp = 4"))
+    assert 0.5 * usual < ordered_us < 2 * usual
 
 
 def test_what_is_not_set_is_as_the_framework_does_it(tmp_path):

@@ -32,11 +32,12 @@ def workload(model="gpt2-xl", cluster="2xhgx-h100", **degrees):
 
 def exchanged(model, **degrees):
     strategy = Strategy(**degrees)
-    (block,) = (found for found in blocks_of(published(model)) if found.name == "layer")
+    (block,) = (plan_exchange for plan_exchange in blocks_of(published(model)) if plan_exchange.name == "layer")
     program = compile_block(block, layout_of(strategy), 1, 1024)
     groups = Groups(strategy, parse_cluster("8xhgx-h100"))
     return [
-        (found.type.name, list(groups.ranks(found.axis)), found.elements) for found in parameter_collectives(program, strategy)
+        (plan_exchange.type.name, list(groups.ranks(plan_exchange.axis)), plan_exchange.elements)
+        for plan_exchange in parameter_collectives(program, strategy)
     ], sum(weight.elements for weight in program.weights)
 
 

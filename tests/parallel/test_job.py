@@ -235,8 +235,8 @@ def test_another_cluster_has_its_own_memory(tmp_path):
     """A plan that fits on devices of 80 GB may not on those of 40."""
     opened_job = job(tmp_path, "tp = 1", model="llama3-8b", cluster="2xdgx-a100-80")
     assert opened_job.predict(Plan()).infeasible is None
-    there, plan = opened_job.under(Scenario().on("2xdgx-a100-40"))
-    assert there.predict(plan).infeasible is not None
+    job_on_smaller, plan = opened_job.under(Scenario().on("2xdgx-a100-40"))
+    assert job_on_smaller.predict(plan).infeasible is not None
 
 
 def test_a_job_can_begin_with_a_plan(split):
@@ -355,7 +355,7 @@ def test_balanced_stages_are_the_best_of_all(schedule):
 
     def busiest(counts):
         work = [count * 10.0 + {0: 4.0, 3: 23.0}.get(stage, 0.0) for stage, count in enumerate(counts)]
-        return max(sum(work[stage] for stage in own) for own in pairs)
+        return max(sum(work[stage] for stage in rank_stages) for rank_stages in pairs)
 
     every = [c for c in itertools.product(range(10), repeat=4) if sum(c) == 9 and min(c[1:3]) > 0]
     layers = balanced_layers(9, 10.0, 4.0, 23.0, ranks=ranks, per_rank=4 // ranks, schedule=schedule)

@@ -68,8 +68,8 @@ def test_recorded_blocks_are_the_jobs_and_exchanges_stay_modelled(timed):
         ("layer", 1000.0, 2000.0),
         ("head", 50.0, 100.0),
     ]
-    own = job.rank_work(Plan.of(tp=2))["layer"]
-    assert (own.forward_us, own.backward_us) == (1000.0, 2000.0)
+    work_of_layer = job.rank_work(Plan.of(tp=2))["layer"]
+    assert (work_of_layer.forward_us, work_of_layer.backward_us) == (1000.0, 2000.0)
     assert timing.collectives == ()
     assert job.replayed(Plan.of(tp=2)).breakdown_us["exposed_tensor_parallel"] > 0
     assert job.description.warnings == ()

@@ -55,16 +55,16 @@ def test_a_pass_that_waited_for_its_host_takes_what_the_host_takes_more():
     def on_gpu(cut):
         return ModelledWork(PassWork(40.0 / cut.tp, 30.0 + 15.0 * cut.tp), PassWork(160.0 / cut.tp, 20.0), 4.0 / cut.tp)
 
-    found = recorded(blocks=(block(),)).block("layer", HALF, on_gpu)
-    assert found.forward_us == 115.0  # 100 is more than a device needs for 40
-    assert found.backward_us == 100.0  # 200 is not, for 160
+    layer_work = recorded(blocks=(block(),)).block("layer", HALF, on_gpu)
+    assert layer_work.forward_us == 115.0  # 100 is more than a device needs for 40
+    assert layer_work.backward_us == 100.0  # 200 is not, for 160
 
 
 def test_a_pass_is_not_shorter_than_its_host_takes():
-    found = recorded(blocks=(block(),)).block(
+    layer_work = recorded(blocks=(block(),)).block(
         "layer", HALF, lambda cut: ModelledWork(PassWork(100.0 / cut.tp, 70.0), PassWork(200.0, 70.0))
     )
-    assert found.forward_us == 70.0
+    assert layer_work.forward_us == 70.0
 
 
 def test_a_block_that_was_never_timed_is_left_to_the_model():

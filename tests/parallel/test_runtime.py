@@ -32,9 +32,9 @@ SMALL = {"tp": 8, "dp": 2, "sequence_parallel": True, "sequence": 256}  # too sm
 
 def test_small_layers_take_what_the_host_takes_to_start_their_kernels_and_collectives():
     host = HostTimes(forward_us=100.0, backward_us=50.0, collective_us=70.0, layer_us=30.0)
-    found = layer(workload(runtime=Runtime(host=host), **SMALL))
+    costs_of_layer = layer(workload(runtime=Runtime(host=host), **SMALL))
     # Two norms, queries-keys-values, rotation, attention, output, two sums, up, activation, down; four collectives.
-    assert found.forward_us == pytest.approx(30 + 11 * 100 + 4 * 70)
+    assert costs_of_layer.forward_us == pytest.approx(30 + 11 * 100 + 4 * 70)
 
 
 def test_a_check_of_each_collective_takes_as_long_as_the_group_has_ranks():

@@ -97,8 +97,8 @@ def simulate(
                 if action[segment[r]] == _POST:
                     posted[r] = which + 1
                 elif action[segment[r]] == _WAIT:
-                    own = r == 0 and is_broadcast[collective[segment[r]]]
-                    if not own and moved[which, 1] > now:
+                    broadcasts = r == 0 and is_broadcast[collective[segment[r]]]
+                    if not broadcasts and moved[which, 1] > now:
                         waits_for[r] = which
                         break
                 segment[r] += 1

@@ -31,30 +31,30 @@ def lifetimes(timeline):
 @given(timelines(buffers=True))
 def test_the_curve_counts_the_buffers_alive_at_each_instant(timeline):
     buffers = lifetimes(timeline)
-    for found in memory(timeline):
-        mine = [buffer for buffer in buffers if buffer[1] == found.rank]
-        assert (np.diff(found.times_us) > 0).all()
-        assert found.times_us[0] == 0
-        for at_us, taken in zip(found.times_us, found.bytes, strict=True):
-            assert taken == sum(size for _, _, size, begins, ends in mine if begins <= at_us < ends)
-        instants = {at for _, _, _, begins, ends in mine for at in (begins, ends) if begins < ends < np.inf}
-        assert instants <= set(found.times_us.tolist())
+    for curve in memory(timeline):
+        rank_buffers = [buffer for buffer in buffers if buffer[1] == curve.rank]
+        assert (np.diff(curve.times_us) > 0).all()
+        assert curve.times_us[0] == 0
+        for at_us, taken in zip(curve.times_us, curve.bytes, strict=True):
+            assert taken == sum(size for _, _, size, begins, ends in rank_buffers if begins <= at_us < ends)
+        instants = {at for _, _, _, begins, ends in rank_buffers for at in (begins, ends) if begins < ends < np.inf}
+        assert instants <= set(curve.times_us.tolist())
 
 
 @many
 @given(timelines(buffers=True))
 def test_the_peak_is_what_is_alive_then(timeline):
     buffers = {number: (rank, size, begins, ends) for number, rank, size, begins, ends in lifetimes(timeline)}
-    for found in memory(timeline):
-        assert found.peak_bytes == found.bytes.max() == found.alive_bytes.sum()
-        assert (np.diff(found.alive_bytes) <= 0).all()
-        for number, size in zip(found.alive.tolist(), found.alive_bytes.tolist(), strict=True):
-            rank, own, begins, ends = buffers[number]
-            assert (rank, own) == (found.rank, size)
-            assert begins <= found.peak_us < ends
-        if found.peak_bytes:
-            assert timeline.times.moved_us[found.peak_op] == found.peak_us
-            assert timeline.graph.rank_of_op[found.peak_op % len(timeline.graph)] == found.rank
+    for curve in memory(timeline):
+        assert curve.peak_bytes == curve.bytes.max() == curve.alive_bytes.sum()
+        assert (np.diff(curve.alive_bytes) <= 0).all()
+        for number, size in zip(curve.alive.tolist(), curve.alive_bytes.tolist(), strict=True):
+            rank, buffer_bytes, begins, ends = buffers[number]
+            assert (rank, buffer_bytes) == (curve.rank, size)
+            assert begins <= curve.peak_us < ends
+        if curve.peak_bytes:
+            assert timeline.times.moved_us[curve.peak_op] == curve.peak_us
+            assert timeline.graph.rank_of_op[curve.peak_op % len(timeline.graph)] == curve.rank
 
 
 def two_buffers(**fields):

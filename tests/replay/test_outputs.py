@@ -25,10 +25,10 @@ HOSTILE = '=1+1,"</script>\n\x00\ud800 \u202e'
 def events_by_phase(data):
     content = json.loads(data)
     assert set(content) == {"traceEvents", "displayTimeUnit"}
-    found = defaultdict(list)
+    by_phase = defaultdict(list)
     for event in content["traceEvents"]:
-        found[event["ph"]].append(event)
-    return found
+        by_phase[event["ph"]].append(event)
+    return by_phase
 
 
 def check_rules(data):

@@ -55,8 +55,8 @@ def test_the_prediction_of_a_steady_job_is_its_iteration(tmp_path):
 
 def test_a_change_is_predicted_as_the_changed_job_runs(tmp_path):
     _, ends = run(scaled(PROGRAM, kernels=0.5), 8)
-    found = times_of(job_of_program(tmp_path), "compute=0.5")
-    assert found.iteration_us == pytest.approx(ends[-1] - ends[-2], rel=0.01)
+    changed_times = times_of(job_of_program(tmp_path), "compute=0.5")
+    assert changed_times.iteration_us == pytest.approx(ends[-1] - ends[-2], rel=0.01)
 
 
 def test_the_breakdown_adds_up_to_the_iteration(tmp_path):
@@ -155,9 +155,9 @@ def test_real_jobs_the_ops_and_waits_of_one_step_with_the_durations_of_another_t
     typical, ops = recorded.typical_graph, recorded.steps.ops
     for row, step in enumerate(ops.steps):
         if step in recorded.measured.iterations_us:
-            own = replay(graph_of_step(ops, step))
+            own_replay = replay(graph_of_step(ops, step))
             crossed = replay(replace(typical, duration_us=typical.samples_us[row].astype(float)))
-            assert crossed.iteration_us == pytest.approx(own.iteration_us, rel=0.01)
+            assert crossed.iteration_us == pytest.approx(own_replay.iteration_us, rel=0.01)
 
 
 def test_dlrm_eight_ranks_replay_as_they_ran():

@@ -173,7 +173,7 @@ def test_max_min_shares_use_no_link_beyond_its_rate_and_every_flow_has_a_bottlen
         # On one of its links, which is full, no flow has more than this one: nobody can get more but from one that has less.
         assert any(
             used[link] >= capacity[link] * (1 - 1e-9)
-            and rate >= max(other for other, own in zip(rates, flows, strict=True) if link in own) * (1 - 1e-9)
+            and rate >= max(other for other, flow in zip(rates, flows, strict=True) if link in flow) * (1 - 1e-9)
             for link in links
         )
 

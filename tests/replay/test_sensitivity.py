@@ -102,8 +102,8 @@ def test_bandwidth_of_links_leaves_the_latency():
 
 
 def test_all_kinds_of_questions_are_asked_about_a_data_parallel_job():
-    asked = [change.text for change in questions(data_parallel(forward_us=(10.0, 30.0)))]
-    assert asked == [
+    texts = [change.text for change in questions(data_parallel(forward_us=(10.0, 30.0)))]
+    assert texts == [
         "compute=0.9",
         "communication=0.9",
         "communication=0",
@@ -140,8 +140,8 @@ def test_the_straggler_is_the_rank_whose_compute_is_on_the_path():
 
 
 def test_of_many_ranks_only_the_slowest_are_asked_about():
-    asked = questions(data_parallel(forward_us=tuple(float(rank) for rank in range(20))))
-    of_ranks = [change.rank for change in asked if isinstance(change, ComputeScaled) and change.rank is not None]
+    changes = questions(data_parallel(forward_us=tuple(float(rank) for rank in range(20))))
+    of_ranks = [change.rank for change in changes if isinstance(change, ComputeScaled) and change.rank is not None]
     assert of_ranks == [19, 0, 18, 17, 16, 15, 14, 13]  # the path ends in rank 0's update
 
 

@@ -37,9 +37,9 @@ class Job:
 
 
 def measured(plan, error):
-    found = predicted(plan)
-    us = found.iteration_us
-    return MeasuredPoint(plan=plan, predicted_us=us, interval_us=found.interval_us, measured_us=us * error)
+    prediction = predicted(plan)
+    us = prediction.iteration_us
+    return MeasuredPoint(plan=plan, predicted_us=us, interval_us=prediction.interval_us, measured_us=us * error)
 
 
 def calibration(error=1.08, machine=1.0):

@@ -64,7 +64,7 @@ def test_noisy_measurements_move_little():
 def test_more_sessions_teach_more_and_each_has_a_machine_of_its_own():
     once, slow = (correction((SLICES[0], 0.9), machine=machine) for machine in (1.0, 1.2))
     twice = Correction((*once.sessions, *slow.sessions), KNOBS)
-    (factor, narrowing), (factor_once, narrowing_once) = (found.of(SLICES[0], WIDTH) for found in (twice, once))
+    (factor, narrowing), (factor_once, narrowing_once) = (learned.of(SLICES[0], WIDTH) for learned in (twice, once))
     assert 0.9 < factor < factor_once
     assert narrowing < narrowing_once
 

@@ -97,10 +97,10 @@ def test_walks_keep_every_tensor_once_and_joining_never_ends_later(
     names = [tensor.name for tensor in tensors]
     groups = tuple(tuple(names[a:b]) for a, b in zip([0, *limits[:-1]], limits, strict=True))
     exchanges = bus.exchanges(Plan(tensor_groups=groups))
-    before = max(found.ended_us for found in exchanges)
+    before = max(neighbour.ended_us for neighbour in exchanges)
     for walked in (joined(parts_of(exchanges), sync), cut(exchanges, size_bytes, sync)):
         assert sorted(name for group in walked for name in group) == sorted(names)
-        after = max(found.ended_us for found in bus.exchanges(Plan(tensor_groups=walked)))
+        after = max(neighbour.ended_us for neighbour in bus.exchanges(Plan(tensor_groups=walked)))
         assert after <= before * (1 + 1e-6)
     single = joined(single_parts(exchanges, size_bytes), sync)
     assert sorted(name for group in single for name in group) == sorted(names)

@@ -157,7 +157,7 @@ def test_before_a_round_an_island_reads_what_the_others_evaluated_in_the_round_b
             book.append(trial(number, 1e6 - number))
         book.flush()
         sampler = Listed(*(1e4 + number for number in range(trials)))
-        own = islands_trials(
+        island_trials = islands_trials(
             Evaluations(InlineEvaluator(OBJECTIVE)),
             {1: Hearing(sampler, prediction_of(1e6))},
             lambda number: None,
@@ -166,7 +166,7 @@ def test_before_a_round_an_island_reads_what_the_others_evaluated_in_the_round_b
             count=2,
             await_round=rounds.append,
         )
-        finished = [one.number for one in own]
+        finished = [one.number for one in island_trials]
     assert finished == list(range(2, trials, 2))
     assert rounds == [0, 1]
     assert others == [[1e6 - (1 + 2 * place) for place in range(begun, begun + ROUND)] for begun in (0, ROUND)]

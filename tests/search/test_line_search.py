@@ -30,10 +30,12 @@ class Store:
 
     def predict(self, plan: Plan) -> Prediction:
         self.space.check(plan)
-        servers, own = plan.servers or 1, KvstoreSettings.of(plan)
-        size, best = (own.slice_threshold or 40_000, 300_000) if own.p3 else (own.bigarray_bound or 1_000_000, 9_000_000)
+        servers, settings = plan.servers or 1, KvstoreSettings.of(plan)
+        size, best = (
+            (settings.slice_threshold or 40_000, 300_000) if settings.p3 else (settings.bigarray_bound or 1_000_000, 9_000_000)
+        )
         off = abs(math.log(size / (best / servers)))
-        return prediction_of(1000.0 + 50 * (servers - 3) ** 2 + 30 * off + (0 if own.p3 else 40), plan, 0.01)
+        return prediction_of(1000.0 + 50 * (servers - 3) ** 2 + 30 * off + (0 if settings.p3 else 40), plan, 0.01)
 
     def all_us(self) -> list[float]:
         grids = [

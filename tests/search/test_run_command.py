@@ -214,11 +214,11 @@ def test_every_kind_of_job_is_searched_and_its_plan_replayed(
     def as_json(*options: str) -> dict[str, Any]:
         return dict(json.loads(succeeds(*options, "--json")))
 
-    found = as_json("run", str(trace), "--trials", "15", "--sampler", "mcmc", "--out", str(tmp_path / "run"))
-    assert found["trials"] == 15
-    assert set(found["plans"][0]["plan"]) <= fields
+    result = as_json("run", str(trace), "--trials", "15", "--sampler", "mcmc", "--out", str(tmp_path / "run"))
+    assert result["trials"] == 15
+    assert set(result["plans"][0]["plan"]) <= fields
     best = as_json("replay", str(trace), "--plan", str(tmp_path / "run" / "plans" / "plan-1.json"))
-    assert best["predicted_iteration_us"] == pytest.approx(found["best_us"])
+    assert best["predicted_iteration_us"] == pytest.approx(result["best_us"])
 
 
 class TestOnTheBundledSample:

@@ -49,7 +49,7 @@ def test_a_replay_counts_in_every_search_and_is_done_in_one() -> None:
 def test_samplers_are_compared_with_the_best_of_all() -> None:
     case = searched("knob", KnobObjective(), seconds=0.3, seeds=2)  # type: ignore[arg-type]
     assert set(case.found_us) == {*SAMPLERS, "random"} - {"critical-path"}, "nothing guides this job"
-    assert all(len(found) == 2 for found in case.found_us.values())
+    assert all(len(times_us) == 2 for times_us in case.found_us.values())
     assert min(min(case.gaps_pct(sampler)) for sampler in case.found_us) == 0
     assert case.gaps_pct("critical-path") == []
     assert "| knob |" in table([case])
@@ -57,8 +57,8 @@ def test_samplers_are_compared_with_the_best_of_all() -> None:
 
 def test_a_recording_is_searched_as_if_its_links_were_slower() -> None:
     trace = Trace.load(horovod_trace_path())
-    own, slower = (prices_of(trace, rate).predict(Plan()).iteration_us for rate in (None, "500mbit"))
-    assert slower > 1.1 * own
+    as_recorded, slower = (prices_of(trace, rate).predict(Plan()).iteration_us for rate in (None, "500mbit"))
+    assert slower > 1.1 * as_recorded
 
 
 @pytest.fixture(scope="module")

@@ -121,8 +121,8 @@ def test_a_proposal_knows_of_all_trials_but_those_on_their_way(window: int) -> N
     with tempfile.TemporaryDirectory() as folder:
         trials, _ = driven(Path(folder) / "trials.jsonl", "mcmc", 30, window, 0)
     for trial in trials:
-        told = trial.number if trial.told is None else trial.told
-        assert told == max(min(trial.number, 1), trial.number - window + 1)
+        known = trial.number if trial.told is None else trial.told
+        assert known == max(min(trial.number, 1), trial.number - window + 1)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -43,8 +43,8 @@ def test_the_cluster_changes_in_parts() -> None:
 
 
 def test_speeds_are_kept_in_order() -> None:
-    found = scenario("compute=0.9", "rank1.compute=0.5x").scales
-    assert [(scale.what, scale.factor, scale.rank) for scale in found] == [("compute", 0.9, None), ("compute", 0.5, 1)]
+    scales = scenario("compute=0.9", "rank1.compute=0.5x").scales
+    assert [(scale.what, scale.factor, scale.rank) for scale in scales] == [("compute", 0.9, None), ("compute", 0.5, 1)]
 
 
 def test_sorts_of_ops_and_ranks_are_named() -> None:

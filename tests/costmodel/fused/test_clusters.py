@@ -42,7 +42,7 @@ def recorded_alike(cluster):
         if tensor.role == "out":
             add("_Retval", [number])
     ptr = np.cumsum([0, *map(len, needs)])
-    edges = [edge for own in needs for edge in own]
+    edges = [edge for inputs_of_node in needs for edge in inputs_of_node]
     work = np.zeros((3, len(names)))
     work[:, members] = cluster.op_us
     source = np.array([edge[0] for edge in edges], dtype=np.int64)

@@ -59,7 +59,7 @@ def test_every_bucket_but_the_last_has_at_least_its_limit_and_none_could_have_en
     bucket_of = bucket_assignment(gradients(*sizes), [limit])
     assert (np.diff(bucket_of) >= 0).all()
     for bucket in range(bucket_of.max()):
-        members = [size for size, own in zip(sizes, bucket_of, strict=True) if own == bucket]
+        members = [size for size, in_bucket in zip(sizes, bucket_of, strict=True) if in_bucket == bucket]
         assert sum(members) >= limit > sum(members[:-1])
 
 

@@ -98,5 +98,5 @@ def test_a_job_is_what_the_plain_way_makes_of_it(count, seed, shared):
     np.testing.assert_array_equal(job.unit_bytes, plain.unit_bytes)
     np.testing.assert_array_equal(job.unit_tensors, plain.unit_tensors)
     assert job.release_work_us.sum() == pytest.approx(plain.release_work_us.sum())
-    found, expected = (replay_horovod(one, iterations=4).iterations_us for one in (job, plain))
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    iterations_us, expected = (replay_horovod(one, iterations=4).iterations_us for one in (job, plain))
+    np.testing.assert_allclose(iterations_us, expected, rtol=1e-9)

@@ -34,7 +34,7 @@ def preds(op):
 
 
 def named(name):
-    return [op for op, found in enumerate(graph().names) if found == name]
+    return [op for op, op_name in enumerate(graph().names) if op_name == name]
 
 
 def parts():

@@ -51,7 +51,7 @@ def serial_job(sizes: list[int], backward_us: list[int], *, latency_us: float) -
     return replicated(in_program, 3, latency_us=latency_us, us_per_byte=0.02)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 60)), min_size=1, max_size=7),
     st.sampled_from([0.0, 5.0, 40.0]),

@@ -95,7 +95,6 @@ def features(ops: Ops, profile: DeviceProfile, usual: UsualShares) -> Singles:
     compute, memory, stream = parts_us(ops, rates)
     floor = rates.floor_us[ops.stack.astype(int)]
     base = floor + np.maximum(compute, memory) + stream
-    moved = ops.matrix_bytes + ops.stream_bytes
     cores, l2_bytes = device.cores, device.l2_cache_bytes
     assert cores is not None
     assert l2_bytes is not None
@@ -105,7 +104,7 @@ def features(ops: Ops, profile: DeviceProfile, usual: UsualShares) -> Singles:
         _log((memory + stream + _SMALLEST) / floor),
         stream / base,
         _log(base),
-        _log((moved + 1) / l2_bytes),
+        _log((ops.moved_bytes + 1) / l2_bytes),
         *_tile_features(ops, cores),
         _log(ops.batch * ops.m / cores),
     ]

@@ -105,6 +105,11 @@ class Ops:
         return Ops(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
 
     @property
+    def moved_bytes(self) -> Floats:
+        """Bytes that are read and written in all, [n]."""
+        return self.matrix_bytes + self.stream_bytes
+
+    @property
     def matrix(self) -> Floats:
         """The columns side by side, [n, columns]."""
         return np.stack([getattr(self, field.name) for field in dataclasses.fields(self)], axis=1)

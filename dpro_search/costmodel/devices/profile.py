@@ -145,8 +145,7 @@ def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
     Only what the ops are decides. Products, two where there is one precision, are those nearest to `PROBE_SIZE` on each side;
     the copy is the one nearest to `PROBE_BYTES` of those that memory bounds.
     """
-    assert device.memory_bytes_per_s is not None
-    moved = ops.matrix_bytes + ops.stream_bytes
+    compute, memory = _at_data_sheet(ops, device)
     places: list[int] = []
     precisions = _commonest(ops.precision[ops.flops > 0])
     for precision in precisions:
@@ -155,14 +154,12 @@ def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
         places += of[np.argsort(_from_usual_product(ops[of]), kind="stable")][
             : 3 - len(precisions) if len(precisions) < 3 else 1
         ].tolist()
-    peaks = np.array([peak_flops_per_s(device, precision) or np.inf for precision in PRECISIONS])
-    compute = ops.flops / peaks[ops.precision.astype(int)]
-    streams = np.flatnonzero((moved > 0) & (compute < 0.3 * moved / device.memory_bytes_per_s))
+    streams = np.flatnonzero((memory > 0) & (compute < 0.3 * memory))
     if len(streams):
         other = ops.kernels[streams] + np.abs(ops.special[streams]) + (ops.flops[streams] > 0) + 2 * ops.backward[streams]
-        cost = np.abs(np.log10(moved[streams] / PROBE_BYTES)) + 0.3 * other
+        cost = np.abs(np.log10(ops.moved_bytes[streams] / PROBE_BYTES)) + 0.3 * other
         places.append(int(streams[np.argmin(cost)]))
-    size = (compute + moved / device.memory_bytes_per_s) * (1 + ops.backward) * ops.kernels
+    size = (compute + memory) * (1 + ops.backward) * ops.kernels
     plain = np.isin(ops.kind, _PLAIN)
     places.append(int(np.argmin(np.where(plain, size, np.inf) if plain.any() else size)))
     return np.array(list(dict.fromkeys(places)), dtype=np.int64)
@@ -170,10 +167,7 @@ def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
 
 def probes_of(ops: Ops, us: Floats, device: Device) -> Probes:
     """The rates that measured probes show, [n] each."""
-    moved = ops.matrix_bytes + ops.stream_bytes
-    assert device.memory_bytes_per_s is not None
-    peaks = np.array([peak_flops_per_s(device, precision) or np.inf for precision in PRECISIONS])
-    compute, memory = ops.flops / peaks[ops.precision.astype(int)], moved / device.memory_bytes_per_s
+    compute, memory = _at_data_sheet(ops, device)
     bound = compute > 0.5 * memory
     smallest = int(np.argmin(np.maximum(compute, memory)))
     floor_us = float(us[smallest] - np.maximum(compute, memory)[smallest] * 1e6 / USUAL_SHARE)
@@ -184,12 +178,19 @@ def probes_of(ops: Ops, us: Floats, device: Device) -> Probes:
         matrix[precision] = max(rate, matrix.get(precision, 0.0))
     # A copy that takes no longer than launches does says nothing about memory.
     streams = np.flatnonzero(~bound & (memory * 1e6 > 2 * max(floor_us, 0.0)))
-    rates = moved[streams] / us[streams] * 1e6
+    rates = ops.moved_bytes[streams] / us[streams] * 1e6
     return Probes(
         matrix_flops_per_s=matrix,
         stream_bytes_per_s=float(rates.max()) if len(streams) else None,
         floor_us=floor_us if floor_us > us[smallest] / 2 else None,  # else the smallest op is not small enough to tell
     )
+
+
+def _at_data_sheet(ops: Ops, device: Device) -> tuple[Floats, Floats]:
+    """Seconds of arithmetic and of memory at the rates of the data sheet, [n] each."""
+    assert device.memory_bytes_per_s is not None
+    peaks = np.array([peak_flops_per_s(device, precision) or np.inf for precision in PRECISIONS])
+    return ops.flops / peaks[ops.precision.astype(int)], ops.moved_bytes / device.memory_bytes_per_s
 
 
 def _from_usual_product(ops: Ops) -> Floats:

@@ -120,13 +120,13 @@ def folded(ranks: int, tensors: int) -> dict[str, float]:
 
 def monte_carlo(samples: int) -> dict[str, float]:
     """Monte-Carlo replays of the bundled sample: op by op, and of Horovod's state machine."""
-    from dpro_search.kinds import PlanOptions
-    from dpro_search.kinds.horovod.job import Horovod
+    from dpro_search.kinds import JobInScenario, PlanOptions
+    from dpro_search.kinds.horovod.job import Horovod, horovod_schedule
     from dpro_search.space.plan import Plan
 
     trace = Trace.load(sample_trace_path("resnet50_2ranks_2gbit"))
-    job = Horovod.of(trace, PlanOptions())
-    graph = job.replay_of(Plan()).single_ops()
+    job = JobInScenario(Horovod.of(trace, PlanOptions()))
+    graph = horovod_schedule(job.lowered(Plan())).single_ops()
     replay(graph, samples=2)
     job.sampled(Plan(), samples=2)
     started = time.perf_counter()

@@ -40,7 +40,7 @@ from benchmarks.optimum import all_groupings, contiguous_groupings, costs_us, ho
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
-from dpro_search.kinds import PlanOptions
+from dpro_search.kinds import JobInScenario, PlanOptions
 from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.search import Objective, run_search
 from dpro_search.search.samplers import SAMPLERS, sampler_for
@@ -77,7 +77,7 @@ def whole_run(trace: Path) -> dict[str, Any]:
     }
 
 
-def walked(predictor: Horovod | FusionObjective, plans: int) -> tuple[list[Plan], float]:
+def walked(predictor: Objective, plans: int) -> tuple[list[Plan], float]:
     """Plans that a Metropolis walk proposes, and how many a second are proposed and priced in one process."""
     sampler = sampler_for(predictor.space, "mcmc", 0)
     sampler.observe(Plan(), predictor.predict(Plan()))
@@ -150,12 +150,13 @@ def workers(objective: Objective, trials: int) -> dict[str, Any]:
 def gap(job: Horovod, groupings_of: str) -> dict[str, Any]:
     """Price all plans of a job with few tensors, then let each sampler search it."""
     tensors = TENSORS[groupings_of]
-    small = Horovod(replace(job.measured, graph=with_few_tensors(job.measured.graph, tensors)), job.recorded)
+    few = Horovod(replace(job.measured, graph=with_few_tensors(job.measured.graph, tensors)), job.recorded)
+    small = JobInScenario(few).objective()
     names = tuple(tensor.name for tensor in small.tensors)
     position = {name: i for i, name in enumerate(names)}
     generated = all_groupings(names) if groupings_of == "any" else contiguous_groupings(names)
     groupings = [canonical(grouping, position) for grouping in generated]
-    space = horovod_space((), small.recorded)
+    space = horovod_space((), job.recorded)
     all_us = costs_us(small, {space.simplest(plan) for plan in horovod_plans(groupings)}, _PROCESSES)
     optimum_us = min(all_us.values())
     searches = list(itertools.product(SAMPLERS, range(SEEDS)))
@@ -236,12 +237,12 @@ def _gaps(found: Iterable[tuple[tuple[str, int], float]], optimum_us: float) -> 
     return {name: {"median": float(np.median(values)), "worst": max(values)} for name, values in gaps.items()}
 
 
-def least_found_us(job: Horovod, sampler: str, seed: int) -> float:
+def least_found_us(objective: Objective, sampler: str, seed: int) -> float:
     """The least price that a search finds; its result names the simplest of those within 1 %, so the trials are looked at."""
     found_us: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         run_search(
-            job,
+            objective,
             trials=TRIALS,
             sampler=sampler,
             seed=seed,
@@ -302,18 +303,19 @@ def measured(trace: Path, parts: list[str]) -> dict[str, Any]:
     if "run" in parts:
         result |= whole_run(trace)
     job = Horovod.of(Trace.load(trace), PlanOptions())
-    job.predict(Plan())
+    here = JobInScenario(job)
+    here.predict(Plan())
     if "run" in parts:
-        result["plans_per_s"] = walked(job, 300)[1]
+        result["plans_per_s"] = walked(here.objective(), 300)[1]
     if "ring" in parts:
         result["ring"] = ring_steps()
     if "workers" in parts:
         ranks, cores = SHARED_CORES
-        slow, _ = job.under(Scenario(cluster=ClusterChange(ranks=ranks, cores=cores)))
+        slow, _ = here.under(Scenario(cluster=ClusterChange(ranks=ranks, cores=cores)))
         result["workers"] = {
-            "trace": workers(job, 4000),
-            f"{ranks} ranks on {cores} cores": workers(slow, 2000),
-            "BERT-base, all transformations": workers(bert_plans(), 150),
+            "trace": workers(here.objective(), 4000),
+            f"{ranks} ranks on {cores} cores": workers(slow.objective(), 2000),
+            "BERT-base, all transformations": workers(bert_plans().objective(), 150),
         }
     cases = [gap(job, part) for part in parts if part in TENSORS]
     cases += [ring_gap(groupings_of) for groupings_of in SMALL if "small" in parts]

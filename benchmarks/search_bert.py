@@ -19,7 +19,7 @@ from dpro_search.collect.trace import CommSettings, Floats, TensorInfo, Trace
 from dpro_search.costmodel.collectives.horovod import CommCosts, wire_us_per_byte
 from dpro_search.costmodel.precision import BUNDLED_TABLE
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, RankProfile, Release, TensorOps
-from dpro_search.kinds import COMPUTE, Job, PlanOptions
+from dpro_search.kinds import COMPUTE, JobInScenario, PlanOptions
 from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.space.cluster import ClusterSpec
@@ -51,17 +51,17 @@ _ADAM = (
 )
 
 
-def bert_plans() -> Horovod:
+def bert_plans() -> JobInScenario:
     """Prices of the plans of the job, under all transformations but a memory limit: the memory of its ops is not known."""
     graph = bert_graph()
     cluster = ClusterSpec(cores=tuple(range(WORKERS)), rate_bps=_RATE_BPS)
     recorded = CommSettings(fusion_threshold_bytes=128 * 2**20, cycle_time_us=1000.0)
-    return Horovod(MeasuredStep(graph=graph, costs=_costs(), cluster=cluster), recorded, _ALL)
+    return JobInScenario(Horovod(MeasuredStep(graph=graph, costs=_costs(), cluster=cluster), recorded, _ALL))
 
 
-def recorded_plans(trace: Trace, workers: int = WORKERS) -> Job:
+def recorded_plans(trace: Trace, workers: int = WORKERS) -> JobInScenario:
     """Prices of the plans of a recorded job of TensorFlow with Horovod on so many workers, each on a core of its own."""
-    return Horovod.of(trace, _ALL).under(Scenario(cluster=ClusterChange(ranks=workers)))[0]
+    return JobInScenario(Horovod.of(trace, _ALL)).under(Scenario(cluster=ClusterChange(ranks=workers)))[0]
 
 
 def bert_graph() -> DataflowGraph:

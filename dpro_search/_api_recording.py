@@ -284,13 +284,13 @@ class Recording(Tabular):
         from dpro_search.deploy.targets import targets_for, targets_named
         from dpro_search.kinds import all_targets, deployed_job
 
-        job = job_of(self.source)
-        deployed, known = deployed_job(self.source, job), all_targets()
+        here = job_of(self.source)
+        deployed, known = deployed_job(self.source, here), all_targets()
         chosen = targets_named(targets, known) if targets else targets_for(plan, deployed.targets, deployed.usual)
-        prediction = job.predict(plan)
+        prediction = here.predict(plan)
         if prediction.infeasible:
             raise InputError(f"{plan!r}: {prediction.infeasible}")
-        return export_plan(plan, Path(out), chosen, deployed.facts, (prediction, job.predict(Plan())), known)
+        return export_plan(plan, Path(out), chosen, deployed.facts, (prediction, here.predict(Plan())), known)
 
     @speaks_python
     def report(self, out: str | Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.measured import ProfiledSteps
-from dpro_search.kinds import Job, PlanOptions
+from dpro_search.kinds import Job, JobInScenario, PlanOptions
 from dpro_search.kinds.imported.job import Imported
 from dpro_search.kinds.recorded.job import ProfiledJob, recorded_replay
 from dpro_search.kinds.recorded.replay import RecordedReplay
@@ -37,7 +37,6 @@ def iteration_us(job: ProfiledJob, *speeds: str) -> float:
     return times_of(job, *speeds).iteration_us
 
 
-def under(job: Job, *changes: str, cluster: str | None = None) -> Job:
+def under(job: Job, *changes: str, cluster: str | None = None) -> JobInScenario:
     """The job with changes like "compute=0.5" and "ranks=16", on another cluster."""
-    known = (*job.askable, *job.settings)
-    return job.under(Scenario().on(cluster).changed(changes, known=known, job=job.title))[0]
+    return JobInScenario(job).under(job.scenario(changes, Scenario().on(cluster)))[0]

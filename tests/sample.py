@@ -38,7 +38,6 @@ def measured() -> MeasuredStep[DataflowGraph]:
 def schedule(plan: Plan | None = None, *changes: str) -> HorovodSchedule:
     """The schedule of the job under a plan, with changes as text."""
     job = horovod()
-    scenario = Scenario(plan=plan or Plan()).changed(changes, known=(*job.askable, *job.settings), job=job.title)
-    replayable = job.lower(scenario).replayable
+    replayable = job.lower(job.scenario(changes, Scenario(plan=plan or Plan()))).replayable
     assert isinstance(replayable, HorovodSchedule)
     return replayable

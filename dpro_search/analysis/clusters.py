@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from dpro_search.kinds import Job
+from dpro_search.kinds import JobInScenario
 from dpro_search.kinds._work import EFFICIENCY_KEYS, efficiency
 from dpro_search.search import SearchResult
 
@@ -91,14 +91,14 @@ class ClusterChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return any(row.global_batch is not UNSET for row in self.clusters)
 
 
-def best_plan(cluster: str, batch: int | None, job: Job, result: SearchResult) -> BestPlan:
+def best_plan(cluster: str, batch: int | None, here: JobInScenario, result: SearchResult) -> BestPlan:
     """The best plan of a search on a cluster; `batch`: None, where one was asked for."""
     best = result.plans[0]
-    gives = None if job.work is None else efficiency(job.work, best.prediction.iteration_us)
+    gives = None if here.work is None else efficiency(here.work, best.prediction.iteration_us)
     return BestPlan(
         cluster=cluster,
         global_batch=UNSET if batch is None else batch,
-        devices=job.cluster.ranks,
+        devices=here.cluster.ranks,
         run=result.run,
         feasible=result.feasible,
         plan=dict(best.plan.settings),

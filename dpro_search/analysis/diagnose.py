@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from dpro_search.analysis.efficiency import efficiency_of, split_options
-from dpro_search.kinds import Diagnosis, Job
+from dpro_search.kinds import Diagnosis, JobInScenario
 from dpro_search.kinds._answers import fields_of
 from dpro_search.kinds._job_on_cluster import job_on_cluster, repeated
 from dpro_search.kinds._work import Efficiency
@@ -24,7 +24,7 @@ class Diagnosed(NamedTuple):
     efficiency: Efficiency | None
 
 
-def diagnose(recorded: Job, cluster: str | None = None, changes: Sequence[str] = ()) -> Diagnosed:
+def diagnose(recorded: JobInScenario, cluster: str | None = None, changes: Sequence[str] = ()) -> Diagnosed:
     """Diagnose a job on a named cluster (None: the recorded one) at other speeds, with its efficiency.
 
     Parameters
@@ -47,5 +47,5 @@ def diagnose(recorded: Job, cluster: str | None = None, changes: Sequence[str] =
         recording_doubt=recorded.recording_doubt,
         **fields_of(efficiency),
     )
-    what_if = next((gain.what_if for gain in diagnosis.gains if repeated(job, gain.what_if)), None)
+    what_if = next((gain.what_if for gain in diagnosis.gains if repeated(job.job, gain.what_if)), None)
     return Diagnosed(diagnosis, what_if, efficiency)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.errors import InputError
-from dpro_search.kinds._job import Job
+from dpro_search.kinds import JobInScenario
 from dpro_search.replay.path.parts import PathPart, path_parts
 from dpro_search.space.plan import Plan
 
@@ -84,7 +84,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     exceeded: bool
 
 
-def difference(before: Job, after: Job, max_regression_pct: float | None = None) -> Difference:
+def difference(before: JobInScenario, after: JobInScenario, max_regression_pct: float | None = None) -> Difference:
     """Explain the change of the iteration time between two recordings of a job.
 
     The causes are the time that ops of one name have on the critical path of the replayed iterations, and what the replays do not
@@ -99,7 +99,7 @@ def difference(before: Job, after: Job, max_regression_pct: float | None = None)
         raise InputError(f"the traces are of {before.title} and of {after.title}: give two recordings of one job")
     first, second = before.replayed(Plan()), after.replayed(Plan())
     replayed_us = (first.iteration_us, second.iteration_us)
-    measured_us = (before.measured_iteration_us, after.measured_iteration_us)
+    measured_us = (before.measurement.median_us, after.measurement.median_us)
     shown_us, is_measured = replayed_us, False
     if measured_us[0] is not None and measured_us[1] is not None:
         shown_us, is_measured = (float(measured_us[0]), float(measured_us[1])), True
@@ -115,7 +115,7 @@ def difference(before: Job, after: Job, max_regression_pct: float | None = None)
         regression_pct=regression_pct,
         noise_pct=noise_pct,
         breakdown_us=(first.breakdown_us, second.breakdown_us),
-        ranks=_ranks(before.rank_parts_us(), after.rank_parts_us()),
+        ranks=_ranks(_rank_parts_us(before), _rank_parts_us(after)),
         causes=_causes(before, after, replayed_us, shown_us),
         warnings=_warnings((before, after)),
         max_regression_pct=max_regression_pct,
@@ -123,7 +123,9 @@ def difference(before: Job, after: Job, max_regression_pct: float | None = None)
     )
 
 
-def _causes(before: Job, after: Job, replayed_us: tuple[float, float], shown_us: tuple[float, float]) -> tuple[Cause, ...]:
+def _causes(
+    before: JobInScenario, after: JobInScenario, replayed_us: tuple[float, float], shown_us: tuple[float, float]
+) -> tuple[Cause, ...]:
     """The causes of the change of the shown iterations, the largest first."""
     first, second = _parts(before, replayed_us[0]), _parts(after, replayed_us[1])
     causes = [_cause(part, first.get(part, 0.0), second.get(part, 0.0)) for part in {**first, **second}]
@@ -131,6 +133,10 @@ def _causes(before: Job, after: Job, replayed_us: tuple[float, float], shown_us:
     if any(unexplained_us):
         causes.append(_cause(PathPart("", _UNEXPLAINED), *unexplained_us))
     return tuple(sorted(causes, key=lambda cause: -abs(cause.change_us)))
+
+
+def _rank_parts_us(here: JobInScenario) -> Mapping[int, Mapping[str, float]]:
+    return here.job.rank_parts_us(here.lowered(Plan()))
 
 
 def _ranks(before: Mapping[int, Mapping[str, float]], after: Mapping[int, Mapping[str, float]]) -> tuple[RankChange, ...]:
@@ -146,9 +152,9 @@ def _work_us(change_us: Mapping[str, float]) -> float:
     return sum(us for part, us in change_us.items() if part != "waiting_for_ranks")
 
 
-def _parts(job: Job, iteration_us: float) -> Mapping[PathPart, float]:
+def _parts(here: JobInScenario, iteration_us: float) -> Mapping[PathPart, float]:
     """Parts that add up to the iteration time that `replay` predicts; it may lie between those of two recorded steps."""
-    parts = path_parts(job.timeline(Plan()))
+    parts = path_parts(here.timeline(Plan()))
     scale = iteration_us / (sum(parts.values()) or 1.0)
     return {part: us * scale for part, us in parts.items()}
 
@@ -158,9 +164,9 @@ def _cause(part: PathPart, before_us: float, after_us: float) -> Cause:
     return Cause(part=kind, name=part.name, before_us=before_us, after_us=after_us, change_us=after_us - before_us)
 
 
-def _noise_us(jobs: tuple[Job, Job]) -> float | None:
+def _noise_us(jobs: tuple[JobInScenario, JobInScenario]) -> float | None:
     """Bound for nine in ten differences between medians of equal jobs; None if a job has fewer than two measurements."""
-    samples = [job.measured_iterations_us() for job in jobs]
+    samples = [job.measurement.iterations_us for job in jobs]
     if any(len(values) < 2 for values in samples):
         return None
     # The variance of a median is about pi / 2 of that of a mean (Kendall and Stuart, The Advanced Theory of Statistics, 10.10).
@@ -168,7 +174,7 @@ def _noise_us(jobs: tuple[Job, Job]) -> float | None:
     return float(_QUANTILE * np.sqrt(variance))
 
 
-def _warnings(jobs: tuple[Job, Job]) -> tuple[str, ...]:
+def _warnings(jobs: tuple[JobInScenario, JobInScenario]) -> tuple[str, ...]:
     before, after = (msgspec.to_builtins(job.trace.meta) if job.trace else {} for job in jobs)
     return tuple(
         f"the recordings differ in {what}: {before[what]} and {after[what]}"

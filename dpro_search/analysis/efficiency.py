@@ -20,7 +20,7 @@ from dpro_search.costmodel.roofline import COMPUTE_BOUND, product_precision
 from dpro_search.errors import InputError
 from dpro_search.graph.event_names import kernel_class
 from dpro_search.graph.op_flops import step_flops
-from dpro_search.kinds._job import Job
+from dpro_search.kinds import JobInScenario
 from dpro_search.kinds._work import EFFICIENCY_KEYS, Efficiency, Work, efficiency, price_source
 from dpro_search.quantities import count_text, energy_text, flops_text, money_text, parse_amount, percent_text
 from dpro_search.space.scenario import Scenario, changes_in
@@ -51,12 +51,12 @@ def split_options(changes: Iterable[str]) -> tuple[dict[str, float], tuple[str, 
     return options, tuple(rest)
 
 
-def efficiency_of(job: Job, scenario: Scenario, given: Mapping[str, float], iteration_us: float) -> Efficiency | None:
+def efficiency_of(here: JobInScenario, scenario: Scenario, given: Mapping[str, float], iteration_us: float) -> Efficiency | None:
     """The efficiency of a job in a scenario; None for a job without accelerators of which nothing was `given`."""
-    work = None if job.work is None else job.under(scenario)[0].work
+    work = None if here.work is None else here.under(scenario)[0].work
     if work is not None:
         return efficiency(with_options(work, given), iteration_us, what_ifs=bool(scenario.scales))
-    trace = job.trace
+    trace = here.trace
     if not given and (trace is None or not (trace.events.kind == EventKind.KERNEL).any()):
         return None
     change = scenario.cluster

@@ -16,8 +16,9 @@ from dpro_search.analysis.efficiency import efficiency_of, split_options
 from dpro_search.collect._files import write_file
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
-from dpro_search.kinds import Comparison, Job, PlanOptions
+from dpro_search.kinds import Comparison, Job, JobInScenario
 from dpro_search.kinds._answers import ConvergenceFacts, PlanFacts, Remedy, ReplayedStep, fields_of
+from dpro_search.kinds._job import Measurement
 from dpro_search.machine import IntervalSource
 from dpro_search.replay.outputs import write_csv
 from dpro_search.space.plan import Plan, Prediction
@@ -39,7 +40,6 @@ class ReplayRequest:
     # perfetto, timeline: Files for ui.perfetto.dev and, as CSV, for tables.
     perfetto: Path | None = None
     timeline: Path | None = None
-    options: PlanOptions = field(default_factory=PlanOptions)  # Models that predictions depend on.
     on_sample: Callable[[], None] = lambda: None  # Called after each sample.
 
     @property
@@ -168,7 +168,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     quantiles_us: Quantiles | None = None
 
 
-def replay(job: Job, request: ReplayRequest) -> Replay:
+def replay(recorded: JobInScenario, request: ReplayRequest) -> Replay:
     """Predict the iteration of a job, and write the files that the request names. What the job has replayed is not replayed again.
 
     Raises
@@ -186,26 +186,20 @@ def replay(job: Job, request: ReplayRequest) -> Replay:
         )
     if request.holdout_step is not None and request.own_durations:
         raise InputError("--holdout-step and --own-durations ask different questions: give one of them")
-    recorded = job
-    scenario = scenario_of(recorded, request)
-    allowed = recorded.allowing(scenario.plan, request.options)
-    allowed._replay_error = recorded.replay_error
-    job, plan = allowed.under(scenario)
+    scenario = scenario_of(recorded.job, request)
+    here, plan = recorded.under(scenario)
     if request.compares:
-        comparison = job.own_durations() if request.holdout_step is None else job.held_out(request.holdout_step)
-        answer = _compared(job, comparison)
+        answer = _compared(here, recorded.job.compared(request.holdout_step))
     else:
-        answer = predicted(job, plan, changed=request.changed)
-    if request.changed or request.compares:
-        doubt = recorded.recording_doubt
-    else:
-        doubt = job.doubt_of(answer.iteration_us, answer.measured_us)
+        answer = predicted(here, plan, changed=request.changed)
+    as_recorded = not (request.changed or request.compares)
+    doubt = recorded.doubt_of(answer.iteration_us) if as_recorded else recorded.recording_doubt
     efficiency = efficiency_of(recorded, scenario, given, answer.iteration_us)
     interval_us = answer.interval_us
     if efficiency is not None and efficiency.mfu_pct is not None and efficiency.mfu_doubt is None and not scenario.scales:
         # The FLOPs at the peak of the device take at least so long.
         interval_us = (max(interval_us[0], answer.iteration_us * efficiency.mfu_pct / 100), interval_us[1])
-    assumed = job.assumptions
+    assumed = here.assumptions
     machines = scenario.cluster.machines
     samples = request.samples
     answer = msgspec.structs.replace(
@@ -214,45 +208,44 @@ def replay(job: Job, request: ReplayRequest) -> Replay:
         recording_doubt=doubt,
         cluster=None if machines is None else OtherCluster(name=machines.describe(), left_out=assumed),
         assumed=assumed if machines is None else (),
-        quantiles_us=None if samples is None else Quantiles.of(job.sampled(plan, samples=samples, on_sample=request.on_sample)),
+        quantiles_us=None if samples is None else Quantiles.of(here.sampled(plan, samples=samples, on_sample=request.on_sample)),
         **fields_of(efficiency),
     )
     if request.perfetto is not None:
-        write_file(request.perfetto, job.perfetto(plan, recorded=not request.changed))
+        write_file(request.perfetto, here.job.perfetto(here.lowered(plan), recorded=not request.changed))
     if request.timeline is not None:
-        write_csv(job.timeline(plan), request.timeline)
+        write_csv(here.timeline(plan), request.timeline)
     return answer
 
 
 def scenario_of(job: Job, request: ReplayRequest) -> Scenario:
     """The scenario of a request; raises `InputError` if the job does not have what it changes."""
-    known = (*job.askable, *job.settings)
-    return Scenario(plan=request.plan).on(request.cluster).changed(request.changes, known=known, job=job.title)
+    return job.scenario(request.changes, Scenario(plan=request.plan).on(request.cluster))
 
 
-def predicted(job: Job, plan: Plan, *, changed: bool) -> Replay:
+def predicted(here: JobInScenario, plan: Plan, *, changed: bool) -> Replay:
     """The prediction of a plan without its efficiency; beside the measured iteration, where nothing was `changed`."""
-    job.predict(plan)  # compiles the simulator the first time
+    here.predict(plan)  # compiles the simulator the first time
     started = time.perf_counter()
-    prediction = job.replayed(plan)
+    prediction = here.replayed(plan)
     seconds = time.perf_counter() - started
-    measured_us = None if changed else job.measured_iteration_us
+    measurement = Measurement() if changed else here.measurement
+    measured_us = measurement.median_us
     answer = _answer(
-        job,
+        here,
         prediction,
-        job.plan_facts(plan),
+        here.job.plan_facts(here, plan),
         measured_us=measured_us,
         error_pct=None if measured_us is None else (prediction.iteration_us / measured_us - 1) * 100,
-        ops=job.op_count(plan),
+        ops=here.lowered(plan).replayable.op_count,
         seconds=seconds,
     )
-    measured_mean_us = None if changed else job.measured_mean_us
-    return msgspec.structs.replace(answer, measured_mean_us=measured_mean_us, mean_us=prediction.mean_us)
+    return msgspec.structs.replace(answer, measured_mean_us=measurement.mean_us, mean_us=prediction.mean_us)
 
 
-def _compared(job: Job, comparison: Comparison) -> Replay:
+def _compared(here: JobInScenario, comparison: Comparison) -> Replay:
     answer = _answer(
-        job,
+        here,
         comparison.prediction,
         PlanFacts(),
         measured_us=comparison.measured_us,
@@ -269,7 +262,7 @@ def _compared(job: Job, comparison: Comparison) -> Replay:
 
 
 def _answer(
-    job: Job,
+    here: JobInScenario,
     prediction: Prediction,
     plan_facts: PlanFacts,
     *,
@@ -288,7 +281,7 @@ def _answer(
         ops=ops,
         replay_seconds=seconds,
         settled=prediction.settled,
-        unplaced=dict(job.unplaced),
-        calibration=None if job.calibration is None else job.calibration.source,
+        unplaced=dict(here.lowered(Plan()).unplaced),
+        calibration=None if here.calibration is None else here.calibration.source,
         **fields_of(plan_facts),
     )

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.deploy.targets import Change, change_of, more_servers
-from dpro_search.kinds import Job, Source, kind_of, targets_of
+from dpro_search.kinds import JobInScenario, Source, kind_of, targets_of
 from dpro_search.kinds._answers import ComparedSetting, PlanMemory, fields_of
 from dpro_search.machine import IntervalSource
 from dpro_search.search.objective import StrategyFacts
@@ -130,10 +130,15 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def search_answer(
-    job: Job, result: SearchResult, deployment: Deployment, *, cluster: ClusterFacts | None = None, doubt: str | None = None
+    here: JobInScenario,
+    result: SearchResult,
+    deployment: Deployment,
+    *,
+    cluster: ClusterFacts | None = None,
+    doubt: str | None = None,
 ) -> SearchAnswer:
-    """The answer about a finished search; `job` is what was searched, `doubt` the recording's."""
-    calibration = job.calibration
+    """The answer about a finished search; `here` is what was searched, `doubt` the recording's."""
+    calibration, objective = here.calibration, here.objective()
     return SearchAnswer(
         run=result.run,
         trials=result.trials,
@@ -162,9 +167,9 @@ def search_answer(
         beats=result.beats,
         calibration=None if calibration is None else calibration.source,
         recording_doubt=doubt,
-        reasons=job.reasons([ranked.plan for ranked in result.plans]),
+        reasons=objective.reasons([ranked.plan for ranked in result.plans]),
         cluster=UNSET if cluster is None else cluster,
-        **fields_of(job.search_facts()),
+        **fields_of(objective.facts()),
     )
 
 

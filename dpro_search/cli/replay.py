@@ -87,7 +87,8 @@ def replay(
     from dpro_search.space.plan import Plan
 
     use_machine(machine)
-    job = job_of(load_source(folder_of(trace, sample)))
+    models = PlanOptions(cluster_model=cluster_model, precision_table=precision_table, all_reduce_model=all_reduce_model)
+    job = job_of(load_source(folder_of(trace, sample)), models)
     console = stderr_console()
     with Progress(console=console, transient=True, disable=samples is None or not console.is_terminal) as bar:
         task = bar.add_task("replaying", total=samples)
@@ -100,7 +101,6 @@ def replay(
             samples=samples,
             perfetto=perfetto,
             timeline=timeline,
-            options=PlanOptions(cluster_model=cluster_model, precision_table=precision_table, all_reduce_model=all_reduce_model),
             on_sample=lambda: bar.advance(task),
         )
         answer = answer_of(job, request)

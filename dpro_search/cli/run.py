@@ -213,7 +213,7 @@ def run(
         return on_cluster, result
 
     folder_of_run = usual_run(folder if trace is None else trace, sampler.value, seed) if out is None else out
-    origin = recorded.origin
+    origin = recorded.job.origin
     sizes = _batches_of(batches)
     if (names := _several(cluster)) or sizes:
         places: list[str | None] = [*names] or [cluster]

@@ -5,7 +5,6 @@ A new kind is a module with a constant ``KIND`` (see `kinds._kind`) and one line
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from dpro_search.errors import InputError
 from dpro_search.kinds import _names
 from dpro_search.kinds._answers import STEP_PARTS, ParallelSetting
 from dpro_search.kinds._diagnosis import Diagnosis, Table
-from dpro_search.kinds._job import Comparison, Job, with_memory_limit
+from dpro_search.kinds._job import Comparison, Job, JobInScenario, JobObjective
 from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._kind import AnyKind, DescribedKind, Description, Kind, Source, Wanted
 from dpro_search.kinds._options import COMPUTE, PlanOptions
@@ -45,6 +44,7 @@ __all__ = [
     "Description",
     "Diagnosis",
     "Job",
+    "JobInScenario",
     "Kind",
     "ParallelSetting",
     "PlanOptions",
@@ -70,7 +70,6 @@ __all__ = [
     "load_source",
     "recorded_job",
     "searchable",
-    "searchable_job_of",
     "targets_of",
     "timed_job",
     "write_captured",
@@ -176,7 +175,7 @@ def deployed(info: RunInfo) -> Deployed:
     return deployed_job(source, job if isinstance(source, Trace) else searched_job(job, info))
 
 
-def deployed_job(source: Source, job: Job) -> Deployed:
+def deployed_job(source: Source, here: JobInScenario) -> Deployed:
     """Facts that an export needs of a job that was opened."""
     from dpro_search.deploy.of_run import Deployed
 
@@ -188,8 +187,8 @@ def deployed_job(source: Source, job: Job) -> Deployed:
     return Deployed(
         name=name,
         targets=kind.targets_of(framework),
-        facts=replace(kind.facts(source), workload=job.workload),
-        doubt=job.recording_doubt,
+        facts=replace(kind.facts(source), workload=here.job.workload(here.scenario)),
+        doubt=here.recording_doubt,
         usual=kind.usual_target(framework),
     )
 
@@ -199,8 +198,8 @@ def targets_of(source: Source) -> tuple[Target, ...]:
     return kind_of(source).targets_of(source.meta.framework if isinstance(source, Trace) else source.framework)
 
 
-def job_of(source: Source, options: PlanOptions | None = None) -> Job:
-    """The job of a trace or of a description.
+def job_of(source: Source, options: PlanOptions | None = None) -> JobInScenario:
+    """The job of a trace or of a description, as it was recorded or described.
 
     Raises
     ------
@@ -210,24 +209,17 @@ def job_of(source: Source, options: PlanOptions | None = None) -> Job:
         The trace cannot be replayed.
     """
     options = options or PlanOptions()
-    return with_memory_limit(kind_of(source).job(source, options), options.memory_limit_bytes)
+    here = JobInScenario(kind_of(source).job(source, options))
+    return here if options.memory_limit_bytes is None else here.limited_to(options.memory_limit_bytes)
 
 
-def searchable_job_of(source: Source, options: PlanOptions | None = None) -> Job:
-    """The same, but raises `InputError` with the reason for a job that has no plans."""
-    return searchable(job_of(source, options))
-
-
-def searchable(job: Job) -> Job:
-    """The job, with its questions as the first plans of a search; raises `InputError` with the reason if it has no plans."""
-    if not job.space.fields:
-        raise InputError(job.nothing_to_search)
-    plans = [job.space.simplest(plan) for plan in job.questions.values() if job.space.refusal(plan) is None]
-    if not plans:
-        return job
-    searched = copy.copy(job)
-    searched.space = job.space.asking_first(plans)
-    return searched
+def searchable(here: JobInScenario) -> JobObjective[Any]:  # Any: the type of the job
+    """What a search asks of a job; its questions are tried first. Raises `InputError` with the reason if it has no plans."""
+    space = here.space
+    if not space.fields:
+        raise InputError(here.nothing_to_search)
+    questions = here.job.questions(here.scenario).values()
+    return here.objective([space.simplest(plan) for plan in questions if space.refusal(plan) is None])
 
 
 def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
@@ -253,11 +245,13 @@ def recorded_job(trace: Source, command: Sequence[str] = ()) -> RecordedJob:
     return RecordedJob.of(trace, launcher, targets_of(trace), kind.facts(trace), command)
 
 
-def described_job(description: Description, job: Job, run: Path, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
-    """The job of a description as `job` has it, as it runs here: see `DescribedKind.real_job`."""
+def described_job(
+    description: Description, here: JobInScenario, run: Path, command: Sequence[str], *, paced: bool = False
+) -> RecordedJob:
+    """The job of a description as `here` has it, as it runs here: see `DescribedKind.real_job`."""
     kind = kind_of(description)
     assert isinstance(kind, DescribedKind)
-    return kind.real_job(job, description, run, command, paced=paced)
+    return kind.real_job(here, description, run, command, paced=paced)
 
 
 def timed_job(
@@ -276,9 +270,9 @@ def timed_job(
     kind = kind_of(description)
     if isinstance(description, Trace) or not isinstance(kind, DescribedKind):
         raise InputError(f"{source}: a recording has the times of its ops; --collect parallel times jobs that a job.toml describes")
-    job = job_of(description)
-    scenarios = [Scenario().changed([text], known=job.askable, job=job.title) for text in plans] or [Scenario()]
-    return kind.timed(job, description, [scenario.plan for scenario in scenarios], command, out, on_start=on_start)
+    here = job_of(description)
+    scenarios = [Scenario().changed([text], known=here.job.askable, job=here.title) for text in plans] or [Scenario()]
+    return kind.timed(here, description, [scenario.plan for scenario in scenarios], command, out, on_start=on_start)
 
 
 def launchers() -> tuple[Launcher, ...]:

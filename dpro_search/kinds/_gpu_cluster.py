@@ -34,7 +34,7 @@ from dpro_search.kinds._diagnosis import (
     gain_table,
     sorted_gains,
 )
-from dpro_search.kinds._job import Job, ranks_in_turn
+from dpro_search.kinds._job import Job, JobInScenario, Measurement, ranks_in_turn
 from dpro_search.machine import calibration, machine_constants
 from dpro_search.quantities import time_text
 from dpro_search.replay.iterations import IterationTimes
@@ -146,7 +146,7 @@ class GpuClusterJob(Job):
     """
 
     settings = ("ranks", "rate", *SCALES)
-    varies = False
+    abilities = ()
 
     def __init__(
         self,
@@ -160,14 +160,14 @@ class GpuClusterJob(Job):
         trace: Trace | None = None,
         questions: Mapping[str, Plan] | None = None,
     ) -> None:
-        self.title, self.tensors, self.space, self.trace = title, tensors, space, trace
+        self.title, self.tensors, self._space, self.trace = title, tensors, space, trace
         self.askable = space.fields
         self._workload, self._questions = workload, dict(questions or {})
         self._machines, self._ranks = cluster, cluster.ranks if ranks is None else ranks
 
     def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
         self.check_changes(scenario, steps)
-        self.space.check(scenario.plan)
+        self._space.check(scenario.plan)
         replayable = self._replay(scenario)
         known = calibration(machine_constants(), "data_parallel", "gpu")  # no error of such predictions was measured
         return Lowered(
@@ -221,18 +221,22 @@ class GpuClusterJob(Job):
         recorded = len(replayable.job.steps)
         return (*differing_hosts(replayable.machines, replayable.ranks), *ranks_in_turn(replayable.ranks, recorded))
 
-    @property
-    def measured_iteration_us(self) -> float | None:
-        return None
+    def plans(self, scenario: Scenario) -> PlanSpace:
+        return self._space
 
-    @property
-    def questions(self) -> Mapping[str, Plan]:
+    def measurement(self, scenario: Scenario) -> Measurement:
+        return Measurement()
+
+    def questions(self, scenario: Scenario) -> Mapping[str, Plan]:
         return self._questions
 
-    def diagnose(self) -> Diagnosis:
-        replayable = self._replay(self.scenario)
+    def diagnose(self, here: JobInScenario) -> Diagnosis:
+        replayable = self._replay(here.scenario)
         timeline = replayable.timeline()
-        gained, path = self._gains(replayable.iteration_us), _of_one_iteration(path_segments(timeline), timeline.iterations)
+        gained, path = (
+            self._gains(here.scenario, replayable.iteration_us),
+            _of_one_iteration(path_segments(timeline), timeline.iterations),
+        )
         advice = best_gain(gained, tuple(self.askable), timeline.iteration_us, "no other plan that was asked about would gain")
         return GpuClusterDiagnosis(
             iteration_us=timeline.iteration_us,
@@ -245,12 +249,10 @@ class GpuClusterJob(Job):
             warnings=() if self.trace is None else self.trace.meta.warnings,
         )
 
-    def _gains(self, base_us: float) -> tuple[PredictedGain, ...]:
+    def _gains(self, scenario: Scenario, base_us: float) -> tuple[PredictedGain, ...]:
         changes = {text: Scenario(scales=(Scale.parse(text),)) for text in ("compute=0.9", "communication=0", "bandwidth=2")}
         changes |= {text: Scenario(plan=plan) for text, plan in self._questions.items()}
-        return sorted_gains(
-            base_us, {text: self._replay(self.scenario.then(change)).iteration_us for text, change in changes.items()}
-        )
+        return sorted_gains(base_us, {text: self._replay(scenario.then(change)).iteration_us for text, change in changes.items()})
 
 
 class GpuClusterDiagnosis(Diagnosis, frozen=True, kw_only=True, omit_defaults=True):

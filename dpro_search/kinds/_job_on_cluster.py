@@ -16,7 +16,7 @@ import msgspec
 from dpro_search.cluster import Cluster
 from dpro_search.cluster.names import THIS_MACHINE, names_file
 from dpro_search.errors import InputError
-from dpro_search.kinds._job import Job, with_memory_limit
+from dpro_search.kinds._job import Job, JobInScenario
 from dpro_search.search.run_folder import RunInfo, SearchedCluster
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
@@ -35,12 +35,12 @@ class JobOnCluster(NamedTuple):
         The cluster as the run folder keeps it; None: nothing differs from what was recorded.
     """
 
-    job: Job
+    job: JobInScenario
     named: dict[str, str]
     cluster: SearchedCluster | None
 
 
-def job_on_cluster(job: Job, cluster: str | None, changes: Sequence[str] = (), *, verb: str) -> JobOnCluster:
+def job_on_cluster(here: JobInScenario, cluster: str | None, changes: Sequence[str] = (), *, verb: str) -> JobOnCluster:
     """A job on a named cluster (None: the recorded one), with changes as ``--set`` takes them.
 
     Raises
@@ -55,22 +55,23 @@ def job_on_cluster(job: Job, cluster: str | None, changes: Sequence[str] = (), *
         named["cluster"] = _digest(machines) if names_file(cluster) or cluster == THIS_MACHINE else cluster
     if changes:
         named["set"] = ",".join(changes)
-    title = cluster or f"the {job.origin} cluster"
-    return _in_scenario(job, scenario, tuple(changes), named, title, verb)
+    title = cluster or f"the {here.job.origin} cluster"
+    return _in_scenario(here, scenario, tuple(changes), named, title, verb)
 
 
-def searched_job(job: Job, info: RunInfo) -> Job:
+def searched_job(here: JobInScenario, info: RunInfo) -> JobInScenario:
     """The job that a search predicted: the recorded one, or that on the cluster that its run folder names."""
     if info.cluster is None:
-        return job
-    return _in_scenario(job, Scenario().on(info.cluster.machines), info.cluster.changes, {}, info.cluster.name, "run").job
+        return here
+    return _in_scenario(here, Scenario().on(info.cluster.machines), info.cluster.changes, {}, info.cluster.name, "run").job
 
 
 def _in_scenario(
-    job: Job, scenario: Scenario, changes: tuple[str, ...], named: dict[str, str], title: str, verb: str
+    here: JobInScenario, scenario: Scenario, changes: tuple[str, ...], named: dict[str, str], title: str, verb: str
 ) -> JobOnCluster:
+    job = here.job
     speeds = tuple(name for name in job.settings if name != "groups")
-    described = job.can_begin_with
+    described = "begins_with" in job.abilities
     for change in changes:
         name = change.partition("=")[0].strip()
         if name in (*job.askable, "groups") and not described:
@@ -79,28 +80,29 @@ def _in_scenario(
             )
     scenario = scenario.changed(changes, known=(*job.askable, *speeds) if described else speeds, job=job.title)
     if scenario == Scenario() and job.origin == "recorded":
-        return JobOnCluster(job, named, None)
+        return JobOnCluster(here, named, None)
     if scenario.plan != Plan():  # of a described job, which then begins with it
         scenario = replace(scenario, plan=Plan(), begins_with=scenario.plan)
-    moved_job, _ = job.under(scenario)
-    moved_job = with_memory_limit(moved_job, job.memory_limit_bytes)
-    calibration = moved_job.calibration
+    moved, _ = here.under(scenario)
+    if here.memory_limit_bytes is not None:
+        moved = moved.limited_to(here.memory_limit_bytes)
+    calibration = moved.calibration
     place = SearchedCluster(
         name=", ".join([title, *changes]),
         machines=scenario.cluster.machines,
         changes=changes,
-        ranks=moved_job.cluster.ranks,
-        ranks_per_host=moved_job.cluster.ranks_per_host,
-        assumed=moved_job.assumptions,
+        ranks=moved.cluster.ranks,
+        ranks_per_host=moved.cluster.ranks_per_host,
+        assumed=moved.assumptions,
         interval="" if calibration is None else calibration.text,
     )
-    return JobOnCluster(moved_job, named, place)
+    return JobOnCluster(moved, named, place)
 
 
 def repeated(job: Job, what_if: str) -> bool:
     """Whether `replay` takes a row of `diagnose` as ``--what-if``: not words about the graph, but a change that the job has."""
     try:
-        Scenario().changed([what_if], known=(*job.askable, *job.settings), job=job.title)
+        job.scenario([what_if])
     except InputError:
         return False
     return True

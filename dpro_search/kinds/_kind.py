@@ -3,16 +3,15 @@
 A kind of job is one module of this package (or a small package) with a constant ``KIND``, and one line in `kinds._names`:
 
     class MyKind(Kind):                          class MyJob(Job):
-        title = "a job of mine"                      space = PlanSpace(...)
-        formats = ("my-format",)                     def of(cls, trace, options): ...
+        title = "a job of mine"                      def of(cls, trace, options): ...
+        formats = ("my-format",)                     def plans(self, scenario): ...
         job_name = "my.package:MyJob"                def lower(self, scenario, *, steps=None): ...
-        launcher_names = ("my.package:MINE",)        def diagnose(self): ...
-                                                     def tables(self, facts): ...
+        launcher_names = ("my.package:MINE",)        def diagnose(self, here): ...
 
 A `DescribedKind` has ``read(path)`` in place of ``formats``: its jobs come from a file, and their `Job.trace` is None. Settings
 that only its plans have are a subclass of `SchemeSettings` (`space/schemes.py`) in the same module.
 
-A verb calls `Kind.job` once, then asks the `Job`. ``tests/kinds/conformance.py`` holds what every kind must pass.
+A verb makes a `JobInScenario` of the kind's `Job`, and asks that. ``tests/kinds/conformance.py`` holds what every kind must pass.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from dpro_search.collect.launchers._base import Launcher
     from dpro_search.collect.tables.parallel_times import ParallelTimes
     from dpro_search.deploy.jobs import RecordedJob
+    from dpro_search.kinds._job import JobInScenario
     from dpro_search.space.plan import Plan
 
 
@@ -153,7 +153,9 @@ class DescribedKind(AnyKind[_Described]):
     def recognises(self, source: _Described) -> bool:
         return True
 
-    def real_job(self, job: Job, source: _Described, run: Path, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
+    def real_job(
+        self, here: JobInScenario, source: _Described, run: Path, command: Sequence[str], *, paced: bool = False
+    ) -> RecordedJob:
         """A job that a search priced, as a command runs it here.
 
         Parameters
@@ -172,7 +174,7 @@ class DescribedKind(AnyKind[_Described]):
 
     def timed(
         self,
-        job: Job,
+        here: JobInScenario,
         source: _Described,
         plans: Sequence[Plan],
         command: Sequence[str],

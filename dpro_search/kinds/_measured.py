@@ -63,7 +63,7 @@ class MeasuredJob(Job, Generic[Graph]):
 
     trace: Trace
     settings: ClassVar[tuple[str, ...]] = (*CLUSTER_SETTINGS, *SCALES)
-    replays_steps = True
+    abilities = ("samples", "steps")
 
     def __init__(self, measured: MeasuredStep[Graph], trace: Trace | None) -> None:
         if trace is not None:
@@ -184,33 +184,31 @@ class MeasuredJob(Job, Generic[Graph]):
         scaled = any(scale.what != "bandwidth" for scale in scenario.scales)
         return scenario.plan == Plan() and not scaled and cluster == self.measured.cluster
 
-    def _in(self, scenario: Scenario) -> Job:
+    def elsewhere(self, scenario: Scenario) -> tuple[Job, Scenario]:
         if not scenario.cluster.on_gpus:
-            return super()._in(scenario)
+            return self, scenario
         self.check_changes(scenario)
         job = self.on_gpus(scenario.cluster.gpu_machines, scenario.cluster.ranks)
-        job._replay_error = self.replay_error
-        return job.under(Scenario(scales=scenario.scales))[0]
+        return job, Scenario(plan=scenario.plan, scales=scenario.scales)
 
-    def gains(self, plans: Mapping[str, Plan]) -> tuple[PredictedGain, ...]:
+    def gains(self, scenario: Scenario, plans: Mapping[str, Plan]) -> tuple[PredictedGain, ...]:
         """Iteration time and gain of the questions that every job raises and of plans by name, largest gain first."""
-        recorded = self.lower(self.scenario)
+        recorded = self.lower(scenario)
         texts = ["compute=0.9", "communication=0"]
         texts += [f"rank{rank}.compute=0.9" for rank in range(self.measured.graph.ranks)]
         texts += ["bandwidth=2"] if recorded.cluster.rate_bps is not None else []
-        scenarios = {text: self.scenario.then(Scenario(scales=(Scale.parse(text),))) for text in texts}
-        scenarios |= {name: replace(self.scenario, plan=plan) for name, plan in plans.items()}
+        scenarios = {text: scenario.then(Scenario(scales=(Scale.parse(text),))) for text in texts}
+        scenarios |= {name: replace(scenario, plan=plan) for name, plan in plans.items()}
         base_us = recorded.replayable.iterations().iteration_us
-        iteration_us = {name: self.lower(scenario).replayable.iterations().iteration_us for name, scenario in scenarios.items()}
+        iteration_us = {name: self.lower(each).replayable.iterations().iteration_us for name, each in scenarios.items()}
         return sorted_gains(base_us, iteration_us)
 
-    @property
-    def step(self) -> MeasuredStep[Graph]:
-        """The measured step at the speeds of `scenario`."""
-        return self._scaled(self.measured, self.scenario.scales)
+    def step(self, scenario: Scenario) -> MeasuredStep[Graph]:
+        """The measured step at the speeds of a scenario."""
+        return self._scaled(self.measured, scenario.scales)
 
-    def terms(self) -> tuple[Term, ...]:
-        return cost_terms(self.step.costs)
+    def terms(self, scenario: Scenario) -> tuple[Term, ...]:
+        return cost_terms(self.step(scenario).costs)
 
 
 def device_of(trace: Trace) -> Device:

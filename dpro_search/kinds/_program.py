@@ -12,18 +12,20 @@ import numpy as np
 from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, Table, critical_ops, gain_table, rank_facts, rank_table
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._measured import Graph, MeasuredJob
 from dpro_search.quantities import time_text
 from dpro_search.replay.ddp.program_replay import ProgramReplay
 from dpro_search.replay.ddp.timeline import DdpTimeline
 from dpro_search.replay.lowered import ErrorModel, Lowered
-from dpro_search.replay.outputs import MeasuredOps, measured_ops
+from dpro_search.replay.outputs import measured_ops, perfetto_json
 from dpro_search.replay.path.segments import PathSegment, path_segments
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import DdpJob
 from dpro_search.space.scenario import Scenario
+from dpro_search.space.transformations import PlanSpace
 
 _SCALED = ("alpha_busy_us", "alpha_more_us", "alpha_tail_us", "beta_busy_us", "beta_tail_us", "cpu_us", "collective_cpu_us")
 _LEAST = 1e-9  # of a cost
@@ -32,6 +34,7 @@ _LEAST = 1e-9  # of a cost
 class ProgramJob(MeasuredJob[Graph]):
     """A job that becomes a program under a plan."""
 
+    _space: PlanSpace  # The plans in the recorded setting.
     core_times: ClassVar[tuple[str, ...]]  # Fields of the graph that hold core time, [samples, ranks, ...].
 
     @abstractmethod
@@ -58,7 +61,7 @@ class ProgramJob(MeasuredJob[Graph]):
 
     def _lower_on_processors(self, scenario: Scenario) -> Lowered:
         plan = scenario.plan
-        space = self.space if plan.settings.keys() <= set(self.space.fields) else self.plans(scenario)
+        space = self._space if plan.settings.keys() <= set(self._space.fields) else self.plans(scenario)
         space.check(plan)
         step, cluster = self._scaled(self.measured, scenario.scales), self._cluster_in(scenario)
         known = self._calibration_on(cluster, step.costs)
@@ -74,15 +77,12 @@ class ProgramJob(MeasuredJob[Graph]):
             peak_memory_bytes=self._memory_bytes(step.graph, plan),
         )
 
-    def replay_of(self, plan: Plan) -> ProgramReplay:
-        """The replay of a plan in `scenario`."""
-        replayable = self.lower(replace(self.scenario, plan=plan)).replayable
-        assert isinstance(replayable, ProgramReplay)
-        return replayable
-
-    def measured_ops(self, timeline: Timeline) -> MeasuredOps | None:
-        replayed = self.replay_of(Plan()).iterations()
-        return measured_ops(self.trace, int(self.measured.graph.steps[replayed.sample_of[replayed.typical]]))
+    def perfetto(self, lowered: Lowered, *, recorded: bool) -> bytes:
+        timeline, measured = lowered.replayable.timeline(), None
+        if recorded:
+            replayed = program_replay(lowered).iterations()
+            measured = measured_ops(self.trace, int(self.measured.graph.steps[replayed.sample_of[replayed.typical]]))
+        return perfetto_json(timeline, measured=measured, first_iteration=timeline.iterations - 1)
 
     # The diagnosis.
 
@@ -91,12 +91,12 @@ class ProgramJob(MeasuredJob[Graph]):
         """Sentences with numbers and the setting to change, the costliest first."""
 
     @abstractmethod
-    def diagnose(self) -> ProgramDiagnosis:
+    def diagnose(self, here: JobInScenario) -> ProgramDiagnosis:
         """The diagnosis, with facts about each recorded collective."""
 
-    def _diagnosis(self, replayed: DdpTimeline, ops: Timeline) -> dict[str, Any]:  # Any: fields have different types
-        """The fields that the diagnosis of any such job has; of a replay without a plan, also op by op."""
-        gains, path = self.gains(self.questions), path_segments(ops)
+    def _diagnosis(self, scenario: Scenario, replayed: DdpTimeline, ops: Timeline) -> dict[str, Any]:  # Any: types differ
+        """The fields that the diagnosis of any such job has; of a replay of a scenario without a plan, also op by op."""
+        gains, path = self.gains(scenario, self.questions(scenario)), path_segments(ops)
         return {
             "iteration_us": replayed.iteration_us,
             "measured_iteration_us": measured_iteration_us(self.trace),
@@ -107,6 +107,12 @@ class ProgramJob(MeasuredJob[Graph]):
             "findings": self.findings(path, gains, replayed.iteration_us),
             "warnings": self.trace.meta.warnings,
         }
+
+
+def program_replay(lowered: Lowered) -> ProgramReplay:
+    """The replay of a job that `ProgramJob.lower` made."""
+    assert isinstance(lowered.replayable, ProgramReplay)
+    return lowered.replayable
 
 
 class ProgramDiagnosis(Diagnosis, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,7 +16,7 @@ from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.of_run import validate_run
 from dpro_search.deploy.validate import Validation
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, Source, described_job, job_of, load_source, recorded_job
+from dpro_search.kinds import JobInScenario, Source, described_job, job_of, load_source, recorded_job
 from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._kind import Description
 from dpro_search.search.calibration import Calibration
@@ -33,7 +33,7 @@ class RunnableSearch:
     run: Path
     recording: Source
     job: RecordedJob
-    predicted: Job  # As the search priced it.
+    predicted: JobInScenario  # As the search priced it.
     elsewhere: bool  # Whether that was on another cluster.
     doubt: str | None  # Why predictions from the recording are not to be trusted.
 
@@ -41,7 +41,7 @@ class RunnableSearch:
         """Run the best plans of the search for real; `how` is of `deploy.of_run.validate_run`, which names what it raises."""
         values = self.predicted.space.job.values
         measured_us = (
-            self.recording.iterations_us() if isinstance(self.recording, Trace) else self.predicted.measured_iterations_us()
+            self.recording.iterations_us() if isinstance(self.recording, Trace) else self.predicted.measurement.iterations_us
         )
         return validate_run(self.run, measured_us, self.job, values, elsewhere=self.elsewhere, **how)
 
@@ -108,7 +108,7 @@ def _limited(job: RecordedJob, limits: HostLimits) -> RecordedJob:
     return replace(job, spec=replace(job.spec, limits=limits)) if limits else job
 
 
-def _here(recorded: RecordedJob, job: Job, run: Path, info: RunInfo, cluster: SearchedCluster) -> RecordedJob:
+def _here(recorded: RecordedJob, job: JobInScenario, run: Path, info: RunInfo, cluster: SearchedCluster) -> RecordedJob:
     """The job on the cluster of its search; raises `InputError` where that is neither the recorded one nor this machine."""
     scaled = [change for change in cluster.changes if change.partition("=")[0].rpartition(".")[2] in _SPEEDS]
     on_gpus = Scenario().on(cluster.machines).cluster.on_gpus

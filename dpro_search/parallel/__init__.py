@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dpro_search.cluster.names import known_names
 from dpro_search.deploy.parts.part import JobFacts, Target
-from dpro_search.kinds._job import Job
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._kind import DescribedKind, Wanted
 from dpro_search.parallel.export.targets import parallel_targets
 from dpro_search.parallel.file.description import ParallelDescription, described, other_device
@@ -55,17 +55,17 @@ class ParallelKind(DescribedKind[ParallelDescription]):
         return JobFacts(framework=source.framework, ranks=source.fixed.devices, ranks_per_host=hosts)
 
     def real_job(
-        self, job: Job, source: ParallelDescription, run: Path, command: Sequence[str], *, paced: bool = False
+        self, here: JobInScenario, source: ParallelDescription, run: Path, command: Sequence[str], *, paced: bool = False
     ) -> RecordedJob:
         from dpro_search.parallel.job import ParallelJob
         from dpro_search.parallel.timed.real import real_job
 
-        assert isinstance(job, ParallelJob)
-        return real_job(job, self.facts(source), self.targets, command, paced=paced)
+        assert isinstance(here.job, ParallelJob)
+        return real_job(here.job.prepared(here.scenario), self.facts(source), self.targets, command, paced=paced)
 
     def timed(
         self,
-        job: Job,
+        here: JobInScenario,
         source: ParallelDescription,
         plans: Sequence[Plan],
         command: Sequence[str],
@@ -77,7 +77,8 @@ class ParallelKind(DescribedKind[ParallelDescription]):
         from dpro_search.parallel.timed.real import gpu_of, on_one_gpu, startable
         from dpro_search.parallel.timed.recording import record_times
 
-        assert isinstance(job, ParallelJob)
+        assert isinstance(here.job, ParallelJob)
+        job = here.job.prepared(here.scenario)
         if source.device.kind == "gpu":
             alone = on_one_gpu(self.facts(source), self.targets, command, gpu_of)
             warning = other_device(source.device, gpu_of(alone.spec.interpreter) or "")

@@ -10,12 +10,14 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from dpro_search.collect.trace import Floats, TensorInfo
+from dpro_search.deploy.step_split import AloneUs, StepSplit
 from dpro_search.errors import InputError
 from dpro_search.kinds._work import Work, price_source
 from dpro_search.parallel.answers.accuracy import accuracy
 from dpro_search.parallel.answers.breakdown import breakdown_us
 from dpro_search.parallel.costs.domain import Domain
 from dpro_search.parallel.costs.groups import UNSCALED
+from dpro_search.parallel.costs.recorded import RankWork
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.file.description import ParallelDescription
 from dpro_search.parallel.file.scenario import in_scenario
@@ -28,13 +30,18 @@ from dpro_search.parallel.search.space import StrategySpace
 from dpro_search.parallel.settings import strategy_text
 from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import Strategy
+from dpro_search.parallel.timed.split import alone_us, predicted_split
+from dpro_search.parallel.workload import Workload
 from dpro_search.quantities import memory_shortage_text
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.lowered import ErrorModel, Lowered
 from dpro_search.replay.replayer import replay
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.cluster import ClusterSpec, spec_on
+from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
+
+TITLE = "a parallel job"  # the name of the kind
 
 
 class PreparedJob:
@@ -62,7 +69,7 @@ class PreparedJob:
         The job cannot run like that.
     """
 
-    def __init__(self, title: str, description: ParallelDescription, scenario: Scenario) -> None:
+    def __init__(self, description: ParallelDescription, scenario: Scenario) -> None:
         self.scenario = scenario
         self.description = description = in_scenario(description, scenario)
         fixed, per_host = description.fixed, description.cluster.ranks_per_host or description.fixed.devices
@@ -74,7 +81,7 @@ class PreparedJob:
             fixed, FRAMEWORKS[description.framework]._replace(runtime=description.runtime), min(per_host, fixed.devices)
         )
         candidates = Candidates(fixed, choices, description.strategy, lambda strategy: balanced_cut(prices, strategy))
-        self.space = StrategySpace(title, description.runs, fixed, candidates, self.tensors)
+        self.space = StrategySpace(TITLE, description.runs, fixed, candidates, self.tensors)
         self.device_bytes = description.device.memory_bytes
         self._lowered: dict[Strategy, Lowered] = {}
 
@@ -98,6 +105,28 @@ class PreparedJob:
             peak_memory_bytes=peak_bytes,
             infeasible=None if fits or has_bytes is None else memory_shortage_text(peak_bytes, has_bytes),
         )
+
+    def workload(self, plan: Plan) -> Workload:
+        """The job under a plan."""
+        return self.description.workload(self.space.strategy(plan))
+
+    def rank_work(self, plan: Plan) -> dict[str, RankWork]:
+        """The work of a rank for a micro-batch, by the name of each block."""
+        return self.prices.rank_work(self.space.strategy(plan))
+
+    def split(self, plan: Plan) -> StepSplit:
+        """Breakdown of the time of a step, in the parts that paced ranks measure."""
+        return predicted_split(self.prices, self.space.strategy(plan))
+
+    def alone_us(self, plan: Plan) -> AloneUs:
+        """Times of a plan's exchanges on links that nothing else uses."""
+        return alone_us(self.prices.workload_of(self.space.strategy(plan)))
+
+    def parts_us(self, plan: Plan) -> dict[str, float]:
+        """The parts of a step under a plan, which add up to it."""
+        replayable = self.lowered(self.space.strategy(plan)).replayable
+        assert isinstance(replayable, StepReplay)
+        return replayable.parts_us
 
     def memory_bytes(self, strategy: Strategy) -> dict[str, float]:
         """Memory of the rank that needs most, by purpose."""

@@ -9,8 +9,8 @@ Everything about the scenario is applied already: the plan, the cluster, the bat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dpro_search.collect.trace import Floats
@@ -92,6 +92,7 @@ class Lowered:
     resamples: int = 0  # Replays with durations drawn anew, whose mean is reported; 0: one replay is reported.
     peak_memory_bytes: int | None = None  # Peak memory of the rank that needs most; None: not known.
     infeasible: str | None = None  # Why the job could not run like this; None: it could.
+    unplaced: Mapping[str, str] = field(default_factory=dict)  # Recorded ops that have no place in the graph, and why.
 
     def prediction(self, times: IterationTimes) -> Prediction:
         """The prediction from a replay, with its interval."""

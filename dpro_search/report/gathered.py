@@ -25,7 +25,7 @@ from dpro_search.collect.sample import sample_of
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.deploy.validate import Validation, is_beyond_noise
 from dpro_search.errors import DproSearchError, InputError
-from dpro_search.kinds import Description, Job, ParallelSetting, job_of, kind_of, load_source
+from dpro_search.kinds import Description, JobInScenario, ParallelSetting, job_of, kind_of, load_source
 from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._work import efficiency
 from dpro_search.report import Facts
@@ -72,7 +72,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         raise InputError(f"{folder}: not the trace of this search; give that one with --trace")
     gathered = _Gathered(folder, on_part, info)
     servers = kind_of(gathered.source).servers(gathered.source)
-    search = search_answer(gathered.job, result, Deployment(servers=servers))
+    search = search_answer(gathered.here, result, Deployment(servers=servers))
     named = {ranked.plan: row.title for row, ranked in zip(search.plans, result.plans, strict=True)}
     if note := servers_note([ranked.plan for ranked in result.plans], servers):
         gathered.notes.append(note)
@@ -87,7 +87,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
     names = {ranked.plan: ranked.name for ranked in (*result.plans, *result.front) if ranked.name}
     names[Plan()] = gathered.unchanged
     trials = trials_of_run(run / "trials.jsonl", result.trials, gathered.notes, names)
-    if (work := gathered.job.work) is not None:
+    if (work := gathered.here.work) is not None:
         for trial in trials:
             trial["cost_per_million_tokens"] = efficiency(work, trial["iteration_us"]).cost_per_million_tokens
     validation = _validation(run, gathered, named)
@@ -122,7 +122,7 @@ class _Gathered:
     ----------
     path
         The path of the trace or description.
-    job
+    here
         The job as recorded, or on the cluster of a search.
     trace
         The recording that predictions can be compared with; None: nothing was measured.
@@ -134,7 +134,7 @@ class _Gathered:
         self.source = load_source(path)
         elsewhere = info is not None and info.cluster is not None
         recorded = job_of(self.source)
-        self.job: Job = recorded if info is None else searched_job(recorded, info)
+        self.here = recorded if info is None else searched_job(recorded, info)
         self.trace = None if elsewhere or isinstance(self.source, Description) else self.source
         if isinstance(self.source, Description):
             self.notes, self.provenance = list(self.source.warnings), _described(path, self.source)
@@ -146,8 +146,8 @@ class _Gathered:
     @property
     def unchanged(self) -> str:
         """The name of the setting without a plan, as `Facts.unchanged`."""
-        compared = self.job.search_facts().baseline
-        return f"as {self.job.origin}" if compared is UNSET or compared.usual_plan is None else "usual plan"
+        compared = self.here.objective().facts().baseline
+        return f"as {self.here.job.origin}" if compared is UNSET or compared.usual_plan is None else "usual plan"
 
     @property
     def sample_validation(self) -> Validation | None:
@@ -158,14 +158,14 @@ class _Gathered:
     def facts(self, name: str, best: Plan | None = None, best_name: str = "", **searched: Any) -> Facts:
         """All content; `searched` are the fields of a search."""
         self.on_part("replaying the recording")
-        replay = predicted(self.job, Plan(), changed=self.trace is None)
+        replay = predicted(self.here, Plan(), changed=self.trace is None)
         settings = self._settings(best, best_name)
         step = None if self.trace is None else typical_step(self.trace)
         self.on_part("making the timeline of a step")
-        timeline = StepTimeline(lanes=(), step=None) if settings else step_timeline(self.job, self.trace, step, self.notes)
+        timeline = StepTimeline(lanes=(), step=None) if settings else step_timeline(self.here, self.trace, step, self.notes)
         self.on_part("asking what would gain")
-        work = efficiency_of(self.job, Scenario(), {}, replay.iteration_us)
-        diagnosis = self.job.diagnose()
+        work = efficiency_of(self.here, Scenario(), {}, replay.iteration_us)
+        diagnosis = self.here.diagnose()
         with_sample = None if searched.get("validation") else self.sample_validation
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         made = [
@@ -179,9 +179,9 @@ class _Gathered:
             efficiency=table_rows(work),
             timeline=timeline,
             settings=settings,
-            groups=self.job.tensor_groups(step, best),
+            groups=self.here.job.tensor_groups(self.here, step, best),
             held_out=self._held_out(),
-            terms=self.job.terms(),
+            terms=self.here.job.terms(self.here.scenario),
             provenance=[*self.provenance, *made],
             notes=tuple(self.notes),
             described=isinstance(self.source, Description),
@@ -191,8 +191,9 @@ class _Gathered:
 
     def _settings(self, best: Plan | None, best_name: str) -> tuple[ParallelSetting, ...]:
         """The described setting of a parallel job and the best plan; empty for other jobs."""
-        described = self.job.parallel_setting(Plan(), self.unchanged)
-        planned = None if best is None else self.job.parallel_setting(best, best_name)
+        job = self.here.job
+        described = job.parallel_setting(self.here, Plan(), self.unchanged)
+        planned = None if best is None else job.parallel_setting(self.here, best, best_name)
         return tuple(setting for setting in (described, planned) if setting is not None)
 
     def _held_out(self) -> list[HeldOutStep]:
@@ -204,7 +205,7 @@ class _Gathered:
         for step in steps[1 :: max((len(steps) - 1) // _HELD_OUT, 1)][:_HELD_OUT]:
             self.on_part(f"predicting step {step} from all others")
             try:
-                held = self.job.held_out(step)
+                held = self.here.job.compared(step)
             except DproSearchError:
                 continue
             if held.measured_us is None or held.error_pct is None:
@@ -214,11 +215,12 @@ class _Gathered:
         return held_out_steps
 
 
-def step_timeline(job: Job, trace: Trace | None, step: int | None, notes: list[str]) -> StepTimeline:
+def step_timeline(here: JobInScenario, trace: Trace | None, step: int | None, notes: list[str]) -> StepTimeline:
     """The replayed step, from the content of a Perfetto file, and the recorded one of a trace; `notes` says what is missing."""
     predicted: list[Lane] = []
     try:
-        predicted = predicted_lanes(msgspec.json.decode(job.perfetto(Plan(), recorded=trace is not None))["traceEvents"])
+        content = here.job.perfetto(here.lowered(Plan()), recorded=trace is not None)
+        predicted = predicted_lanes(msgspec.json.decode(content)["traceEvents"])
     except InputError as refusal:
         notes.append(f"the timeline has no replayed lanes ({refusal})")
     measured = [] if trace is None or step is None else measured_lanes(trace, step, kinds_by_name(predicted))

@@ -18,7 +18,8 @@ import msgspec
 
 from dpro_search.collect.trace import CommSettings, TensorInfo, Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, PlanOptions, job_of
+from dpro_search.kinds import PlanOptions, job_of
+from dpro_search.kinds._job import JobObjective
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.search import run_search
 from dpro_search.search.request import digest_of
@@ -74,7 +75,7 @@ class Restricted:
         Plan fields that stay; a transformation stays with all its fields or not at all.
     """
 
-    def __init__(self, prices: Job, fields: Collection[str]) -> None:
+    def __init__(self, prices: JobObjective[Any], fields: Collection[str]) -> None:
         whole = prices.space
         kept = [transformation for transformation in whole.transformations if set(transformation.fields) <= set(fields)]
         self.space = PlanSpace(whole.job, kept)
@@ -147,7 +148,7 @@ def restricted(trace: Trace, strategy: str) -> Restricted:
     """A trace's job with only the plans of a strategy."""
     of_tensorflow = trace.meta.settings is not None and trace.meta.framework == "tensorflow"
     fuses_ops = of_tensorflow and strategy in ("op fusion", ALL)
-    prices = job_of(trace, PlanOptions(compute=frozenset({"op-fusion"}) if fuses_ops else frozenset()))
+    prices = job_of(trace, PlanOptions(compute=frozenset({"op-fusion"}) if fuses_ops else frozenset())).objective()
     fields = FIELDS.get(strategy, tuple(name for name in prices.space.fields if name not in _KEPT))
     kind = RestrictedHorovod if trace.meta.settings is not None else Restricted
     return kind(prices, fields)

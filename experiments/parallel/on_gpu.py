@@ -34,6 +34,7 @@ from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.gpu_ops import slowest
 from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.model import blocks_of
+from dpro_search.parallel.prepared import PreparedJob
 from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.timed.recording import alone_job, beside_passes
 from dpro_search.space.scenario import Scenario
@@ -245,13 +246,13 @@ def predicted(model: str, settings: str, gpu: str, times: ParallelTimes | None) 
     )
 
 
-def _alone(model: str, settings: str, gpu: str) -> ParallelJob:
+def _alone(model: str, settings: str, gpu: str) -> PreparedJob:
     known = bundled.aliases("device").get(bundled.plain(gpu), "h100-sxm")
     with tempfile.TemporaryDirectory() as folder:
-        job = job_of(load_source(write_job(Path(folder), model, bundled.usual_machine(known) or "hgx-h100")))
+        job = job_of(load_source(write_job(Path(folder), model, bundled.usual_machine(known) or "hgx-h100"))).job
     assert isinstance(job, ParallelJob)
-    plan = Scenario().changed([settings], known=job.askable, job=job.title).plan
-    return alone_job(job.description, job.workload(plan).strategy, on_gpu=True)
+    prepared, plan = job.prepared(Scenario()), job.scenario([settings]).plan
+    return alone_job(prepared.description, prepared.workload(plan).strategy, on_gpu=True)
 
 
 # Tables.

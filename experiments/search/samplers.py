@@ -26,13 +26,14 @@ import numpy as np
 from benchmarks.measure import machine
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, job_of
+from dpro_search.kinds import job_of
 from dpro_search.kinds.byteps.job import Byteps
 from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.quantities import parse_rate_bps
 from dpro_search.replay.exchanges import Exchange
+from dpro_search.search.objective import Objective
 from dpro_search.search.samplers import SAMPLERS, Guide, Proposal, Sampler, sampler_for
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import ClusterChange, Scenario
@@ -98,7 +99,7 @@ class RandomSampler(Sampler):
 class Charged:
     """Prices of a job, each replayed once, with a clock that counts what all the replays of a search take."""
 
-    def __init__(self, prices: Job, clock: Callable[[], float] = time.process_time) -> None:
+    def __init__(self, prices: Objective, clock: Callable[[], float] = time.process_time) -> None:
         self.space = prices.space
         self._prices = prices
         self._clock = clock
@@ -143,18 +144,18 @@ class Charged:
         return self._known[key][0]
 
 
-def prices_of(trace: Trace, rate: str | None) -> Job:
+def prices_of(trace: Trace, rate: str | None) -> Objective:
     """Prices of a recorded job's plans, on links of another rate where one is named."""
     if rate is None:
-        return job_of(trace)
-    rate_bps = parse_rate_bps(rate)
-    match job_of(trace):
-        case Horovod() | Ddp() | Kvstore() | Byteps() as lowered:
-            return lowered.under(Scenario(cluster=ClusterChange(rate_bps=math.inf if rate_bps is None else rate_bps)))[0]
+        return job_of(trace).objective()
+    rate_bps, recorded = parse_rate_bps(rate), job_of(trace)
+    if isinstance(recorded.job, Horovod | Ddp | Kvstore | Byteps):
+        links = ClusterChange(rate_bps=math.inf if rate_bps is None else rate_bps)
+        return recorded.under(Scenario(cluster=links))[0].objective()
     raise InputError(f"{trace.meta.format}: what such a job would do at another rate is not asked here")
 
 
-def searched(name: str, prices: Job, seconds: float, seeds: int, samplers: Sequence[str] = ALL) -> Case:
+def searched(name: str, prices: Objective, seconds: float, seeds: int, samplers: Sequence[str] = ALL) -> Case:
     """One case: all samplers and seeds, in turn."""
     charged = Charged(prices)
     _warm_up(prices)
@@ -193,7 +194,7 @@ def search(prices: Charged, sampler_name: str, seed: int, seconds: float) -> tup
     return best_us, len(tried)
 
 
-def _warm_up(prices: Job) -> None:
+def _warm_up(prices: Objective) -> None:
     """Have everything compiled, and what a job prepares once prepared."""
     import optuna
 

@@ -28,10 +28,10 @@ def main(folders: list[str]) -> None:
     for folder in map(Path, folders):
         job = Imported.of(Trace.load(folder), PlanOptions())
         measured = job.recorded_steps.measured.iterations_us
-        own = [abs(step.error_pct) for step in job.own_durations().steps]
+        own = [abs(step.error_pct) for step in job.compared(None).steps]
         rows, known = [], []
         for step, true in measured.items():
-            found = job.held_out(step).prediction
+            found = job.compared(step).prediction
             low, high = found.interval_us
             rows.append((abs(found.iteration_us / true - 1) * 100, low <= true <= high))
             known.append(abs(_with_its_loading_us(job.recorded_steps, step) / true - 1) * 100)

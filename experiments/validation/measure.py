@@ -23,7 +23,6 @@ from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.parts.horovod import HOROVOD, horovod_environment
-from dpro_search.kinds import job_of
 from dpro_search.quantities import parse_rate_bps
 from dpro_search.space.plan import Plan
 from dpro_search.space.tensorflow.fusion_moves import contiguous_groups
@@ -60,7 +59,7 @@ class Measured(msgspec.Struct):
 
 def plans(trace: Trace) -> dict[str, Plan]:
     """The changed configurations, by name; groups are contiguous in posting order and balanced by bytes."""
-    tensors = job_of(trace).tensors
+    tensors = trace.tensors
     found = {f"threshold-{mib}MiB": Plan.of(fusion_threshold_bytes=mib * MIB) for mib in (0, 2, 16)}
     found |= {f"cycle-{ms}ms": Plan.of(cycle_time_us=ms * 1000.0) for ms in (10, 50)}
     return found | {f"groups-{n}": Plan(tensor_groups=contiguous_groups(tensors, n)) for n in (2, 4, 8, 16)}

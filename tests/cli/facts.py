@@ -5,7 +5,7 @@ import msgspec
 from dpro_search.analysis.predict import ReplayRequest, replay
 from dpro_search.cli.diagnose import print_diagnosis
 from dpro_search.collect.trace import Trace
-from dpro_search.kinds import Job, job_of
+from dpro_search.kinds import JobInScenario, job_of
 
 # What every replay reports.
 CONTRACT = frozenset(
@@ -21,7 +21,7 @@ def replayed(trace: Trace, **options) -> dict:
     return replayed_job(job_of(trace), **options)
 
 
-def replayed_job(job: Job, **options) -> dict:
+def replayed_job(job: JobInScenario, **options) -> dict:
     """The facts of a replay of a job that was opened."""
     return msgspec.to_builtins(replay(job, ReplayRequest(**options)))
 

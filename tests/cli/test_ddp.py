@@ -51,14 +51,14 @@ def test_the_first_bucket_has_a_size_of_its_own(trace):
 def test_a_held_out_step_is_predicted_from_the_others(trace):
     measured = float(np.diff(trace.steps.start_us[trace.steps.rank == 0])[9])
     others = ProfiledSteps(replayed=(8, 10, 11), fitted=(8, 10, 11))
-    predicted = job_of(trace).lower(Scenario(), steps=others).replayable.iterations().iteration_us
+    predicted = job_of(trace).job.lower(Scenario(), steps=others).replayable.iterations().iteration_us
     assert replayed(trace, holdout_step=9)["error_pct"] == pytest.approx((predicted / measured - 1) * 100)
     with pytest.raises(InputError, match="step 3 was not profiled; choose a step from 8 to 11"):
         replayed(trace, holdout_step=3)
 
 
 def test_steps_are_replayed_from_their_own_durations(trace):
-    comparison = job_of(trace).own_durations()
+    comparison = job_of(trace).job.compared(None)
     assert replayed(trace, own_durations=True)["error_pct"] == pytest.approx(comparison.error_pct)
     assert comparison.measured_us > 0
 

@@ -107,6 +107,8 @@ def test_files_are_identified_by_their_content(measured, tmp_path):
     trace = Trace.load(horovod_trace_path())
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "calibration.json").write_bytes((measured / "calibration.json").read_bytes())
-    here, there = (SearchRequest.of(horovod_trace_path(), job_of(trace), {}, folder) for folder in (measured, tmp_path / "moved"))
+    here, there = (
+        SearchRequest.of(horovod_trace_path(), job_of(trace).objective(), {}, folder) for folder in (measured, tmp_path / "moved")
+    )
     assert here.options == there.options
     assert here.trace_digest == there.trace_digest

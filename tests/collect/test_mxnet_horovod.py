@@ -13,7 +13,7 @@ from dpro_search.collect.assemble.mxnet_horovod import assemble_mxnet_horovod
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
 from dpro_search.graph.build import build_graph
-from dpro_search.kinds import PlanOptions
+from dpro_search.kinds import JobInScenario, PlanOptions
 from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.space.plan import Plan
 from tests.recordings import raw_copy
@@ -92,7 +92,7 @@ def test_it_can_be_built_and_replayed(trace):
     graph = build_graph(trace)
     assert [len(profile.releases) for profile in graph.profiles] == [3, 3]  # four parameters an update
     job = Horovod.of(trace, PlanOptions())
-    assert job.predict(Plan()).iteration_us > 0
+    assert JobInScenario(job).predict(Plan()).iteration_us > 0
     assert 0 < job.measured.costs.poll_share < 1
 
 
@@ -123,7 +123,7 @@ def test_without_the_network_operators_are_known_by_type_and_that_is_reported(ra
     trace = assemble_mxnet_horovod(raw)
     assert any("no graph of the network" in warning for warning in trace.meta.warnings)
     assert "FullyConnected#0" in trace.names
-    assert Horovod.of(trace, PlanOptions()).predict(Plan()).iteration_us > 0
+    assert JobInScenario(Horovod.of(trace, PlanOptions())).predict(Plan()).iteration_us > 0
 
 
 def test_a_profile_of_other_steps_is_refused(raw):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpro_search.errors import DproSearchError
-from dpro_search.kinds import Job, job_of
+from dpro_search.kinds import JobInScenario, job_of
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import Scenario
 from tests.drift.jobs import WatchedJob
@@ -37,7 +37,7 @@ def predictions_of(watched: WatchedJob) -> dict[str, Values]:
     return {case.name: _values(job, case) for case in _cases(watched, job)}
 
 
-def _cases(watched: WatchedJob, job: Job) -> Iterator[Case]:
+def _cases(watched: WatchedJob, job: JobInScenario) -> Iterator[Case]:
     yield Case(name="as recorded")
     if watched.plans:
         for number, plan in enumerate(job.space.starts(STARTING_PLANS)[1:], 1):
@@ -55,18 +55,16 @@ def _cases(watched: WatchedJob, job: Job) -> Iterator[Case]:
         yield Case(name=f"on {watched.clusters[0]}, {change}", cluster=watched.clusters[0], changes=(change,))
 
 
-def _values(job: Job, case: Case) -> Values:
+def _values(job: JobInScenario, case: Case) -> Values:
     try:
         return _numbers(_predicted(job, case), with_breakdown=not case.changes)
     except DproSearchError as error:
         return _refused(error)
 
 
-def _predicted(job: Job, case: Case) -> Prediction:
-    scenario = Scenario(plan=case.plan).on(case.cluster)
-    scenario = scenario.changed(case.changes, known=(*job.askable, *job.settings), job=job.title)
-    changed_job, plan = job.under(scenario)
-    return changed_job.predict(plan)
+def _predicted(job: JobInScenario, case: Case) -> Prediction:
+    moved, plan = job.under(job.job.scenario(case.changes, Scenario(plan=case.plan).on(case.cluster)))
+    return moved.predict(plan)
 
 
 def _numbers(prediction: Prediction, *, with_breakdown: bool) -> Values:

@@ -19,7 +19,7 @@ from dpro_search import load_run
 from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import DproSearchError, InputError, TraceFormatError
-from dpro_search.kinds import recorded_job
+from dpro_search.kinds import JobInScenario, recorded_job
 from dpro_search.search import SearchResult
 from dpro_search.space.plan import Plan, setting_names
 from tests.cli.facts import replayed
@@ -89,7 +89,7 @@ class TestPlans:
     def test_a_plan_of_any_numbers_is_priced_or_refused(self, threshold, cycle_us):
         try:
             plan = Plan.of(fusion_threshold_bytes=threshold, cycle_time_us=cycle_us)
-            prediction = horovod().predict(plan)
+            prediction = JobInScenario(horovod()).predict(plan)
         except DproSearchError as error:
             one_line(error)
         else:

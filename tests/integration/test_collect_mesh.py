@@ -54,7 +54,7 @@ def test_messages_between_stages_have_both_ends_and_their_axis(pipeline):
 def test_recorded_steps_of_a_pipeline_are_replayed_as_they_were(pipeline):
     """With the durations that each step had: what a message waits for is known."""
     job = job_of(load_source(pipeline))
-    steps = job.own_durations().steps
+    steps = job.job.compared(None).steps
     assert len(steps) >= TRACED - 2
     assert float(np.median([abs(step.error_pct) for step in steps])) < 5
 

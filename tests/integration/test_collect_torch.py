@@ -17,9 +17,11 @@ from dpro_search.collect.launchers import PYTORCH_DDP
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, JobError
 from dpro_search.kinds import PlanOptions, job_of
+from dpro_search.kinds._program import program_replay
 from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import bucket_assignment
+from dpro_search.space.scenario import Scenario
 from tests.faults.processes import dpro
 from tests.integration.torch_losses import assert_same_losses_unrecorded
 from tests.recordings import of_the_job
@@ -96,7 +98,7 @@ def test_a_hook_that_compresses_moves_half_of_the_bytes(torch_python, tmp_path):
     reduced = np.array([trace.names[name] == "allreduce" for name in moved.name])
     gradients = sum(tensor.size_bytes for tensor in trace.tensors)
     assert moved.size_bytes[reduced].sum() == gradients / 2
-    job = Ddp.of(trace, PlanOptions()).replay_of(Plan.of(bucket_cap_bytes=10**9)).job
+    job = program_replay(Ddp.of(trace, PlanOptions()).lower(Scenario(plan=Plan.of(bucket_cap_bytes=10**9)))).job
     assert job.size_bytes[-1] == gradients / 2
 
 

@@ -20,8 +20,10 @@ from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.validate import validate
 from dpro_search.errors import InputError, JobError
 from dpro_search.kinds import PlanOptions, job_of, kinds, recorded_job
-from dpro_search.kinds.horovod.job import Horovod
+from dpro_search.kinds._program import program_replay
+from dpro_search.kinds.horovod.job import Horovod, horovod_schedule
 from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.scenario import Scenario
 
 pytestmark = pytest.mark.integration
 
@@ -99,7 +101,7 @@ def test_a_recording_under_exact_groups_knows_them_and_is_replayed_with_them(ten
     trace = TENSORFLOW_HOROVOD.record(spec, tmp_path / "trace", schedule=Schedule(warmup=3, untraced=5, traced=6))
     assert {frozenset(group) for group in trace.meta.settings.groups} == set(map(frozenset, groups))
     assert recorded_job(trace).spec.env["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
-    recorded = Horovod.of(trace, PlanOptions()).replay_of(Plan()).job
+    recorded = horovod_schedule(Horovod.of(trace, PlanOptions()).lower(Scenario())).job
     assert recorded.exact_groups
     assert len(recorded.unit_bytes) == len(trace.tensors) - len(groups)
 
@@ -144,7 +146,7 @@ def test_powersgd_sends_what_was_predicted_and_ranks_with_data_of_their_own_stay
     plan = Plan.of(compression=f"powersgd-{rank}", bucket_cap_bytes=10_000)
     run = with_own_data(torch_job, tmp_path / "sent").run(plan, warmup=2)
     first, second = (json.loads((tmp_path / f"sent-{number}").read_text()) for number in range(2))
-    predicted = prices.replay_of(plan).job.size_bytes.tolist()
+    predicted = program_replay(prices.lowered(plan)).job.size_bytes.tolist()
     assert len(predicted) > 2 * 3  # several buckets, whose all-reduces could meet
     assert first["bytes"] == second["bytes"] == predicted
     assert sum(predicted) < sum(tensor.size_bytes for tensor in torch_trace.tensors) / 4
@@ -221,7 +223,7 @@ def test_the_modules_of_a_recorded_model_can_be_computed_again_at_a_price(blocks
     assert {module.frees_bytes for module in trace.modules[:2]} == {4 * 16 * 64 * 4 + 2 * 64 * 4}
     prices = job_of(Trace.load(tmp_path / "trace"), PlanOptions(compute=frozenset({"recomputation"})))
     assert prices.predict(Plan(recomputed_modules=("0", "1"))).source == "extrapolated"
-    graph = prices.measured.graph
+    graph = prices.job.measured.graph
     assert (graph.again_us > 0).all()
     assert (np.diff(graph.backward_from_us, axis=2) < 0).all()  # the last block's begins first
     with pytest.raises(InputError, match="the recorded model has no module '7'"):

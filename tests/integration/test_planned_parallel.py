@@ -10,6 +10,7 @@ from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.targets import targets_named
 from dpro_search.kinds import job_of, kind_of, load_source
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 
@@ -77,7 +78,7 @@ def exported(folder, ranks, settings):
     source = load_source(path)
     kind = kind_of(source)
     facts = kind.facts(source)
-    facts = facts.__class__(**{**vars(facts), "workload": job_of(source).workload})
+    facts = facts.__class__(**{**vars(facts), "workload": job_of(source).job.workload(Scenario())})
     export_plan(Plan.of(**settings), folder / "plan", targets_named(["pytorch"], kind.targets), facts)
     return str(folder / "plan")
 

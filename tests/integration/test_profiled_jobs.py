@@ -52,7 +52,7 @@ def test_every_step_of_the_profile_is_replayed(recorded):
     """Whatever else runs on the machine: a step's own durations add up to its own time."""
     how, trace, _ = recorded
     assert kind_of(trace) is {"ddp": profiled_ddp, "fsdp": profiled_fsdp}[how].KIND
-    replayed = job_of(trace).own_durations()
+    replayed = job_of(trace).job.compared(None)
     assert replayed.steps
     assert replayed.measured_us > 0
     assert all(abs(step.error_pct) < 10 for step in replayed.steps)
@@ -139,4 +139,4 @@ def test_pairs_that_share_parameters_are_found_in_a_profile_that_names_no_groups
     assert sharded_units_of(trace).hybrid
     assert sharded_units_of(trace).shared_by == 2
     job = job_of(trace)
-    assert abs(job.predict(Plan()).iteration_us / job.measured_iteration_us - 1) < 0.2
+    assert abs(job.predict(Plan()).iteration_us / job.measurement.median_us - 1) < 0.2

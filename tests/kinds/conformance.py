@@ -23,7 +23,7 @@ from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import export_plan
 from dpro_search.deploy.targets import targets_for
 from dpro_search.errors import DproSearchError, InputError
-from dpro_search.kinds import COMPUTE, Job, Kind, PlanOptions, all_targets, job_of, kind_of, recorded_job
+from dpro_search.kinds import COMPUTE, JobInScenario, Kind, PlanOptions, all_targets, job_of, kind_of, recorded_job
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
@@ -59,88 +59,89 @@ class KindConformance:
         return _recorded(type(self))
 
     @pytest.fixture
-    def job(self) -> Job:
+    def job(self) -> JobInScenario:
         return _job(type(self))
 
     def test_its_traces_are_recognised(self, trace: Trace) -> None:
         assert kind_of(trace) is self.kind
         assert isinstance(self.kind.job(trace, PlanOptions()), self.kind.job_type)
 
-    def test_the_empty_plan_is_the_recorded_setting(self, job: Job) -> None:
+    def test_the_empty_plan_is_the_recorded_setting(self, job: JobInScenario) -> None:
         prediction = job.predict(Plan())
         assert prediction.source == "recorded"
         low, high = prediction.interval_us
         assert 0 < low <= prediction.iteration_us <= high
         assert prediction == job.predict(Plan())
 
-    def test_it_is_lowered_in_any_scenario_without_being_changed(self, job: Job) -> None:
-        recorded = job.lower(Scenario())
+    def test_it_is_lowered_in_any_scenario_without_being_changed(self, job: JobInScenario) -> None:
+        lower = job.job.lower
+        recorded = lower(Scenario())
         assert recorded.as_recorded
         assert recorded.replayable.op_count > 0
         times, timeline = recorded.replayable.iterations(), recorded.replayable.timeline()
         assert times.iteration_us == pytest.approx(timeline.iteration_us, rel=self.timeline_error)
         assert recorded.replayable.iterations(detailed=True).breakdown_us
         for text in ("compute=0.5", "communication=0"):
-            scenario = Scenario().changed([text], known=job.settings, job=job.title)
-            changed = job.lower(scenario)
+            scenario = job.job.scenario([text])
+            changed = lower(scenario)
             assert not changed.as_recorded
             changed_job, plan = job.under(scenario)
             assert changed.replayable.iterations().iteration_us == changed_job.predict(plan).iteration_us
-        assert job.lower(Scenario()).replayable.iterations().iteration_us == times.iteration_us
+        assert lower(Scenario()).replayable.iterations().iteration_us == times.iteration_us
         assert job.scenario == Scenario()
 
-    def test_what_it_cannot_be_lowered_in_is_refused_in_one_line(self, job: Job) -> None:
+    def test_what_it_cannot_be_lowered_in_is_refused_in_one_line(self, job: JobInScenario) -> None:
         foreign = next(name for name in ("credit", "cycle_time_us") if name not in job.space.fields)
         unknown = {"global_batch": 64, "sequence": 128, "precision": "fp8", "measured_us": 1.0, "target_loss": 0.1}
-        unknown = {name: value for name, value in unknown.items() if name.removesuffix("_us") not in job.settings}
+        unknown = {name: value for name, value in unknown.items() if name.removesuffix("_us") not in job.job.settings}
         scenarios = [Scenario(plan=Plan.of(**{foreign: 1})), *(Scenario(**{name: value}) for name, value in unknown.items())]
         for scenario in scenarios:
             with pytest.raises(InputError) as refused:
-                job.lower(scenario)
+                job.job.lower(scenario)
             assert "\n" not in str(refused.value)
 
-    def test_a_plan_that_repeats_the_recording_is_the_empty_one(self, job: Job) -> None:
+    def test_a_plan_that_repeats_the_recording_is_the_empty_one(self, job: JobInScenario) -> None:
         repeated = {name: value for name, value in job.space.job.values.items() if value is not None}
         assert job.space.simplest(Plan.of(**repeated)) == Plan()
 
-    def test_every_choice_changes_the_prediction(self, job: Job) -> None:
+    def test_every_choice_changes_the_prediction(self, job: JobInScenario) -> None:
         recorded_us = job.predict(Plan()).iteration_us
         for choice in job.space.choices:
             plans = [choice.put(Plan(), grid, index) for grid, points in choice.grids.items() for index in {0, len(points) - 1}]
             moved = [plan for plan in plans if job.predict(plan).iteration_us != recorded_us]
             assert moved or choice.name in self.unmoved or len(choice.grids) == 1, choice.name
 
-    def test_a_field_of_another_kind_is_refused_with_both_names(self, job: Job) -> None:
+    def test_a_field_of_another_kind_is_refused_with_both_names(self, job: JobInScenario) -> None:
         foreign = next(name for name in ("credit", "cycle_time_us") if name not in job.space.fields)
         with pytest.raises(InputError, match=f"{job.title} has no {foreign}"):
             job.predict(Plan.of(**{foreign: 1}))
 
-    def test_a_misspelt_knob_is_one_line_with_the_nearest_name(self, job: Job) -> None:
-        known = (*job.askable, *job.settings)
+    def test_a_misspelt_knob_is_one_line_with_the_nearest_name(self, job: JobInScenario) -> None:
+        known = (*job.job.askable, *job.job.settings)
         with pytest.raises(InputError) as refused:
-            Scenario().changed([f"{known[0]}x=1"], known=known, job=job.title)
+            job.job.scenario([f"{known[0]}x=1"])
         assert f"did you mean {known[0]}?" in str(refused.value)
         assert "\n" not in str(refused.value)
 
-    def test_plans_are_described_in_words(self, job: Job) -> None:
+    def test_plans_are_described_in_words(self, job: JobInScenario) -> None:
         for choice in job.space.choices:
             for grid, points in choice.grids.items():
                 plan = choice.put(Plan(), grid, len(points) - 1)
                 assert "=" not in describe(plan)
                 assert (describe(plan) == "as recorded") == (plan == Plan())
 
-    def test_memory_is_known_or_a_limit_is_refused(self, trace: Trace, job: Job) -> None:
+    def test_memory_is_known_or_a_limit_is_refused(self, trace: Trace, job: JobInScenario) -> None:
         if job.predict(Plan()).peak_memory_bytes is None:
             with pytest.raises(InputError, match="does not tell how much memory"):
                 job_of(trace, replace(self.options, memory_limit_bytes=1))
         else:
             assert job_of(trace, replace(self.options, memory_limit_bytes=1)).predict(Plan()).infeasible is not None
 
-    def test_plans_survive_their_file(self, job: Job) -> None:
+    def test_plans_survive_their_file(self, job: JobInScenario) -> None:
         for plan in (Plan(), *job.space.starts(4)):
             assert Plan.from_json(plan.to_json()) == plan
 
-    def test_what_can_be_searched_can_be_exported(self, job: Job, trace: Trace, tmp_path: Path) -> None:
+    def test_what_can_be_searched_can_be_exported(self, job: JobInScenario, trace: Trace, tmp_path: Path) -> None:
         targets = self.kind.targets_of(trace.meta.framework)
         exported = {name for target in targets for name in target.fields}
         assert {*job.space.fields} <= exported
@@ -160,37 +161,37 @@ class KindConformance:
         assert msgspec.json.decode((tmp_path / "p.json").read_bytes())["traceEvents"]
         assert len((tmp_path / "t.csv").read_text().splitlines()) > 2
 
-    def test_other_speeds_change_what_they_should(self, job: Job) -> None:
+    def test_other_speeds_change_what_they_should(self, job: JobInScenario) -> None:
         recorded_us = job.predict(Plan()).iteration_us
         for text in ("compute=0.5", "communication=0"):
-            changed, plan = job.under(Scenario().changed([text], known=job.settings, job=job.title))
+            changed, plan = job.under(job.job.scenario([text]))
             prediction = changed.predict(plan)
             assert prediction.iteration_us < recorded_us or text in self.unmoved
             assert prediction.source == "extrapolated"
 
-    def test_a_diagnosis_has_the_facts_of_the_contract_and_tables(self, job: Job) -> None:
+    def test_a_diagnosis_has_the_facts_of_the_contract_and_tables(self, job: JobInScenario) -> None:
         diagnosis = job.diagnose()
         assert msgspec.to_builtins(diagnosis).keys() >= DIAGNOSE_KEYS
         for table in diagnosis.tables:
             assert all(len(row) == len(table.columns) for row in table.rows)
 
-    def test_what_a_diagnosis_asks_can_be_asked(self, job: Job) -> None:
+    def test_what_a_diagnosis_asks_can_be_asked(self, job: JobInScenario) -> None:
         """A row of ``gains`` that is written as a change is understood by ``--set``, and gives the same prediction."""
-        known, understood = (*job.askable, *job.settings), 0
+        understood = 0
         for row in job.diagnose().gains:
             try:
-                scenario = Scenario().changed([row.what_if], known=known, job=job.title)
+                scenario = job.job.scenario([row.what_if])
             except InputError:
                 continue  # words about the graph, not a change of a knob
-            changed, plan = job.allowing(scenario.plan, self.options).under(scenario)
+            changed, plan = job.under(scenario)
             prediction = changed.predict(plan)
             assert prediction.iteration_us == pytest.approx(row.predicted_iteration_us, rel=0.02), row.what_if
             understood += 1
-        assert understood or not known
+        assert understood or not (*job.job.askable, *job.job.settings)
 
-    def test_steps_are_compared_or_the_kinds_that_can_are_named(self, job: Job, trace: Trace) -> None:
+    def test_steps_are_compared_or_the_kinds_that_can_are_named(self, job: JobInScenario, trace: Trace) -> None:
         step = max(trace.steps.index[trace.steps.traced].tolist()) - 1
-        for ask in (job.own_durations, lambda: job.held_out(step), lambda: job.sampled(Plan(), samples=2)):
+        for ask in (lambda: job.job.compared(None), lambda: job.job.compared(step), lambda: job.sampled(Plan(), samples=2)):
             with contextlib.suppress(DproSearchError):
                 ask()
 
@@ -230,5 +231,5 @@ def _recorded(suite: type[KindConformance]) -> Trace:
 
 
 @functools.cache
-def _job(suite: type[KindConformance]) -> Job:
+def _job(suite: type[KindConformance]) -> JobInScenario:
     return job_of(_recorded(suite), suite.options)

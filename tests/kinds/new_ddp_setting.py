@@ -27,10 +27,9 @@ from dpro_search.errors import InputError  # noqa: E402
 from dpro_search.kinds import job_of, load_source  # noqa: E402
 from dpro_search.space.describe import describe  # noqa: E402
 from dpro_search.space.plan import Plan  # noqa: E402
-from dpro_search.space.scenario import Scenario  # noqa: E402
 
 job = job_of(load_source(TRACE))
-scenario = Scenario().changed(["short_forward=1"], known=job.askable, job=job.title)
+scenario = job.job.scenario(["short_forward=1"])
 plan = scenario.plan
 assert plan == Plan.of(short_forward=True), "--set reads it"
 assert Plan.from_json(plan.to_json()) == plan, "a plan's file holds it"
@@ -39,4 +38,4 @@ assert "short_forward" in job.space.fields, "a search proposes it"
 assert job.predict(plan).iteration_us < job.predict(Plan()).iteration_us, "it changes the prediction"
 assert any(choice.name == "short-forward" for choice in job.space.choices), "samplers draw it"
 with pytest.raises(InputError, match="short_forward"):
-    Scenario().changed(["short_forward=maybe"], known=job.askable, job=job.title)
+    job.job.scenario(["short_forward=maybe"])

@@ -11,21 +11,20 @@ import pytest
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.costmodel.collectives.nccl import Placement, collective_us
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, job_of
+from dpro_search.kinds import JobInScenario, job_of
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale, Scenario
 from tests.recordings import trace_of
 
 
 @functools.cache
-def ddp() -> Job:
+def ddp() -> JobInScenario:
     return job_of(trace_of("ddp_blocks"))
 
 
-def on(cluster: str, *changes: str) -> tuple[Job, Plan]:
+def on(cluster: str, *changes: str) -> tuple[JobInScenario, Plan]:
     job = ddp()
-    known = (*job.askable, *job.settings)
-    return job.under(Scenario().on(cluster).changed(changes, known=known, job=job.title))
+    return job.under(job.job.scenario(changes, Scenario().on(cluster)))
 
 
 def iteration_us(cluster: str, *changes: str) -> float:
@@ -41,7 +40,7 @@ def all_reduce_us(cluster: Cluster, size_bytes: float) -> float:
 def test_one_bucket_that_nothing_hides_takes_what_the_model_of_collectives_says(tmp_path: Path) -> None:
     (tmp_path / "one.toml").write_text('base = "g4dn.8xlarge"\nhosts = 8\n')
     name = str(tmp_path / "one.toml")
-    gradients_bytes = sum(tensor.size_bytes for tensor in ddp().tensors)
+    gradients_bytes = sum(tensor.size_bytes for tensor in ddp().job.tensors)
     all_at_the_end = iteration_us(name, "bucket_cap_bytes=1GiB")
     job, _ = on(name)
     compute_us = job.predict(Plan()).breakdown_us["compute"]
@@ -67,7 +66,7 @@ def test_the_interval_spans_what_published_clusters_reach_of_the_bare_links() ->
 def test_a_scenario_on_gpus_is_lowered_to_what_is_predicted_there() -> None:
     scenario = Scenario(scales=(Scale.parse("rank1.compute=0.5"),)).on("8xhgx-h100")
     job, plan = ddp().under(scenario)
-    lowered = ddp().lower(scenario)
+    lowered = ddp().job.lower(scenario)
     assert lowered.prediction(lowered.replayable.iterations()) == job.predict(plan)
     assert lowered.cluster.ranks == 64
     assert any("compute like the" in sentence for sentence in lowered.assumptions)
@@ -108,7 +107,7 @@ def test_faster_links_and_a_rate_are_asked_for_like_elsewhere() -> None:
 def test_what_is_not_known_there_is_one_line() -> None:
     job, _ = on("2xhgx-h100")
     with pytest.raises(InputError, match="cannot be predicted without one of its steps"):
-        job.held_out(0)
+        job.job.compared(0)
     with pytest.raises(InputError, match="a GPU each; leave cores out"):
         on("2xhgx-h100", "cores=2")
     with pytest.raises(InputError, match="has no rank 16: ranks are 0 to 15"):

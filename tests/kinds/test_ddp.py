@@ -7,25 +7,25 @@ from dpro_search.collect.trace import Trace
 from dpro_search.errors import GraphError, InputError
 from dpro_search.graph.ddp import build_ddp_graph
 from dpro_search.graph.main_thread import main_waits_us
-from dpro_search.kinds import Job, job_of
+from dpro_search.kinds import JobInScenario, job_of
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import Scenario
 
 RECORDING = "ddp_mlp"
 
 
-def under(job: Job, *changes: str) -> tuple[Job, Plan]:
+def under(job: JobInScenario, *changes: str) -> tuple[JobInScenario, Plan]:
     """The job with changes as text, and the plan."""
-    return job.under(Scenario().changed(changes, known=(*job.askable, *job.settings), job=job.title))
+    return job.under(job.job.scenario(changes))
 
 
-def predicted(job: Job, *changes: str) -> Prediction:
+def predicted(job: JobInScenario, *changes: str) -> Prediction:
     changed_job, plan = under(job, *changes)
     return changed_job.predict(plan)
 
 
 @pytest.fixture(scope="module")
-def ddp(trace: Trace) -> Job:
+def ddp(trace: Trace) -> JobInScenario:
     return job_of(trace)
 
 
@@ -76,7 +76,7 @@ def test_many_buckets_cost_their_latencies(ddp):
     "plan", [Plan.of(cycle_time_us=1000.0), Plan.of(fusion_threshold_bytes=1), Plan(tensor_groups=(("9.bias",),))]
 )
 def test_plans_that_ddp_cannot_follow_are_refused(ddp, plan):
-    for priced in (ddp.predict, lambda refused: ddp.lower(Scenario(plan=refused))):
+    for priced in (ddp.predict, lambda refused: ddp.job.lower(Scenario(plan=refused))):
         with pytest.raises(InputError, match="it knows bucket_cap_bytes"):
             priced(plan)
 
@@ -99,7 +99,7 @@ def test_a_step_that_was_not_profiled_cannot_be_asked_for(trace):
 def test_a_diagnosis_asks_about_faster_links_only_where_links_limit(ddp):
     def asks(*changes: str) -> bool:
         job, _ = under(ddp, *changes)
-        return any(row.what_if == "bandwidth=2" for row in job.gains({}))
+        return any(row.what_if == "bandwidth=2" for row in job.job.gains(job.scenario, {}))
 
     assert asks()
     assert not asks("rate=unlimited")

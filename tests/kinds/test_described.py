@@ -178,4 +178,4 @@ def test_errors_of_a_description_are_one_line(tmp_path: Path) -> None:
 def test_the_job_has_no_trace(job: Path) -> None:
     opened_job = job_of(load_source(job))
     assert opened_job.trace is None
-    assert opened_job.measured_iteration_us is None
+    assert opened_job.measurement.median_us is None

@@ -8,20 +8,20 @@ from sample import horovod, measured, sample, schedule
 
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import measured_iteration_us
-from dpro_search.kinds import Job, PlanOptions, job_of
+from dpro_search.kinds import JobInScenario, PlanOptions, job_of
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import Scale, Scenario
 from dpro_search.space.tensorflow.fusion_moves import contiguous_groups
 
 
-def asked(*changes: str, plan: Plan | None = None, job: Job | None = None) -> tuple[Job, Plan]:
+def asked(*changes: str, plan: Plan | None = None, job: JobInScenario | None = None) -> tuple[JobInScenario, Plan]:
     """The job with changes as text, and the plan."""
-    job = job or horovod()
-    scenario = Scenario(plan=plan or Plan()).changed(changes, known=(*job.askable, *job.settings), job=job.title)
+    job = job or JobInScenario(horovod())
+    scenario = job.job.scenario(changes, Scenario(plan=plan or Plan()))
     return job.under(scenario)
 
 
-def predicted(*changes: str, plan: Plan | None = None, job: Job | None = None) -> Prediction:
+def predicted(*changes: str, plan: Plan | None = None, job: JobInScenario | None = None) -> Prediction:
     changed_job, changed_plan = asked(*changes, plan=plan, job=job)
     return changed_job.predict(changed_plan)
 
@@ -79,7 +79,7 @@ def test_speeds_change_the_step_that_a_plan_makes():
 
 
 def test_a_held_out_step_is_predicted_from_the_others():
-    held_out = horovod().held_out(int(measured().graph.steps[2]))
+    held_out = horovod().compared(int(measured().graph.steps[2]))
     assert held_out.measured_us > 0
     assert held_out.prediction.iteration_us != predicted().iteration_us
     assert abs(held_out.error_pct) < 15
@@ -87,11 +87,11 @@ def test_a_held_out_step_is_predicted_from_the_others():
 
 def test_a_step_that_was_not_profiled_cannot_be_held_out():
     with pytest.raises(InputError, match="step 0 was not profiled"):
-        horovod().held_out(0)
+        horovod().compared(0)
 
 
 def test_steps_replayed_from_their_own_durations_are_close():
-    assert horovod().own_durations().error_pct < 8
+    assert horovod().compared(None).error_pct < 8
 
 
 @pytest.mark.parametrize("text", ["compute=0.9", "rank0.compute=0.5", "bandwidth=2", "communication=0"])
@@ -106,7 +106,7 @@ def test_free_communication_leaves_the_compute():
 
 
 def test_gains_are_sorted():
-    gained_us = [gain.gain_us for gain in horovod().gains(horovod().questions)]
+    gained_us = [gain.gain_us for gain in horovod().gains(Scenario(), horovod().questions(Scenario()))]
     assert gained_us == sorted(gained_us, reverse=True)
 
 
@@ -127,14 +127,14 @@ def test_communication_of_one_rank_is_refused():
 
 
 def test_sampled_replays_depend_on_the_seed():
-    one, two, other = (horovod().sampled(Plan(), samples=8, seed=seed) for seed in (5, 5, 6))
+    one, two, other = (JobInScenario(horovod()).sampled(Plan(), samples=8, seed=seed) for seed in (5, 5, 6))
     np.testing.assert_array_equal(one, two)
     assert not np.array_equal(one, other)
     assert len(set(one.tolist())) > 1
 
 
 def test_more_samples_extend_fewer():
-    few, many = (horovod().sampled(Plan(), samples=count) for count in (3, 6))
+    few, many = (JobInScenario(horovod()).sampled(Plan(), samples=count) for count in (3, 6))
     np.testing.assert_array_equal(many[:3], few)
 
 
@@ -145,7 +145,7 @@ def test_sampled_replays_of_a_plan_and_a_cluster_are_around_its_prediction():
 
 def test_no_samples_are_refused():
     with pytest.raises(InputError, match="samples"):
-        horovod().sampled(Plan(), samples=0)
+        JobInScenario(horovod()).sampled(Plan(), samples=0)
 
 
 def test_the_ops_of_another_setting_are_not_known():
@@ -155,7 +155,7 @@ def test_the_ops_of_another_setting_are_not_known():
 
 
 def test_the_perfetto_file_has_both_sides_of_one_step():
-    events = json.loads(horovod().perfetto(Plan(), recorded=False))["traceEvents"]
+    events = json.loads(horovod().perfetto(horovod().lower(Scenario()), recorded=False))["traceEvents"]
     names = {event["args"].get("name") for event in events if event["ph"] == "M"}
     assert {"measured rank 0", "measured rank 1", "predicted rank 0", "predicted rank 1", "Horovod of rank 0"} <= names
     slices = [event for event in events if event["ph"] == "X"]

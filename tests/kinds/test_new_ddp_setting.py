@@ -22,6 +22,7 @@ ADDED = {
     },
     # Which jobs have it, and what it changes.
     "dpro_search/kinds/ddp/job.py": {
+        "from functools import cached_property\n": "from dataclasses import replace\nfrom functools import cached_property\n",
         "from dpro_search.space.transformations import (": "from dpro_search.space.transformations.buckets import ShortForward\n"
         "from dpro_search.space.transformations import (",
         '"gradient_as_bucket_view", "compression")\n    core_times': '"gradient_as_bucket_view", "compression", "short_forward")\n'

@@ -17,34 +17,35 @@ from dpro_search.collect.trace import GraphTensors, TensorInfo, TensorType, Trac
 from dpro_search.costmodel.fused.clusters import ClusterCosts, default_model
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds import Job, PlanOptions, job_of, searchable_job_of
+from dpro_search.kinds import Job, JobInScenario, PlanOptions, job_of, searchable
 from dpro_search.kinds.byteps.job import Byteps
 from dpro_search.kinds.ddp.job import Ddp
-from dpro_search.kinds.horovod.job import Horovod
+from dpro_search.kinds.horovod.job import Horovod, HorovodObjective
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.search import run_search
 from dpro_search.space.plan import Plan
+from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.scenario import ClusterChange, Scale, Scenario
 from tests.recordings import trace_of
 from tests.store_jobs import MIB, kvstore_job, layers_of
 
 
 @functools.cache
-def byteps() -> Job:
+def byteps() -> JobInScenario:
     return job_of(trace_of("byteps_mlp"))
 
 
 @functools.cache
-def ddp() -> Job:
+def ddp() -> JobInScenario:
     return job_of(trace_of("ddp_mlp"))
 
 
 @functools.cache
-def horovod() -> Job:
+def horovod() -> JobInScenario:
     return job_of(sample())
 
 
-def kvstore() -> Kvstore:
+def kvstore() -> JobInScenario:
     """Two workers with 2 MiB in one tensor and 8 small ones, one slow link each, and one server: more servers help."""
     sizes = [2 * MIB, *[4096] * 8]
     layer_us = [1000.0] * len(sizes)
@@ -58,10 +59,10 @@ def kvstore() -> Kvstore:
     tensors = [
         TensorInfo(name=f"t{i}", node=f"key{i}", dtype="float32", shape=(s // 4,), size_bytes=s) for i, s in enumerate(sizes)
     ]
-    return Kvstore(job, tensors, rate_bps=800e6)
+    return JobInScenario(Kvstore(job, tensors, rate_bps=800e6))
 
 
-def on_links(job: Job, rate_bps: float) -> Job:
+def on_links(job: JobInScenario, rate_bps: float) -> JobInScenario:
     return job.under(Scenario(cluster=ClusterChange(rate_bps=rate_bps)))[0]
 
 
@@ -82,7 +83,7 @@ def test_the_recorded_setting_and_every_starting_point_have_a_price(kind: str) -
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_search_finds_a_plan_that_is_no_slower(kind: str, tmp_path: Path) -> None:
     prices = KINDS[kind]()
-    result = run_search(prices, trials=12, seed=1, out=tmp_path / "run", trace_digest=kind)
+    result = run_search(prices.objective(), trials=12, seed=1, out=tmp_path / "run", trace_digest=kind)
     assert result.plans[0].prediction.iteration_us <= 1.01 * result.baseline.iteration_us
     assert set(result.plans[0].plan.settings) <= set(prices.space.fields)
 
@@ -124,7 +125,7 @@ class TestDdp:
         prices = on_links(job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True)), 5e6)
         kinds = [None, "fp16", "powersgd-4", "powersgd-2", "powersgd-1"]
         best = min(kinds, key=lambda kind: prices.predict(Plan(compression=kind)).iteration_us)
-        result = run_search(prices, trials=60, out=tmp_path / "run", trace_digest="ddp")
+        result = run_search(prices.objective(), trials=60, out=tmp_path / "run", trace_digest="ddp")
         assert result.plans[0].plan.compression == best == "powersgd-1"
 
     def test_gradients_that_powersgd_cannot_take_are_refused(self) -> None:
@@ -133,7 +134,7 @@ class TestDdp:
         def refusal(**changes: object) -> str:
             tensors = tuple(msgspec.structs.replace(tensor, **changes) for tensor in measured.graph.tensors)
             changed = dataclasses.replace(measured, graph=dataclasses.replace(measured.graph, tensors=tensors))
-            space = Ddp(changed, PlanOptions(allow_lossy=True)).space
+            space = Ddp(changed, PlanOptions(allow_lossy=True)).plans(Scenario())
             kinds = [
                 point["compression"] for choice in space.choices for point in choice.grids.get("set", ()) if "compression" in point
             ]
@@ -148,9 +149,9 @@ class TestDdp:
         prices, measured = job_of(trace_of("ddp_mlp"), PlanOptions(allow_lossy=True)), Ddp.measured_step(trace_of("ddp_mlp"))
         assert "has fp16" in str(prices.space.refusal(Plan(compression="2bit")))
 
-        def recorded_with(**changes: object) -> Ddp:
+        def recorded_with(**changes: object) -> JobInScenario:
             graph = dataclasses.replace(measured.graph, **changes)
-            return Ddp(dataclasses.replace(measured, graph=graph), PlanOptions(allow_lossy=True))
+            return JobInScenario(Ddp(dataclasses.replace(measured, graph=graph), PlanOptions(allow_lossy=True)))
 
         hooked = recorded_with(compression=0.5)
         with pytest.raises(InputError, match="takes only one"):
@@ -172,15 +173,17 @@ def test_a_second_server_takes_half_of_what_is_cut() -> None:
 
 def test_the_search_finds_a_plan_as_good_as_cutting_the_large_tensor(tmp_path: Path) -> None:
     prices = kvstore()
-    result = run_search(prices, trials=60, out=tmp_path / "run", trace_digest="kvstore")
+    result = run_search(prices.objective(), trials=60, out=tmp_path / "run", trace_digest="kvstore")
     assert result.plans[0].prediction.iteration_us <= prices.predict(Plan.of(servers=2, bigarray_bound=1000)).iteration_us
     best = result.plans[0].plan
     assert (best.servers or 1) > 1 or best.servers_on_workers
 
 
 def test_two_bits_push_a_sixteenth_and_pull_all() -> None:
-    job = kvstore().recorded_job
-    prices = Kvstore(job, kvstore().tensors, rate_bps=800e6, allow_lossy=True)
+    recorded = kvstore().job
+    assert isinstance(recorded, Kvstore)
+    job = recorded.recorded_job
+    prices = JobInScenario(Kvstore(job, recorded.tensors, rate_bps=800e6, allow_lossy=True))
     assert prices.predict(Plan()) == kvstore().predict(Plan())
     gain_us = prices.predict(Plan()).iteration_us - prices.predict(Plan(compression="2bit")).iteration_us
     pushes_us = 2 * job.tensor_bytes.sum() / 100.0  # of two workers into one link
@@ -194,25 +197,29 @@ def test_two_bits_push_a_sixteenth_and_pull_all() -> None:
 
 
 def test_gradients_of_other_types_are_not_compressed_by_kvstore() -> None:
-    tensors = [msgspec.structs.replace(tensor, dtype="float16") for tensor in kvstore().tensors]
-    prices = Kvstore(kvstore().recorded_job, tensors, allow_lossy=True)
-    assert "float32 gradients only, and this job has float16" in str(prices.space.refusal(Plan(compression="2bit")))
+    recorded = kvstore().job
+    assert isinstance(recorded, Kvstore)
+    tensors = [msgspec.structs.replace(tensor, dtype="float16") for tensor in recorded.tensors]
+    space = Kvstore(recorded.recorded_job, tensors, allow_lossy=True).plans(Scenario())
+    assert "float32 gradients only, and this job has float16" in str(space.refusal(Plan(compression="2bit")))
+
+
+def graph_of(job: Job, scenario: Scenario) -> ReplayGraph:
+    assert isinstance(job, Byteps)
+    return job.replay_of(scenario).graph
 
 
 class TestHalvesOfBytePS:
     """A real recording of two workers and two servers, without links; its gradients are float32."""
 
-    def prices(self, **meta: Any) -> Byteps:
+    def prices(self, **meta: Any) -> JobInScenario:
         trace = trace_of("byteps_mlp")
         changed = dataclasses.replace(trace, meta=msgspec.structs.replace(trace.meta, **meta))
-        opened_job = job_of(changed, PlanOptions(allow_lossy=True))
-        assert isinstance(opened_job, Byteps)
-        return opened_job
+        return job_of(changed, PlanOptions(allow_lossy=True))
 
     def test_without_compression_the_job_is_replayed_as_before_to_the_last_bit(self) -> None:
         allowed, plain = self.prices(), job_of(trace_of("byteps_mlp"))
-        assert isinstance(plain, Byteps)
-        ours, theirs = (job.replay_of(Scenario()).graph for job in (allowed, plain))
+        ours, theirs = (graph_of(each.job, Scenario()) for each in (allowed, plain))
         assert list(ours.names) == list(theirs.names)
         np.testing.assert_array_equal(ours.duration_us, theirs.duration_us)
         np.testing.assert_array_equal(ours.flow_bytes, theirs.flow_bytes)
@@ -225,17 +232,18 @@ class TestHalvesOfBytePS:
         slow = on_links(self.prices(), 2e6)
         assert slow.predict(half).iteration_us < 0.75 * slow.predict(Plan()).iteration_us
         assert slow.predict(half).source == "extrapolated"
-        names = list(self.prices().replay_of(Scenario(plan=half)).graph.names)
-        assert [sum(f".{way}@" in name for name in names) for way in ("half", "whole")] == [2 * len(slow.tensors)] * 2
+        names = list(graph_of(slow.job, Scenario(plan=half)).names)
+        assert [sum(f".{way}@" in name for name in names) for way in ("half", "whole")] == [2 * len(slow.job.tensors)] * 2
 
     def test_a_search_finds_them_on_a_slow_link(self, tmp_path: Path) -> None:
-        result = run_search(self.prices(rate_bps=2e6), trials=30, out=tmp_path / "run", trace_digest="byteps")
+        result = run_search(self.prices(rate_bps=2e6).objective(), trials=30, out=tmp_path / "run", trace_digest="byteps")
         assert result.plans[0].plan.compression == "fp16"
 
     def test_what_is_not_known_is_refused_with_the_reason(self) -> None:
         prices = self.prices()
-        tensors = [msgspec.structs.replace(tensor, dtype="float64") for tensor in prices.tensors]
-        foreign = Byteps(prices.recorded_job, tensors, allow_lossy=True)
+        assert isinstance(prices.job, Byteps)
+        tensors = [msgspec.structs.replace(tensor, dtype="float64") for tensor in prices.job.tensors]
+        foreign = JobInScenario(Byteps(prices.job.recorded_job, tensors, allow_lossy=True))
         assert "known of float32 gradients, and this job has float64" in str(foreign.space.refusal(Plan(compression="fp16")))
         assert "compression" not in [choice.name for choice in foreign.space.choices if "set" in choice.grids]
         recorded = self.prices(knobs={"compression": "onebit"})
@@ -260,9 +268,11 @@ class TestHorovod:
         assert horovod().predict(plan).iteration_us == schedule(plan).iterations().iteration_us
 
     def test_exchanges_are_in_order_and_whole(self) -> None:
-        prices = Horovod.of(sample(), PlanOptions())
+        prices = horovod()
         plan = prices.space.starts(3)[2]
-        exchanges = prices.exchanges(plan)
+        objective = prices.objective()
+        assert isinstance(objective, HorovodObjective)
+        exchanges = objective.exchanges(plan)
         assert {frozenset(e.tensors) for e in exchanges} == {frozenset(group) for group in plan.tensor_groups or ()}
         assert [e.posted_us for e in exchanges] == sorted(e.posted_us for e in exchanges)
         for exchange in exchanges:
@@ -317,7 +327,7 @@ class TestHorovod:
         )
         shaped = dataclasses.replace(trace, graphs=(dataclasses.replace(graph, tensors=tensors),) * len(trace.graphs))
         options = PlanOptions(compute=frozenset({"op-fusion"}))
-        with_shapes, without = (Horovod(measured(), trace.horovod_settings, options, one) for one in (shaped, trace))
+        with_shapes, without = (JobInScenario(Horovod(measured(), trace.horovod_settings, options, one)) for one in (shaped, trace))
         rng = np.random.default_rng(0)
         plan = next(plan for _ in range(400) if (plan := with_shapes.space.propose(Plan(), rng)).op_clusters)
         costs = ClusterCosts(default_model(), measured().graph, recorded=shaped.graphs[0])
@@ -351,4 +361,4 @@ def test_a_trace_of_no_known_kind_has_nothing_to_search(tmp_path: Path) -> None:
         "meta": msgspec.structs.replace(trace.meta, settings=None, format="chakra")
     })  # fmt: skip
     with pytest.raises(InputError, match=r"the trace \(chakra\) is of a job whose knobs are not known"):
-        searchable_job_of(other)
+        searchable(job_of(other))

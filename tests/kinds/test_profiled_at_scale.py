@@ -117,8 +117,7 @@ def folder(ddp: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def on(trace: Trace, cluster: str, *changes: str) -> Any:
     job = job_of(trace)
-    known = (*job.askable, *job.settings)
-    return job.under(Scenario().on(cluster).changed(changes, known=known, job=job.title))
+    return job.under(job.job.scenario(changes, Scenario().on(cluster)))
 
 
 def test_both_are_recognised(ddp: Trace, fsdp: Trace) -> None:

@@ -99,7 +99,7 @@ def gpu_rank(rank: int, *, buckets: tuple[int, ...] = (2, 2), steps: int = 4, fi
 
 def steps_us(job: Any, plan: Plan | None = None) -> list[float]:
     """Replay of each recorded step under a plan."""
-    return [step.iteration_us for step in replay_of(job, plan=plan).replayed.values()]
+    return [step.iteration_us for step in replay_of(job.job, plan=plan).replayed.values()]
 
 
 def trace_of(**options: Any) -> Trace:
@@ -119,24 +119,24 @@ def job(trace: Trace) -> Any:
 
 def test_sizes_come_from_the_copies_out_of_the_buckets(trace: Trace, job: Any) -> None:
     assert kind_of(trace) is profiled_ddp.KIND
-    assert tuple(tensor.size_bytes for tensor in job.tensors) == SIZES
-    assert job.gradients.bucket_of.tolist() == [0, 0, 1, 1]
-    assert "copies" in job.gradients.why
+    assert tuple(tensor.size_bytes for tensor in job.job.tensors) == SIZES
+    assert job.job.gradients.bucket_of.tolist() == [0, 0, 1, 1]
+    assert "copies" in job.job.gradients.why
 
 
 def test_the_recorded_buckets_give_the_recorded_replay(job: Any) -> None:
     again = Plan.of(bucket_cap_bytes=3 * MIB)
-    assert job.bucket_of(again).tolist() == [0, 0, 1, 1]
+    assert job.job.bucket_of(again).tolist() == [0, 0, 1, 1]
     assert steps_us(job, again) == pytest.approx(steps_us(job), rel=1e-9)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no shared traces")
 def test_the_recorded_buckets_of_a_real_job_give_its_recorded_replay() -> None:
     job: Any = job_of(import_trace([SHARED / "kineto_single" / "ddp_resnet50_a100_rank0of2.json.gz"]))
-    assert sum(tensor.size_bytes for tensor in job.tensors) == 4 * 25_557_032
-    assert len(job.tensors) == 161
+    assert sum(tensor.size_bytes for tensor in job.job.tensors) == 4 * 25_557_032
+    assert len(job.job.tensors) == 161
     again = Plan.of(first_bucket_bytes=MIB, bucket_cap_bytes=25 * MIB)
-    assert (job.bucket_of(again) == job.gradients.bucket_of).all()
+    assert (job.job.bucket_of(again) == job.job.gradients.bucket_of).all()
     assert steps_us(job, again) == pytest.approx(steps_us(job), rel=1e-9)
     assert job.predict(Plan.of(gradient_as_bucket_view=True)).iteration_us < job.predict(Plan()).iteration_us
     assert any("the job has 2 ranks, but only 1 was imported" in text for text in job.assumptions)
@@ -162,9 +162,9 @@ def test_a_plan_is_the_profile_of_the_job_that_follows_it(job: Any, cuts: list[b
 
 
 def _rewritten(job: Any, bucket_of: Any) -> Any:
-    steps, step = job.recorded_steps, replay_of(job).middle_step
+    steps, step = job.job.recorded_steps, replay_of(job.job).middle_step
     edit = steps.edit(step)
-    with_buckets(edit, job.gradients, step, BucketPlan(bucket_of=bucket_of), steps.prices)
+    with_buckets(edit, job.job.gradients, step, BucketPlan(bucket_of=bucket_of), steps.prices)
     graph = edit.graph()
     graph.validate()
     return graph
@@ -227,7 +227,7 @@ def test_a_static_graph_takes_the_search_for_unused_parameters_away() -> None:
 
 def test_a_what_if_about_recorded_collectives_does_not_go_with_a_plan(job: Any) -> None:
     changes = ["collectives.all_reduce=0", "bucket_cap_bytes=1MiB"]
-    changed, plan = job.under(Scenario().changed(changes, known=(*job.askable, *job.settings), job=job.title))
+    changed, plan = job.under(job.job.scenario(changes))
     with pytest.raises(InputError, match="use communication= with it"):
         changed.predict(plan)
 
@@ -244,14 +244,14 @@ def test_sizes_can_be_given_to_import(tmp_path: Path) -> None:
         record["args"].pop("bytes", None)
     bare = import_trace([profile.write(tmp_path / "rank0.json", header=distributed(0, 2))])
     unknown: Any = job_of(bare)
-    assert not unknown.gradients.known
-    assert len(unknown.tensors) == 2, "a bucket counts as one gradient"
+    assert not unknown.job.gradients.known
+    assert len(unknown.job.tensors) == 2, "a bucket counts as one gradient"
     rows = [[f"layer{i}.weight", [size // 4], "torch.float32"] for i, size in enumerate(SIZES[::-1])]
     named: Any = job_of(with_parameters(bare, parameters(tmp_path, rows)))
-    assert [tensor.name for tensor in named.tensors] == ["layer3.weight", "layer2.weight", "layer1.weight", "layer0.weight"]
-    assert named.gradients.known
+    assert [tensor.name for tensor in named.job.tensors] == ["layer3.weight", "layer2.weight", "layer1.weight", "layer0.weight"]
+    assert named.job.gradients.known
     wrong: Any = job_of(with_parameters(bare, parameters(tmp_path, [[n, [7], d] for n, _, d in rows])))
-    assert "do not add up" in wrong.gradients.why
+    assert "do not add up" in wrong.job.gradients.why
 
 
 @pytest.mark.parametrize(
@@ -323,11 +323,11 @@ class TestProfileOfAnH200:
 
     def test_its_gradients_and_buckets_are_known(self, of_an_h200):
         assert of_an_h200.title == profiled_ddp.KIND.title
-        assert (len(of_an_h200.gradients.tensors), of_an_h200.gradients.buckets) == (161, 5)
-        assert sum(tensor.size_bytes for tensor in of_an_h200.tensors) == 4 * 25_557_032
+        assert (len(of_an_h200.job.gradients.tensors), of_an_h200.job.gradients.buckets) == (161, 5)
+        assert sum(tensor.size_bytes for tensor in of_an_h200.job.tensors) == 4 * 25_557_032
 
     def test_its_steps_are_replayed_as_they_were(self, of_an_h200):
-        assert of_an_h200.own_durations().error_pct < 0.1
+        assert of_an_h200.job.compared(None).error_pct < 0.1
 
     def test_its_own_buckets_give_the_recorded_step(self, of_an_h200):
         recorded_buckets = Plan.of(first_bucket_bytes=MIB, bucket_cap_bytes=25 * MIB)
@@ -335,6 +335,6 @@ class TestProfileOfAnH200:
 
     def test_the_gain_of_a_plan_is_near_the_measured_one(self, of_an_h200):
         """44.6 ms without the profiler, 42.3 ms with gradients in buckets: 5 % measured."""
-        plain = under(of_an_h200, "measured=44.61ms")
+        plain = under(of_an_h200.job, "measured=44.61ms")
         gain = 1 - plain.predict(Plan.of(gradient_as_bucket_view=True)).iteration_us / plain.predict(Plan()).iteration_us
         assert gain == pytest.approx(0.05, abs=0.03)

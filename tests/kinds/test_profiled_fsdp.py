@@ -15,7 +15,7 @@ from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.costmodel.collectives.nccl import collective_us, placement_of
 from dpro_search.errors import InputError
-from dpro_search.kinds import PlanOptions, job_of, kind_of, profiled_fsdp
+from dpro_search.kinds import JobInScenario, PlanOptions, job_of, kind_of, profiled_fsdp
 from dpro_search.kinds.profiled_fsdp.job import ProfiledFsdp
 from dpro_search.replay import replay
 from dpro_search.space.plan import Plan
@@ -186,16 +186,18 @@ def durations(graph: Any, kind: str) -> list[float]:
 
 def test_units_and_their_sizes_come_from_the_marks(job: Any) -> None:
     assert kind_of(job.trace) is profiled_fsdp.KIND
-    assert [(tensor.name, tensor.size_bytes) for tensor in job.tensors] == [(unit or "the root", bytes_of(unit)) for unit in UNITS]
-    assert job.units.first.program == (
+    assert [(tensor.name, tensor.size_bytes) for tensor in job.job.tensors] == [
+        (unit or "the root", bytes_of(unit)) for unit in UNITS
+    ]
+    assert job.job.units.first.program == (
         ("the root", "0", "1", "2"), ("2", "1", "0"), ("2", "1", "0", "the root"),
     )  # fmt: skip
 
 
 def test_a_plan_that_changes_nothing_gives_the_recorded_replay(job: Any) -> None:
-    steps, recorded = job.recorded_steps, replay_of(job)
+    steps, recorded = job.job.recorded_steps, replay_of(job.job)
     edit = steps.edit(recorded.middle_step)
-    with_units(edit, job.units, recorded.middle_step, UnitPlan(), steps.prices)
+    with_units(edit, job.job.units, recorded.middle_step, UnitPlan(), steps.prices)
     assert replay(edit.graph()).iteration_us == pytest.approx(recorded.timeline().iteration_us, rel=1e-9)
 
 
@@ -210,7 +212,7 @@ def test_kept_parameters_are_gathered_once(job: Any) -> None:
 
 
 def test_any_units_can_keep_their_parameters(job: Any) -> None:
-    units = [each.unit for each in job.units.first.backward]
+    units = [each.unit for each in job.job.units.first.backward]
     assert len(durations(changed(job, kept_units=(units[1],)), "AllGather")) == 6
     last = job.predict(Plan.of(kept_last_units=2)).iteration_us
     assert job.predict(Plan.of(kept_units=tuple(units[:2]))).iteration_us == last
@@ -219,8 +221,7 @@ def test_any_units_can_keep_their_parameters(job: Any) -> None:
 
 
 def test_units_to_keep_are_written_with_a_plus_between_them(job: Any) -> None:
-    known = (*job.askable, *job.settings)
-    assert Scenario().changed(["kept_units=1+0"], known=known, job=job.title).plan == Plan.of(kept_units=("1", "0"))
+    assert job.job.scenario(["kept_units=1+0"]).plan == Plan.of(kept_units=("1", "0"))
 
 
 def test_the_search_keeps_the_smallest_units_first() -> None:
@@ -259,8 +260,8 @@ def test_prefetched_gathers_are_enqueued_earlier(job: Any) -> None:
 
 def test_hsdp_says_what_it_does_not_offer() -> None:
     hybrid: Any = job_of(trace_of(hybrid=True))
-    assert hybrid.units.hybrid
-    assert len(hybrid.units.first.reductions[0].parts) == 2
+    assert hybrid.job.units.hybrid
+    assert len(hybrid.job.units.first.reductions[0].parts) == 2
     assert any("other shard groups are not offered" in text for text in hybrid.assumptions)
     with pytest.raises(InputError, match=r"shard_ranks: .* needs the machine: the trace does not say on what GPUs.*recorded_on="):
         hybrid.predict(Plan.of(shard_ranks=2))
@@ -295,7 +296,7 @@ def test_the_recorded_number_of_ranks_is_no_change(four: Any) -> None:
 def test_a_job_with_copies_shares_among_other_ranks() -> None:
     """Two groups of two ranks become one of four, which needs no all-reduce, or stay."""
     hybrid: Any = job_of(trace_of(world=4, shared_by=2, hybrid=True, gpu=A100))
-    assert hybrid.units.shared_by == 2
+    assert hybrid.job.units.shared_by == 2
     before, after = changed(hybrid), changed(hybrid, shard_ranks=4)
     assert len(durations(before, "AllReduce")) == len(UNITS)
     assert not durations(after, "AllReduce")
@@ -371,9 +372,13 @@ def test_without_counts_of_memory_what_parameters_take_alone_can_be_too_much() -
     assert job.predict(Plan.of(kept_last_units=1)).peak_memory_bytes is None
     assert any("take 14.5 MiB at least" in text for text in job.assumptions)
     assert 2 * total // 4 + 2 * BYTES == 14.5 * 2**20
-    large = tuple(msgspec.structs.replace(tensor, size_bytes=2**35) for tensor in job.units.tensors)
-    large_job = ProfiledFsdp(job.trace, replace(job.units, tensors=large))
-    assert large_job.predict(Plan.of(kept_last_units=1)).infeasible.startswith("needs at least 128.0 GiB, and NVIDIA A100")
+    large = tuple(msgspec.structs.replace(tensor, size_bytes=2**35) for tensor in job.job.units.tensors)
+    large_job = ProfiledFsdp(job.trace, replace(job.job.units, tensors=large))
+    assert (
+        JobInScenario(large_job)
+        .predict(Plan.of(kept_last_units=1))
+        .infeasible.startswith("needs at least 128.0 GiB, and NVIDIA A100")
+    )
 
 
 def test_a_plan_that_needs_more_than_the_device_has_is_infeasible() -> None:

@@ -128,7 +128,7 @@ def test_other_buckets_go_with_it(job: Any) -> None:
 def test_the_interval_holds_the_error_of_the_hooks_compute(job: Any) -> None:
     plan = Plan(compression="powersgd-4")
     low, high = job.predict(plan).interval_us
-    assert (high - low) / 2 > job._compute_error_us(plan) > 0
+    assert (high - low) / 2 > job.job._compute_error_us(plan) > 0
 
 
 def test_it_is_searched_with_lossy_plans_only(job: Any) -> None:

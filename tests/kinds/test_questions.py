@@ -27,7 +27,7 @@ def trace(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_a_search_is_at_least_as_good_as_what_a_diagnosis_shows(trace: Path, tmp_path: Path) -> None:
     job = job_of(load_source(trace))
-    legal = {text for text, plan in job.questions.items() if job.space.refusal(plan) is None}
+    legal = {text for text, plan in job.job.questions(job.scenario).items() if job.space.refusal(plan) is None}
     assert legal, "the kind asks nothing"
     shown_us = [row["predicted_iteration_us"] for row in verb("diagnose", trace)["gains"] if row["what_if"] in legal]
     verb("run", trace, "--trials", 20, "--out", tmp_path / "run")

@@ -11,7 +11,7 @@ from dpro_search.cli import main
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, PlanOptions, job_of
+from dpro_search.kinds import JobInScenario, PlanOptions, job_of
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale, Scenario
 from tests.collect.kineto_files import START, Profile
@@ -34,7 +34,7 @@ def host_bound(folder: Path, between_us: float, *, steps: int = 5) -> Trace:
     return read([profile.write(folder / f"{between_us:g}.json")])
 
 
-def iteration_us(job: Job, *what_if: str, measured_us: float | None = None) -> float:
+def iteration_us(job: JobInScenario, *what_if: str, measured_us: float | None = None) -> float:
     changed, plan = job.under(Scenario(scales=tuple(map(Scale.parse, what_if)), measured_us=measured_us))
     return changed.predict(plan).iteration_us
 
@@ -48,9 +48,9 @@ def test_what_ifs_are_those_of_a_profile_without_the_profilers_work(tmp_path, wh
 
 def test_a_step_that_the_device_bounds_is_left_as_it_is(tmp_path):
     job = job_of(host_bound(tmp_path, 100.0), PlanOptions())
-    bound = under(job, "compute=5")
+    bound = under(job.job, "compute=5")
     assert bound.predict(Plan()).iteration_us == pytest.approx(1000.0, rel=0.01)
-    assert under(job, "measured=495us").predict(Plan()) == job.predict(Plan())  # within what replays differ by anyway
+    assert under(job.job, "measured=495us").predict(Plan()) == job.predict(Plan())  # within what replays differ by anyway
 
 
 def test_it_is_said_what_the_host_was_scaled_by(tmp_path):
@@ -58,14 +58,14 @@ def test_it_is_said_what_the_host_was_scaled_by(tmp_path):
     as_profiled = job_of(job.trace, PlanOptions())
     assert "the profiler slows the host" in as_profiled.diagnose().findings[0]
     assert any("host threads take 0.60 times" in line for line in job.assumptions)
-    assert job.measured_iteration_us == 300.0
+    assert job.measurement.median_us == 300.0
     assert job.diagnose().iteration_us == pytest.approx(300.0, rel=0.01)
     assert "slows the host" not in " ".join(job.diagnose().findings)
-    assert job.own_durations().error_pct == pytest.approx(0.0, abs=0.1)  # of the profile, as recorded
+    assert job.job.compared(None).error_pct == pytest.approx(0.0, abs=0.1)  # of the profile, as recorded
 
 
 def test_a_diagnosis_with_other_speeds_is_of_the_job_with_these_speeds(tmp_path):
-    job = under(job_of(host_bound(tmp_path, 100.0), PlanOptions()), "compute=5")
+    job = under(job_of(host_bound(tmp_path, 100.0)).job, "compute=5")
     facts = msgspec.to_builtins(job.diagnose())
     assert facts["iteration_us"] == job.predict(Plan()).iteration_us == pytest.approx(1000.0, rel=0.01)
     gains = {row["what_if"]: row["predicted_iteration_us"] for row in facts["gains"]}
@@ -78,7 +78,7 @@ def test_a_diagnosis_with_other_speeds_is_of_the_job_with_these_speeds(tmp_path)
 def test_a_step_of_another_job_is_refused(tmp_path, measured_us, why):
     job = job_of(host_bound(tmp_path, 100.0), PlanOptions())
     with pytest.raises(InputError, match=why):
-        job.lower(Scenario(measured_us=measured_us))
+        job.job.lower(Scenario(measured_us=measured_us))
 
 
 def test_jobs_without_a_profiler_refuse_it(capsys):

@@ -32,7 +32,7 @@ from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Part, Target
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.measured import ProfiledSteps
-from dpro_search.kinds import Diagnosis, Job, Kind, PlanOptions
+from dpro_search.kinds import Diagnosis, Job, JobInScenario, Kind, PlanOptions
 from dpro_search.kinds._diagnosis import PredictedGain, RankFacts, critical_ops
 from dpro_search.kinds._options import refuse_compute
 from dpro_search.replay import Timeline, replay
@@ -115,6 +115,9 @@ class ToyJob(Job):
         facts = JobFacts(name=self.title, tensors=trace.tensors, values={"rounds": ROUNDS})
         self.space = PlanSpace(facts, [Rounds(facts)])
 
+    def plans(self, scenario: Scenario) -> PlanSpace:
+        return self.space
+
     def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
         self.check_changes(scenario, steps)
         self.space.check(scenario.plan)
@@ -128,13 +131,13 @@ class ToyJob(Job):
             cluster=ClusterSpec.of(self.trace.meta),
         )
 
-    def diagnose(self) -> Diagnosis:
-        timeline = self.timeline(Plan())
-        fewer_us = self.predict(Plan.of(rounds=1)).iteration_us
+    def diagnose(self, here: JobInScenario) -> Diagnosis:
+        timeline = here.timeline(Plan())
+        fewer_us = here.predict(Plan.of(rounds=1)).iteration_us
         gain_us = timeline.iteration_us - fewer_us
         return Diagnosis(
             iteration_us=timeline.iteration_us,
-            measured_iteration_us=self.measured_iteration_us,
+            measured_iteration_us=here.measurement.median_us,
             critical_path=path_totals(timeline),
             critical_ops=critical_ops(timeline),
             ranks=(RankFacts(rank=0),),

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpro_search.kinds import job_of, load_source
+from dpro_search.kinds import JobInScenario, job_of, load_source
+from dpro_search.parallel.job import ParallelJob
+from dpro_search.parallel.prepared import PreparedJob
 
 JOB = """\
 model = "llama3-8b"
@@ -23,6 +25,12 @@ def text(runs: str | None = "tp = 2", **values: Any) -> str:
         lines = [line for line in lines if not line.startswith(f"{name} ")]
         lines.append(f"{name} = {json.dumps(value) if isinstance(value, str | bool) else value}")
     return "\n".join(lines + ([] if runs is None else ["[runs]", runs])) + "\n"
+
+
+def prepared(here: JobInScenario) -> PreparedJob:
+    """What a described job prepares in a scenario for all its plans."""
+    assert isinstance(here.job, ParallelJob)
+    return here.job.prepared(here.scenario)
 
 
 def job(folder: Path, runs: str | None = "tp = 2", **values: Any) -> Any:

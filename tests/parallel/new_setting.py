@@ -32,11 +32,10 @@ from dpro_search.parallel.search.ranking import family  # noqa: E402
 from dpro_search.report.parallel import _label  # noqa: E402
 from dpro_search.space.describe import describe  # noqa: E402
 from dpro_search.space.plan import Plan  # noqa: E402
-from dpro_search.space.scenario import Scenario  # noqa: E402
 
 job = job_of(load_source(Path(sys.argv[2])))
 assert job.space.today.new_setting == 3, "the file sets it"
-scenario = Scenario().changed(["new_setting=2"], known=job.askable, job=job.title)
+scenario = job.job.scenario(["new_setting=2"])
 plan = scenario.plan
 assert plan == Plan.of(new_setting=2), "--set reads it"
 assert Plan.from_json(plan.to_json()) == plan, "a plan's file holds it"
@@ -45,7 +44,7 @@ strategy = job.space.strategy(plan)
 assert strategy.new_setting == 2, "a plan sets it"
 assert job.space.plan(strategy) == plan, "the shortest plan of a strategy names it"
 assert family(strategy) != family(job.space.today), "it tells plans apart"
-assert job.plan_facts(plan).strategy["new_setting"] == 2, "JSON has it"
+assert job.job.plan_facts(job, plan).strategy["new_setting"] == 2, "JSON has it"
 assert job.predict(plan).iteration_us > 0
 assert "new_setting=6" in map(change_text, single_changes(job.space.today)), "a diagnosis tries it"
 assert _label("new_setting") == "the new one", "the page labels it"

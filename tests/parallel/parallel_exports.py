@@ -11,6 +11,7 @@ from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.targets import targets_named
 from dpro_search.kinds import job_of, kind_of, load_source
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
 from tests.parallel.jobs import text
 
 
@@ -21,5 +22,5 @@ def exported(folder: Path, target: str, settings: dict[str, Any], more: Sequence
     path.write_text(text(None, **values) + "[runs]\n")
     source = load_source(path)
     kind = kind_of(source)
-    facts = replace(kind.facts(source), workload=job_of(source).workload)
+    facts = replace(kind.facts(source), workload=job_of(source).job.workload(Scenario()))
     return export_plan(Plan.of(**settings), folder / "plan", targets_named([target, *more], kind.targets), facts)

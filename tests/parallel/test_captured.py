@@ -41,7 +41,7 @@ def test_a_captured_job_runs_on_any_cluster_with_the_captured_batch_on_each_repl
     job, _ = job_of(load_source(tmp_path / "job.toml")).under(Scenario().on("8xhgx-h100"))
     assert job.work.tokens == graph.batch * graph.micro_batches * 64 * graph.sequence
     assert "each replica has a batch of" in " ".join(job.assumptions)
-    assert next(iter(job.ranked())).least_us > 0
+    assert next(iter(job.objective().ranked())).least_us > 0
 
 
 @pytest.mark.parametrize(

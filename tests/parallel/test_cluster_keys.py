@@ -8,7 +8,7 @@ from dpro_search.cluster.files import _BetweenTable, _ClusterTable, _DeviceTable
 from dpro_search.kinds import job_of, load_source
 from dpro_search.space.plan import Plan
 from tests.every_case import every_case
-from tests.parallel.jobs import job, text
+from tests.parallel.jobs import job, prepared, text
 
 CHANGED = {  # of a host of A100, in a form that differs from theirs
     "hosts": "8",
@@ -50,7 +50,9 @@ def answer(folder, line=""):
     (folder / "job.toml").write_text(text('tp = 2\npp = 2\nrecompute = "none"', cluster="mine.toml"))
     changed = job_of(load_source(folder / "job.toml"))
     prediction = changed.predict(Plan())
-    return (prediction.iteration_us, prediction.infeasible, *astuple(changed.work)), changed.description.warnings
+    return (prediction.iteration_us, prediction.infeasible, *astuple(changed.work)), changed.job.prepared(
+        changed.scenario
+    ).description.warnings
 
 
 @every_case("key", CHANGED)
@@ -74,5 +76,7 @@ def test_a_lower_power_limit_takes_longer_and_is_said(tmp_path):
         (tmp_path / "mine.toml").write_text(f'base = "hgx-h100"\ndevice.power = "{watts} W"\n')
         planned = job(tmp_path, "micro_batch = 1", cluster="mine.toml", framework="fsdp")
         times.append(planned.predict(Plan()).iteration_us)
-        assert any(f"at {watts} W, below its rated power" in said for said in planned.description.warnings) is (watts < 700)
+        assert any(f"at {watts} W, below its rated power" in said for said in prepared(planned).description.warnings) is (
+            watts < 700
+        )
     assert times[0] < times[1] < times[2] <= times[0] * (700 / 300) ** (1 / 3)

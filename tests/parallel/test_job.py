@@ -15,6 +15,7 @@ from dpro_search.parallel import FRAMEWORKS, ParallelSettings
 from dpro_search.parallel.answers.accuracy import accuracy
 from dpro_search.parallel.answers.diagnosis import doubt
 from dpro_search.parallel.costs.domain import Domain
+from dpro_search.parallel.job import limit_bytes
 from dpro_search.parallel.memory.peak import peak_memory
 from dpro_search.parallel.model import parameters_of, published
 from dpro_search.parallel.schedule import Schedule
@@ -28,7 +29,7 @@ from dpro_search.search import run_search
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
 from tests.every_case import every_case
-from tests.parallel.jobs import job
+from tests.parallel.jobs import job, prepared
 
 SMALL = {"model": "gpt2-medium", "cluster": "1xhgx-h100", "global_batch": 64, "sequence": 1024}
 
@@ -53,7 +54,7 @@ def split(tmp_path_factory):
 
 
 def asked(found, *changes):
-    scenario = Scenario().changed(changes, known=(*found.askable, *found.settings), job=found.title)
+    scenario = found.job.scenario(changes)
     changed_job, plan = found.under(scenario)
     return changed_job.predict(plan)
 
@@ -76,7 +77,7 @@ def test_no_interval_means_more_than_the_peak_of_the_device(tmp_path, runs):
     least_us = work.flops / work.peak_flops_per_s * 1e6
     prediction = planned.predict(Plan())
     assert least_us <= prediction.interval_us[0] <= prediction.iteration_us
-    faster = planned.under(Scenario().changed(["compute=0.5"], known=planned.settings, job=planned.title))[0]
+    faster = planned.under(planned.job.scenario(["compute=0.5"]))[0]
     assert least_us / 2 <= faster.predict(Plan()).interval_us[0] <= least_us * 1.5
 
 
@@ -135,7 +136,7 @@ def test_a_plan_that_repeats_today_is_the_empty_one(split):
 
 def test_what_does_not_fit_says_so_with_the_fastest_change_that_does(tmp_path):
     opened_job = job(tmp_path, "tp = 1\nzero_stage = 0", cluster="1xhgx-h100")
-    facts = opened_job.plan_facts(Plan())
+    facts = opened_job.job.plan_facts(opened_job, Plan())
     assert facts.infeasible.startswith("needs ")
     for row in facts.remedies:
         plan = Plan.of(**{name: _value(value) for name, _, value in (part.partition("=") for part in row.change.split(","))})
@@ -150,7 +151,8 @@ def _value(text):
 
 
 def test_where_no_small_change_fits_nothing_is_promised(tmp_path):
-    facts = job(tmp_path, "tp = 1", model="llama3-405b", cluster="1xhgx-h100", global_batch=8).plan_facts(Plan())
+    here = job(tmp_path, "tp = 1", model="llama3-405b", cluster="1xhgx-h100", global_batch=8)
+    facts = here.job.plan_facts(here, Plan())
     assert facts.remedies == ()
     assert "no change of one or two settings is enough" in facts.notes[0]
 
@@ -158,7 +160,7 @@ def test_where_no_small_change_fits_nothing_is_promised(tmp_path):
 @pytest.mark.parametrize("framework", ["megatron-core", "megatron-deepspeed", "fsdp", "nanotron", "pytorch"])
 def test_no_step_is_shorter_than_its_bounds(tmp_path, framework):
     opened_job = job(tmp_path, None, framework=framework, model="gpt2-medium", cluster="1xhgx-h100", sequence=2048, global_batch=32)
-    steps = opened_job.prices
+    steps = prepared(opened_job).prices
     order = list(ranked(opened_job.space.candidates, steps))
     assert [bound_us for _, bound_us in order] == sorted(bound_us for _, bound_us in order)
     assert {strategy.schedule for strategy, _ in order} == {*FRAMEWORKS[framework].schedules, Schedule.ONE_F_ONE_B}
@@ -170,7 +172,7 @@ def test_no_step_is_shorter_than_its_bounds(tmp_path, framework):
 def test_zero_2_exchanges_the_gradients_of_every_micro_batch(tmp_path, framework):
     settings = {"model": "gpt2-medium", "cluster": "2xhgx-h100", "sequence": 1024, "global_batch": 64}
     opened_job = job(tmp_path, "zero_stage = 2\ntp = 1", framework=framework, **settings)
-    steps = opened_job.prices
+    steps = prepared(opened_job).prices
     for micro_batch in (1, 2, 4):
         once, every = (replace(opened_job.space.today, micro_batch=micro_batch, zero_stage=stage) for stage in (1, 2))
         assert steps.replayed_us(every) >= least_us(steps.costs(every), every) * (1 - 1e-9)
@@ -189,9 +191,9 @@ def test_what_strategies_share_changes_no_prediction(tmp_path, model):
     opened_job = job(tmp_path, None, model=model, sequence=1024)
     every = list(opened_job.space.candidates)
     for strategy in every[:: max(len(every) // 25, 1)]:
-        alone = StepPrices(opened_job.prices.workload)
-        assert opened_job.prices.costs(strategy) == alone.costs(strategy)
-        assert opened_job.prices.memory(strategy) == peak_memory(alone.workload_of(strategy))
+        alone = StepPrices(prepared(opened_job).prices.workload)
+        assert prepared(opened_job).prices.costs(strategy) == alone.costs(strategy)
+        assert prepared(opened_job).prices.memory(strategy) == peak_memory(alone.workload_of(strategy))
 
 
 @every_case("runs", ["tp = 1", "tp = 2\npp = 4", "tp = 1\npp = 4\nvirtual_stages = 2", "tp = 8\npp = 2\nrecompute = 'full'"])
@@ -199,7 +201,9 @@ def test_what_strategies_share_changes_no_prediction(tmp_path, model):
 def test_of_many_micro_batches_a_few_are_replayed(tmp_path, runs, framework):
     opened_job = job(tmp_path, runs, framework=framework, model="gpt2-medium", sequence=1024, global_batch=2048)
     strategy = opened_job.space.today
-    assert opened_job.prices.step_us(strategy) == pytest.approx(opened_job.prices.replayed_us(strategy), rel=1e-3)
+    assert prepared(opened_job).prices.step_us(strategy) == pytest.approx(
+        prepared(opened_job).prices.replayed_us(strategy), rel=1e-3
+    )
 
 
 def test_every_candidate_is_legal_uses_all_devices_and_has_a_plan(split):
@@ -216,18 +220,21 @@ def test_the_search_finds_the_best_of_all_plans(tmp_path, few_layers, limit_gib)
     opened_job = job(tmp_path, "tp = 1", model=few_layers, cluster="1xhgx-h100", global_batch=32, sequence=2048)
     opened_job.memory_limit_bytes = limit_gib * 2**30
     every = list(opened_job.space.candidates)
-    fits = [strategy for strategy in every if opened_job.prices.memory(strategy).total_bytes <= opened_job.limit_bytes]
-    best_us = min(opened_job.prices.step_us(strategy) for strategy in fits)
-    result = run_search(opened_job, trials=300, out=tmp_path / "run", trace_digest="x")
+    fits = [
+        strategy
+        for strategy in every
+        if prepared(opened_job).prices.memory(strategy).total_bytes <= limit_bytes(opened_job, prepared(opened_job))
+    ]
+    best_us = min(prepared(opened_job).prices.step_us(strategy) for strategy in fits)
+    result = run_search(opened_job.objective(), trials=300, out=tmp_path / "run", trace_digest="x")
     assert result.stopped == "complete"
     assert result.plans[0].prediction.iteration_us <= best_us * 1.01
     assert result.trials < len(fits) / 5
 
 
 def test_a_search_under_a_memory_limit_keeps_it(small, tmp_path):
-    limited = type(small)(small.description)
-    limited.memory_limit_bytes = limited.predict(Plan()).peak_memory_bytes * 2 // 3
-    result = run_search(limited, trials=50, out=tmp_path / "run", trace_digest="x")
+    limited = small.limited_to(small.predict(Plan()).peak_memory_bytes * 2 // 3)
+    result = run_search(limited.objective(), trials=50, out=tmp_path / "run", trace_digest="x")
     assert all(ranked.prediction.peak_memory_bytes <= limited.memory_limit_bytes for ranked in result.plans)
 
 
@@ -246,7 +253,7 @@ def test_a_job_can_begin_with_a_plan(split):
 
 
 def test_the_best_plan_is_explained(split):
-    said = split.reasons([Plan.of(tp=1, pp=1), Plan(), Plan.of(tp=8, pp=1)])
+    said = split.objective().reasons([Plan.of(tp=1, pp=1), Plan(), Plan.of(tp=8, pp=1)])
     assert any("longer than plan 1: it loses" in sentence for sentence in said)
 
 
@@ -315,8 +322,11 @@ def test_a_plan_can_say_all_that_a_strategy_can(tmp_path):
 )
 def test_what_a_setting_does_to_memory(tmp_path, runs, change, parts):
     opened_job = job(tmp_path, runs)
-    changed_job, plan = opened_job.under(Scenario().changed([change], known=opened_job.askable, job=opened_job.title))
-    before, after = opened_job.plan_facts(Plan()).memory_bytes, changed_job.plan_facts(plan).memory_bytes
+    changed_job, plan = opened_job.under(opened_job.job.scenario([change]))
+    before, after = (
+        opened_job.job.plan_facts(opened_job, Plan()).memory_bytes,
+        changed_job.job.plan_facts(changed_job, plan).memory_bytes,
+    )
     for part, sign in parts.items():
         assert (after[part] - before[part]) * sign > 0
 
@@ -366,22 +376,28 @@ def test_balanced_stages_are_the_best_of_all(schedule):
 def test_a_balanced_pipeline_is_faster_than_an_even_one(tmp_path):
     opened_job = job(tmp_path, "tp = 1\npp = 4")
     even = opened_job.space.today
-    cut = replace(even, stage_layers=balanced_cut(opened_job.prices, even))
+    cut = replace(even, stage_layers=balanced_cut(prepared(opened_job).prices, even))
     assert cut.stage_layers[-1] < 8
-    assert opened_job.prices.step_us(cut) < 0.97 * opened_job.prices.step_us(even)
+    assert prepared(opened_job).prices.step_us(cut) < 0.97 * prepared(opened_job).prices.step_us(even)
 
 
 def test_a_search_recomputes_no_more_than_memory_asks_for(tmp_path):
     opened_job = job(tmp_path, "tp = 1", cluster="2xhgx-h100")
     opened_job.memory_limit_bytes = 50 * 2**30
     plan, _ = next(
-        each for each in ranked(opened_job.space.candidates, opened_job.prices, opened_job.limit_bytes) if each[0].recompute_layers
+        each
+        for each in ranked(opened_job.space.candidates, prepared(opened_job).prices, limit_bytes(opened_job, prepared(opened_job)))
+        if each[0].recompute_layers
     )
     assert plan.recompute is Recompute.FULL
     fewer = replace(
         plan, recompute_layers=plan.recompute_layers - 1, recompute=Recompute.FULL if plan.recompute_layers > 1 else Recompute.NONE
     )
-    assert opened_job.prices.memory(plan).total_bytes <= opened_job.limit_bytes < opened_job.prices.memory(fewer).total_bytes
+    assert (
+        prepared(opened_job).prices.memory(plan).total_bytes
+        <= limit_bytes(opened_job, prepared(opened_job))
+        < prepared(opened_job).prices.memory(fewer).total_bytes
+    )
 
 
 def test_an_order_is_certain_or_not_by_what_bounds_the_plans():

@@ -6,14 +6,15 @@ import pytest
 
 from dpro_search.space.plan import Plan
 from tests.kinds.verbs import refusal
-from tests.parallel.jobs import job, text
+from tests.parallel.jobs import job, prepared, text
 
 GIB = 2**30
 A100 = {"cluster": "1xdgx-a100-80", "global_batch": 8, "sequence": 8192}
 
 
 def memory(folder, runs, **values):
-    return job(folder, runs, **values).plan_facts(Plan()).memory_bytes
+    here = job(folder, runs, **values)
+    return here.job.plan_facts(here, Plan()).memory_bytes
 
 
 def test_selective_recomputation_of_pytorch_computes_every_second_matmul_again(tmp_path):
@@ -54,7 +55,7 @@ def test_stages_of_a_pipeline_with_fsdp_hold_whole_gradients(tmp_path):
     assert peak_bytes["gradients"] == pytest.approx(405.9e9 / 64 * 4, rel=0.1)
     assert sum(peak_bytes.values()) - peak_bytes["context"] == pytest.approx(82.5 * GIB, rel=0.15)
     reduced = job(tmp_path, runs, framework="torchtitan", **setup)
-    assert not reduced.prices.costs(reduced.space.today).reduces_every_pass
+    assert not prepared(reduced).prices.costs(reduced.space.today).reduces_every_pass
 
 
 def test_the_loss_of_pytorch_keeps_logits_in_fp32_with_fsdp_too(tmp_path):

@@ -4,12 +4,13 @@ import pytest
 
 from dpro_search.collect.tables.parallel_times import ParallelTimes
 from dpro_search.errors import InputError, MissingCapabilityError
-from dpro_search.kinds import job_of, load_source
+from dpro_search.kinds import load_source
 from dpro_search.parallel import KIND, other_device
 from dpro_search.parallel.timed import recording
 from dpro_search.parallel.timed.real import on_one_gpu
 from dpro_search.space.plan import Plan
 from tests.parallel import jobs
+from tests.parallel.jobs import prepared
 
 H100 = "NVIDIA H100 80GB HBM3"
 LAYERS = 32  # of Llama-3-8B
@@ -37,9 +38,9 @@ def timed(tmp_path, monkeypatch):
     def made(content, *plans, **values):
         monkeypatch.setattr(recording, "_timed", lambda *_: content)
         job = jobs.job(tmp_path, "tp = 1", framework="pytorch-2", global_batch=96, **values)
-        real = on_one_gpu(KIND.facts(job.description), KIND.targets, COMMAND, lambda _: H100)
+        real = on_one_gpu(KIND.facts(prepared(job).description), KIND.targets, COMMAND, lambda _: H100)
         out = tmp_path / "times.json"
-        exchange = recording.record_times(job, real, plans, out, exchanges=False)
+        exchange = recording.record_times(prepared(job), real, plans, out, exchanges=False)
         return exchange, jobs.job(tmp_path, "tp = 1", framework="pytorch-2", global_batch=96, times="times.json", **values)
 
     return made
@@ -47,13 +48,13 @@ def timed(tmp_path, monkeypatch):
 
 def test_one_process_is_started_however_many_gpus_the_job_has(tmp_path):
     job = jobs.job(tmp_path, framework="pytorch-2")
-    launch = on_one_gpu(KIND.facts(job.description), KIND.targets, COMMAND, lambda _: H100)
+    launch = on_one_gpu(KIND.facts(prepared(job).description), KIND.targets, COMMAND, lambda _: H100)
     assert (launch.spec.ranks, launch.spec.cores, launch.shaped) == (1, (), False)
     assert [target.name for target in launch.targets] == ["pytorch"]
 
 
 def test_without_a_gpu_or_a_command_nothing_is_started(tmp_path):
-    facts = KIND.facts(jobs.job(tmp_path).description)
+    facts = KIND.facts(prepared(jobs.job(tmp_path)).description)
     with pytest.raises(MissingCapabilityError, match="sees no GPU here") as caught:
         on_one_gpu(facts, KIND.targets, COMMAND, lambda _: None)
     assert "\n" not in str(caught.value)
@@ -68,11 +69,11 @@ def test_recorded_blocks_are_the_jobs_and_exchanges_stay_modelled(timed):
         ("layer", 1000.0, 2000.0),
         ("head", 50.0, 100.0),
     ]
-    work_of_layer = job.rank_work(Plan.of(tp=2))["layer"]
+    work_of_layer = prepared(job).rank_work(Plan.of(tp=2))["layer"]
     assert (work_of_layer.forward_us, work_of_layer.backward_us) == (1000.0, 2000.0)
     assert timing.collectives == ()
     assert job.replayed(Plan.of(tp=2)).breakdown_us["exposed_tensor_parallel"] > 0
-    assert job.description.warnings == ()
+    assert prepared(job).description.warnings == ()
 
 
 def test_a_step_is_recorded_with_its_plan_and_the_memory_of_the_rank(timed):
@@ -88,7 +89,7 @@ def test_a_plan_with_recomputation_is_timed_with_it_and_blocks_are_kept_without(
     layer = timing.blocks[1]
     assert (layer.forward_us, layer.backward_us) == (1000.0, 1000.0)
     assert timing.steps[0].blocks[1].backward_us == 2000.0
-    assert job.rank_work(Plan.of(recompute="full"))["layer"].backward_us == 2000.0
+    assert prepared(job).rank_work(Plan.of(recompute="full"))["layer"].backward_us == 2000.0
 
 
 def test_blocks_timed_without_recomputation_stay_when_it_is_timed_too(timed):
@@ -116,15 +117,17 @@ def test_times_of_two_kinds_of_gpus_do_not_mix(timed):
 
 def test_a_gpu_is_known_by_its_drivers_name_and_another_is_warned_of(tmp_path):
     job = jobs.job(tmp_path)
-    assert other_device(job.description.device, H100) is None
-    assert "NVIDIA L40S, and the job's cluster has NVIDIA H100 SXM5 80GB" in other_device(job.description.device, "NVIDIA L40S")
+    assert other_device(prepared(job).description.device, H100) is None
+    assert "NVIDIA L40S, and the job's cluster has NVIDIA H100 SXM5 80GB" in other_device(
+        prepared(job).description.device, "NVIDIA L40S"
+    )
     ParallelTimes(device="NVIDIA L40S", precision="bf16").save(tmp_path / "times.json")
     (tmp_path / "job.toml").write_text(jobs.text(times="times.json"))
-    assert any("NVIDIA L40S" in warning for warning in job_of(load_source(tmp_path / "job.toml")).description.warnings)
+    assert any("NVIDIA L40S" in warning for warning in load_source(tmp_path / "job.toml").warnings)
 
 
 def test_a_block_that_waits_for_the_host_is_not_shorter_where_it_is_split(timed):
     """128 tokens: kernels of a layer take less than it takes to start them."""
     content = [{**run, "split_forward_us": 0.0} for run in written(1000.0)]
     _, job = timed(content, Plan(), sequence=128)
-    assert job.rank_work(Plan.of(tp=8))["layer"].forward_us >= 1000.0
+    assert prepared(job).rank_work(Plan.of(tp=8))["layer"].forward_us >= 1000.0

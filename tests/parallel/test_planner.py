@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dpro_search.parallel.file.usual_strategy import MEMORY_HEADROOM
+from dpro_search.parallel.job import limit_bytes
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.search.ranking import family
 from dpro_search.parallel.settings import strategy_text
@@ -19,7 +20,7 @@ from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from tests.every_case import every_case
 from tests.kinds.verbs import printed, refusal, verb
-from tests.parallel.jobs import job, text
+from tests.parallel.jobs import job, prepared, text
 
 GIB = 2**30
 
@@ -98,14 +99,15 @@ def test_no_better_family_of_plans_is_left_out(tmp_path, limit_gib):
     )
     searched = job(tmp_path, "tp = 1", model="config.json", cluster="1xhgx-h100", global_batch=32, sequence=2048)
     searched.memory_limit_bytes = limit_gib * GIB
+    prices, limit = prepared(searched).prices, limit_bytes(searched, prepared(searched))
     best_us: dict[Any, float] = {}
     for strategy in searched.space.candidates:
         kept = replace(strategy, recompute=Recompute.NONE, recompute_layers=0)
-        needless = strategy != kept and searched.prices.memory(kept).total_bytes <= searched.limit_bytes
-        if not needless and searched.prices.memory(strategy).total_bytes <= searched.limit_bytes:
-            step_us = searched.prices.step_us(strategy)
+        needless = strategy != kept and prices.memory(kept).total_bytes <= limit
+        if not needless and prices.memory(strategy).total_bytes <= limit:
+            step_us = prices.step_us(strategy)
             best_us[family(strategy)] = min(step_us, best_us.get(family(strategy), step_us))
-    result = run_search(searched, trials=500, out=tmp_path / "run", trace_digest="x")
+    result = run_search(searched.objective(), trials=500, out=tmp_path / "run", trace_digest="x")
     listed_us = [ranked.prediction.iteration_us for ranked in result.plans]
     assert result.stopped == "complete"
     assert listed_us == pytest.approx(sorted(best_us.values())[:10], rel=0.011)
@@ -143,7 +145,7 @@ def test_a_memory_limit_has_a_unit_and_takes_the_place_of_the_headroom(folder, t
     ],
 )
 def test_without_runs_a_usual_plan_of_the_framework_is_compared_with(tmp_path, values, words):
-    facts = job(tmp_path, None, **values).search_facts().baseline
+    facts = job(tmp_path, None, **values).objective().facts().baseline
     parts = facts.name.split(", ")
     assert all(word in parts for word in words), facts.name
     assert facts.usual_plan

@@ -7,6 +7,7 @@ from dpro_search.collect.tables.parallel_times import BlockTime, CollectiveTime,
 from dpro_search.kinds import job_of, load_source
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale, Scenario
+from tests.parallel.jobs import prepared
 
 CONFIG = {"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 16, "vocab_size": 64}
 CONFIG["tie_word_embeddings"] = False  # a pipeline of PyTorch has no copies
@@ -81,7 +82,7 @@ PLANS = [
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(dict(plan.settings)))
 def test_the_parts_add_up_to_the_predicted_step(job, plan):
-    opened_job, predicted = job().split(plan), job().predict(plan)
+    opened_job, predicted = prepared(job()).split(plan), job().predict(plan)
     assert opened_job.step_us == pytest.approx(predicted.iteration_us)
     assert opened_job.compute + opened_job.bubble + opened_job.exposed_communication == pytest.approx(1.0)
     assert sum(opened_job.by_axis.values()) == pytest.approx(opened_job.exposed_communication)
@@ -94,7 +95,7 @@ def test_the_bubble_of_free_exchanges_is_that_of_the_schedule(job):
     """It is (p - 1) / m of the time of m micro-batches, here of 4, on p ranks (Huang et al. 2019)."""
     free, _ = job().under(Scenario(scales=(Scale.parse("communication=0"),)))
     for schedule in ("gpipe", "1f1b"):
-        shares = free.split(Plan.of(pp=2, schedule=schedule))
+        shares = prepared(free).split(Plan.of(pp=2, schedule=schedule))
         computing_us = 4 * 2 * 300.0
         assert shares.bubble * shares.step_us == pytest.approx(computing_us / 4, rel=1e-3)
         assert shares.exposed_communication == pytest.approx(0.0, abs=1e-9)
@@ -102,13 +103,13 @@ def test_the_bubble_of_free_exchanges_is_that_of_the_schedule(job):
 
 def test_messages_are_exposed_on_the_ranks_that_receive_them(job):
     """Each rank of a pipeline of two receives four."""
-    shares = job().split(Plan.of(pp=2))
+    shares = prepared(job()).split(Plan.of(pp=2))
     assert shares.by_axis["pp"] * shares.step_us == pytest.approx(4 * MESSAGE_US)
 
 
 def test_what_ranks_wait_for_the_slowest_of_them_is_exposed_and_not_compute(job):
     plan = Plan.of(tp=2, sequence_parallel=False)
-    even, uneven = job().split(plan), job(blocks=blocks(spread=0.1)).split(plan)
+    even, uneven = prepared(job()).split(plan), prepared(job(blocks=blocks(spread=0.1))).split(plan)
     assert uneven.compute * uneven.step_us == pytest.approx(even.compute * even.step_us)
     grown_us = uneven.exposed_communication * uneven.step_us - even.exposed_communication * even.step_us
     assert grown_us == pytest.approx(uneven.step_us - even.step_us)
@@ -117,16 +118,16 @@ def test_what_ranks_wait_for_the_slowest_of_them_is_exposed_and_not_compute(job)
 
 def test_what_a_rank_does_itself_to_hand_gradients_over_is_computation(job):
     handing = tuple(msgspec.structs.replace(row, reduce_us=50.0) for row in blocks())
-    without, shares = job().split(Plan()), job(blocks=handing).split(Plan())
+    without, shares = prepared(job()).split(Plan()), prepared(job(blocks=handing)).split(Plan())
     assert shares.exposed_communication * shares.step_us == pytest.approx(without.exposed_communication * without.step_us)
     assert shares.compute * shares.step_us == pytest.approx(without.compute * without.step_us + 6 * 50.0)
 
 
 def test_contention_is_what_ranks_of_a_host_cost_each_other_on_its_link(job):
     """Both ranks of a host send to the other one at a time: alone a message takes half as long, but for its latency."""
-    shares = job().split(Plan.of(pp=2))
+    shares = prepared(job()).split(Plan.of(pp=2))
     assert shares.contention * shares.step_us == pytest.approx(4 * MESSAGE_US / 2, rel=0.2)
-    alone_us = job().alone_us(Plan.of(pp=2))
+    alone_us = prepared(job()).alone_us(Plan.of(pp=2))
     assert alone_us("recv", "pp", float(1 << 20)) == pytest.approx(MESSAGE_US / 2, rel=0.05)
     assert alone_us("all_reduce", "dp_replicate", float(1 << 20)) == pytest.approx(REDUCE_US)  # within a host
     assert alone_us("broadcast", "pp", 64.0) is None

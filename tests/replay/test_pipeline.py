@@ -11,8 +11,8 @@ import pytest
 
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
-from dpro_search.kinds import PlanOptions
-from dpro_search.kinds.imported.job import Imported, PipelineSteps
+from dpro_search.kinds import JobInScenario
+from dpro_search.kinds.imported.job import PipelineSteps
 from dpro_search.kinds.recorded.steps import RecordedSteps
 from dpro_search.replay import replay
 from dpro_search.space.recorded.pipeline_parallel import pipeline_graph
@@ -47,17 +47,17 @@ def test_the_steps_follow_the_format():
 
 
 def test_with_launch_delays_every_step_is_met():
-    steps = profiled(recorded()).own_durations().steps
+    steps = profiled(recorded()).compared(None).steps
     assert len(steps) == 32
     assert max(abs(step.error_pct) for step in steps) < 0.1
 
 
 def test_a_step_is_predicted_from_all_others():
     job = profiled(recorded())
-    held = [job.held_out(step) for step in list(replay_of(job).measured.iterations_us)[::4]]
+    held = [job.compared(step) for step in list(replay_of(job).measured.iterations_us)[::4]]
     assert np.median([abs(step.error_pct) for step in held]) < 1.0
     with pytest.raises(InputError, match="--holdout-step 24: 32 steps were recorded, from 23 to 1048"):
-        job.held_out(24)
+        job.compared(24)
 
 
 def test_what_if_compute_were_faster():
@@ -68,7 +68,7 @@ def test_what_if_compute_were_faster():
 
 
 def test_uneven_stages_are_what_a_diagnosis_finds_first():
-    facts = msgspec.to_builtins(Imported.of(recorded(), PlanOptions()).diagnose())
+    facts = msgspec.to_builtins(JobInScenario(profiled(recorded())).diagnose())
     assert facts["findings"][0].startswith("The stages of the pipeline are uneven: of an iteration, ranks 6, 7 compute for 1.4")
     even = next(row for row in facts["gains"] if row["what_if"] == "stages=even")
     assert 10 < even["gain_pct"] < 16

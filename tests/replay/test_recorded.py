@@ -16,13 +16,14 @@ from kineto_machine import Launch, Program, Synchronize, run, scaled
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds import job_of
+from dpro_search.kinds import JobInScenario, job_of
 from dpro_search.kinds.imported.job import Imported
 from dpro_search.replay import replay
 from dpro_search.replay.device_time import mean_breakdown_us, rank_times
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.step_graph import graph_of_step
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph, csr
+from dpro_search.space.scenario import Scenario
 from tests.cli.facts import replayed
 from tests.profiles import profiled, replay_of, times_of
 
@@ -47,8 +48,8 @@ def real(name: str) -> Imported:
 
 def test_the_prediction_of_a_steady_job_is_its_iteration(tmp_path):
     job = job_of_program(tmp_path)
-    prediction = job.predict(Plan())
-    assert prediction.iteration_us == pytest.approx(job.measured_iteration_us, abs=0.5)
+    prediction = JobInScenario(job).predict(Plan())
+    assert prediction.iteration_us == pytest.approx(job.measurement(Scenario()).median_us, abs=0.5)
     assert prediction.interval_us[0] <= prediction.iteration_us <= prediction.interval_us[1]
     assert prediction.settled
 
@@ -60,7 +61,7 @@ def test_a_change_is_predicted_as_the_changed_job_runs(tmp_path):
 
 
 def test_the_breakdown_adds_up_to_the_iteration(tmp_path):
-    prediction = job_of_program(tmp_path).predict(Plan())
+    prediction = JobInScenario(job_of_program(tmp_path)).predict(Plan())
     parts = prediction.breakdown_us
     assert set(parts) == {"compute", "exposed_communication", "waiting_for_ranks", "unknown", "idle"}
     assert sum(parts.values()) == pytest.approx(prediction.iteration_us)
@@ -114,7 +115,7 @@ def test_a_held_out_step_is_predicted_without_it(tmp_path):
         if record["name"] == "relu" and record["ts"] == last:
             record["dur"] = 150
     job = profiled(read([profile.write(tmp_path / "trace.json")]))
-    held = job.held_out(5)
+    held = job.compared(5)
     assert held.measured_us == pytest.approx(held.baseline_us + 50, abs=1)
     assert held.prediction.iteration_us == pytest.approx(held.baseline_us, abs=1)
     assert held.error_pct == pytest.approx((held.prediction.iteration_us / held.measured_us - 1) * 100)
@@ -122,28 +123,28 @@ def test_a_held_out_step_is_predicted_without_it(tmp_path):
 
 def test_a_step_without_a_measured_iteration_cannot_be_held_out(tmp_path):
     with pytest.raises(InputError, match="--holdout-step 0: steps with a measured iteration are 1 to 5"):
-        job_of_program(tmp_path).held_out(0)
+        job_of_program(tmp_path).compared(0)
     with pytest.raises(InputError, match="measured iteration are none"):
-        profiled(read([small_job(steps=1).write(tmp_path / "one.json")])).held_out(0)
+        profiled(read([small_job(steps=1).write(tmp_path / "one.json")])).compared(0)
 
 
 def test_one_step_alone_is_measured_from_its_first_event(tmp_path):
     job = profiled(read([small_job(steps=1).write(tmp_path / "one.json")]))
-    assert job.measured_iteration_us is None
-    (step,) = job.own_durations().steps
+    assert job.measurement(Scenario()).median_us is None
+    (step,) = job.compared(None).steps
     assert (step.measured_us, step.replayed_us) == pytest.approx((155, 155))
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_jobs_replayed_from_their_own_durations(name):
-    for step in real(name).own_durations().steps:
+    for step in real(name).compared(None).steps:
         assert step.replayed_us == pytest.approx(step.measured_us, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_jobs_held_out_steps_are_met_as_well_as_by_the_median_of_the_others(name):
     job = real(name)
-    held = [job.held_out(step) for step in replay_of(job).measured.iterations_us]
+    held = [job.compared(step) for step in replay_of(job).measured.iterations_us]
     error, baseline = (np.mean([abs(getattr(h, column)) for h in held]) for column in ("error_pct", "baseline_error_pct"))
     assert error < baseline + 0.5
 
@@ -161,7 +162,7 @@ def test_real_jobs_the_ops_and_waits_of_one_step_with_the_durations_of_another_t
 
 
 def test_dlrm_eight_ranks_replay_as_they_ran():
-    (step,) = profiled(shared_trace("kineto_dlrm_8ranks")).own_durations().steps
+    (step,) = profiled(shared_trace("kineto_dlrm_8ranks")).compared(None).steps
     assert step.replayed_us == pytest.approx(step.measured_us, rel=2e-3)
 
 
@@ -185,4 +186,4 @@ def test_whatever_the_records_hold_there_is_a_prediction_or_an_error_that_says_w
     with suppress(DproSearchError):
         job = profiled(read([path]))
         assert times_of(job).iteration_us >= 0
-        job.own_durations()
+        job.compared(None)

@@ -14,7 +14,7 @@ from dpro_search.collect.assemble.kvstore_slices import Slicing
 from dpro_search.collect.trace import TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.kinds import Job
+from dpro_search.kinds import JobInScenario
 from dpro_search.kinds.byteps.job import Byteps
 from dpro_search.kinds.kvstore.job import Kvstore
 from dpro_search.replay import replay
@@ -52,9 +52,9 @@ def bits_per_s(bytes_per_us: float | None) -> float | None:
     return None if bytes_per_us is None else bytes_per_us * 8e6
 
 
-def on_links(job: Kvstore | Byteps, rate_bps: float) -> Job:
+def on_links(job: Kvstore | Byteps, rate_bps: float) -> JobInScenario:
     """The job on links of a rate; `math.inf`: without limit."""
-    return job.under(Scenario(cluster=ClusterChange(rate_bps=rate_bps)))[0]
+    return JobInScenario(job).under(Scenario(cluster=ClusterChange(rate_bps=rate_bps)))[0]
 
 
 def processes(job: Kvstore | Byteps, plan: Plan) -> KvstoreJob | BytepsJob:
@@ -157,7 +157,7 @@ def test_a_slow_down_that_never_happens_changes_no_time_of_larger_jobs(kind, num
 
 
 def test_a_price_says_whether_it_has_settled_and_has_no_breakdown():
-    prediction = kvstore([400_000], 125.0).predict(Plan(servers=2))
+    prediction = JobInScenario(kvstore([400_000], 125.0)).predict(Plan(servers=2))
     assert prediction.settled
     assert prediction.breakdown_us == {}
 
@@ -173,7 +173,8 @@ def test_a_plan_that_is_followed_twice_is_followed_once(kind, sizes, rate, serve
     assert (twice.server_core, twice.server_host) == (once.server_core, once.server_host)
     assert processes(prices, Plan()) == prices.recorded_job
     graph_of(prices, plan).validate()
-    assert prices.predict(prices.space.simplest(plan)).iteration_us == prices.predict(plan).iteration_us
+    here = JobInScenario(prices)
+    assert here.predict(here.space.simplest(plan)).iteration_us == here.predict(plan).iteration_us
 
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
@@ -197,8 +198,8 @@ def test_a_server_on_a_worker_s_host_has_its_core_where_servers_had_workers_core
 def test_without_a_limit_of_links_it_is_all_the_same_where_servers_are(kind):
     free, limited = kind([400_000, 90_000], None), kind([400_000, 90_000], 60.0)
     on_workers = Plan(servers_on_workers=True)
-    assert free.space.simplest(on_workers) == Plan()
-    assert limited.space.simplest(on_workers) == on_workers
+    assert free.plans(Scenario()).simplest(on_workers) == Plan()
+    assert limited.plans(Scenario()).simplest(on_workers) == on_workers
     assert on_links(free, 500e6).space.simplest(on_workers) == on_workers
     assert on_links(limited, math.inf).space.simplest(on_workers) == Plan()
 
@@ -209,8 +210,9 @@ SURE = CostSpread(common=0.0, worker=0.0, message=0.0, server=0.0, step=0.0)
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
 def test_costs_that_are_the_same_in_all_recordings_judge_a_plan_as_it_is_priced(kind, monkeypatch):
-    prices = kind(LAYERS, 125.0)
-    monkeypatch.setattr(type(prices), "cost_spread", SURE)
+    job = kind(LAYERS, 125.0)
+    prices = JobInScenario(job).objective()
+    monkeypatch.setattr(type(job), "cost_spread", SURE)
     for plan in PLANS[kind]:
         price, reevaluated = prices.predict(plan), prices.reevaluated(plan)
         # Ten iterations hold turns of a long cycle that a price has left behind.
@@ -220,7 +222,7 @@ def test_costs_that_are_the_same_in_all_recordings_judge_a_plan_as_it_is_priced(
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
 def test_reevaluation_gives_the_mean_over_resampled_costs_and_an_interval_with_their_spread(kind):
-    prices = kind(LAYERS, None)
+    prices = JobInScenario(kind(LAYERS, None)).objective()
     for plan in PLANS[kind]:
         if plan.servers_on_workers is not None:  # without limited links hosts make no difference, and are no choice
             continue
@@ -233,7 +235,7 @@ def test_reevaluation_gives_the_mean_over_resampled_costs_and_an_interval_with_t
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
 def test_plans_are_sampled_at_the_same_costs(kind):
-    prices = kind(LAYERS, 125.0)
+    prices = JobInScenario(kind(LAYERS, 125.0)).objective()
     few, many = prices.sampled(PLANS[kind][0], samples=3, seed=4), prices.sampled(PLANS[kind][0], samples=8, seed=4)
     assert few.tolist() == many[:3].tolist()
     assert prices.sampled(PLANS[kind][0], samples=3, seed=5).tolist() != few.tolist()

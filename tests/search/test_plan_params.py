@@ -10,7 +10,7 @@ from bus_objective import BusObjective, tensors_of
 
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import CommSettings, Trace
-from dpro_search.kinds import searchable_job_of
+from dpro_search.kinds import job_of, searchable
 from dpro_search.search import run_search, shared_study
 from dpro_search.search.shared_study import PlanParams
 from dpro_search.space.plan import Plan
@@ -72,7 +72,7 @@ def test_a_study_without_parameters_is_continued_with_equal_results(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["bert_kvstore_500mbit", "resnet50_2ranks_2gbit"])
 def test_every_proposal_of_a_real_job_fits_the_parameters(name: str) -> None:
-    space = searchable_job_of(Trace.load(sample_trace_path(name))).space
+    space = searchable(job_of(Trace.load(sample_trace_path(name)))).space
     params = PlanParams(space)
     for plan in (Plan(), *space.starts(20)):
         values = params.of(plan)

@@ -10,6 +10,7 @@ from benchmarks.search_bert import bert_plans
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.build import validate
 from dpro_search.graph.dataflow import OpKind
+from dpro_search.kinds import JobInScenario
 from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.search.samplers import SAMPLERS
 from dpro_search.space.plan import Plan, Prediction
@@ -62,12 +63,13 @@ def test_a_recording_is_searched_as_if_its_links_were_slower() -> None:
 
 
 @pytest.fixture(scope="module")
-def bert() -> Horovod:
+def bert() -> JobInScenario:
     return bert_plans()
 
 
-def test_the_bert_job_is_a_sound_graph_of_the_published_size(bert: Horovod) -> None:
-    graph = bert.measured.graph
+def test_the_bert_job_is_a_sound_graph_of_the_published_size(bert: JobInScenario) -> None:
+    assert isinstance(bert.job, Horovod)
+    graph = bert.job.measured.graph
     validate(graph)
     assert len(graph.tensors) == 199
     assert sum(tensor.size_bytes for tensor in graph.tensors) == 4 * 109_482_240
@@ -77,7 +79,7 @@ def test_the_bert_job_is_a_sound_graph_of_the_published_size(bert: Horovod) -> N
     assert bert.predict(Plan()).settled
 
 
-def test_the_bert_job_can_be_changed_by_every_transformation(bert: Horovod) -> None:
+def test_the_bert_job_can_be_changed_by_every_transformation(bert: JobInScenario) -> None:
     rng = np.random.default_rng(0)
     recorded_us = bert.predict(Plan()).iteration_us
     for transformation in bert.space.transformations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, Table
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._terms import per_byte
 from dpro_search.kinds.servers.diagnosis import (
     KindFacts,
@@ -19,6 +20,7 @@ from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import percent_text, size_text, typeset_time_text
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
 from dpro_search.space.servers.byteps_job import BytepsJob, byteps_graph
 from dpro_search.space.servers.byteps_recorded import recorded_byteps_job
 from dpro_search.space.servers.placement import on_workers
@@ -65,8 +67,7 @@ class Byteps(ParameterServerJob[BytepsJob]):
             transformations.append(BytepsCompression(facts, [tensor.dtype for tensor in self.tensors], job.recorded_compression))
         return PlanSpace(facts, transformations)
 
-    def _cost_rows(self) -> tuple[tuple[str, str, str], ...]:
-        job = self.unplanned_job
+    def _cost_rows(self, job: BytepsJob) -> tuple[tuple[str, str, str], ...]:
         return (
             ("CPU time", per_byte(job.cpu_us_per_byte), "of a process, for the bytes that it sends, receives or adds"),
             ("message", typeset_time_text(job.message_us), "CPU time of one message, independent of its size"),
@@ -77,12 +78,11 @@ class Byteps(ParameterServerJob[BytepsJob]):
             ("polling, servers", percent_text(job.server_polling * 100), "share of one core of each"),
         )
 
-    @property
-    def questions(self) -> Mapping[str, Plan]:
-        return _questions(self)
+    def questions(self, scenario: Scenario) -> Mapping[str, Plan]:
+        return _questions(self.unplanned_job(scenario))
 
-    def diagnose(self) -> Diagnosis:
-        return _diagnosis(self)
+    def diagnose(self, here: JobInScenario) -> Diagnosis:
+        return _diagnosis(self, here)
 
     def _messages(self, job: BytepsJob) -> Iterable[tuple[int, int, float]]:
         return ((part.server, tensor, part.size_bytes) for tensor in range(len(job.tensor_bytes)) for part in job.parts(tensor))
@@ -107,16 +107,16 @@ class BytepsDiagnosis(ServerDiagnosis, frozen=True, kw_only=True, omit_defaults=
         return Table(title="what the servers sum", columns=("server", "partitions", "sums", "share"), rows=rows)
 
 
-def _diagnosis(job: ParameterServerJob[BytepsJob]) -> ServerDiagnosis:
+def _diagnosis(job: ParameterServerJob[BytepsJob], here: JobInScenario) -> ServerDiagnosis:
     """The diagnosis of a job with BytePS."""
-    processes = job.unplanned_job
+    processes = job.unplanned_job(here.scenario)
     servers = _server_facts(processes)
 
     def kind_facts(timeline: Timeline, plan_gains: Sequence[PredictedGain]) -> KindFacts:
-        ranks = tuple(RankFacts(rank=rank, host=host) for rank, host in enumerate(job.hosts))
+        ranks = tuple(RankFacts(rank=rank, host=host) for rank, host in enumerate(job.hosts(here.scenario)))
         return KindFacts(ranks, servers, _findings(processes, servers, plan_gains))
 
-    return diagnosis_of_servers(job, BytepsDiagnosis, kind_facts, _ITERATIONS)
+    return diagnosis_of_servers(job, here, BytepsDiagnosis, kind_facts, _ITERATIONS)
 
 
 def _server_facts(job: BytepsJob) -> tuple[BytepsServer, ...]:
@@ -130,10 +130,9 @@ def _server_facts(job: BytepsJob) -> tuple[BytepsServer, ...]:
     return tuple(rows)
 
 
-def _questions(job: ParameterServerJob[BytepsJob]) -> dict[str, Plan]:
+def _questions(job: BytepsJob) -> dict[str, Plan]:
     """Other values of the knobs, by what they are called."""
-    processes = job.unplanned_job
-    servers, sizes = len(processes.server_core) + 1, (processes.partition_bytes // 4, processes.partition_bytes * 4)
+    servers, sizes = len(job.server_core) + 1, (job.partition_bytes // 4, job.partition_bytes * 4)
     questions = {**other_placement(job), f"servers={servers}": Plan(servers=servers)}
     return questions | {f"partition_bytes={size}": Plan.of(partition_bytes=size) for size in sizes if size}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import msgspec
@@ -20,9 +19,10 @@ from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph, build_ddp_graph
 from dpro_search.kinds._diagnosis import PredictedGain, Table
 from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload, members, steps_of_ddp
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_algorithms
-from dpro_search.kinds._program import ProgramDiagnosis, ProgramJob
+from dpro_search.kinds._program import ProgramDiagnosis, ProgramJob, program_replay
 from dpro_search.machine import machine_constants
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.ddp.timeline import DdpTimeline
@@ -122,7 +122,7 @@ class Ddp(ProgramJob[DdpGraph]):
     ) -> None:
         super().__init__(measured, trace)
         self.options, self._ratios = options or PlanOptions(), ratios
-        self.space = self.plans(Scenario())
+        self._space = self.plans(Scenario())
 
     @staticmethod
     def _graph_of(trace: Trace, steps: tuple[int, ...] | None, *, with_profiler: bool) -> DdpGraph:
@@ -168,11 +168,6 @@ class Ddp(ProgramJob[DdpGraph]):
     def ratios(self) -> Ratios:
         """Time ratios of ops in bfloat16; raises `InputError` if the options name no table of them."""
         return self._ratios or named_model(self.options.precision_table, "torch")
-
-    def allowing(self, plan: Plan, options: PlanOptions) -> Ddp:
-        allowed = options.allowing(plan)
-        compute, lossy = (self.options.compute | allowed.compute) & _COMPUTE, self.options.allow_lossy or allowed.allow_lossy
-        return Ddp(self.measured, replace(allowed, compute=compute, allow_lossy=lossy), self.trace)
 
     def refusal(self, plan: Plan) -> str | None:
         """Why the job's gradients cannot be compressed as a plan says; None: they can."""
@@ -251,11 +246,10 @@ class Ddp(ProgramJob[DdpGraph]):
                 steps=steps, groups=members(bucket_assignment(graph.tensors, limits) if limits else graph.bucket_of)
             )
 
-        sizes = [each for each in self.space.transformations if isinstance(each, BucketSize)]
         return GpuClusterJob(
             title=self.title,
             tensors=self.tensors,
-            space=PlanSpace(self.space.job, sizes),
+            space=PlanSpace(self._facts, [BucketSize(self._facts)]),
             workload=workload,
             cluster=cluster,
             ranks=ranks,
@@ -263,8 +257,7 @@ class Ddp(ProgramJob[DdpGraph]):
             questions=_BUCKETS,
         )
 
-    @property
-    def questions(self) -> Mapping[str, Plan]:
+    def questions(self, scenario: Scenario) -> Mapping[str, Plan]:
         hooks = {name: plan for name, plan in _HOOKS.items() if self.refusal(plan) is None}
         views = _VIEWS if self.measured.graph.copy_us.any() else {}
         return _BUCKETS | _FIRST_BUCKETS | views | hooks
@@ -274,13 +267,13 @@ class Ddp(ProgramJob[DdpGraph]):
         advice = best_gain(gains, ("bucket_cap_bytes", "first_bucket_bytes"), iteration_us, otherwise)
         return path_findings(path, gains, iteration_us, sentences=_HOOK_SENTENCES, advice=advice)
 
-    def diagnose(self) -> DdpDiagnosis:
-        program = self.replay_of(Plan())
+    def diagnose(self, here: JobInScenario) -> DdpDiagnosis:
+        program = program_replay(here.lowered(Plan()))
         replayed = program.iterations()
-        return DdpDiagnosis(buckets=self._buckets(replayed), **self._diagnosis(replayed, program.timeline()))
+        buckets = self._buckets(self.step(here.scenario).graph, replayed)
+        return DdpDiagnosis(buckets=buckets, **self._diagnosis(here.scenario, replayed, program.timeline()))
 
-    def _buckets(self, replayed: DdpTimeline) -> tuple[BucketFacts, ...]:
-        graph = self.step.graph
+    def _buckets(self, graph: DdpGraph, replayed: DdpTimeline) -> tuple[BucketFacts, ...]:
         moves_us = replayed.collective_us[:, len(graph.forward_bytes) :]
         shares = graph.ready_us / graph.backward_us[..., None]
         rows = []
@@ -297,7 +290,7 @@ class Ddp(ProgramJob[DdpGraph]):
             )
         return tuple(rows)
 
-    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+    def tensor_groups(self, here: JobInScenario, step: int | None, best: Plan | None) -> TensorGroups | None:
         """The buckets: they follow from a size alone."""
         graph = self.measured.graph
         numbers = {"as recorded": graph.bucket_of}

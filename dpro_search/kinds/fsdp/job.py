@@ -13,9 +13,10 @@ from dpro_search.costmodel.collectives.horovod import CommCosts
 from dpro_search.graph.fsdp import FsdpGraph, Purpose, build_fsdp_graph
 from dpro_search.kinds._diagnosis import PredictedGain, Table
 from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._measured import MeasuredStep
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds._program import ProgramDiagnosis, ProgramJob
+from dpro_search.kinds._program import ProgramDiagnosis, ProgramJob, program_replay
 from dpro_search.quantities import size_text, time_text
 from dpro_search.replay.path.findings import exposed_us, path_findings
 from dpro_search.replay.path.segments import PathSegment
@@ -23,6 +24,7 @@ from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import LabelledJob
 from dpro_search.space.programs.fsdp_job import apply_fsdp, fsdp_steps
+from dpro_search.space.scenario import Scenario
 from dpro_search.space.schemes import FsdpSettings
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations.sharding import KeepParameters, Prefetch
@@ -51,7 +53,10 @@ class Fsdp(ProgramJob[FsdpGraph]):
     def __init__(self, measured: MeasuredStep[FsdpGraph], trace: Trace | None = None) -> None:
         super().__init__(measured, trace)
         facts = JobFacts(name=self.title, tensors=self.tensors)
-        self.space = PlanSpace(facts, [Prefetch(facts), KeepParameters(facts, possible=self.regathered_bytes > 0)])
+        self._space = PlanSpace(facts, [Prefetch(facts), KeepParameters(facts, possible=self.regathered_bytes > 0)])
+
+    def plans(self, scenario: Scenario) -> PlanSpace:
+        return self._space
 
     @staticmethod
     def _graph_of(trace: Trace, steps: tuple[int, ...] | None, *, with_profiler: bool) -> FsdpGraph:
@@ -104,7 +109,7 @@ class Fsdp(ProgramJob[FsdpGraph]):
         return GpuClusterJob(
             title=self.title,
             tensors=self.tensors,
-            space=self.space,
+            space=self._space,
             workload=workload,
             cluster=cluster,
             ranks=ranks,
@@ -112,8 +117,7 @@ class Fsdp(ProgramJob[FsdpGraph]):
             questions=_QUESTIONS,
         )
 
-    @property
-    def questions(self) -> Mapping[str, Plan]:
+    def questions(self, scenario: Scenario) -> Mapping[str, Plan]:
         return _QUESTIONS
 
     def findings(self, path: Sequence[PathSegment], gains: Sequence[PredictedGain], iteration_us: float) -> tuple[str, ...]:
@@ -126,15 +130,15 @@ class Fsdp(ProgramJob[FsdpGraph]):
         gathers_us = sum(value for name, value in exposed_us(path).items() if name.startswith("all-gather"))
         return path_findings(path, gains, iteration_us, sentences=sentences, parts_us={"all-gathers": gathers_us})
 
-    def diagnose(self) -> FsdpDiagnosis:
-        program = self.replay_of(Plan())
+    def diagnose(self, here: JobInScenario) -> FsdpDiagnosis:
+        program = program_replay(here.lowered(Plan()))
         replayed, graph = program.iterations(), self.measured.graph
         transfer_us = (replayed.collective_us[..., 1] - replayed.collective_us[..., 0]).mean(axis=0).tolist()
         collectives = tuple(
             ShardedCollective(name=label, size_bytes=int(size_bytes), transfer_us=us)
             for label, size_bytes, us in zip(graph.labels, graph.size_bytes.tolist(), transfer_us, strict=True)
         )
-        return FsdpDiagnosis(collectives=collectives, **self._diagnosis(replayed, program.timeline()))
+        return FsdpDiagnosis(collectives=collectives, **self._diagnosis(here.scenario, replayed, program.timeline()))
 
 
 class ShardedCollective(msgspec.Struct, frozen=True, kw_only=True):

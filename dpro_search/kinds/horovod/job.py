@@ -24,6 +24,7 @@ from dpro_search.graph.core_time import polls
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile
 from dpro_search.kinds._diagnosis import Diagnosis
 from dpro_search.kinds._gpu_cluster import GpuClusterJob, RankWorkload
+from dpro_search.kinds._job import JobInScenario, JobObjective
 from dpro_search.kinds._measured import MeasuredJob, MeasuredStep
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds.horovod.collectives import horovod_exchanges, tensor_groups
@@ -32,8 +33,7 @@ from dpro_search.replay.exchanges import Exchange
 from dpro_search.replay.horovod.ops import iteration_ops
 from dpro_search.replay.horovod.schedule import HorovodSchedule
 from dpro_search.replay.lowered import ErrorModel, Lowered
-from dpro_search.replay.outputs import MeasuredOps, measured_ops, perfetto_json
-from dpro_search.replay.timeline import Timeline
+from dpro_search.replay.outputs import measured_ops, perfetto_json
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.data_parallel import rank_step_of
 from dpro_search.space.plan import Plan
@@ -123,12 +123,10 @@ class Horovod(MeasuredJob[DataflowGraph]):
     ) -> None:
         super().__init__(measured, trace)
         self.recorded, self.options = recorded, options or PlanOptions()
-        self.unplaced = measured.graph.unplaced
         self._all_reduces = all_reduces or self._named_all_reduces()
-        self.guides = self._names_groups  # the collectives of an iteration tell samplers which tensors to group
         self._transformations: dict[PlanOptions, tuple[Transformation, ...]] = {}
         self._prepared: dict[Scenario, _Prepared] = {}
-        self.space = self.plans(Scenario())
+        self._space = self.plans(Scenario())
 
     @staticmethod
     def _graph_of(trace: Trace, steps: tuple[int, ...] | None, *, with_profiler: bool) -> DataflowGraph:
@@ -166,16 +164,21 @@ class Horovod(MeasuredJob[DataflowGraph]):
         return "tensorflow" if self.trace is None else self.trace.meta.framework
 
     @property
-    def _names_groups(self) -> bool:
+    def names_groups(self) -> bool:
         """Whether the framework's Horovod lets a job name the tensors of a group."""
         return self._framework == "tensorflow"
 
     def plans(self, scenario: Scenario) -> PlanSpace:
         others = self._transformations_of(self.options.allowing(scenario.plan))
+        if self._all_reduces is None and HorovodSettings.of(scenario.plan).allreduce_algorithms is not None:
+            raise InputError(
+                "plan: allreduce_algorithms: give --all-reduce-model, which 'dpro-search fit' makes of all-reduces measured on "
+                "Open MPI"
+            )
         if self._all_reduces is not None:
             choice = self.all_reduce_choice(self._cluster_in(scenario))
             others = (AllReduceAlgorithms(self._facts, choice), *others)
-        exact_groups = self._names_groups or scenario.plan.tensor_groups is not None
+        exact_groups = self.names_groups or scenario.plan.tensor_groups is not None
         return horovod_space(self.tensors, self.recorded, others=others, exact_groups=exact_groups)
 
     @cached_property
@@ -244,19 +247,11 @@ class Horovod(MeasuredJob[DataflowGraph]):
         cores = len(set(cluster.cores))
         return AllReduceChoice.of(self._all_reduces, cluster.ranks, cluster.rate_bps, cores, cluster.ranks_per_host)
 
-    def allowing(self, plan: Plan, options: PlanOptions) -> Horovod:
-        if HorovodSettings.of(plan).allreduce_algorithms is not None and options.all_reduce_model is None:
-            raise InputError(
-                "plan: allreduce_algorithms: give --all-reduce-model, which 'dpro-search fit' makes of all-reduces measured on "
-                "Open MPI"
-            )
-        return Horovod(self.measured, self.recorded, options.allowing(plan), self.trace)
-
     # A scenario.
 
     def _lower_on_processors(self, scenario: Scenario) -> Lowered:
         plan = scenario.plan
-        space = self.space if plan.settings.keys() <= set(self.space.fields) else self.plans(scenario)
+        space = self._space if plan.settings.keys() <= set(self._space.fields) else self.plans(scenario)
         space.check(plan)
         compute = msgspec.structs.replace(plan, tensor_groups=None, scheme=None)
         prepared = self._prepared_for(replace(scenario, plan=compute), space)
@@ -275,6 +270,7 @@ class Horovod(MeasuredJob[DataflowGraph]):
             calibration=prepared.calibration,
             assumptions=prepared.assumptions,
             peak_memory_bytes=self._memory_bytes(plan, prepared),
+            unplaced=self.measured.graph.unplaced,
         )
 
     def _prepared_for(self, scenario: Scenario, space: PlanSpace) -> _Prepared:
@@ -322,8 +318,8 @@ class Horovod(MeasuredJob[DataflowGraph]):
             alone = tuple((place,) for place in number.values() if not any(place in group for group in together))
             return RankWorkload(steps=steps, groups=(*together, *alone))
 
-        fusion = [each for each in self.space.transformations if "fusion_threshold_bytes" in each.fields]
-        space = PlanSpace(self.space.job, fusion)
+        fusion = [each for each in self._space.transformations if "fusion_threshold_bytes" in each.fields]
+        space = PlanSpace(self._facts, fusion)
         return GpuClusterJob(
             title=self.title,
             tensors=self.tensors,
@@ -334,39 +330,31 @@ class Horovod(MeasuredJob[DataflowGraph]):
             trace=self.trace,
         )
 
-    def measured_ops(self, timeline: Timeline) -> MeasuredOps | None:
-        return measured_ops(self.trace, typical_step(self.trace, self.measured.graph))
-
-    def perfetto(self, plan: Plan, *, recorded: bool) -> bytes:
+    def perfetto(self, lowered: Lowered, *, recorded: bool) -> bytes:
         if recorded:
-            return super().perfetto(plan, recorded=True)
-        schedule = self.replay_of(plan)
+            timeline = lowered.replayable.timeline()
+            measured = measured_ops(self.trace, typical_step(self.trace, self.measured.graph))
+            return perfetto_json(timeline, measured=measured, first_iteration=timeline.iterations - 1)
+        schedule = horovod_schedule(lowered)
         measured = measured_ops(self.trace, int(schedule.graph.steps[0]))
         return perfetto_json(iteration_ops(schedule.logged(iterations=8)), measured=measured)
 
-    def replay_of(self, plan: Plan) -> HorovodSchedule:
-        """The runtime's schedule under a plan in `scenario`."""
-        replayable = self.lower(replace(self.scenario, plan=plan)).replayable
-        assert isinstance(replayable, HorovodSchedule)
-        return replayable
-
-    @property
-    def questions(self) -> Mapping[str, Plan]:
+    def questions(self, scenario: Scenario) -> Mapping[str, Plan]:
         from dpro_search.kinds.horovod.diagnosis import questions
 
         return questions()
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self, here: JobInScenario) -> Diagnosis:
         from dpro_search.kinds.horovod.diagnosis import diagnosis
 
-        return diagnosis(self.trace, self.replay_of(Plan()), self.gains(self.questions))
+        gains = self.gains(here.scenario, self.questions(here.scenario))
+        return diagnosis(self.trace, horovod_schedule(here.lowered(Plan())), gains)
 
-    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
-        return tensor_groups(self.trace, self.replay_of, step, best)
+    def objective(self, here: JobInScenario) -> HorovodObjective:
+        return HorovodObjective(here, self)
 
-    def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
-        """The collectives of an iteration under a legal plan with exact groups, in the order of their posts."""
-        return horovod_exchanges(self.replay_of(plan), plan)
+    def tensor_groups(self, here: JobInScenario, step: int | None, best: Plan | None) -> TensorGroups | None:
+        return tensor_groups(self.trace, lambda plan: horovod_schedule(here.lowered(plan)), step, best)
 
     # Memory.
 
@@ -406,6 +394,25 @@ class Horovod(MeasuredJob[DataflowGraph]):
         step = self.measured.graph.memory
         assert step is not None, "only asked for where it is known"
         return peak_bytes(step).bytes
+
+
+class HorovodObjective(JobObjective[Horovod]):
+    """A Horovod job as a search asks it; the collectives of an iteration tell samplers which tensors to group."""
+
+    @property
+    def guides(self) -> bool:
+        """Whether plans may group tensors by name, so that `exchanges` is worth asking."""
+        return self.job.names_groups
+
+    def exchanges(self, plan: Plan) -> tuple[Exchange, ...]:
+        """The collectives of an iteration under a legal plan with exact groups, in the order of their posts."""
+        return horovod_exchanges(horovod_schedule(self.here.lowered(plan)), plan)
+
+
+def horovod_schedule(lowered: Lowered) -> HorovodSchedule:
+    """The runtime's schedule of a job that `Horovod.lower` made."""
+    assert isinstance(lowered.replayable, HorovodSchedule)
+    return lowered.replayable
 
 
 def _slower(profile: RankProfile, factor: float) -> RankProfile:

@@ -19,7 +19,8 @@ from dpro_search.replay.replayer import replay
 from dpro_search.replay.sensitivity import StragglerGone
 from dpro_search.space.recorded.pipeline_parallel import pipeline_graph
 from dpro_search.space.replay_graph import ReplayGraph
-from dpro_search.space.scenario import Scale
+from dpro_search.space.scenario import Scale, Scenario
+from dpro_search.space.transformations import JobFacts, PlanSpace
 
 
 class Imported(ProfiledJob):
@@ -32,12 +33,15 @@ class Imported(ProfiledJob):
         refuse_compute(options, trace)
         return cls(trace)
 
-    @property
-    def nothing_to_search(self) -> str:
+    def plans(self, scenario: Scenario) -> PlanSpace:
+        return PlanSpace(JobFacts(name=self.title, tensors=self.tensors), [], why_empty=self._nothing_to_search())
+
+    def _nothing_to_search(self) -> str:
+        """Why the trace has no plans; empty: nothing more is known than that it has none."""
         events = self.trace.events
         kinds = np.unique(events.collective_kind[events.kind == EventKind.COLLECTIVE]).tolist()
         if self.trace.meta.format != "kineto":
-            return super().nothing_to_search
+            return ""
         if self.trace.meta.unrecorded_devices:
             return "the trace has launches of kernels, but no record of the device that ran them: there is nothing to search"
         if not kinds:

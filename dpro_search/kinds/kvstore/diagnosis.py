@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpro_search.kinds._diagnosis import PredictedGain, RankFacts, Table
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds.servers.diagnosis import (
     KindFacts,
     ServerDiagnosis,
@@ -67,16 +68,16 @@ class KvstoreDiagnosis(ServerDiagnosis, frozen=True, kw_only=True, omit_defaults
         return Table(title="what the servers have", columns=("server", "keys", "slices", "holds", "core", "link busy"), rows=rows)
 
 
-def diagnosis(job: ParameterServerJob[KvstoreJob]) -> ServerDiagnosis:
+def diagnosis(job: ParameterServerJob[KvstoreJob], here: JobInScenario) -> ServerDiagnosis:
     """The diagnosis of a job with a KVStore."""
-    processes = job.unplanned_job
+    processes = job.unplanned_job(here.scenario)
 
     def kind_facts(timeline: Timeline, plan_gains: Sequence[PredictedGain]) -> KindFacts:
-        ranks = _rank_facts(processes, job.hosts, timeline.iteration_us)
+        ranks = _rank_facts(processes, job.hosts(here.scenario), timeline.iteration_us)
         servers = _server_facts(processes, ranks[len(processes.workers) :])
         return KindFacts(ranks, servers, _findings(ranks, servers, plan_gains, timeline.iteration_us))
 
-    return diagnosis_of_servers(job, KvstoreDiagnosis, kind_facts)
+    return diagnosis_of_servers(job, here, KvstoreDiagnosis, kind_facts)
 
 
 def _rank_facts(job: KvstoreJob, hosts: Sequence[str], iteration_us: float) -> tuple[ProcessFacts, ...]:
@@ -117,9 +118,9 @@ def _server_facts(job: KvstoreJob, processes: Sequence[ProcessFacts]) -> tuple[K
     return tuple(rows)
 
 
-def questions(job: ParameterServerJob[KvstoreJob]) -> dict[str, Plan]:
+def questions(job: KvstoreJob) -> dict[str, Plan]:
     """Other values of the knobs, by what they are called."""
-    slicing = job.unplanned_job.slicing
+    slicing = job.slicing
     questions = {**other_placement(job), f"servers={slicing.servers + 1}": Plan(servers=slicing.servers + 1)}
     if slicing.priority:
         sizes = [size for size in (slicing.slice_threshold * 10, slicing.slice_threshold // 10) if size]

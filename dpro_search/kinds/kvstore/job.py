@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from dpro_search.kinds._diagnosis import Diagnosis
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._terms import per_byte
 from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import typeset_time_text
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
 from dpro_search.space.servers.kvstore_job import KvstoreJob, kvstore_graph, store_bytes_per_us
 from dpro_search.space.servers.kvstore_recorded import recorded_kvstore_job
 from dpro_search.space.servers.placement import on_workers
@@ -55,8 +57,7 @@ class Kvstore(ParameterServerJob[KvstoreJob]):
             transformations.append(KvstoreCompression(facts, [tensor.dtype for tensor in self.tensors]))
         return PlanSpace(facts, transformations)
 
-    def _cost_rows(self) -> tuple[tuple[str, str, str], ...]:
-        job = self.unplanned_job
+    def _cost_rows(self, job: KvstoreJob) -> tuple[tuple[str, str, str], ...]:
         return (
             ("CPU time of messages", per_byte(job.comm_us_per_byte), "of a process, for the bytes that it sends or receives"),
             ("copies and calls of a worker", per_byte(float(np.mean(job.beside_us_per_byte))), "in addition to its messages"),
@@ -67,16 +68,15 @@ class Kvstore(ParameterServerJob[KvstoreJob]):
             ("call of the optimizer", typeset_time_text(job.update_call_us), "for each slice, if servers update the weights"),
         )
 
-    @property
-    def questions(self) -> Mapping[str, Plan]:
+    def questions(self, scenario: Scenario) -> Mapping[str, Plan]:
         from dpro_search.kinds.kvstore.diagnosis import questions
 
-        return questions(self)
+        return questions(self.unplanned_job(scenario))
 
-    def diagnose(self) -> Diagnosis:
+    def diagnose(self, here: JobInScenario) -> Diagnosis:
         from dpro_search.kinds.kvstore.diagnosis import diagnosis
 
-        return diagnosis(self)
+        return diagnosis(self, here)
 
     def _messages(self, job: KvstoreJob) -> Iterable[tuple[int, int, float]]:
         return ((server, tensor, size) for tensor, row in enumerate(job.slices) for server, size in row)

@@ -15,6 +15,7 @@ from dpro_search.costmodel.powersgd import allocated_bytes, low_rank
 from dpro_search.errors import InputError
 from dpro_search.graph.gradient_events import Gradients, gradients_of
 from dpro_search.kinds._diagnosis import Diagnosis, Table
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds.recorded.cluster import StepsOnCluster
 from dpro_search.kinds.recorded.diagnosis import ProfileDiagnosis, with_plans
@@ -28,7 +29,7 @@ from dpro_search.space.recorded.buckets import BucketPlan, cut_at_gradients, exp
 from dpro_search.space.recorded.low_rank_buckets import with_low_rank_buckets
 from dpro_search.space.recorded.memory import MemoryChange, buckets_changes
 from dpro_search.space.recorded.step_edit import StepEdit
-from dpro_search.space.scenario import Scale
+from dpro_search.space.scenario import Scale, Scenario
 from dpro_search.space.schemes import DdpSettings
 from dpro_search.space.tensor_groups import Group, TensorGroups
 from dpro_search.space.transformations import (
@@ -72,11 +73,6 @@ class ProfiledDdp(PlannableJob):
         super().__init__(trace, allow_lossy=allow_lossy)
         self.gradients = gradients
         self.tensors: tuple[TensorInfo, ...] = gradients.tensors
-        self.space = _space(trace, gradients, allow_lossy=allow_lossy)
-
-    @property
-    def nothing_to_search(self) -> str:
-        return f"{self.gradients.why}; the sizes of the buckets were not recorded either: there is nothing to search"
 
     def _plans_on(self, on_cluster: StepsOnCluster, *, allow_lossy: bool) -> PlanSpace:
         return _space(self.trace, self.gradients, allow_lossy=allow_lossy)
@@ -153,12 +149,11 @@ class ProfiledDdp(PlannableJob):
         yield f"gradients: {self.gradients.why}"
         yield from super().assumed(on_cluster, scales)
 
-    @property
-    def questions(self) -> Mapping[str, Plan]:
+    def questions(self, scenario: Scenario) -> Mapping[str, Plan]:
         return _QUESTIONS
 
-    def diagnose(self) -> Diagnosis:
-        return ProfiledDdpDiagnosis(buckets=self._buckets(), **with_plans(self, self._profile_diagnosis()))
+    def diagnose(self, here: JobInScenario) -> Diagnosis:
+        return ProfiledDdpDiagnosis(buckets=self._buckets(), **with_plans(here, self._profile_diagnosis(here)))
 
     def _buckets(self) -> tuple[ProfiledBucket, ...]:
         events = self.trace.events
@@ -175,7 +170,7 @@ class ProfiledDdp(PlannableJob):
             )
         return tuple(buckets)
 
-    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+    def tensor_groups(self, here: JobInScenario, step: int | None, best: Plan | None) -> TensorGroups | None:
         numbers = {"as recorded": self.gradients.bucket_of}
         if best is not None and self.limits_bytes(best):
             numbers[describe(best)] = self.bucket_of(best)
@@ -222,7 +217,8 @@ def _space(trace: Trace, gradients: Gradients, *, allow_lossy: bool) -> PlanSpac
     facts = JobFacts(name=ProfiledDdp.title, tensors=gradients.tensors)
     on_gpus = bool((trace.events.kind == EventKind.KERNEL).any())
     if not gradients.tensors:
-        return PlanSpace(facts, [])
+        why = f"{gradients.why}; the sizes of the buckets were not recorded either: there is nothing to search"
+        return PlanSpace(facts, [], why_empty=why)
     compressed = "the recorded job's gradients are halves already" if gradients.share < 1 else None
     no_copies = None if gradients.known and gradients.has_copies else (
         "the trace shows no copies of buckets to gradients: gradients are views of them already, or the profile did not mark them"

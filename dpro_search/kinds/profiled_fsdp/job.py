@@ -11,6 +11,7 @@ import numpy as np
 from dpro_search.collect.trace import Trace
 from dpro_search.graph.sharded_units import ROOT, ShardedUnits, sharded_units_of, unit_groups
 from dpro_search.kinds._diagnosis import Diagnosis, Table
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds.recorded.cluster import StepsOnCluster
 from dpro_search.kinds.recorded.diagnosis import ProfileDiagnosis, with_plans
@@ -21,7 +22,7 @@ from dpro_search.space.recorded.memory import MemoryChange, units_changes
 from dpro_search.space.recorded.sharding import Sharding
 from dpro_search.space.recorded.step_edit import StepEdit
 from dpro_search.space.recorded.units import UnitPlan, cut_at_units, explain_units, with_units
-from dpro_search.space.scenario import Scale
+from dpro_search.space.scenario import Scale, Scenario
 from dpro_search.space.schemes import FsdpSettings
 from dpro_search.space.transformations import JobFacts, PlanSpace
 from dpro_search.space.transformations.sharding import (
@@ -62,11 +63,6 @@ class ProfiledFsdp(PlannableJob):
         super().__init__(trace, allow_lossy=allow_lossy)
         self.units = units
         self.tensors = units.tensors
-        self.space = self._plans_on(StepsOnCluster(steps=self.recorded_steps), allow_lossy=allow_lossy)
-
-    @property
-    def nothing_to_search(self) -> str:
-        return f"{self.units.why}; search it on a cluster, like --cluster 16xhgx-h100"
 
     @property
     def _recorded_ranks(self) -> int:
@@ -107,6 +103,8 @@ class ProfiledFsdp(PlannableJob):
         )
 
     def _memory_changes(self, plan: Plan, on_cluster: StepsOnCluster) -> list[MemoryChange] | None:
+        if not self.units.tensors:
+            return []  # there is no plan
         shared_by = FsdpSettings.of(plan).shard_ranks or self._shared_by(on_cluster)
         return units_changes(self.trace, self.units, self._unit_plan(plan, on_cluster), shared_by=shared_by)
 
@@ -114,7 +112,7 @@ class ProfiledFsdp(PlannableJob):
         units = self.units
         facts = JobFacts(name=self.title, tensors=units.tensors)
         if not units.tensors:
-            return PlanSpace(facts, [])
+            return PlanSpace(facts, [], why_empty=f"{units.why}; search it on a cluster, like --cluster 16xhgx-h100")
         back = [each.unit for each in units.first.backward]
         unsized = None if units.sized else (
             "the profile does not have the sizes of the units' collectives; profile with record_shapes=True"
@@ -163,12 +161,11 @@ class ProfiledFsdp(PlannableJob):
             yield f"other shard groups are not offered: {why}"
         yield from super().assumed(on_cluster, scales)
 
-    @property
-    def questions(self) -> Mapping[str, Plan]:
+    def questions(self, scenario: Scenario) -> Mapping[str, Plan]:
         return _QUESTIONS
 
-    def diagnose(self) -> Diagnosis:
-        return ProfiledFsdpDiagnosis(units=self._unit_facts(), **with_plans(self, self._profile_diagnosis()))
+    def diagnose(self, here: JobInScenario) -> Diagnosis:
+        return ProfiledFsdpDiagnosis(units=self._unit_facts(), **with_plans(here, self._profile_diagnosis(here)))
 
     def _unit_facts(self) -> tuple[ShardedUnit, ...]:
         facts = []

@@ -17,7 +17,7 @@ from dpro_search.graph.event_names import origins
 from dpro_search.graph.recorded_collectives import GroupSpeed, Lateness, group_speeds, lateness
 from dpro_search.kinds._answers import fields_of
 from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, Table, critical_ops, critical_table, gain_table
-from dpro_search.kinds._job import Job
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds.recorded.findings import findings, stall_findings
 from dpro_search.kinds.recorded.questions import answers
 from dpro_search.kinds.recorded.replay import RecordedReplay
@@ -105,7 +105,7 @@ def _mean_us(gain: PredictedGain) -> float:
     return gain.predicted_iteration_us if gain.predicted_mean_us is UNSET else gain.predicted_mean_us
 
 
-def diagnosis(job: Job, replay: RecordedReplay, *, is_profiled: bool = True) -> ProfileDiagnosis:
+def diagnosis(here: JobInScenario, replay: RecordedReplay, *, is_profiled: bool = True) -> ProfileDiagnosis:
     """The diagnosis of a profile without a plan.
 
     Parameters
@@ -118,14 +118,14 @@ def diagnosis(job: Job, replay: RecordedReplay, *, is_profiled: bool = True) -> 
     trace = replay.steps.trace
     base, timeline = replay.iterations(), replay.timeline()
     punctuality, speeds = {row.rank: row for row in lateness(trace)}, group_speeds(trace)
-    gains = answers(replay, speeds, error=abs(job.replay_error))
+    gains = answers(replay, speeds, error=abs(here.replay_error))
     numbers, rows = trace.meta.numbers, replay.rows
     times = [msgspec.structs.replace(row, rank=numbers[row.rank]) for row in replay.rank_times]
     collective = next(iter(replay.steps.categories.collectives), "")
     hosts = dict(zip(numbers, trace.meta.hosts, strict=True))
     return ProfileDiagnosis(
         iteration_us=base.iteration_us,
-        measured_iteration_us=job.measured_iteration_us,
+        measured_iteration_us=here.measurement.median_us,
         predicted_mean_us=base.mean_us,
         measured_mean_us=replay.measured.mean_us,
         breakdown_us=base.breakdown_us,
@@ -166,13 +166,13 @@ def _device_facts(row: RankTime, host: str, late: Lateness | None) -> DeviceFact
     )
 
 
-def gains_of_plans(job: Job, base_us: float) -> Iterator[PredictedGain]:
+def gains_of_plans(here: JobInScenario, base_us: float) -> Iterator[PredictedGain]:
     """The gain of each legal plan among the kind's questions over an iteration without a plan."""
-    error_us = abs(job.replay_error) * base_us
-    for text, plan in job.questions.items():
-        if job.space.refusal(plan) is not None or job.space.simplest(plan) == Plan():
+    error_us = abs(here.replay_error) * base_us
+    for text, plan in here.job.questions(here.scenario).items():
+        if here.space.refusal(plan) is not None or here.space.simplest(plan) == Plan():
             continue
-        after_us = job.predict(plan).iteration_us
+        after_us = here.predict(plan).iteration_us
         gain_us = base_us - after_us
         yield PredictedGain(
             what_if=text,
@@ -186,7 +186,7 @@ def gains_of_plans(job: Job, base_us: float) -> Iterator[PredictedGain]:
         )
 
 
-def with_plans(job: Job, of_profile: ProfileDiagnosis) -> dict[str, Any]:  # Any: fields have different types
+def with_plans(here: JobInScenario, of_profile: ProfileDiagnosis) -> dict[str, Any]:  # Any: fields have different types
     """The fields of a diagnosis of a profile, with the gains of plans among those of changes."""
-    gains = [*of_profile.gains, *gains_of_plans(job, of_profile.iteration_us)]
+    gains = [*of_profile.gains, *gains_of_plans(here, of_profile.iteration_us)]
     return fields_of(of_profile) | {"gains": tuple(sorted(gains, key=lambda gain: -gain.gain_us))}

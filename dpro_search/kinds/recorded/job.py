@@ -8,16 +8,15 @@ from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-import msgspec
 import numpy as np
 
 from dpro_search._text import shortened
-from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Trace
+from dpro_search.collect.trace import DependencyKind, EventKind, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._answers import PlanFacts, ReplayedStep
 from dpro_search.kinds._diagnosis import Diagnosis
-from dpro_search.kinds._job import Comparison, Job
+from dpro_search.kinds._job import Comparison, Job, JobInScenario, Measurement
 from dpro_search.kinds.recorded.cluster import StepsOnCluster, steps_on
 from dpro_search.kinds.recorded.diagnosis import ProfileDiagnosis, diagnosis
 from dpro_search.kinds.recorded.findings import unknown_time
@@ -49,18 +48,20 @@ class ProfiledJob(Job):
 
     trace: Trace
     settings: ClassVar[tuple[str, ...]] = ("ranks", "rate", "recorded_on", "measured", *SCALES, *OP_SCALES)
-    replays_steps = True
+    abilities = ("samples", "steps")
     _last_unplanned: _Unplanned | None = None  # See `_unplanned`.
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.tensors = trace.tensors
-        self.space = PlanSpace(JobFacts(name=self.title, tensors=trace.tensors), [])
 
     @cached_property
     def recorded_steps(self) -> RecordedSteps:
         """The steps as they were recorded, under the profiler."""
         return RecordedSteps(self.trace)
+
+    def plans(self, scenario: Scenario) -> PlanSpace:
+        return PlanSpace(JobFacts(name=self.title, tensors=self.tensors), [])
 
     def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
         self.check_changes(scenario, steps)
@@ -71,7 +72,7 @@ class ProfiledJob(Job):
 
     def _planned(self, lowered: Lowered, plan: Plan, on_cluster: StepsOnCluster) -> Lowered:
         """A job that was lowered without a plan, under one; raises `InputError` if it cannot follow the plan."""
-        self.space.check(plan)
+        self.plans(Scenario()).check(plan)
         return lowered
 
     def _unplanned(self, scenario: Scenario, steps: ProfiledSteps | None = None) -> _Unplanned:
@@ -105,15 +106,6 @@ class ProfiledJob(Job):
         )
         self._last_unplanned = _Unplanned(scenario, steps, on_cluster, lowered)
         return self._last_unplanned
-
-    @property
-    def on_cluster(self) -> StepsOnCluster:
-        """The recorded steps on the cluster of `scenario`."""
-        return self._unplanned(self.scenario).on_cluster
-
-    def replay_of(self, plan: Plan) -> RecordedReplay:
-        """The replay of a plan in `scenario`."""
-        return recorded_replay(self.lowered(plan))
 
     def assumed(self, on_cluster: StepsOnCluster, scales: Sequence[Scale]) -> Iterator[str]:
         """Assumptions of predictions from the recorded steps, a sentence each."""
@@ -153,10 +145,10 @@ class ProfiledJob(Job):
                 "step, an op starts (or the host goes on) by the same time after another op ends, and nothing else explains that"
             )
 
-    def plan_facts(self, plan: Plan) -> PlanFacts:
+    def plan_facts(self, here: JobInScenario, plan: Plan) -> PlanFacts:
         if self.trace.meta.unrecorded_devices:
             return PlanFacts(notes=("Unknown: the recording has launches of kernels, but no record of the device that ran them.",))
-        prediction = self.replayed(plan)
+        prediction = here.replayed(plan)
         unknown = unknown_time(prediction.breakdown_us.get("unknown", 0.0), prediction.iteration_us)
         return PlanFacts(notes=(unknown, *self._unknown_kernels())) if unknown else PlanFacts()
 
@@ -199,35 +191,20 @@ class ProfiledJob(Job):
             rests_on=spread,
         )
 
-    @property
-    def calibration(self) -> Calibration:
-        known = self._unplanned(self.scenario).lowered.calibration
-        assert known is not None, "see `_calibration`"
-        if not self.replay_error:
-            return known
-        error = f"the replay of the recorded setting is off by {self.replay_error * 100:+.0f} %, which is included"
-        return msgspec.structs.replace(known, rests_on=f"{known.rests_on}; {error}")
+    def measurement(self, scenario: Scenario) -> Measurement:
+        measured, given_us = self.recorded_steps.measured, scenario.measured_us
+        iterations_us = np.array(list(measured.iterations_us.values()))
+        if scenario.cluster != ClusterChange():
+            return Measurement(iterations_us=iterations_us)
+        if given_us is not None:
+            return Measurement(median_us=given_us, iterations_us=iterations_us)
+        return Measurement(median_us=measured.median_us, mean_us=measured.mean_us, iterations_us=iterations_us)
 
-    @property
-    def measured_iteration_us(self) -> float | None:
-        if self.scenario.cluster != ClusterChange():
-            return None
-        return self.recorded_steps.measured.median_us if self.scenario.measured_us is None else self.scenario.measured_us
-
-    def measured_iterations_us(self) -> Floats:
-        return np.array(list(self.recorded_steps.measured.iterations_us.values()))
-
-    @property
-    def measured_mean_us(self) -> float | None:
-        if self.scenario.cluster != ClusterChange() or self.scenario.measured_us is not None:
-            return None
-        return self.recorded_steps.measured.mean_us
-
-    def perfetto(self, plan: Plan, *, recorded: bool) -> bytes:
+    def perfetto(self, lowered: Lowered, *, recorded: bool) -> bytes:
         from dpro_search.kinds.recorded.timeline import about_ops, measured_step
         from dpro_search.replay.outputs import perfetto_json
 
-        replay, trace = self.replay_of(plan), self.trace
+        replay, trace = recorded_replay(lowered), self.trace
         timeline, rows = replay.timeline(), replay.rows
         if not len(rows):
             return perfetto_json(timeline, first_iteration=timeline.iterations - 1, numbers=trace.meta.numbers)
@@ -240,11 +217,15 @@ class ProfiledJob(Job):
             numbers=trace.meta.numbers,
         )
 
-    def rank_parts_us(self) -> dict[int, Mapping[str, float]]:
+    def rank_parts_us(self, lowered: Lowered) -> dict[int, Mapping[str, float]]:
         numbers = self.trace.meta.numbers
-        return {numbers[row.rank]: row.breakdown_us for row in self.replay_of(Plan()).rank_times}
+        return {numbers[row.rank]: row.breakdown_us for row in recorded_replay(lowered).rank_times}
 
-    def held_out(self, step: int) -> Comparison:
+    def compared(self, step: int | None) -> Comparison:
+        return self._own_durations() if step is None else self._held_out(step)
+
+    def _held_out(self, step: int) -> Comparison:
+        """A step, predicted from all others."""
         started = time.perf_counter()
         recorded = self.recorded_steps
         measured_us = dict(recorded.measured.iterations_us)
@@ -261,22 +242,23 @@ class ProfiledJob(Job):
             measured_us=step_us,
             prediction=lowered.prediction(times),
             error_pct=(times.iteration_us / step_us - 1) * 100,
-            ops=self.op_count(Plan()),
+            ops=self.lower(Scenario()).replayable.op_count,
             seconds=time.perf_counter() - started,
             baseline_us=baseline_us,
             baseline_error_pct=(baseline_us / step_us - 1) * 100,
         )
 
-    def own_durations(self) -> Comparison:
+    def _own_durations(self) -> Comparison:
+        """Each step, replayed with its own durations."""
         pairs = self.recorded_steps.own_durations()
         steps = tuple(
             ReplayedStep(step=step, measured_us=true, replayed_us=replayed, error_pct=(replayed / true - 1) * 100)
             for step, (true, replayed) in pairs.items()
         )
         started = time.perf_counter()
-        lowered = self.lower(self.scenario)
+        lowered = self.lower(Scenario())
         return Comparison(
-            measured_us=self.measured_iteration_us,
+            measured_us=self.measurement(Scenario()).median_us,
             prediction=lowered.prediction(lowered.replayable.iterations()),
             error_pct=float(np.mean([abs(row.error_pct) for row in steps])),
             ops=lowered.replayable.op_count,
@@ -284,13 +266,13 @@ class ProfiledJob(Job):
             steps=steps,
         )
 
-    def diagnose(self) -> Diagnosis:
-        return self._profile_diagnosis()
+    def diagnose(self, here: JobInScenario) -> Diagnosis:
+        return self._profile_diagnosis(here)
 
-    def _profile_diagnosis(self) -> ProfileDiagnosis:
-        return diagnosis(self, self.replay_of(Plan()), is_profiled=self.scenario.measured_us is None)
+    def _profile_diagnosis(self, here: JobInScenario) -> ProfileDiagnosis:
+        return diagnosis(here, recorded_replay(here.lowered(Plan())), is_profiled=here.scenario.measured_us is None)
 
-    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+    def tensor_groups(self, here: JobInScenario, step: int | None, best: Plan | None) -> TensorGroups | None:
         recorded = () if step is None else recorded_groups(self.trace, step)
         return TensorGroups(groups={"as recorded": recorded}) if any(group.count > 1 for group in recorded) else None
 

@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, Table, critical_ops, critical_table, gain_table
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import percent_text, time_text
 from dpro_search.replay.path.segments import path_totals
@@ -21,6 +22,8 @@ from dpro_search.replay.server_replay import breakdown_us
 from dpro_search.replay.timeline import Timeline
 from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import ReplayGraph
+from dpro_search.space.servers.placement import on_workers
+from dpro_search.space.servers.store_job import StoreJob
 
 _WORTH_PCT = 1.0  # of an iteration; smaller gains are not reported
 _PLACEMENTS = {
@@ -72,6 +75,7 @@ class KindFacts(NamedTuple):
 
 def diagnosis_of_servers(
     job: ParameterServerJob[Any],
+    here: JobInScenario,
     diagnosis_type: type[ServerDiagnosis],
     kind_facts: Callable[[Timeline, Sequence[PredictedGain]], KindFacts],
     iterations: int | None = None,
@@ -86,14 +90,16 @@ def diagnosis_of_servers(
         Number of iterations of each replay; None: until it settles.
     """
     replayed = partial(replay, iterations=iterations)
-    recorded = job.replay_of(job.scenario)
+    recorded = job.replay_of(here.scenario)
     graph, folded = recorded.graph, recorded.folded_ranks
     timeline = replayed(graph)
     changes = [change for change in questions(graph, replay=replayed) if not folded.intersection(_ranks_of(change, graph))]
     plan_gains = [
-        _gain(text, timeline.iteration_us, replayed(job.replay_of(dataclasses.replace(job.scenario, plan=plan)).graph).iteration_us)
-        for text, plan in job.questions.items()
-        if job.space.refusal(plan) is None
+        _gain(
+            text, timeline.iteration_us, replayed(job.replay_of(dataclasses.replace(here.scenario, plan=plan)).graph).iteration_us
+        )
+        for text, plan in job.questions(here.scenario).items()
+        if here.space.refusal(plan) is None
     ]
     graph_gains = (
         _gain(gain.change.text, timeline.iteration_us, gain.iteration_us) for gain in gains(graph, changes, replay=replayed)
@@ -142,11 +148,11 @@ def _ranks_of(change: Change, graph: ReplayGraph) -> tuple[int, ...]:
     return () if rank is None else (rank,)
 
 
-def other_placement(job: ParameterServerJob[Any]) -> dict[str, Plan]:
+def other_placement(job: StoreJob) -> dict[str, Plan]:
     """The plan that puts servers on other hosts, by how it is written; empty where links have no limit."""
-    if job.unplanned_job.bytes_per_us is None:
+    if job.bytes_per_us is None:
         return {}
-    other = not job.space.job.values["servers_on_workers"]
+    other = not on_workers(len(job.workers), job.server_host)
     return {f"servers_on_workers={int(other)}": Plan(servers_on_workers=other)}
 
 

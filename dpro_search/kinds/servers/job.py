@@ -9,13 +9,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Generic, Literal, Self
+from typing import Any, ClassVar, Generic, Literal, Self
 
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
-from dpro_search.kinds._job import Job, ranks_in_turn
+from dpro_search.kinds._job import Job, JobInScenario, JobObjective, ranks_in_turn
 from dpro_search.kinds._options import PlanOptions, refuse_compute
 from dpro_search.kinds._terms import Term, link_term
 from dpro_search.machine import Calibration, calibration, machine_constants
@@ -68,7 +68,6 @@ class ParameterServerJob(Job, Generic[ServerJob]):
         self.tensors = tuple(tensors)
         self._recorded_cluster = ClusterSpec(cores=job.worker_core, rate_bps=rate_bps, ranks_per_host=job.workers_per_host)
         self._allow_lossy = allow_lossy
-        self.space = self._plans_of(job, allow_lossy=allow_lossy)
         self._possible_plans = self._plans_of(job, allow_lossy=True)
 
     @classmethod
@@ -121,7 +120,7 @@ class ParameterServerJob(Job, Generic[ServerJob]):
     def replay_of(self, scenario: Scenario) -> ServerReplay[ServerJob]:
         """The replay of workers and servers in a scenario; raises what `lower` raises."""
         self._possible_plans.check(scenario.plan)
-        job = self._on(scenario.cluster.target(self._recorded_cluster))
+        job = self.unplanned_job(scenario)
         processes = len(job.worker_core) + len(job.server_core)
         changes = tuple(graph_change(scale, processes) for scale in scenario.scales)
         single_ranks = {scale.rank for scale in scenario.scales if scale.rank is not None}
@@ -150,13 +149,12 @@ class ParameterServerJob(Job, Generic[ServerJob]):
             job = replace(job, bytes_per_us=self._goodput(cluster.rate_bps))
         return job.with_workers(cluster.ranks, cluster.ranks_per_host)
 
-    @property
-    def unplanned_job(self) -> ServerJob:
-        """Workers and servers in `scenario`, before any plan."""
-        return self._on(self.scenario.cluster.target(self._recorded_cluster))
+    def unplanned_job(self, scenario: Scenario) -> ServerJob:
+        """Workers and servers in a scenario, before any plan."""
+        return self._on(scenario.cluster.target(self._recorded_cluster))
 
     def plans(self, scenario: Scenario) -> PlanSpace:
-        job = self._on(scenario.cluster.target(self._recorded_cluster))
+        job = self.unplanned_job(scenario)
         allowed = PlanOptions(allow_lossy=self._allow_lossy).allowing(scenario.plan)
         return self._plans_of(job, allow_lossy=allowed.allow_lossy)
 
@@ -183,27 +181,27 @@ class ParameterServerJob(Job, Generic[ServerJob]):
         kept = f"{servers} server{'s' if servers > 1 else ''} as recorded, and messages cost a process the core time that they did"
         return (*change.left_out, *ranks_in_turn(cluster.ranks, self._recorded_cluster.ranks), kept)
 
-    @property
-    def hosts(self) -> tuple[str, ...]:
+    def hosts(self, scenario: Scenario) -> tuple[str, ...]:
         """Name of the host of each worker, then of each server: as recorded, or numbered on another cluster."""
-        names, numbers = self.trace.meta.hosts, self.unplanned_job.host.tolist()
-        if len(names) == len(numbers) and not self.scenario.cluster.on_gpus:
+        names, numbers = self.trace.meta.hosts, self.unplanned_job(scenario).host.tolist()
+        if len(names) == len(numbers) and not scenario.cluster.on_gpus:
             return tuple(names)
         return tuple(f"host {number}" for number in numbers)
 
-    def terms(self) -> tuple[Term, ...]:
-        costs: list[Term] = [Term(name=name, value=value, meaning=meaning) for name, value, meaning in self._cost_rows()]
-        return (link_term(self.unplanned_job.bytes_per_us), *costs)
+    def terms(self, scenario: Scenario) -> tuple[Term, ...]:
+        job = self.unplanned_job(scenario)
+        costs: list[Term] = [Term(name=name, value=value, meaning=meaning) for name, value, meaning in self._cost_rows(job)]
+        return (link_term(job.bytes_per_us), *costs)
 
     @abstractmethod
-    def _cost_rows(self) -> tuple[tuple[str, str, str], ...]:
-        """Name, value and meaning of each cost of the job."""
+    def _cost_rows(self, job: ServerJob) -> tuple[tuple[str, str, str], ...]:
+        """Name, value and meaning of each cost of workers and servers."""
 
-    def tensor_groups(self, step: int | None, best: Plan | None) -> TensorGroups | None:
+    def tensor_groups(self, here: JobInScenario, step: int | None, best: Plan | None) -> TensorGroups | None:
         """Messages by the server that they go to, as recorded and under the best plan."""
         groups: dict[str, tuple[Group, ...]] = {}
         for setting, plan in ({"as recorded": Plan()} | ({} if best is None else {describe(best): best})).items():
-            job = self._under(plan, self.unplanned_job)
+            job = self._under(plan, self.unplanned_job(here.scenario))
             of_server: dict[int, list[Group]] = {server: [] for server in range(len(job.server_core))}
             for server, tensor, size_bytes in self._messages(job):
                 of_server[server].append(Group(tensors=(self.tensors[tensor].name,), size_bytes=round(size_bytes)))
@@ -214,9 +212,16 @@ class ParameterServerJob(Job, Generic[ServerJob]):
     def _messages(self, job: ServerJob) -> Iterable[tuple[int, int, float]]:
         """Server, tensor and bytes of each message that a worker sends."""
 
+    def objective(self, here: JobInScenario) -> ServerObjective:
+        return ServerObjective(here, self)
+
+
+class ServerObjective(JobObjective[ParameterServerJob[Any]]):
+    """A job with parameter servers, as a search asks it."""
+
     def reevaluated(self, plan: Plan) -> Prediction:
         """The prediction of a plan over costs drawn anew: their mean, with an interval that includes their spread."""
-        return self.lowered(plan).reported(detailed=False)
+        return self.here.lowered(plan).reported(detailed=False)
 
 
 def recorded_servers(trace: Trace) -> Servers:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dpro_search.deploy.parts.part import JobFacts
 from dpro_search.deploy.parts.synchronisation import MXNET_SYNCHRONISATION, SYNCHRONISATION
 from dpro_search.errors import InputError
-from dpro_search.kinds._job import Job
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._kind import DescribedKind
 from dpro_search.kinds.synchronised.recording import ShortRuns, recorded_runs
 
@@ -39,7 +39,9 @@ class SynchronisedKind(DescribedKind[ShortRuns]):
     def facts(self, source: ShortRuns) -> JobFacts:
         return JobFacts(framework=source.framework, ranks=source.workers)
 
-    def real_job(self, job: Job, source: ShortRuns, run: Path, command: Sequence[str], *, paced: bool = False) -> RecordedJob:
+    def real_job(
+        self, here: JobInScenario, source: ShortRuns, run: Path, command: Sequence[str], *, paced: bool = False
+    ) -> RecordedJob:
         if paced:
             raise InputError("--paced: only of parallel jobs; workers are paced by their script, with synchronise(..., pace=...)")
         from dpro_search.kinds.synchronised.real_runs import trained_job

@@ -9,14 +9,14 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from dpro_search.collect.trace import Floats, TensorInfo
+from dpro_search.collect.trace import TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._answers import ConvergenceFacts, TrainingFacts, fields_of
 from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, Table, critical_ops, critical_table, gain_table, sorted_gains
-from dpro_search.kinds._job import Job, ranks_in_turn
+from dpro_search.kinds._job import Job, JobInScenario, JobObjective, Measurement, ranks_in_turn
 from dpro_search.kinds._options import PlanOptions
-from dpro_search.kinds.synchronised.recording import RecordedRun, ShortRuns
+from dpro_search.kinds.synchronised.recording import ShortRuns
 from dpro_search.kinds.synchronised.training import Trainings, WhichScheme
 from dpro_search.kinds.synchronised.training_replay import TrainingReplay, WorkerFacts
 from dpro_search.quantities import time_text
@@ -43,8 +43,7 @@ class SynchronisedJob(Job):
     title = "a job of workers of unequal speed"
     askable = ("synchronisation",)
     settings = ("ranks", "speeds", "delay", "target_loss", "compute", "communication")
-    can_begin_with = True
-    varies = False
+    abilities = ("begins_with",)
 
     @classmethod
     def of(cls, source: ShortRuns, options: PlanOptions) -> Self:
@@ -60,7 +59,7 @@ class SynchronisedJob(Job):
         self.tensors = (whole,)  # a commit holds all
         self._fitted: dict[float, Trainings] = {}  # by target loss
         self._simulated: dict[tuple[Scenario, Scheme], TimeToLoss] = {}  # by the scenario without its plan
-        self.space = self.plans(Scenario())
+        self._spaces: dict[Scenario, PlanSpace] = {}  # by the scenario without its plan
 
     @property
     def origin(self) -> str:
@@ -69,8 +68,17 @@ class SynchronisedJob(Job):
     # A scenario: workers, links, target and scheme.
 
     def plans(self, scenario: Scenario) -> PlanSpace:
+        unplanned = replace(scenario, plan=Plan())
+        if unplanned not in self._spaces:
+            if scenario.begins_with is not None:
+                self.plans(replace(unplanned, begins_with=None)).check(scenario.begins_with)
+            self._spaces[unplanned] = self._space(unplanned)
+        return self._spaces[unplanned]
+
+    def _space(self, scenario: Scenario) -> PlanSpace:
+        """The schemes that the workers of a scenario can follow."""
         trainings = self._trainings(scenario)
-        facts = JobFacts(name=self.title, tensors=self.tensors, values={"synchronisation": str(self._today(scenario))})
+        facts = JobFacts(name=self.title, tensors=self.tensors, values={"synchronisation": str(self.today(scenario))})
         which = WhichScheme(
             facts,
             workers=trainings.workers,
@@ -83,11 +91,9 @@ class SynchronisedJob(Job):
     def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
         self.check_changes(scenario, steps)
         plan, unplanned = scenario.plan, replace(scenario, plan=Plan())
-        if scenario.begins_with is not None and unplanned != self.scenario:
-            self.plans(replace(unplanned, begins_with=None)).check(scenario.begins_with)
-        (self.space if unplanned == self.scenario else self.plans(unplanned)).check(plan)
+        self.plans(unplanned).check(plan)
         trainings = self._trainings(unplanned)
-        scheme = self._today(scenario) if plan.synchronisation is None else parse_scheme(plan.synchronisation)
+        scheme = self.today(scenario) if plan.synchronisation is None else parse_scheme(plan.synchronisation)
         if (unplanned, scheme) not in self._simulated:
             self._simulated[unplanned, scheme] = trainings.predicted(scheme)
         replayable = TrainingReplay(training=self._simulated[unplanned, scheme], paces=trainings.paces(scheme))
@@ -101,7 +107,7 @@ class SynchronisedJob(Job):
             infeasible=never if replayable.training.time_s is None else None,
         )
 
-    def _today(self, scenario: Scenario) -> Scheme:
+    def today(self, scenario: Scenario) -> Scheme:
         """The scheme without a plan."""
         begins_with = scenario.begins_with
         if begins_with is None or begins_with.synchronisation is None:
@@ -148,61 +154,73 @@ class SynchronisedJob(Job):
             known, other = other, known
         return (*in_turn, f"{other} takes as long as {known}, of which a run was recorded")
 
-    @property
-    def today(self) -> Scheme:
-        """The scheme without a plan in `scenario`."""
-        return self._today(self.scenario)
-
-    @property
-    def target_loss(self) -> float:
-        """The target loss in `scenario`."""
-        return self._source.target_loss if self.scenario.target_loss is None else self.scenario.target_loss
+    def target_loss(self, scenario: Scenario) -> float:
+        """The target loss in a scenario."""
+        return self._source.target_loss if scenario.target_loss is None else scenario.target_loss
 
     # One training.
 
-    @property
-    def _measured(self) -> tuple[RecordedRun, ...]:
-        """Recorded runs of the job as it is, that reached its target."""
-        if self.scenario != Scenario():
-            return ()
-        first = self._source.runs[0]
+    def measurement(self, scenario: Scenario) -> Measurement:
+        """The recorded runs of the job as it is that reached its target."""
+        if scenario != Scenario():
+            return Measurement()
+        first, target_loss = self._source.runs[0], self._source.target_loss
         alike = (run for run in self._source.runs if run.scheme == first.scheme and run.workers == first.workers)
-        return tuple(run for run in alike if run.curve[1].min() <= self.target_loss)
+        reached = [run.curve for run in alike if run.curve[1].min() <= target_loss]
+        measured_us = np.array([1e6 * time_s[np.argmax(loss <= target_loss)] for time_s, loss in reached])
+        if not len(measured_us):
+            return Measurement()
+        return Measurement(median_us=float(np.median(measured_us)), mean_us=float(measured_us.mean()), iterations_us=measured_us)
 
-    @property
-    def measured_iteration_us(self) -> float | None:
-        measured_us = self.measured_iterations_us()
-        return float(np.median(measured_us)) if len(measured_us) else None
-
-    def measured_iterations_us(self) -> Floats:
-        return np.array([1e6 * run.curve[0][np.argmax(run.curve[1] <= self.target_loss)] for run in self._measured])
-
-    def replay_of(self, plan: Plan) -> TrainingReplay:
-        """The training under a plan in `scenario`."""
-        replayable = self.lower(replace(self.scenario, plan=plan)).replayable
-        assert isinstance(replayable, TrainingReplay)
-        return replayable
-
-    def plan_facts(self, plan: Plan) -> TrainingFacts:
-        training, convergence = self.replay_of(plan).training, self._trainings(self.scenario).convergence
+    def plan_facts(self, here: JobInScenario, plan: Plan) -> TrainingFacts:
+        training, convergence = training_replay(here.lowered(plan)).training, self._trainings(here.scenario).convergence
+        target_loss = self.target_loss(here.scenario)
         return TrainingFacts(
             synchronisation=str(training.scheme),
-            target_loss=self.target_loss,
+            target_loss=target_loss,
             time_to_loss_s=training.time_s,
             training_steps=training.steps,
             commits=training.commits,
             sent_bytes=2 * 4 * self._source.runs[0].elements * training.commits,
             waiting_share=training.waiting_share,
             convergence=ConvergenceFacts(drift=convergence.drift, staleness=convergence.staleness, runs=convergence.runs),
-            notes=(f"An iteration is a training to a loss of {self.target_loss:g} by {training.scheme}.",),
+            notes=(f"An iteration is a training to a loss of {target_loss:g} by {training.scheme}.",),
         )
 
+    def objective(self, here: JobInScenario) -> SchemeObjective:
+        return SchemeObjective(here, self)
+
+    def diagnose(self, here: JobInScenario) -> Diagnosis:
+        plan, trainings = Plan(), self._trainings(here.scenario)
+        prediction, replayed = here.replayed(plan), training_replay(here.lowered(plan))
+        timeline, workers = replayed.timeline(), replayed.workers()
+        gains = _gains_of(self, here.scenario, prediction.iteration_us, trainings.step_s)
+        return TrainingDiagnosis(
+            iteration_us=prediction.iteration_us,
+            measured_iteration_us=here.measurement.median_us,
+            breakdown_us=prediction.breakdown_us,
+            critical_path=path_totals(timeline),
+            critical_ops=critical_ops(timeline),
+            ranks=workers,
+            gains=gains,
+            findings=_findings(replayed.training, trainings, workers, gains),
+            warnings=tuple(self._source.warnings),
+            **fields_of(self.plan_facts(here, plan)),
+        )
+
+
+class SchemeObjective(JobObjective[SynchronisedJob]):
+    """A job of workers of unequal speed, as a search asks it."""
+
     def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
-        words = [f"An iteration is a training to a loss of {self.target_loss:g}."]
-        for number, plan in enumerate(plans[:_REASONS], 1):
-            training = self.replay_of(plan).training
-            words.append(f"Plan {number}: {_work(training)}.")
-        return (*words, f"Today: {_work(self.replay_of(Plan()).training)}.")
+        words = [f"An iteration is a training to a loss of {self.job.target_loss(self.here.scenario):g}."]
+        words += [f"Plan {number}: {self._work(plan)}." for number, plan in enumerate(plans[:_REASONS], 1)]
+        return (*words, f"Today: {self._work(Plan())}.")
+
+    def _work(self, plan: Plan) -> str:
+        training = training_replay(self.here.lowered(plan)).training
+        waiting = f"waiting {training.waiting_share:.0%} of the time"
+        return f"{training.scheme}, {training.steps} steps and {training.commits} commits, {waiting}"
 
     def ranked(self, settled: Callable[[Hashable, float], bool]) -> Iterator[BoundedPlan]:
         """All plans: they are few, and no bound is known without a simulation."""
@@ -214,28 +232,11 @@ class SynchronisedJob(Job):
             if plan != Plan():
                 yield BoundedPlan(plan, 0.0)
 
-    def diagnose(self) -> Diagnosis:
-        plan, trainings = Plan(), self._trainings(self.scenario)
-        prediction, replayed = self.replayed(plan), self.replay_of(plan)
-        timeline, workers = replayed.timeline(), replayed.workers()
-        gains = _gains_of(self, prediction.iteration_us, trainings.step_s)
-        return TrainingDiagnosis(
-            iteration_us=prediction.iteration_us,
-            measured_iteration_us=self.measured_iteration_us,
-            breakdown_us=prediction.breakdown_us,
-            critical_path=path_totals(timeline),
-            critical_ops=critical_ops(timeline),
-            ranks=workers,
-            gains=gains,
-            findings=_findings(replayed.training, trainings, workers, gains),
-            warnings=tuple(self._source.warnings),
-            **fields_of(self.plan_facts(plan)),
-        )
 
-
-def _work(training: TimeToLoss) -> str:
-    waiting = f"waiting {training.waiting_share:.0%} of the time"
-    return f"{training.scheme}, {training.steps} steps and {training.commits} commits, {waiting}"
+def training_replay(lowered: Lowered) -> TrainingReplay:
+    """The training of a job that `SynchronisedJob.lower` made."""
+    assert isinstance(lowered.replayable, TrainingReplay)
+    return lowered.replayable
 
 
 def _with_workers(trainings: Trainings, change: ClusterChange) -> Trainings:
@@ -256,7 +257,7 @@ def _with_workers(trainings: Trainings, change: ClusterChange) -> Trainings:
     return trainings
 
 
-def _gains_of(job: Job, base_us: float, step_s: Sequence[float]) -> tuple[PredictedGain, ...]:
+def _gains_of(job: Job, scenario: Scenario, base_us: float, step_s: Sequence[float]) -> tuple[PredictedGain, ...]:
     """Gains of some changes: other schemes, faster links, a slow worker as fast as the median one."""
     median_s, slowest = float(np.median(step_s)), int(np.argmax(step_s))
     questions = ["communication=0", *(f"synchronisation={scheme}" for scheme in _TRIED)]
@@ -265,7 +266,7 @@ def _gains_of(job: Job, base_us: float, step_s: Sequence[float]) -> tuple[Predic
     shorter_us = {}
     for text in questions:
         try:
-            lowered = job.lower(job.scenario.changed([text], known=(*job.askable, *job.settings), job=job.title))
+            lowered = job.lower(job.scenario([text], scenario))
         except InputError:
             continue
         iteration_us = lowered.replayable.iterations().iteration_us

@@ -24,6 +24,7 @@ from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.deploy.targets import targets_for
 from dpro_search.deploy.trained_run import TrainedRun
 from dpro_search.errors import InputError, JobError
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds.synchronised.job import SynchronisedJob
@@ -144,9 +145,10 @@ def trained_job(source: ShortRuns, facts: JobFacts, targets: tuple[Target, ...],
     """The job of some recorded runs as a search's run folder has it, with `command` for each worker; `InputError` without one."""
     if not command:
         raise InputError("the recording has no command of the job: write it after '--', like '-- python train.py'")
-    searched = searched_job(SynchronisedJob.of(source, PlanOptions()), read_run(run))
-    assert isinstance(searched, SynchronisedJob)
-    spec = JobSpec(command=tuple(command), ranks=source.workers, env=_environment(searched.today))
+    job = SynchronisedJob.of(source, PlanOptions())
+    scenario = searched_job(JobInScenario(job), read_run(run)).scenario
+    today = job.today(scenario)
+    spec = JobSpec(command=tuple(command), ranks=source.workers, env=_environment(today))
     needed, environment = _NEEDS[source.framework]
     require_framework(spec.interpreter, needed, environment)
     return TrainedJob(
@@ -155,8 +157,8 @@ def trained_job(source: ShortRuns, facts: JobFacts, targets: tuple[Target, ...],
         facts=facts,
         rate_bps=None,
         shaped=False,
-        today=searched.today,
-        target_loss=searched.target_loss,
+        today=today,
+        target_loss=job.target_loss(scenario),
         longest_s=max(each.end_s for each in source.runs),
         records=run / "trained.jsonl",
     )

@@ -17,7 +17,7 @@ from dpro_search.collect.launchers.torch import PYTORCH_FSDP
 from dpro_search.deploy.jobs import Paced, RecordedJob
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.errors import InputError, MissingCapabilityError
-from dpro_search.parallel.job import ParallelJob
+from dpro_search.parallel.prepared import PreparedJob
 from dpro_search.parallel.timed.recording import paced_times
 from dpro_search.parallel.timed.split import paced_split
 from dpro_search.space.cluster import spec_on
@@ -30,7 +30,7 @@ _SECONDS = 120.0  # that importing PyTorch may take
 
 
 def real_job(
-    job: ParallelJob, facts: JobFacts, targets: Sequence[Target], command: Sequence[str], *, paced: bool = False
+    job: PreparedJob, facts: JobFacts, targets: Sequence[Target], command: Sequence[str], *, paced: bool = False
 ) -> RecordedJob:
     """The job, to be started by a command that follows exported plans.
 
@@ -62,7 +62,7 @@ def real_job(
     return replace(startable_job, spec=replace(startable_job.spec, cores=()), paced=paced_ranks)
 
 
-def startable(job: ParallelJob, facts: JobFacts, targets: Sequence[Target], command: Sequence[str]) -> RecordedJob:
+def startable(job: PreparedJob, facts: JobFacts, targets: Sequence[Target], command: Sequence[str]) -> RecordedJob:
     """The job with hosts and links like those of its cluster, however many ranks these have; errors are those of `real_job`."""
     if not command:
         raise InputError("the job was described, so that its command is not known: write it after '--', like '-- python train.py'")

@@ -29,12 +29,13 @@ from dpro_search.deploy.jobs import RecordedJob, with_exported, with_observer
 from dpro_search.errors import InputError, JobError
 from dpro_search.measure.campaign import Campaign, Progress
 from dpro_search.parallel.file.description import ParallelDescription
-from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.model import blocks_of
+from dpro_search.parallel.prepared import PreparedJob
 from dpro_search.parallel.settings import resolved, settings_of
 from dpro_search.parallel.strategy import ParallelSettings, Recompute, Strategy
 from dpro_search.runtime import WORKERS
 from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
 
 _STEPS = 11  # that are needed: those of runtime/timed/dpro_search_timed.py, and the begin of one more
 _MICRO_BATCHES = 3  # of a timed step: the first, a usual one, and the last one
@@ -46,7 +47,7 @@ _MESSAGES = {"send_recv": 2}  # that one call is
 
 
 def record_times(
-    job: ParallelJob,
+    job: PreparedJob,
     real: RecordedJob,
     plans: Sequence[Plan],
     out: Path,
@@ -78,12 +79,12 @@ def record_times(
     return campaign.times
 
 
-class _JobTimes(Campaign["ParallelJob | int", Progress]):
+class _JobTimes(Campaign["PreparedJob | int", Progress]):
     """Blocks as plans cut them, each timed as the job of one rank, then the exchanges of a number of ranks."""
 
     def __init__(
         self,
-        job: ParallelJob,
+        job: PreparedJob,
         real: RecordedJob,
         plans: Sequence[Plan],
         out: Path,
@@ -98,7 +99,7 @@ class _JobTimes(Campaign["ParallelJob | int", Progress]):
         facts = {"machine": platform.node(), "precision": job.description.precision, "cores": self._cores}
         self.times = msgspec.structs.replace(times, **facts)
 
-    def missing(self) -> Iterator[ParallelJob | int]:
+    def missing(self) -> Iterator[PreparedJob | int]:
         for plan in self._plans:
             alone = alone_job(self._job.description, self._job.workload(plan).strategy, on_gpu=self._on_gpu)
             steps = [step.settings for step in self.times.steps]
@@ -109,7 +110,7 @@ class _JobTimes(Campaign["ParallelJob | int", Progress]):
         if self._exchanges and world > 1 and not known:
             yield world
 
-    def measure(self, item: ParallelJob | int) -> None:
+    def measure(self, item: PreparedJob | int) -> None:
         if isinstance(item, int):
             self.announce(f"exchanges of {item} ranks")
             rows = timed_exchanges(self._real.spec, rate_bps=self._real.rate_bps, shaped=self._real.shaped)
@@ -119,7 +120,7 @@ class _JobTimes(Campaign["ParallelJob | int", Progress]):
             self._add(item, _timed(item, self._real, self._cores))
         self.times.save(self._out)
 
-    def _add(self, alone: ParallelJob, content: list[dict[str, Any]]) -> None:
+    def _add(self, alone: PreparedJob, content: list[dict[str, Any]]) -> None:
         """Add the records of the processes that ran the blocks of a job."""
         times, strategy, new = self.times, alone.description.strategy, not self._has_blocks_of(alone)
         rows = tuple(_blocks(alone.description, content))
@@ -136,11 +137,11 @@ class _JobTimes(Campaign["ParallelJob | int", Progress]):
         of_core = {name: max(float(np.median([run[name] for run in content])), 0.0) for name in _OF_A_CORE}
         self.times = msgspec.structs.replace(times, **of_core)
 
-    def _has_blocks_of(self, alone: ParallelJob) -> bool:
+    def _has_blocks_of(self, alone: PreparedJob) -> bool:
         return _key_of_job(alone) in map(_key, self.times.blocks)
 
 
-def paced_times(job: ParallelJob, plan: Plan) -> bytes:
+def paced_times(job: PreparedJob, plan: Plan) -> bytes:
     """Input of paced ranks (`runtime/timed/dpro_search_paced.py`): predicted times of a rank's own work."""
     times = job.workload(plan).times
     assert times is not None, "paced jobs have recorded times"
@@ -153,7 +154,7 @@ def paced_times(job: ParallelJob, plan: Plan) -> bytes:
     return json.dumps({"embedding": embedding, "layers": layers, "head": head, "update_us": times.update}).encode()
 
 
-def alone_job(description: ParallelDescription, strategy: Strategy, *, on_gpu: bool) -> ParallelJob:
+def alone_job(description: ParallelDescription, strategy: Strategy, *, on_gpu: bool) -> PreparedJob:
     """The job under the strategy without a pipeline, with few micro-batches; on cores as plain as its work allows."""
     if on_gpu:
         runs = msgspec.structs.replace(settings_of(strategy), pp=1, virtual_stages=1, stage_layers=(), schedule="1f1b")
@@ -167,10 +168,11 @@ def alone_job(description: ParallelDescription, strategy: Strategy, *, on_gpu: b
         )
     count = min(strategy.micro_batches, _MICRO_BATCHES)
     fixed = replace(description.fixed, devices=strategy.tp * strategy.dp, global_batch=strategy.dp * strategy.micro_batch * count)
-    return ParallelJob(replace(description, fixed=fixed, runs=runs, strategy=resolved(runs, fixed), chosen=False))
+    alone = replace(description, fixed=fixed, runs=runs, strategy=resolved(runs, fixed), chosen=False)
+    return PreparedJob(alone, Scenario())
 
 
-def _timed(alone: ParallelJob, real: RecordedJob, cores: int) -> list[dict[str, Any]]:
+def _timed(alone: PreparedJob, real: RecordedJob, cores: int) -> list[dict[str, Any]]:
     """The records that each process wrote."""
     devices = alone.description.fixed.devices
     require_framework(real.spec.interpreter, ("torch",), "torch")
@@ -246,7 +248,7 @@ def _updates(content: Sequence[dict[str, Any]]) -> Iterator[UpdateTime]:
     yield UpdateTime(elements=float(content[0]["elements"]), us=float(np.mean(np.sort(us)[: max(len(us) - 1, 1)])))
 
 
-def _without_recomputation(row: BlockTime, alone: ParallelJob) -> BlockTime:
+def _without_recomputation(row: BlockTime, alone: PreparedJob) -> BlockTime:
     """A block whose backward pass was timed with another forward pass in it, of some layers or all."""
     if not row.block.startswith("layer"):
         return row
@@ -269,7 +271,7 @@ def _step(strategy: Strategy, content: Sequence[dict[str, Any]], rows: tuple[Blo
     )
 
 
-def beside_passes(alone: ParallelJob, step: TimedStep, elements: float) -> UpdateTime:
+def beside_passes(alone: PreparedJob, step: TimedStep, elements: float) -> UpdateTime:
     """Time of a GPU's step in addition to the passes of usual micro-batches.
 
     The update; what the first micro-batch has to gather and to cast, and what the last one hands over to be exchanged.
@@ -297,7 +299,7 @@ def _key(row: BlockTime) -> tuple[Any, ...]:
     return row.tp, row.sequence_parallel, row.micro_batch, row.sequence, row.sharded
 
 
-def _key_of_job(alone: ParallelJob) -> tuple[Any, ...]:
+def _key_of_job(alone: PreparedJob) -> tuple[Any, ...]:
     strategy, sequence = alone.description.strategy, alone.description.fixed.sequence
     return strategy.tp, strategy.sequence_parallel, strategy.micro_batch, sequence, strategy.zero_stage == 3
 

@@ -241,6 +241,8 @@ class PlanSpace:
         Plans that are worth a look before all others.
     questions
         Plans whose gains `diagnose` shows, which follow them.
+    why_empty
+        Why there are no plans, in a sentence, where the kind of job knows that; else empty.
     choices
         The outer knobs of all transformations.
     """
@@ -251,8 +253,10 @@ class PlanSpace:
         transformations: Sequence[Transformation],
         defaults: Sequence[Plan] = (),
         questions: Sequence[Plan] = (),
+        *,
+        why_empty: str = "",
     ) -> None:
-        self.job = job
+        self.job, self.why_empty = job, why_empty
         self.transformations = tuple(transformations)
         self.defaults, self.questions = tuple(defaults), tuple(questions)
         self.fields = tuple(name for transformation in self.transformations for name in transformation.fields)

@@ -37,7 +37,7 @@ def test_a_step_takes_what_its_kernels_take(job):
 
 
 def test_shorter_kernels_make_it_shorter(job):
-    faster = under(job, "kernels.gemm=0.5").predict(Plan()).iteration_us
+    faster = under(job.job, "kernels.gemm=0.5").predict(Plan()).iteration_us
     assert faster == pytest.approx(0.5 * KERNELS * KERNEL_US)
 
 

@@ -11,7 +11,6 @@ from dpro_search.collect.readers.importers import import_trace
 from dpro_search.graph.measured import recording_doubt, replay_error
 from dpro_search.kinds import job_of
 from dpro_search.space.plan import Plan
-from dpro_search.space.scenario import Scenario
 from tests.cli.facts import replayed, replayed_job
 from tests.collect.kineto_files import COLLECTIVES, START, Profile, distributed
 from tests.every_case import every_case
@@ -156,7 +155,7 @@ class TestOwnReplayIsOff:
 
     def test_a_job_elsewhere_keeps_the_error_of_the_recorded_one(self, tmp_path):
         job = self.job(tmp_path, factor=1.5)
-        moved, _ = job.under(Scenario().changed(["compute=0.5"], known=job.settings, job=job.title))
+        moved, _ = job.under(job.job.scenario(["compute=0.5"]))
         assert moved.replay_error == job.replay_error == pytest.approx(1 / 1.5 - 1, abs=0.01)
         _, high = moved.predict(Plan()).interval_us
         assert high >= 1.5 * moved.predict(Plan()).iteration_us * 0.999

@@ -16,7 +16,7 @@ from importer_kit import shared_trace
 from dpro_search.cluster import parse_cluster
 from dpro_search.costmodel.roofline import kernel_ratio
 from dpro_search.errors import InputError
-from dpro_search.kinds import Job, PlanOptions
+from dpro_search.kinds import JobInScenario, PlanOptions
 from dpro_search.kinds.imported.job import Imported
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import Scenario
@@ -38,9 +38,8 @@ def dlrm() -> Imported:
     return Imported.of(shared_trace("kineto_dlrm_8ranks"), PlanOptions())
 
 
-def under(job: Imported, *changes: str, cluster: str | None = None) -> Job:
-    known = (*job.askable, *job.settings)
-    return job.under(Scenario().on(cluster).changed(changes, known=known, job=job.title))[0]
+def under(job: Imported, *changes: str, cluster: str | None = None) -> JobInScenario:
+    return JobInScenario(job).under(job.scenario(changes, Scenario().on(cluster)))[0]
 
 
 def predicted(job: Imported, *changes: str, cluster: str | None = None) -> Prediction:
@@ -49,7 +48,7 @@ def predicted(job: Imported, *changes: str, cluster: str | None = None) -> Predi
 
 @pytest.mark.parametrize(("job", "ranks", "machine"), [(resnet, 2, "dgx-a100-40"), (dlrm, 8, "dgx-1-v100")])
 def test_the_recorded_cluster_and_ranks_change_nothing(job, ranks: int, machine: str) -> None:
-    recorded_us = job().predict(Plan()).iteration_us
+    recorded_us = predicted(job()).iteration_us
     place = f"recorded_on={machine}"
     assert predicted(job(), place, f"ranks={ranks}").iteration_us == recorded_us
     assert predicted(job(), place, f"ranks={ranks}", cluster=machine).iteration_us == recorded_us

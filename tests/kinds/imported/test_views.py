@@ -11,7 +11,7 @@ from kineto_files import AUTOGRAD, START, Profile, distributed
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of
-from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import Scenario
 from tests.cli.facts import printed, replayed
 
 RECORDED = Path(__file__).parents[2] / "data" / "kineto_modules" / "net.json.gz"
@@ -96,7 +96,8 @@ def test_a_real_rank_has_its_number_in_the_job():
 
 
 def perfetto(trace):
-    return json.loads(job_of(trace).perfetto(Plan(), recorded=True))["traceEvents"]
+    job = job_of(trace).job
+    return json.loads(job.perfetto(job.lower(Scenario()), recorded=True))["traceEvents"]
 
 
 def test_the_measured_step_is_beside_the_predicted_one_with_errors_per_op(trace):

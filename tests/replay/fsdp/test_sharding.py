@@ -5,7 +5,9 @@ from ddp_jobs import FREE
 from fsdp_graphs import two_units
 
 from dpro_search.errors import InputError
+from dpro_search.kinds import JobInScenario
 from dpro_search.kinds._measured import MeasuredStep
+from dpro_search.kinds._program import program_replay
 from dpro_search.kinds.fsdp.job import Fsdp
 from dpro_search.replay import replay
 from dpro_search.replay.path.segments import path_segments
@@ -44,9 +46,9 @@ def test_prefetching_cannot_hide_more_than_there_is_to_compute():
 def test_parameters_that_are_kept_cost_no_second_gather_and_no_copies():
     kept = Plan.of(reshard_after_forward=False)
     assert iteration_us(sharded()) - iteration_us(sharded(), kept) == pytest.approx(2 * GATHER + 4 * 5)
-    prediction = sharded().predict(kept)
+    prediction = JobInScenario(sharded()).predict(kept)
     assert (prediction.source, prediction.peak_memory_bytes) == ("extrapolated", None)
-    assert sharded().predict(Plan()).peak_memory_bytes == 10**6
+    assert JobInScenario(sharded()).predict(Plan()).peak_memory_bytes == 10**6
 
 
 def test_slower_compute_takes_longer_on_any_rank():
@@ -57,11 +59,11 @@ def test_slower_compute_takes_longer_on_any_rank():
 @pytest.mark.parametrize("plan", [Plan.of(bucket_cap_bytes=1), Plan(micro_batches=2)])
 def test_plans_of_other_kinds_of_jobs_are_refused(plan):
     with pytest.raises(InputError, match=r"a fully sharded job has no (bucket_cap_bytes|micro_batches)"):
-        sharded().predict(plan)
+        JobInScenario(sharded()).predict(plan)
 
 
 def test_an_iteration_is_a_graph_with_the_times_of_the_machine():
-    program = sharded().replay_of(Plan())
+    program = program_replay(sharded().lower(Scenario()))
     timeline, ops = program.iterations(), program.timeline()
     ops.graph.validate()
     assert replay(ops.graph).makespan_us == pytest.approx(ops.makespan_us)
@@ -70,8 +72,8 @@ def test_an_iteration_is_a_graph_with_the_times_of_the_machine():
 
 def test_findings_name_gathers_and_the_knobs():
     job = sharded(size=400.0)
-    program = job.replay_of(Plan())
-    path, gained = path_segments(program.timeline()), job.gains(job.questions)
+    program = program_replay(job.lower(Scenario()))
+    path, gained = path_segments(program.timeline()), job.gains(Scenario(), job.questions(Scenario()))
     sentences = job.findings(path, gained, program.iterations().iteration_us)
     assert f"all-gathers {4 * 201:.1f} us of it, reduce-scatter of " in sentences[0]
     assert any("reshard_after_forward=False) would gain" in sentence for sentence in sentences)

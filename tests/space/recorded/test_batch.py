@@ -21,7 +21,7 @@ def job_of_program(program: Program, tmp_path):
 
 
 def predicted(job, text: str):
-    return under(job, text).predict(Plan())
+    return under(job.job, text).predict(Plan())
 
 
 def test_on_a_busy_device_a_step_grows_with_the_batch(tmp_path):
@@ -50,7 +50,7 @@ def test_the_interval_holds_the_step_whose_kernels_do_not_grow(tmp_path):
 
 def test_what_is_assumed_is_said(tmp_path):
     job = job_of_program(DEVICE_BOUND, tmp_path)
-    assert any("with 2 times the batch" in sentence for sentence in under(job, "batch=2").assumptions)
+    assert any("with 2 times the batch" in sentence for sentence in under(job.job, "batch=2").assumptions)
     assert not any("batch" in sentence for sentence in job.assumptions)
 
 

@@ -99,7 +99,7 @@ _ranks = st.tuples(_us, _us)
 @settings(max_examples=20, deadline=None)
 @given(steps=st.lists(st.tuples(_ranks, _ranks, _ranks), min_size=2, max_size=5))
 def test_every_step_with_its_own_durations_takes_what_it_took(steps: list[tuple[Ranks, Ranks, Ranks]]) -> None:
-    for step in profiled(trace_of(steps)).own_durations().steps:
+    for step in profiled(trace_of(steps)).compared(None).steps:
         assert step.replayed_us == pytest.approx(step.measured_us, rel=1e-6, abs=1.0)
 
 

@@ -12,7 +12,7 @@ from dpro_search.collect.modules import LoweredOp, LoweredOps, ModuleInfo
 from dpro_search.costmodel.precision import BUNDLED_TABLE, BUNDLED_TORCH_TABLE, named_model
 from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph
-from dpro_search.kinds import PlanOptions, job_of
+from dpro_search.kinds import JobInScenario, PlanOptions, job_of
 from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
@@ -155,7 +155,7 @@ def test_a_price_says_how_uncertain_the_ratios_are_and_nothing_of_memory(blocks_
     measured, plan = Ddp.measured_step(blocks_trace), Plan(bfloat16_modules=("0", "1"))
     options = PlanOptions(compute=frozenset({"precision"}))
     sure, doubtful = (
-        Ddp(replace(measured, graph=named(measured.graph, ops)), options, ratios=Halves())
+        JobInScenario(Ddp(replace(measured, graph=named(measured.graph, ops)), options, ratios=Halves()))
         for ops in (lowered(1000.0), lowered(1000.0, other_us=50_000.0))
     )
     widths = [np.diff(one.predict(plan).interval_us)[0] for one in (sure, doubtful)]
@@ -186,7 +186,7 @@ def test_a_search_knows_it_only_where_it_is_asked_for_and_has_a_table_of_pytorch
     with pytest.raises(InputError, match="no memory limit can be kept with it"):
         job_of(blocks_trace, replace(PRECISION, memory_limit_bytes=10**12))
     with pytest.raises(InputError, match="precision: name a table of what bfloat16 does to PyTorch's ops"):
-        job_of(blocks_trace).lower(Scenario(plan=Plan(bfloat16_modules=("0",))))
+        job_of(blocks_trace).job.lower(Scenario(plan=Plan(bfloat16_modules=("0",))))
 
 
 def test_what_a_recording_does_not_tell_is_refused(blocks_trace):

@@ -8,7 +8,7 @@ import pytest
 
 from dpro_search.collect.modules import ModuleInfo
 from dpro_search.errors import InputError
-from dpro_search.kinds import PlanOptions, job_of
+from dpro_search.kinds import JobInScenario, PlanOptions, job_of
 from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
@@ -77,7 +77,7 @@ def test_a_block_runs_again_before_its_gradients_and_after_those_of_the_blocks_b
 def test_what_runs_again_takes_its_time(blocks_trace):
     measured = Ddp.measured_step(blocks_trace)
     graph = replace(measured.graph, again_us=measured.graph.again_us + 50_000.0)
-    slow = Ddp(replace(measured, graph=graph), RECOMPUTATION)
+    slow = JobInScenario(Ddp(replace(measured, graph=graph), RECOMPUTATION))
     took_us = [slow.predict(Plan(recomputed_modules=names)).iteration_us for names in (None, ("0",), ("0", "1"))]
     assert took_us[0] + 50_000 < took_us[1] < took_us[2] - 50_000
 
@@ -118,6 +118,6 @@ def test_what_a_recording_or_ddp_does_not_have_is_refused(blocks_trace):
     with pytest.raises(InputError, match="recomputation: the job was recorded before modules were kept"):
         job_of(old, RECOMPUTATION)
     with pytest.raises(InputError, match="recomputed_modules: the job was recorded before modules were kept"):
-        job_of(old).lower(Scenario(plan=Plan(recomputed_modules=("0",))))
+        job_of(old).job.lower(Scenario(plan=Plan(recomputed_modules=("0",))))
     with pytest.raises(InputError, match="op-fusion: a DistributedDataParallel job has plans for buckets, precision and recomput"):
         job_of(blocks_trace, PlanOptions(compute=frozenset({"op-fusion"})))

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from costmodel.fused.clusters import clusters
 
+from dpro_search.collect.tables.clusters import bundled_table_path, read_table
 from dpro_search.costmodel.collectives.counts import Points
 from dpro_search.costmodel.collectives.model_file import CommunicationModel
 from dpro_search.costmodel.fused.features import shaped_features
@@ -25,6 +25,7 @@ from dpro_search.costmodel.fused.model_file import FusionModel
 from dpro_search.errors import TraceVersionError
 
 DATA = Path(__file__).parents[1] / "data"
+EVERY = 6  # clusters of the bundled table: one of so many has its prediction in `expected.json`
 KINDS = [("fused/model.json", FusionModel, 4), ("communication/communication.json", CommunicationModel, 3)]
 
 
@@ -50,7 +51,8 @@ def expected(models: Path, name: str) -> list[float]:
 
 
 def test_a_model_of_fused_ops_predicts_what_it_did(models_v4: Path) -> None:
-    predicted_us = FusionModel.load(models_v4 / "fused").shaped.predict(shaped_features(clusters()[:20]))
+    clusters = [row.cluster for row in read_table(bundled_table_path()).measured[::EVERY]]
+    predicted_us = FusionModel.load(models_v4 / "fused").shaped.predict(shaped_features(clusters[:20]))
     np.testing.assert_allclose(predicted_us, expected(models_v4, "fused_us"), rtol=1e-4)
 
 

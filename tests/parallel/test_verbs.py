@@ -77,7 +77,7 @@ def test_run_finds_the_same_with_any_number_of_workers(job, run, tmp_path, worke
 
 
 def test_run_begins_with_a_plan(job, tmp_path):
-    result = verb("run", job, "--set", "tp=8", "--out", tmp_path / "run")
+    result = verb("run", job, "--set", "tp=8", "--trials", 5, "--out", tmp_path / "run")
     assert result["baseline_us"] == pytest.approx(verb("replay", job, "--set", "tp=8")["predicted_iteration_us"])
 
 
@@ -188,7 +188,7 @@ def test_a_plan_is_exported_to_its_framework_or_to_another(run, tmp_path):
 
 
 def test_a_plan_for_another_cluster_has_its_ranks(job, tmp_path):
-    verb("run", job, "--cluster", "4xhgx-h100", "--out", tmp_path / "run")
+    verb("run", job, "--cluster", "4xhgx-h100", "--trials", 5, "--out", tmp_path / "run")
     verb("export", tmp_path / "run", "--out", tmp_path / "out", "--target", "pytorch")
     assert '"ranks": 32' in (tmp_path / "out" / "parallel_plan.json").read_text()
 

@@ -60,7 +60,7 @@ def search(folder: Path, text: str) -> dict[str, Any]:
     """Seconds of a search, and how many of how many plans it predicted."""
     started = clock()
     found = job(folder, text)
-    result = run_search(found, trials=500, out=folder / "run", trace_digest="")
+    result = run_search(found.objective(), trials=500, out=folder / "run", trace_digest="")
     seconds = clock() - started
     shapes = sum(1 for _ in found.space.candidates.shapes())
     return {
@@ -75,9 +75,10 @@ def search(folder: Path, text: str) -> dict[str, Any]:
 def beside_all(folder: Path, text: str, step: int) -> dict[str, Any]:
     """How much slower the best plan of a search is than the best of all legal plans that fit, or of every `step`-th of them."""
     found = job(folder, text)
-    result = run_search(found, trials=500, out=folder / "run", trace_digest="")
-    every, steps = list(found.space.candidates)[::step], found.prices
-    best_us = min(steps.step_us(each) for each in every if steps.memory(each).total_bytes <= found._device_bytes)
+    result = run_search(found.objective(), trials=500, out=folder / "run", trace_digest="")
+    prepared = found.job.prepared(found.scenario)
+    every, steps = list(found.space.candidates)[::step], prepared.prices
+    best_us = min(steps.step_us(each) for each in every if steps.memory(each).total_bytes <= prepared.device_bytes)
     return {
         "plans": len(every),
         "trials": result.trials,

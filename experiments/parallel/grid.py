@@ -154,7 +154,7 @@ def _plans(out: Path, case: Case, say: Callable[[str], None], only: str, trials:
 
 
 def _plan(job: Any, settings: str) -> Plan:
-    return Scenario().changed([settings], known=job.askable, job=job.title).plan
+    return job.job.scenario([settings]).plan
 
 
 def _picked(out: Path, case: Case, trials: int) -> RankedPlan:

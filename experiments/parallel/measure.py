@@ -16,10 +16,11 @@ from dpro_search.collect.tables.parallel_times import ParallelTimes
 from dpro_search.deploy.jobs import Run
 from dpro_search.deploy.step_split import StepSplit
 from dpro_search.errors import DproSearchError
-from dpro_search.kinds import described_job, job_of, load_source, timed_job
+from dpro_search.kinds import JobInScenario, described_job, job_of, load_source, timed_job
 from dpro_search.kinds._kind import Description
+from dpro_search.parallel.job import ParallelJob
+from dpro_search.parallel.prepared import PreparedJob
 from dpro_search.space.plan import Plan
-from dpro_search.space.scenario import Scenario
 from experiments.parallel.cases import SLOWER, Case
 
 WARMUP, STEPS, PACED_STEPS = 3, 11, 8
@@ -103,15 +104,21 @@ def predicted(case: Case, out: Path, times: Any = None) -> Any:
     return job.replayed(plan_of(case, job))
 
 
-def job_with(case: Case, out: Path, times: Any = None) -> Any:
+def job_with(case: Case, out: Path, times: Any = None) -> JobInScenario:
     """The job of a case, with some recorded times in place of all that its file has."""
     source: Any = load_source(out / case.job / "job.toml")
     return job_of(source if times is None else replace(source, times=times))
 
 
-def plan_of(case: Case, job: Any) -> Plan:
+def prepared(here: JobInScenario) -> PreparedJob:
+    """What a described job prepares for all its plans."""
+    assert isinstance(here.job, ParallelJob)
+    return here.job.prepared(here.scenario)
+
+
+def plan_of(case: Case, here: JobInScenario) -> Plan:
     """The plan of a case's settings."""
-    return Scenario().changed([case.settings], known=job.askable, job=job.title).plan
+    return here.job.scenario([case.settings]).plan
 
 
 def save_row(out: Path, row: Row) -> None:

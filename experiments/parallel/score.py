@@ -18,7 +18,7 @@ from dpro_search.search.calibration import Calibration
 from dpro_search.search.correction import MeasuredPoint, Session
 from dpro_search.space.plan import Plan
 from experiments.parallel.cases import Case
-from experiments.parallel.measure import job_with, plan_of, predicted, rows_of
+from experiments.parallel.measure import job_with, plan_of, predicted, prepared, rows_of
 
 ASKED_POINTS = 5.0  # of a step: what bubble, exposed communication and contention may each be wrong by
 
@@ -67,9 +67,10 @@ def _compared(one: Measured, out: Path, times: ParallelTimes) -> dict[str, Any] 
     """Where the time of a paced step went, beside the prediction."""
     if one.split is None:
         return None
-    job = job_with(one.case, out, times)
-    found: dict[str, Any] = msgspec.to_builtins(ComparedSplit.of(one.split, job.split(plan_of(one.case, job))))
-    return found
+    here = job_with(one.case, out, times)
+    split = prepared(here).split(plan_of(one.case, here))
+    compared: dict[str, Any] = msgspec.to_builtins(ComparedSplit.of(one.split, split))
+    return compared
 
 
 def _splits(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def _of_cut(case: Case, out: Path) -> ParallelTimes:
     """What a recording of the case alone has: blocks as it cuts them; exchanges are the machine's."""
     times = ParallelTimes.load(out / case.times)
     job: Any = job_of(load_source(out / case.job / "job.toml"))
-    strategy = job.workload(plan_of(case, job)).strategy
+    strategy = prepared(job).workload(plan_of(case, job)).strategy
     key = strategy.tp, strategy.sequence_parallel, strategy.micro_batch, strategy.zero_stage == 3
     blocks = tuple(row for row in times.blocks if (row.tp, row.sequence_parallel, row.micro_batch, row.sharded) == key)
     return msgspec.structs.replace(times, blocks=blocks)

@@ -6,7 +6,7 @@ from dpro_search.collect.tables.parallel_times import BlockTime, ParallelTimes
 from dpro_search.deploy.step_split import StepSplit
 from experiments.parallel.__main__ import print_splits
 from experiments.parallel.cases import PACED_MICRO_BATCH, SEQUENCE, cases
-from experiments.parallel.measure import Row, job_with, plan_of, save_row
+from experiments.parallel.measure import Row, job_with, plan_of, prepared, save_row
 from experiments.parallel.score import score
 
 RECORDED = ParallelTimes(
@@ -29,7 +29,7 @@ def scored(tmp_path):
         RECORDED.save(tmp_path / case.times)
     gpipe, other = chosen
     job = job_with(gpipe, tmp_path)
-    split = job.split(plan_of(gpipe, job))
+    split = prepared(job).split(plan_of(gpipe, job))
     for number, more in enumerate((0.02, 0.04)):
         measured = StepSplit(
             step_us=split.step_us,

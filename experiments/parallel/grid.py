@@ -20,7 +20,6 @@ from dpro_search.errors import InputError
 from dpro_search.kinds import job_of, load_source, timed_job
 from dpro_search.search.result import RankedPlan
 from dpro_search.space.plan import Plan
-from dpro_search.space.scenario import Scenario
 from experiments.parallel.cases import Case
 from experiments.parallel.measure import STEPS, command_of, cores_of, rows_of, run_case, save_row
 

@@ -174,7 +174,7 @@ def search_answer(
 
 
 def servers_note(plans: Sequence[Plan], servers: Servers) -> str:
-    """A sentence on the plans that need more server hosts than were recorded; empty: there are none."""
+    """A sentence on the plans that need more server hosts than were recorded; empty: none."""
     more_of_plan = {number: more for number, plan in enumerate(plans, 1) if (more := more_servers(plan, servers))}
     if not more_of_plan:
         return ""

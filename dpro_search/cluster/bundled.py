@@ -56,19 +56,19 @@ def plain(name: str) -> str:
 
 @cache
 def machine(name: str) -> Cluster:
-    """A bundled machine; raises `InputError` if there is none."""
+    """A bundled machine; raises `InputError` if none exists."""
     return load_cluster(find("machine", name), find)
 
 
 @cache
 def device(name: str) -> Device:
-    """A bundled device; raises `InputError` if there is none."""
+    """A bundled device; raises `InputError` if none exists."""
     return load_device(find("device", name), find)
 
 
 @cache
 def device_named(vendors_name: str) -> Device | None:
-    """The bundled device of a vendor's name, whatever a file has changed of it; None: there is none."""
+    """The bundled device of a vendor's name, whatever a file has changed of it; None without one."""
     return next((candidate for candidate in map(device, names("device")) if candidate.name == vendors_name), None)
 
 
@@ -79,7 +79,7 @@ def is_called(one: Device, drivers_name: str) -> bool:
 
 
 def usual_machine(name: str) -> str | None:
-    """The machine that a device usually is part of, None if there is none."""
+    """The machine that a device usually is part of, None if none exists."""
     machine: str | None = tomllib.loads(find("device", name).read_text("utf-8")).get("machine")
     return machine
 

@@ -149,7 +149,7 @@ def _pairs(path: Path) -> list[tuple[str, str]]:
 
 
 def _nics() -> Nics | None:
-    """The fastest network cards that are up and say how fast they are; None: there is none."""
+    """The fastest network cards that are up and say how fast they are; None without one."""
     rates_bps: list[float] = []
     for speed in sorted(Path("/sys/class/net").glob("*/speed")):
         try:

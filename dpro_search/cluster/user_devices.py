@@ -23,6 +23,6 @@ def names() -> tuple[str, ...]:
 
 
 def file_of(name: str) -> Path | None:
-    """The file of a device, by its name in lower case with hyphens; None: there is none."""
+    """The file of a device, by its name in lower case with hyphens; None without one."""
     path = folder() / f"{name}.toml"
     return path if path.parent == folder() and path.is_file() else None

@@ -19,7 +19,7 @@ _MOST_LOG = 100.0  # beyond any error of a logarithm
 
 
 class PredictionOrigin(IntEnum):
-    """Where a predicted number comes from."""
+    """The origin of a predicted number."""
 
     INTERPOLATED = 0
     EXTRAPOLATED = 1  # outside what was measured: the interval is wider

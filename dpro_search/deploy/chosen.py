@@ -83,7 +83,7 @@ class PlansOfRun:
         self._verdicts = _verdicts(Validation.load(source))
 
     def chosen(self, number: int) -> ChosenPlan:
-        """Plan `number`; raises `InputError` if there is none."""
+        """Plan `number`; raises `InputError` if none exists."""
         if number not in self.plans:
             path = self.folder / "plans" / f"plan-{number}.json"
             count = len(self.plans)

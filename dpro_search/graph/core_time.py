@@ -10,7 +10,7 @@ its own small part, each all-reduce some for its wake-ups; the bytes use what is
 communication's threads. Both are spread evenly over the transfer.
 
 MPI does not sleep while it waits, be it for a message or for another rank: it polls, and takes as much of the core as the scheduler
-gives it beside the ops, all of it where there is none. How much that is follows from the measured CPU time.
+gives it beside the ops, all of it where none exists. How much that is follows from the measured CPU time.
 """
 
 from __future__ import annotations

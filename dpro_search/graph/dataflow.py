@@ -88,7 +88,7 @@ class StepMemory:
         return self.writer_op[self.writer_ptr[buffer] : self.writer_ptr[buffer + 1]]
 
     def last_written(self) -> Ints:
-        """The instant at which the last op that writes a buffer began; 0 if there is none, [buffers]."""
+        """The instant at which the last op that writes a buffer began; 0 if none exists, [buffers]."""
         written_us = np.zeros(len(self.size_bytes), dtype=np.int64)
         np.maximum.at(written_us, self._writer_buffer, self.begin[self.writer_op])
         return written_us

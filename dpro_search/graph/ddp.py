@@ -170,6 +170,6 @@ class _DdpPart:
 
 
 def _copies(ops: Events, tensors: int) -> Ints | None:
-    """Rows of the ops that copy gradients out of their buckets, one per gradient; None where there are none."""
+    """Rows of the ops that copy gradients out of their buckets, one per gradient; None where none exist."""
     rows = np.flatnonzero(ops.role == Role.COPY)
     return rows[-tensors:] if len(rows) >= tensors and rows[-tensors] > 0 else None

@@ -33,7 +33,7 @@ class StepGradients:
     ready
         Until when each has been copied into its bucket, [n].
     back
-        Its copy out of the bucket, [n]; empty: there are none, or they are not known.
+        Its copy out of the bucket, [n]; empty: none, or they are not known.
     posts
         The enqueue of each bucket, [b].
     parts
@@ -206,7 +206,7 @@ class _Spans(MarkedSpans):
         return ThreadSpan(thread, at_us, float(events.end_us[call]))
 
     def _ready(self, rank: int, step: int) -> list[ThreadSpan]:
-        """Each gradient with its copy into the bucket, where there is one."""
+        """Each gradient with its copy into the bucket, where one exists."""
         copies = iter([*self.named(_COPY_IN, rank, step), None])
         ready, copy = [], next(copies)
         spans = self.named((GRADIENT,), rank, step)

@@ -72,7 +72,7 @@ def recording_doubt(predicted_us: float, measured_us: float | None, clock_residu
 
 
 def sampled_steps(trace: Trace, requested: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Steps that are profiled on every rank, or the requested ones of them; raises `GraphError` if there is none.
+    """Steps that are profiled on every rank, or the requested ones of them; raises `GraphError` if none exists.
 
     The last profiled step is left out: the profiler stops before the next step starts.
     """

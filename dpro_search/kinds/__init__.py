@@ -214,7 +214,7 @@ def job_of(source: Source, options: PlanOptions | None = None) -> JobInScenario:
 
 
 def searchable(here: JobInScenario) -> JobObjective[Any]:  # Any: the type of the job
-    """What a search asks of a job; its questions are tried first. Raises `InputError` with the reason if it has no plans."""
+    """The job as a search asks it; its questions are tried first. Raises `InputError` with the reason if it has no plans."""
     space = here.space
     if not space.fields:
         raise InputError(here.nothing_to_search)
@@ -281,7 +281,7 @@ def launchers() -> tuple[Launcher, ...]:
 
 
 def launcher_for(framework: str, comm: str) -> Launcher:
-    """The launcher of a framework's jobs with a way to communicate; raises `InputError` if there is none."""
+    """The launcher of a framework's jobs with a way to communicate; raises `InputError` if none exists."""
     for launcher in launchers():
         if (launcher.framework, launcher.comm) == (framework, comm):
             return launcher

@@ -203,7 +203,7 @@ class Job(ABC):
         return PlanFacts()
 
     def objective(self, here: JobInScenario) -> JobObjective[Any]:  # Any: its own type
-        """What a search asks of the job, and what it tells about the plans that it lists."""
+        """The job as a search asks it, with what it tells about the plans that it lists."""
         return JobObjective(here, self)
 
     def rank_parts_us(self, lowered: Lowered) -> Mapping[int, Mapping[str, float]]:
@@ -436,7 +436,7 @@ class JobInScenario:
         return self.space.why_empty or f"{of_what} whose knobs are not known: there is nothing to search"
 
     def objective(self, tried_first: Sequence[Plan] = ()) -> JobObjective[Any]:  # Any: the type of the job
-        """What a search asks of the job; it tries some plans first, which are legal."""
+        """The job as a search asks it; it tries some plans first, which are legal."""
         objective = self.job.objective(self)
         if tried_first:
             objective.space = self.space.asking_first(tried_first)

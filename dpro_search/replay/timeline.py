@@ -35,7 +35,7 @@ class Timeline:
 
     @cached_property
     def previous_on_device(self) -> Int32s:
-        """The op that each op's device served just before it, -1 where there is none, [iterations * n].
+        """The op that each op's device served just before it, -1 where none exists, [iterations * n].
 
         None on devices that run several ops at a time.
         """

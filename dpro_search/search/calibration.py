@@ -67,7 +67,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @staticmethod
     def load(run: Path) -> Calibration:
-        """The calibration that `validate` left in a run folder; raises `InputError` if there is none, or it is damaged."""
+        """The calibration that `validate` left in a run folder; raises `InputError` if none exists, or it is damaged."""
         path = run / _FILE
         try:
             raw = read_regular(path)

@@ -94,7 +94,7 @@ def calibration_of(info: RunInfo, run: Path) -> Calibration:
 
 
 def _digest_of_files(path: Path) -> str:
-    """SHA-256 of a file, or of the JSON files of a folder; raises `InputError` if there is none."""
+    """SHA-256 of a file, or of the JSON files of a folder; raises `InputError` if none exists."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     digest = hashlib.sha256()

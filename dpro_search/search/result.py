@@ -186,7 +186,7 @@ def explained(plans: Sequence[RankedPlan], explaining: Explaining) -> tuple[Rank
 
 
 class BestPlan:
-    """The trial that `rank_plans` lists first, of the feasible trials so far; None: there is none."""
+    """The trial that `rank_plans` lists first, of the feasible trials so far; None without one."""
 
     def __init__(self) -> None:
         self._candidates: list[tuple[tuple[PlanSize, float, int], Trial]] = []  # that no other beats in time and size

@@ -39,7 +39,7 @@ class SchemeSettings(
     positive, not_negative
         Settings that must be above 0, and at least 0.
     words
-        By setting, a value in a few words for tables; ``name=value`` where there are none.
+        By setting, a value in a few words for tables; ``name=value`` where none exist.
     """
 
     title: ClassVar[str]

@@ -171,7 +171,7 @@ def capture(request: CaptureRequest, say: Callable[[str], None] = lambda _: None
     Raises
     ------
     InputError
-        The model cannot be captured; the line in the user's code where there is one.
+        The model cannot be captured; the line in the user's code where one exists.
     MissingCapabilityError
         The interpreter has no PyTorch.
     JobError

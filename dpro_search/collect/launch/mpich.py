@@ -89,7 +89,7 @@ def _network_env(hosts: ShapedHosts | None, spec: JobSpec) -> dict[str, str]:
 
 
 def _library() -> str:
-    """The path of MPICH's library; raises `MissingCapabilityError` if there is none."""
+    """The path of MPICH's library; raises `MissingCapabilityError` if none exists."""
     multiarch = [str(path) for path in Path("/usr/lib").glob("*-linux-gnu*")]
     for name in _NAMES:
         for folder in (*multiarch, *_FOLDERS):

@@ -105,7 +105,7 @@ def events_of_damaged(
 
 
 def _end_of_list(text: bytes) -> int:
-    """Position of the bracket that ends the list in which a text begins; -1: there is none. Brackets in strings do not count."""
+    """Position of the bracket that ends the list in which a text begins; -1: none. Brackets in strings do not count."""
     depth = 0
     for match in _BRACKET_OR_STRING.finditer(text):
         depth += {b"[": 1, b"]": -1}.get(match[0], 0)

@@ -22,7 +22,7 @@ Decode = Callable[[bytes], Any]  # None: it is no such message
 
 
 def varint(data: bytes, place: int, most_bits: int = 35) -> tuple[int, int] | None:
-    """A varint and where it ends; None if there is none."""
+    """A varint and where it ends; None if none exists."""
     value = shift = 0
     while place < len(data) and shift < most_bits:
         value |= (data[place] & 0x7F) << shift

@@ -235,7 +235,7 @@ def read_table(path: Path) -> ClusterTable:
 
 
 class TableWriter:
-    """Appends rows to a table; starts it where there is none, and mends a last line that was cut off."""
+    """Appends rows to a table; starts it where none exists, and mends a last line that was cut off."""
 
     def __init__(self, path: Path, header: TableHeader) -> None:
         self._path = path

@@ -118,7 +118,7 @@ class AdditiveModel:
 def _fit_base(terms: Floats, y: Floats, usual: Floats) -> Floats:
     """Non-negative coefficients that make the errors of the logarithm small, large errors counting linearly.
 
-    A term shrinks towards its prior, where there is one.
+    A term shrinks towards its prior, where one exists.
     """
     seen = np.flatnonzero(terms.max(axis=0) > 0)
     design, known = terms[:, seen], usual[seen]

@@ -1,8 +1,8 @@
 """Durations of ops of a recorded job as one fused op, from its trace: for the search of op clusters.
 
     costs = ClusterCosts(default_model(), graph, recorded=trace.graphs[trace.graph_of_rank[0]])
-    found = costs.times([("a", "b"), ("c", "d", "e")])      # many candidates at once cost little more than one
-    pays = found.high_us < found.members_us                 # sure to pay; found.us < found.members_us: more likely than not
+    times = costs.times([("a", "b"), ("c", "d", "e")])      # many candidates at once cost little more than one
+    pays = times.high_us < times.members_us                 # sure to pay; times.us < times.members_us: more likely than not
 
 Every trace holds types, times and the wiring of ops; only some hold the shapes of tensors. A cluster without shapes is predicted
 by a model that was trained without them, and whose intervals are as wide as its own errors on models that it had not seen.

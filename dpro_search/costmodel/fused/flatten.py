@@ -205,7 +205,7 @@ def _convolution(kind: str, image: Shape, filters: Shape, result: Shape) -> Prod
     """Images and results are [n, height, width, channels], filters [height, width, in, out] or, depthwise, [.., channels, each]."""
     pixels, positions = float(filters[0] * filters[1]), float(prod(result[:3]))
     groups, inner, outer = (filters[2], 1, filters[3]) if kind.startswith("depthwise") else (1, filters[2], filters[3])
-    if kind.endswith("input_grad"):  # every pixel of the image from all results around it, also where there are none
+    if kind.endswith("input_grad"):  # every pixel of the image from all results around it, also where none exist
         sizes = float(prod(image[:3])), pixels * outer, float(inner)
     elif kind.endswith("filter_grad"):  # every pixel of the filter from all positions
         sizes = pixels * inner, positions, float(outer)

@@ -108,7 +108,7 @@ def term_count(sees: str) -> int:
 
 @functools.cache
 def _places(sees: str) -> tuple[Ints, int, Ints]:
-    """Term of each class and column, -1 where there is none, [classes, columns]; the columns of times and of ratios."""
+    """Term of each class and column, -1 where none exists, [classes, columns]; the columns of times and of ratios."""
     columns = (*NAMES_OF[sees], *_DERIVED[sees])
     term_of = np.full((len(CLASSES_OF[sees]), len(columns)), -1)
     for number, term in enumerate(_TERMS[sees]):

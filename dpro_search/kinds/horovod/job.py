@@ -240,7 +240,7 @@ class Horovod(MeasuredJob[DataflowGraph]):
         return CommunicationModel.load(self.options.all_reduce_model)
 
     def all_reduce_choice(self, cluster: ClusterSpec) -> AllReduceChoice:
-        """The model of all-reduces on a cluster, which must be known; raises `InputError` if there is none for the cluster."""
+        """The model of all-reduces on a cluster, which must be known; raises `InputError` if none exists for the cluster."""
         from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
 
         assert self._all_reduces is not None

@@ -136,7 +136,7 @@ def _iteration(answer: Answer, *, average: bool) -> str:
 
 
 def stall_findings(replay: RecordedReplay, answers: Sequence[Answer]) -> Iterator[str]:
-    """A sentence on steps that stall now and then, which the median does not show; nothing if there are none.
+    """A sentence on steps that stall now and then, which the median does not show; nothing if none exist.
 
     Parameters
     ----------

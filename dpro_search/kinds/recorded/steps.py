@@ -155,7 +155,7 @@ class RecordedSteps:
 
     @property
     def unmeasured(self) -> str:
-        """A sentence on steps without a measured iteration, whose ends are in the wrong order; empty if there are none."""
+        """A sentence on steps without a measured iteration, whose ends are in the wrong order; empty if none exist."""
         return unmeasured_text(self.trace)
 
     def refused_holdout(self, step: int) -> InputError:
@@ -194,7 +194,7 @@ class RecordedSteps:
 
     @cached_property
     def pipelines(self) -> tuple[tuple[int, ...], ...]:
-        """Places of the ranks of each pipeline; empty if there are none."""
+        """Places of the ranks of each pipeline; empty if none exist."""
         return pipelines_of(self.trace)
 
     @cached_property

@@ -201,7 +201,7 @@ class _Compiler:
                 yield collective
 
     def _op(self, op: Op, *, gradient: bool) -> LocalOp:
-        """An op, with the ring of keys and values where there is one: one hop less than ranks, and for their gradients as many."""
+        """An op, with the ring of keys and values where one exists: one hop less than ranks, and for their gradients as many."""
         ways = self._layout.axes.get(CONTEXT, 1)
         beside: tuple[BlockCollective, ...] = ()
         if op.type is OpType.ATTENTION and self._layout.ring and ways > 1:

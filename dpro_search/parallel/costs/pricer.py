@@ -179,7 +179,7 @@ class Pricer:
         return total_us
 
     def _factors(self, block: Block) -> tuple[float, float]:
-        """Ratios of measured to predicted time of a block's passes, from the most similar measured block; 1 if there is none."""
+        """Ratios of measured to predicted time of a block's passes, from the most similar measured block; 1 if none exists."""
         workload = self._workload
         block_times = nearest(workload.measured, block, workload.sequence, workload.strategy)
         if block_times is None:

@@ -46,7 +46,7 @@ MOST_EVENTS = 20_000_000
 
 @njit()
 def fuse(unit_bytes: Floats, threshold: float, exact: bool, group: Ints) -> int:
-    """Number the fused collective of each agreed unit in `group`, all -1 before; returns how many there are.
+    """Number the fused collective of each agreed unit in `group`, all -1 before; returns their number.
 
     Horovod's rule: a collective starts with the first unit that is left and takes later ones that fit; one that does not fit is
     skipped as long as the skipped ones would fit as well, else the collective is closed.

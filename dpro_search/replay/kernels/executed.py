@@ -18,7 +18,7 @@ class Executed(NamedTuple):
     # at the place of the last that was posted.
     order: npt.NDArray[np.int64]
     unit: Int32s  # The first part of each op's collective; of all other ops the op itself.
-    previous: Int32s  # The op that each op's device served just before it, -1 where there is none.
+    previous: Int32s  # The op that each op's device served just before it, -1 where none exists.
 
 
 def executed(timeline: Timeline) -> Executed:

@@ -43,11 +43,11 @@ class Fluid(NamedTuple):
     link_ptr, link_idx, link_bytes_per_us
         The links that each op crosses, CSR, and the rate of each link.
     slowdown
-        Factors by kind of the op and kind of the other, [kinds, kinds]; empty: there are none.
+        Factors by kind of the op and kind of the other, [kinds, kinds]; empty: none.
     servers
         Of each device, [devices].
     core, idle_us, core_us, finish_us, idle_bytes_per_us, core_us_per_byte, latency_factors
-        Those of `SharedCores`; `core` is empty: there are none.
+        Those of `SharedCores`; `core` is empty: none.
     row
         Where each op's `idle_us`, `core_us` and `finish_us` stand, [n]; empty: there are no shared cores.
     """

@@ -30,7 +30,7 @@ class Layout(NamedTuple):
     # [n].
     slot_ptr: Int32s
     program: Int32s
-    # collective, part_ptr, part: Collective of each op (empty if there are none), numbered from 0, and the parts of each, CSR.
+    # collective, part_ptr, part: Collective of each op (empty if none exist), numbered from 0, and the parts of each, CSR.
     collective: Int32s
     part_ptr: Int32s
     part: Int32s

@@ -57,7 +57,7 @@ def _ended(graph: ReplayGraph, started: Bools) -> Bools:
 
 
 def _cycle(waits: networkx.DiGraph) -> list[int]:
-    """Ops of one cycle, each needed by the next; empty if there is none."""
+    """Ops of one cycle, each needed by the next; empty if none exists."""
     import networkx
 
     try:

@@ -42,7 +42,7 @@ class Filled(NamedTuple):
 
 @njit(nogil=True)
 def device_order(device: Int32s, order: Int32s, unbounded: npt.NDArray[np.bool_]) -> tuple[Int32s, Int32s]:
-    """The op that each op's device served just before it, -1 where there is none, [n], and the last op of each device, [devices].
+    """The op that each op's device served just before it, -1 where none exists, [n], and the last op of each device, [devices].
 
     Unbounded devices serve in no order: -1 for all their ops, and for them.
 

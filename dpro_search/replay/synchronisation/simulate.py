@@ -67,7 +67,7 @@ class Numerics(Protocol):
     """The effect of steps and commits on the models of a simulated job."""
 
     def step(self, worker: int) -> float | None:
-        """A local step; its training loss, if there is one."""
+        """A local step; its training loss, if one exists."""
 
     def commit(self, worker: int, commit: Commit) -> None:
         """Apply a worker's local update to the global model."""

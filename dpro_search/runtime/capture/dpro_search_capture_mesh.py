@@ -77,7 +77,7 @@ def usual_plan(layouts):
 class Mesh:
     """The ranks of a captured job.
 
-    Ranks of ep are neighbours within dp_shard, or within dp_replicate where there is no dp_shard; those of cp sum gradients, and
+    Ranks of ep are neighbours within dp_shard, or within dp_replicate without a dp_shard; those of cp sum gradients, and
     share parameters, with those of dp. So torchtitan has it.
 
     Attributes

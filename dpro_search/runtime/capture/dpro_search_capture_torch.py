@@ -103,7 +103,7 @@ def peer_of(func, args):
 
 
 def group_ranks(args):
-    """Ranks of the process group among an op's arguments; None: there is none."""
+    """Ranks of the process group among an op's arguments; None without one."""
     import torch.distributed as dist
 
     for value in args:

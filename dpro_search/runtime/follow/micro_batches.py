@@ -46,7 +46,7 @@ def planned_gradients(compute: Callable[..., Any], *batch: Any) -> tuple[Any, li
     Parameters
     ----------
     compute
-        Called with a part of each tensor; returns the loss and a list of gradients (None where there is none).
+        Called with a part of each tensor; returns the loss and a list of gradients (None where none exists).
     """
     import tensorflow as tf
 

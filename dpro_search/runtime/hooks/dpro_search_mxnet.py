@@ -210,7 +210,7 @@ def _dtype(parameter):
 
 
 def _symbol(trainer):
-    """The graph of the largest HybridBlock that holds the trained parameters, with their shapes; None if there is none."""
+    """The graph of the largest HybridBlock that holds the trained parameters, with their shapes; None if none exists."""
     import mxnet as mx
 
     names = {parameter.name: parameter for parameter in trainer._params}

@@ -36,7 +36,7 @@ class StepProfile:
         self._step.__enter__()
 
     def end_step(self):
-        """End the step that is marked, if there is one."""
+        """End the step that is marked, if one exists."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None

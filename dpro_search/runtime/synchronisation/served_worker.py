@@ -38,7 +38,7 @@ class ServedWorker(Worker):
         """Take part in the job; returns when the training begins."""
 
     @abstractmethod
-    def _send(self, update: Flat, told: Told) -> Reply:
+    def _send(self, update: Flat, facts: Told) -> Reply:
         """Commit a change of the parameters, as number `_sequence`; returns when the scheme lets the worker go on."""
 
     def step(self, loss: Any = None, batch_size: int | None = None) -> None:

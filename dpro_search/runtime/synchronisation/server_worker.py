@@ -31,9 +31,9 @@ class ServerWorker(ServedWorker):
         self._ended = threading.Event()
         self._begin()
 
-    def _send(self, update: Flat, told: Told) -> Reply:
+    def _send(self, update: Flat, facts: Told) -> Reply:
         who = (self._worker, self._incarnation, self._sequence)
-        reply: Reply = _asked(lambda: self._server.commit.remote(*who, update, **told._asdict()))
+        reply: Reply = _asked(lambda: self._server.commit.remote(*who, update, **facts._asdict()))
         return reply
 
     def _leave(self) -> None:

@@ -44,7 +44,7 @@ class TorchModel:
         return torch.cat([parameter.detach().reshape(-1).float() for parameter in self._parameters])
 
     def gradients(self) -> torch.Tensor:
-        """A copy of the gradients, [elements]; zeros where there is none."""
+        """A copy of the gradients, [elements]; zeros where none exists."""
         import torch
 
         return torch.cat([torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) for p in self._parameters])

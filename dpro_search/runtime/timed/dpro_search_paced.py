@@ -184,11 +184,11 @@ def _pretending(spans: Spans) -> Any:
             return [_described(each) for each in value]
         return lambda: value
 
-    def _made(found: Any) -> Any:
-        if isinstance(found, torch.Tensor):
-            return found.clone()
-        if isinstance(found, tuple):
-            return torch.empty_strided(*found[:2], dtype=found[2])
-        return [_made(each) for each in found] if isinstance(found, list) else found()
+    def _made(kept: Any) -> Any:
+        if isinstance(kept, torch.Tensor):
+            return kept.clone()
+        if isinstance(kept, tuple):
+            return torch.empty_strided(*kept[:2], dtype=kept[2])
+        return [_made(each) for each in kept] if isinstance(kept, list) else kept()
 
     return Pretending()

@@ -118,17 +118,17 @@ class Part:
     would move nodes out of the cluster.
     """
 
-    def __init__(self, definition, fed, wanted, effects, arguments, optimized, outputs=None):
+    def __init__(self, definition, fed, results_of, effects, arguments, optimized, outputs=None):
         names = list(fed.values())
 
         def body(*inputs):
             returned = tf.import_graph_def(
-                definition, input_map=dict(zip(names, inputs)), return_elements=list(wanted) + effects, name=""
+                definition, input_map=dict(zip(names, inputs)), return_elements=list(results_of) + effects, name=""
             )
-            with tf.control_dependencies(returned[len(wanted) :]):
+            with tf.control_dependencies(returned[len(results_of) :]):
                 if outputs is not None:
                     return [tf.identity(value) for value in inputs[:outputs]] or [tf.constant(0)]
-                results = list(returned[: len(wanted)])
+                results = list(returned[: len(results_of)])
                 if effects:
                     # Updates that no result waits for are dead code to the graph optimizer.
                     results = [tf.identity(value) for value in results]

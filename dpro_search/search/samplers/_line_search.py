@@ -1,4 +1,4 @@
-"""Line searches along the grids of the outer knobs: how a portfolio begins where there is no guide."""
+"""Line searches along the grids of the outer knobs: how a portfolio begins without a guide."""
 
 from __future__ import annotations
 

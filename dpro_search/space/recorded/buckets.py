@@ -2,7 +2,7 @@
 
 A bucket is posted where its last gradient has been copied into it. A recorded post that stays, because a bucket ends with the same
 gradient, is left as it was; others are taken out, with the time that they took of the host thread, and new ones are put in. Copies
-out of a bucket wait for it, on the device's stream or, where there is none, on the host thread.
+out of a bucket wait for it, on the device's stream or, where none exists, on the host thread.
 """
 
 from __future__ import annotations

@@ -439,7 +439,7 @@ class _Builder:
         return self._call[ops]
 
     def _queued_until_us(self, rank: int, ops: Ints) -> Floats:
-        """When what is of no step and began before each op of a rank had ended on its stream, [ops]; -inf: there is none.
+        """When what is of no step and began before each op of a rank had ended on its stream, [ops]; -inf: none.
 
         The profiler's window begins with what was launched before it, of which the queue may be full.
         """

@@ -92,7 +92,7 @@ class OpCategories:
         return self._longest_first({path: np.isin(module, numbers) for path, numbers in numbers_of_path.items()})
 
     def _of_module(self, scale: Scale) -> Bools:
-        """Ops of the module with a path, or else of all modules whose paths end so, [n]; raises `InputError` if there is none."""
+        """Ops of the module with a path, or else of all modules whose paths end so, [n]; raises `InputError` if none exists."""
         only, modules = scale.only or "", self.modules
         chosen = [only] if only in modules else [path for path in modules if path.endswith(f".{only}")]
         if not chosen:
@@ -120,7 +120,7 @@ class OpCategories:
         return ops if scale.rank is None else ops & (self.ops.rank_of_device[self.ops.device] == scale.rank)
 
     def _among(self, scale: Scale) -> Bools:
-        """Collectives among exactly the ranks of a scale, [n]; raises `InputError` if there are none."""
+        """Collectives among exactly the ranks of a scale, [n]; raises `InputError` if none exist."""
         events = self.trace.events
         parts = np.flatnonzero((events.kind == EventKind.COLLECTIVE) & (events.collective >= 0))
         pairs = np.unique(np.stack((events.collective[parts], events.rank[parts])), axis=1)
@@ -202,7 +202,7 @@ def _of_batch(categories: OpCategories, in_step: Bools, before_us: Floats, scale
 
 
 def _usual(ops: RecordedOps, in_step: Ints, duration_us: Floats, scale: Scale) -> Floats:
-    """Durations with those of one rank's ops replaced by the median of the same op on the other ranks, where there is one."""
+    """Durations with those of one rank's ops replaced by the median of the same op on the other ranks, where one exists."""
     rank = ops.rank_of_device[ops.device[in_step]]
     alone = ops.collective[in_step] < 0  # what a collective takes is not one rank's
     of_scaled_rank = alone & (rank == scale.rank)

@@ -155,7 +155,7 @@ class StepEdit:
         return max(hosts, default=np.inf)
 
     def first_decided(self, device: int, time_us: float) -> int | None:
-        """The first op of a device that the host launched at a recorded instant or later; None: there is none."""
+        """The first op of a device that the host launched at a recorded instant or later; None without one."""
         return next((op for op in self._order[device] if time_us <= self.decided_us(op) < np.inf), None)
 
     def previous(self, op: int) -> int:
@@ -165,7 +165,7 @@ class StepEdit:
         return order[place - 1] if place else -1
 
     def first_of(self, part: int) -> int:
-        """The first op of a device's event on its stream: the pause before it, where there is one."""
+        """The first op of a device's event on its stream: the pause before it, where one exists."""
         pause = self.pause_of(part)
         return part if pause < 0 else pause
 

@@ -104,7 +104,7 @@ def unmeasured_steps(trace: Trace) -> dict[int, str]:
 
 
 def unmeasured_text(trace: Trace) -> str:
-    """A sentence that counts and names the steps of `unmeasured_steps`; empty if there are none."""
+    """A sentence that counts and names the steps of `unmeasured_steps`; empty if none exist."""
     unmeasured = unmeasured_steps(trace)
     if not unmeasured:
         return ""
@@ -162,7 +162,7 @@ def _samples(ops: RecordedOps, in_step: Ints, steps: Sequence[int]) -> Floats:
 
 
 def _whole_collectives(collective: Int32s) -> Int32s:
-    """Renumbered from 0; empty where there are none."""
+    """Renumbered from 0; empty where none exist."""
     if not (collective >= 0).any():
         return np.zeros(0, np.int32)
     numbers, index = np.unique(collective, return_inverse=True)

@@ -77,7 +77,7 @@ def canonical(groups: Grouping, position: Mapping[str, int]) -> Grouping:
 
 
 def merge_groups(groups: Grouping, index: int) -> Grouping:
-    """Join a group with the next one; raises `ValueError` if there is none."""
+    """Join a group with the next one; raises `ValueError` if none exists."""
     if not 0 <= index < len(groups) - 1:
         raise ValueError(f"group {index} of {len(groups)} has no next group")
     return (*groups[:index], groups[index] + groups[index + 1], *groups[index + 2 :])

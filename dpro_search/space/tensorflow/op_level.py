@@ -199,7 +199,7 @@ def _recorded_position(trace: Trace, graph: DataflowGraph) -> Floats:
 
 
 def _op_of_name(trace: Trace, graph: DataflowGraph) -> Ints:
-    """Op of the graph of each rank and name of the trace, -1 where there is none, [ranks, names]."""
+    """Op of the graph of each rank and name of the trace, -1 where none exists, [ranks, names]."""
     op_of_name = np.full((graph.ranks, len(trace.names)), -1)
     number = {name: i for i, name in enumerate(trace.names)}
     name = np.array([number.get(name, -1) for name in graph.op_name])

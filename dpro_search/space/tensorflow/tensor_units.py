@@ -104,7 +104,7 @@ def _merge(
     new_ptr: Ints,
     new_unit: Ints,
 ) -> int:
-    """Number the merged release of each release in `becomes`; returns how many there are."""
+    """Number the merged release of each release in `becomes`; returns their number."""
     count, filled = 0, 0
     for i in range(len(owner)):
         first = filled

@@ -100,7 +100,7 @@ class Transformation(abc.ABC):
 
     @abc.abstractmethod
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:
-        """A random neighbour of a legal plan, itself legal; unchanged where there is none.
+        """A random neighbour of a legal plan, itself legal; unchanged where none exists.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ class Knob(Transformation):
         return Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},), "set": grid(self.fields[0], values)})
 
     def offered(self, values: Sequence[Any]) -> Choice:
-        """The same; the recorded value alone where there are none."""
+        """The same; the recorded value alone where none exist."""
         return self.chosen_from(values) if values else Choice(name=self.name, fields=self.fields, grids={RECORDED: ({},)})
 
     def propose(self, plan: Plan, rng: np.random.Generator, hot: Mapping[str, float]) -> Plan:

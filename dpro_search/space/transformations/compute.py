@@ -269,7 +269,7 @@ def _settle(due, order, pred_ptr, pred_idx, rank, main, hands_on, cluster, first
 
 @njit()
 def _ordered_nodes(pred_ptr, pred_idx, node, count):  # type: ignore[no-untyped-def]
-    """How many nodes, each some ops, can follow what they need; all of them where there is no cycle."""
+    """How many nodes, each some ops, can follow what they need; all of them without a cycle."""
     waiting, ptr = np.zeros(count, np.int64), np.zeros(count + 1, np.int64)
     for op in range(len(node)):
         for k in range(pred_ptr[op], pred_ptr[op + 1]):

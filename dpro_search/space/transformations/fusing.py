@@ -77,7 +77,7 @@ class _StepParts:
         return sum(self._cost_us[part] for part in self.parts())
 
     def improve(self, moves_of: Callable[[Part], Iterable[_Move]], may: Callable[[_Move], bool], *, least_us: float) -> None:
-        """Make moves that gain at least so much, best first, until there are none.
+        """Make moves that gain at least so much, best first, until none is left.
 
         Parameters
         ----------

@@ -64,7 +64,7 @@ class ModuleTransformation(Transformation):
         return self._with(plan, set(self._chosen(plan)))
 
     def _blocks(self) -> tuple[str, ...]:
-        """Candidates that are members of rows of blocks, none a part of another; all candidates where there is no such row."""
+        """Candidates that are members of rows of blocks, none a part of another; all candidates without a such row."""
         able = set(self._candidates)
         return outermost([module.name for module in self._modules if module.member and module.name in able] or self._candidates)
 

@@ -307,7 +307,7 @@ class PeerMarks:
         self._rows = np.flatnonzero(np.isin(r.name, list(self._ranks)))
 
     def around(self, post: int) -> tuple[int, ...] | None:
-        """Ranks of the innermost note around an event; None: there is none."""
+        """Ranks of the innermost note around an event; None without one."""
         r, rows = self._r, self._rows
         before = rows[: np.searchsorted(rows, post)][-_NESTED:]
         inside = before[(r.end_us[before] >= r.end_us[post]) & (r.stream[before] == r.stream[post])]

@@ -135,7 +135,7 @@ def two_jobs(ranks: Sequence[RankRecords], matches: Sequence[Match], numbers: Se
 
 
 def _difference_of_jobs(first: RankRecords, other: RankRecords) -> str:
-    """Entry of the distributedInfo in which two ranks differ, so that they are not of one job; empty: there is none."""
+    """Entry of the distributedInfo in which two ranks differ, so that they are not of one job; empty: none."""
     for key in _SAME_JOB:
         value, other_value = first.job.get(key), other.job.get(key)
         if value is not None and other_value is not None and value != other_value:

@@ -64,11 +64,11 @@ class KvstoreWorker(ServedWorker):
         row, _ = self._answer(0)
         return row.reply(self._store.pull(), 0.0)
 
-    def _send(self, update: Flat, told: Told) -> Reply:
+    def _send(self, update: Flat, facts: Told) -> Reply:
         weight = 1.0 / self._active
         self._store.add(update * np.float32(weight))
         model = self._store.pull() if self._free else None
-        given = {name: value for name, value in told._asdict().items() if value is not None}
+        given = {name: value for name, value in facts._asdict().items() if value is not None}
         self._tell(COMMIT, sequence=self._sequence, weight=weight, **given)
         row, waited_s = self._answer(self._sequence)
         return row.reply(self._store.pull() if model is None else model, waited_s)

@@ -1,8 +1,10 @@
 """The code inside jobs runs on Python 3.8; but for synchronisation schemes, without the package."""
 
 import ast
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,11 @@ def test_python_3_8_imports_the_modules_by_their_flat_names(folder: str) -> None
 
 def test_python_3_8_imports_synchronisation_schemes_from_the_package() -> None:
     assert imported_by_python_3_8(RUNTIME.parents[1], [RUNTIME / folder for folder in sorted(IN_PACKAGE)]) == ""
+
+
+@pytest.mark.parametrize("order", [("timed", "hooks"), ("hooks", "timed")])
+def test_each_module_that_python_runs_at_its_start_runs_the_next_one_once(order, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('the user')")
+    path = os.pathsep.join([*(str(RUNTIME / name) for name in order), str(tmp_path)])
+    done = subprocess.run([sys.executable, "-c", ""], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("the user\n", "")

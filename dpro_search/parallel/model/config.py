@@ -79,7 +79,8 @@ class Config:
 
 
 def head_dim(config: Config, heads: int) -> int:
-    hidden = config.whole("hidden_size", "n_embd", "d_model")
+    """The size of an attention head; raises `InputError` where the hidden size does not divide by the heads."""
+    hidden = config.whole("hidden_size", "n_embd", "n_embed", "d_model")
     given = config.whole("head_dim", default=0)
     if not heads:
         raise InputError(f"{config.where}: the number of attention heads must be at least 1, not 0")

@@ -61,7 +61,7 @@ def _gpt_neox(config: Config, name: str) -> Architecture:
 def _gptj(config: Config, name: str) -> Architecture:
     """Attention without bias and feed-forward with, on one norm; a head with bias."""
     hidden, heads = config.whole("n_embd"), config.whole("n_head")
-    attention = Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads)
+    attention = Attention(heads=heads, kv_heads=heads, head_dim=head_dim(config, heads))
     feed_forward = FeedForward(hidden=config.whole("n_inner", default=4 * hidden), bias=True)
     return Architecture(
         name=name,

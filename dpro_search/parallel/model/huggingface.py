@@ -201,7 +201,7 @@ def _opt(config: Config, name: str) -> Architecture:
 
 def _bloom(config: Config, name: str) -> Architecture:
     hidden, heads = config.whole("hidden_size", "n_embed"), config.whole("n_head", "num_attention_heads")
-    attention = Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, bias=True)
+    attention = Attention(heads=heads, kv_heads=heads, head_dim=head_dim(config, heads), bias=True)
     return Architecture(
         name=name,
         hidden=hidden,
@@ -223,7 +223,7 @@ def _bloom(config: Config, name: str) -> Architecture:
 def _mpt(config: Config, name: str) -> Architecture:
     hidden, heads = config.whole("d_model"), config.whole("n_heads")
     bias = not config.yes("no_bias", default=True)
-    attention = Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, bias=bias)
+    attention = Attention(heads=heads, kv_heads=heads, head_dim=head_dim(config, heads), bias=bias)
     feed_forward = FeedForward(hidden=hidden * config.whole("expansion_ratio", default=4), bias=bias)
     return Architecture(
         name=name,

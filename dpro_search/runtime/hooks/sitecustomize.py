@@ -8,12 +8,13 @@ import importlib.util
 import os
 import sys
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-
 
 def _run_shadowed():
-    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    """Run the next module of this name on the path; those before it have run, for one of them came here."""
+    here = os.path.dirname(os.path.realpath(__file__))
+    places = [os.path.realpath(entry or ".") for entry in sys.path]
+    behind = sys.path[places.index(here) + 1 :] if here in places else []
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 

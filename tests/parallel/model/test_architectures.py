@@ -128,6 +128,9 @@ LLAMA = {
         ({**LLAMA, "num_hidden_layers": 10**6}, "a model has at most 10000 layers, not 1000000"),
         ({**LLAMA, "vocab_size": 10**30}, "vocab_size must be at most 2147483648, not 1000"),
         ({"model_type": "gpt2", "n_embd": 100, "n_head": 12}, "does not divide by 12 heads"),
+        ({"model_type": "bloom", "hidden_size": 65, "n_head": 4}, "does not divide by 4 heads"),
+        ({"model_type": "mpt", "d_model": 64, "n_heads": 0}, "must be at least 1, not 0"),
+        ({"model_type": "gptj", "n_embd": 64, "n_head": 0}, "must be at least 1, not 0"),
         (
             {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 32, "hidden_size": "4096"},
             "must be a whole number, not '4096'",

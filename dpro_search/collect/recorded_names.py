@@ -62,6 +62,7 @@ _COMMUNICATION_KERNELS: tuple[tuple[re.Pattern[str], CollectiveKind, str], ...] 
         (r"^Memcpy ?P(?:to|2)P", CollectiveKind.SEND, "CUPTI: CUPTI_ACTIVITY_MEMCPY_KIND_PTOP, a copy between two devices"),
     )
 )  # fmt: skip
+_KNOWN_TO_MOVE = re.compile("|".join(f"(?:{pattern.pattern})" for pattern, _, _ in _COMMUNICATION_KERNELS), re.IGNORECASE)
 # One device writes to or reads from another without its taking part.
 _ONE_SIDED = re.compile(r"^Memcpy ?P(?:to|2)P|shmem\w*(?:put|get|rma)", re.IGNORECASE)
 _COMPUTES = re.compile(
@@ -168,8 +169,7 @@ def kernel_communication(kernel: str) -> CollectiveKind:
 
 
 def _known_to_move(kernel: str) -> bool:
-    function = _function(kernel)
-    return not _COMPILED_KERNEL.search(kernel) and any(pattern.search(function) for pattern, _, _ in _COMMUNICATION_KERNELS)
+    return bool(_KNOWN_TO_MOVE.search(_function(kernel))) and not _COMPILED_KERNEL.search(kernel)
 
 
 def dtype_of(name: str) -> str:

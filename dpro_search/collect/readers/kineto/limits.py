@@ -42,7 +42,8 @@ def leave_out_cut_steps(r: RankRecords) -> None:
     steps, counts = np.unique(device, return_counts=True)
     if len(steps) < 3:
         return
-    order = np.argsort([float(r.step_start_us[r.step_number == step][0]) for step in steps.tolist()])
+    start_us = dict(zip(r.step_number[::-1].tolist(), r.step_start_us[::-1].tolist(), strict=True))  # of two of a number, the first
+    order = np.argsort([start_us[step] for step in steps.tolist()])
     usual = float(np.median(counts))
     for place in (order[0], order[-1]):
         if counts[place] < _WHOLE_STEP * usual:

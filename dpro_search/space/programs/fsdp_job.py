@@ -59,6 +59,7 @@ def apply_fsdp(
         False: units keep their parameters after the forward pass (``reshard_after_forward=False``).
     """
     cluster = cluster or recorded
+    comm = at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks))
     program, last, order = _program(graph, prefetch=prefetch, reshard=reshard)
     number = {collective: place for place, collective in enumerate(order)}
     profile = np.arange(cluster.ranks) % graph.ranks
@@ -67,10 +68,15 @@ def apply_fsdp(
         work_us=np.ascontiguousarray(np.stack([step.work_us for step in [*program, last]], axis=2)[:, profile]),
         action=np.array([*(int(_ACTION[step.mark]) for step in program), int(Action.NONE)], dtype=np.int64),
         collective=np.array([*(number[step.collective] for step in program), -1], dtype=np.int64),
-        size_bytes=graph.moved_bytes[order] * graph.lag,
+        size_bytes=graph.moved_bytes[order] * graph.lag,  # with the latencies below: until the last rank has its part
         is_broadcast=np.zeros(len(order), dtype=np.bool_),
         threads=threads,
-        comm=at_cluster(costs, 1.0, (recorded.rate_bps, recorded.ranks), (cluster.rate_bps, cluster.ranks)),
+        comm=replace(
+            comm,
+            alpha_busy_us=comm.alpha_busy_us * graph.lag,
+            alpha_more_us=comm.alpha_more_us * graph.lag,
+            alpha_tail_us=comm.alpha_tail_us * graph.lag,
+        ),
         labels=tuple(graph.labels[collective] for collective in order),
         forward_segments=_forward_segments(program, graph),
     )

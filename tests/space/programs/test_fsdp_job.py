@@ -1,5 +1,7 @@
 """The program that every rank of a fully sharded job runs: as recorded, and sharded otherwise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from ddp_jobs import FREE
@@ -47,6 +49,14 @@ def test_parameters_that_are_kept_are_not_gathered_again():
     job = applied(reshard=False)
     assert job.collective_names == ["all-gather of 0", "all-gather of 1", "reduce-scatter of 1", "reduce-scatter of 0"]
     assert applied().work_us.sum() - job.work_us.sum() == pytest.approx(2 * 2 * 10)  # on 2 ranks, 2 gathers with both copies each
+
+
+def test_a_collective_ends_when_the_last_rank_has_its_part():
+    """The lag of a recording, last rank over first, stretches what bytes take and what a collective of few bytes takes."""
+    costs = replace(FREE, alpha_busy_us=100.0, alpha_more_us=10.0, alpha_tail_us=40.0)
+    usual, late = (apply_fsdp(replace(two_units(), lag=lag), costs, CLUSTER) for lag in (1.0, 1.5))
+    np.testing.assert_allclose(late.size_bytes, 1.5 * usual.size_bytes)
+    assert (late.comm.alpha_busy_us, late.comm.alpha_more_us, late.comm.alpha_tail_us) == (150.0, 15.0, 60.0)
 
 
 def test_segments_say_in_which_pass_they_are():

@@ -13,6 +13,7 @@ from dpro_search.parallel.runtime import CHECKED_RANK_US, HostTimes, Runtime
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.parallel.workload import Workload
+from experiments.truth.blanks import completed
 from experiments.truth.machines import cluster_of, devices_of, gpu_of, machine_of
 from experiments.truth.megatron_tests import (
     dense_layers,
@@ -28,7 +29,7 @@ from experiments.truth.rows import Row
 
 PRECISIONS = (
     (r"fp4", "fp4"),
-    (r"fp8", "fp8"),
+    (r"fp8|float8", "fp8"),
     (r"bf16", "bf16"),
     (r"fp16|amp|mixed", "fp16"),
     (r"tf32", "tf32"),
@@ -53,8 +54,17 @@ FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
 )
 
 
+def workloads_of(row: Row) -> tuple[Workload, ...]:
+    """The jobs that a row may describe, the likeliest first; raises `InputError` where it is none that can be predicted."""
+    return tuple(_workload(whole) for whole in completed(row))
+
+
 def workload_of(row: Row) -> Workload:
-    """The job of a row; raises `InputError` with the reason where it is not one that can be predicted."""
+    """The job that a row most likely describes; raises `InputError` where it is none that can be predicted."""
+    return _workload(completed(row)[0])
+
+
+def _workload(row: Row) -> Workload:
     strategy, model = _strategy(row), model_of(row)
     sequence = 1 if isinstance(model, Network) else sequence_of(row)
     if not sequence:
@@ -120,12 +130,7 @@ def kind_of(row: Row) -> Kind:
 
 
 def _precision(row: Row) -> str:
-    text = row.text("precision")
-    if not text:
-        # Megatron-Bridge's tables without a precision are those in fp8: Llama 3 8B takes as long as in rows that say so.
-        bridge = "bridge" in row.text("source")
-        return "fp8" if bridge else "fp16" if "v100" in row.text("gpu") else "bf16"
-    found = next((name for pattern, name in PRECISIONS if re.search(pattern, text)), None)
+    found = next((name for pattern, name in PRECISIONS if re.search(pattern, row.text("precision"))), None)
     if found is None:
         raise InputError(f"precision {row.values['precision']}")
     if found == "fp32" and "deeplearningexamples" in row.text("source") and "a100" in gpu_of(row):
@@ -174,12 +179,37 @@ def _stage_layers(row: Row, pp: int) -> tuple[int, ...]:
     return (UNEVEN_ENDS, *(each for _ in range(pp - 2)), UNEVEN_ENDS)
 
 
-def _strategy(row: Row) -> Strategy:
+def _first_word(row: Row, name: str) -> str:
+    return (re.split(r"[^a-z]", row.text(name).removeprefix("remat_policy="), maxsplit=1) or [""])[0]
+
+
+def _zero_stage(row: Row) -> int:
+    """The stage of ZeRO that a row names, as frameworks spell it: a number, FSDP and HSDP, or a sharding strategy of PyTorch."""
     zero = row.text("zero_stage")
-    fsdp = "full_shard" in zero or bool(re.match(r"fsdp(=[1-9]|2? ?\(3\)|$)|hsdp", zero))
-    found = re.match(r"[0-3]$", zero)
-    stage = 3 if fsdp else int(found.group()) if found else _default_stage(row)
-    recompute = {"full": Recompute.FULL, "selective": Recompute.SELECTIVE}.get(row.text("recompute"), Recompute.NONE)
+    if "grad_op" in zero:
+        return 2
+    if re.match(r"fsdp( full_shard|=[1-9]|2?( \(3\)| [0-9]| \(ici|$))|hsdp|hybrid_shard|full_shard", zero):
+        return 3
+    match = re.match(r"[0-3](?=\.0|\b)", zero)
+    return int(match[0]) if match else _default_stage(row)
+
+
+def _replicas(row: Row, dp: int, tp: int) -> int:
+    """Groups of data parallel ranks that each hold all of what ZeRO splits."""
+    zero = row.text("zero_stage")
+    if "multi_dist_optimizer_instances" in row.text("model"):
+        return OPTIMIZERS
+    if match := re.search(r"over (\d+) gpus", zero):
+        return max(dp // int(match[1]), 1)
+    if match := re.search(r"'data': '(\d+)'", zero):
+        return int(match[1])
+    if zero.startswith(("hsdp", "hybrid_shard")):
+        return max(dp * tp // row.whole("gpus_per_node", 8), 1)
+    return 1
+
+
+def _strategy(row: Row) -> Strategy:
+    recompute = {"full": Recompute.FULL, "selective": Recompute.SELECTIVE}.get(_first_word(row, "recompute"), Recompute.NONE)
     if has_latent_experts(row) and "offloading" not in row.text("model"):
         recompute = Recompute.NONE  # What they do compute again is not the scores (--recompute-modules).
     tp, pp, cp = row.whole("tp", 1), row.whole("pp", 1), row.whole("cp", 1)
@@ -205,7 +235,7 @@ def _strategy(row: Row) -> Strategy:
         raise InputError(f"micro-batch {micro_batch:g}")
     return Strategy(
         dp=dp,
-        dp_replicate=OPTIMIZERS if "multi_dist_optimizer_instances" in row.text("model") else 1,
+        dp_replicate=_replicas(row, dp, tp),
         stage_layers=uneven,
         etp=_expert_width(row, tp),
         tp=tp,
@@ -213,7 +243,7 @@ def _strategy(row: Row) -> Strategy:
         cp=cp,
         ep=row.whole("ep", 1),
         virtual_stages=stages if pp > 1 else 1,
-        zero_stage=stage,
+        zero_stage=_zero_stage(row),
         sequence_parallel=sequence_parallel,
         micro_batch=int(micro_batch),
         global_batch=round(global_batch),

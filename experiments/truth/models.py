@@ -79,8 +79,9 @@ LATENT_EXPERTS = Attention(heads=1, kv_heads=1, head_dim=128 + 64, value_dim=128
 EXPERT_WIDTH = 1024  # Of its tests "gpt3_moe" (--moe-ffn-hidden-size), and of those with latent attention.
 SHARED_WIDTH = 512  # Of the former where experts have tensor parallel ranks (--moe-shared-expert-intermediate-size).
 T5_VOCABULARY = 28996 + 100  # BERT's with case, and the ids that mark spans
-# Vocabularies of tokenizers, for rows that do not give them.
+# Vocabularies of tokenizers, for rows that do not give them: config.json of GPT-2, BERT, Llama 2, BLOOM and Llama 3.
 GPT2_VOCABULARY, BERT_VOCABULARY, LLAMA_VOCABULARY = 50257, 30522, 32000
+OTHER_VOCABULARIES = (250880, 128256)
 
 
 def is_network(row: Row) -> bool:
@@ -105,8 +106,8 @@ def model_of(row: Row) -> Model:
         return model(name)
     if has_latent_experts(row):
         return _latent_experts(row)
-    if row.number("layers") and row.number("hidden"):
-        return _described(row)
+    if is_described(row):
+        return described(row)
     if row.text("model").startswith("t5/") and row.number("hidden"):
         return _t5(row)
     name = next((name for pattern, name in MODELS if re.search(pattern, row.text("model"))), None)
@@ -115,12 +116,40 @@ def model_of(row: Row) -> Model:
     return published(name)
 
 
-def _described(row: Row) -> Architecture:
+def is_described(row: Row) -> bool:
+    """Whether a row gives the dims of a transformer's layers, and is none that a test of Megatron-LM names."""
+    return bool(row.number("layers") and row.number("hidden") and not has_latent_experts(row))
+
+
+def vocabularies_of(row: Row) -> tuple[int, ...]:
+    """The vocabulary of a row whose dims are given, or those that it may have where it gives none, the likeliest first."""
+    usual = _usual_vocabulary(row)
+    if row.number("vocab"):
+        return (row.whole("vocab", usual),)
+    return (usual,) if is_test(row) else (usual, *(other for other in OTHER_VOCABULARIES if other != usual))
+
+
+def _usual_vocabulary(row: Row) -> int:
+    kind = row.text("model")
+    return BERT_VOCABULARY if "bert" in kind else GPT2_VOCABULARY if _is_old(kind) else LLAMA_VOCABULARY
+
+
+def _is_old(kind: str) -> bool:
+    """Whether a model is of the kind of GPT-2: biases, and a feed-forward of one matrix in."""
+    return bool(re.search(r"gpt|opt|bert", kind))
+
+
+def _is_gated(row: Row) -> bool:
+    """Whether a feed-forward has two matrices in: by its name, or by a width that is not four times the hidden size."""
+    kind, width = row.text("model"), row.whole("ffn_hidden", 0)
+    named = bool(re.search(r"llama|mi[sx]tral|qwen|nemotron-h|swiglu", kind))
+    return named or (not is_test(row) and not _is_old(kind) and width not in (0, 4 * row.whole("hidden", 0)))
+
+
+def described(row: Row) -> Architecture:
     """A transformer whose dims a row gives; words of its name say what its dims do not."""
     hidden, heads, kind = row.whole("hidden", 0), row.whole("heads", 1), row.text("model")
-    bert, tested = "bert" in kind, is_test(row)
-    old = bool(re.search(r"gpt|opt|bert", kind))
-    gated = bool(re.search(r"llama|mi[sx]tral|qwen|nemotron-h|swiglu", kind))
+    bert, tested, old, gated = "bert" in kind, is_test(row), _is_old(kind), _is_gated(row)
     bias = old and not re.search(r"disable_bias|swiglu", kind)
     attention = Attention(heads=heads, kv_heads=row.whole("kv_heads", heads), head_dim=hidden // heads, bias=bias, causal=not bert)
     if tested and kind.endswith(("_mla", "_mla_1node")):
@@ -142,7 +171,7 @@ def _described(row: Row) -> Architecture:
     return Architecture(
         name=row.values["model"],
         hidden=hidden,
-        vocab=_vocabulary(row, BERT_VOCABULARY if bert else GPT2_VOCABULARY if old else LLAMA_VOCABULARY),
+        vocab=_vocabulary(row, _usual_vocabulary(row)),
         layers=(Layer(count=row.whole("layers", 1), attention=attention, feed_forward=feed_forward),),
         positions=Positions.ALIBI if "mpt" in kind else Positions.ROTARY if rotary else Positions.LEARNED,
         max_positions=row.whole("seq_len", 0),

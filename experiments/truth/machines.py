@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from msgspec.structs import replace
+
 from dpro_search.cluster import Cluster, Device, bundled, parse_cluster, pcie_hosts, with_device
 from dpro_search.errors import InputError
 from experiments.truth.megatron_tests import is_test
@@ -55,6 +57,7 @@ MACHINES = (  # name of a GPU in a row -> bundled machine; the first that is fou
     (r"mi3(00|25)x", "mi300x-platform"),
     (r"l40s", "l40s-pcie-8"),
 )
+NVLINKS_OF_A100 = 12
 GPUS = {r"v100-(sxm2-)?16": "v100-sxm2-16gb", "mi325x": "mi325x"}  # In such a machine another device than its own.
 
 
@@ -96,9 +99,36 @@ def cluster_of(row: Row) -> Cluster:
         name = "p5.48xlarge"
     if "v100" in text and "dgx" in text:
         name = "dgx-2" if "dgx-2" in text else "dgx-1-v100"
-    cluster = parse_cluster(f"{max(-(-devices // per_host), 1)}x{name}")
+    cluster = _with_links(parse_cluster(f"{max(-(-devices // per_host), 1)}x{name}"), row)
     other = next((device for pattern, device in GPUS.items() if re.search(pattern, text)), None)
     return with_device(cluster, _device(other)) if other else cluster
+
+
+def _with_links(cluster: Cluster, row: Row) -> Cluster:
+    """With the NVLinks of a device and the network cards of a host that a row gives; where it gives none, the machine's own."""
+    (group,) = cluster.groups
+    host = group.host
+    links, cards = re.search(r"\b(\d+) nvlink inter-gpu", row.text("intra_link")), _cards(row, host.devices)
+    if links and host.links[0].rate_bps is not None:
+        share = int(links[1]) / NVLINKS_OF_A100
+        host = replace(host, links=(replace(host.links[0], rate_bps=share * host.links[0].rate_bps), *host.links[1:]))
+    if cards and host.nics is not None and group.count > 1:
+        count, rate_bps = cards
+        host = replace(host, nics=replace(host.nics, count=count, link=replace(host.nics.link, rate_bps=rate_bps)))
+    return replace(cluster, groups=(replace(group, host=host),))
+
+
+def _cards(row: Row, devices: int) -> tuple[int, float] | None:
+    """Network cards of a host for the job's traffic, and bits a second of each; None where a row does not say both."""
+    text = row.text("inter_net")
+    if each := re.search(r"(\d+) ?gb(?:ps|/s) per gpu", text):
+        return devices, 1e9 * float(each[1])
+    if whole := re.match(r"(\d+) ?gbps (?:per node|roce)", text):
+        return devices, 1e9 * float(whole[1]) / devices
+    parts = [part for part in re.split(r"[,;+]", text) if not re.search("storage|management", part) or "compute" in part]
+    counted = [match for part in parts if (match := re.search(r"(\d+) ?x .*?(\d+) ?gb(?:it|ps|/s)", part))]
+    rated = [(int(match[1]), 1e9 * float(match[2])) for match in counted if match[1] != "0"]
+    return max(rated, key=lambda card: card[0] * card[1], default=None)
 
 
 def _device(name: str) -> Device:

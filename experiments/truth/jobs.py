@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from dpro_search.errors import InputError
-from dpro_search.parallel.frameworks import FRAMEWORKS
+from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled
 from dpro_search.parallel.gpu_ops import AttentionKernels, NormKernels
 from dpro_search.parallel.model import Network
 from dpro_search.parallel.runtime import CHECKED_RANK_US, HostTimes, Runtime
@@ -38,6 +38,7 @@ PRECISIONS = (
 BERT_FILLED = (
     0.5  # Of the tokens of MLPerf's BERT sequences; the rest is padding, which submissions take out (MLPerf training, BERT).
 )
+BIN_TOKENS = 128  # Sequences that were cut to so many tokens are nearly full.
 # Networks whose layers are the framework's own modules, without Python around each kernel: PyTorch dispatches a bare op in about
 # 5 us and launches its kernel in 5 us (measured on tensors of a few elements, torch 2.13).
 BARE_HOST = HostTimes(forward_us=15.0, backward_us=10.0, collective_us=50.0, parameter_us=2.0)
@@ -71,7 +72,7 @@ def _workload(row: Row) -> Workload:
         raise InputError("the sequence's length is not given")
     if isinstance(model, Network) and model.tables:
         strategy = replace(strategy, ep=strategy.dp)  # The ranks share the tables (hybrid parallel).
-    if "bert" in row.text("model") and row.text("source").startswith("mlperf"):
+    if "bert" in row.text("model") and (row.text("source").startswith("mlperf") or (_is_binned(row) and sequence > BIN_TOKENS)):
         sequence = round(sequence * BERT_FILLED)
     return Workload(
         model=model,
@@ -84,12 +85,23 @@ def _workload(row: Row) -> Workload:
     )
 
 
+def _is_binned(row: Row) -> bool:
+    """Whether a batch has sequences of about the same length, so that it has little padding.
+
+    NVIDIA's BERT for PyTorch loads its data with LDDL in bins (data/create_datasets_from_start.sh); those for other frameworks do not.
+    It also fuses its layers (run_pretraining.py: nvFuser).
+    """
+    return "deeplearningexamples" in row.text("source") and row.text("model") == "bert" and row.text("framework") == "pytorch"
+
+
 def runtime_of(row: Row) -> Runtime:
     """How the framework of a row runs a step."""
     name = next(name for pattern, name in FRAMEWORK_NAMES if re.search(pattern, row.text("framework")))
     if row.text("source").startswith("mlperf"):
         name = "megatron-core-cuda-graphs"  # Submissions to MLPerf training capture layers as CUDA graphs.
     runtime = FRAMEWORKS[name].runtime
+    if _is_binned(row):
+        runtime = as_compiled(runtime, compiled=True)
     if is_network(row) and not row.text("source").startswith("mlperf"):
         runtime = replace(runtime, host=BARE_HOST)
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels

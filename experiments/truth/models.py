@@ -99,6 +99,8 @@ def model_of(row: Row) -> Model:
     """The model of a row; raises `InputError` where it is not known."""
     if is_network(row):
         name = next(name for pattern, name in NETWORKS if re.search(pattern, row.text("model")))
+        if name == "dlrm-dcnv2" and "dlrm.md" in row.text("source_path"):  # a page of NVIDIA's example that has both
+            name = "dlrm"
         if name == "nnunet":
             name = "nnunet-2d" if row.whole("micro_batch", 1) >= NNUNET_2D_BATCH else "nnunet-3d"
         if name.startswith("dlrm") and "model size small" in row.text("notes"):

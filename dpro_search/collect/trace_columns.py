@@ -87,7 +87,7 @@ class DependencyKind(enum.IntEnum):
     SYNC = 2  # a host call waited for a device op
     DATA = 3  # an op used another's result
     HOST = 4  # a thread waited for another thread
-    INFERRED = 5  # nothing records it, but the event follows the end of the op in every step (`readers.kineto.evidence`)
+    INFERRED = 5  # nothing records it, but the event follows the end of the op in every step (`readers.kineto.device_waits`)
 
 
 @dataclass(frozen=True, kw_only=True)

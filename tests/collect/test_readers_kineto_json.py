@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kineto_files import MAIN, START, distributed, needs, small_job
 
+from dpro_search.collect.readers import _json_records as kineto_json
+from dpro_search.collect.readers._json_records import JsonRecords
 from dpro_search.collect.readers.importers import import_trace
-from dpro_search.collect.readers.kineto import json_records as kineto_json
 from dpro_search.collect.readers.kineto.columns import read_kineto_file
 from dpro_search.collect.readers.kineto.importer import read
-from dpro_search.collect.readers.kineto.json_records import JsonRecords
-from dpro_search.collect.readers.kineto.notes import SpanRecord
+from dpro_search.collect.readers.kineto.records import SpanRecord
 from dpro_search.collect.trace import DependencyKind
 from dpro_search.errors import InputError
 from tests.every_case import every_case

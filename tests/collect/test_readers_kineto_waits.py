@@ -7,7 +7,7 @@ import pytest
 from importer_kit import shared_trace
 from kineto_files import AUTOGRAD, START, STREAM, Profile, needs, one, small_job
 
-from dpro_search.collect.readers.kineto.host_waits import NAME
+from dpro_search.collect.readers.kineto.dependencies import NAME
 from dpro_search.collect.readers.kineto.importer import read
 from dpro_search.collect.trace import DependencyKind, EventKind
 from tests.every_case import every_case

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto.evidence import UNEXPLAINED_US
+from dpro_search.collect.readers.kineto.device_waits import UNEXPLAINED_US
 from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Ints, Role, Trace
 from dpro_search.errors import GraphError
 from dpro_search.graph.dataflow import OpKind

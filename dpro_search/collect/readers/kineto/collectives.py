@@ -1,4 +1,4 @@
-"""Collective ops of several ranks that are parts of one collective, and the alignment of the ranks' clocks that follows."""
+"""Collectives: what is known of a rank's part, which parts of several ranks are of one collective, and the clocks that follow."""
 
 from __future__ import annotations
 
@@ -12,14 +12,49 @@ import numpy as np
 
 from dpro_search._text import numbers_text
 from dpro_search.collect.clock import CommSpans, align_clocks
-from dpro_search.collect.readers.kineto.notes import NotedCollective
+from dpro_search.collect.readers.kineto.columns import KinetoFile, rows_named
 from dpro_search.collect.readers.kineto.rank import RankRecords
-from dpro_search.collect.trace import ClockReport, Floats
+from dpro_search.collect.readers.kineto.records import NotedCollective, collective_of
+from dpro_search.collect.recorded_names import is_communication_op, is_named_after_collective, may_communicate
+from dpro_search.collect.trace import ClockReport, EventKind, Floats, Ints
 from dpro_search.errors import InputError
 
 _MOST_PAIRED = 32  # ranks of a group
 
 _Key = tuple[Any, ...]
+
+
+def find_collectives(r: RankRecords, file: KinetoFile, rows: Ints) -> None:
+    """Describe a rank's collectives: kind, group and size, from the op's own record, else from the host span around its launch.
+
+    `rows` are the events' rows of the file.
+    """
+    noted = np.array(sorted(file.notes), np.int64)
+    noted = noted[np.isin(noted, rows)]
+    noted_start, noted_thread = file.start_us[noted], file.thread[noted]
+    noted_end = noted_start + file.duration_us[noted]
+    for event in np.flatnonzero(r.kind == EventKind.COLLECTIVE).tolist():
+        notes = [file.notes[int(rows[event])]] if int(rows[event]) in file.notes else []
+        launch = int(r.launch[event])
+        if launch >= 0:
+            time_us = r.start_us[launch]
+            around = (noted_start <= time_us) & (noted_end >= time_us) & (noted_thread == file.thread[rows[launch]])
+            notes += [file.notes[int(row)] for row in noted[around]]
+        r.collectives[event] = collective_of(r.names[r.name[event]], notes)
+        r.size_bytes[event] = r.collectives[event].size_bytes
+    _find_unknown_communication(r)
+
+
+def _find_unknown_communication(r: RankRecords) -> None:
+    """Kernels of no known library that ops of communication launched: with the name of a collective they communicate, else it is
+    unknown what they do. What such an op computes or copies beside it stays what it is."""
+    launched = (r.kind == EventKind.KERNEL) & (r.op >= 0) & rows_named(r.names, r.op, is_communication_op)
+    for event in np.flatnonzero(launched & r.named(may_communicate)).tolist():
+        kernel = r.names[r.name[event]]
+        r.kind[event] = EventKind.UNKNOWN
+        if is_named_after_collective(kernel):
+            r.kind[event] = EventKind.COLLECTIVE
+            r.collectives[event] = collective_of(kernel, [])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import enum
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -16,12 +16,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto.json_records import JsonRecords
-from dpro_search.collect.readers.kineto.notes import Note, RecordArgs, SpanRecord, first_dtype, note_of, shapes_of
+from dpro_search.collect.readers._json_records import JsonRecords
+from dpro_search.collect.readers.kineto.records import Note, RecordArgs, SpanRecord, first_dtype, note_of, shapes_of
 from dpro_search.collect.recorded_names import may_describe_collective
-from dpro_search.collect.trace import Floats, Ints, Shapes
+from dpro_search.collect.trace import Codes, Floats, Ints, Shapes
 
 _Entry = TypeVar("_Entry")
+Bools = npt.NDArray[np.bool_]
 
 MODULE = "nn.Module: "  # before the class of a module and its number among those of the class
 _LINE = re.compile(r"(?P<file>[^<(][^(]*\.py)\(\d+\): ")
@@ -99,6 +100,10 @@ class PythonCalls:
     def __len__(self) -> int:
         return len(self.name)
 
+    def select(self, chosen: Bools) -> PythonCalls:
+        """The calls that are marked, [n]."""
+        return PythonCalls(**{name: column[chosen] for name, column in vars(self).items()})
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryCounts:
@@ -107,7 +112,7 @@ class MemoryCounts:
     thread: npt.NDArray[np.int32]
     time_us: Floats
     allocated_bytes: Ints
-    on_device: npt.NDArray[np.bool_]  # Not the host's allocator.
+    on_device: Bools  # Not the host's allocator.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +301,7 @@ class _Columns:
             self.rows = int(kept.sum())
         self._distinct("frames.")
 
-    def _distinct(self, prefix: str) -> npt.NDArray[np.bool_]:
+    def _distinct(self, prefix: str) -> Bools:
         """Keeps the first of equal rows of the columns whose names begin so (those without a dot for ""), and counts the others."""
         names = [name for name in self.parts if name.rpartition(".")[0] == prefix.rstrip(".")]
         columns = [np.concatenate(self.parts[name]) for name in names]
@@ -417,10 +422,10 @@ class _Columns:
             tells = self.telling[name] = tells_where(name)
         return tells
 
-    def _may_note(self, name: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    def _may_note(self, name: npt.NDArray[np.int32]) -> Bools:
         """Rows whose name is that of a collective, or of a span around one."""
         self.noting += [may_describe_collective(text) for text in list(self.names)[len(self.noting) :]]
-        may_note: npt.NDArray[np.bool_] = np.array(self.noting)[name]
+        may_note: Bools = np.array(self.noting)[name]
         return may_note
 
     def _count_others(self, records: list[SpanRecord]) -> None:
@@ -433,6 +438,12 @@ class _Columns:
         return np.concatenate([np.zeros(0, dtype), *self.parts.pop(column, [])])
 
 
+def rows_named(names: Sequence[str], column: Codes | Ints, accepts: Callable[[str], object]) -> Bools:
+    """Rows of a column that indexes a table of names whose name is accepted, [n]."""
+    accepted: Bools = np.array([bool(accepts(name)) for name in names] or [False])
+    return accepted[column]
+
+
 def tells_where(name: str) -> bool:
     """Whether a frame is a module's call, or a function in a file that is neither Python's own nor PyTorch's nor installed."""
     if name.startswith(MODULE):
@@ -443,7 +454,7 @@ def tells_where(name: str) -> bool:
     return line["file"].partition("/")[0].removesuffix(".py") not in _NOT_THE_USERS
 
 
-def first_of_equal_rows(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+def first_of_equal_rows(columns: Sequence[npt.NDArray[Any]]) -> Bools:
     """Whether each row differs from all rows before it, [n]; columns are [n] each, of 8 bytes an entry or less."""
     if not columns or not len(columns[0]):
         return np.ones(len(columns[0]) if columns else 0, np.bool_)

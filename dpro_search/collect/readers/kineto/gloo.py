@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto.notes import ITEM_BYTES, NotedCollective
 from dpro_search.collect.readers.kineto.rank import RankRecords
+from dpro_search.collect.readers.kineto.records import ITEM_BYTES, NotedCollective
 from dpro_search.collect.recorded_names import collective_kind_of
 from dpro_search.collect.trace import CollectiveKind, Dependencies, DependencyKind, EventKind, Ints, ProcessGroup, Shapes
 
@@ -50,9 +50,9 @@ def find_gloo_collectives(r: RankRecords) -> None:
     """
     if r.on_device.any():
         return
-    spans = np.flatnonzero(_named(r, _SPAN))
+    spans = np.flatnonzero(r.named(lambda name: name.startswith(_SPAN)))
     kinds = np.array([_kind_of(name) for name in r.names])[r.name]
-    posts = np.flatnonzero(_named(r, _POST) & (kinds >= 0))
+    posts = np.flatnonzero(r.named(lambda name: name.startswith(_POST)) & (kinds >= 0))
     pairs: list[tuple[int, int]] = []
     for ways in (_MESSAGES[:1], _MESSAGES[1:], [kind for kind in CollectiveKind if kind not in _MESSAGES]):
         pairs += _paired(r, posts[np.isin(kinds[posts], ways)].tolist(), spans[np.isin(kinds[spans], ways)].tolist())
@@ -111,11 +111,6 @@ def without_impossible_waits(needs: Dependencies, events: Mapping[str, npt.NDArr
     kept = np.ones(len(needs.kind), np.bool_)
     kept[waits[early]] = False
     return Dependencies(source=needs.source[kept], target=needs.target[kept], kind=needs.kind[kept])
-
-
-def _named(r: RankRecords, prefix: str) -> npt.NDArray[np.bool_]:
-    is_named: npt.NDArray[np.bool_] = np.array([name.startswith(prefix) for name in r.names] or [False])[r.name]
-    return is_named
 
 
 def _kind_of(name: str) -> CollectiveKind:
@@ -193,7 +188,7 @@ def _waits(r: RankRecords, pairs: list[tuple[int, int]], thread: int) -> list[tu
 
 def _gaps(r: RankRecords, rows: Ints) -> Iterator[_Gap]:
     """Stretches of a thread between two spans in which none but annotations, autograd's and collectives' spans are open."""
-    waits_within = np.array([not name.startswith("aten::") for name in r.names] or [True])
+    waits_within = r.named(lambda name: not name.startswith("aten::"))
     rows = rows[np.lexsort((-r.end_us[rows], r.start_us[rows]))]
     open_spans: list[tuple[float, bool]] = []
     boundary_us = -np.inf
@@ -207,7 +202,7 @@ def _gaps(r: RankRecords, rows: Ints) -> Iterator[_Gap]:
         if start_us - boundary_us > _BLOCKED_US and (not open_spans or open_spans[-1][1]) and np.isfinite(boundary_us):
             yield _Gap(boundary_us, start_us)
         boundary_us = max(boundary_us, start_us)
-        open_spans.append((float(r.end_us[row]), bool(waits_within[r.name[row]])))
+        open_spans.append((float(r.end_us[row]), bool(waits_within[row])))
 
 
 def _add_waits(r: RankRecords, waits: list[tuple[int, _Gap]]) -> None:
@@ -252,8 +247,7 @@ class GlooGroups:
         self._r = r
         self._listed = _listed(r)
         self._marks = PeerMarks(r)
-        reduces = np.array([name.startswith(_REDUCTION) for name in r.names] or [False])
-        self._reductions = np.flatnonzero(reduces[r.name])
+        self._reductions = np.flatnonzero(r.named(lambda name: name.startswith(_REDUCTION)))
         self.assumed = ""  # what was taken for granted so far
 
     def of(self, kind: CollectiveKind, post: int, shapes: Shapes) -> ProcessGroup | None:

@@ -26,14 +26,20 @@ import numpy as np
 from dpro_search.collect._memory import give_back
 from dpro_search.collect.assemble.described import described
 from dpro_search.collect.readers.importers import Importer
-from dpro_search.collect.readers.kineto.collectives import Match, align, match_collectives
+from dpro_search.collect.readers.kineto.collectives import Match, align, find_collectives, match_collectives
 from dpro_search.collect.readers.kineto.columns import read_kineto_file
 from dpro_search.collect.readers.kineto.dependencies import find_dependencies
 from dpro_search.collect.readers.kineto.gloo import find_gloo_collectives, without_impossible_waits
-from dpro_search.collect.readers.kineto.job import Rank, distinct_ranks, process_of, rows_of_ranks, two_jobs
-from dpro_search.collect.readers.kineto.limits import leave_out_cut_steps, of_job, of_ranks
-from dpro_search.collect.readers.kineto.origins import find_origins
-from dpro_search.collect.readers.kineto.rank import RankRecords, find_unknown_communication, rank_records
+from dpro_search.collect.readers.kineto.job import (
+    Rank,
+    distinct_ranks,
+    leave_out_cut_steps,
+    process_of,
+    rows_of_ranks,
+    two_jobs,
+    warnings_of_job,
+)
+from dpro_search.collect.readers.kineto.rank import RankRecords, rank_records
 from dpro_search.collect.recorded_names import dtype_of, library_of
 from dpro_search.collect.trace import (
     DESCRIPTIONS,
@@ -90,7 +96,7 @@ def read(paths: Sequence[Path]) -> Trace:
         raise InputError(f"{paths[0].parent}: {why}: the profiles are of several jobs; import one job at a time")
     # Ranks whose host is unknown are taken to have clocks of their own.
     clock, warnings = align(records, matches, tuple(r.host or f"rank {number}" for r, number in zip(records, numbers, strict=True)))
-    warnings += [*of_ranks(records, numbers), *of_job(records, numbers)]
+    warnings += warnings_of_job(records, numbers)
     offsets = np.array(clock.offset_us) - [(r.origin_ns - records[0].origin_ns) / 1e3 for r in records]
     about, tables = _descriptions(records)
     tensors, tensor = _tensors(records, matches)
@@ -149,10 +155,9 @@ def _read_file(path: Path) -> list[Rank]:
         raise TraceFormatError(f"{path}: the Kineto profile has no events{_what_was_dropped(file.dropped)}")
     ranks = []
     for number, rows in enumerate(rows_of_ranks(file)):
-        r, row_of_event = rank_records(file, rows, rank=None)
+        r, row_of_event = rank_records(file, rows)
         r.process = process_of(file, rows)
-        find_origins(r, file, row_of_event)
-        find_unknown_communication(r)
+        find_collectives(r, file, row_of_event)
         find_gloo_collectives(r)
         leave_out_cut_steps(r)
         if number:

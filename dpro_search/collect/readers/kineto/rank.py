@@ -1,59 +1,29 @@
-"""One rank of a Kineto profile: what its records are, which call launched what, and which step each belongs to.
+"""One rank of a Kineto profile: what its records are, which call launched what, in which step, and from where in the program.
 
-Names tell which calls of a device's runtime wait, order streams or ask for events. CUDA's names are the pattern for HIP, MUSA
-(Moore Threads) and most others. CNRT (Cambricon) calls a stream a queue and an event a notifier; ACL (Ascend) puts the verb first;
-Unified Runtime, Level Zero and OpenCL have queues, command lists, fences and `Finish`.
+A device op is launched by a call within an op of the framework, by time on the thread, else by the external id that the profiler
+gives both. Ops of the backward pass have the sequence number of the op of the forward pass that they differentiate: module and
+source line are that op's. A module is named by the path of calls to it, like ``Net_0.Block_1.Conv2d_3``.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto.columns import Category, KinetoFile
-from dpro_search.collect.readers.kineto.notes import NotedCollective, collective_of
-from dpro_search.collect.recorded_names import (
-    communicates,
-    computes_too,
-    is_communication_op,
-    is_library_span,
-    is_named_after_collective,
-    may_communicate,
-)
+from dpro_search.collect.readers._nesting import innermost, parents_of
+from dpro_search.collect.readers.kineto.columns import MODULE, Bools, Category, KinetoFile, PythonCalls, rows_named
+from dpro_search.collect.readers.kineto.records import NotedCollective
+from dpro_search.collect.recorded_names import communicates, computes_too, host_waits, is_library_span
 from dpro_search.collect.trace import EventKind, Floats, Ints, Role, Shapes
 
-# Vendors add these to the name of a call: `cudaStreamSynchronize_ptsz`, `aclrtSynchronizeStreamWithTimeout`.
-_ENDING = r"(?:WithTimeout|WithFlags|WithBarrier|Ext)*(?:_\w+)?$"
-
-# Calls in which the host waits for all streams of a device, for one stream, and for an event.
-DEVICE_WAITS = re.compile(rf"(?:(?:Device|Ctx|Context)Sync(?:hronize)?|Sync(?:hronize)?(?:Device|Ctx|Context)){_ENDING}")
-STREAM_WAITS = re.compile(
-    rf"(?:(?:Stream|Queue|CommandList)(?:Host)?Sync(?:hronize)?|Sync(?:hronize)?(?:Stream|Queue)|QueueFinish|clFinish){_ENDING}"
-)
-EVENT_WAITS = re.compile(
-    r"(?:(?:Event|Fence|Notifier)(?:Host)?Sync(?:hronize)?|Sync(?:hronize)?(?:Event|Notifier)"
-    rf"|(?<!Queue)WaitNotifier|WaitForEvents|(?<!Enqueue)Events?Wait){_ENDING}"
-)
-# Calls that wait for the device before they copy or free memory.
-MEMORY_WAITS = re.compile(r"^(?:cuda|hip|musa|aclrt|cnrt|mc)(?:Memcpy|Free)$")
-
-# Calls that make a stream wait for an event, and that record one on a stream.
-STREAM_ORDERS = re.compile(
-    rf"(?:(?:Stream|Queue)Wait(?:Event|Notifier)|EnqueueEventsWait|AppendWaitOnEvents|AppendBarrier){_ENDING}"
-)
-EVENT_RECORDS = re.compile(rf"(?:EventRecord|RecordEvent|PlaceNotifier|AppendSignalEvent){_ENDING}")
-
-# Calls that only ask whether something has ended: a host that polls makes many of them.
-QUERIES = re.compile(
-    rf"(?:(?:Event|Stream|Queue|Notifier|Fence)Query(?:Status)?|Query(?:Event|Stream|Notifier)(?:Status)?|EventGetInfo){_ENDING}"
-)
-Bools = npt.NDArray[np.bool_]
 CLOCK_SLACK_US = 5.0  # by which device and host clocks of one profile may disagree
+MAIN_THREAD = -1  # stream of the thread that runs the script
 STREAMS_OF_DEVICE = 100_000  # stream s of the rank's d-th device is numbered d * STREAMS_OF_DEVICE + s
 _STEP = re.compile(r"^ProfilerStep#?\s*(\d+)")
 _OTHER_MARKS = ("Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)")  # where steps are not marked, first found
@@ -62,16 +32,13 @@ _KERNEL_LAUNCH = re.compile(r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|K
 _LOST_SHARE = 0.01  # of the launches in the recorded steps, of which the device may lack records without a warning
 _OPTIMIZER = ("Optimizer.step", "optimizer.step")
 _LOADING = ("enumerate(DataLoader)", "enumerate(DataPipe)")  # spans of torch.utils.data
+_KINDS = {Category.RUNTIME: EventKind.RUNTIME, Category.KERNEL: EventKind.KERNEL, Category.COPY: EventKind.COPY}
 # Columns of `RankRecords` that have a row for each event.
 EVENT_COLUMNS = (
     *("name", "kind", "stream", "start_us", "end_us", "size_bytes", "correlation", "annotation", "launch", "shapes", "dtype"),
     *("role", "op", "module", "source", "step"),
 )
-
-
-def host_waits(name: str) -> bool:
-    """Whether the host waits for the device in a call with this name."""
-    return any(pattern.search(name) for pattern in (DEVICE_WAITS, STREAM_WAITS, EVENT_WAITS, MEMORY_WAITS))
+_DEEPEST = 64  # calls of modules within each other: those further in have the path of the last
 
 
 @dataclass(kw_only=True)
@@ -93,7 +60,7 @@ class RankRecords:
     role
         `Role`, [n].
     op, module, source
-        What launched each device op, in which module and at which line (`origins`); they index `names`, [n].
+        What launched each device op, in which module and at which line; they index `names`, [n].
     collectives
         By event.
     syncs
@@ -137,7 +104,6 @@ class RankRecords:
     step_number: Ints
     step_start_us: Floats
     step_end_us: Floats
-    main_stream: int
     collectives: dict[int, NotedCollective]
     syncs: tuple[tuple[str, int, int, int, int], ...]
     memory_us: Floats
@@ -167,9 +133,16 @@ class RankRecords:
         """Events that ran on a device's stream, [n]."""
         return self.stream >= 0
 
+    def named(self, accepts: Callable[[str], object]) -> Bools:
+        """Events whose name is accepted, [n]."""
+        return rows_named(self.names, self.name, accepts)
 
-def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> tuple[RankRecords, Ints]:
-    """The records of one rank: all, or those of its processes in a merged file; and the row of the file that each event is."""
+
+def rank_records(file: KinetoFile, rows: Ints) -> tuple[RankRecords, Ints]:
+    """The records of one rank: all, or those of its processes in a merged file; and the row of the file that each event is.
+
+    Collectives are not yet described (`collectives.find_collectives`).
+    """
     rows = rows[np.argsort(file.start_us[rows], kind="stable")]
     category = file.category[rows]
     syncs = category == Category.DEVICE_SYNC
@@ -180,21 +153,19 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> tuple[Ran
     rows, category = rows[~is_mark], category[~is_mark]
     dropped = Counter(file.dropped)
     on_device = (category == Category.KERNEL) | (category == Category.COPY)
-    stream, main_stream = _streams(file, rows, on_device, steps.thread)
     start_us = file.start_us[rows]
-    kind, collectives_named = _kinds(file, rows, category)
     header = file.header.get("distributedInfo")
     info = header if isinstance(header, dict) else {}
     result = RankRecords(
-        rank=rank if rank is not None else _whole(info.get("rank")),
+        rank=_whole(info.get("rank")),
         world_size=_whole(info.get("world_size")),
         device=_device_name(file.header.get("deviceProperties")),
         host=str(file.header.get("host_name", "")),
         origin_ns=file.origin_ns,
         names=file.names,
         name=file.name[rows].astype(np.int64),
-        kind=kind,
-        stream=stream,
+        kind=_kinds(file, rows, category),
+        stream=_streams(file, rows, on_device, steps.thread),
         start_us=start_us,
         end_us=start_us + file.duration_us[rows],
         size_bytes=np.maximum(file.size_bytes[rows], -1),
@@ -205,7 +176,7 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> tuple[Ran
         dtype=file.dtype[rows],
         shape_table=file.shape_table,
         dtypes=file.dtypes,
-        role=_roles(file, rows, kind),
+        role=np.full(len(rows), Role.UNKNOWN, np.int8),
         op=np.full(len(rows), -1, np.int32),
         module=np.full(len(rows), -1, np.int32),
         source=np.full(len(rows), -1, np.int32),
@@ -213,22 +184,23 @@ def rank_records(file: KinetoFile, rows: Ints, *, rank: int | None) -> tuple[Ran
         step_number=steps.number,
         step_start_us=steps.start_us,
         step_end_us=steps.end_us,
-        main_stream=main_stream,
         collectives={},
         syncs=sync_records,
         **_memory(file, rows, bool(on_device.any())),
         job=info,
         dropped=dropped,
     )
-    launches = np.array([bool(_KERNEL_LAUNCH.search(name)) for name in file.names] or [False])[result.name]
-    launches &= kind == EventKind.RUNTIME
-    if not on_device.any():
-        result.unrecorded_launches = int(launches.sum())
+    # Spans of the optimizer and of PyTorch's data loader, which the script's thread marks.
+    result.role[result.named(lambda name: name.startswith(_OPTIMIZER)) & (result.kind == EventKind.OP)] = Role.UPDATE
+    result.role[result.named(lambda name: name.startswith(_LOADING)) & (result.kind == EventKind.OP)] = Role.LOADING
+    launches = result.named(_KERNEL_LAUNCH.search) & (result.kind == EventKind.RUNTIME)
     _find_launches(result)
     _assign_steps(result)
     if on_device.any():
         _warn_of_lost_kernels(result, np.flatnonzero(launches & (result.step >= 0)))
-    _describe_collectives(result, file, rows, collectives_named)
+    else:
+        result.unrecorded_launches = int(launches.sum())
+    _find_origins(result, file, rows)
     return result, rows
 
 
@@ -295,8 +267,8 @@ def _memory(file: KinetoFile, rows: Ints, has_device: bool) -> dict[str, Any]:
     return {"memory_us": counts.time_us[of_rank], "memory_bytes": counts.allocated_bytes[of_rank]}
 
 
-def _streams(file: KinetoFile, rows: Ints, on_device: Bools, main_thread: int) -> tuple[Ints, int]:
-    """Device streams from 0 on; host threads -1, -2, ... with the main thread first."""
+def _streams(file: KinetoFile, rows: Ints, on_device: Bools, main_thread: int) -> Ints:
+    """Device streams from 0 on; host threads -1, -2, ... with the main thread first (`MAIN_THREAD`)."""
     device_rows, host_rows = rows[on_device], rows[~on_device]
     stream = np.empty(len(rows), np.int64)
     number = np.where(file.stream[device_rows] >= 0, file.stream[device_rows], _stream_of_thread(file)[file.thread[device_rows]])
@@ -306,9 +278,9 @@ def _streams(file: KinetoFile, rows: Ints, on_device: Bools, main_thread: int) -
     threads, counts = np.unique(file.thread[host_rows], return_counts=True)
     order = sorted(threads.tolist(), key=lambda t: (t != main_thread, -counts[np.searchsorted(threads, t)]))
     table = np.zeros(max(len(file.threads), 1), np.int64)
-    table[order] = -1 - np.arange(len(order))
+    table[order] = MAIN_THREAD - np.arange(len(order))
     stream[~on_device] = table[file.thread[host_rows]]
-    return stream, -1
+    return stream
 
 
 def _stream_of_thread(file: KinetoFile) -> Ints:
@@ -317,37 +289,18 @@ def _stream_of_thread(file: KinetoFile) -> Ints:
     return np.array([int(match[0][:9]) if match else 0 for match in numbers] or [0], np.int64)
 
 
-def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> tuple[Ints, Bools]:
-    names = file.names
-    of_name = np.zeros((3, max(len(names), 1)), np.bool_)
-    of_name[0, : len(names)] = [communicates(name) or is_library_span(name) for name in names]
-    of_name[1, : len(names)] = [host_waits(name) for name in names]
-    of_name[2, : len(names)] = [computes_too(name) for name in names]
-    collective, waits, mixed = of_name[:, file.name[rows]]
+def _kinds(file: KinetoFile, rows: Ints, category: npt.NDArray[np.int8]) -> Ints:
+    """`EventKind` of each record: by its category, and by its name or note where it waits or communicates, [rows]."""
     kind = np.full(len(rows), int(EventKind.OP), np.int64)
-    kind[category == Category.RUNTIME] = EventKind.RUNTIME
-    kind[(category == Category.RUNTIME) & waits] = EventKind.SYNC
-    kind[category == Category.KERNEL] = EventKind.KERNEL
-    kind[category == Category.COPY] = EventKind.COPY
-    noted = (
-        np.isin(rows, [row for row, note in file.notes.items() if note.collective]) if file.notes else np.zeros(len(rows), np.bool_)
-    )
-    kind[(category == Category.KERNEL) & mixed] = EventKind.UNKNOWN
-    moves = np.isin(category, (Category.KERNEL, Category.COPY)) & (collective | noted)
-    kind[moves] = EventKind.COLLECTIVE
-    return kind, moves
-
-
-def _roles(file: KinetoFile, rows: Ints, kind: Ints) -> npt.NDArray[np.int8]:
-    """Spans of the optimizer and of PyTorch's data loader, which the script's thread marks."""
-    of_name = np.array([_role(name) for name in file.names] or [Role.UNKNOWN], np.int8)
-    return np.where(kind == EventKind.OP, of_name[file.name[rows]], Role.UNKNOWN).astype(np.int8)
-
-
-def _role(name: str) -> Role:
-    if name.startswith(_OPTIMIZER):
-        return Role.UPDATE
-    return Role.LOADING if name.startswith(_LOADING) else Role.UNKNOWN
+    for of_category, kind_of_category in _KINDS.items():
+        kind[category == of_category] = kind_of_category
+    name = file.name[rows]
+    kind[(category == Category.RUNTIME) & rows_named(file.names, name, host_waits)] = EventKind.SYNC
+    kind[(category == Category.KERNEL) & rows_named(file.names, name, computes_too)] = EventKind.UNKNOWN
+    moves = rows_named(file.names, name, lambda text: communicates(text) or is_library_span(text))
+    moves |= np.isin(rows, [row for row, note in file.notes.items() if note.collective])
+    kind[np.isin(category, (Category.KERNEL, Category.COPY)) & moves] = EventKind.COLLECTIVE
+    return kind
 
 
 def _find_launches(r: RankRecords) -> None:
@@ -397,15 +350,15 @@ def _launches_without_ids(r: RankRecords) -> None:
     alone = np.flatnonzero(r.on_device & (r.launch < 0))
     if not len(alone):
         return
-    launches = np.array([name.endswith(("GraphLaunch", "LaunchKernel", "LaunchKernelExC")) for name in r.names] or [False])
-    graphs = np.array([name.endswith("GraphLaunch") for name in r.names] or [False])
-    free = np.flatnonzero((r.kind == EventKind.RUNTIME) & launches[r.name])
+    launches = r.named(lambda name: name.endswith(("GraphLaunch", "LaunchKernel", "LaunchKernelExC")))
+    graphs = r.named(lambda name: name.endswith("GraphLaunch"))
+    free = np.flatnonzero((r.kind == EventKind.RUNTIME) & launches)
     free = free[~np.isin(free, r.launch)]
-    single = free[~graphs[r.name[free]]]
+    single = free[~graphs[free]]
     if len(single) == len(alone) and (r.start_us[single] <= r.start_us[alone] + CLOCK_SLACK_US).all():
         r.launch[alone] = single
         return
-    of_graphs = free[graphs[r.name[free]]]
+    of_graphs = free[graphs[free]]
     if len(of_graphs):
         at = np.searchsorted(r.start_us[of_graphs], r.start_us[alone] + CLOCK_SLACK_US, side="right") - 1
         r.launch[alone[at >= 0]] = of_graphs[at[at >= 0]]
@@ -443,34 +396,92 @@ def _assign_steps(r: RankRecords) -> None:
         r.warnings.append(f"{len(alone) - early} device ops have no launch in the profile: they start after their stream's last op")
 
 
-def _describe_collectives(r: RankRecords, file: KinetoFile, rows: Ints, moves: Bools) -> None:
-    """Kind, group and size: from the op's own record, else from the host span around its launch."""
-    noted = np.array(sorted(row for row in file.notes), np.int64)
-    noted = noted[np.isin(noted, rows)]
-    noted_start, noted_thread = file.start_us[noted], file.thread[noted]
-    noted_end = noted_start + file.duration_us[noted]
-    for event in np.flatnonzero(moves).tolist():
-        notes = [file.notes[int(rows[event])]] if int(rows[event]) in file.notes else []
-        launch = int(r.launch[event])
-        if launch >= 0:
-            time_us = r.start_us[launch]
-            around = (noted_start <= time_us) & (noted_end >= time_us) & (noted_thread == file.thread[rows[launch]])
-            notes += [file.notes[int(row)] for row in noted[around]]
-        r.collectives[event] = collective_of(r.names[r.name[event]], notes)
-        r.size_bytes[event] = r.collectives[event].size_bytes
+def _find_origins(r: RankRecords, file: KinetoFile, rows: Ints) -> None:
+    """Set `op`, `module` and `source` of a rank's device ops, or of its ops where it used no device; `rows`: of the file.
+
+    Kernels get the shapes and the element type of the inputs of the op that launched them.
+    """
+    ops = np.flatnonzero((r.kind == EventKind.OP) & (file.category[rows] == Category.HOST_OP))
+    parent = parents_of(file.thread[rows[ops]], r.start_us[ops], r.end_us[ops])
+    on_device = np.flatnonzero(r.on_device)
+    if len(on_device):
+        targets, causes = on_device, _causes(r, file, rows, ops, parent, on_device)
+        known = causes >= 0
+        r.op[targets[known]] = r.name[ops[causes[known]]]
+        kernels = known & (r.kind[targets] == EventKind.KERNEL)
+        r.shapes[targets[kernels]] = r.shapes[ops[causes[kernels]]]
+        r.dtype[targets[kernels]] = r.dtype[ops[causes[kernels]]]
+    else:
+        targets, causes = ops, np.arange(len(ops))
+    frames = file.frames
+    of_rank = np.isin(frames.thread, np.unique(file.thread[rows[~r.on_device]]))
+    if not of_rank.any() or not len(targets):
+        return
+    thread, at_us = _places(r, file, rows, ops, parent, targets, causes)
+    is_module = rows_named(file.names, frames.name, lambda name: name.startswith(MODULE))
+    names = list(r.names)
+    for column, which in ((r.module, is_module), (r.source, ~is_module)):
+        spans = frames.select(of_rank & which)
+        up = parents_of(spans.thread, spans.start_us, spans.end_us)
+        frame = innermost(spans.thread, spans.start_us, spans.end_us, thread, at_us, up)
+        name = _paths(names, spans, up) if column is r.module else spans.name.astype(np.int64)
+        column[targets[frame >= 0]] = name[frame[frame >= 0]]
+    r.names = tuple(names)
 
 
-def find_unknown_communication(r: RankRecords) -> None:
-    """Kernels of no known library that ops of communication launched: with the name of a collective they communicate, else it is
-    unknown what they do. What such an op computes or copies beside it stays what it is."""
-    for op in np.unique(r.op[(r.kind == EventKind.KERNEL) & (r.op >= 0)]).tolist():
-        if not is_communication_op(r.names[op]):
-            continue
-        for event in np.flatnonzero((r.kind == EventKind.KERNEL) & (r.op == op)).tolist():
-            kernel = r.names[r.name[event]]
-            if not may_communicate(kernel):
-                continue
-            r.kind[event] = EventKind.UNKNOWN
-            if is_named_after_collective(kernel):
-                r.kind[event] = EventKind.COLLECTIVE
-                r.collectives[event] = collective_of(kernel, [])
+def _causes(r: RankRecords, file: KinetoFile, rows: Ints, ops: Ints, parent: Ints, on_device: Ints) -> Ints:
+    """The innermost op of the framework (its place in `ops`) that launched each device op, -1: not known."""
+    call = r.launch[on_device]
+    launched = np.flatnonzero(call >= 0)
+    causes = np.full(len(on_device), -1, np.int64)
+    calls = call[launched]
+    causes[launched] = innermost(
+        file.thread[rows[ops]], r.start_us[ops], r.end_us[ops], file.thread[rows[calls]], r.start_us[calls], parent
+    )
+    ids, first = np.unique(file.external[rows[ops]], return_index=True)
+    external_ids = file.external[rows[on_device]]
+    at = np.minimum(np.searchsorted(ids, external_ids), max(len(ids) - 1, 0))
+    if len(ids):
+        unlaunched = (causes < 0) & (external_ids > 0) & (ids[at] == external_ids)
+        causes[unlaunched] = first[at[unlaunched]]
+    return causes
+
+
+def _places(
+    r: RankRecords, file: KinetoFile, rows: Ints, ops: Ints, parent: Ints, targets: Ints, causes: Ints
+) -> tuple[Ints, Floats]:
+    """Thread and time at which the program asked for each event: of the backward pass, when the forward pass ran the op."""
+    row = rows[ops]
+    sequence, backward = file.autograd[row], (file.forward_thread[row] > 0) & (file.autograd[row] >= 0)
+    forward = np.flatnonzero((sequence >= 0) & ~backward)
+    by_number = forward[np.lexsort((r.start_us[ops[forward]], sequence[forward]))]
+    twin = np.full(len(ops), -1, np.int64)
+    numbers = sequence[by_number]
+    for op in np.flatnonzero(backward).tolist():
+        last = int(np.searchsorted(numbers, sequence[op], side="right")) - 1
+        while last >= 0 and numbers[last] == sequence[op] and r.start_us[ops[by_number[last]]] > r.start_us[ops[op]]:
+            last -= 1
+        if last >= 0 and numbers[last] == sequence[op]:
+            twin[op] = by_number[last]
+    for op in np.argsort(r.start_us[ops], kind="stable").tolist():  # what a backward op calls is of its module
+        if twin[op] < 0 and parent[op] >= 0:
+            twin[op] = twin[parent[op]]
+    call = np.where(r.launch[targets] >= 0, r.launch[targets], targets)
+    source = np.where(causes >= 0, ops[np.maximum(causes, 0)] if len(ops) else call, call)
+    if len(ops):
+        of = np.where(causes >= 0, twin[np.maximum(causes, 0)], -1)
+        source = np.where(of >= 0, ops[np.maximum(of, 0)], source)
+    return file.thread[rows[source]].astype(np.int64), r.start_us[source]
+
+
+def _paths(names: list[str], spans: PythonCalls, up: Ints) -> Ints:
+    """The number of the path of each call of a module in `names`, which gets the paths that it lacks."""
+    path, depth = [""] * len(spans), [0] * len(spans)
+    for span in np.lexsort((-spans.end_us, spans.start_us)).tolist():
+        name = names[spans.name[span]].removeprefix(MODULE)
+        outer = int(up[span])
+        depth[span] = depth[outer] + 1 if outer >= 0 else 0
+        path[span] = name if outer < 0 else path[outer] if depth[span] > _DEEPEST else f"{path[outer]}.{name}"
+    numbers = {text: len(names) + place for place, text in enumerate(dict.fromkeys(path))}
+    names += numbers
+    return np.array([numbers[text] for text in path], np.int64)

@@ -1,4 +1,13 @@
-"""Evidence for waits: a wait is believed if nearly all occurrences of an event, in all steps, speak for it.
+"""Waits of device ops for other streams, and the evidence on which a wait is believed.
+
+Profiles that were recorded with synchronisation events record what a stream was made to wait for. All others only record that it
+was made to wait; there it is inferred from the times. A device op that began just when an op on another stream ended, later than
+its launch and its stream explain, may have waited for it, if a stream was made to wait between the two launches, and if an event
+was recorded while that op was the last on its stream. It is believed if the occurrences in all steps agree. A collective also
+needs what its thread launched before it on the stream of its inputs.
+
+No call shows the order between the streams of a CUDA graph, or between any streams if the profiler left such calls out. An op that
+begins late in every step, at once after the same op of another stream has ended, is inferred to wait for it (`INFERRED`).
 
 `DeviceOps` holds the device ops of a rank by stream and by launch, `Evidence` the events that are the same in different steps.
 
@@ -15,10 +24,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
-from dpro_search.collect.readers.kineto.rank import RankRecords
+from dpro_search.collect.readers.kineto.rank import CLOCK_SLACK_US, RankRecords
+from dpro_search.collect.recorded_names import EVENT_RECORDS, STREAM_ORDERS
 from dpro_search.collect.trace import EventKind, Floats, Ints
 
 _SHARE = 0.5  # of the occurrences that need an explanation, for which one of an event's waits must be one
@@ -179,6 +190,7 @@ class Evidence:
 
 Pairs = list[tuple[int, int]]  # (what was waited for, what waited), events of a rank
 
+_AT_ONCE_US = 15.0  # from the end of what a stream waited for to the start of what waited
 LAUNCH_US = 12.0  # by which an idle device has usually begun what was launched
 UNEXPLAINED_US = 3.0  # a start so much later than launch and stream allow has another cause
 
@@ -254,9 +266,17 @@ def _launched_before(r: RankRecords, stream: Ints) -> Ints:
 
 
 def calls_named(r: RankRecords, *patterns: re.Pattern[str]) -> Ints:
-    """Calls of the runtime whose names match a pattern (constants of `rank`)."""
-    named = np.array([any(pattern.search(name) for pattern in patterns) for name in r.names] or [False])
-    return np.flatnonzero(named[r.name] & np.isin(r.kind, (EventKind.RUNTIME, EventKind.SYNC)))
+    """Calls of the runtime whose names match a pattern (constants of `recorded_names`)."""
+    named = r.named(lambda name: any(pattern.search(name) for pattern in patterns))
+    return np.flatnonzero(named & np.isin(r.kind, (EventKind.RUNTIME, EventKind.SYNC)))
+
+
+def call_of_correlation(r: RankRecords) -> dict[int, int]:
+    """The call with each correlation id, of ranks that have records of synchronisations."""
+    if not r.syncs:
+        return {}
+    calls = np.flatnonzero(np.isin(r.kind, (EventKind.RUNTIME, EventKind.SYNC)) & (r.correlation > 0))
+    return dict(zip(r.correlation[calls].tolist(), calls.tolist(), strict=True))
 
 
 def places_in_step(r: RankRecords, events: Ints) -> Ints:
@@ -271,3 +291,119 @@ def places_in_step(r: RankRecords, events: Ints) -> Ints:
     _, place = np.unique(kind * (len(events) + 1) + occurrence, return_inverse=True)
     number: Ints = place.reshape(-1)
     return number
+
+
+def stream_waits(r: RankRecords, device: DeviceOps, evidence: Evidence) -> Pairs:
+    """Waits of streams for device ops: as recorded, else inferred from the calls that made a stream wait."""
+    return _recorded_waits(r, device) or evidence.waits(_candidates(r, device))
+
+
+def _recorded_waits(r: RankRecords, device: DeviceOps) -> Pairs:
+    """Waits of streams that CUPTI recorded."""
+    pairs = []
+    call_of = call_of_correlation(r)
+    for kind, stream, correlation, wait_stream, wait_record in r.syncs:
+        if "wait" not in kind.lower():
+            continue
+        call, record = call_of.get(correlation, -1), call_of.get(wait_record, -1)
+        if min(call, record) < 0 or stream not in device.streams or wait_stream not in device.streams:
+            r.dropped["stream waits whose event is unknown"] += 1
+            continue
+        source = device.last_launched(wait_stream, float(r.start_us[record]))
+        target = device.first_launched(stream, float(r.start_us[call]))
+        if min(source, target) >= 0 and r.end_us[source] <= r.start_us[target] + CLOCK_SLACK_US and source != target:
+            pairs.append((source, target))
+    return pairs
+
+
+def _candidates(r: RankRecords, device: DeviceOps) -> dict[int, list[int]]:
+    """Sources of each op that began later than launch and stream explain: ops that it may have waited for, the latest end first."""
+    waits_us = r.start_us[calls_named(r, STREAM_ORDERS)]
+    if not len(waits_us) or len(device.streams) < 2:
+        return {}
+    records_us = r.start_us[calls_named(r, EVENT_RECORDS)]
+    sources_of_op = {}
+    for stream, ops in device.streams.items():
+        before_us = np.concatenate(([-np.inf], device.launches[stream][:-1]))
+        first = np.searchsorted(waits_us, before_us, side="right")
+        after = np.searchsorted(waits_us, device.launch_us[ops], side="right")
+        for i in np.flatnonzero(after > first).tolist():
+            op, wait_us = int(ops[i]), float(waits_us[after[i] - 1])
+            sources = []
+            late = bool(r.start_us[op] > device.explained_us[op])
+            if late:
+                sources = [
+                    source
+                    for source in _ended_just_before(r, device, op)
+                    if device.launch_us[source] <= wait_us and _has_event(r, device, source, wait_us, records_us)
+                ]
+            if not sources and r.kind[op] == EventKind.COLLECTIVE:
+                sources = _input_of(r, device, op, wait_us)
+            if late or sources:
+                sources_of_op[op] = sources
+    return sources_of_op
+
+
+def inferred_waits(r: RankRecords, device: DeviceOps, evidence: Evidence, known: Pairs) -> Pairs:
+    """Waits that no call shows: of ops that begin late wherever they occur, right after the same op of another stream."""
+    free_us = device.explained_us.copy()
+    for source, target in known:
+        free_us[target] = max(free_us[target], float(r.end_us[source]) + _AT_ONCE_US)
+    launched = np.flatnonzero(r.launch >= 0)
+    launched = launched[np.lexsort((r.end_us[launched], r.launch[launched]))]
+    launch = r.launch[launched]
+    candidates = {}
+    for ops in device.streams.values() if len(device.streams) > 1 else ():
+        for op in ops[r.start_us[ops] > free_us[ops]].tolist():
+            candidates[op] = _ended_just_before(r, device, op)
+            if not candidates[op] and r.kind[op] == EventKind.COLLECTIVE and r.launch[op] >= 0:
+                candidates[op] = _made_before(r, launched, launch, op)
+                free_us[op] = max([free_us[op], *(r.end_us[source] for source in candidates[op])])
+    return evidence.repeated(candidates, free_us)
+
+
+def _ended_just_before(r: RankRecords, device: DeviceOps, op: int) -> list[int]:
+    """Ops on other streams with whose end an op's start coincides, launched before it; the last to end first."""
+    start_us, launch_us = float(r.start_us[op]), device.launch_us
+    ended = device.ended_between(start_us - _AT_ONCE_US, start_us + 1.0).tolist()
+    return [source for source in ended if r.stream[source] != r.stream[op] and launch_us[source] <= launch_us[op]]
+
+
+def _made_before(r: RankRecords, launched: Ints, launch: Ints, op: int) -> list[int]:
+    """The op whose result a collective of a CUDA graph may send: the last to end before it, of those launched together with it.
+
+    `launched` are the device ops in the order of their launches, and in that of their ends; `launch` is the launch of each.
+    """
+    first, after = (int(np.searchsorted(launch, r.launch[op], side=side)) for side in ("left", "right"))
+    before = first + int(np.searchsorted(r.end_us[launched[first:after]], r.start_us[op], side="right"))
+    together = map(int, launched[first:before][::-1])
+    other = (source for source in together if r.kind[source] != EventKind.COLLECTIVE and r.stream[source] != r.stream[op])
+    return list(islice(other, 1))
+
+
+def _has_event(r: RankRecords, device: DeviceOps, op: int, wait_us: float, records_us: Floats) -> bool:
+    """Whether an event can stand for the end of an op: recorded after its launch, before its stream's next and before the wait.
+
+    Some versions of the profiler leave these calls out; then any op can have one.
+    """
+    if not len(records_us):
+        return True
+    after = device.first_launched(int(r.stream[op]), float(np.nextafter(device.launch_us[op], np.inf)))
+    until_us = min(wait_us, float(device.launch_us[after]) if after >= 0 else np.inf)
+    return bool(np.searchsorted(records_us, until_us, side="right") > np.searchsorted(records_us, device.launch_us[op]))
+
+
+def _input_of(r: RankRecords, device: DeviceOps, op: int, wait_us: float) -> list[int]:
+    """The last op that a collective's thread launched before it on a stream that computes; none if it ended later."""
+    launch = r.launch[op]
+    last_ops = [device.last_launched(stream, wait_us) for stream in device.streams if stream != r.stream[op]] if launch >= 0 else []
+    inputs = [
+        source
+        for source in last_ops
+        if source >= 0
+        and r.launch[source] >= 0
+        and r.stream[r.launch[source]] == r.stream[launch]
+        and r.kind[source] != EventKind.COLLECTIVE
+    ]
+    best = max(inputs, key=lambda source: device.launch_us[source], default=-1)
+    return [best] if best >= 0 and r.end_us[best] <= r.start_us[op] + CLOCK_SLACK_US else []

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.readers._bytes import read_whole
+from dpro_search.collect.readers._nesting import is_outermost
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.errors import InputError, TraceFormatError
 
@@ -59,12 +60,11 @@ class HostSpans:
 
     def outermost(self, among: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Whether each span is marked and lies in no other marked span of its thread, [n]."""
-        is_outermost = np.zeros(len(self), dtype=np.bool_)
+        outermost = np.zeros(len(self), dtype=np.bool_)
         for thread in np.unique(self.thread[among]):
             rows = np.flatnonzero(among & (self.thread == thread))
-            before = np.concatenate(([-np.inf], np.maximum.accumulate(self.end_us[rows])[:-1]))
-            is_outermost[rows] = self.start_us[rows] >= before
-        return is_outermost
+            outermost[rows] = is_outermost(self.start_us[rows], self.end_us[rows])
+        return outermost
 
 
 class _Arguments(msgspec.Struct, gc=False, rename={"function": "Record function id", "sequence": "Sequence number"}):

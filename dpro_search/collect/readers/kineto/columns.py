@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -213,7 +214,6 @@ class _Columns:
     categories: dict[str, int] = field(default_factory=dict)
     notes: dict[int, Note] = field(default_factory=dict)
     noting: list[bool] = field(default_factory=list)  # of each name
-    telling: dict[str, bool] = field(default_factory=dict)  # whether a frame of a name tells where in the user's code a rank is
     dropped: Counter[str] = field(default_factory=Counter)
     cats: _Interned = field(default_factory=_Interned)  # as the profile has them, of records of no known category
     devices: dict[int | str, bool] = field(default_factory=dict)  # whether a described process is a device
@@ -234,7 +234,7 @@ class _Columns:
             if code is None:
                 code = categories[r.cat] = _category(r.cat.lower())
             if code < 0 and r.cat.lower() in _DROPPED_CATEGORY:
-                if r.cat == _FRAMES and _is_possible(r) and self._tells_where(r.name):
+                if r.cat == _FRAMES and _is_possible(r) and tells_where(r.name):
                     frames.append(r)
                 else:
                     self.dropped[_DROPPED_CATEGORY[r.cat.lower()]] += 1
@@ -331,8 +331,7 @@ class _Columns:
         }
         piece |= {column: _integers(list(map(value, args))) for column, value in _INTEGERS.items()}
         piece["external"] = np.maximum(*(_integers([getattr(a, key) for a in args]) for key in ("external", "old_external")))
-        for column, values in piece.items():
-            self.parts.setdefault(column, []).append(values)
+        self._add_columns(piece)
         for row in np.flatnonzero(self._may_note(piece["name"])).tolist():
             note = note_of(args[row], kept[row].name)
             if note is not None:
@@ -360,15 +359,13 @@ class _Columns:
         self.parts["category"] = [category]
         if not unread.any():
             return
-        columns = {name: np.concatenate(self.parts[name]) for name in ("process", "stream", "correlation")}
+        process, stream, correlation = (np.concatenate(self.parts[name]) for name in ("process", "stream", "correlation"))
         described = np.array([self.devices.get(pid, False) for pid in self.processes])
-        summary = np.array([self.devices.get(pid, True) for pid in self.processes])
-        called = np.isin(columns["correlation"], columns["correlation"][category == Category.RUNTIME]) & (
-            columns["correlation"] > 0
-        )
-        launched = called & (columns["stream"] >= 0) & summary[columns["process"]]
+        not_a_summary = np.array([self.devices.get(pid, True) for pid in self.processes])
+        called = (correlation > 0) & np.isin(correlation, correlation[category == Category.RUNTIME])
+        launched = called & (stream >= 0) & not_a_summary[process]
         annotates = np.array(["annotation" in cat.lower() for cat in self.cats])[np.maximum(cats, 0)]
-        on_device = unread & (described[columns["process"]] | launched) & ~annotates
+        on_device = unread & (described[process] | launched) & ~annotates
         category[on_device] = Category.KERNEL
         kept = ~unread | on_device
         texts = list(self.cats)
@@ -392,14 +389,14 @@ class _Columns:
 
     def _append_frames(self, frames: list[SpanRecord]) -> None:
         start, duration = self._times(frames)
-        piece: dict[str, npt.NDArray[Any]] = {
-            "name": np.array([self.names[r.name] for r in frames], np.int32),
-            "thread": np.array([self.threads[r.tid] for r in frames], np.int32),
-            "start_us": start,
-            "end_us": start + duration,
-        }
-        for column, values in piece.items():
-            self.parts.setdefault(f"frames.{column}", []).append(values)
+        self._add_columns(
+            {
+                "frames.name": np.array([self.names[r.name] for r in frames], np.int32),
+                "frames.thread": np.array([self.threads[r.tid] for r in frames], np.int32),
+                "frames.start_us": start,
+                "frames.end_us": start + duration,
+            }
+        )
 
     def _append_memory(self, records: list[SpanRecord]) -> None:
         instants = [(msgspec.structs.replace(r, dur=0.0), r.args) for r in records if r.args is not None]
@@ -407,20 +404,18 @@ class _Columns:
         if not counts:
             return
         start, _ = self._times([r for r, _ in counts])
-        piece: dict[str, npt.NDArray[Any]] = {
-            "thread": np.array([self.threads[r.tid] for r, _ in counts], np.int32),
-            "time_us": start,
-            "allocated_bytes": _integers([args.allocated for _, args in counts]),
-            "on_device": np.array([args.device_type != _CPU for _, args in counts], np.bool_),
-        }
-        for column, values in piece.items():
-            self.parts.setdefault(f"memory.{column}", []).append(values)
+        self._add_columns(
+            {
+                "memory.thread": np.array([self.threads[r.tid] for r, _ in counts], np.int32),
+                "memory.time_us": start,
+                "memory.allocated_bytes": _integers([args.allocated for _, args in counts]),
+                "memory.on_device": np.array([args.device_type != _CPU for _, args in counts], np.bool_),
+            }
+        )
 
-    def _tells_where(self, name: str) -> bool:
-        tells = self.telling.get(name)
-        if tells is None:
-            tells = self.telling[name] = tells_where(name)
-        return tells
+    def _add_columns(self, piece: dict[str, npt.NDArray[Any]]) -> None:
+        for column, values in piece.items():
+            self.parts.setdefault(column, []).append(values)
 
     def _may_note(self, name: npt.NDArray[np.int32]) -> Bools:
         """Rows whose name is that of a collective, or of a span around one."""
@@ -444,6 +439,7 @@ def rows_named(names: Sequence[str], column: Codes | Ints, accepts: Callable[[st
     return accepted[column]
 
 
+@lru_cache(maxsize=1 << 16)  # a profile has millions of frames of some thousand names
 def tells_where(name: str) -> bool:
     """Whether a frame is a module's call, or a function in a file that is neither Python's own nor PyTorch's nor installed."""
     if name.startswith(MODULE):

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -330,21 +330,15 @@ def _with_silences(r: RankRecords, silences: _Silences) -> RankRecords:
     """The records with all silences at their end, as calls that wait; those between events of the same names have one name."""
     names = np.stack((r.name[silences.before], r.name[silences.after]))
     _, alike = np.unique(names, axis=1, return_inverse=True)
-    count = len(silences)
-    values = {
-        "name": len(r.names) + alike.reshape(-1),
-        "kind": np.full(count, EventKind.SYNC),
-        "stream": r.stream[silences.before],
-        "start_us": silences.begin_us,
-        "end_us": silences.end_us,
-        "annotation": np.zeros(count),
-        "step": r.step[silences.before],
-    }
-    nothing = np.full(count, -1)
-    columns: dict[str, Any] = {name: getattr(r, name) for name in EVENT_COLUMNS}
-    for name, column in columns.items():
-        columns[name] = np.append(column, values.get(name, nothing)).astype(column.dtype)
-    return replace(r, **columns)
+    return r.with_events(
+        name=len(r.names) + alike.reshape(-1),
+        kind=EventKind.SYNC,
+        stream=r.stream[silences.before],
+        start_us=silences.begin_us,
+        end_us=silences.end_us,
+        annotation=False,
+        step=r.step[silences.before],
+    )
 
 
 def _keep(r: RankRecords, records: RankRecords, polls: Ints) -> None:

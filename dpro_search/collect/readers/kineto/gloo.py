@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.kineto.rank import RankRecords
+from dpro_search.collect.readers.kineto.rank import EVENT_COLUMNS, RankRecords
 from dpro_search.collect.readers.kineto.records import ITEM_BYTES, NotedCollective
 from dpro_search.collect.recorded_names import collective_kind_of
 from dpro_search.collect.trace import CollectiveKind, Dependencies, DependencyKind, EventKind, Ints, ProcessGroup, Shapes
@@ -132,41 +132,42 @@ def _paired(r: RankRecords, posts: list[int], spans: list[int]) -> Iterator[tupl
 
 def _collective(r: RankRecords, post: int, span: int, groups: GlooGroups) -> NotedCollective:
     """Size: that of the largest tensor, which is the whole of what an all-gather or a reduce-scatter is about."""
-    recorded, elements, dtype = _size(r, post, span)
     kind = _kind_of(r.names[r.name[post]])
-    group = groups.of(kind, post, recorded[0])
+    group = groups.of(kind, post, _shapes(r, post))
+    size_bytes, dtype = _size(r, post, span)
+    if group is None:
+        return NotedCollective(label=kind.label, kind=kind, size_bytes=size_bytes, dtype=dtype)
     return NotedCollective(
         label=kind.label,
         kind=kind,
-        group=None if group is None else group.name,
+        group=group.name,
         process_group=group,
-        group_ranks=None if group is None else group.ranks,
-        sequence=None,
-        size_bytes=elements * ITEM_BYTES.get(dtype, 4) if elements else -1,
-        dtype=dtype if elements else "",
+        group_ranks=group.ranks,
+        size_bytes=size_bytes,
+        dtype=dtype,
     )
 
 
-def _size(r: RankRecords, post: int, span: int) -> tuple[list[Shapes], int, str]:
-    """Shapes of both, elements of the largest tensor, and their type."""
-    dtype = r.dtypes[r.dtype[post]] if r.dtype[post] >= 0 else r.dtypes[r.dtype[span]] if r.dtype[span] >= 0 else "float32"
-    recorded = [r.shape_table[r.shapes[event]] if r.shapes[event] >= 0 else () for event in (post, span)]
-    return recorded, max((math.prod(shape) for shapes in recorded for shape in shapes if shape), default=0), dtype
+def _shapes(r: RankRecords, event: int) -> Shapes:
+    """Shapes of an event's inputs; empty where they were not recorded."""
+    return r.shape_table[r.shapes[event]] if r.shapes[event] >= 0 else ()
+
+
+def _size(r: RankRecords, post: int, span: int) -> tuple[int, str]:
+    """Bytes of the largest tensor, float32 if no type was recorded, and its type; -1 and "" where no shape was."""
+    elements = max((math.prod(shape) for event in (post, span) for shape in _shapes(r, event) if shape), default=0)
+    if not elements:
+        return -1, ""
+    dtype = next((r.dtypes[r.dtype[event]] for event in (post, span) if r.dtype[event] >= 0), "float32")
+    return elements * ITEM_BYTES.get(dtype, 4), dtype
 
 
 def _message(r: RankRecords, post: int, span: int, way: CollectiveKind, ends: tuple[int, int] | None) -> NotedCollective:
     """One end of a message; one whose peer is not known has no other end."""
-    _, elements, dtype = _size(r, post, span)
-    return NotedCollective(
-        label="message" if ends else way.label,
-        kind=way,
-        group=None if ends else f"messages of rank {r.rank}",
-        process_group=None,
-        group_ranks=ends,
-        sequence=None,
-        size_bytes=elements * ITEM_BYTES.get(dtype, 4) if elements else -1,
-        dtype=dtype if elements else "",
-    )
+    size_bytes, dtype = _size(r, post, span)
+    if ends is None:
+        return NotedCollective(label=way.label, kind=way, group=f"messages of rank {r.rank}", size_bytes=size_bytes, dtype=dtype)
+    return NotedCollective(label="message", kind=way, group_ranks=ends, size_bytes=size_bytes, dtype=dtype)
 
 
 def _waits(r: RankRecords, pairs: list[tuple[int, int]], thread: int) -> list[tuple[int, _Gap]]:
@@ -207,23 +208,23 @@ def _gaps(r: RankRecords, rows: Ints) -> Iterator[_Gap]:
 
 def _add_waits(r: RankRecords, waits: list[tuple[int, _Gap]]) -> None:
     """Append an event for each wait, and put all events back in the order of their starts."""
-    count, more = len(r), len(waits)
+    count = len(r)
     r.names = (*r.names, "wait for a collective")
     step = [int(r.step[np.searchsorted(r.start_us, gap.start_us, side="right") - 1]) for _, gap in waits]
     thread = int(r.stream[r.launch[waits[0][0]]]) if waits else -1
-    begin_us, end_us = [gap.start_us for _, gap in waits], [gap.end_us for _, gap in waits]
-    added: dict[str, Any] = {
-        "name": len(r.names) - 1, "kind": EventKind.SYNC, "stream": thread, "size_bytes": -1, "correlation": -1,
-        "annotation": False, "launch": -1, "shapes": -1, "dtype": -1, "role": -1, "op": -1, "module": -1, "source": -1,
-        "step": step, "start_us": begin_us, "end_us": end_us,
-    }  # fmt: skip
-    start_us = np.concatenate((r.start_us, np.array(begin_us, np.float64)))
-    order = np.argsort(start_us, kind="stable")
-    place = np.empty(count + more, np.int64)
-    place[order] = np.arange(count + more)
-    for name, value in added.items():
-        column = getattr(r, name)
-        setattr(r, name, np.concatenate((column, np.broadcast_to(np.array(value, column.dtype), more)))[order])
+    with_waits = r.with_events(
+        name=len(r.names) - 1,
+        kind=EventKind.SYNC,
+        stream=thread,
+        start_us=[gap.start_us for _, gap in waits],
+        end_us=[gap.end_us for _, gap in waits],
+        annotation=False,
+        step=step,
+    )
+    order = np.argsort(with_waits.start_us, kind="stable")
+    place = np.argsort(order)
+    for name in EVENT_COLUMNS:
+        setattr(r, name, getattr(with_waits, name)[order])
     r.launch = np.where(r.launch >= 0, place[np.maximum(r.launch, 0)], -1)
     r.collectives = {int(place[event]): collective for event, collective in r.collectives.items()}
     r.host_waits = tuple((int(place[span]), int(place[count + number])) for number, (span, _) in enumerate(waits))

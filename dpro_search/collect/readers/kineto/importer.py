@@ -91,7 +91,8 @@ def read(paths: Sequence[Path]) -> Trace:
         dropped += r.dropped
     records = [r for r, _ in ranks]
     matches = match_collectives(records) if len(records) > 1 else []
-    numbers = tuple(_shown(r, position) for position, r in enumerate(records))
+    numbers = tuple(position if r.rank is None else r.rank for position, r in enumerate(records))
+    world_size = max((r.world_size for r in records if r.world_size is not None), default=None)
     if why := two_jobs(records, matches, numbers):
         raise InputError(f"{paths[0].parent}: {why}: the profiles are of several jobs; import one job at a time")
     # Ranks whose host is unknown are taken to have clocks of their own.
@@ -114,13 +115,13 @@ def read(paths: Sequence[Path]) -> Trace:
             format="kineto",
             clock=clock,
             versions={"files": str(len(paths))},
-            knobs={WORLD_SIZE: str(world)} if (world := _world_size(records)) else {},
+            knobs={WORLD_SIZE: str(world_size)} if world_size else {},
             machine=records[0].host,
             devices=tuple(r.device for r in records) if all(r.device for r in records) else (),
             dropped={reason: number for reason, number in sorted(dropped.items()) if number > 0},
             warnings=tuple(warnings),
             rank_numbers=() if numbers == tuple(range(len(records))) else numbers,
-            world_size=_world_size(records),
+            world_size=world_size,
             unrecorded_devices=tuple(place for place, r in enumerate(records) if r.unrecorded_launches),
         ),
         names=names,
@@ -185,14 +186,6 @@ def _sharing(files: Iterable[list[Rank]]) -> list[list[Rank]]:
 
 def _what_was_dropped(dropped: dict[str, int]) -> str:
     return f" (left out: {', '.join(f'{number} {reason}' for reason, number in dropped.items())})" if dropped else ""
-
-
-def _shown(r: RankRecords, position: int) -> int:
-    return position if r.rank is None else r.rank
-
-
-def _world_size(ranks: Sequence[RankRecords]) -> int | None:
-    return max((r.world_size for r in ranks if r.world_size is not None), default=None)
 
 
 def _memory(ranks: Sequence[RankRecords], offsets: Floats) -> MemorySamples:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -132,6 +132,15 @@ class RankRecords:
     def on_device(self) -> Bools:
         """Events that ran on a device's stream, [n]."""
         return self.stream >= 0
+
+    def with_events(self, **values: Any) -> RankRecords:
+        """The records with more events at their end; a column that is not given is unknown there (-1)."""
+        count = len(values["start_us"])
+        columns: dict[str, Any] = {name: getattr(self, name) for name in EVENT_COLUMNS}
+        for name, column in columns.items():
+            added = np.broadcast_to(np.array(values.get(name, -1)).astype(column.dtype), count)
+            columns[name] = np.append(column, added)
+        return replace(self, **columns)
 
     def named(self, accepts: Callable[[str], object]) -> Bools:
         """Events whose name is accepted, [n]."""

@@ -82,14 +82,14 @@ class Note:
     """Fields of a record about the collective that it is part of; None where the record does not have them."""
 
     span: str  # the record's own name, "nccl:all_reduce" around the launch of a collective's kernel
-    collective: str | None
-    elements: int | None
-    dtype: str | None
-    group: str | None
-    group_description: str | None
-    group_ranks: tuple[int, ...] | None
-    group_size: int | None
-    sequence: int | None
+    collective: str | None = None
+    elements: int | None = None
+    dtype: str | None = None
+    group: str | None = None
+    group_description: str | None = None
+    group_ranks: tuple[int, ...] | None = None
+    group_size: int | None = None
+    sequence: int | None = None
 
 
 def note_of(args: RecordArgs, name: str) -> Note | None:
@@ -134,17 +134,7 @@ def _note_of_inputs(args: RecordArgs, name: str) -> Note:
     known = isinstance(shape, list) and shape and all(isinstance(n, int) and 0 <= n < 2**40 for n in shape)
     dtype = types[0] if types and isinstance(types[0], str) and types[0] else None
     elements = math.prod(shape) if known and isinstance(shape, list) else None
-    return Note(
-        span=name,
-        collective=None,
-        elements=elements,
-        dtype=dtype,
-        group=None,
-        group_description=None,
-        group_ranks=None,
-        group_size=None,
-        sequence=None,
-    )
+    return Note(span=name, elements=elements, dtype=dtype)
 
 
 def shapes_of(text: bytes) -> Shapes:
@@ -201,12 +191,12 @@ class NotedCollective:
 
     label: str
     kind: CollectiveKind
-    group: str | None
-    process_group: ProcessGroup | None
-    group_ranks: tuple[int, ...] | None
-    sequence: int | None
-    size_bytes: int
-    dtype: str
+    group: str | None = None
+    process_group: ProcessGroup | None = None
+    group_ranks: tuple[int, ...] | None = None
+    sequence: int | None = None
+    size_bytes: int = -1
+    dtype: str = ""
     one_sided: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Collectives, element types and ops from the names that libraries and profilers give: for readers of recordings only.
+"""Collectives, element types, ops and calls of runtimes, from the names that libraries and profilers give: for readers only.
 
 Everything behind the readers decides by the columns of a `Trace`, which are filled with this.
 """
@@ -92,6 +92,11 @@ _DTYPES = {
 _DTYPES |= {name: name for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool")}
 _DTYPES |= {f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _FLOAT8 = re.compile(r"float8_e\dm\d(fn|fnuz|b11fnuz)?")
+
+# Beginnings of names that PyTorch gives ops of the host, in profiles and in execution traces.
+AUTOGRAD_FUNCTION = "autograd::engine::evaluate_function: "  # what the autograd engine runs of a backward pass, an op of its own
+ENQUEUE = "c10d::"  # an op that enqueues a collective
+GLOO_RUN = "gloo:"  # the execution of a collective by a thread of Gloo
 
 # Calls of a device's runtime. CUDA's names are the pattern for HIP, MUSA (Moore Threads) and most others. CNRT (Cambricon) calls a
 # stream a queue and an event a notifier; ACL (Ascend) puts the verb first; Unified Runtime, Level Zero and OpenCL have queues,

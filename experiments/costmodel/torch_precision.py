@@ -22,11 +22,11 @@ from dpro_search.collect.assemble.common import steps_of
 from dpro_search.collect.assemble.torch.autocast import Lowering, ModuleRows
 from dpro_search.collect.assemble.torch.files import RawRank, read_rank
 from dpro_search.collect.assemble.torch.modules import RankModules
-from dpro_search.collect.assemble.torch.spans import FUNCTION
 from dpro_search.collect.launch.ranks import JobSpec
 from dpro_search.collect.launch.step_times import Schedule
 from dpro_search.collect.launchers import PYTORCH_DDP
 from dpro_search.collect.modules import LoweredOps, ModuleInfo
+from dpro_search.collect.recorded_names import AUTOGRAD_FUNCTION
 from dpro_search.collect.trace import Floats, Trace
 from dpro_search.costmodel.precision import CastRow, PrecisionRow, PrecisionTable, WorkloadTime, fit_torch
 from dpro_search.deploy.export import export_plan
@@ -138,7 +138,7 @@ def _passes(rank: RawRank, calls: Sequence[ModuleRows]) -> Passes:
     spans, found = rank.spans, []
     within = np.flatnonzero(spans.is_op & spans.named(_CAST))
     for call in calls[:-1]:
-        names = [spans.names[name].removeprefix(FUNCTION) for name in spans.name[[*call.ops, *call.functions]]]
+        names = [spans.names[name].removeprefix(AUTOGRAD_FUNCTION) for name in spans.name[[*call.ops, *call.functions]]]
         us, casts_us, kept = [], [0.0, 0.0], []
         for place, (name, row) in enumerate(zip(names, [*call.ops, *call.functions], strict=True)):
             long_us = float(spans.end_us[row] - spans.start_us[row])

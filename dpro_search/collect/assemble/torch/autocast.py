@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from dpro_search.collect.assemble.torch.execution import ExecutionNode, TensorUse
 from dpro_search.collect.assemble.torch.host_spans import HostSpans
-from dpro_search.collect.assemble.torch.spans import FUNCTION
 from dpro_search.collect.modules import LoweredOp, LoweredOps
+from dpro_search.collect.recorded_names import AUTOGRAD_FUNCTION
 from dpro_search.collect.trace import Ints
 
 _PRODUCT_NAMES = (
@@ -52,7 +52,7 @@ class ModuleRows:
     def names(self, spans: HostSpans) -> tuple[str, ...]:
         """Durations of the operators, then of the backward functions."""
         rows = np.concatenate((self.ops, self.functions))
-        return tuple(spans.names[name].removeprefix(FUNCTION) for name in spans.name[rows])
+        return tuple(spans.names[name].removeprefix(AUTOGRAD_FUNCTION) for name in spans.name[rows])
 
     def functions_of(self, spans: HostSpans) -> list[tuple[int, str]]:
         """Place in `ops`, and name, of each backward function."""

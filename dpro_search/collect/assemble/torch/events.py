@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from dpro_search.collect.assemble.common import event_columns
 from dpro_search.collect.assemble.torch.files import FsdpUnit, RawRank
-from dpro_search.collect.assemble.torch.spans import FUNCTION, RankEvents, inside, labels
-from dpro_search.collect.recorded_names import copies_of_gathers
+from dpro_search.collect.assemble.torch.spans import RankEvents, inside, labels
+from dpro_search.collect.recorded_names import AUTOGRAD_FUNCTION, copies_of_gathers
 from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, TensorInfo
 from dpro_search.errors import TraceFormatError
 
 BUCKET = "bucket "
-_READY = FUNCTION + "torch::autograd::AccumulateGrad"
+_READY = AUTOGRAD_FUNCTION + "torch::autograd::AccumulateGrad"
 _COPY_OF_BUCKET = "ddp.reducer::copy_bucket_to_grad"
 _USED_BYTES = 4  # of DDP's note for a parameter whether it was used
 ROOT = "the root"  # the unit of the model itself

@@ -21,11 +21,10 @@ import numpy as np
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.assemble.torch.host_spans import HostSpans
 from dpro_search.collect.readers._bytes import read_whole
+from dpro_search.collect.recorded_names import AUTOGRAD_FUNCTION, ENQUEUE
 from dpro_search.collect.trace import NodeGraph
 from dpro_search.errors import InputError, TraceFormatError
 
-_EVALUATE = "autograd::engine::evaluate_function: "  # what the autograd engine runs of a backward pass, each an operator of its own
-_COLLECTIVE = "c10d::"
 _PARTED = re.compile("_(allgather|reduce_scatter)_base_")  # of two tensors, the whole and this rank's part of it
 _WRITTEN = re.compile(r"\(\w+!")  # a schema marks the arguments that it writes: "Tensor(a!) self"
 _DTYPE = re.compile(r"Tensor\(([^()]*)\)")
@@ -112,7 +111,7 @@ class ExecutionTrace:
             for use in node.outputs:
                 storages.give(use)
         rows = [sorted(need - {number}) for number, need in enumerate(needs)]
-        names = [self.nodes[row].name.removeprefix(_EVALUATE) for row in self.operators]
+        names = [self.nodes[row].name.removeprefix(AUTOGRAD_FUNCTION) for row in self.operators]
         return NodeGraph(
             name=tuple(f"{name}#{count}" for name, count in _counted(names)),
             op=tuple(names),
@@ -126,13 +125,13 @@ class ExecutionTrace:
         place = {row: i for i, row in enumerate(self.operators)}
         return tuple(
             EnqueuedCollective(
-                name=node.name.removeprefix(_COLLECTIVE).rstrip("_"),
+                name=node.name.removeprefix(ENQUEUE).rstrip("_"),
                 size_bytes=_moved_bytes(node),
                 dtype=node.inputs[0].dtype if node.inputs else "",
                 op=place[owner],
             )
             for node, owner in zip(self.nodes, self.owners, strict=True)
-            if node.name.startswith(_COLLECTIVE) and owner >= 0
+            if node.name.startswith(ENQUEUE) and owner >= 0
         )
 
 
@@ -240,7 +239,7 @@ def _node(record: _Record, attributes: dict[str, Any], function: int) -> Executi
 
 def _changed(schema: str, name: str, inputs: Sequence[tuple[TensorUse, ...]]) -> tuple[TensorUse, ...]:
     """The arguments that an operator writes to: by its schema, and a collective its tensors."""
-    if name.startswith(_COLLECTIVE):
+    if name.startswith(ENQUEUE):
         return inputs[0] if inputs else ()
     arguments = schema.partition("(")[2].rpartition(" -> ")[0].replace(" *, ", " ").split(", ")
     marked = [bool(_WRITTEN.search(argument)) for argument in arguments]

@@ -18,8 +18,9 @@ from dpro_search.collect.assemble.torch.autocast import Lowering, ModuleRows, lo
 from dpro_search.collect.assemble.torch.execution import ExecutionNode, ExecutionTrace
 from dpro_search.collect.assemble.torch.files import RawRank
 from dpro_search.collect.assemble.torch.host_spans import HostSpans
-from dpro_search.collect.assemble.torch.spans import FUNCTION, MODULE, inside
+from dpro_search.collect.assemble.torch.spans import MODULE, inside
 from dpro_search.collect.modules import LoweredOps, ModuleCalls, ModuleInfo
+from dpro_search.collect.recorded_names import AUTOGRAD_FUNCTION, ENQUEUE
 from dpro_search.collect.trace import Ints, Steps
 
 # Backward functions, without "Backward" and what follows it.
@@ -30,7 +31,6 @@ _SAVE_NOTHING = frozenset([
 _SAVE_INPUTS = frozenset([
     "AdaptiveAvgPool2D", "Addmm", "AvgPool2D", "Baddbmm", "Bmm", "Convolution", "Div", "Embedding", "Gelu", "Mm", "Mul", "Silu",
 ])  # fmt: skip
-_ENQUEUE = "c10d::"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +156,12 @@ def _calls(rank: RawRank, number: int, shift_us: float, steps: Steps) -> list[_C
     place = {MODULE + module.name: i for i, module in enumerate(rank.hook.modules or [])}
     marks = np.flatnonzero(~spans.is_op & spans.named(MODULE, prefix=True))
     marks = marks[np.argsort(spans.start_us[marks], kind="stable")]
-    functions = spans.is_op & spans.named(FUNCTION, prefix=True) & (spans.sequence >= 0)
+    functions = spans.is_op & spans.named(AUTOGRAD_FUNCTION, prefix=True) & (spans.sequence >= 0)
     numbered = np.flatnonzero(spans.is_op & (spans.sequence >= 0) & ~functions)
-    forward = numbered[~inside(spans, numbered, spans.outermost(spans.is_op & spans.named(FUNCTION, prefix=True)))]
+    forward = numbered[~inside(spans, numbered, spans.outermost(spans.is_op & spans.named(AUTOGRAD_FUNCTION, prefix=True)))]
     backward = np.flatnonzero(functions)
     backward = backward[np.argsort(spans.sequence[backward], kind="stable")]
-    enqueues = np.flatnonzero(spans.is_op & spans.named(_ENQUEUE, prefix=True))
+    enqueues = np.flatnonzero(spans.is_op & spans.named(ENQUEUE, prefix=True))
     outer = np.flatnonzero(spans.outermost(spans.is_op))
     step_of_mark = step_of(steps, number, spans.start_us[marks] + shift_us)
     calls = []
@@ -226,7 +226,7 @@ def _forward_nodes(execution: ExecutionTrace, spans: HostSpans) -> dict[int, Exe
 def _needed_until_us(spans: HostSpans, numbered: Ints, ran: Ints, start_us: float) -> float:
     """When the last tensor is there that a backward function is to have; `ran` are these functions, by their numbers."""
     for function in ran[::-1].tolist():
-        name = spans.names[spans.name[function]].removeprefix(FUNCTION).partition("Backward")[0]
+        name = spans.names[spans.name[function]].removeprefix(AUTOGRAD_FUNCTION).partition("Backward")[0]
         made = numbered[spans.sequence[numbered] == spans.sequence[function]]
         if name in _SAVE_NOTHING or not len(made):
             continue
@@ -261,7 +261,7 @@ def _kept(execution: ExecutionTrace, spans: HostSpans) -> list[_Buffer]:
         row = row_of.get(outer, -1)
         if row < 0:
             continue
-        backward = spans.names[spans.name[row]].startswith(FUNCTION)
+        backward = spans.names[spans.name[row]].startswith(AUTOGRAD_FUNCTION)
         for use in node.inputs:
             buffer = held.get(use.storage)
             if buffer is None or buffer.owner == outer:

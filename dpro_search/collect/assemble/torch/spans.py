@@ -12,13 +12,11 @@ from dpro_search.collect.assemble.common import event_columns, joined, step_of
 from dpro_search.collect.assemble.torch.execution import EnqueuedCollective
 from dpro_search.collect.assemble.torch.files import RawRank
 from dpro_search.collect.assemble.torch.host_spans import HostSpans
-from dpro_search.collect.recorded_names import collective_kind_of, dtype_of
+from dpro_search.collect.recorded_names import AUTOGRAD_FUNCTION, ENQUEUE, GLOO_RUN, collective_kind_of, dtype_of
 from dpro_search.collect.trace import Codes, EventKind, Events, Ints, Role, Steps, TensorInfo
 from dpro_search.errors import TraceFormatError
 
-FUNCTION = "autograd::engine::evaluate_function: "
 MODULE = "dpro_search.module "  # an annotation of the recorder, around the forward pass of a module
-_ENQUEUE, _RUN = "c10d::", "gloo:"  # what enqueues a collective, and its execution by a thread of Gloo
 
 
 class RankEvents(ABC):
@@ -105,7 +103,7 @@ class RankEvents(ABC):
     def _enqueued_names(self, which: Ints) -> list[str]:
         """Names of the enqueued collectives in c10d: "allreduce"."""
         spans = self._spans
-        return [spans.names[name].removeprefix(_ENQUEUE).rstrip("_") for name in spans.name[self._enqueues[which]]]
+        return [spans.names[name].removeprefix(ENQUEUE).rstrip("_") for name in spans.name[self._enqueues[which]]]
 
     def _enqueued_kinds(self, which: Ints) -> Codes:
         return np.array([collective_kind_of(name) for name in self._enqueued_names(which)], dtype=np.int8)
@@ -138,7 +136,7 @@ def labels(spans: HostSpans, ops: Ints) -> list[str]:
     open_spans: list[int] = []
     labelled = np.zeros(len(spans), dtype=np.bool_)
     labelled[ops] = True
-    other = spans.named(_RUN, prefix=True) | spans.named(MODULE, prefix=True)
+    other = spans.named(GLOO_RUN, prefix=True) | spans.named(MODULE, prefix=True)
     thread = -1
     for i in np.flatnonzero(labelled | (~spans.is_op & ~other)):
         if spans.thread[i] != thread:
@@ -152,7 +150,7 @@ def labels(spans: HostSpans, ops: Ints) -> list[str]:
     labels_of_ops = []
     for i in ops:
         name = spans.names[spans.name[i]]
-        label = "backward/" + name.removeprefix(FUNCTION) if name.startswith(FUNCTION) else name
+        label = "backward/" + name.removeprefix(AUTOGRAD_FUNCTION) if name.startswith(AUTOGRAD_FUNCTION) else name
         labels_of_ops.append(label if around[i] < 0 else f"{spans.names[spans.name[around[i]]]}/{label}")
     return labels_of_ops
 
@@ -178,8 +176,8 @@ def _threads(spans: HostSpans, outer: npt.NDArray[np.bool_]) -> Ints:
 def _enqueues_and_runs(rank: RawRank) -> tuple[Ints, Ints]:
     """Rows of the enqueues and of the runs of collectives, pair by pair in enqueue order."""
     spans = rank.spans
-    enqueues = np.flatnonzero(spans.is_op & spans.named(_ENQUEUE, prefix=True))
-    runs = np.flatnonzero(~spans.is_op & spans.named(_RUN, prefix=True))
+    enqueues = np.flatnonzero(spans.is_op & spans.named(ENQUEUE, prefix=True))
+    runs = np.flatnonzero(~spans.is_op & spans.named(GLOO_RUN, prefix=True))
     enqueues = enqueues[np.argsort(spans.start_us[enqueues], kind="stable")]
     runs = runs[np.argsort(spans.start_us[runs], kind="stable")]
     if len(enqueues) != len(runs):

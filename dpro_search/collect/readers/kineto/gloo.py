@@ -26,10 +26,9 @@ import numpy.typing as npt
 
 from dpro_search.collect.readers.kineto.rank import EVENT_COLUMNS, RankRecords
 from dpro_search.collect.readers.kineto.records import ITEM_BYTES, NotedCollective
-from dpro_search.collect.recorded_names import collective_kind_of
+from dpro_search.collect.recorded_names import ENQUEUE, GLOO_RUN, collective_kind_of
 from dpro_search.collect.trace import CollectiveKind, Dependencies, DependencyKind, EventKind, Ints, ProcessGroup, Shapes
 
-_SPAN, _POST = "gloo:", "c10d::"
 _MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 _BLOCKED_US = 20.0  # a thread that ran nothing for less did not wait
 _AFTER_US = 1000.0  # between the noted end of a collective and the next span of the thread that waited for it, on a busy core
@@ -50,9 +49,9 @@ def find_gloo_collectives(r: RankRecords) -> None:
     """
     if r.on_device.any():
         return
-    spans = np.flatnonzero(r.named(lambda name: name.startswith(_SPAN)))
+    spans = np.flatnonzero(r.named(lambda name: name.startswith(GLOO_RUN)))
     kinds = np.array([_kind_of(name) for name in r.names])[r.name]
-    posts = np.flatnonzero(r.named(lambda name: name.startswith(_POST)) & (kinds >= 0))
+    posts = np.flatnonzero(r.named(lambda name: name.startswith(ENQUEUE)) & (kinds >= 0))
     pairs: list[tuple[int, int]] = []
     for ways in (_MESSAGES[:1], _MESSAGES[1:], [kind for kind in CollectiveKind if kind not in _MESSAGES]):
         pairs += _paired(r, posts[np.isin(kinds[posts], ways)].tolist(), spans[np.isin(kinds[spans], ways)].tolist())
@@ -114,7 +113,7 @@ def without_impossible_waits(needs: Dependencies, events: Mapping[str, npt.NDArr
 
 
 def _kind_of(name: str) -> CollectiveKind:
-    prefix = next((prefix for prefix in (_POST, _SPAN) if name.startswith(prefix)), None)
+    prefix = next((prefix for prefix in (ENQUEUE, GLOO_RUN) if name.startswith(prefix)), None)
     return CollectiveKind.UNKNOWN if prefix is None else collective_kind_of(name.removeprefix(prefix))
 
 

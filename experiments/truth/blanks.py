@@ -28,7 +28,12 @@ def completed(row: Row) -> tuple[Row, ...]:
     whole = _with_dims(row)
     choices = {
         name: values
-        for name, values in (("precision", _precisions(whole)), ("heads", _heads(whole)), ("overlap", _compiled(whole)))
+        for name, values in (
+            ("precision", _precisions(whole)),
+            ("heads", _heads(whole)),
+            ("overlap", _compiled(whole)),
+            ("recompute", _recomputed(whole)),
+        )
         if values
     }
     return tuple(_filled(whole, dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values()))
@@ -74,9 +79,16 @@ def _heads(row: Row) -> Sequence[str]:
 
 def _compiled(row: Row) -> Sequence[str]:
     """Whether a job of a framework that has both forms is compiled, where nothing says it."""
-    if row.text("overlap") or not re.search(r"fsdp \(fms", row.text("framework")):
-        return ()
-    return ("eager", "torch.compile")
+    if re.search(r"torchtitan|fsdp \(fms", row.text("framework")) and not row.text("overlap"):
+        return ("eager",) if "torchtitan" in row.text("framework") else ("eager", "torch.compile")
+    return ()
+
+
+def _recomputed(row: Row) -> Sequence[str]:
+    """Of policies that compute a share of the layers again which a row does not give: FMS's, and those of MaxText by op."""
+    text = row.text("recompute")
+    some = "fsdp (fms" in row.text("framework") and text == "selective"
+    return ("none", "full") if some or re.match(r"remat_policy=(save|minimal_)", text) else ()
 
 
 def _with_dims(row: Row) -> Row:

@@ -88,7 +88,7 @@ def _workload(row: Row) -> Workload:
 def _is_binned(row: Row) -> bool:
     """Whether a batch has sequences of about the same length, so that it has little padding.
 
-    NVIDIA's BERT for PyTorch loads its data with LDDL in bins (data/create_datasets_from_start.sh); those for other frameworks do not.
+    NVIDIA's BERT for PyTorch loads its data with LDDL in bins (data/create_datasets_from_start.sh), unlike those for others.
     It also fuses its layers (run_pretraining.py: nvFuser).
     """
     return "deeplearningexamples" in row.text("source") and row.text("model") == "bert" and row.text("framework") == "pytorch"
@@ -100,8 +100,9 @@ def runtime_of(row: Row) -> Runtime:
     if row.text("source").startswith("mlperf"):
         name = "megatron-core-cuda-graphs"  # Submissions to MLPerf training capture layers as CUDA graphs.
     runtime = FRAMEWORKS[name].runtime
-    if _is_binned(row):
-        runtime = as_compiled(runtime, compiled=True)
+    says = name in ("fsdp", "torchtitan") and row.text("overlap")  # whether its layers are compiled
+    if says or _is_binned(row):
+        runtime = as_compiled(runtime, compiled=_is_binned(row) or "compile" in row.text("overlap"))
     if is_network(row) and not row.text("source").startswith("mlperf"):
         runtime = replace(runtime, host=BARE_HOST)
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels

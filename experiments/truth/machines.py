@@ -58,6 +58,7 @@ MACHINES = (  # name of a GPU in a row -> bundled machine; the first that is fou
     (r"l40s", "l40s-pcie-8"),
 )
 NVLINKS_OF_A100 = 12
+LEAST_POWER_W = 350.0  # Of H100's cards for PCIe slots (data sheet).
 GPUS = {r"v100-(sxm2-)?16": "v100-sxm2-16gb", "mi325x": "mi325x"}  # In such a machine another device than its own.
 
 
@@ -101,7 +102,19 @@ def cluster_of(row: Row) -> Cluster:
         name = "dgx-2" if "dgx-2" in text else "dgx-1-v100"
     cluster = _with_links(parse_cluster(f"{max(-(-devices // per_host), 1)}x{name}"), row)
     other = next((device for pattern, device in GPUS.items() if re.search(pattern, text)), None)
-    return with_device(cluster, _device(other)) if other else cluster
+    if other:
+        return with_device(cluster, _device(other))
+    return with_device(cluster, _variant(cluster.groups[0].host.device, text)) if "variant" in text else cluster
+
+
+def _variant(device: Device, text: str) -> Device:
+    """A device with the memory that a row gives; one of "lower TDP" between those of the card for PCIe slots and of the module."""
+    size, rate = re.search(r"(\d+) ?gb", text), re.search(r"([\d.]+) ?tb/s", text)
+    if size and rate:
+        device = replace(device, memory_bytes=int(size[1]) * 2**30, memory_bytes_per_s=float(rate[1]) * 1e12)
+    if "lower tdp" in text and device.power_w:
+        device = replace(device, power_w=(device.power_w + LEAST_POWER_W) / 2)
+    return device
 
 
 def _with_links(cluster: Cluster, row: Row) -> Cluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dpro_search.parallel.model.network import Network, NetworkBuilder, Tensor
 
@@ -272,6 +273,28 @@ def unet(
             net.loss(net.conv(x, classes, 1, bias=True))
     made.append(net.conv(net.open("head", x), classes, 1, bias=True))
     net.loss(*made)
+    return net.network()
+
+
+def medical_unet(name: str) -> Network:
+    """Ronneberger et al. 2015 as in NVIDIA/DeepLearningExamples (TensorFlow/Segmentation/UNet_Medical): unpadded, without norms."""
+    net = NetworkBuilder(name)
+
+    def activated(x: Tensor, channels: int) -> Tensor:
+        for _ in range(2):
+            x = net.activation(net.conv(x, channels, padding=0, bias=True))
+        return x
+
+    x = Tensor("", 1, (572, 572))
+    skips: list[Tensor] = []
+    for level, channels in enumerate((64, 128, 256, 512)):
+        skips.append(activated(net.open(f"down{level}", x), channels))
+        x = net.pool(skips[-1])
+    x = activated(net.open("bottleneck", x), 1024)
+    for level in range(len(skips) - 1, -1, -1):
+        raised = net.activation(net.transposed(net.open(f"up{level}", x), skips[level].channels, bias=True))
+        x = activated(net.joined(raised, replace(skips[level], extent=raised.extent)), raised.channels)  # the skip is cropped
+    net.loss(net.conv(net.open("head", x), 2, 1, bias=True))
     return net.network()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,20 @@ FEWEST_SOURCES = 3
 WIDENED = 2.0
 """Of logarithms, in domains of which fewer sources are known (assumed)."""
 
+PUBLISHERS = (  # pattern of a source's name -> who published it: their runs share hardware, frameworks and the way they are timed
+    (r"^mlperf", "MLPerf"),
+    (r"^vtrain", "vTrain"),
+    (r"^bigscience", "BigScience"),
+    (r"^(nemo|megatron-bridge|dgxc|nvidia)", "NVIDIA"),
+    (r"^jax-toolbox|^gpu-recipes", "JAX"),
+)
+
 Floats = npt.NDArray[np.float64]
+
+
+def publisher_of(source: str) -> str:
+    """Who published a source; of one that stands alone, the source itself."""
+    return next((publisher for pattern, publisher in PUBLISHERS if re.search(pattern, source)), source)
 
 
 class _Rows(NamedTuple):
@@ -38,13 +52,14 @@ class _Rows(NamedTuple):
 def intervals(scored: Sequence[Scored]) -> dict[str, Any]:
     """Quantiles of measured over predicted steps by domain, and the coverage of each source by those of the others.
 
-    Rows that contradict themselves do not count. The coverage of a domain is the mean over its sources.
+    All sources of a publisher are left out together. Rows that contradict themselves do not count. The coverage of a domain is the
+    mean over its publishers.
     """
     ran = consistent([found for found in scored if found.timed])
     rows = _Rows(
         np.array([-np.log1p(found.error) for found in ran]),
         np.array([domain_of(workload_of(found.row)).value for found in ran]),
-        np.array([found.row.values["source"] for found in ran]),
+        np.array([publisher_of(found.row.values["source"]) for found in ran]),
     )
     if len(set(rows.sources)) < 2:
         raise InputError("intervals need measured runs of at least two sources: one is left out at a time")

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
+from dpro_search.search.evaluation import Losses
 from dpro_search.search.objective import Objective
 from dpro_search.search.workers import ProcessEvaluator
 from dpro_search.space.data_parallel import DataParallelJob, RankStep
@@ -62,7 +64,7 @@ def costs_us(objective: Objective, plans: Iterable[Plan], workers: int = 1) -> d
     distinct = set(plans)
     if workers == 1:
         return {plan: objective.predict(plan).iteration_us for plan in distinct}
-    with ProcessEvaluator(objective, workers) as evaluator:
+    with closing(ProcessEvaluator(objective, workers, Losses())) as evaluator:
         for plan in distinct:
             evaluator.submit(plan)
         evaluated = (evaluator.done() for _ in range(len(distinct)))

@@ -10,22 +10,19 @@ from __future__ import annotations
 import mmap
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
 from dpro_search.errors import MissingCapabilityError
-from dpro_search.search.evaluation import Evaluations, InlineEvaluator
+from dpro_search.search.evaluation import SHOWN_BYTES, Evaluations, Failed, InlineEvaluator, Losses, failed, raise_failed
 from dpro_search.search.islands import ROUND, Island, islands_trials, plan_json
 from dpro_search.search.objective import Objective
 from dpro_search.search.run_folder import Journal, Trial, line_of
-from dpro_search.search.workers import SHOWN_BYTES, Failed, Fork, end_forks, failed, raise_failed, refuse_fatal
+from dpro_search.search.workers import Fork, end_forks
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.plan_json import decoded
 
@@ -47,11 +44,6 @@ class IslandProcesses:
         How many trials the search has, with the recorded setting.
     islands, workers
         Islands are distributed to at most so many processes.
-
-    Attributes
-    ----------
-    lost
-        Workers that ended too early.
     """
 
     def __init__(
@@ -63,13 +55,13 @@ class IslandProcesses:
         *,
         islands: int,
         workers: int,
+        losses: Losses,
     ) -> None:
-        self.lost = 0
         self._objective, self._make = objective, make
         self._journal, self._trials, self._islands = journal, trials, islands
         self._rounds = max(len(journal.trials) - 1, 0) // (ROUND * islands)  # that are in the journal's file
         self._received: dict[int, Trial] = {}  # trials that the journal does not have, by number
-        self._losses: Counter[int] = Counter()  # workers, by the hash of the plan that they evaluated
+        self._losses = losses
         self._losses_in_a_row = 0
         self._processes = min(workers, islands, trials - 1)
         self._workers: list[_IslandWorker] = []
@@ -96,10 +88,8 @@ class IslandProcesses:
             if number == (self._rounds + 1) * ROUND * self._islands:
                 self._announce_round()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def close(self) -> None:
+        """End the processes."""
         end_forks([worker.fork for worker in self._workers])
         self._workers.clear()
 
@@ -161,12 +151,8 @@ class IslandProcesses:
         worker = self._workers[place]
         how = worker.fork.ended()
         assert worker.number is not None, "a worker is waited for until it has sent all its trials"
-        self.lost += 1
         self._losses_in_a_row += 1
-        plan_hash, plan = worker.mark.read()
-        if plan:
-            self._losses[plan_hash] += 1
-            refuse_fatal(plan, self._losses[plan_hash])
+        self._losses.add(*worker.mark.read())
         if self._losses_in_a_row >= _MOST_LOSSES_IN_A_ROW:
             raise MissingCapabilityError(
                 f"--workers: {self._losses_in_a_row} worker processes have ended one after the other before a trial was finished"

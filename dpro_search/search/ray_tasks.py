@@ -1,6 +1,6 @@
 """Workers as tasks of a running Ray cluster, at `RAY_ADDRESS`.
 
-The objective is put into Ray's object store once, and each node fetches it once. Ray runs the tasks of a lost process or node again
+The objective is put into Ray's object store once, and each node fetches it once. Tasks of a lost process or node are started again
 elsewhere. Every node needs the same version of this package.
 """
 
@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import deque
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from dpro_search.errors import MissingCapabilityError
+from dpro_search.search.evaluation import Losses, WorkerEvaluator, answer_to
 from dpro_search.search.objective import Objective
-from dpro_search.search.workers import answer_to, prediction_in, refuse_fatal
-from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan import Plan
 
-_RETRIES = 1  # a second loss is reported with the plan
 _CONNECT_TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 5.0  # for the cluster, while no task ends: Ray itself would end this process after a minute without it
 
 
-class RayEvaluator:
+class RayEvaluator(WorkerEvaluator):
     """Evaluates plans as tasks that take one processor each, at most `workers` of them at a time.
 
     Raises
@@ -33,34 +30,38 @@ class RayEvaluator:
         Ray is not installed, or there is no cluster.
     """
 
-    lost = 0  # Ray restarts lost tasks without a report
-
-    def __init__(self, objective: Objective, workers: int) -> None:
+    def __init__(self, objective: Objective, workers: int, losses: Losses) -> None:
+        super().__init__(losses)
         self._ray = _connected()
         self._address: str = self._ray.get_runtime_context().gcs_address
         self._gone = False
         self._objective = self._ray.put(objective)
-        self._evaluate = self._ray.remote(num_cpus=1, max_retries=_RETRIES)(_evaluate)
-        self._waiting: deque[Plan] = deque()
+        self._evaluate = self._ray.remote(num_cpus=1, max_retries=0)(answer_to)  # `_lose` starts a lost plan again, and counts
         self._running: dict[Any, Plan] = {}
         self._most = workers
 
-    def submit(self, plan: Plan) -> None:
-        self._waiting.append(plan)
-        self._hand_out()
+    def close(self) -> None:
+        for task in () if self._gone else self._running:
+            self._ray.cancel(task, force=True)
+        self._ray.shutdown()
 
-    def done(self) -> tuple[Plan, Prediction]:
-        ready = self._ended()
-        plan = self._running.pop(ready)
-        self._hand_out()
+    def _start(self, plan: Plan) -> bool:
+        if len(self._running) == self._most:
+            return False
+        self._running[self._evaluate.remote(self._objective, msgspec.json.encode(plan))] = plan
+        return True
+
+    def _receive(self) -> tuple[Plan, bytes] | None:
+        task = self._ended()
+        plan = self._running.pop(task)
         try:
-            answer = self._ray.get(ready)
+            return plan, self._ray.get(task)
         except (self._ray.exceptions.WorkerCrashedError, self._ray.exceptions.NodeDiedError, self._ray.exceptions.OutOfMemoryError):
-            refuse_fatal(plan.to_json().decode(), _RETRIES + 1)
+            self._lose(plan)
+            return None
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1]
             raise MissingCapabilityError(f"--engine ray: a task failed ({reason}); every node needs this dpro-search") from error
-        return plan, prediction_in(answer)
 
     def _ended(self) -> Any:
         """A task that has ended; raises `MissingCapabilityError` if the cluster is gone."""
@@ -76,23 +77,6 @@ class RayEvaluator:
                     f"--engine ray: the cluster at {self._address} is gone ({error.strerror}); start it again and run the same"
                     " command to continue"
                 ) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        for task in () if self._gone else self._running:
-            self._ray.cancel(task, force=True)
-        self._ray.shutdown()
-
-    def _hand_out(self) -> None:
-        while self._waiting and len(self._running) < self._most:
-            plan = self._waiting.popleft()
-            self._running[self._evaluate.remote(self._objective, msgspec.json.encode(plan))] = plan
-
-
-def _evaluate(objective: Objective, plan: bytes) -> bytes:
-    return answer_to(objective, plan)
 
 
 def _connected() -> Any:

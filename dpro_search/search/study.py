@@ -10,12 +10,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from dpro_search._regular_files import open_regular
 from dpro_search._version import __version__
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
-from dpro_search.search.evaluation import Evaluations, Evaluator, InlineEvaluator
+from dpro_search.search.evaluation import Evaluations, InlineEvaluator, Losses, WorkerEvaluator
 from dpro_search.search.island_processes import IslandProcesses
 from dpro_search.search.islands import Island, islands_trials
 from dpro_search.search.objective import Objective, Ranked, explaining_of, ranked_of, reevaluator_of, sampled_of
@@ -40,10 +40,10 @@ from dpro_search.search.result import (
     sampled_us,
 )
 from dpro_search.search.run_folder import MOST_ISLANDS, Journal, RunInfo, SearchedCluster, Trial, line_of, locked_run, open_run
-from dpro_search.search.samplers import SEEDLESS, Guide, sampler_for
+from dpro_search.search.samplers import SEEDLESS, Guide, Sampler, sampler_for
 from dpro_search.search.trials import RECORDED, journaled, own_trials, recorded_trial, shared_trials
 from dpro_search.search.workers import ProcessEvaluator
-from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan import Plan
 from dpro_search.space.transformations import PlanSpace
 
 if TYPE_CHECKING:
@@ -132,12 +132,10 @@ def run_search(
         The disk cannot take the results, the storage cannot be reached, or no worker is left.
     """
     started_s = time.monotonic()
-    _check(objective, trials, workers, engine, trace)
-    if quantile is not None:
-        _check_quantile(objective, quantile)
-    space, guide = objective.space, guide_of(objective)
+    _check(objective, trials, workers, engine, trace, quantile)
     ranked = ranked_of(objective) if sampler == "auto" else None
-    chooser = sampler_for(space, sampler, seed, guide, ranked=ranked)
+    search = _Search(objective, objective.space, sampler, seed, ranked, trials=trials, out=out, workers=workers, engine=engine)
+    search.sampler(seed, ranked=ranked)  # a sampler that cannot be made is refused before the folder is made
     info = RunInfo(
         sampler=sampler,
         seed=seed,
@@ -149,49 +147,31 @@ def run_search(
         id=uuid.uuid4().hex,
         options=dict(options or {}),
         cluster=cluster,
-        islands=_islands_of(sampler, workers, engine, storage, ranked),
+        islands=1 if storage is not None else search.islands_of_new_run(),
         asks_first=True,
     )
     info = open_run(out, info)
     if not info.asks_first:
-        space = space.asking_first(())
-        chooser = sampler_for(space, sampler, seed, guide, ranked=ranked)
-
-    def island(number: int, recorded: Prediction) -> Island:
-        return Island(sampler_for(space, sampler, (seed, number), guide, island=number), recorded)
-
-    window = 1 if workers == 1 else 2 * workers
-    book = out / "trials.jsonl"
-    earlier = _lines_of(book)
-    finished_trials: Iterator[Trial]
-    known: Sequence[Trial]  # trials of the folder or the storage, which an earlier end of this search does not lose
+        search.space = search.space.asking_first(())
+    earlier = _lines_of(search.journal)  # trials that the folder listed
     with frozen_heap(), _deferred_interrupt() as interrupted:
+        deadline_s = math.inf if timeout_s is None else started_s + timeout_s
+        ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
         with ExitStack() as stack:
-            pool: WorkerPool
-            if storage is None and info.islands > 1:
-                pool, finished_trials, known = _by_islands(stack, objective, island, out, trials, info.islands, workers, engine)
-            elif storage is None:
-                pool, evaluations = _evaluation(stack, objective, workers, engine)
-                journal = stack.enter_context(Journal(book))
-                finished_trials = journaled(own_trials(evaluations, chooser, journal, trials, window), journal)
-                known = journal.trials
+            if storage is not None:
+                finished_trials, known = search.shared_trials(stack, storage, info)
+            elif info.islands > 1:
+                finished_trials, known = search.island_trials(stack, info.islands)
             else:
-                pool, evaluations = _evaluation(stack, objective, workers, engine)
-                stack.enter_context(locked_run(out))
-                local_sampler = sampler_for(space, sampler, (seed, int(info.id, 16)), guide, ranked=ranked)
-                study = stack.enter_context(_shared_study(storage, info, space))
-                finished_trials, known = shared_trials(evaluations, local_sampler, study, trials, window), study.trials
-            deadline_s = math.inf if timeout_s is None else started_s + timeout_s
-            counted = None if storage is None else max(trials, earlier)  # others may store more than all of them are to have
-            ends = _Ends(trials=trials, deadline_s=deadline_s, until_settled=until_settled, interrupted=interrupted)
+                finished_trials, known = search.own_trials(stack)
             finished, stopped = _until(ends, finished_trials, on_trial)
             if stopped == "exhausted" and ranked is not None:
                 stopped = "complete"
-            most = len(known) if counted is None else min(counted, len(known))
-            finished += [known[number] for number in range(len(finished), most)]
-            result = _result(str(out), objective, finished, stopped, pool.lost, quantile, started_s, on_reevaluated)
+            listed = len(known) if storage is None else min(len(known), max(trials, earlier))  # others may store more
+            finished += [known[number] for number in range(len(finished), listed)]
+            result = _result(str(out), objective, finished, stopped, search.losses.workers, quantile, started_s, on_reevaluated)
         if storage is not None:
-            write_file(book, b"".join(map(line_of, finished)))
+            write_file(search.journal, b"".join(map(line_of, finished)))
         result.save()
     return result
 
@@ -203,7 +183,7 @@ def _lines_of(journal: Path) -> int:
         return sum(1 for _ in file)
 
 
-def _check(objective: Objective, trials: int, workers: int, engine: Engine, trace: str) -> None:
+def _check(objective: Objective, trials: int, workers: int, engine: Engine, trace: str, quantile: float | None) -> None:
     """Raise `InputError` for arguments with which no search is possible."""
     if trials < 1:
         raise InputError(f"--trials must be at least 1, not {trials}")
@@ -213,13 +193,114 @@ def _check(objective: Objective, trials: int, workers: int, engine: Engine, trac
         raise InputError(f"--engine {engine} is unknown (known: {', '.join(get_args(Engine))})")
     if not objective.tensors:
         raise InputError(f"{trace or 'trace'}: no tensor is communicated, so there is nothing to search; record a distributed job")
+    if quantile is not None:
+        if not 0 < quantile < 1:
+            raise InputError(f"--quantile must be between 0 and 1, not {quantile}")
+        sampled_of(objective).sampled(Plan(), samples=1)  # raises if durations cannot be resampled
 
 
-def _check_quantile(objective: Objective, quantile: float) -> None:
-    """Raise `InputError` before a search if the quantile is out of range, or the objective cannot resample durations."""
-    if not 0 < quantile < 1:
-        raise InputError(f"--quantile must be between 0 and 1, not {quantile}")
-    sampled_of(objective).sampled(Plan(), samples=1)
+Trials = tuple[Iterator[Trial], Sequence[Trial]]
+
+
+@dataclass
+class _Search:
+    """Where the trials of a search come from; options as those of `run_search`.
+
+    `own_trials`, `island_trials` and `shared_trials` are the loops of a search. Each returns the finished trials in order, and the
+    trials that the folder or the storage has, which an earlier end of this search does not lose. What they open is closed with the
+    stack.
+    """
+
+    objective: Objective
+    space: PlanSpace
+    sampler_name: str
+    seed: int
+    ranked: Ranked | None
+    _: KW_ONLY
+    trials: int
+    out: Path
+    workers: int
+    engine: Engine
+    losses: Losses = field(default_factory=Losses)
+
+    @property
+    def journal(self) -> Path:
+        """The file of the trials."""
+        return self.out / "trials.jsonl"
+
+    @property
+    def window(self) -> int:
+        """How many plans are evaluated at a time for one sampler."""
+        return 1 if self.workers == 1 else 2 * self.workers
+
+    def sampler(self, seed: int | tuple[int, int], *, island: int = 0, ranked: Ranked | None = None) -> Sampler:
+        """A sampler of this search."""
+        return sampler_for(self.space, self.sampler_name, seed, guide_of(self.objective), island=island, ranked=ranked)
+
+    def islands_of_new_run(self) -> int:
+        """How many samplers a new search without a storage has."""
+        has_one = self.engine != "local" or self.sampler_name in SEEDLESS or self.ranked is not None
+        return 1 if has_one else min(self.workers, MOST_ISLANDS)
+
+    def own_trials(self, stack: ExitStack) -> Trials:
+        """Trials of one sampler."""
+        evaluations = self._evaluations(stack, self.workers)
+        journal = stack.enter_context(Journal(self.journal))
+        sampler = self.sampler(self.seed, ranked=self.ranked)
+        return journaled(own_trials(evaluations, sampler, journal, self.trials, self.window), journal), journal.trials
+
+    def island_trials(self, stack: ExitStack, islands: int) -> Trials:
+        """Trials of several samplers. They are in processes of their own, or here if there is one worker or another engine."""
+        in_processes = self.workers > 1 and self.engine == "local"
+        evaluations = self._evaluations(stack, 1 if in_processes else self.workers)
+        evaluations.request(RECORDED.plan)
+        recorded = evaluations.wait(RECORDED.plan)  # here, because that compiles the replay once for all processes
+        journal = stack.enter_context(Journal(self.journal))
+        known, first = journal.trials, recorded_trial(recorded, journal)
+
+        def island(number: int) -> Island:
+            return Island(self.sampler((self.seed, number), island=number), first.prediction)
+
+        if in_processes:
+            processes = IslandProcesses(
+                self.objective, island, journal, self.trials, islands=islands, workers=self.workers, losses=self.losses
+            )
+            later = stack.enter_context(closing(processes)).trials()
+        else:
+            later = islands_trials(
+                evaluations,
+                {number: island(number) for number in range(islands)},
+                lambda number: known[number] if number < len(known) else None,
+                journal,
+                self.trials,
+                count=islands,
+                await_round=lambda _: journal.flush(),
+            )
+        return journaled(chain([first], later), journal), known
+
+    def shared_trials(self, stack: ExitStack, storage: str, info: RunInfo) -> Trials:
+        """Trials of all searches that share a storage, each with one sampler."""
+        evaluations = self._evaluations(stack, self.workers)
+        stack.enter_context(locked_run(self.out))
+        sampler = self.sampler((self.seed, int(info.id, 16)))
+        study = stack.enter_context(_shared_study(storage, info, self.space))
+        return shared_trials(evaluations, sampler, study, self.trials, self.window), study.trials
+
+    def _evaluations(self, stack: ExitStack, workers: int) -> Evaluations:
+        """Evaluations here or by workers. Call it before the journal is opened: a worker must not inherit the journal's lock."""
+        if workers == 1 and self.engine == "local":
+            return Evaluations(InlineEvaluator(self.objective))
+        recorded = self.objective.predict(RECORDED.plan)  # here, because that compiles the replay once for all processes
+        evaluator: WorkerEvaluator
+        if self.engine == "ray":
+            from dpro_search.search.ray_tasks import RayEvaluator
+
+            evaluator = RayEvaluator(self.objective, workers, self.losses)
+        else:
+            evaluator = ProcessEvaluator(self.objective, workers, self.losses)
+        evaluations = Evaluations(stack.enter_context(closing(evaluator)))
+        evaluations.remember(RECORDED.plan, recorded)
+        return evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,76 +393,6 @@ def guide_of(objective: Objective) -> Guide | None:
     """The objective as a guide of samplers, if it has a per-collective timeline; else None."""
     guides = callable(getattr(objective, "exchanges", None)) and getattr(objective, "guides", True)
     return cast("Guide", objective) if guides else None
-
-
-class WorkerPool(Protocol):
-    """Workers that evaluate plans."""
-
-    @property
-    def lost(self) -> int:
-        """Workers that ended too early; others took over their work."""
-
-
-def _islands_of(sampler: str, workers: int, engine: Engine, storage: str | None, ranked: Ranked | None) -> int:
-    """How many samplers a new search has."""
-    alone = engine != "local" or storage is not None or sampler in SEEDLESS or ranked is not None
-    return 1 if alone else min(workers, MOST_ISLANDS)
-
-
-def _by_islands(
-    stack: ExitStack,
-    objective: Objective,
-    make: Callable[[int, Prediction], Island],
-    out: Path,
-    trials: int,
-    islands: int,
-    workers: int,
-    engine: Engine,
-) -> tuple[WorkerPool, Iterator[Trial], Sequence[Trial]]:
-    """All trials of a search by several samplers, and those that the journal has already.
-
-    The samplers are in processes of their own, or here if there is one worker or another engine.
-    """
-    in_processes = workers > 1 and engine == "local"
-    evaluator, evaluations = _evaluation(stack, objective, 1 if in_processes else workers, engine)
-    evaluations.request(RECORDED.plan)
-    recorded = evaluations.wait(RECORDED.plan)  # here, because that compiles the replay once for all processes
-    journal = stack.enter_context(Journal(out / "trials.jsonl"))
-    known, first = journal.trials, recorded_trial(recorded, journal)
-
-    def made(number: int) -> Island:
-        return make(number, first.prediction)
-
-    if in_processes:
-        pool = stack.enter_context(IslandProcesses(objective, made, journal, trials, islands=islands, workers=workers))
-        return pool, journaled(chain([first], pool.trials()), journal), known
-    later = islands_trials(
-        evaluations,
-        {number: made(number) for number in range(islands)},
-        lambda number: known[number] if number < len(known) else None,
-        journal,
-        trials,
-        count=islands,
-        await_round=lambda _: journal.flush(),
-    )
-    return evaluator, journaled(chain([first], later), journal), known
-
-
-def _evaluation(stack: ExitStack, objective: Objective, workers: int, engine: Engine) -> tuple[Evaluator, Evaluations]:
-    """The evaluator of a search. Call it before the journal is opened, because a worker must not inherit the journal's lock."""
-    if workers == 1 and engine == "local":
-        evaluator: Evaluator = InlineEvaluator(objective)
-        return evaluator, Evaluations(evaluator)
-    recorded = objective.predict(RECORDED.plan)  # here, because that compiles the replay once for all processes
-    if engine == "ray":
-        from dpro_search.search.ray_tasks import RayEvaluator
-
-        evaluator = stack.enter_context(RayEvaluator(objective, workers))
-    else:
-        evaluator = stack.enter_context(ProcessEvaluator(objective, workers))
-    evaluations = Evaluations(evaluator)
-    evaluations.remember(RECORDED.plan, recorded)
-    return evaluator, evaluations
 
 
 def _shared_study(storage: str, info: RunInfo, space: PlanSpace) -> SharedStudy:

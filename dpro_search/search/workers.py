@@ -14,42 +14,22 @@ import multiprocessing
 import os
 import selectors
 import signal
-import traceback
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import msgspec
 
-from dpro_search import errors
-from dpro_search.errors import DproSearchError, MissingCapabilityError
+from dpro_search.errors import MissingCapabilityError
+from dpro_search.search.evaluation import Losses, WorkerEvaluator, answer_to
 from dpro_search.search.objective import Objective
-from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan import Plan
 
 _AHEAD = 2  # plans of a worker: one that it evaluates, one that it takes next while the search proposes
-MOST_LOSSES = 2  # a plan that ended so many workers gets no further one
-SHOWN_BYTES = 200  # of such a plan
-
-
-class Evaluated(msgspec.Struct, frozen=True, tag=True):
-    """A worker's answer: the prediction."""
-
-    prediction: Prediction
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A worker's answer if the objective raised: the error's class and message."""
-
-    kind: str
-    message: str
-
-
-_ANSWER = msgspec.json.Decoder(Evaluated | Failed)
 
 
 @dataclass(eq=False)
@@ -113,19 +93,11 @@ class _PlanWorker(Fork):
     plans: deque[Plan] = field(default_factory=deque)  # the first is being evaluated
 
 
-class ProcessEvaluator:
-    """Evaluates plans in `workers` processes.
+class ProcessEvaluator(WorkerEvaluator):
+    """Evaluates plans in `workers` processes."""
 
-    Attributes
-    ----------
-    lost
-        Workers that ended too early.
-    """
-
-    def __init__(self, objective: Objective, workers: int) -> None:
-        self.lost = 0
-        self._waiting: deque[Plan] = deque()
-        self._losses: Counter[Plan] = Counter()
+    def __init__(self, objective: Objective, workers: int, losses: Losses) -> None:
+        super().__init__(losses)
         self._workers: list[_PlanWorker] = []
         for _ in range(workers):
             foreign = [worker.connection.fileno() for worker in self._workers]
@@ -139,100 +111,42 @@ class ProcessEvaluator:
         """Process ids of the workers that are left."""
         return tuple(worker.process.pid for worker in self._workers if worker.process.pid is not None)
 
-    def submit(self, plan: Plan) -> None:
-        self._waiting.append(plan)
-        self._hand_out()
-
-    def done(self) -> tuple[Plan, Prediction]:
-        while True:
-            self._hand_out()
-            for key, _ in self._answers.select():
-                worker: _PlanWorker = key.data
-                try:
-                    answer = worker.connection.recv_bytes()
-                except (EOFError, OSError):
-                    self._drop(worker)
-                    continue
-                plan = worker.plans.popleft()
-                self._hand_out()
-                return plan, prediction_in(answer)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def close(self) -> None:
         self._answers.close()
         end_forks(self._workers)
         self._workers.clear()
 
-    def _hand_out(self) -> None:
-        """Give waiting plans to the workers with the fewest."""
-        while self._waiting:
-            worker = min(self._workers, key=lambda worker: len(worker.plans))
-            if len(worker.plans) >= _AHEAD:
-                return
-            plan = self._waiting.popleft()
-            worker.plans.append(plan)
-            try:
-                worker.connection.send_bytes(msgspec.json.encode(plan))
-            except OSError:
-                self._drop(worker)
+    def _start(self, plan: Plan) -> bool:
+        """Give the plan to the worker with the fewest."""
+        worker = min(self._workers, key=lambda worker: len(worker.plans))
+        if len(worker.plans) >= _AHEAD:
+            return False
+        worker.plans.append(plan)
+        with suppress(OSError):  # the worker has ended, and `_receive` will take its plans back
+            worker.connection.send_bytes(msgspec.json.encode(plan))
+        return True
+
+    def _receive(self) -> tuple[Plan, bytes] | None:
+        key, _ = self._answers.select()[0]
+        worker: _PlanWorker = key.data
+        try:
+            answer = worker.connection.recv_bytes()
+        except (EOFError, OSError):
+            self._drop(worker)
+            return None
+        return worker.plans.popleft(), answer
 
     def _drop(self, worker: _PlanWorker) -> None:
         """Take back the plans of a worker that has ended."""
         self._answers.unregister(worker.connection)
         how = worker.ended()
         self._workers.remove(worker)
-        self.lost += 1
-        if worker.plans:
-            self._losses[worker.plans[0]] += 1
-            refuse_fatal(worker.plans[0].to_json().decode(), self._losses[worker.plans[0]])
+        self._lose(*worker.plans)
         if not self._workers:
             raise MissingCapabilityError(
-                f"--workers: all {self.lost} worker processes have ended (the last: {how}); run the same command to continue"
+                f"--workers: all {self._losses.workers} worker processes have ended (the last: {how}); run the same command to"
+                " continue"
             )
-        self._waiting.extendleft(reversed(worker.plans))
-
-
-def refuse_fatal(plan: str, losses: int) -> None:
-    """Raise `MissingCapabilityError` for a plan that has ended `MOST_LOSSES` workers; of its JSON the beginning is shown."""
-    if losses >= MOST_LOSSES:
-        text = plan.replace("\n", "")
-        raise MissingCapabilityError(
-            f"--workers: {losses} workers were lost while evaluating one plan (out of memory?); give them more memory, "
-            "or report it: " + (text if len(text) <= SHOWN_BYTES else f"{text[:SHOWN_BYTES]}...")
-        )
-
-
-def raise_failed(answer: Failed) -> NoReturn:
-    """Raise the error that the objective raised in a worker."""
-    kind = getattr(errors, answer.kind, None)
-    if isinstance(kind, type) and issubclass(kind, DproSearchError):
-        raise kind(answer.message)
-    raise RuntimeError(f"a worker failed: {answer.message}")
-
-
-def failed(error: Exception) -> Failed:
-    """A worker's answer for an error."""
-    if isinstance(error, DproSearchError):
-        return Failed(type(error).__name__, str(error))
-    return Failed("", traceback.format_exc())
-
-
-def prediction_in(answer: bytes) -> Prediction:
-    """The prediction in a worker's answer; raises the objective's error."""
-    decoded: Evaluated | Failed = _ANSWER.decode(answer)
-    if isinstance(decoded, Failed):
-        raise_failed(decoded)
-    return decoded.prediction
-
-
-def answer_to(objective: Objective, plan: bytes) -> bytes:
-    """A worker's answer for a plan in JSON."""
-    try:
-        return msgspec.json.encode(Evaluated(objective.predict(msgspec.json.decode(plan, type=Plan))))
-    except Exception as error:
-        return msgspec.json.encode(failed(error))
 
 
 def _work(connection: Connection, objective: Objective) -> None:

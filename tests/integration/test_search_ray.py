@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from bus_objective import BusObjective, tensors_of
 
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.search import Trial, run_search
-from dpro_search.search.evaluation import Evaluations
+from dpro_search.search.evaluation import Evaluations, Losses
 from dpro_search.search.ray_tasks import RayEvaluator
 from dpro_search.space.plan import Plan, Prediction
 from tests.faults.kills import whole_lines
@@ -57,7 +57,7 @@ def cluster() -> Iterator[Any]:
 
 
 def test_what_goes_wrong_in_a_task_is_said_here(cluster: Any) -> None:
-    with RayEvaluator(Refusing(OBJECTIVE.tensors), 2) as evaluator:
+    with closing(RayEvaluator(Refusing(OBJECTIVE.tensors), 2, Losses())) as evaluator:
         evaluations = Evaluations(evaluator)
         evaluations.request(Plan.of(cycle_time_us=776.0))
         assert evaluations.wait(Plan.of(cycle_time_us=776.0)) == OBJECTIVE.predict(Plan.of(cycle_time_us=776.0))
@@ -147,6 +147,33 @@ def test_a_worker_that_is_killed_is_replaced(cluster: Any, tmp_path: Path) -> No
     assert (tmp_path / "ray" / "trials.jsonl").read_bytes() == (tmp_path / "local" / "trials.jsonl").read_bytes()
 
 
+@dataclass(frozen=True)
+class Mortal(BusObjective):
+    """Plans end the worker that evaluates them: one the first, the other every one."""
+
+    folder: Path = Path()
+
+    def predict(self, plan: Plan) -> Prediction:
+        cycle_us, ended_one = plan.get("cycle_time_us"), self.folder / "ended"
+        if cycle_us == 666.0 or (cycle_us == 777.0 and not ended_one.exists()):
+            ended_one.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().predict(plan)
+
+
+def test_workers_lost_at_work_are_counted_and_a_plan_that_ends_two_is_refused(cluster: Any, tmp_path: Path) -> None:
+    losses = Losses()
+    with closing(RayEvaluator(Mortal(OBJECTIVE.tensors, folder=tmp_path), 2, losses)) as evaluator:
+        evaluations = Evaluations(evaluator)
+        evaluations.request(Plan.of(cycle_time_us=777.0))
+        assert evaluations.wait(Plan.of(cycle_time_us=777.0)) == OBJECTIVE.predict(Plan.of(cycle_time_us=777.0))
+        assert losses.workers == 1
+        evaluations.request(Plan.of(cycle_time_us=666.0))
+        with pytest.raises(MissingCapabilityError, match=r'2 workers were lost while evaluating one plan .*"cycle_time_us": 666.0'):
+            evaluations.wait(Plan.of(cycle_time_us=666.0))
+        assert losses.workers == 3
+
+
 def test_a_cluster_that_is_lost_ends_the_search_with_one_line(tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 
@@ -186,5 +213,5 @@ def test_without_a_cluster_the_message_says_what_to_do(address: str, advice: str
         unused = server.getsockname()[1]
     monkeypatch.setenv("RAY_ADDRESS", address.format(unused=unused))
     with pytest.raises(MissingCapabilityError, match=advice) as raised:
-        RayEvaluator(OBJECTIVE, 2)
+        RayEvaluator(OBJECTIVE, 2, Losses())
     assert "\n" not in str(raised.value)

@@ -12,11 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized, SynchronizedArray
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from hypothesis import strategies as st
 
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.search import Trial, run_search
-from dpro_search.search.evaluation import Evaluations
+from dpro_search.search.evaluation import Evaluations, Losses
 from dpro_search.search.run_folder import Journal
 from dpro_search.search.samplers import SAMPLERS, SEEDLESS, sampler_for
 from dpro_search.search.trials import journaled, own_trials
@@ -40,8 +39,6 @@ OBJECTIVE = BusObjective(tensors_of([40_000] * 8))
 class ShuffledPricer:
     """Ends plans in a random order, and forgets how far it was now and then, as if a worker had been killed."""
 
-    lost = 0
-
     def __init__(self, rng: np.random.Generator) -> None:
         self.evaluated: list[Plan] = []
         self._rng = rng
@@ -54,11 +51,6 @@ class ShuffledPricer:
         plan = self._waiting.pop(int(self._rng.integers(len(self._waiting))))
         self.evaluated.append(plan)
         return plan, OBJECTIVE.predict(plan)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None: ...
 
 
 def driven(journal: Path, sampler: str, trials: int, window: int, order: int) -> tuple[list[Trial], list[Plan]]:
@@ -161,7 +153,8 @@ def test_a_run_is_continued_when_its_workers_were_killed(tmp_path: Path) -> None
 
 
 def test_the_search_goes_on_with_the_workers_that_are_left(tmp_path: Path) -> None:
-    with ProcessEvaluator(OBJECTIVE, 2) as evaluator:
+    losses = Losses()
+    with closing(ProcessEvaluator(OBJECTIVE, 2, losses)) as evaluator:
         evaluations = Evaluations(evaluator)
         plans = [Plan.of(cycle_time_us=1000.0 + i) for i in range(30)]
         for plan in plans[:10]:
@@ -172,12 +165,12 @@ def test_the_search_goes_on_with_the_workers_that_are_left(tmp_path: Path) -> No
         for plan in plans[10:]:
             evaluations.request(plan)
         assert [evaluations.wait(plan) for plan in plans] == [OBJECTIVE.predict(plan) for plan in plans]
-        assert evaluator.lost == 1
+        assert losses.workers == 1
         assert killed not in evaluator.pids
 
 
 def test_no_worker_is_left_behind(tmp_path: Path) -> None:
-    with ProcessEvaluator(OBJECTIVE, 2) as evaluator:
+    with closing(ProcessEvaluator(OBJECTIVE, 2, Losses())) as evaluator:
         pids = evaluator.pids
     assert not any(alive(pid) for pid in pids)
 
@@ -211,7 +204,7 @@ class Fragile(BusObjective):
     ],
 )
 def test_what_goes_wrong_in_a_worker_is_said_here(cycle_us: float, error: type[Exception], message: str) -> None:
-    with ProcessEvaluator(Fragile(OBJECTIVE.tensors), 4) as evaluator:
+    with closing(ProcessEvaluator(Fragile(OBJECTIVE.tensors), 4, Losses())) as evaluator:
         evaluations = Evaluations(evaluator)
         plan = Plan.of(cycle_time_us=cycle_us)
         with pytest.raises(error, match=message) as raised:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dpro_search.replay.synchronisation import Commit, Simulated, simulate
+from dpro_search.replay.synchronisation import AppliedCommit, Simulated, simulate
 from dpro_search.runtime.schemes import Accumulation, Diloco, Pace, Scheme, parse_scheme
 from experiments.adsp.workloads import Workload
 
@@ -59,7 +59,7 @@ class Emulated:
             self._local[worker] -= self._lr * gradients
         return float(loss.detach())
 
-    def commit(self, worker: int, commit: Commit) -> None:
+    def commit(self, worker: int, commit: AppliedCommit) -> None:
         if isinstance(self._scheme, Accumulation):
             self._pending += self._gradients[worker]
             self._pending_steps += commit.steps

@@ -16,7 +16,7 @@ from dpro_search.graph.dataflow import OpKind
 from dpro_search.kinds._diagnosis import RankFacts
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.replayer import replay
-from dpro_search.replay.synchronisation import Commit, Simulated, TimeToLoss
+from dpro_search.replay.synchronisation import AppliedCommit, Simulated, TimeToLoss
 from dpro_search.replay.timeline import Timeline
 from dpro_search.runtime.schemes import Pace
 from dpro_search.space.graph_builder import GraphBuilder
@@ -150,5 +150,5 @@ def training_graph(simulated: Simulated, paces: Sequence[Pace], until_s: float) 
     return graph.build()
 
 
-def _of(commits: Sequence[Commit], worker: int) -> list[Commit]:
+def _of(commits: Sequence[AppliedCommit], worker: int) -> list[AppliedCommit]:
     return [commit for commit in commits if commit.worker == worker]

@@ -2,6 +2,6 @@
 
 from dpro_search.replay.synchronisation.predict import TimeToLoss, ranked, time_to_loss
 from dpro_search.replay.synchronisation.progress import EffectiveSteps
-from dpro_search.replay.synchronisation.simulate import Commit, Numerics, Simulated, simulate
+from dpro_search.replay.synchronisation.simulate import AppliedCommit, Numerics, Simulated, simulate
 
-__all__ = ["Commit", "EffectiveSteps", "Numerics", "Simulated", "TimeToLoss", "ranked", "simulate", "time_to_loss"]
+__all__ = ["AppliedCommit", "EffectiveSteps", "Numerics", "Simulated", "TimeToLoss", "ranked", "simulate", "time_to_loss"]

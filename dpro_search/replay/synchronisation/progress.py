@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpro_search.costmodel.convergence import Convergence
-from dpro_search.replay.synchronisation.simulate import Commit
+from dpro_search.replay.synchronisation.simulate import AppliedCommit
 from dpro_search.runtime.schemes import Accumulation, Scheme
 
 
@@ -32,7 +32,7 @@ class EffectiveSteps:
     def step(self, worker: int) -> float | None:
         return self._convergence.loss_after(self.made)
 
-    def commit(self, worker: int, commit: Commit) -> None:
+    def commit(self, worker: int, commit: AppliedCommit) -> None:
         if self._batches is None:
             gain = self._convergence.gain(commit.steps, commit.weight, commit.behind_steps)
         else:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dpro_search.errors import InputError
-from dpro_search.runtime.schemes import Coordinator, Order, Pace, Scheme
+from dpro_search.runtime.schemes import Commit, Coordinator, Order, Pace, Scheme
 
 
 @dataclass(frozen=True, kw_only=True)
-class Commit:
+class AppliedCommit:
     """One applied update.
 
     Attributes
@@ -53,7 +53,7 @@ class Simulated:
 
     end_s: float
     reached: bool
-    commits: tuple[Commit, ...]
+    commits: tuple[AppliedCommit, ...]
     steps: tuple[int, ...]
     waiting_s: tuple[float, ...]
 
@@ -69,7 +69,7 @@ class Numerics(Protocol):
     def step(self, worker: int) -> float | None:
         """A local step; its training loss, if one exists."""
 
-    def commit(self, worker: int, commit: Commit) -> None:
+    def commit(self, worker: int, commit: AppliedCommit) -> None:
         """Apply a worker's local update to the global model."""
 
     def pull(self, worker: int) -> None:
@@ -88,7 +88,6 @@ class _SimulatedWorker:
     incarnation: int = 0
     arrived: float = 0.0
     applied_at_pull: float = 0.0
-    own_since_pull: float = 0.0
     waiting: bool = False
 
 
@@ -119,7 +118,7 @@ class _TrainingSimulation:
         self.numerics, self.server_s = numerics, server_s
         self.server_free = 0.0
         self.applied = 0.0  # steps times weights
-        self.commits: list[Commit] = []
+        self.commits: list[AppliedCommit] = []
         self.waiting_s = [0.0] * len(paces)
         self._events: list[tuple[float, int, Callable[[float, int], None], int]] = []
         self._count = itertools.count()
@@ -157,7 +156,7 @@ class _TrainingSimulation:
         worker = self.workers[number]
         worker.order = self.coordinator.order(number, now)
         worker.waiting = False
-        worker.applied_at_pull, worker.own_since_pull = self.applied, 0.0
+        worker.applied_at_pull = self.applied
         self.numerics.pull(number)
         worker.released = now
         self._at(now + worker.pace.commit_s / 2 if worker.sequence else now, self._begin, number)
@@ -185,20 +184,19 @@ class _TrainingSimulation:
     def _apply(self, now: float, number: int) -> None:
         worker = self.workers[number]
         worker.sequence += 1
-        losses = worker.losses
-        taken = self.coordinator.commit(
+        sent = Commit(
             number,
             worker.incarnation,
             worker.sequence,
-            steps=worker.local_steps,
-            now=now,
-            loss=sum(losses) / len(losses) if losses else None,
+            worker.local_steps,
+            loss=sum(worker.losses) / len(worker.losses) if worker.losses else None,
             step_s=worker.pace.step_at(worker.since),
             commit_s=worker.pace.commit_s + self.server_s,
         )
+        taken = self.coordinator.commit(sent, now)
         assert taken, "a simulated worker repeats no commit"
         weight = self.coordinator.weight
-        commit = Commit(
+        commit = AppliedCommit(
             time_s=now,
             worker=number,
             steps=worker.local_steps,

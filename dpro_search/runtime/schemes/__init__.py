@@ -11,6 +11,7 @@ The modules import the standard library and the package's errors alone, for they
 
 from dpro_search.runtime.schemes.coordinator import Coordinator
 from dpro_search.runtime.schemes.goal import Goal, LossWindow
+from dpro_search.runtime.schemes.members import Commit
 from dpro_search.runtime.schemes.pace import Pace, parse_paces
 from dpro_search.runtime.schemes.rules import Order
 from dpro_search.runtime.schemes.schemes import (
@@ -33,6 +34,7 @@ __all__ = [
     "Adsp",
     "Asp",
     "Bsp",
+    "Commit",
     "Coordinator",
     "Diloco",
     "FixedAdacomm",

@@ -9,7 +9,7 @@ import math
 
 from dpro_search.errors import InputError
 from dpro_search.runtime.schemes.commit_rate import EqualCommits
-from dpro_search.runtime.schemes.members import Members
+from dpro_search.runtime.schemes.members import Commit, Members
 from dpro_search.runtime.schemes.rules import AdaptiveSteps, Lockstep, Order, Rule, Shares
 from dpro_search.runtime.schemes.schemes import (
     Accumulation,
@@ -61,34 +61,12 @@ class Coordinator:
         """Count a worker out that ended or is silent: nobody waits for it."""
         self.members.leave(worker)
 
-    def commit(
-        self,
-        worker: int,
-        incarnation: int,
-        sequence: int,
-        *,
-        steps: int,
-        now: float,
-        loss: float | None = None,
-        step_s: float | None = None,
-        commit_s: float | None = None,
-    ) -> bool:
-        """Whether an update is to be applied; False for one that was, or that a later incarnation has replaced.
-
-        Parameters
-        ----------
-        sequence
-            Number of the commit in this incarnation, from 1.
-        steps, loss
-            Local steps in the update, and their mean training loss.
-        step_s, commit_s
-            Seconds of one of these steps, and of the worker's commit before this one without waiting.
-        """
-        if not self.members.commit(worker, incarnation, sequence, steps):
+    def commit(self, commit: Commit, now: float) -> bool:
+        """Whether an update is to be applied; False for one that was, or that a later incarnation has replaced."""
+        if not self.members.commit(commit):
             return False
-        self.members.took(worker, step_s, commit_s)
-        if loss is not None and math.isfinite(loss):
-            self.rule.loss(loss, now)
+        if commit.loss is not None and math.isfinite(commit.loss):
+            self.rule.loss(commit.loss, now)
         return True
 
     def ready(self, worker: int) -> bool:

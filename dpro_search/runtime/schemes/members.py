@@ -3,8 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _SMOOTHING = 0.3  # weight of the newest of several durations
+
+
+class Commit(NamedTuple):
+    """A worker's message about an update.
+
+    Attributes
+    ----------
+    incarnation, sequence
+        How many times the worker had joined, and the number of the commit since then, from 1.
+    steps, loss
+        Local steps in the update, and their mean training loss; None: the script gave none.
+    step_s, commit_s
+        Seconds of the last of these steps, and of the worker's commit before this one without waiting; None: not known.
+    """
+
+    worker: int
+    incarnation: int
+    sequence: int
+    steps: int
+    loss: float | None = None
+    step_s: float | None = None
+    commit_s: float | None = None
 
 
 @dataclass
@@ -56,26 +79,22 @@ class Members:
         if worker in self._of:
             self._of[worker].active = False
 
-    def commit(self, worker: int, incarnation: int, sequence: int, steps: int) -> bool:
+    def commit(self, commit: Commit) -> bool:
         """Whether an update is to be applied: not if it was, nor if the worker has been started anew since."""
-        member = self._of[worker]
-        if incarnation != member.incarnation or sequence <= member.sequence:
+        member, step_s, commit_s = self._of[commit.worker], commit.step_s, commit.commit_s
+        if commit.incarnation != member.incarnation or commit.sequence <= member.sequence:
             return False
         if not member.active:
-            self._activate(worker)
-        member.sequence = sequence
+            self._activate(commit.worker)
+        member.sequence = commit.sequence
         member.clock += 1
         member.commits += 1
-        member.steps += steps
-        return True
-
-    def took(self, worker: int, step_s: float | None, commit_s: float | None) -> None:
-        """Note how long a worker's steps and its last commit took."""
-        member = self._of[worker]
+        member.steps += commit.steps
         if step_s is not None:
             member.step_s = step_s if member.step_s is None else member.step_s + _SMOOTHING * (step_s - member.step_s)
         if commit_s is not None:
             member.commit_s = commit_s if not member.commit_s else member.commit_s + _SMOOTHING * (commit_s - member.commit_s)
+        return True
 
     def _activate(self, worker: int) -> None:
         member = self._of[worker]

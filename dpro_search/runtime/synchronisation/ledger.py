@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dpro_search.runtime.schemes import Coordinator, Goal, LossWindow, Order, Scheme
+from dpro_search.runtime.schemes import Commit, Coordinator, Goal, LossWindow, Order, Scheme
 
 _KEPT_COMMITS = 100_000
 
@@ -87,19 +87,7 @@ class Ledger:
         """A sign of life."""
         self._heard[worker] = clock_s
 
-    def commit(
-        self,
-        worker: int,
-        incarnation: int,
-        sequence: int,
-        *,
-        steps: int,
-        loss: float | None,
-        step_s: float | None,
-        commit_s: float | None,
-        now_s: float,
-        weight: float | None = None,
-    ) -> float | None:
+    def commit(self, commit: Commit, now_s: float, weight: float | None = None) -> float | None:
         """The weight of an update; None: it is not to be applied, as it was before, or a later start of the worker took over.
 
         Parameters
@@ -107,19 +95,16 @@ class Ledger:
         weight
             That which it was applied with; None: the coordinator's now.
         """
-        taken = self.coordinator.commit(
-            worker, incarnation, sequence, steps=steps, now=now_s, loss=loss, step_s=step_s, commit_s=commit_s
-        )
-        if not taken:
+        if not self.coordinator.commit(commit, now_s):
             self._repeated += 1
             return None
         weight = self.coordinator.weight if weight is None else weight
-        behind = self._applied - self._at_pull.get(worker, 0.0)
-        self._commits.append((now_s, worker, steps, weight, behind))
-        self._applied += weight * steps
-        self._newest[worker] = Applied(now_s, weight, behind)
-        if loss is not None:
-            self._loss.add(loss, steps)
+        behind = self._applied - self._at_pull.get(commit.worker, 0.0)
+        self._commits.append((now_s, commit.worker, commit.steps, weight, behind))
+        self._applied += weight * commit.steps
+        self._newest[commit.worker] = Applied(now_s, weight, behind)
+        if commit.loss is not None:
+            self._loss.add(commit.loss, commit.steps)
         self.stop = self.stop or self._goal.ends(now_s, self._loss.mean)
         return weight
 

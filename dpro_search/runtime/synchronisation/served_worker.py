@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpro_search.errors import InputError, JobError
-from dpro_search.runtime.schemes import Order
+from dpro_search.runtime.schemes import Commit, Order
 from dpro_search.runtime.synchronisation.ledger import Reply
 from dpro_search.runtime.synchronisation.local_model import Flat, LocalModel
 from dpro_search.runtime.synchronisation.recording import RecordedCommit
 from dpro_search.runtime.synchronisation.worker import Part, Worker
 
 _SMOOTHING = 0.3  # weight of the newest of several durations
-
-
-class Told(NamedTuple):
-    """A worker's message about a commit: local steps, their mean loss, seconds of the last one, and of the commit before this."""
-
-    steps: int
-    loss: float | None
-    step_s: float | None
-    commit_s: float | None
 
 
 class ServedWorker(Worker):
@@ -38,8 +29,8 @@ class ServedWorker(Worker):
         """Take part in the job; returns when the training begins."""
 
     @abstractmethod
-    def _send(self, update: Flat, facts: Told) -> Reply:
-        """Commit a change of the parameters, as number `_sequence`; returns when the scheme lets the worker go on."""
+    def _send(self, update: Flat, commit: Commit) -> Reply:
+        """Commit a change of the parameters; returns when the scheme lets the worker go on."""
 
     def step(self, loss: Any = None, batch_size: int | None = None) -> None:
         if loss is None and (self._scheme.needs_loss or self._part.goal.target_loss is not None):
@@ -57,7 +48,8 @@ class ServedWorker(Worker):
         self._pacer.half_commit()
         self._sequence += 1
         loss = self._loss
-        reply = self._send(self._local.flat() - self._anchor, Told(self._steps, loss, self._step_s, self._commit_s))
+        commit = Commit(self._worker, self._incarnation, self._sequence, self._steps, loss, self._step_s, self._commit_s)
+        reply = self._send(self._local.flat() - self._anchor, commit)
         if reply.replaced:
             raise JobError(f"synchronise: worker {self._worker} was started again elsewhere; this process is not part of the job")
         self._take(reply)

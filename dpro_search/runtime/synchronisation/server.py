@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.errors import InputError
-from dpro_search.runtime.schemes import Goal, parse_scheme
+from dpro_search.runtime.schemes import Commit, Goal, parse_scheme
 from dpro_search.runtime.synchronisation.ledger import Ledger, Reply
 
 NAMESPACE = "dpro-search-synchronisation"
@@ -54,26 +54,13 @@ class ParameterServer:
         incarnation = self._coordinator.join(worker, self._now())
         return await self._reply(worker, incarnation)
 
-    async def commit(
-        self,
-        worker: int,
-        incarnation: int,
-        sequence: int,
-        update: Any,
-        *,
-        steps: int,
-        loss: float | None,
-        step_s: float | None,
-        commit_s: float | None,
-    ) -> Reply:
+    async def commit(self, commit: Commit, update: Any) -> Reply:
         """Apply an update (float32, [elements]) once, however often it arrives, and wait until the worker may go on."""
-        self._ledger.heard(worker, time.monotonic())
-        weight = self._ledger.commit(
-            worker, incarnation, sequence, steps=steps, loss=loss, step_s=step_s, commit_s=commit_s, now_s=self._now()
-        )
+        self._ledger.heard(commit.worker, time.monotonic())
+        weight = self._ledger.commit(commit, self._now())
         if weight is not None:
             self._parameters += np.float32(weight) * update
-        return await self._reply(worker, incarnation)
+        return await self._reply(commit.worker, commit.incarnation)
 
     async def beat(self, worker: int) -> None:
         """A sign of life."""

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
-from dpro_search.runtime.schemes import Goal, Scheme
+from dpro_search.runtime.schemes import Commit, Goal, Scheme
 from dpro_search.runtime.synchronisation.ledger import Reply
 from dpro_search.runtime.synchronisation.local_model import Flat, LocalModel
-from dpro_search.runtime.synchronisation.served_worker import ServedWorker, Told
+from dpro_search.runtime.synchronisation.served_worker import ServedWorker
 from dpro_search.runtime.synchronisation.server import NAMESPACE, ParameterServer
 from dpro_search.runtime.synchronisation.worker import Part
 
@@ -31,9 +31,8 @@ class ServerWorker(ServedWorker):
         self._ended = threading.Event()
         self._begin()
 
-    def _send(self, update: Flat, facts: Told) -> Reply:
-        who = (self._worker, self._incarnation, self._sequence)
-        reply: Reply = _asked(lambda: self._server.commit.remote(*who, update, **facts._asdict()))
+    def _send(self, update: Flat, commit: Commit) -> Reply:
+        reply: Reply = _asked(lambda: self._server.commit.remote(commit, update))
         return reply
 
     def _leave(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro_search.errors import InputError
-from dpro_search.runtime.schemes import Coordinator, Order, parse_scheme
+from dpro_search.runtime.schemes import Commit, Coordinator, Order, parse_scheme
 from dpro_search.runtime.schemes.commit_rate import CommitRateSearch, speed_of_decrease
 from dpro_search.runtime.schemes.rules import shares
 
@@ -21,9 +21,9 @@ def started(scheme: str, workers: int) -> Coordinator:
     return coordinator
 
 
-def commit(coordinator: Coordinator, worker: int, sequence: int, now: float = 0.0, **told: float) -> bool:
+def commit(coordinator: Coordinator, worker: int, sequence: int, now: float = 0.0, **facts: float) -> bool:
     incarnation = coordinator.members[worker].incarnation
-    return coordinator.commit(worker, incarnation, sequence, steps=1, now=now, **told)
+    return coordinator.commit(Commit(worker, incarnation, sequence, steps=1, **facts), now)
 
 
 def test_nobody_begins_before_all_workers_have_joined():
@@ -77,8 +77,8 @@ def test_a_commit_that_is_sent_again_or_by_a_replaced_process_is_not_applied():
     assert commit(coordinator, 0, 1)
     assert not commit(coordinator, 0, 1)
     coordinator.join(0, 0.0)
-    assert not coordinator.commit(0, 1, 2, steps=1, now=0.0)
-    assert coordinator.commit(0, 2, 1, steps=1, now=0.0)
+    assert not coordinator.commit(Commit(0, 1, 2, steps=1), 0.0)
+    assert coordinator.commit(Commit(0, 2, 1, steps=1), 0.0)
     assert coordinator.members[0].commits == 2
 
 

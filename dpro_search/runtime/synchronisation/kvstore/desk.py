@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpro_search.runtime.schemes import Goal, Order, Scheme
+from dpro_search.runtime.schemes import Commit, Goal, Order, Scheme
 from dpro_search.runtime.synchronisation.ledger import Applied, Ledger, Reply
 
 JOIN, COMMIT, BEAT, LEAVE = 1, 2, 3, 4
@@ -33,7 +33,7 @@ class Message(NamedTuple):
     job
         `job_number` of the scheme and the workers that it expects.
     sequence, steps, loss, step_s, commit_s
-        Of a commit; see `Ledger.commit`.
+        See `Commit`.
     weight
         The factor of the update, which is already in the model.
     """
@@ -141,18 +141,17 @@ class Desk:
             self._open[worker] = 0
         self._ledger.heard(worker, clock_s)
         if message.kind == COMMIT:
-            self._ledger.commit(
+            commit = Commit(
                 worker,
                 coordinator.members[worker].incarnation,
                 int(message.sequence),
-                steps=int(message.steps),
+                int(message.steps),
                 loss=_given(message.loss),
                 step_s=_given(message.step_s),
                 commit_s=_given(message.commit_s),
-                now_s=now_s,
-                weight=message.weight,
             )
-            self._open[worker] = int(message.sequence)
+            self._ledger.commit(commit, now_s, message.weight)
+            self._open[worker] = commit.sequence
         elif message.kind == LEAVE:
             coordinator.leave(worker, now_s)
             self._open.pop(worker, None)
@@ -171,8 +170,8 @@ class Desk:
             self._rows[worker] = Row(
                 job=self._job,
                 sequence=sequence,
-                order_steps=_number(reply.order.steps),
-                order_seconds=_number(reply.order.seconds),
+                order_steps=nan_if_none(reply.order.steps),
+                order_seconds=nan_if_none(reply.order.seconds),
                 incarnation=reply.incarnation,
                 job_s=reply.job_s,
                 time_s=reply.applied.time_s,
@@ -223,7 +222,8 @@ def job_number(scheme: Scheme, workers: int) -> int:
     return zlib.crc32(f"{scheme} with {workers}".encode()) % LARGEST
 
 
-def _number(value: float | None) -> float:
+def nan_if_none(value: float | None) -> float:
+    """The number in a message or a row for a value that may be unknown."""
     return math.nan if value is None else value
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.errors import InputError, JobError
-from dpro_search.runtime.schemes import Adsp, Asp
+from dpro_search.runtime.schemes import Adsp, Asp, Commit
 from dpro_search.runtime.synchronisation.kvstore.desk import (
     BEAT,
     COMMIT,
@@ -19,12 +19,13 @@ from dpro_search.runtime.synchronisation.kvstore.desk import (
     Message,
     Row,
     job_number,
+    nan_if_none,
     row_of,
 )
 from dpro_search.runtime.synchronisation.kvstore.store import Store
 from dpro_search.runtime.synchronisation.ledger import Reply
 from dpro_search.runtime.synchronisation.local_model import Flat, LocalModel
-from dpro_search.runtime.synchronisation.served_worker import ServedWorker, Told
+from dpro_search.runtime.synchronisation.served_worker import ServedWorker
 from dpro_search.runtime.synchronisation.worker import Part
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.01  # between looks at the desk, which double
@@ -64,13 +65,20 @@ class KvstoreWorker(ServedWorker):
         row, _ = self._answer(0)
         return row.reply(self._store.pull(), 0.0)
 
-    def _send(self, update: Flat, facts: Told) -> Reply:
+    def _send(self, update: Flat, commit: Commit) -> Reply:
         weight = 1.0 / self._active
         self._store.add(update * np.float32(weight))
         model = self._store.pull() if self._free else None
-        given = {name: value for name, value in facts._asdict().items() if value is not None}
-        self._tell(COMMIT, sequence=self._sequence, weight=weight, **given)
-        row, waited_s = self._answer(self._sequence)
+        self._tell(
+            COMMIT,
+            sequence=commit.sequence,
+            steps=commit.steps,
+            loss=nan_if_none(commit.loss),
+            step_s=nan_if_none(commit.step_s),
+            commit_s=nan_if_none(commit.commit_s),
+            weight=weight,
+        )
+        row, waited_s = self._answer(commit.sequence)
         return row.reply(self._store.pull() if model is None else model, waited_s)
 
     def _answer(self, sequence: int) -> tuple[Row, float]:

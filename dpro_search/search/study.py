@@ -204,7 +204,7 @@ Trials = tuple[Iterator[Trial], Sequence[Trial]]
 
 @dataclass
 class _Search:
-    """Where the trials of a search come from; options as those of `run_search`.
+    """The three sources of trials of a search; options as those of `run_search`.
 
     `own_trials`, `island_trials` and `shared_trials` are the loops of a search. Each returns the finished trials in order, and the
     trials that the folder or the storage has, which an earlier end of this search does not lose. What they open is closed with the

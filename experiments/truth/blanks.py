@@ -85,9 +85,9 @@ def _compiled(row: Row) -> Sequence[str]:
 
 
 def _recomputed(row: Row) -> Sequence[str]:
-    """Of policies that compute a share of the layers again which a row does not give: FMS's, and those of MaxText by op."""
-    text = row.text("recompute")
-    some = "fsdp (fms" in row.text("framework") and text == "selective"
+    """Where an unknown share of a layer is computed again: FMS's selective policy, MaxText's by op, and any of Paxml's."""
+    text, framework = row.text("recompute"), row.text("framework")
+    some = ("fsdp (fms" in framework and text == "selective") or ("paxml" in framework and not text)
     return ("none", "full") if some or re.match(r"remat_policy=(save|minimal_)", text) else ()
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from dpro_search.errors import DproSearchError
 from dpro_search.parallel.model import Architecture, Experts, parameters_of
+from dpro_search.parallel.strategy import Recompute
 from experiments.truth.jobs import workload_of
 from experiments.truth.machines import machine_of
 from experiments.truth.models import model_of
@@ -89,7 +90,10 @@ def _other_units(rows: Sequence[Row], places: Sequence[int]) -> dict[int, str]:
 
 
 def _beyond_peak(row: Row) -> bool:
-    """Of dense transformers: forward and backward pass are 6 FLOPs a token and parameter, 4 where only adapters are trained."""
+    """Of dense transformers: forward and backward pass are 6 FLOPs a token and parameter, 4 where only adapters are trained.
+
+    A forward pass that is computed again is 2 more.
+    """
     try:
         workload = workload_of(row)
     except DproSearchError:
@@ -101,4 +105,5 @@ def _beyond_peak(row: Row) -> bool:
     tokens = strategy.global_batch * workload.sequence
     used = parameters_of(model) - model.vocab * model.hidden
     step_s = row.number("step_time_s")
-    return bool(peak and step_s and (4 if workload.frozen else 6) * used * tokens / (strategy.devices * peak) > step_s)
+    each = (4 if workload.frozen else 6) + (2 if strategy.recompute is Recompute.FULL and not strategy.recompute_layers else 0)
+    return bool(peak and step_s and each * used * tokens / (strategy.devices * peak) > step_s)

@@ -38,6 +38,7 @@ PRECISIONS = (
 BERT_FILLED = (
     0.5  # Of the tokens of MLPerf's BERT sequences; the rest is padding, which submissions take out (MLPerf training, BERT).
 )
+NF4_BYTES = 0.5 + 1 / 64  # 4 bits, and a scale in 8 bits for each 64 (Dettmers et al. 2023, "QLoRA", section 3).
 BIN_TOKENS = 128  # Sequences that were cut to so many tokens are nearly full.
 # Networks whose layers are the framework's own modules, without Python around each kernel: PyTorch dispatches a bare op in about
 # 5 us and launches its kernel in 5 us (measured on tensors of a few elements, torch 2.13).
@@ -47,6 +48,8 @@ FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
     (r"nanotron", "nanotron"),
     (r"foundry", "llm-foundry"),
     (r"torchtitan", "torchtitan"),
+    (r"torchtune", "torchtune"),
+    (r"litgpt", "litgpt"),
     (r"fsdp", "fsdp"),
     (r"megatron-deepspeed", "megatron-deepspeed"),
     (r"hf transformers|accelerate|^pytorch$", "pytorch"),
@@ -82,6 +85,7 @@ def _workload(row: Row) -> Workload:
         precision=_precision(row),
         runtime=runtime_of(row),
         frozen="lora" in row.text("model") or "task lora" in row.text("notes"),
+        frozen_bytes=NF4_BYTES if "nf4" in row.text("precision") else 0.0,
     )
 
 
@@ -100,9 +104,13 @@ def runtime_of(row: Row) -> Runtime:
     if row.text("source").startswith("mlperf"):
         name = "megatron-core-cuda-graphs"  # Submissions to MLPerf training capture layers as CUDA graphs.
     runtime = FRAMEWORKS[name].runtime
-    says = name in ("fsdp", "torchtitan") and row.text("overlap")  # whether its layers are compiled
+    if re.match("mlperf|megatron-bridge|dgxc|nemo", row.text("source")) and not is_network(row):
+        # NVIDIA's recipes for performance sum gradients in 16 bits (Megatron-Bridge and NeMo: grad_reduce_in_fp32 = False).
+        runtime = replace(runtime, gradient_bytes=2.0)
+    says = name == "torchtune" or (name in ("fsdp", "torchtitan") and row.text("overlap"))  # whether its layers are compiled
     if says or _is_binned(row):
-        runtime = as_compiled(runtime, compiled=_is_binned(row) or "compile" in row.text("overlap"))
+        named = "compile" in row.text("overlap") or re.search(r"torch compile enabled|\+ compile", row.text("notes"))
+        runtime = as_compiled(runtime, compiled=_is_binned(row) or bool(named))
     if is_network(row) and not row.text("source").startswith("mlperf"):
         runtime = replace(runtime, host=BARE_HOST)
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
@@ -112,7 +120,10 @@ def runtime_of(row: Row) -> Runtime:
         kernels = replace(kernels, attention=AttentionKernels.FLASH_TRITON)  # Its attention of 2023.
     if _checks_collectives(row):
         runtime = replace(runtime, host=replace(runtime.host, check_rank_us=CHECKED_RANK_US))
-    state_bytes = 0.0 if "no optimizer step" in row.text("notes") else runtime.optimizer_bytes
+    notes = row.text("notes")
+    state_bytes = 0.0 if "no optimizer step" in notes else 2.0 if re.search("8-?bit", notes) else runtime.optimizer_bytes
+    if re.search("optimizer_in_bwd|optimizer step into backward", notes):
+        runtime = replace(runtime, gradient_bytes=0.0)  # Each gradient is freed when its parameter is updated.
     return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory), optimizer_bytes=state_bytes)
 
 

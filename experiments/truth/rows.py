@@ -45,8 +45,9 @@ class Row:
 
     @property
     def memory_alone(self) -> bool:
-        """Whether a run ended whose memory is exact and whose time says nothing: a tiny model (tier M)."""
-        return self.text("status") == "ok" and self.text("tier") == "m" and self.number("memory_gb") is not None
+        """Whether a run ended whose memory counts and whose time does not: a tiny model (tier M), or a table without times."""
+        counts = self.text("tier") == "m" or (self.text("tier") in ("a", "b") and not self.number("step_time_s"))
+        return self.text("status") == "ok" and counts and self.number("memory_gb") is not None
 
     @property
     def ran_out_of_memory(self) -> bool:

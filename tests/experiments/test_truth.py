@@ -10,9 +10,12 @@ from dpro_search.parallel.costs.domain import Domain
 from dpro_search.parallel.memory.peak import PeakMemory, rank_memories
 from dpro_search.parallel.workload import Workload
 from experiments.truth import __main__ as truth
+from experiments.truth.blanks import completed
 from experiments.truth.contradictions import contradictions
+from experiments.truth.intervals import publisher_of
 from experiments.truth.jobs import workload_of
 from experiments.truth.memory import partly_recomputed
+from experiments.truth.models import model_of
 from experiments.truth.orders import ordered, pairs
 from experiments.truth.page import _ticks, write_page
 from experiments.truth.pooling import Errors, pooled
@@ -344,3 +347,94 @@ def test_the_playbooks_pipelines_over_hosts_check_their_collectives(pp, n_gpus, 
     dims = {"layers": 16, "hidden": 2048, "heads": 32, "seq_len": 4096, "micro_batch": 1, "global_batch": 256, "gpu": "H100"}
     job = workload_of(row(**dims, model="llama-like 1B", source=source, framework="nanotron", pp=pp, n_gpus=n_gpus))
     assert (job.runtime.host.check_rank_us > 0) == checked
+
+
+def row_of(**values: str) -> Row:
+    """A run of Llama 3 8B on eight H100 with some cells changed."""
+    names, cells = HEAD.split(","), RUN.format(source="one", status="ok", seconds=4, memory=60).split(",")
+    return Row({**dict(zip(names, cells, strict=True)), **values})
+
+
+GPT = {"model": "GPT 182B", "heads": "96", "kv_heads": "", "ffn_hidden": "", "vocab": "", "n_gpus": "384", "gpu": "A100-80GB"}
+
+
+@pytest.mark.parametrize(
+    ("values", "column", "alternatives"),
+    [
+        ({}, "precision", ["bf16"]),
+        ({"precision": ""}, "precision", ["bf16"]),
+        ({"precision": "", "gpu": "V100-32GB"}, "precision", ["fp16"]),
+        ({"precision": "", "source": "mlperf-v5.0", "gpu": "NVIDIA B200"}, "precision", ["fp8"]),
+        ({"precision": "", "source": "mlperf-v5.1", "gpu": "NVIDIA B200"}, "precision", ["fp8", "fp4"]),
+        ({"heads": "", "tp": "8"}, "heads", ["32", "64"]),
+        ({"framework": "PyTorch FSDP (fms-fsdp)", "recompute": "selective"}, "recompute", ["none", "full"]),
+    ],
+)
+def test_a_blank_becomes_all_that_it_may_be(values, column, alternatives):
+    assert sorted({whole.values.get(column, "") for whole in completed(row_of(**values))}) == sorted(alternatives)
+
+
+@pytest.mark.parametrize(
+    ("values", "layers", "vocabulary"),
+    [
+        ({"layers": "78", "hidden": "13824"}, 78, 250_880),  # 182.3 billion parameters; with GPT-2's vocabulary 179.6
+        ({"model": "GPT 200B", "layers": "80", "hidden": "14400"}, 80, 50_257),
+        ({"model": "GPT 183B", "layers": "", "hidden": "14400", "pp": "12"}, 72, 250_880),
+    ],
+)
+def test_the_size_in_a_models_name_decides_what_its_row_leaves_blank(values, layers, vocabulary):
+    model = model_of(completed(row_of(**{**GPT, **values}))[0])
+    assert (sum(layer.count for layer in model.layers), model.vocab) == (layers, vocabulary)
+
+
+def test_the_prediction_of_a_blank_lies_between_those_of_what_it_may_be():
+    def step_s(**values):
+        return truth.PREDICTORS["cold"](row_of(source="mlperf-v5.1", gpu="NVIDIA B200", **values)).step_s
+
+    assert step_s(precision="") == pytest.approx((step_s(precision="fp8") * step_s(precision="fp4")) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("cell", "stage", "replicas"),
+    [
+        ("FSDP2 (3)", 3, 1),
+        ("FSDP FULL_SHARD (3)", 3, 1),
+        ("SHARD_GRAD_OP", 2, 1),
+        ("1 (distributed optimizer)", 1, 1),
+        ("1.0", 1, 1),
+        ("1 over 8 GPUs (one node)", 1, 2),
+        ("HSDP", 3, 2),
+        ("FSDP (ici {'fsdp': '8'}; dcn {'data': '2', 'fsdp': '1'})", 3, 2),
+        ("FSDP=0", 1, 1),  # NeMo's recipes split the optimizer's state
+    ],
+)
+def test_a_zero_stage_is_read_as_its_source_spells_it(cell, stage, replicas):
+    strategy = workload_of(row_of(zero_stage=cell, n_gpus="16", dp="16")).strategy
+    assert (strategy.zero_stage, strategy.dp_replicate) == (stage, replicas)
+
+
+@pytest.mark.parametrize(
+    ("cell", "count", "rate_bps"),
+    [
+        ("4 x 100 Gb/s RoCE", 4, 100e9),
+        ("800 Gbps per node (table header)", 8, 100e9),
+        ("RDMA 400 Gb/s per GPU", 8, 400e9),
+        ("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 200Gb/s, Management: 100Gb/s", 8, 200e9),
+        ("Ethernet, Infiniband", 8, 400e9),  # nothing said: the machine's own
+    ],
+)
+def test_network_cards_are_those_that_a_row_gives(cell, count, rate_bps):
+    nics = workload_of(row_of(inter_net=cell, n_gpus="16", dp="16")).cluster.groups[0].host.nics
+    assert (nics.count, nics.link.rate_bps) == (count, rate_bps)
+
+
+def test_a_host_with_a_third_of_the_nvlinks_has_a_third_of_the_rate():
+    def rate_bps(cell):
+        return workload_of(row_of(gpu="A100-80GB", intra_link=cell)).cluster.groups[0].host.links[0].rate_bps
+
+    assert rate_bps("NVLink (4 NVLink inter-gpu connects per doc)") == pytest.approx(rate_bps("NVLink/NVSwitch") / 3)
+
+
+def test_rounds_and_tables_of_one_publisher_are_left_out_together():
+    sources = ("mlperf-v5.0", "mlperf-v5.1", "dgxc-benchmarking", "nemo-perf-docs", "internevo")
+    assert [publisher_of(source) for source in sources] == ["MLPerf", "MLPerf", "NVIDIA", "NVIDIA", "internevo"]

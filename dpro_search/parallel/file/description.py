@@ -65,6 +65,8 @@ class ParallelDescription(Description):
     strategy: Strategy  # That of `runs`.
     chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
     compiled: bool | None = None
+    optimizer_bytes: float | None = None  # See `JobToml.optimizer_bytes`.
+    frozen_bytes: float | None = None  # See `JobToml.frozen_bytes`; None: the model's weights are trained.
     batch_per_replica: int | None = None  # Sequences of one replica, if the file gives these in place of the whole batch.
     times: ParallelTimes | None = None
     cores: int | None = None
@@ -78,6 +80,8 @@ class ParallelDescription(Description):
             cluster=self.cluster,
             precision=self.precision,
             runtime=self.runtime,
+            frozen=self.frozen_bytes is not None,
+            frozen_bytes=self.frozen_bytes or 0.0,
             measured=self.measured,
             times=self._recorded,
             cores=self.cores or 0,
@@ -107,7 +111,7 @@ class ParallelDescription(Description):
     @property
     def runtime(self) -> Runtime:
         """Behaviour of the framework, with the bytes of parameters and of the optimizer's state of a captured model."""
-        return runtime_of(self.framework, self.fixed.model, self.precision, self.compiled)
+        return runtime_of(self.framework, self.fixed.model, self.precision, self.compiled, self.optimizer_bytes)
 
     @property
     def possible_runtimes(self) -> tuple[Runtime, ...]:
@@ -123,11 +127,15 @@ def global_batch_of(per_replica: int, runs: ParallelSettings | None, devices: in
     return per_replica * max(devices // ways, 1)
 
 
-def runtime_of(framework: str, model: Model, precision: Precision, compiled: bool | None = None) -> Runtime:
+def runtime_of(
+    framework: str, model: Model, precision: Precision, compiled: bool | None = None, optimizer_bytes: float | None = None
+) -> Runtime:
     """See `ParallelDescription.runtime`."""
     runtime = FRAMEWORKS[framework].runtime
     if compiled is not None:
         runtime = as_compiled(runtime, compiled=compiled)
+    if optimizer_bytes is not None:
+        runtime = replace(runtime, optimizer_bytes=optimizer_bytes)
     if not isinstance(model, CapturedModel):
         return runtime
     held = 4.0 if precision in ("fp32", "tf32") else 2.0  # of a parameter, beside the optimizer's state
@@ -169,6 +177,14 @@ def described(path: Path) -> ParallelDescription | None:
         file.fail("compiled", f"{job_file.framework} has no eager and compiled form (those that have: {those}); leave it out")
     if job_file.compiled is None and framework.compiles and times is None and not isinstance(model, CapturedModel):
         warnings = (*warnings, "'compiled' is not given: the interval holds eager and compiled (torch.compile) steps")
+    if job_file.frozen_weights and not job_file.adapters:
+        file.fail("frozen_weights", "only a job with 'adapters = true' leaves the model's weights as they are")
+    if job_file.adapters and isinstance(model, CapturedModel):
+        file.fail("adapters", "a captured model says itself which of its parameters are trained; leave it out")
+    if job_file.adapters:
+        warnings = (*warnings, "parameters and products of the adapters themselves are not counted (1 % of the model's at rank 16)")
+    if job_file.optimizer_bytes is not None and isinstance(model, CapturedModel):
+        file.fail("optimizer_state", "a captured model has its optimizer's states; leave it and 'main_parameters' out")
     try:
         cluster = with_known_devices(cluster, job_file.precision, job_file.framework, times)
     except InputError as error:
@@ -193,7 +209,7 @@ def described(path: Path) -> ParallelDescription | None:
     measured = _measured(file, job_file.model, fixed) if isinstance(job_file.model, ModelTable) else ()
     try:
         if runs is None:
-            runtime = runtime_of(job_file.framework, model, job_file.precision)
+            runtime = runtime_of(job_file.framework, model, job_file.precision, optimizer_bytes=job_file.optimizer_bytes)
             runs = usual_strategy(fixed, cluster, job_file.precision, runtime, job_file.framework)
         strategy = resolved(runs, fixed)
     except InputError as error:
@@ -212,6 +228,8 @@ def described(path: Path) -> ParallelDescription | None:
         chosen=job_file.runs is None,
         batch_per_replica=job_file.batch_per_replica,
         compiled=job_file.compiled,
+        optimizer_bytes=job_file.optimizer_bytes,
+        frozen_bytes=job_file.frozen_bytes,
         times=times,
         cores=job_file.cores,
     )
@@ -417,9 +435,11 @@ def _provenance(job_file: JobToml, fixed: Fixed, cluster: Cluster, strategy: Str
         f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "dp", "ep") if getattr(strategy, name) > 1
     )
     what = f"sequences of {fixed.sequence} tokens" if fixed.has_tokens else "samples"
+    states = "" if job_file.optimizer_bytes is None else f" of {job_file.optimizer_bytes:g} bytes a parameter"
+    trained = f", adapters of {job_file.frozen_weights or 'unquantized'} weights" if job_file.adapters else ""
     return (
         ("model", fixed.model.name),
-        ("batch", f"{fixed.global_batch} {what}, {job_file.precision}, {job_file.optimizer}"),
+        ("batch", f"{fixed.global_batch} {what}, {job_file.precision}, {job_file.optimizer}{states}{trained}"),
         ("cluster", cluster.name),
         ("devices", f"{fixed.devices} of {cluster.describe()}"),
         ("strategy", degrees or "one device"),

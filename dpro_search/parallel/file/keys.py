@@ -13,15 +13,17 @@ from dpro_search.parallel.strategy import ParallelSettings
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
 _NOT_YET: Mapping[str, tuple[str, ...]] = {  # what the file cannot express yet, by parts of keys that people write
-    "adapters (LoRA, QLoRA)": ("lora", "adapter"),
-    "states of the optimizer in other types than fp32": ("optimizer_dtype", "optimizer_state", "8bit", "moment", "exp_avg"),
     "offloading to the host": ("offload",),
     "the kernel of attention": ("attention", "attn", "flash"),
     "a loss in tiles or chunks": ("tiled", "chunked", "fused_loss", "liger"),
     "experts that share ranks in another way than ep and etp": ("expert_tensor", "expert_model", "moe_"),
     "the DualPipe of DeepSeek-V3": ("dualpipe", "dual_pipe"),
 }
-_NO_OPTIMIZERS = ("adamw8bit", "adam8bit", "adafactor", "lion", "sgd", "muon", "lamb", "shampoo")
+_STATES_BYTES: Mapping[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0}  # Both moments of Adam, for each parameter.
+# Of an element of a frozen weight; nf4: 4 bits, and a scale in 8 bits for each 64 (Dettmers et al. 2023, "QLoRA", section 3).
+_FROZEN_BYTES: Mapping[str, float] = {"nf4": 0.5 + 1 / 64, "fp8": 1.0}
+_STATES_WORDS = ("optimizer_dtype", "8bit", "moment", "exp_avg")
+_NO_OPTIMIZERS = ("adafactor", "lion", "sgd", "muon", "lamb", "shampoo")
 
 
 class MeasuredBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +86,14 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Type of matmuls and attention.
     optimizer
         The optimizer, which decides memory: Adam keeps two moments and a copy of the parameters in fp32.
+    optimizer_state
+        Type of the moments; None: as the framework keeps them.
+    main_parameters
+        Type of the copy of the parameters that the optimizer updates; "none": it updates the parameters themselves.
+    adapters
+        Whether only adapters beside the projections of attention are trained (LoRA), and the model's weights are frozen.
+    frozen_weights
+        Type of the frozen weights of layers (QLoRA: nf4); None: that of the model.
     framework
         The framework that runs the job, one of `FRAMEWORKS`.
     target_sequence
@@ -107,6 +117,10 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sequence: int | None = None
     precision: Precision = "bf16"
     optimizer: Literal["adam", "adamw"] = "adam"
+    optimizer_state: Literal["fp32", "bf16", "int8"] | None = None
+    main_parameters: Literal["fp32", "none"] | None = None
+    adapters: bool = False
+    frozen_weights: Literal["nf4", "fp8"] | None = None
     framework: str = "megatron-core"
     tied_embeddings: bool | None = None
     target_sequence: int | None = None
@@ -114,6 +128,21 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     times: str | None = None
     cores: int | None = None
     runs: ParallelSettings | None = None
+
+    @property
+    def optimizer_bytes(self) -> float | None:
+        """Bytes of optimizer state for each parameter; None: as the framework keeps it.
+
+        Where one of the two keys is given, the other is fp32.
+        """
+        if self.optimizer_state is None and self.main_parameters is None:
+            return None
+        return _STATES_BYTES[self.optimizer_state or "fp32"] + (0.0 if self.main_parameters == "none" else 4.0)
+
+    @property
+    def frozen_bytes(self) -> float | None:
+        """Bytes of an element of the frozen weights of layers; 0: as of other weights; None: nothing is frozen."""
+        return _FROZEN_BYTES.get(self.frozen_weights or "", 0.0) if self.adapters else None
 
 
 def converted(file: TomlFile, values: Mapping[str, Any]) -> JobToml:
@@ -125,10 +154,15 @@ def converted(file: TomlFile, values: Mapping[str, Any]) -> JobToml:
 def _cannot_be_said(key: str, value: object) -> str | None:
     """Why a file cannot express what an unknown key, or an unknown value of a key, probably means; None: nobody knows."""
     word = str(value).lower()
+    if (key == "optimizer" and "8bit" in word) or any(part in key.lower() for part in _STATES_WORDS):
+        known = ", ".join(f'"{each}"' for each in _STATES_BYTES)
+        return f"'{value}': the type of the optimizer's states is said by optimizer_state = one of {known}"
     if key == "optimizer" and word in _NO_OPTIMIZERS:
-        return f"'{value}' cannot be said yet: only Adam with two moments in fp32 can"
+        return f"'{value}' cannot be said yet: only Adam can"
     if key == "runs.schedule" and word.replace("-", "") in ("dualpipe", "dualpipev3"):
         return "the DualPipe of DeepSeek-V3 cannot be said yet; dual-pipe-v is its variant with one copy of each layer"
+    if "lora" in key.lower():
+        return 'adapters are said by adapters = true, and quantized weights below them by frozen_weights = "nf4"'
     name = key.rpartition(".")[2].lower()
     topic = next((topic for topic, words in _NOT_YET.items() if any(word in name for word in words)), None)
     return None if topic is None else f"{topic} cannot be said yet: the prediction would be without"

@@ -183,7 +183,8 @@ class _Ledger:
             for (expert, trained), each in self._held_elements(block).items():
                 elements = each * counts[block.name]
                 ways = plan.expert_zero_ways if expert else plan.zero_ways
-                weights += elements * element / (ways if plan.zero_stage == 3 else 1)
+                quantized = self._workload.frozen_bytes if block.name.startswith("layer") else 0.0
+                weights += elements * (quantized or element) / (ways if plan.zero_stage == 3 else 1)
                 if trained:
                     whole += elements
                     gradients += elements * self._workload.gradient_bytes / (ways if splits_gradients else 1)

@@ -134,3 +134,11 @@ def test_a_vendor_with_few_published_runs_has_a_wider_interval(tmp_path):
         widths.append(high_us / low_us)
     assert widths[1] > 2 * widths[0]
     assert "few are of GPUs of AMD" in planned.calibration.on
+
+
+def test_adapters_compute_no_gradients_of_weights_which_the_mfu_does_not_count(tmp_path):
+    """Of three passes over a matmul with weights two are left; the rest is attention."""
+    setup = {**A100, "sequence": 512, "framework": "torchtune"}
+    full, lora = (job(tmp_path, "zero_stage = 0", adapters=adapters, **setup) for adapters in (False, True))
+    assert prepared(lora).work.flops == pytest.approx(prepared(full).work.flops * 2 / 3, rel=0.02)
+    assert prepared(lora).work.flops > prepared(full).work.flops * 2 / 3

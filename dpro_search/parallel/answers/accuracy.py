@@ -63,8 +63,8 @@ class Accuracy:
         low, high = self._ratio_of(domain, vendor)
         half = max(1 - low, high - 1)
         on = (
-            f"{self.on}, for jobs like this one ({domain}); {self.coverage:.0%} of the runs of a source lie within the interval "
-            "when that source is left out of the fit"
+            f"{self.on}, for jobs like this one ({domain}); {self.coverage:.0%} of the runs of a publisher lie within the "
+            "interval when all its runs are left out of the fit"
         )
         if vendor and vendor not in _MANY_RUNS:
             on += f"; few are of GPUs of {vendor}, so that the interval is wider"

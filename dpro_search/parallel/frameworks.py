@@ -34,6 +34,7 @@ class Framework(NamedTuple):
     runtime: Runtime
     zero_stage: int  # Where a job sets none.
     zero_stages: tuple[int, ...] = (0, 1)  # That a search may set, as all that follows.
+    splits: tuple[str, ...] = ("tp", "pp", "cp", "ep")  # Degrees beside data parallel ones.
     schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B,)
     uneven_stages: bool = False  # Layers of each stage can be given.
     replicates: bool = False  # ZeRO splits over a part of the replicas (HSDP).
@@ -198,7 +199,9 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-core-cuda-graphs": _MEGATRON._replace(runtime=_GRAPHS),
     # `fully_shard` on a mesh of two dims, torch.distributed's context_parallel, checkpoint_wrapper of single layers.
     "fsdp": Framework(_FSDP, 3, (3,), compiles=True, replicates=True, rings=True, recomputes_some=True, target="pytorch"),
-    "llm-foundry": Framework(_LLM_FOUNDRY, 3, (3,), compiles=True, replicates=True, recomputes_some=True, target="pytorch"),
+    "llm-foundry": Framework(
+        _LLM_FOUNDRY, 3, (3,), splits=(), compiles=True, replicates=True, recomputes_some=True, target="pytorch"
+    ),
     "torchtitan": Framework(
         replace(_PYTORCH_2, name="torchtitan"),
         3,
@@ -234,11 +237,15 @@ FRAMEWORKS: Mapping[str, Framework] = {
         recomputes_some=True,
         target="pytorch",
     ),
-    "torchtune": Framework(replace(_PURE_16_BITS, name="torchtune"), 0, (0, 3), compiles=True, replicates=True),
+    # torchtune's distributed recipes have tensor_parallel_dim and context_parallel_dim, and no pipelines.
+    "torchtune": Framework(
+        replace(_PURE_16_BITS, name="torchtune"), 0, (0, 3), splits=("tp", "cp"), compiles=True, replicates=True
+    ),
     "litgpt": Framework(
         replace(_PURE_16_BITS, name="LitGPT", memory=replace(_PYTORCH.memory, logits_bytes=5.5)),
         0,
         (0, 3),
+        splits=(),
         compiles=True,
         replicates=True,
     ),

@@ -38,6 +38,14 @@ class Fixed:
     global_batch: int
     devices: int
     zero_stage: int  # Of the framework, where nothing else is set.
+    splits: tuple[str, ...] = ("tp", "pp", "cp", "ep")  # Degrees that the framework has.
+
+    def check_splits(self, strategy: Strategy) -> None:
+        """Raise `InputError`, which begins with the setting's name, if a strategy splits what the framework cannot."""
+        for degree in ("tp", "pp", "cp", "ep"):
+            if getattr(strategy, degree) > 1 and degree not in self.splits:
+                has = ", ".join(self.splits) or "data parallel replicas alone"
+                raise InputError(f"{degree} must be 1: of tp, pp, cp and ep the framework has {has}")
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -109,6 +117,7 @@ def resolved(settings: ParallelSettings, fixed: Fixed) -> Strategy:
     strategy = Strategy(global_batch=fixed.global_batch, **values)
     if strategy.devices != fixed.devices:
         _refuse_devices(strategy, fixed.devices)
+    fixed.check_splits(strategy)
     check_strategy(strategy, fixed.model, fixed.sequence)
     return strategy
 

@@ -154,6 +154,11 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
         (text(cluster="2xhgx-h10"), ":4: cluster: no cluster is called 'hgx-h10'; did you mean hgx-h100"),
         (text(precision="bf61"), ":5: precision: 'bf61' is not known; did you mean 'bf16'?"),
         (text(precision="fp8", cluster="2xdgx-a100-80"), "precision: NVIDIA A100 SXM4 80GB: its peak in fp8 is not known"),
+        (
+            text("pp = 2", framework="llm-foundry"),
+            ":7: runs.pp: pp must be 1: of tp, pp, cp and ep the framework has data parallel",
+        ),
+        (text("pp = 2", framework="torchtune"), ":7: runs.pp: pp must be 1: of tp, pp, cp and ep the framework has tp, cp"),
         (text(framework="megatron"), ":5: framework: 'megatron' is not known; did you mean 'megatron-core'?"),
         (text().replace("sequence = 4096\n", ""), "'sequence' is missing; 'dpro-search describe' writes a complete file"),
         (text(model="no/config.json"), ":4: model: "),

@@ -142,3 +142,9 @@ def test_adapters_compute_no_gradients_of_weights_which_the_mfu_does_not_count(t
     full, lora = (job(tmp_path, "zero_stage = 0", adapters=adapters, **setup) for adapters in (False, True))
     assert prepared(lora).work.flops == pytest.approx(prepared(full).work.flops * 2 / 3, rel=0.02)
     assert prepared(lora).work.flops > prepared(full).work.flops * 2 / 3
+
+
+def test_a_search_proposes_no_degrees_that_the_framework_lacks(tmp_path):
+    candidates = job(tmp_path, None, framework="torchtune", compiled=True, **A100).space.candidates
+    split = {name for name in ("tp", "pp", "cp", "ep") for strategy in candidates if getattr(strategy, name) > 1}
+    assert split == {"tp", "cp"}

@@ -204,6 +204,7 @@ def described(path: Path) -> ParallelDescription | None:
         global_batch=job_file.global_batch or global_batch_of(job_file.batch_per_replica or 1, job_file.runs, cluster.ranks),
         devices=cluster.ranks,
         zero_stage=framework.zero_stage,
+        splits=framework.splits,
     )
     runs = job_file.runs
     measured = _measured(file, job_file.model, fixed) if isinstance(job_file.model, ModelTable) else ()

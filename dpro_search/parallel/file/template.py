@@ -51,6 +51,7 @@ def job_toml(request: Wanted) -> str:
         global_batch=SEQUENCES_A_DEVICE * machines.ranks if request.global_batch is None else request.global_batch,
         devices=machines.ranks,
         zero_stage=FRAMEWORKS[framework].zero_stage,
+        splits=FRAMEWORKS[framework].splits,
     )
     if fixed.sequence < 1 or fixed.global_batch < 1:
         raise InputError("--global-batch and --seq-len must be above 0")

@@ -221,6 +221,7 @@ class Candidates:
 
     def _legal(self, strategy: Strategy) -> bool:
         try:
+            self._fixed.check_splits(strategy)
             check_strategy(strategy, self._fixed.model, self._fixed.sequence)
         except InputError:
             return False

@@ -127,6 +127,8 @@ def _with_links(cluster: Cluster, row: Row) -> Cluster:
         host = replace(host, links=(replace(host.links[0], rate_bps=share * host.links[0].rate_bps), *host.links[1:]))
     if cards and host.nics is not None and group.count > 1:
         count, rate_bps = cards
+        if host.devices % count and count % host.devices:  # shared by all, as no device has its own part of them
+            count, rate_bps = 1, count * rate_bps
         host = replace(host, nics=replace(host.nics, count=count, link=replace(host.nics.link, rate_bps=rate_bps)))
     return replace(cluster, groups=(replace(group, host=host),))
 

@@ -420,6 +420,7 @@ def test_a_zero_stage_is_read_as_its_source_spells_it(cell, stage, replicas):
         ("800 Gbps per node (table header)", 8, 100e9),
         ("RDMA 400 Gb/s per GPU", 8, 400e9),
         ("Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 200Gb/s, Management: 100Gb/s", 8, 200e9),
+        ("6 x 200 Gb/s Ethernet", 1, 1200e9),  # six cards that eight devices share
         ("Ethernet, Infiniband", 8, 400e9),  # nothing said: the machine's own
     ],
 )

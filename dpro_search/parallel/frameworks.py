@@ -146,7 +146,9 @@ _PYTORCH_2 = Runtime(
 )
 # Parameters, gradients and the moments of Adam are in 16 bits, without a copy in fp32 (torchtune's `dtype: bf16`, LitGPT's
 # "bf16-true"); the loss is that of an eighth of the tokens at a time (CEWithChunkedOutputLoss), or of 128 (chunked_cross_entropy).
-_PURE_16_BITS = replace(_PYTORCH_2, gradient_bytes=2.0, optimizer_bytes=4.0, memory=replace(_PYTORCH_2.memory, logits_bytes=5.5))
+_PURE_16_BITS = replace(
+    _PYTORCH_2, gradient_bytes=2.0, optimizer_bytes=4.0, main_bytes=0.0, memory=replace(_PYTORCH_2.memory, logits_bytes=5.5)
+)
 # PyTorch on CPU cores: `fully_shard` waits for each collective there, and gives each layer one of its own; a script that follows a
 # plan takes the mean of the losses of all ranks before an update, in place of a norm (runtime/follow/parallel_plan.py).
 _PYTORCH_GLOO = replace(

@@ -80,6 +80,7 @@ class Runtime:
     # Moved for each parameter when a micro-batch's gradient is added to those before: the matmul itself reads and writes fp32.
     accumulate_bytes: float = 6.0
     optimizer_bytes: float = 12.0  # Of optimizer state for each parameter: Adam's moments and the parameter in fp32.
+    main_bytes: float = 4.0  # The part of `optimizer_bytes` that is the optimizer's own copy of the parameter; 0: it has none.
     loss_bytes: float = 4.0  # Of an element of the logits in the loss.
     # A pipeline stage ends where its share of the matmuls of all layers and of the head is reached; False: as many layers each.
     stages_by_cost: bool = False

@@ -36,7 +36,7 @@ class Workload:
     precision: str = "bf16"
     runtime: Runtime = field(default_factory=Runtime)
     frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
-    frozen_bytes: float = 0.0  # Of an element of a layer's frozen weights, where these are quantized; 0: as of other weights.
+    frozen_bytes: float = 0.0  # Bytes of an element of a layer's frozen weights, where these are quantized; 0: as of other weights.
     # Whether groups that exchange at the same time share links, and collectives slow the compute beside them; False: neither, to
     # see what that is worth.
     interference: bool = True

@@ -16,7 +16,7 @@ from experiments.truth.rows import Row
 # Dims of a head that published transformers have: 64 (GPT-2) to 160 (GPT-3 6.7B is 128, GPT-J 256 is alone).
 NARROWEST_HEAD, WIDEST_HEAD = 64, 160
 MOST_HEADS = 4  # Numbers of heads that are tried where a row gives none, evenly chosen.
-FIRST_ROUND_IN_4_BITS = 5.1  # Of MLPerf training: NVIDIA's first submissions in NVFP4 (v5.1, November 2025).
+FIRST_ROUND_IN_4_BITS = 5.1  # The round of MLPerf training with NVIDIA's first submissions in NVFP4 (November 2025).
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([bm])(?![a-z0-9])")
 
 
@@ -44,7 +44,7 @@ def _filled(row: Row, values: Mapping[str, str]) -> Row:
 
 
 def _precisions(row: Row) -> Sequence[str]:
-    """Where a row gives no precision: the lowest ones that its device has and its benchmark's submissions use.
+    """The lowest precisions that a device has and its benchmark's submissions use, for a row that gives none.
 
     Submissions to MLPerf train language models in 8 bits from Hopper on and in 4 or 8 bits on Blackwell; networks for vision and
     BERT in 16 bits. Megatron-Bridge's tables without a precision are those in fp8: Llama 3 8B takes as long as in rows that say so.
@@ -85,7 +85,7 @@ def _compiled(row: Row) -> Sequence[str]:
 
 
 def _recomputed(row: Row) -> Sequence[str]:
-    """Where an unknown share of a layer is computed again: FMS's selective policy, MaxText's by op, and any of Paxml's."""
+    """None and all, for policies that compute an unknown share again: FMS's selective one, MaxText's by op, and any of Paxml's."""
     text, framework = row.text("recompute"), row.text("framework")
     some = ("fsdp (fms" in framework and text == "selective") or ("paxml" in framework and not text)
     return ("none", "full") if some or re.match(r"remat_policy=(save|minimal_)", text) else ()

@@ -90,7 +90,7 @@ def _other_units(rows: Sequence[Row], places: Sequence[int]) -> dict[int, str]:
 
 
 def _beyond_peak(row: Row) -> bool:
-    """Of dense transformers: forward and backward pass are 6 FLOPs a token and parameter, 4 where only adapters are trained.
+    """Whether a dense transformer's step is faster than its FLOPs: 6 a token and parameter, 4 where only adapters are trained.
 
     A forward pass that is computed again is 2 more.
     """

@@ -154,12 +154,12 @@ def kind_of(row: Row) -> Kind:
 
 
 def _precision(row: Row) -> str:
-    found = next((name for pattern, name in PRECISIONS if re.search(pattern, row.text("precision"))), None)
-    if found is None:
+    precision = next((name for pattern, name in PRECISIONS if re.search(pattern, row.text("precision"))), None)
+    if precision is None:
         raise InputError(f"precision {row.values['precision']}")
-    if found == "fp32" and "deeplearningexamples" in row.text("source") and "a100" in gpu_of(row):
+    if precision == "fp32" and "deeplearningexamples" in row.text("source") and "a100" in gpu_of(row):
         return "tf32"  # NVIDIA's containers compute fp32 like that from Ampere on
-    return found
+    return precision
 
 
 def _expert_width(row: Row, tp: int) -> int:

@@ -58,7 +58,7 @@ MACHINES = (  # name of a GPU in a row -> bundled machine; the first that is fou
     (r"l40s", "l40s-pcie-8"),
 )
 NVLINKS_OF_A100 = 12
-LEAST_POWER_W = 350.0  # Of H100's cards for PCIe slots (data sheet).
+LEAST_POWER_W = 350.0  # The power of H100's cards for PCIe slots (data sheet).
 GPUS = {r"v100-(sxm2-)?16": "v100-sxm2-16gb", "mi325x": "mi325x"}  # In such a machine another device than its own.
 
 

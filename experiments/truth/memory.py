@@ -22,7 +22,7 @@ from experiments.truth.rows import Row
 DEFERRED = 2  # Micro-batches, of --wgrad-deferral-limit in the model_config.yaml of the test that defers.
 DETERMINISTIC = 32.0 * 2**20  # Of CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron-LM's deterministic tests set.
 FUSED_LOSS_BYTES = 10.0  # Of a logit: of --cross-entropy-loss-fusion, whose compiled steps return what they need in fp32.
-WHOLE_LOSS_BYTES = 14.0  # Of a logit: of PyTorch's loss of all tokens at once (`frameworks.py`).
+WHOLE_LOSS_BYTES = 14.0  # Bytes of a logit in PyTorch's loss of all tokens at once (`frameworks.py`).
 SECOND_TOKEN_BYTES = 4.0  # Of a logit of a second token: what its loss keeps in fp32 while the first token's is computed.
 
 

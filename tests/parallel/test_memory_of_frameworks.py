@@ -43,16 +43,18 @@ def test_selective_recomputation_of_llama_3_8b_needs_what_was_measured(tmp_path)
         ({"optimizer_state": "bf16"}, 4 + 4),
         ({"optimizer_state": "int8", "main_parameters": "none"}, 2),
         ({"framework": "torchtune"}, 2 + 2),
+        ({"framework": "torchtune", "optimizer_state": "int8"}, 1 + 1),  # it has no copy of the parameters
+        ({"framework": "torchtune", "main_parameters": "fp32"}, 2 + 2 + 4),
     ],
 )
 def test_states_of_the_optimizer_have_the_type_that_the_file_or_the_framework_gives(tmp_path, keys, state_bytes):
-    """Of 8.03 billion parameters on each of eight devices, without ZeRO."""
+    """Each of eight devices holds the states of 8.03 billion parameters, without ZeRO."""
     held = memory(tmp_path, "zero_stage = 0", **A100, **keys)
     assert held["optimizer"] == pytest.approx(state_bytes * 8.03e9, rel=0.001)
 
 
 def test_adapters_leave_the_model_without_gradients_and_its_layers_may_be_quantized(tmp_path):
-    """Of 8.03 billion parameters, 6.98 billion are in layers: NF4 has 4 bits of each, and a byte for 64."""
+    """6.98 of 8.03 billion parameters are in layers: NF4 has 4 bits for each, and a byte for 64."""
     runs, keys = "zero_stage = 0", {"framework": "torchtune", "compiled": True, **A100}
     full, lora = memory(tmp_path, runs, **keys), memory(tmp_path, runs, adapters=True, **keys)
     assert (lora["gradients"], lora["optimizer"]) == (0, 0)
@@ -137,7 +139,7 @@ def test_a_vendor_with_few_published_runs_has_a_wider_interval(tmp_path):
 
 
 def test_adapters_compute_no_gradients_of_weights_which_the_mfu_does_not_count(tmp_path):
-    """Of three passes over a matmul with weights two are left; the rest is attention."""
+    """A matmul with frozen weights has two passes of three; attention has all."""
     setup = {**A100, "sequence": 512, "framework": "torchtune"}
     full, lora = (job(tmp_path, "zero_stage = 0", adapters=adapters, **setup) for adapters in (False, True))
     assert prepared(lora).work.flops == pytest.approx(prepared(full).work.flops * 2 / 3, rel=0.02)

@@ -65,7 +65,7 @@ class ParallelDescription(Description):
     strategy: Strategy  # That of `runs`.
     chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
     compiled: bool | None = None
-    optimizer_bytes: float | None = None  # See `JobToml.optimizer_bytes`.
+    optimizer_bytes: float | None = None  # See `JobToml.optimizer_bytes`; None: the framework's.
     frozen_bytes: float | None = None  # See `JobToml.frozen_bytes`; None: the model's weights are trained.
     batch_per_replica: int | None = None  # Sequences of one replica, if the file gives these in place of the whole batch.
     times: ParallelTimes | None = None
@@ -182,8 +182,14 @@ def described(path: Path) -> ParallelDescription | None:
     if job_file.adapters and isinstance(model, CapturedModel):
         file.fail("adapters", "a captured model says itself which of its parameters are trained; leave it out")
     if job_file.adapters:
-        warnings = (*warnings, "parameters and products of the adapters themselves are not counted (1 % of the model's at rank 16)")
-    if job_file.optimizer_bytes is not None and isinstance(model, CapturedModel):
+        warnings = (
+            *warnings,
+            "parameters and products of the adapters themselves are not counted (below 1 % of the model's at rank 16)",
+        )
+    if job_file.frozen_weights:
+        warnings = (*warnings, "jobs with quantized weights took up to 56 % more memory on published runs than is predicted")
+    optimizer_bytes = job_file.optimizer_bytes(framework.runtime)
+    if optimizer_bytes is not None and isinstance(model, CapturedModel):
         file.fail("optimizer_state", "a captured model has its optimizer's states; leave it and 'main_parameters' out")
     try:
         cluster = with_known_devices(cluster, job_file.precision, job_file.framework, times)
@@ -210,7 +216,7 @@ def described(path: Path) -> ParallelDescription | None:
     measured = _measured(file, job_file.model, fixed) if isinstance(job_file.model, ModelTable) else ()
     try:
         if runs is None:
-            runtime = runtime_of(job_file.framework, model, job_file.precision, optimizer_bytes=job_file.optimizer_bytes)
+            runtime = runtime_of(job_file.framework, model, job_file.precision, optimizer_bytes=optimizer_bytes)
             runs = usual_strategy(fixed, cluster, job_file.precision, runtime, job_file.framework)
         strategy = resolved(runs, fixed)
     except InputError as error:
@@ -229,7 +235,7 @@ def described(path: Path) -> ParallelDescription | None:
         chosen=job_file.runs is None,
         batch_per_replica=job_file.batch_per_replica,
         compiled=job_file.compiled,
-        optimizer_bytes=job_file.optimizer_bytes,
+        optimizer_bytes=optimizer_bytes,
         frozen_bytes=job_file.frozen_bytes,
         times=times,
         cores=job_file.cores,
@@ -436,7 +442,8 @@ def _provenance(job_file: JobToml, fixed: Fixed, cluster: Cluster, strategy: Str
         f"{name} {getattr(strategy, name)}" for name in ("tp", "pp", "cp", "dp", "ep") if getattr(strategy, name) > 1
     )
     what = f"sequences of {fixed.sequence} tokens" if fixed.has_tokens else "samples"
-    states = "" if job_file.optimizer_bytes is None else f" of {job_file.optimizer_bytes:g} bytes a parameter"
+    state_bytes = job_file.optimizer_bytes(FRAMEWORKS[job_file.framework].runtime)
+    states = "" if state_bytes is None else f" of {state_bytes:g} bytes a parameter"
     trained = f", adapters of {job_file.frozen_weights or 'unquantized'} weights" if job_file.adapters else ""
     return (
         ("model", fixed.model.name),

@@ -8,6 +8,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from dpro_search._toml import TomlFile, nearest
+from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.strategy import ParallelSettings
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
@@ -20,7 +21,8 @@ _NOT_YET: Mapping[str, tuple[str, ...]] = {  # what the file cannot express yet,
     "the DualPipe of DeepSeek-V3": ("dualpipe", "dual_pipe"),
 }
 _STATES_BYTES: Mapping[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0}  # Both moments of Adam, for each parameter.
-# Of an element of a frozen weight; nf4: 4 bits, and a scale in 8 bits for each 64 (Dettmers et al. 2023, "QLoRA", section 3).
+_MAIN_BYTES: Mapping[str, float] = {"fp32": 4.0, "none": 0.0}
+# Bytes of an element of a frozen weight. NF4: 4 bits, and a scale in 8 bits for each 64 (Dettmers et al. 2023, "QLoRA", section 3).
 _FROZEN_BYTES: Mapping[str, float] = {"nf4": 0.5 + 1 / 64, "fp8": 1.0}
 _STATES_WORDS = ("optimizer_dtype", "8bit", "moment", "exp_avg")
 _NO_OPTIMIZERS = ("adafactor", "lion", "sgd", "muon", "lamb", "shampoo")
@@ -89,7 +91,8 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     optimizer_state
         Type of the moments; None: as the framework keeps them.
     main_parameters
-        Type of the copy of the parameters that the optimizer updates; "none": it updates the parameters themselves.
+        Type of the copy of the parameters that the optimizer updates; "none": it updates the parameters themselves; None: as the
+        framework keeps it.
     adapters
         Whether only adapters beside the projections of attention are trained (LoRA), and the model's weights are frozen.
     frozen_weights
@@ -129,15 +132,13 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cores: int | None = None
     runs: ParallelSettings | None = None
 
-    @property
-    def optimizer_bytes(self) -> float | None:
-        """Bytes of optimizer state for each parameter; None: as the framework keeps it.
-
-        Where one of the two keys is given, the other is fp32.
-        """
+    def optimizer_bytes(self, runtime: Runtime) -> float | None:
+        """Bytes of optimizer state for each parameter; None: as the framework keeps it, which also holds for one key of the two."""
         if self.optimizer_state is None and self.main_parameters is None:
             return None
-        return _STATES_BYTES[self.optimizer_state or "fp32"] + (0.0 if self.main_parameters == "none" else 4.0)
+        moments = runtime.optimizer_bytes - runtime.main_bytes
+        states = moments if self.optimizer_state is None else _STATES_BYTES[self.optimizer_state]
+        return states + (runtime.main_bytes if self.main_parameters is None else _MAIN_BYTES[self.main_parameters])
 
     @property
     def frozen_bytes(self) -> float | None:

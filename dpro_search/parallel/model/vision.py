@@ -276,14 +276,19 @@ def unet(
     return net.network()
 
 
+def _activated(net: NetworkBuilder, x: Tensor, wide: Sequence[int], *, padding: int | None = None) -> Tensor:
+    """Convolutions of 3 x 3 with so many channels, each with a bias and an activation."""
+    for channels in wide:
+        x = net.activation(net.conv(x, channels, padding=padding, bias=True))
+    return x
+
+
 def medical_unet(name: str) -> Network:
     """Ronneberger et al. 2015 as in NVIDIA/DeepLearningExamples (TensorFlow/Segmentation/UNet_Medical): unpadded, without norms."""
     net = NetworkBuilder(name)
 
     def activated(x: Tensor, channels: int) -> Tensor:
-        for _ in range(2):
-            x = net.activation(net.conv(x, channels, padding=0, bias=True))
-        return x
+        return _activated(net, x, (channels, channels), padding=0)
 
     x = Tensor("", 1, (572, 572))
     skips: list[Tensor] = []
@@ -306,9 +311,7 @@ def industrial_unet(name: str) -> Network:
     net = NetworkBuilder(name)
 
     def activated(x: Tensor, *wide: int) -> Tensor:
-        for channels in wide:
-            x = net.activation(net.conv(x, channels, bias=True))
-        return x
+        return _activated(net, x, wide)
 
     def raised(x: Tensor, channels: int) -> Tensor:
         wider = net.upsampled(x, tuple(2 * size for size in x.extent))

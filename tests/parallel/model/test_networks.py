@@ -23,8 +23,9 @@ PUBLIC = {  # parameters, and billions of multiply-adds of an image: torchvision
     "se-resnext101-32x4d": (48_955_416, 8.02),
 }
 
-# Added up layer by layer from NVIDIA/DeepLearningExamples: UNet_Industrial/model ("tinyUNet"), VNet/model, UNet_3D_Medical/model.
-EXAMPLES = {"unet-industrial": 1_850_305, "vnet": 3_599_747, "unet3d": 31_189_443}
+# Added up layer by layer from NVIDIA/DeepLearningExamples: UNet_Industrial/model ("tinyUNet"), VNet/model, UNet_3D_Medical/model,
+# UNet_Medical/model.
+EXAMPLES = {"unet-medical": 31_030_658, "unet-industrial": 1_850_305, "vnet": 3_599_747, "unet3d": 31_189_443}
 
 
 def multiply_adds(network, batch=1):

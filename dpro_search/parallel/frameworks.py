@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from dpro_search.parallel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels
+from dpro_search.parallel.gpu_ops import AdapterKernels, AttentionKernels, Kernels, LossKernels, NormKernels
 from dpro_search.parallel.memory.rules import MemoryRules
 from dpro_search.parallel.runtime import HostTimes, Runtime, Selective
 from dpro_search.parallel.schedule import Schedule
@@ -21,7 +21,8 @@ def as_compiled(runtime: Runtime, *, compiled: bool) -> Runtime:
     Compiled, activations, rotations and norms are fused kernels that C++ starts; eager, each op of a module is dispatched in Python
     and is a kernel of its own, and DTensor's collectives of tensor parallel ranks run beside nothing.
     """
-    kernels = replace(runtime.kernels, fused=compiled, norm=NormKernels.FUSED if compiled else NormKernels.TWICE)
+    norm, adapters = (NormKernels.FUSED, AdapterKernels.COMPILED) if compiled else (NormKernels.TWICE, AdapterKernels.APART)
+    kernels = replace(runtime.kernels, fused=compiled, adapters=adapters, norm=norm)
     if compiled:
         return replace(runtime, kernels=kernels, host=replace(runtime.host, forward_us=_COMPILED_US, backward_us=_COMPILED_US))
     host = replace(runtime.host, forward_us=_LAUNCH_US, backward_us=12.0)

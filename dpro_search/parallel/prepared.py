@@ -181,12 +181,11 @@ class PreparedJob:
         """Work of a step."""
         fixed, cluster, precision = self.description.fixed, self.description.cluster, self.description.precision
         device, power_w = self.description.device, cluster.power_per_device_w
-        frozen = self.description.frozen_bytes is not None
         return Work(
             devices=fixed.devices,
             device=device.name,
             tokens=fixed.global_batch * fixed.sequence if fixed.has_tokens else None,
-            flops=fixed.global_batch * model_flops(fixed.model, fixed.sequence, frozen=frozen) / fixed.devices,
+            flops=fixed.global_batch * model_flops(fixed.model, fixed.sequence) / fixed.devices,
             peak_flops_per_s=device.peak_flops_per_s(precision),
             precision=precision,
             price_per_device_hour_usd=cluster.price_per_device_hour_usd,
@@ -240,10 +239,10 @@ def _scales(scenario: Scenario) -> Scales:
     return scales
 
 
-def model_flops(model: Model, sequence: int, *, frozen: bool = False) -> float:
+def model_flops(model: Model, sequence: int) -> float:
     """FLOPs of a forward and a backward pass of one sequence, without masked scores; frozen weights have no gradients."""
     return sum(
-        (2 if frozen and op.weight else 3) * block.count * op.forward_flops(block.sizes_at(1, sequence))
+        (2 if op.fixed and op.weight else 3) * block.count * op.forward_flops(block.sizes_at(1, sequence))
         for block in blocks_of(model)
         for op in block.ops
     )

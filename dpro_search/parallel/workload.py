@@ -16,7 +16,7 @@ from dpro_search.parallel.costs.groups import UNSCALED, KnownAlgorithms
 from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.memory.kept import Kept
-from dpro_search.parallel.model import Block, Model, blocks_of, elements
+from dpro_search.parallel.model import Architecture, Block, Model, blocks_of, elements
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.schedule import stages_on
 from dpro_search.parallel.steps.step_graph import LayerCosts
@@ -35,7 +35,6 @@ class Workload:
     cluster: Cluster
     precision: str = "bf16"
     runtime: Runtime = field(default_factory=Runtime)
-    frozen: bool = False  # Only adapters are trained (LoRA): no gradients of the model's weights, and no optimizer state of them.
     frozen_bytes: float = 0.0  # Bytes of an element of a layer's frozen weights, where these are quantized; 0: as of other weights.
     # Whether groups that exchange at the same time share links, and collectives slow the compute beside them; False: neither, to
     # see what that is worth.
@@ -50,6 +49,16 @@ class Workload:
     def element_bytes(self) -> float:
         """Bytes of an element of activations and parameters."""
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
+
+    @property
+    def product_bytes(self) -> float:
+        """Bytes of an element of a weight that nothing updates, as products read it."""
+        return 1.0 if self.precision in ("fp8", "fp4") else self.element_bytes
+
+    @property
+    def frozen(self) -> bool:
+        """Whether only adapters are trained (LoRA)."""
+        return isinstance(self.model, Architecture) and self.model.adapters is not None
 
     @property
     def gradient_bytes(self) -> float:
@@ -146,6 +155,6 @@ class SharedResults:
     passes: dict[Any, LayerCosts] = field(default_factory=dict)
     ways: KnownAlgorithms = field(default_factory=dict)
     kept: dict[Any, Kept] = field(default_factory=dict)
-    parameters: dict[Any, dict[tuple[bool, bool], float]] = field(default_factory=dict)
+    parameters: dict[Any, dict[tuple[bool, bool, bool], float]] = field(default_factory=dict)
     held: dict[Any, tuple[tuple[float, float, int], ...]] = field(default_factory=dict)
     factors: dict[tuple[str, BlockTimes, int], tuple[float, float]] = field(default_factory=dict)

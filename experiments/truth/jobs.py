@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled
-from dpro_search.parallel.gpu_ops import AttentionKernels, NormKernels
+from dpro_search.parallel.gpu_ops import AdapterKernels, AttentionKernels, NormKernels
 from dpro_search.parallel.model import Network
 from dpro_search.parallel.runtime import CHECKED_RANK_US, HostTimes, Runtime
 from dpro_search.parallel.schedule import Schedule
@@ -84,7 +84,6 @@ def _workload(row: Row) -> Workload:
         cluster=cluster_of(row),
         precision=_precision(row),
         runtime=runtime_of(row),
-        frozen="lora" in row.text("model") or "task lora" in row.text("notes"),
         frozen_bytes=NF4_BYTES if "nf4" in row.text("precision") else 0.0,
     )
 
@@ -116,6 +115,8 @@ def runtime_of(row: Row) -> Runtime:
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
     if re.search(NOT_COMPILED, row.text("model")) and name == "tensorflow":
         kernels = replace(kernels, instance_norm=NormKernels.COMPOSED)
+    if re.search(r"jax|paxml", row.text("framework")):
+        kernels = replace(kernels, adapters=AdapterKernels.IN_MATMULS)
     if "foundry" in row.text("framework"):
         kernels = replace(kernels, attention=AttentionKernels.FLASH_TRITON)  # Its attention of 2023.
     if _checks_collectives(row):

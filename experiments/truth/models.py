@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.model import (
+    Adapters,
     Architecture,
     Attention,
     Experts,
@@ -102,6 +103,40 @@ def sequence_of(row: Row) -> int:
 
 def model_of(row: Row) -> Model:
     """The model of a row; raises `InputError` where it is not known."""
+    trained = _trained(row)
+    if isinstance(trained, Architecture) and ("lora" in row.text("model") or "task lora" in row.text("notes")):
+        return replace(trained, adapters=_adapters(row))
+    return trained
+
+
+# What LoRA is beside: LitGPT's words; "all" of Paxml's LORA_TARGET_LAYERS.
+LORA_TARGETS = {
+    "query": ("q_proj",),
+    "key": ("k_proj",),
+    "value": ("v_proj",),
+    "projection": ("o_proj",),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+    "head": ("lm_head",),
+}
+LORA_EVERYWHERE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MLPERF_TARGETS = ("linear_qkv", "linear_proj")  # mlcommons/training, llama2_70b_lora/README.md: qkv_proj, o_proj; the same for all.
+
+
+def _adapters(row: Row) -> Adapters:
+    """Rank and matrices of a row's LoRA; neither where the row does not say both."""
+    named = re.search(r"lora on ([a-z,]+)", row.text("notes"))
+    rank = re.search(r"lora r(\d+)", row.text("model"))
+    if row.text("source").startswith("mlperf") and rank:
+        return Adapters(rank=int(rank[1]), targets=MLPERF_TARGETS)
+    if named is None or not row.number("lora_rank"):
+        return Adapters()
+    words = named[1].split(",")
+    targets = LORA_EVERYWHERE if words == ["all"] else tuple(target for word in words for target in LORA_TARGETS[word])
+    return Adapters(rank=row.whole("lora_rank", 0), targets=targets)
+
+
+def _trained(row: Row) -> Model:
+    """The model of a row, of which all weights are trained."""
     if is_network(row):
         name = next(name for pattern, name in NETWORKS if re.search(pattern, row.text("model")))
         if name == "dlrm-dcnv2" and "dlrm.md" in row.text("source_path"):  # a page of NVIDIA's example that has both

@@ -168,8 +168,6 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
         (measured(tp=3), "table 1: tp 3 does not divide 32 heads"),
         (measured(tp=32), "table 1: it was measured on 32 ranks, and the cluster has 16 devices"),
         (measured(width=3), "width: unknown key; known are block, forward_us"),
-        (text(lora_rank=16), ":5: lora_rank: adapters are said by adapters = true"),
-        (text(frozen_weights="nf4"), ":5: frozen_weights: only a job with 'adapters = true'"),
         (text(optimizer_state="fp8"), ":5: optimizer_state: 'fp8' is not known"),
         (text("optimizer_offload = true"), ":6: runs.optimizer_offload: offloading to the host cannot be said yet"),
         (text(attention_kernel="sdpa"), "the kernel of attention cannot be said yet"),

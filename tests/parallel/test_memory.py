@@ -10,7 +10,7 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.parallel.gpu_ops import AttentionKernels, Kernels
 from dpro_search.parallel.memory.peak import peak_memory, rank_memories
 from dpro_search.parallel.memory.rules import MemoryRules
-from dpro_search.parallel.model import Architecture, Attention, Experts, FeedForward, Layer, Positions, model, published
+from dpro_search.parallel.model import Adapters, Architecture, Attention, Experts, FeedForward, Layer, Positions, model, published
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.parallel.workload import Workload
@@ -222,7 +222,8 @@ def test_the_categories_are_all_that_is_held(plan):
 
 def test_adapters_need_what_their_attention_reads_and_what_ops_without_weights_need():
     def layer(frozen):
-        few, many = (replace(workload(gpt(layers, dropout=0.0), dp=8), frozen=frozen) for layers in (4, 12))
+        adapters = Adapters() if frozen else None
+        few, many = (workload(replace(gpt(layers, dropout=0.0), adapters=adapters), dp=8) for layers in (4, 12))
         return (peak_memory(many).activations_bytes - peak_memory(few).activations_bytes) / 8
 
     # the inputs of both matrices of the feed-forward network: h and 4 h, in 16 bits
@@ -230,7 +231,8 @@ def test_adapters_need_what_their_attention_reads_and_what_ops_without_weights_n
 
 
 def test_weights_that_nothing_updates_are_in_8_bits_where_matmuls_are():
-    whole, half = (replace(workload(dp=8), frozen=True, precision=precision) for precision in ("bf16", "fp8"))
+    job = workload(replace(gpt(), adapters=Adapters()), dp=8)
+    whole, half = (replace(job, precision=precision) for precision in ("bf16", "fp8"))
     assert peak_memory(half).weights_bytes == peak_memory(whole).weights_bytes / 2
 
 

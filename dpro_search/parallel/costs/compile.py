@@ -50,11 +50,17 @@ class Weight(NamedTuple):
     shared: frozenset[str]  # Axes beside data parallel ones over which its gradient is a sum of parts.
     expert: bool
     sparse: bool = False  # It has no gradient of its size: a table of which each step updates some rows, or not trained at all.
+    fixed: bool = False  # It is not trained, though gradients pass through its op.
 
     @property
     def elements(self) -> float:
         """Elements of all its tensors."""
         return sum(self.tensors)
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has a gradient of its size, and an optimizer's state."""
+        return not self.sparse and not self.fixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +238,7 @@ class _Compiler:
                 sizes = self._layout.local(self._sizes, restricted(splits, op.weight))
                 tensors = tuple(elements((term,), sizes) for term in op.weight)
                 expert = "experts" in dims_of(op.weight) and "capacity" in op.dims
-                yield Weight(op.name, tensors, shared, expert, op.sparse or op.frozen)
+                yield Weight(op.name, tensors, shared, expert, op.sparse or op.frozen, op.fixed)
 
     def _shape(self, name: str) -> Shape:
         return self._ops[name].output if name else (("batch", "sequence", "hidden"),)

@@ -11,20 +11,27 @@ from dpro_search.parallel.strategy import Strategy
 PARAMETERS = "parameters"  # what the collectives here are about, in place of the name of an op
 
 
-def parameter_collectives(program: BlockProgram, strategy: Strategy, *, frozen: bool = False) -> Iterator[BlockCollective]:
+def parameter_collectives(program: BlockProgram, strategy: Strategy, *, fixed_share: float = 1.0) -> Iterator[BlockCollective]:
     """Collectives of a block's parameters: the all-gather of what ZeRO splits, and the sum of its gradients.
 
-    Ranks with copies of what is split (HSDP) sum the parts that they are left with. Frozen parameters have no gradients, and are
-    gathered only where ZeRO splits parameters. Sizes are those of whole tensors on a tensor parallel rank.
+    Ranks with copies of what is split (HSDP) sum the parts that they are left with. Parameters that are not trained have no
+    gradients, and are gathered only where ZeRO splits parameters. Sizes are those of whole tensors on a tensor parallel rank.
+
+    Parameters
+    ----------
+    fixed_share
+        Bytes of a parameter that is not trained, over those of others.
     """
     for expert in (False, True):
-        elements = sum(weight.elements for weight in program.weights if weight.expert == expert and not weight.sparse)
-        if not elements:
-            continue
+        weights = [weight for weight in program.weights if weight.expert == expert]
+        elements = sum(weight.elements for weight in weights if weight.trained)
+        gathered = elements + fixed_share * sum(weight.elements for weight in weights if weight.fixed)
+        if strategy.zero_stage < 3:
+            gathered = elements
         prefix = "expert " if expert else ""
-        if strategy.zero_stage == 3 or (strategy.zero_stage and not frozen):
-            yield BlockCollective(CollectiveKind.ALL_GATHER, f"{prefix}shard", elements, PARAMETERS, False)
-        if frozen:
+        if gathered and strategy.zero_stage:
+            yield BlockCollective(CollectiveKind.ALL_GATHER, f"{prefix}shard", gathered, PARAMETERS, False)
+        if not elements:
             continue
         if not strategy.zero_stage:
             yield BlockCollective(CollectiveKind.ALL_REDUCE, f"{prefix}replicas", elements, PARAMETERS, True)
@@ -37,7 +44,7 @@ def parameter_collectives(program: BlockProgram, strategy: Strategy, *, frozen: 
 
 def shared_elements(programs: Sequence[BlockProgram]) -> float:
     """Elements of gradients that tensor parallel ranks have parts of, for they split sequences: norms of sequence parallel."""
-    return sum(weight.elements for program in programs for weight in program.weights if "tp" in weight.shared)
+    return sum(weight.elements for program in programs for weight in program.weights if weight.trained and "tp" in weight.shared)
 
 
 def gradient_buckets(tensors: Sequence[Sequence[float]], cap_bytes: float, first_bytes: float) -> list[list[float]]:
@@ -68,4 +75,4 @@ def gradient_buckets(tensors: Sequence[Sequence[float]], cap_bytes: float, first
 
 def backward_tensors(program: BlockProgram) -> tuple[float, ...]:
     """Elements of a block's gradients in the order in which its backward pass makes them."""
-    return tuple(size for weight in reversed(program.weights) if not weight.sparse for size in reversed(weight.tensors))
+    return tuple(size for weight in reversed(program.weights) if weight.trained for size in reversed(weight.tensors))

@@ -14,7 +14,7 @@ from dpro_search.parallel.costs.groups import UNSCALED, Groups
 from dpro_search.parallel.costs.recorded import BlockCut, ModelledWork, PassWork, RankWork
 from dpro_search.parallel.gpu_ops import OpCosts, slowest
 from dpro_search.parallel.layout import layout_of
-from dpro_search.parallel.model import Block, Op, OpType
+from dpro_search.parallel.model import Block, Op, OpType, elements
 from dpro_search.parallel.runtime import Selective
 from dpro_search.parallel.steps.step_graph import LayerCosts
 from dpro_search.parallel.strategy import Recompute, Strategy, key_without
@@ -288,10 +288,10 @@ class Pricer:
     def _weights_us(self, program: BlockProgram) -> float:
         """Time of the gradients of weights in a backward pass."""
         ops = [
-            step for step in program.backward if isinstance(step, LocalOp) and step.op.type in (OpType.MATMUL, OpType.CONVOLUTION)
+            step
+            for step in program.backward
+            if isinstance(step, LocalOp) and step.op.type in (OpType.MATMUL, OpType.CONVOLUTION) and not step.op.fixed
         ]
-        if self._workload.frozen:
-            return 0.0
         return self._matmul * sum(self._ops.weight_gradient_us(step.op, step.sizes) for step in ops)
 
     def _backward_us(self, steps: tuple[LocalOp | BlockCollective, ...]) -> float:
@@ -316,7 +316,7 @@ class Pricer:
                 continue
             total_us += weight_us
             weight_us = 0.0
-            if step.op.type is OpType.MATMUL and not self._workload.frozen:
+            if step.op.type is OpType.MATMUL and not step.op.fixed:
                 factor = self._matmul
                 total_us += self._beside(factor * self._ops.input_gradient_us(step.op, step.sizes), gathered_us)
                 weight_us = factor * self._ops.weight_gradient_us(step.op, step.sizes)
@@ -331,10 +331,8 @@ class Pricer:
 
     def _accumulated_us(self, program: BlockProgram) -> float:
         """Time to add a micro-batch's gradients to the gradients of earlier micro-batches."""
-        if self._workload.frozen:
-            return 0.0
-        held = sum(weight.elements for weight in program.weights if not weight.sparse)
-        return self._moved_us(held * self._workload.accumulate_bytes)
+        held = sum(weight.elements for weight in program.weights if weight.trained)
+        return self._moved_us(held * self._workload.accumulate_bytes) if held else 0.0
 
     def _moved_us(self, count_bytes: float) -> float:
         return self._workload.scales.memory * self._ops.moved_us(count_bytes)
@@ -371,10 +369,23 @@ class Pricer:
         compute = {OpType.MATMUL: self._matmul, OpType.CONVOLUTION: self._matmul, OpType.ATTENTION: self._attention}
         factor = compute.get(step.op.type, self._workload.scales.memory)
         if backward:
-            op_us = factor * self._ops.backward_us(step.op, step.sizes, frozen=self._workload.frozen)
+            op_us = factor * self._ops.backward_us(step.op, step.sizes)
         else:
             op_us = factor * self._ops.forward_us(step.op, step.sizes)
+        op_us += self._unpacked_us(step)
         return self._ring_us(op_us, step.beside) if step.beside else op_us
+
+    def _unpacked_us(self, step: LocalOp) -> float:
+        """Time to make 16-bit weights of quantized ones, which each pass of a product does anew.
+
+        Sources: torchao (dtypes/nf4tensor.py, `LinearNF4`), bitsandbytes (autograd/_functions.py, `MatMul4Bit`). Weights in 8 bits
+        are multiplied as they are where products are in 8 bits.
+        """
+        workload, op = self._workload, step.op
+        whole = not workload.frozen_bytes or workload.frozen_bytes == workload.product_bytes
+        if whole or not op.fixed or op.type is not OpType.MATMUL or "vocab" in op.dims:
+            return 0.0
+        return self._moved_us(elements(op.weight, step.sizes) * (workload.frozen_bytes + workload.element_bytes))
 
     def _ring_us(self, op_us: float, beside: Sequence[BlockCollective]) -> float:
         """Time of an op in as many parts as a ring has ranks. The input of the next part is transferred during each part."""
@@ -394,7 +405,8 @@ class Pricer:
     def _exchanges(self, program: BlockProgram) -> tuple[float, float]:
         """All-gather of parameters and reduction of gradients of a block, over the ranks that hold the same."""
         gather_us = reduce_us = 0.0
-        for collective in parameter_collectives(program, self._workload.strategy, frozen=self._workload.frozen):
+        share = self._workload.frozen_bytes / self._workload.element_bytes or 1.0
+        for collective in parameter_collectives(program, self._workload.strategy, fixed_share=share):
             if collective.gradient:
                 reduce_us += self._exchanged_us(
                     collective.type, collective.elements * self._workload.gradient_bytes, collective.axis
@@ -415,11 +427,11 @@ class Pricer:
         flags = recomputed(self._workload.strategy, blocks)
         layers = tuple(self.layer(block, again=again) for block, again in zip(blocks, flags, strict=True))
         strategy, runtime = self._workload.strategy, self._workload.runtime
-        if strategy.zero_stage and not runtime.overlap_split_gradients and not self._workload.frozen:
+        if strategy.zero_stage and not runtime.overlap_split_gradients:
             check_us = self._check_us("shard")
             last = replace(layers[-1], reduce_us=layers[-1].reduce_us + check_us, gather_us=layers[-1].gather_us + check_us)
             return (*layers[:-1], last)
-        if strategy.zero_stage or not runtime.bucket_bytes or self._workload.frozen:
+        if strategy.zero_stage or not runtime.bucket_bytes:
             return layers
         backward = [
             [size * self._workload.gradient_bytes for size in backward_tensors(self.program(block))] for block in reversed(blocks)
@@ -433,14 +445,16 @@ class Pricer:
 
     def shared_us(self) -> float:
         """At the end of a step, the sum of gradients of which tensor parallel ranks have parts, on the rank that has most."""
-        if self._workload.frozen or not self._workload.strategy.sequence_parallel:
+        if not self._workload.strategy.sequence_parallel:
             return 0.0
         most = max(shared_elements([self.program(block) for block in blocks]) for blocks in ranks_of(self._workload))
+        if not most:
+            return 0.0
         return self._exchanged_us(CollectiveKind.ALL_REDUCE, most * self._workload.gradient_bytes, "tp")
 
     def tied_us(self) -> float:
         """At the end of a step, the sum of the gradients of both copies of an embedding."""
-        if self._workload.frozen or not copies_embedding(self._workload):
+        if not copies_embedding(self._workload) or self._workload.frozen:
             return 0.0
         embedding = self.program(stages_of(self._workload)[0][0])
         elements = next(weight.tensors[0] for weight in embedding.weights if weight.op == "tokens")
@@ -448,19 +462,17 @@ class Pricer:
 
     def norm_us(self) -> float:
         """Before the update, the sum over all ranks of the squares of gradients: one number."""
-        if self._workload.frozen or not self._workload.runtime.clip_gradients:
+        if not self._workload.runtime.clip_gradients:
             return 0.0
         return self._exchanged_us(CollectiveKind.ALL_REDUCE, 4.0, "world")
 
     def update_us(self, blocks: tuple[Block, ...]) -> float:
         """The optimizer's work for some blocks on one rank."""
         strategy = self._workload.strategy
-        if self._workload.frozen:
-            return 0.0
         held_bytes: dict[str, tuple[float, int]] = {}
         held_elements: dict[str, float] = {}
         for block in {block.name: block for block in blocks}.values():  # equal blocks hold as much
-            weights = [weight for weight in self.program(block).weights if not weight.sparse]
+            weights = [weight for weight in self.program(block).weights if weight.trained]
             held = 0.0
             for weight in weights:
                 ways = (strategy.expert_zero_ways if weight.expert else strategy.zero_ways) if strategy.zero_stage else 1

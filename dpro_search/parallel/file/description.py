@@ -38,7 +38,17 @@ from dpro_search.parallel.file.usual_strategy import usual_strategy
 from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled
 from dpro_search.parallel.gpu_ops import OpCosts, capped_clock
 from dpro_search.parallel.legality import check_strategy
-from dpro_search.parallel.model import Architecture, CapturedModel, Model, blocks_of, from_config
+from dpro_search.parallel.model import (
+    TARGETS,
+    Adapters,
+    Architecture,
+    CapturedModel,
+    Model,
+    blocks_of,
+    check_targets,
+    from_config,
+    parameters_of,
+)
 from dpro_search.parallel.model import model as built_in
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.settings import Fixed, resolved
@@ -48,6 +58,7 @@ from dpro_search.space.cluster import spec_on
 
 KEYS = ("model", "global_batch", "sequence")  # any of them marks a description
 MOST = 10**9  # sequences, samples, tokens
+_USUAL_RANK = 16  # of adapters, to say what a blank leaves out
 _LONGEST_US = 1e12
 CPU_FRAMEWORK = "pytorch-gloo"
 _USUAL_BYTES_PER_S = 1e10  # that a core moves, before it is measured
@@ -66,7 +77,7 @@ class ParallelDescription(Description):
     chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
     compiled: bool | None = None
     optimizer_bytes: float | None = None  # See `JobToml.optimizer_bytes`; None: the framework's.
-    frozen_bytes: float | None = None  # See `JobToml.frozen_bytes`; None: the model's weights are trained.
+    frozen_bytes: float = 0.0  # See `JobToml.frozen_bytes`.
     batch_per_replica: int | None = None  # Sequences of one replica, if the file gives these in place of the whole batch.
     times: ParallelTimes | None = None
     cores: int | None = None
@@ -80,8 +91,7 @@ class ParallelDescription(Description):
             cluster=self.cluster,
             precision=self.precision,
             runtime=self.runtime,
-            frozen=self.frozen_bytes is not None,
-            frozen_bytes=self.frozen_bytes or 0.0,
+            frozen_bytes=self.frozen_bytes,
             measured=self.measured,
             times=self._recorded,
             cores=self.cores or 0,
@@ -177,15 +187,11 @@ def described(path: Path) -> ParallelDescription | None:
         file.fail("compiled", f"{job_file.framework} has no eager and compiled form (those that have: {those}); leave it out")
     if job_file.compiled is None and framework.compiles and times is None and not isinstance(model, CapturedModel):
         warnings = (*warnings, "'compiled' is not given: the interval holds eager and compiled (torch.compile) steps")
-    if job_file.frozen_weights and not job_file.adapters:
-        file.fail("frozen_weights", "only a job with 'adapters = true' leaves the model's weights as they are")
-    if job_file.adapters and isinstance(model, CapturedModel):
-        file.fail("adapters", "a captured model says itself which of its parameters are trained; leave it out")
-    if job_file.adapters:
-        warnings = (
-            *warnings,
-            "parameters and products of the adapters themselves are not counted (below 1 % of the model's at rank 16)",
-        )
+    if job_file.frozen_weights and not job_file.trains_adapters:
+        file.fail("frozen_weights", "only a job with lora_rank, or adapters = true, leaves the model's weights as they are")
+    if job_file.trains_adapters:
+        model, more = _with_adapters(file, job_file, model)
+        warnings = (*warnings, *more)
     if job_file.frozen_weights:
         warnings = (*warnings, "jobs with quantized weights took up to 56 % more memory on published runs than is predicted")
     optimizer_bytes = job_file.optimizer_bytes(framework.runtime)
@@ -352,6 +358,32 @@ def _with_targets(file: TomlFile, job_file: JobToml, model: Architecture) -> tup
     return model, (*model.assumed, *filter(None, [said]))
 
 
+def _with_adapters(file: TomlFile, job_file: JobToml, model: Model) -> tuple[Model, tuple[str, ...]]:
+    """The model of which only adapters are trained, and what to warn of."""
+    key = "adapters" if job_file.adapters else "lora_rank" if job_file.lora_rank is not None else "lora_targets"
+    if not isinstance(model, Architecture):
+        text = "a captured model says itself which of its parameters are trained" if isinstance(model, CapturedModel) else ""
+        file.fail(key, f"{text or f'{model.name} has no layers of a transformer'}; leave it out")
+    rank, targets = job_file.lora_rank, job_file.lora_targets
+    for target in targets:
+        if target not in TARGETS:
+            file.fail("lora_targets", unknown_text(target, tuple(TARGETS)))
+    if rank is not None and not 0 < rank <= model.hidden:
+        file.fail("lora_rank", f"must be from 1 to the hidden size {model.hidden}, not {rank}")
+    adapters = Adapters(rank=rank or 0, targets=targets if rank else ())
+    try:
+        check_targets(blocks_of(model), adapters)
+    except InputError as error:
+        file.fail("lora_targets", str(error))
+    if rank and targets:
+        return replace(model, adapters=adapters), ()
+    blank = " and ".join(f"'{name}'" for name, value in (("lora_rank", rank), ("lora_targets", targets)) if not value)
+    of_attention = replace(model, adapters=Adapters(rank=rank or _USUAL_RANK, targets=("linear_qkv", "linear_proj")))
+    millions = (parameters_of(of_attention) - parameters_of(model)) / 1e6
+    said = f"of rank {rank or _USUAL_RANK} on attention they have {millions:.3g} million parameters, and products of their own"
+    return replace(model, adapters=Adapters()), (f"{blank} not given: the adapters themselves are not counted; {said}",)
+
+
 def _measured(file: TomlFile, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, ...]:
     """Times of blocks; each under a strategy that is legal."""
     names = [block.name for block in blocks_of(fixed.model)]
@@ -444,7 +476,7 @@ def _provenance(job_file: JobToml, fixed: Fixed, cluster: Cluster, strategy: Str
     what = f"sequences of {fixed.sequence} tokens" if fixed.has_tokens else "samples"
     state_bytes = job_file.optimizer_bytes(FRAMEWORKS[job_file.framework].runtime)
     states = "" if state_bytes is None else f" of {state_bytes:g} bytes a parameter"
-    trained = f", adapters of {job_file.frozen_weights or 'unquantized'} weights" if job_file.adapters else ""
+    trained = f", adapters of {job_file.frozen_weights or 'unquantized'} weights" if job_file.trains_adapters else ""
     return (
         ("model", fixed.model.name),
         ("batch", f"{fixed.global_batch} {what}, {job_file.precision}, {job_file.optimizer}{states}{trained}"),

@@ -94,7 +94,9 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Type of the copy of the parameters that the optimizer updates; "none": it updates the parameters themselves; None: as the
         framework keeps it.
     adapters
-        Whether only adapters beside the projections of attention are trained (LoRA), and the model's weights are frozen.
+        Whether only adapters are trained (LoRA), and the model's weights are frozen.
+    lora_rank, lora_targets
+        Rank of the adapters, and the matrices that they are beside, one of `TARGETS` each; None: not known. They imply `adapters`.
     frozen_weights
         Type of the frozen weights of layers (QLoRA: nf4); None: that of the model.
     framework
@@ -123,6 +125,8 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     optimizer_state: Literal["fp32", "bf16", "int8"] | None = None
     main_parameters: Literal["fp32", "none"] | None = None
     adapters: bool = False
+    lora_rank: int | None = None
+    lora_targets: tuple[str, ...] = ()
     frozen_weights: Literal["nf4", "fp8"] | None = None
     framework: str = "megatron-core"
     tied_embeddings: bool | None = None
@@ -141,9 +145,14 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return states + (runtime.main_bytes if self.main_parameters is None else _MAIN_BYTES[self.main_parameters])
 
     @property
-    def frozen_bytes(self) -> float | None:
-        """Bytes of an element of the frozen weights of layers; 0: as of other weights; None: nothing is frozen."""
-        return _FROZEN_BYTES.get(self.frozen_weights or "", 0.0) if self.adapters else None
+    def frozen_bytes(self) -> float:
+        """Bytes of an element of the frozen weights of layers; 0: as of other weights."""
+        return _FROZEN_BYTES.get(self.frozen_weights or "", 0.0)
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether only adapters are trained."""
+        return self.adapters or self.lora_rank is not None or bool(self.lora_targets)
 
 
 def converted(file: TomlFile, values: Mapping[str, Any]) -> JobToml:
@@ -162,8 +171,8 @@ def _cannot_be_said(key: str, value: object) -> str | None:
         return f"'{value}' cannot be said yet: only Adam can"
     if key == "runs.schedule" and word.replace("-", "") in ("dualpipe", "dualpipev3"):
         return "the DualPipe of DeepSeek-V3 cannot be said yet; dual-pipe-v is its variant with one copy of each layer"
-    if "lora" in key.lower():
-        return 'adapters are said by adapters = true, and quantized weights below them by frozen_weights = "nf4"'
+    if "lora" in key.lower() or key.lower() in ("peft", "target_modules"):
+        return 'adapters are said by lora_rank and lora_targets, and quantized weights below them by frozen_weights = "nf4"'
     name = key.rpartition(".")[2].lower()
     topic = next((topic for topic, words in _NOT_YET.items() if any(word in name for word in words)), None)
     return None if topic is None else f"{topic} cannot be said yet: the prediction would be without"

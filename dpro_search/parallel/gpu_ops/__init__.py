@@ -1,5 +1,6 @@
 """Duration of an op on a GPU on which it was not measured: a roofline with the shares of peak that such ops reach."""
 
+from dpro_search.parallel.gpu_ops.kernels import AdapterKernels as AdapterKernels
 from dpro_search.parallel.gpu_ops.kernels import AttentionKernels as AttentionKernels
 from dpro_search.parallel.gpu_ops.kernels import Kernels as Kernels
 from dpro_search.parallel.gpu_ops.kernels import LossKernels as LossKernels

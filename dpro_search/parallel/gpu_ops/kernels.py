@@ -41,6 +41,14 @@ class NormKernels(StrEnum):
     COMPOSED = "composed"  # of TensorFlow's ops, a kernel each: moments, batch_normalization and their gradients
 
 
+class AdapterKernels(StrEnum):
+    """How what adapters give is scaled and added."""
+
+    APART = "apart"  # a product and a sum
+    COMPILED = "compiled"  # by torch.compile, in one kernel
+    IN_MATMULS = "in matmuls"  # XLA: both are the alpha and beta of cuBLAS (gemm_rewriter.cc)
+
+
 class Passes(NamedTuple):
     """Bytes that the kernels of an op move, in a forward or a backward pass."""
 
@@ -80,6 +88,8 @@ class Kernels:
     # auto_mixed_precision_lists.h). False: all is in 16 bits beside a copy of the parameters in fp32 that only the optimizer sees.
     autocast: bool = False
 
+    adapters: AdapterKernels = AdapterKernels.APART
+
     @property
     def stores_scores(self) -> bool:
         """Whether the scores of attention are written to memory."""
@@ -89,6 +99,8 @@ class Kernels:
         """The traffic of a memory-bound op."""
         if op.type in _MOVES:
             return _MOVES[op.type]
+        if op.role is OpRole.ADAPTER:
+            return _ADAPTERS[self.adapters][backward]
         table = _FUSED if self.fused else _EAGER
         passes = table.get(op.role, _ANY)[backward]
         if self.fused and backward and op.role is OpRole.GATED_ACTIVATION and "capacity" in dims_of(op.output):
@@ -162,6 +174,12 @@ _INSTANCE_NORM = {
 }
 # Autocast, EAGER: scale (2 + 2) and mask (2 + 2) in 16 bits, cast (2 + 4), softmax (4 + 4), dropout in fp32 (4 + 4 + 1), cast back
 # (4 + 2); backward cast (2 + 4), dropout (4 + 4 + 1), softmax (4 + 4 + 4), cast back (4 + 2), scale (2 + 2).
+# Product (1 + 1) and sum (2 + 1), of two tensors that are read; backward the product, and the sum of both gradients of the input.
+_ADAPTERS = {
+    AdapterKernels.APART: (Passes(1.5, 2, 2), Passes(1.5, 2, 2)),
+    AdapterKernels.COMPILED: (Passes(1, 1, 1), Passes(1.5, 2, 2)),
+    AdapterKernels.IN_MATMULS: (Passes(0.5, 0, 0), Passes(0.5, 0, 0)),
+}
 # Tokens are sorted by the rank of their expert, and there by expert, before the experts and back behind them (Megatron-Core's
 # permutation and chunk sort). The kernels that choose experts count as those of the dispatch: softmax, top-k, counts, losses.
 _MOVES = {OpType.DISPATCH: Passes(1, 3, 16), OpType.COMBINE: Passes(3, 1, 3)}

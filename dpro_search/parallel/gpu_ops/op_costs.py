@@ -21,7 +21,7 @@ from dpro_search.cluster import Device, bundled
 from dpro_search.errors import InputError
 from dpro_search.parallel.gpu_ops.kernels import AttentionKernels, Kernels
 from dpro_search.parallel.model import Op, OpType, elements
-from dpro_search.parallel.model.op import OpRole, Shape
+from dpro_search.parallel.model.op import RANK, OpRole, Shape
 
 SPLITS = (1, 2, 4, 8, 16, 32)
 """Parts of a product's reduction that multiprocessors compute apart and then sum, where there are fewer tiles than multiprocessors
@@ -155,12 +155,12 @@ class OpCosts:
             return self._cast_us(op, sizes) + self._convolution(op, sizes, op.rows, op.reduction, op.columns)
         return self._without_weights(op, sizes, backward=False)
 
-    def backward_us(self, op: Op, sizes: Mapping[str, float], *, frozen: bool = False) -> float:
-        """Duration of the gradients of an op's inputs and, unless they are frozen, of its weights."""
+    def backward_us(self, op: Op, sizes: Mapping[str, float]) -> float:
+        """Duration of the gradients of an op's inputs and, if they are trained, of its weights."""
         if op.frozen:
             return 0.0
         if op.type in (OpType.MATMUL, OpType.CONVOLUTION):
-            return self.input_gradient_us(op, sizes) + (0.0 if frozen else self.weight_gradient_us(op, sizes))
+            return self.input_gradient_us(op, sizes) + (0.0 if op.fixed else self.weight_gradient_us(op, sizes))
         return self._without_weights(op, sizes, backward=True)
 
     def input_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
@@ -208,8 +208,10 @@ class OpCosts:
         return batch * (self.matmul_us(m, k, n, 1.0, precision) - floor_us) + floor_us
 
     def _in_16_bits(self, op: Op) -> bool:
-        """Whether a matmul is, though others are in 8 bits: the head and routers."""
-        return self.precision in ("fp8", "fp4") and any("vocab" in term or "choices" in term for term in op.columns)
+        """Whether a matmul is, though others are in 8 bits: the head, routers and adapters."""
+        return self.precision in ("fp8", "fp4") and any(
+            {"vocab", "choices", RANK} & set(term) for term in (*op.columns, *op.reduction)
+        )
 
     def _quantized_us(self, op: Op, count: float) -> float:
         """Duration of reading elements of 16 bits and writing them in 8 bits, as they are and transposed."""

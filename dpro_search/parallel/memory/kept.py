@@ -46,7 +46,6 @@ def kept_of(
     stores_scores: bool,
     dropout: bool,
     copies_output: bool = False,
-    adapters: bool = False,
 ) -> Kept:
     """Memory that one micro-batch leaves in a block.
 
@@ -58,11 +57,9 @@ def kept_of(
         Whether attention is not fused; whether its scores have dropout.
     copies_output
         Whether fused attention keeps its output twice.
-    adapters
-        Only those of attention are trained.
     """
     local = [step for step in program.forward if isinstance(step, LocalOp)]
-    needed = {name for step in local if not adapters or _has_gradients(step.op) for name in _needs(step.op, rules)}
+    needed = {name for step in local for name in _needs(step.op, rules)}
     outputs = {name for step in local if step.op.type is OpType.LOSS for name in step.op.saves}
     saved = sum(size for name, size in program.saved.items() if name in needed - outputs) * element_bytes
     copies = sum(_copies_bytes(step, rules, element_bytes) for step in local)
@@ -91,7 +88,7 @@ def kept_of(
         weight_shapes=frozenset(
             (elements(step.op.reduction, step.sizes), elements(step.op.columns, step.sizes))
             for step in local
-            if step.op.type is OpType.MATMUL
+            if step.op.type is OpType.MATMUL and not step.op.fixed
         ),
     )
 
@@ -112,11 +109,6 @@ def _left_elements(program: BlockProgram, *, stores_scores: bool) -> float:
 def _needs(op: Op, rules: MemoryRules) -> tuple[str, ...]:
     """Tensors that the backward pass of an op needs."""
     return op.inputs[1:] if op.type is OpType.COMBINE and rules.weighted_activations else op.saves
-
-
-def _has_gradients(op: Op) -> bool:
-    """Whether an op's backward pass needs its inputs although its weight is not trained; adapters read attention's."""
-    return op.type is not OpType.MATMUL or op.name.startswith("attention")
 
 
 def _copies_bytes(step: LocalOp, rules: MemoryRules, element_bytes: float) -> float:

@@ -143,7 +143,6 @@ class _Ledger:
             stores_scores=not workload.runtime.flash_attention,
             copies_output=self._rules.copies_output(workload.cluster.groups[0].host.device),
             dropout=workload.model.dropout > 0,
-            adapters=workload.frozen,
         )
 
     def _of_rank(self, rank: int, activations: float, logits: float, in_flight: int) -> PeakMemory:
@@ -174,17 +173,15 @@ class _Ledger:
     def _states(self, blocks: tuple[Block, ...]) -> PeakMemory:
         """Memory that stays allocated as long as the job runs."""
         plan, runtime, rules = self._plan, self._workload.runtime, self._rules
-        in_8_bits = self._workload.frozen and self._workload.precision in ("fp8", "fp4")  # weights that nothing updates
-        element = 1.0 if in_8_bits else self._workload.element_bytes
         weights = gradients = optimizer = whole = 0.0
         counts = Counter(block.name for block in blocks)
         splits_gradients = plan.zero_stage >= 2 and not self._workload.reduces_once
         for block in {block.name: block for block in blocks}.values():
-            for (expert, trained), each in self._held_elements(block).items():
+            for (expert, trained, fixed), each in self._held_elements(block).items():
                 elements = each * counts[block.name]
                 ways = plan.expert_zero_ways if expert else plan.zero_ways
-                quantized = self._workload.frozen_bytes if block.name.startswith("layer") else 0.0
-                weights += elements * (quantized or element) / (ways if plan.zero_stage == 3 else 1)
+                element = self._fixed_bytes(block) if fixed else self._workload.element_bytes
+                weights += elements * element / (ways if plan.zero_stage == 3 else 1)
                 if trained:
                     whole += elements
                     gradients += elements * self._workload.gradient_bytes / (ways if splits_gradients else 1)
@@ -207,19 +204,26 @@ class _Ledger:
         rules, kept = self._rules, [self._of(block) for block in {block.name: block for block in blocks}.values()]
         experts = any(block.top_k for block in blocks)
         shapes = frozenset[tuple[float, float]]().union(*(each.weight_shapes for each in kept))
-        has_dummies = rules.transformer_engine and rules.dummy_gradients and not self._workload.frozen
+        has_dummies = rules.transformer_engine and rules.dummy_gradients
         dummies = sum(rows * columns for rows, columns in shapes) if has_dummies else 0.0
         shared = max((each.shared_bytes for each in kept), default=0.0)
         workspace_bytes = rules.workspace_bytes(self._workload.cluster.groups[0].host.device, experts=experts)
-        return workspace_bytes + shared + dummies * self._workload.element_bytes
+        return workspace_bytes + shared + (dummies + self._unpacked_elements(blocks)) * self._workload.element_bytes
 
-    def _held_elements(self, block: Block) -> dict[tuple[bool, bool], float]:
-        """Parameters of a block, by whether they are experts', and whether they have gradients and optimizer state."""
+    def _unpacked_elements(self, blocks: tuple[Block, ...]) -> float:
+        """Elements of the largest quantized weight, which its product has as a matrix in 16 bits (`Pricer._unpacked_us`)."""
+        if not 0 < self._workload.frozen_bytes < self._workload.product_bytes:
+            return 0.0
+        programs = {block.name: self._pricer.program(block) for block in blocks if block.name.startswith("layer")}
+        return max((weight.elements for each in programs.values() for weight in each.weights if weight.fixed), default=0.0)
+
+    def _held_elements(self, block: Block) -> dict[tuple[bool, bool, bool], float]:
+        """Parameters of a block, by whether they are experts', have gradients and optimizer state, and are fixed (LoRA)."""
         key = block.name, self._pricer.split
         if key not in self._known.parameters:
-            elements: dict[tuple[bool, bool], float] = defaultdict(float)
+            elements: dict[tuple[bool, bool, bool], float] = defaultdict(float)
             for weight in self._pricer.program(block).weights:
-                elements[weight.expert, not (self._workload.frozen or weight.sparse)] += weight.elements
+                elements[weight.expert, weight.trained, weight.fixed] += weight.elements
             self._known.parameters[key] = dict(elements)
         return self._known.parameters[key]
 
@@ -269,12 +273,19 @@ class _Ledger:
         """Parameters of the layers that compute and are gathered ahead, or of all that are kept, and gradients of one (ZeRO-3)."""
         if self._plan.zero_stage < 3:
             return 0.0
-        element, each = self._workload.element_bytes, [self._elements(block) for block in blocks] or [0.0]
-        gathered = max(each) * (1 + self._plan.prefetch_layers) if self._plan.reshard else sum(each)
-        return gathered * element + max(each) * (0.0 if self._workload.frozen else self._workload.gradient_bytes)
+        held = [self._held_elements(block) for block in blocks]
+        trained = max((sum(size for (_, each, _), size in block.items() if each) for block in held), default=0.0)
+        whole = [
+            sum(size * (self._fixed_bytes(block) if fixed else self._workload.element_bytes) for (*_, fixed), size in each.items())
+            for block, each in zip(blocks, held, strict=True)
+        ] or [0.0]
+        gathered = max(whole) * (1 + self._plan.prefetch_layers) if self._plan.reshard else sum(whole)
+        return gathered + trained * self._workload.gradient_bytes
 
-    def _elements(self, block: Block) -> float:
-        return sum(self._held_elements(block).values())
+    def _fixed_bytes(self, block: Block) -> float:
+        """Bytes of an element of a block's weights that are not trained."""
+        quantized = self._workload.frozen_bytes if block.name.startswith("layer") else 0.0
+        return quantized or self._workload.product_bytes
 
     def _step_bytes(self, states: PeakMemory) -> float:
         """Temporaries of the optimizer's step."""

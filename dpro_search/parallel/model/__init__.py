@@ -3,6 +3,9 @@
 `Architecture` holds the numbers that a published configuration gives; `blocks_of` makes its blocks, each a list of `Op`.
 """
 
+from dpro_search.parallel.model.adapters import TARGETS as TARGETS
+from dpro_search.parallel.model.adapters import check_targets as check_targets
+from dpro_search.parallel.model.architecture import Adapters as Adapters
 from dpro_search.parallel.model.architecture import Architecture as Architecture
 from dpro_search.parallel.model.architecture import Attention as Attention
 from dpro_search.parallel.model.architecture import Experts as Experts

@@ -92,6 +92,14 @@ class Layer:
     cross_attention: Attention | None = None  # Of a decoder that reads an encoder.
 
 
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """Low-rank matrices that are trained in place of a model's weights (Hu et al. 2021, "LoRA"); see `model.adapters`."""
+
+    rank: int = 0  # 0: not known, so that neither parameters nor products of the adapters count.
+    targets: tuple[str, ...] = ()  # Names of matrices, as in `TARGETS`.
+
+
 MOST_LAYERS = 10_000  # each is a block that stages are cut from
 MOST_EXPERTS = 8192  # of a layer: four times those of Switch-C (arXiv 2101.03961), the most of any published model
 
@@ -126,6 +134,7 @@ class Architecture:
     target_share: float = 1.0  # Tokens of a decoder that reads an encoder, as a share of the encoder's.
     classes: int = 0  # Of an image classifier in place of a head over the vocabulary (ViT).
     patch_inputs: int = 0  # Numbers in an image patch, which a linear layer embeds (ViT); 0: tokens.
+    adapters: Adapters | None = None  # What alone is trained; None: all weights are.
     assumed: tuple[str, ...] = field(default=(), compare=False)  # Sentences on sizes that its configuration leaves out.
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 Shape = tuple[tuple[str, ...], ...]
 """A sum of products of dims; the empty shape has no elements."""
+RANK = "rank"  # the narrow dim of an adapter (LoRA)
 
 
 class OpType(StrEnum):
@@ -39,6 +40,7 @@ class OpRole(StrEnum):
     GATED_ACTIVATION = "gated activation"  # the activation of one half, times the other (SwiGLU)
     RESIDUAL = "residual"  # the sum of a branch and the stream that it left
     EXPERT_BIAS = "expert bias"  # the sum of what experts give and each one's bias, times the weight of the token
+    ADAPTER = "adapter"  # what an adapter gives, times its alpha over its rank, added to what the matrix beside it gives
     OTHER = "other"
 
 
@@ -64,6 +66,7 @@ class Op:
     winograd_share: float = 1.0
     # Whether neither its parameters nor what comes before it is trained, as the first stages of a detector: no backward pass.
     frozen: bool = False
+    fixed: bool = False  # Whether its parameters are not trained, though gradients pass through it (LoRA).
     sparse: bool = False  # Whether gradients are of the rows only that were read, which the optimizer updates in place.
     # Tensors that the backward pass needs, by the name of the op that makes them ("" is the block's input). Each is kept once.
     saves: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from dpro_search.parallel.gpu_ops import AdapterKernels, AttentionKernels, Kernels, LossKernels, NormKernels
+from dpro_search.parallel.gpu_ops import AdapterKernels, AttentionKernels, ImageLayout, Kernels, LossKernels, NormKernels
 from dpro_search.parallel.memory.rules import MemoryRules
 from dpro_search.parallel.runtime import HostTimes, Runtime, Selective
 from dpro_search.parallel.schedule import Schedule
@@ -21,8 +21,15 @@ def as_compiled(runtime: Runtime, *, compiled: bool) -> Runtime:
     Compiled, activations, rotations and norms are fused kernels that C++ starts; eager, each op of a module is dispatched in Python
     and is a kernel of its own, and DTensor's collectives of tensor parallel ranks run beside nothing.
     """
-    norm, adapters = (NormKernels.FUSED, AdapterKernels.COMPILED) if compiled else (NormKernels.TWICE, AdapterKernels.APART)
-    kernels = replace(runtime.kernels, fused=compiled, adapters=adapters, norm=norm)
+    kernels = replace(
+        runtime.kernels,
+        fused=compiled,
+        adapters=AdapterKernels.COMPILED if compiled else AdapterKernels.APART,
+        norm=NormKernels.FUSED if compiled else NormKernels.TWICE,
+        batch_norm=NormKernels.COMPILED if compiled else NormKernels.APART,
+        instance_norm=NormKernels.COMPILED if compiled else NormKernels.APART,
+        layout=ImageLayout.CHANNELS_LAST if compiled else ImageLayout.CHANNELS_FIRST,  # torch/_inductor: `layout_optimization`
+    )
     if compiled:
         return replace(runtime, kernels=kernels, host=replace(runtime.host, forward_us=_COMPILED_US, backward_us=_COMPILED_US))
     host = replace(runtime.host, forward_us=_LAUNCH_US, backward_us=12.0)
@@ -118,6 +125,9 @@ _PYTORCH = Runtime(
         attention=AttentionKernels.EAGER,
         attention_dropout=True,
         norm=NormKernels.TWICE,
+        batch_norm=NormKernels.APART,
+        instance_norm=NormKernels.APART,
+        layout=ImageLayout.CHANNELS_FIRST,
         loss=LossKernels.LOG_SOFTMAX,
         autocast=True,
     ),
@@ -139,7 +149,14 @@ _PYTORCH_2 = Runtime(
     regather_inputs=False,
     # Each op of a captured step is dispatched and launched on its own; in the backward pass from C++.
     host=HostTimes(forward_us=_LAUNCH_US, backward_us=12.0, layer_us=0.0),  # The latter estimated.
-    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.LOG_SOFTMAX),
+    kernels=Kernels(
+        fused=False,
+        attention=AttentionKernels.FLASH_2,
+        batch_norm=NormKernels.APART,
+        instance_norm=NormKernels.APART,
+        layout=ImageLayout.CHANNELS_FIRST,
+        loss=LossKernels.LOG_SOFTMAX,
+    ),
     clip_gradients=False,
     overlap_tensor=False,
     bucket_bytes=25 * 2.0**20,
@@ -170,7 +187,9 @@ _TENSORFLOW = Runtime(
     kernels=Kernels(
         attention=AttentionKernels.EAGER,
         attention_dropout=True,
+        batch_norm=NormKernels.COMPILED,
         instance_norm=NormKernels.COMPILED,
+        layout=ImageLayout.HALF_LAST,
         loss=LossKernels.LOG_SOFTMAX,
         autocast=True,
     ),
@@ -180,7 +199,6 @@ _TENSORFLOW = Runtime(
 _GRAPHS = Runtime(
     name="Megatron-Core, CUDA graphs",
     host=HostTimes(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0),
-    kernels=Kernels(searched_convolutions=True),
 )
 
 # Megatron-Core: --pipeline-model-parallel-layout, --num-distributed-optimizer-instances, --cp-comm-type, --recompute-method block.

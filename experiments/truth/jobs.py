@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled
-from dpro_search.parallel.gpu_ops import AdapterKernels, AttentionKernels, NormKernels
+from dpro_search.parallel.gpu_ops import AdapterKernels, AttentionKernels, ImageLayout, NormKernels
 from dpro_search.parallel.model import Network
 from dpro_search.parallel.runtime import CHECKED_RANK_US, HostTimes, Runtime
 from dpro_search.parallel.schedule import Schedule
@@ -114,9 +114,13 @@ def runtime_of(row: Row) -> Runtime:
         runtime = replace(runtime, host=BARE_HOST)
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
     if re.search(NOT_COMPILED, row.text("model")) and name == "tensorflow":
-        kernels = replace(kernels, instance_norm=NormKernels.COMPOSED)
+        kernels = replace(kernels, instance_norm=NormKernels.COMPOSED, fused=False)
     if re.search(r"jax|paxml", row.text("framework")):
         kernels = replace(kernels, adapters=AdapterKernels.IN_MATMULS)
+    if row.text("framework") == "tensorflow":  # beside "tensorflow2"
+        kernels = replace(kernels, layout=ImageLayout.HALF_IMAGES_LAST)
+    if row.text("model") == "ssd":  # --data-layout of NVIDIA's PyTorch/Detection/SSD/main.py
+        kernels = replace(kernels, layout=ImageLayout.CHANNELS_LAST)
     if "foundry" in row.text("framework"):
         kernels = replace(kernels, attention=AttentionKernels.FLASH_TRITON)  # Its attention of 2023.
     if _checks_collectives(row):

@@ -121,6 +121,7 @@ class BlockMaker:
         reduction = self._dims(name, "reduction", weight.shape[1:], "", split=False)
         columns = self._dims(name, "columns", output.shape[1:2], "", split=False)
         self.sizes[f"{name}.groups"] = float(op.attributes.get("groups", 1))
+        self.sizes[f"{name}.window"], self.sizes[f"{name}.dims"] = float(math.prod(weight.shape[2:])), float(len(weight.shape) - 2)
         reads = (self._term(name, "read", op.inputs[0], split=False),)
         return self._product(number, OpType.CONVOLUTION, reads, rows, reduction, columns)
 

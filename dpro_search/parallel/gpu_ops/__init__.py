@@ -2,6 +2,7 @@
 
 from dpro_search.parallel.gpu_ops.kernels import AdapterKernels as AdapterKernels
 from dpro_search.parallel.gpu_ops.kernels import AttentionKernels as AttentionKernels
+from dpro_search.parallel.gpu_ops.kernels import ImageLayout as ImageLayout
 from dpro_search.parallel.gpu_ops.kernels import Kernels as Kernels
 from dpro_search.parallel.gpu_ops.kernels import LossKernels as LossKernels
 from dpro_search.parallel.gpu_ops.kernels import NormKernels as NormKernels

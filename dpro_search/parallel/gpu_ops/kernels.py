@@ -39,6 +39,16 @@ class NormKernels(StrEnum):
     TWICE = "twice"  # layer norms of PyTorch 2.1: statistics first, and gradients of scale and shift on their own
     COMPILED = "compiled"  # of ops that XLA fuses, but for reductions of which one needs the other
     COMPOSED = "composed"  # of TensorFlow's ops, a kernel each: moments, batch_normalization and their gradients
+    APART = "apart"  # of images, by cuDNN; the sum and the activation behind them are kernels of their own, as in PyTorch's modules
+
+
+class ImageLayout(StrEnum):
+    """The order of the dims of images in memory."""
+
+    CHANNELS_LAST = "channels last"  # which convolutions on matrix units read and write (NHWC)
+    HALF_LAST = "channels last in 16 bits"  # TensorFlow 2 with cuDNN 8 (tensorflow/tensorflow, pull request 56744; conv_ops_3d.cc)
+    HALF_IMAGES_LAST = "images channels last in 16 bits"  # TensorFlow 1: volumes not
+    CHANNELS_FIRST = "channels first"  # PyTorch's, where nothing else is said (NCHW)
 
 
 class AdapterKernels(StrEnum):
@@ -80,9 +90,10 @@ class Kernels:
     attention: AttentionKernels = AttentionKernels.NEWEST
     attention_dropout: bool = False  # Of unfused attention, on the scores.
     norm: NormKernels = NormKernels.FUSED  # Of layer norms.
+    batch_norm: NormKernels = NormKernels.FUSED  # Of batches of images, with the sum and the activation behind them.
     instance_norm: NormKernels = NormKernels.FUSED  # Of norms of each image alone and of volumes, with the activation behind them.
+    layout: ImageLayout = ImageLayout.CHANNELS_LAST
     loss: LossKernels = LossKernels.FUSED
-    searched_convolutions: bool = False  # In 16 bits: of cuDNN's kernels the fastest for each, as in submissions to MLPerf.
     # Of training in 16 bits: parameters are in fp32 and are cast for each product, as its gradient is back; norms, residual sums,
     # softmaxes and tables stay in fp32, and what they give is cast for the next product (PyTorch's autocast, TensorFlow's
     # auto_mixed_precision_lists.h). False: all is in 16 bits beside a copy of the parameters in fp32 that only the optimizer sees.
@@ -108,8 +119,10 @@ class Kernels:
             passes = Passes(passes.reads + more.reads, passes.output + more.output, passes.kernels + more.kernels)
         if op.role is OpRole.NORM and self.norm is NormKernels.TWICE and "hidden" in dims_of(op.output):
             passes = _NORM_TWICE[backward]
-        if op.role is OpRole.INSTANCE_NORM and self.instance_norm in _INSTANCE_NORM:
-            passes = _INSTANCE_NORM[self.instance_norm][backward]
+        if op.role is OpRole.NORM and "hidden" not in dims_of(op.output):
+            passes = _BATCH_NORM.get(self.batch_norm, table[OpRole.NORM])[backward]
+        if op.role is OpRole.INSTANCE_NORM:
+            passes = _INSTANCE_NORM.get(self.instance_norm, table[OpRole.NORM])[backward]
         if op.saves_bytes:  # dropout: a mask of bytes, and a kernel of its own where nothing is fused
             mask = Passes(0.0, 0.5, 0) if self.fused else Passes(0.0, 2.5, 1)
             passes = Passes(passes.reads, passes.output + mask.output, passes.kernels + mask.kernels)
@@ -119,6 +132,22 @@ class Kernels:
         """Whether a memory-bound op is in fp32 though products are in 16 bits; batch norms of images are not."""
         stream = op.role in (OpRole.NORM, OpRole.RESIDUAL) and "hidden" in dims_of(op.output)
         return self.autocast and (op.type is OpType.GATHER or stream)
+
+    def image_transposes(self, precision: str, *, volume: bool) -> int:
+        """Times that a convolution's input and output are brought into another order, and back.
+
+        Matrix units compute with channels last. TensorFlow keeps images in fp32 with channels first; volumes it keeps with channels
+        last and brings them into the other order, in which it calls cuDNN (conv_ops_3d.cc).
+        """
+        if self.layout is ImageLayout.CHANNELS_LAST:
+            return 0
+        computed_last = precision != "fp32"  # fp32 is on vector units, which take either order
+        if self.layout is ImageLayout.CHANNELS_FIRST:
+            return int(computed_last)
+        is_half_last = not volume or self.layout is ImageLayout.HALF_LAST
+        if is_half_last and precision not in ("fp32", "tf32"):
+            return 0
+        return int(volume) + int(computed_last)
 
     def score_passes(self, *, backward: bool, wide: bool = False) -> ScorePasses:
         """The traffic of an unfused attention in addition to its matmuls, in passes over scores of the products' type.
@@ -168,7 +197,16 @@ _NORM_TWICE = (Passes(2, 1, 1), Passes(5, 5, 3))
 # its mean; product and sum; the convolution's bias before and ReLU behind are kernels, too. Backward: gradients of ReLU, sum and
 # product with their sums over positions; of both means, spread over positions, and of the squared difference; the sum of three; the
 # bias's sum. COMPILED: mean, variance, result; backward both sums over positions, then the result from what they give.
+# APART: cuDNN reads the input for the statistics and again for the result (bn_fw_tr_1C11), backward input and gradient twice
+# (bn_bw_1C11); ReLU reads and writes, backward reads two tensors. A sum with another tensor reads both, and its gradient is added
+# to that of the branch where the two part. PyTorch's profiles of ResNet-50 in batches of 32 have these kernels: norms reach 0.67 to
+# 0.81 of the memory's rate on A100 and V100, sums and ReLU about 0.9.
+# Batch norms, COMPILED: the input is read for the statistics; result, sum and ReLU are one kernel. Backward input, gradient and the
+# activation's output are read for the sums over positions, and again for the result, which is written.
+_APART = (Passes(3, 2, 2), Passes(3, 5, 2))
+_BATCH_NORM = {NormKernels.COMPILED: (Passes(1, 2, 2), Passes(1, 6, 2)), NormKernels.APART: _APART}
 _INSTANCE_NORM = {
+    NormKernels.APART: _APART,
     NormKernels.COMPILED: (Passes(3, 1, 3), Passes(2, 3, 2)),
     NormKernels.COMPOSED: (Passes(7, 5, 13), Passes(8, 18, 24)),
 }

@@ -39,9 +39,7 @@ BACKWARD_ATTENTION_SHARE = (
 TRITON_ATTENTION = 0.71  # of the speed of flash-attention 2, which is 1.3 to 1.5 times as fast (Dao 2023, section 4.1)
 CONVOLUTION_TILES = ((256, 32, 0.7), (128, 32, 0.65))
 """Further tiles, for the few channels of convolutions (cuDNN's kernels of tile size 256 x 32 and 128 x 32; shares estimated)."""
-CONVOLUTION_SHARE = 0.6
-"""Of a matmul's speed on matrix units, that of an implicit matrix product, which gathers its rows (estimated; on units without
-matrices of fixed size both are as fast)."""
+IMAGE_DIMS = 2  # a volume has three
 SPLIT_REDUCTION = 512.0
 """Columns of a reduction, at least, that a core of several computes of a tile (split-k kernels of cuDNN; estimated)."""
 SPREAD = 0.015
@@ -152,7 +150,10 @@ class OpCosts:
             beside_us = self._quantized_us(op, elements(op.reads or op.rows, sizes)) + self._cast_us(op, sizes)
             return beside_us + self._matmul(op, sizes, op.rows, op.reduction, op.columns)
         if op.type is OpType.CONVOLUTION:
-            return self._cast_us(op, sizes) + self._convolution(op, sizes, op.rows, op.reduction, op.columns)
+            beside_us = self._cast_us(op, sizes) + self._transposed_us(op, sizes)
+            if len(op.weight) > 1 and not self.kernels.fused:  # the sum with a bias
+                beside_us += self.moved_us(2.0 * self.bytes_per_element * elements(op.output, sizes))
+            return beside_us + self._convolution(op, sizes, op.rows, op.reduction, op.columns)
         return self._without_weights(op, sizes, backward=False)
 
     def backward_us(self, op: Op, sizes: Mapping[str, float]) -> float:
@@ -166,7 +167,7 @@ class OpCosts:
     def input_gradient_us(self, op: Op, sizes: Mapping[str, float]) -> float:
         """Duration of the gradient of the input of a matmul or convolution."""
         if op.type is OpType.CONVOLUTION:
-            return self._convolution(op, sizes, op.rows, op.columns, op.reduction)
+            return self._transposed_us(op, sizes) + self._convolution(op, sizes, op.rows, op.columns, op.reduction)
         quantized_us = self._quantized_us(op, elements(op.output, sizes))
         return quantized_us + self._matmul(op, sizes, op.rows, op.columns, op.reduction)
 
@@ -174,7 +175,10 @@ class OpCosts:
         """Duration of the gradient of the weight of a matmul or convolution."""
         cast_us = self._cast_us(op, sizes)
         if op.type is OpType.CONVOLUTION:
-            return cast_us + self._convolution(op, sizes, op.reduction, op.rows, op.columns)
+            beside_us = cast_us + self._transposed_us(op, sizes, weights=True)
+            if len(op.weight) > 1:  # the gradient of a bias is a sum over positions
+                beside_us += self.moved_us(self.bytes_per_element * elements(op.output, sizes))
+            return beside_us + self._convolution(op, sizes, op.reduction, op.rows, op.columns)
         return cast_us + self._matmul(op, sizes, op.reduction, op.rows, op.columns)
 
     def launches(self, op: Op, *, backward: bool) -> int:
@@ -227,6 +231,18 @@ class OpCosts:
         count = elements(op.weight, sizes)
         return self.moved_us(CAST_BYTES * count) if self._casts and count else 0.0
 
+    def _transposed_us(self, op: Op, sizes: Mapping[str, float], *, weights: bool = False) -> float:
+        """Duration of bringing a convolution's input and output into the order of matrix units, and back.
+
+        A window of one position is a matmul in either order but for the gradient of its weights: in a profile of ResNet-50 in TF32
+        (A100, PyTorch) kernels nchwToNhwc read and write what the gradients of all 53 convolutions' weights need.
+        """
+        times = self.kernels.image_transposes(self.precision, volume=sizes[f"{op.name}.dims"] > IMAGE_DIMS)
+        if sizes[f"{op.name}.window"] == 1 and not weights:
+            times = 0
+        moved = elements(op.reads, sizes) + elements(op.output, sizes)
+        return times * (self.moved_us(2.0 * self.bytes_per_element * moved) + achieved_by(self.device).floor_us)
+
     def _convolution(self, op: Op, sizes: Mapping[str, float], rows: Shape, reduction: Shape, columns: Shape) -> float:
         """An implicit matrix product for each group, which moves the input, the output and the weight once."""
         groups = sizes.get(f"{op.name}.groups", 1.0)
@@ -252,7 +268,7 @@ class OpCosts:
         start = achieved.reduction * min(peak / matrix_peak, 1.0)
         implicit = 1.0
         if moved is not None and precision != "fp32":
-            implicit = achieved.convolution if self.kernels.searched_convolutions else CONVOLUTION_SHARE
+            implicit = achieved.convolution
         reached = achieved.fp32 if precision == "fp32" and achieved.fp32 and moved is None else achieved.matmul
         compute_us = math.inf
         narrow = batch * m * n < cores * WIDE_TILE

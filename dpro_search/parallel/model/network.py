@@ -142,7 +142,7 @@ class NetworkBuilder:
         wide = self._size(name, "read", source.channels * source.positions)
         output: Shape = (("batch", positions, columns, window),) if transposed else (("batch", positions, columns),)
         weight: Shape = () if shared else ((inside, window, columns),) + (((columns,),) if bias else ())
-        self._sizes[f"{name}.groups"] = groups
+        self._sizes[f"{name}.groups"], self._sizes[f"{name}.dims"] = groups, len(rows)
         return self._add(
             Op(
                 name=name,

@@ -107,6 +107,9 @@ class _HostTable(_Table, frozen=True, kw_only=True):
     device: str | dict[str, Any] | None = None
     devices: int = 1
     cpu_cores: int | None = None
+    host_memory: _Bytes | None = None
+    host_memory_rate: _BytesPerSecond | None = None
+    host_link_rate: _BytesPerSecond | None = None
     nic: _NicTable | Literal[False] = False
     loopback: _InsideTable | Literal[False] = False
     nvlink: _InsideTable | Literal[False] = False
@@ -251,7 +254,19 @@ def _host(file: TomlFile, table: _HostTable, key: str, find: Find) -> Host:
         device = _device(file, table.device, f"{prefix}device", find)
     links = tuple(_inside(file, level, link, prefix) for level in INSIDE if (link := getattr(table, level)))
     nics = _nics(file, table.nic, prefix) if table.nic else None
-    return file.placed(key, lambda: Host(device=device, devices=table.devices, links=links, nics=nics, cpu_cores=table.cpu_cores))
+    return file.placed(
+        key,
+        lambda: Host(
+            device=device,
+            devices=table.devices,
+            links=links,
+            nics=nics,
+            cpu_cores=table.cpu_cores,
+            memory_bytes=_plain(table.host_memory),
+            memory_bytes_per_s=_plain(table.host_memory_rate),
+            device_link_bytes_per_s=_plain(table.host_link_rate),
+        ),
+    )
 
 
 def _device(file: TomlFile, given: Mapping[str, Any], key: str, find: Find) -> Device:

@@ -12,6 +12,8 @@ from dpro_search.cluster.link import INSIDE, Link
 from dpro_search.cluster.rings import MOST_DEVICES, disjoint_rings
 from dpro_search.errors import InputError
 
+_KEYS = {"memory_bytes": "host_memory", "memory_bytes_per_s": "host_memory_rate", "device_link_bytes_per_s": "host_link_rate"}
+
 
 class Nics(msgspec.Struct, frozen=True, kw_only=True):
     """Network cards that carry the job's traffic (not those for storage or management)."""
@@ -42,6 +44,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         None: it is not connected to others.
     cpu_cores
         Physical cores; of a cloud's machine the virtual ones (its provider states no others).
+    memory_bytes, memory_bytes_per_s
+        Of the host's own memory, all sockets together; None: not known.
+    device_link_bytes_per_s
+        What each device reads of that memory, or writes, where that does not go over PCIe (NVLink-C2C).
 
     Raises
     ------
@@ -54,12 +60,19 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[Link, ...] = ()
     nics: Nics | None = None
     cpu_cores: int | None = None
+    memory_bytes: float | None = None
+    memory_bytes_per_s: float | None = None
+    device_link_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.devices < 1:
             raise InputError(f"devices must be at least 1, not {self.devices}")
         if self.cpu_cores is not None and self.cpu_cores < 1:
             raise InputError(f"cpu_cores must be at least 1, not {self.cpu_cores}")
+        for what in ("memory_bytes", "memory_bytes_per_s", "device_link_bytes_per_s"):
+            value = getattr(self, what)
+            if value is not None and not 0 < value < float("inf"):
+                raise InputError(f"{_KEYS[what]} must be above 0 and finite, not {value:g}")
         levels = [link.level for link in self.links]
         if levels != [level for level in INSIDE if level in levels]:
             raise InputError(f"links inside a host are {', '.join(INSIDE)}, each once and in this order, not {', '.join(levels)}")
@@ -84,6 +97,12 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         if self.nics is None or self.nics.link.rate_bps is None:
             return None
         return self.nics.count * self.nics.link.each_way_bps
+
+    @property
+    def copy_bytes_per_s(self) -> float | None:
+        """Bytes a second that a device copies to the host's memory, or from it, before what copies lose; None: not known."""
+        pcie = next((link.each_way_bps / 8 for link in self.links if link.level == "pcie" and link.rate_bps is not None), None)
+        return pcie if self.device_link_bytes_per_s is None else self.device_link_bytes_per_s
 
     def nic_of(self, device: int) -> int:
         """The NIC of a device, the first if it has several."""

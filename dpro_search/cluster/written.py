@@ -35,7 +35,13 @@ def to_toml(cluster: Cluster) -> str:
 
 
 def _host_values(host: Host) -> Values:
-    return {"devices": host.devices, "cpu_cores": host.cpu_cores}
+    return {
+        "devices": host.devices,
+        "cpu_cores": host.cpu_cores,
+        "host_memory": host.memory_bytes,
+        "host_memory_rate": host.memory_bytes_per_s,
+        "host_link_rate": host.device_link_bytes_per_s,
+    }
 
 
 def device_toml(device: Device, **additional: object) -> str:

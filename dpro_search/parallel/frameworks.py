@@ -49,6 +49,8 @@ class Framework(NamedTuple):
     rings: bool = False  # Keys and values of context parallel ranks can go round them.
     recomputes_some: bool = False  # The first layers of each stage, and not all.
     compiles: bool = False  # Whether a job may be eager or compiled (`as_compiled`).
+    # Settings that move memory to the host, each with the least stage of ZeRO that it goes with.
+    offloads: Mapping[str, int] = {}
     target: str | None = None  # What plans of its jobs are exported to where nothing else is said.
 
 
@@ -58,6 +60,9 @@ _LAUNCHES_QUEUED, _NANOTRON_LAUNCHES = 1024, 60
 
 _FSDP = Runtime(
     name="PyTorch FSDP",
+    host_gradients=True,
+    host_parameters=True,
+    overlap_offload=False,
     selective=Selective.EVERY_SECOND_MATMUL,
     stages_reduce_once=True,
     tokens_once_a_host=False,
@@ -74,6 +79,7 @@ _LLM_FOUNDRY = replace(_FSDP, name="LLM Foundry", memory=replace(_FSDP.memory, l
 # Fused softmax, bias and GELU, layer norm; gradients of each micro-batch are added in 16 bits, reduced and gathered at the end.
 _MEGATRON_DEEPSPEED = Runtime(
     name="Megatron-DeepSpeed",
+    host_gradients=True,
     tokens_once_a_host=False,
     kernels=Kernels(attention=AttentionKernels.SCORES, attention_dropout=True, loss=LossKernels.VOCAB_PARALLEL),
     overlap_gradients=False,
@@ -116,6 +122,7 @@ _NANOTRON = Runtime(
 )
 _PYTORCH = Runtime(
     name="PyTorch, eager",
+    overlap_offload=False,
     selective=Selective.EVERY_SECOND_MATMUL,
     stages_reduce_once=True,
     tokens_once_a_host=False,
@@ -143,6 +150,9 @@ _PYTORCH = Runtime(
 )
 _PYTORCH_2 = Runtime(
     name="PyTorch 2",
+    host_gradients=True,
+    host_parameters=True,
+    overlap_offload=False,
     selective=Selective.EVERY_SECOND_MATMUL,
     stages_reduce_once=True,
     tokens_once_a_host=False,
@@ -210,8 +220,12 @@ _MEGATRON = Framework(
     replicates=True,
     rings=True,
     recomputes_some=True,
+    # --optimizer-cpu-offload needs --use-precision-aware-optimizer and that the distributed optimizer (arguments.py).
+    offloads={"offload_optimizer": 1, "offload_activations": 0},
     target="megatron",
 )
+# `fully_shard` with CPUOffloadPolicy; torch.autograd.graph.save_on_cpu, which needs no framework.
+_FSDP_OFFLOADS = {"offload_optimizer": 3, "offload_activations": 0}
 
 _TORCH_SCHEDULES = tuple(schedule for schedule in Schedule if schedule is not Schedule.GPIPE)  # GPipe is never faster than 1F1B
 
@@ -219,9 +233,27 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-core": _MEGATRON,
     "megatron-core-cuda-graphs": _MEGATRON._replace(runtime=_GRAPHS),
     # `fully_shard` on a mesh of two dims, torch.distributed's context_parallel, checkpoint_wrapper of single layers.
-    "fsdp": Framework(_FSDP, 3, (3,), compiles=True, replicates=True, rings=True, recomputes_some=True, target="pytorch"),
+    "fsdp": Framework(
+        _FSDP,
+        3,
+        (3,),
+        compiles=True,
+        replicates=True,
+        rings=True,
+        recomputes_some=True,
+        offloads=_FSDP_OFFLOADS,
+        target="pytorch",
+    ),
     "llm-foundry": Framework(
-        _LLM_FOUNDRY, 3, (3,), splits=(), compiles=True, replicates=True, recomputes_some=True, target="pytorch"
+        _LLM_FOUNDRY,
+        3,
+        (3,),
+        splits=(),
+        compiles=True,
+        replicates=True,
+        recomputes_some=True,
+        offloads={"offload_activations": 0},  # Composer's activation_cpu_offload
+        target="pytorch",
     ),
     "torchtitan": Framework(
         replace(_PYTORCH_2, name="torchtitan"),
@@ -231,9 +263,10 @@ FRAMEWORKS: Mapping[str, Framework] = {
         schedules=_TORCH_SCHEDULES,
         uneven_stages=True,
         replicates=True,
+        offloads={"offload_optimizer": 3},  # training.enable_cpu_offload
         target="torchtitan",
     ),
-    "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1),
+    "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1, offloads={"offload_optimizer": 1}),
     "nanotron": Framework(_NANOTRON, 1),
     # torch.distributed.pipelining: a stage is any module.
     "pytorch": Framework(
@@ -244,6 +277,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         uneven_stages=True,
         rings=True,
         recomputes_some=True,
+        offloads={"offload_activations": 0},
         target="pytorch",
     ),
     "pytorch-2": Framework(
@@ -256,11 +290,18 @@ FRAMEWORKS: Mapping[str, Framework] = {
         replicates=True,
         rings=True,
         recomputes_some=True,
+        offloads=_FSDP_OFFLOADS,
         target="pytorch",
     ),
     # torchtune's distributed recipes have tensor_parallel_dim and context_parallel_dim, and no pipelines.
     "torchtune": Framework(
-        replace(_PURE_16_BITS, name="torchtune"), 0, (0, 3), splits=("tp", "cp"), compiles=True, replicates=True
+        replace(_PURE_16_BITS, name="torchtune", overlap_offload=True),
+        0,
+        (0, 3),
+        splits=("tp", "cp"),
+        compiles=True,
+        replicates=True,
+        offloads=_FSDP_OFFLOADS,  # fsdp_cpu_offload, enable_activation_offloading
     ),
     "litgpt": Framework(
         replace(_PURE_16_BITS, name="LitGPT", memory=replace(_PYTORCH.memory, logits_bytes=5.5)),

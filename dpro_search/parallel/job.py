@@ -23,6 +23,7 @@ from dpro_search.parallel.answers.diagnosis import (
     comparison,
     doubt,
     findings,
+    host_sentences,
     memory_sentence,
     pass_name,
     stage_facts,
@@ -127,7 +128,10 @@ class ParallelJob(Job):
             memory_bytes=memory_bytes,
             infeasible=prediction.infeasible,
             remedies=possible,
-            notes=(memory_sentence(memory_bytes, limit_bytes(here, prepared), possible),),
+            notes=(
+                memory_sentence(memory_bytes, limit_bytes(here, prepared), possible),
+                *host_sentences(*prepared.host_memory(strategy)),
+            ),
         )
 
     def parallel_setting(self, here: JobInScenario, plan: Plan, name: str) -> ParallelSetting:

@@ -107,6 +107,8 @@ def _check_network(plan: Strategy, model: Network) -> None:
     if plan.stage_layers or plan.recompute_layers:
         name = "stage_layers" if plan.stage_layers else "recompute_layers"
         raise InputError(f"{name}: {model.name} has no layers of one kind; leave it out")
+    if plan.offload_activations:
+        raise InputError(f"offload_activations: {model.name} has no layers of one kind; leave it out")
     if plan.ep > 1:
         if not model.tables:
             raise InputError(f"ep {plan.ep}: {model.name} has no embedding tables")

@@ -94,7 +94,13 @@ class PreparedJob:
     def _newly_lowered(self, strategy: Strategy) -> Lowered:
         domain = self.prices.domain(strategy)
         peak_bytes, has_bytes = round(sum(self.memory_bytes(strategy).values())), self.device_bytes
-        fits = has_bytes is None or peak_bytes <= has_bytes
+        host_bytes, host_has = self.host_memory(strategy)
+        if host_has is not None and host_bytes > host_has:
+            shortage = f"the host {memory_shortage_text(host_bytes, host_has)}"
+        elif has_bytes is not None and peak_bytes > has_bytes:
+            shortage = memory_shortage_text(peak_bytes, has_bytes)
+        else:
+            shortage = None
         return Lowered(
             replayable=StepReplay(job=self, strategy=strategy, domain=domain),
             error=ErrorModel(model=0.0),  # the interval of each replay includes it
@@ -103,7 +109,7 @@ class PreparedJob:
             calibration=accuracy().calibration(domain, self.description.gpu_vendor),
             assumptions=self.assumptions,
             peak_memory_bytes=peak_bytes,
-            infeasible=None if fits or has_bytes is None else memory_shortage_text(peak_bytes, has_bytes),
+            infeasible=shortage,
         )
 
     def workload(self, plan: Plan) -> Workload:
@@ -136,6 +142,12 @@ class PreparedJob:
             for field in fields(memory)
             if field.name.endswith("_bytes")
         }
+
+    def host_memory(self, strategy: Strategy) -> tuple[int, int | None]:
+        """Bytes that the ranks of a host move to its memory, and what it has; None: not known."""
+        host = self.description.cluster.groups[0].host
+        moved = self.prices.memory(strategy).offloaded * min(host.devices, strategy.devices)
+        return round(moved), None if host.memory_bytes is None else round(host.memory_bytes)
 
     def interval_us(self, step_us: float, strategy: Strategy, domain: Domain) -> tuple[float, float]:
         """The interval of a measured step; it holds eager and compiled code if the description leaves that open."""

@@ -82,6 +82,14 @@ class Runtime:
     optimizer_bytes: float = 12.0  # Of optimizer state for each parameter: Adam's moments and the parameter in fp32.
     main_bytes: float = 4.0  # The part of `optimizer_bytes` that is the optimizer's own copy of the parameter; 0: it has none.
     loss_bytes: float = 4.0  # Of an element of the logits in the loss.
+    # Where the host updates parameters: whether split gradients leave the device (DeepSpeed's stage_1_and_2.py, FSDP2's
+    # CPUOffloadPolicy), and whether split parameters live there, and are copied for each all-gather (FSDP2). False: copies go there
+    # and back at the end of a step (Megatron-Core, cpu_offloading/hybrid_optimizer.py).
+    host_gradients: bool = False
+    host_parameters: bool = False
+    # Activations are copied to the host and back beside computation (Megatron-Core's fine-grained offloading, torchtune's
+    # OffloadActivations); False: by the stream that computes (torch.autograd.graph.save_on_cpu).
+    overlap_offload: bool = True
     # A pipeline stage ends where its share of the matmuls of all layers and of the head is reached; False: as many layers each.
     stages_by_cost: bool = False
     memory: MemoryRules = field(default_factory=MemoryRules)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -29,6 +29,9 @@ def strategy_text(strategy: Strategy) -> str:
     return ", ".join(phrases(said))
 
 
+OFFLOADS = ("offload_optimizer", "offload_activations")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
     """The part of a job that no plan changes: the model, the batch, the devices, and the framework's defaults."""
@@ -39,6 +42,8 @@ class Fixed:
     devices: int
     zero_stage: int  # Of the framework, where nothing else is set.
     splits: tuple[str, ...] = ("tp", "pp", "cp", "ep")  # Degrees that the framework has.
+    # Settings that move memory to the host, each with the least stage of ZeRO that it goes with, or why it cannot be.
+    offloads: Mapping[str, int | str] = field(default_factory=dict)
 
     def check_splits(self, strategy: Strategy) -> None:
         """Raise `InputError`, which begins with the setting's name, if a strategy splits what the framework cannot."""
@@ -46,6 +51,12 @@ class Fixed:
             if getattr(strategy, degree) > 1 and degree not in self.splits:
                 has = ", ".join(self.splits) or "data parallel replicas alone"
                 raise InputError(f"{degree} must be 1: of tp, pp, cp and ep the framework has {has}")
+        for name in OFFLOADS:
+            least = self.offloads.get(name, "the framework cannot do that")
+            if getattr(strategy, name) and isinstance(least, str):
+                raise InputError(f"{name} cannot be true: {least}")
+            if getattr(strategy, name) and isinstance(least, int) and strategy.zero_stage < least and strategy.dp * strategy.cp > 1:
+                raise InputError(f"{name} goes with zero_stage {least} or more in the framework, not {strategy.zero_stage}")
 
     @property
     def layers(self) -> tuple[Layer, ...]:

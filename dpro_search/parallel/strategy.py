@@ -290,6 +290,30 @@ class Strategy:
             saves=lambda strategy: [1] if strategy.micro_batch > 1 else [],
         ),
     )
+    # The optimizer's states are in the host's memory, and its processors update the parameters.
+    offload_optimizer: bool = field(
+        default=False,
+        metadata=about(
+            "optimizer on the host|optimizer on the device",
+            "the optimizer's states are in the host's memory, and its processors update the parameters",
+            "true",
+            neutral=True,
+            changes=lambda strategy: [False] if strategy.offload_optimizer else [],
+            saves=lambda strategy: [] if strategy.offload_optimizer else [True],
+        ),
+    )
+    # What layers keep for the backward pass waits for it in the host's memory.
+    offload_activations: bool = field(
+        default=False,
+        metadata=about(
+            "activations on the host|activations on the device",
+            "what layers keep for their backward pass is copied to the host's memory and back",
+            "true",
+            neutral=True,
+            changes=lambda strategy: [False] if strategy.offload_activations else [],
+            saves=lambda strategy: [] if strategy.offload_activations else [True],
+        ),
+    )
     # Keys and values go round cp's ranks beside the attention; False: they are gathered before it.
     cp_ring: bool = field(
         default=False,
@@ -418,6 +442,8 @@ class ParallelSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
     prefetch_layers: int | None = None
     gradient_dtype: Literal["fp32", "bf16"] | None = None
     expert_load: float | None = None
+    offload_optimizer: bool | None = None
+    offload_activations: bool | None = None
 
     title = "parallel jobs"
     positive = tuple(name for name, setting in SETTINGS.items() if setting.least == 1)

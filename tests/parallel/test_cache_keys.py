@@ -42,6 +42,8 @@ CHANGES = {
     "reshard": {"zero_stage": 3, "reshard": False},
     "prefetch_layers": {"zero_stage": 3, "prefetch_layers": 2},
     "gradient_dtype": {"gradient_dtype": "bf16"},
+    "offload_optimizer": {"offload_optimizer": True},
+    "offload_activations": {"offload_activations": True},
 }
 OF_EXPERTS = {"ep", "etp", "expert_load"}
 

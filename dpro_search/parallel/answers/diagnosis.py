@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -148,6 +148,13 @@ def memory_sentence(memory: Mapping[str, float], limit_bytes: int | None, remedi
     memory_then = "unknown memory" if best.peak_memory_bytes is None else size_text(best.peak_memory_bytes)
     then = f"{memory_then}, {time_text(best.predicted_iteration_us)} an iteration"
     return f"{sentence}: it does not fit. '{best.change}' would ({then})."
+
+
+def host_sentences(needed_bytes: int, has_bytes: int | None) -> Iterator[str]:
+    """What the ranks of a host have in its memory in place of that of their devices; nothing if they have nothing there."""
+    if needed_bytes:
+        of = " of an unknown amount" if has_bytes is None else f" of {size_text(has_bytes)}"
+        yield f"Memory of a host that its ranks use in place of their devices': {size_text(needed_bytes)}{of}."
 
 
 def _capital(text: str) -> str:

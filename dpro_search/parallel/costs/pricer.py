@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from dpro_search.collect.trace import CollectiveKind
+from dpro_search.errors import InputError
 from dpro_search.parallel.costs.block_times import nearest
 from dpro_search.parallel.costs.compile import BlockCollective, BlockProgram, LocalOp, compile_block, kept_of_matmuls
 from dpro_search.parallel.costs.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
@@ -14,6 +16,7 @@ from dpro_search.parallel.costs.groups import UNSCALED, Groups
 from dpro_search.parallel.costs.recorded import BlockCut, ModelledWork, PassWork, RankWork
 from dpro_search.parallel.gpu_ops import OpCosts, slowest
 from dpro_search.parallel.layout import layout_of
+from dpro_search.parallel.memory.kept import Kept, kept_of
 from dpro_search.parallel.model import Block, Op, OpType, elements
 from dpro_search.parallel.runtime import Selective
 from dpro_search.parallel.steps.step_graph import LayerCosts
@@ -23,6 +26,14 @@ from dpro_search.parallel.workload import SharedResults, Workload, copies_embedd
 ADAM_PASSES_BYTES = 30.0
 """Read and written by Adam for each parameter: gradient (4), two moments and the fp32 parameter twice (24), the parameter (2)."""
 
+
+NO_HOST_LINK = "how fast a device reaches its host's memory is not known: give the cluster's file pcie.rate or host_link_rate"
+NO_HOST_RATE = "how fast the host's memory is is not known: give the cluster's file host_memory_rate"
+COPY_SHARE = 0.88
+"""Of the rate of a link to the host, what copies of pinned memory reach: 55.6 of 63 GB/s on H100 (nvbandwidth's README)."""
+HOST_ADAM_SHARE = 0.45
+"""Of the rate of the host's memory, what an update on its processors reaches with `ADAM_PASSES_BYTES`: 2.57 s for 10 billion
+parameters on a DGX-2 with 256 GB/s (Ren et al. 2021, "ZeRO-Offload", table 4, CPU-Adam)."""
 
 CONTENTION = 0.2
 """By how much compute is slower beside collectives: Duan et al. ("Proteus", TPDS 2024) fit 0.1 to 0.3 to machines and models."""
@@ -34,10 +45,11 @@ _IRRELEVANT_TO_PROGRAMS = frozenset(
     (
         *("dp", "pp", "virtual_stages", "stage_layers", "schedule", "global_batch", "zero_stage", "dp_replicate"),
         *("reshard", "prefetch_layers", "recompute", "recompute_layers", "gradient_dtype"),
+        *("offload_optimizer", "offload_activations"),
     )
 )
 """Settings of a strategy that change nothing about a rank's work in a block, beside what `copies_embedding` says of them."""
-_IRRELEVANT_TO_PASSES = _IRRELEVANT_TO_PROGRAMS - {"gradient_dtype"}
+_IRRELEVANT_TO_PASSES = _IRRELEVANT_TO_PROGRAMS - {"gradient_dtype", "offload_activations"}
 """Settings that change nothing about the time of a block's passes, beside what else is in `passes_key`."""
 
 
@@ -106,6 +118,22 @@ class Pricer:
             self._known.programs[key] = program
         return program
 
+    def kept(self, block: Block) -> Kept:
+        """What a rank keeps of the forward pass of a block."""
+        key = block.name, self.split
+        if key not in self._known.kept:
+            workload, rules = self._workload, self._workload.runtime.memory
+            self._known.kept[key] = kept_of(
+                self.program(block),
+                rules,
+                workload.element_bytes,
+                selective=workload.runtime.selective,
+                stores_scores=not workload.runtime.flash_attention,
+                copies_output=rules.copies_output(workload.cluster.groups[0].host.device),
+                dropout=workload.model.dropout > 0,
+            )
+        return self._known.kept[key]
+
     def layer(self, block: Block, *, again: bool = True) -> LayerCosts:
         """Costs of a block. `again`: whether the strategy recomputes the activations of this block."""
         key = block.name, again
@@ -152,6 +180,10 @@ class Pricer:
             waits[1] += waits[0]
         elif is_layer and recompute is Recompute.SELECTIVE and workload.runtime.has_selective:
             backward_us += forward * self._selective_us(program)
+        if is_layer and workload.strategy.offload_activations:
+            copy_us = self._copied_us(self.kept(block).held_bytes(recompute))
+            together = max if workload.runtime.overlap_offload else operator.add
+            forward_us, backward_us = together(forward_us, copy_us), together(backward_us, copy_us)
         costs = LayerCosts(forward_us=forward_us, backward_us=backward_us)
         if workload.cores:
             costs = replace(costs, waits_forward_us=waits[0], waits_backward_us=waits[1])
@@ -337,6 +369,19 @@ class Pricer:
     def _moved_us(self, count_bytes: float) -> float:
         return self._workload.scales.memory * self._ops.moved_us(count_bytes)
 
+    def _copied_us(self, count_bytes: float) -> float:
+        """Time to copy bytes between the device's memory and the host's.
+
+        Raises
+        ------
+        InputError
+            The cluster does not say how fast the link between them is.
+        """
+        rate = self._workload.cluster.groups[0].host.copy_bytes_per_s
+        if rate is None:
+            raise InputError(NO_HOST_LINK)
+        return count_bytes / (rate * COPY_SHARE) * 1e6
+
     def _host_us(self, steps: tuple[LocalOp | BlockCollective, ...], *, backward: bool) -> float:
         """Time of the host to start a pass."""
         host, scales = self._workload.runtime.host, self._workload.scales
@@ -406,7 +451,8 @@ class Pricer:
         """All-gather of parameters and reduction of gradients of a block, over the ranks that hold the same."""
         gather_us = reduce_us = 0.0
         share = self._workload.frozen_bytes / self._workload.element_bytes or 1.0
-        for collective in parameter_collectives(program, self._workload.strategy, fixed_share=share):
+        strategy = self._workload.strategy
+        for collective in parameter_collectives(program, strategy, fixed_share=share):
             if collective.gradient:
                 reduce_us += self._exchanged_us(
                     collective.type, collective.elements * self._workload.gradient_bytes, collective.axis
@@ -415,7 +461,19 @@ class Pricer:
                 gather_us += self._exchanged_us(
                     collective.type, collective.elements * self._workload.element_bytes, collective.axis
                 )
+        if strategy.offload_optimizer and self._workload.runtime.host_parameters and self._sharded:
+            held, trained = self._shard_elements(program, share), self._shard_elements(program, 0.0)
+            gather_us += self._copied_us(held * self._workload.element_bytes)
+            reduce_us += self._copied_us(trained * self._workload.gradient_bytes)
         return gather_us, reduce_us
+
+    def _shard_elements(self, program: BlockProgram, fixed_share: float) -> float:
+        """Parameters of which a rank has the optimizer's part; those that are not trained count a share."""
+        strategy, total = self._workload.strategy, 0.0
+        for weight in program.weights:
+            ways = (strategy.expert_zero_ways if weight.expert else strategy.zero_ways) if strategy.zero_stage else 1
+            total += weight.elements / ways * (1.0 if weight.trained else fixed_share if weight.fixed else 0.0)
+        return total
 
     def _handed_over_us(self, block: Block) -> float:
         """Recorded time of a rank's own work when it exchanges a block's gradients; 0 if it was not recorded."""
@@ -468,21 +526,34 @@ class Pricer:
 
     def update_us(self, blocks: tuple[Block, ...]) -> float:
         """The optimizer's work for some blocks on one rank."""
-        strategy = self._workload.strategy
         held_bytes: dict[str, tuple[float, int]] = {}
         held_elements: dict[str, float] = {}
         for block in {block.name: block for block in blocks}.values():  # equal blocks hold as much
             weights = [weight for weight in self.program(block).weights if weight.trained]
-            held = 0.0
-            for weight in weights:
-                ways = (strategy.expert_zero_ways if weight.expert else strategy.zero_ways) if strategy.zero_stage else 1
-                held += weight.elements / ways
+            held = self._shard_elements(self.program(block), 0.0)
             held_bytes[block.name] = held * ADAM_PASSES_BYTES, len(weights)
             held_elements[block.name] = held
         if self._workload.times is not None and self._workload.times.times.updates:
             fixed_us, each_us = self._workload.times.update
             return self._workload.scales.compute * (fixed_us + each_us * sum(held_elements[block.name] for block in blocks))
+        if self._workload.strategy.offload_optimizer:
+            return self._host_update_us(sum(held_elements[block.name] for block in blocks))
         moved_us = self._moved_us(sum(held_bytes[block.name][0] for block in blocks))
         tensors = sum(held_bytes[block.name][1] for block in blocks)
         host_us = self._workload.scales.host * tensors * self._workload.runtime.host.parameter_us
         return max(moved_us, host_us)
+
+    def _host_update_us(self, count: float) -> float:
+        """Time of the update of some parameters on the host, whose devices share its memory's rate.
+
+        What does not live there is copied before and behind it, gradients as they are summed and parameters in 16 bits.
+        """
+        workload = self._workload
+        host = workload.cluster.groups[0].host
+        if host.memory_bytes_per_s is None:
+            raise InputError(NO_HOST_RATE)
+        ranks = min(host.devices, workload.strategy.devices)
+        update_us = ranks * count * ADAM_PASSES_BYTES / (host.memory_bytes_per_s * HOST_ADAM_SHARE) * 1e6
+        if workload.runtime.host_parameters and self._sharded:
+            return update_us
+        return update_us + self._copied_us(count * (workload.gradient_bytes + workload.element_bytes))

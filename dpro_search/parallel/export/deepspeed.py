@@ -35,10 +35,12 @@ def deepspeed_part(plan: Plan, facts: JobFacts) -> Part:
             (workload.precision == "fp8", "precision: it has bf16, fp16 and fp32"),
         ),
     )
-    refuse_details("deepspeed", strategy)
+    refuse_details("deepspeed", strategy, also="offload_optimizer")
     zero: dict[str, object] = {"stage": strategy.zero_stage, "overlap_comm": workload.runtime.overlap_gradients}
     if strategy.dp_replicate > 1:
         zero["mics_shard_size"] = strategy.zero_ways
+    if strategy.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     content: dict[str, object] = {
         "train_batch_size": strategy.global_batch,
         "train_micro_batch_size_per_gpu": strategy.micro_batch,

@@ -98,7 +98,7 @@ def settings(workload: Workload, target: str) -> dict[str, int | str | bool]:
             (not strategy.cp_balanced and strategy.cp > 1, "cp_balanced: it always gives each rank two parts of the sequence"),
         ),
     )
-    refuse_details(target, strategy, recomputes_some=True, sets_gradients=True)
+    refuse_details(target, strategy, recomputes_some=True, sets_gradients=True, also="offload_optimizer")
     values: dict[str, int | str | bool] = {
         "model.tensor_model_parallel_size": strategy.tp,
         "model.pipeline_model_parallel_size": strategy.pp,
@@ -122,6 +122,8 @@ def settings(workload: Workload, target: str) -> dict[str, int | str | bool]:
         }
     elif strategy.recompute is Recompute.SELECTIVE:
         values["model.recompute_granularity"] = "selective"  # Recomputes the attention's core, which is the default.
+    if strategy.offload_optimizer:
+        values |= {"optimizer.optimizer_cpu_offload": True, "optimizer.use_precision_aware_optimizer": True}
     if strategy.gradient_dtype is not None:
         values["ddp.grad_reduce_in_fp32"] = strategy.gradient_dtype == "fp32"
     return {**values, **_pipeline(workload), **_sharding(workload)}

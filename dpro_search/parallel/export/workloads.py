@@ -72,7 +72,9 @@ def refuse(target: str, reasons: Sequence[tuple[bool, str]]) -> None:
             raise InputError(f"{name}: {target} cannot express it; {why}")
 
 
-def refuse_details(target: str, strategy: Strategy, *, recomputes_some: bool = False, sets_gradients: bool = False) -> None:
+def refuse_details(
+    target: str, strategy: Strategy, *, recomputes_some: bool = False, sets_gradients: bool = False, also: str = ""
+) -> None:
     """Raise `InputError` for what most frameworks leave to themselves, and for settings that no target knows.
 
     Parameters
@@ -81,7 +83,10 @@ def refuse_details(target: str, strategy: Strategy, *, recomputes_some: bool = F
         Whether the target can have some layers of a stage computed again, and not all.
     sets_gradients
         Whether it can set in which type gradients are summed.
+    also
+        A setting that it writes beside those that most targets do.
     """
+    written = {*_EXPRESSED, also}
     refuse(
         target,
         (
@@ -94,7 +99,7 @@ def refuse_details(target: str, strategy: Strategy, *, recomputes_some: bool = F
                 "gradient_dtype: it sums gradients in a type of its own: leave it out",
             ),
             (strategy.prefetch_layers != 1, "prefetch_layers: it gathers one layer ahead: set prefetch_layers=1"),
-            *((getattr(strategy, name) != DEFAULTS[name], f"{name}: leave it out") for name in SETTINGS if name not in _EXPRESSED),
+            *((getattr(strategy, name) != DEFAULTS[name], f"{name}: leave it out") for name in SETTINGS if name not in written),
         ),
     )
 

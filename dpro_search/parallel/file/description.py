@@ -32,6 +32,7 @@ from dpro_search.errors import InputError
 from dpro_search.kinds._kind import Description
 from dpro_search.parallel.captured import captured_model
 from dpro_search.parallel.costs.block_times import BlockTimes
+from dpro_search.parallel.costs.pricer import NO_HOST_LINK, NO_HOST_RATE
 from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.file.keys import JobToml, ModelTable, Precision, converted, fail_at_setting, unknown_text
 from dpro_search.parallel.file.usual_strategy import usual_strategy
@@ -131,6 +132,16 @@ class ParallelDescription(Description):
         return tuple(as_compiled(self.runtime, compiled=compiled) for compiled in (False, True))
 
 
+def offloads_on(framework: str, cluster: Cluster) -> dict[str, int | str]:
+    """`Fixed.offloads` of a framework on a cluster."""
+    host, offloads = cluster.groups[0].host, dict[str, int | str](FRAMEWORKS[framework].offloads)
+    if host.copy_bytes_per_s is None:
+        return dict.fromkeys(offloads, NO_HOST_LINK)
+    if host.memory_bytes_per_s is None and "offload_optimizer" in offloads:
+        offloads["offload_optimizer"] = NO_HOST_RATE
+    return offloads
+
+
 def global_batch_of(per_replica: int, runs: ParallelSettings | None, devices: int) -> int:
     """The batch of all replicas that some devices have room for."""
     ways = 1 if runs is None else (runs.tp or 1) * (runs.pp or 1) * (runs.cp or 1)
@@ -217,6 +228,7 @@ def described(path: Path) -> ParallelDescription | None:
         devices=cluster.ranks,
         zero_stage=framework.zero_stage,
         splits=framework.splits,
+        offloads=offloads_on(job_file.framework, cluster),
     )
     runs = job_file.runs
     measured = _measured(file, job_file.model, fixed) if isinstance(job_file.model, ModelTable) else ()

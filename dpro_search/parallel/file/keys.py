@@ -14,7 +14,6 @@ from dpro_search.parallel.strategy import ParallelSettings
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
 _NOT_YET: Mapping[str, tuple[str, ...]] = {  # what the file cannot express yet, by parts of keys that people write
-    "offloading to the host": ("offload",),
     "the kernel of attention": ("attention", "attn", "flash"),
     "a loss in tiles or chunks": ("tiled", "chunked", "fused_loss", "liger"),
     "experts that share ranks in another way than ep and etp": ("expert_tensor", "expert_model", "moe_"),
@@ -171,6 +170,8 @@ def _cannot_be_said(key: str, value: object) -> str | None:
         return f"'{value}' cannot be said yet: only Adam can"
     if key == "runs.schedule" and word.replace("-", "") in ("dualpipe", "dualpipev3"):
         return "the DualPipe of DeepSeek-V3 cannot be said yet; dual-pipe-v is its variant with one copy of each layer"
+    if "offload" in key:
+        return "offloading to the host is said in [runs] by offload_optimizer and offload_activations = true"
     if "lora" in key.lower() or key.lower() in ("peft", "target_modules"):
         return 'adapters are said by lora_rank and lora_targets, and quantized weights below them by frozen_weights = "nf4"'
     name = key.rpartition(".")[2].lower()

@@ -11,6 +11,7 @@ from dpro_search.parallel.memory.rules import DROPOUT_SCORE_BYTES, MemoryRules
 from dpro_search.parallel.model import Op, OpType, elements
 from dpro_search.parallel.model.op import OpRole
 from dpro_search.parallel.runtime import Selective
+from dpro_search.parallel.strategy import Recompute
 
 STATISTIC_BYTES = 4.0
 """Bytes per row of a norm or per query of fused attention: its scale, or the logarithm of its sum, in fp32."""
@@ -35,6 +36,12 @@ class Kept:
     backward_sent_bytes: float
     largest_bytes: float  # The largest tensor.
     weight_shapes: frozenset[tuple[float, float]]  # Of the weights of matmuls.
+
+    def held_bytes(self, recompute: Recompute) -> float:
+        """Memory of a micro-batch from the block's forward to its backward pass. Logits count apart."""
+        if recompute is Recompute.NONE:
+            return self.activations_bytes + self.scores_bytes
+        return self.selective_bytes if recompute is Recompute.SELECTIVE else self.input_bytes
 
 
 def kept_of(

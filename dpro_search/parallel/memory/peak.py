@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dpro_search.parallel.costs.compile import LocalOp
 from dpro_search.parallel.costs.pricer import Pricer
-from dpro_search.parallel.memory.kept import Kept, kept_of
+from dpro_search.parallel.memory.kept import Kept
 from dpro_search.parallel.model import Block
 from dpro_search.parallel.steps.pipeline import Pass, pipeline_orders
 from dpro_search.parallel.strategy import Recompute, key_without
@@ -20,11 +20,13 @@ from dpro_search.parallel.workload import SharedResults, Workload, ranks_of, rec
 
 CONTEXT_BYTES = 1.05 * 2**30
 """Memory that the driver holds back (0.55 GiB of an H100: 79.1 GiB of nvidia-smi's 79.65), and a process's context and kernels."""
+_LAYERS_MOVING = 2
+"""Layers whose activations are on the device though they wait on the host: one that computes, one whose copies are on their way."""
 CHANNELS = 16
 CHANNEL_BYTES = 2 * 10 * 2**20
 """Buffers of a channel of an NCCL communicator, to send and to receive: 4 MiB and less for each protocol (`NCCL_BUFFSIZE`)."""
 _IRRELEVANT_TO_ACTIVATIONS = frozenset(
-    ("dp", "global_batch", "zero_stage", "dp_replicate", "reshard", "prefetch_layers", "gradient_dtype")
+    ("dp", "global_batch", "zero_stage", "dp_replicate", "reshard", "prefetch_layers", "gradient_dtype", "offload_optimizer")
 )
 """Settings of a strategy that change nothing about the activations of its passes, beside the number of micro-batches."""
 
@@ -44,6 +46,7 @@ class PeakMemory:
     fragments_bytes: float = 0.0  # Of the allocator: blocks that are cut up when a tensor of their size is asked for.
     cached_bytes: float = 0.0  # Of the allocator: what it has, does not use, and gives back when memory is short.
     context_bytes: float = 0.0  # Of the driver and of NCCL, outside the allocator.
+    offloaded: float = 0.0  # In the host's memory, in place of the device's.
 
     @property
     def allocated_bytes(self) -> float:
@@ -127,27 +130,13 @@ class _Ledger:
 
     def _of(self, block: Block) -> Kept:
         if block.name not in self._kept:
-            key = block.name, self._pricer.split
-            if key not in self._known.kept:
-                self._known.kept[key] = self._new_kept(block)
-            self._kept[block.name] = self._known.kept[key]
+            self._kept[block.name] = self._pricer.kept(block)
         return self._kept[block.name]
-
-    def _new_kept(self, block: Block) -> Kept:
-        workload = self._workload
-        return kept_of(
-            self._pricer.program(block),
-            self._rules,
-            workload.element_bytes,
-            selective=workload.runtime.selective,
-            stores_scores=not workload.runtime.flash_attention,
-            copies_output=self._rules.copies_output(workload.cluster.groups[0].host.device),
-            dropout=workload.model.dropout > 0,
-        )
 
     def _of_rank(self, rank: int, activations: float, logits: float, in_flight: int) -> PeakMemory:
         blocks = self._on_ranks[rank]
         states = self._states(blocks)
+        states = replace(states, offloaded=states.offloaded + self._moved_bytes(blocks) * in_flight)
         gathered = self._gathered_bytes(blocks)
         activations += self._deferred_bytes(blocks)
         states = replace(states, workspace_bytes=self._workspace_bytes(blocks))
@@ -162,6 +151,16 @@ class _Ledger:
         unfit = 0.0 if peak.gathered_bytes >= step > 0 else self._unfit_bytes(step, largest)
         return replace(peak, fragments_bytes=fragments, cached_bytes=waiting + unfit)
 
+    def _moved_bytes(self, blocks: tuple[Block, ...]) -> float:
+        """What a layer keeps on the host for a micro-batch, the mean of all layers."""
+        flags = recomputed(self._plan, blocks)
+        held = [
+            self._of(block).held_bytes(self._plan.recompute if again else Recompute.NONE)
+            for block, again in zip(blocks, flags, strict=True)
+            if self._moves(block)
+        ]
+        return sum(held) / len(held) if held else 0.0
+
     def _deferred_bytes(self, blocks: tuple[Block, ...]) -> float:
         """Gradients of the logits that wait for the end of the step."""
         waiting = min(self._rules.deferred_logits, self._plan.micro_batches)
@@ -173,7 +172,8 @@ class _Ledger:
     def _states(self, blocks: tuple[Block, ...]) -> PeakMemory:
         """Memory that stays allocated as long as the job runs."""
         plan, runtime, rules = self._plan, self._workload.runtime, self._rules
-        weights = gradients = optimizer = whole = 0.0
+        held = dict.fromkeys(("weights", "gradients", "optimizer"), 0.0)
+        whole = 0.0
         counts = Counter(block.name for block in blocks)
         splits_gradients = plan.zero_stage >= 2 and not self._workload.reduces_once
         for block in {block.name: block for block in blocks}.values():
@@ -181,17 +181,27 @@ class _Ledger:
                 elements = each * counts[block.name]
                 ways = plan.expert_zero_ways if expert else plan.zero_ways
                 element = self._fixed_bytes(block) if fixed else self._workload.element_bytes
-                weights += elements * element / (ways if plan.zero_stage == 3 else 1)
+                held["weights"] += elements * element / (ways if plan.zero_stage == 3 else 1)
                 if trained:
                     whole += elements
-                    gradients += elements * self._workload.gradient_bytes / (ways if splits_gradients else 1)
-                    optimizer += elements * runtime.optimizer_bytes / (ways if plan.zero_stage >= 1 else 1)
+                    held["gradients"] += elements * self._workload.gradient_bytes / (ways if splits_gradients else 1)
+                    held["optimizer"] += elements * runtime.optimizer_bytes / (ways if plan.zero_stage >= 1 else 1)
+        places = {
+            "optimizer": True,
+            "gradients": runtime.host_gradients and splits_gradients,
+            "weights": runtime.host_parameters and plan.zero_stage == 3,
+        }
+        moved = [name for name, on_host in places.items() if on_host]
+        offloaded = sum(held[name] for name in moved) if plan.offload_optimizer else 0.0
+        if plan.offload_optimizer:
+            held |= dict.fromkeys(moved, 0.0)
         flat = min(whole, rules.flat_elements) * 2 * self._workload.element_bytes
         communicators = sum(degree > 1 for degree in (plan.dp * plan.cp, plan.tp, plan.pp, plan.cp, plan.ep))
         return PeakMemory(
-            weights_bytes=weights,
-            gradients_bytes=gradients,
-            optimizer_bytes=optimizer,
+            weights_bytes=held["weights"],
+            gradients_bytes=held["gradients"],
+            optimizer_bytes=held["optimizer"],
+            offloaded=offloaded,
             activations_bytes=0.0,
             logits_bytes=0.0,
             gathered_bytes=0.0,
@@ -248,19 +258,20 @@ class _Ledger:
         if number not in self._of_stages:
             blocks = self._stages[number]
             kept = [(self._of(block), again) for block, again in zip(blocks, recomputed(self._plan, blocks), strict=True)]
+            held = [each.held_bytes(self._plan.recompute if again else Recompute.NONE) for each, again in kept]
+            moved = [size for size, block in zip(held, blocks, strict=True) if self._moves(block)]
             self._of_stages[number] = _StageMemory(
-                held_bytes=sum(self._held_bytes(each, again) for each, again in kept),
-                again_bytes=max((self._again_bytes(each, again) for each, again in kept), default=0.0),
+                held_bytes=sum(held) - sum(moved),
+                again_bytes=max((self._again_bytes(each, again) for each, again in kept), default=0.0)
+                + _LAYERS_MOVING * max(moved, default=0.0),
                 logits_bytes=sum(each.logits_bytes for each, _ in kept),
                 layers=sum(block.name.startswith("layer") for block in blocks),
             )
         return self._of_stages[number]
 
-    def _held_bytes(self, kept: Kept, again: bool) -> float:
-        """Memory that a block keeps for a micro-batch from its forward to its backward pass. Logits count apart."""
-        if not again:
-            return kept.activations_bytes + kept.scores_bytes
-        return kept.selective_bytes if self._plan.recompute is Recompute.SELECTIVE else kept.input_bytes
+    def _moves(self, block: Block) -> bool:
+        """Whether what a block keeps waits on the host for its backward pass."""
+        return self._plan.offload_activations and block.name.startswith("layer")
 
     def _again_bytes(self, kept: Kept, again: bool) -> float:
         """Temporary memory of the backward pass of a block: gradients, and activations that it recomputes."""

@@ -12,7 +12,7 @@ from dpro_search.parallel.frameworks import Framework
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import CapturedModel
 from dpro_search.parallel.schedule import V_SHAPED, Schedule
-from dpro_search.parallel.settings import Fixed
+from dpro_search.parallel.settings import OFFLOADS, Fixed
 from dpro_search.parallel.strategy import Recompute, Strategy
 
 LEAST_CONTEXT = 1024  # tokens of a sequence on a rank, below which a split over cp leaves kernels too small to be worth a look
@@ -140,9 +140,18 @@ class Candidates:
         yield from (replace(cut, zero_stage=stage) for stage in self._zero_stages(cut))
 
     def leanest(self, shape: Strategy) -> Strategy | None:
-        """A shape with the stage of ZeRO that needs least memory; None: none is legal."""
+        """A shape with the stage of ZeRO that needs least memory, and what can be on the host there; None: none is legal."""
         stage = max(self._zero_stages(shape), default=None)
-        return None if stage is None else replace(shape, zero_stage=stage)
+        return None if stage is None else self.offloaded(replace(shape, zero_stage=stage))[-1]
+
+    def offloaded(self, split: Strategy) -> Sequence[Strategy]:
+        """A split that does not fit, and what else could, with more and more on the host."""
+        variants = [split]
+        for name in OFFLOADS:
+            moved = replace(variants[-1], **dict[str, Any]({name: True}))
+            if self._legal(moved):
+                variants.append(moved)
+        return variants
 
     def _zero_stages(self, shape: Strategy) -> list[int]:
         alone = shape.dp * shape.cp == 1
@@ -184,6 +193,8 @@ class Candidates:
                     values_of["virtual_stages"].add(stages)
         values_of["zero_stage"] |= {*self.choices.zero_stages}
         values_of["recompute"] |= {Recompute.NONE.value, *(recompute.value for recompute in self.choices.recompute)}
+        for name in OFFLOADS:
+            values_of[name] |= {False, isinstance(self._fixed.offloads.get(name), int)}
         values_of["cp_ring"] |= {False, self.choices.rings}
         values_of["reshard"] |= {True, 3 not in self.choices.zero_stages}
         if self.choices.recomputes_some:

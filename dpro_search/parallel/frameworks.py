@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from dpro_search.cluster import Device
+from dpro_search.errors import InputError
 from dpro_search.parallel.gpu_ops import AdapterKernels, AttentionKernels, ImageLayout, Kernels, LossKernels, NormKernels
 from dpro_search.parallel.memory.rules import MemoryRules
 from dpro_search.parallel.runtime import HostTimes, Runtime, Selective
@@ -34,6 +37,48 @@ def as_compiled(runtime: Runtime, *, compiled: bool) -> Runtime:
         return replace(runtime, kernels=kernels, host=replace(runtime.host, forward_us=_COMPILED_US, backward_us=_COMPILED_US))
     host = replace(runtime.host, forward_us=_LAUNCH_US, backward_us=12.0)
     return replace(runtime, kernels=kernels, host=host, overlap_tensor=False)
+
+
+Attention = Literal["flash2", "flash3", "sdpa", "cudnn", "unfused"]
+_HOPPER = re.compile(r"\bG?H([1-9]00|20)\b")
+
+
+def with_attention(runtime: Runtime, attention: Attention, device: Device) -> Runtime:
+    """A runtime with another kernel of attention.
+
+    ``sdpa`` is PyTorch's `scaled_dot_product_attention`, which is flash-attention 2 on NVIDIA GPUs from Ampere on, also on Hopper
+    (aten/src/ATen/native/transformers/cuda). ``unfused`` is PyTorch's own ops in PyTorch's frameworks, and two products with a
+    fused softmax between them in others. flash-attention leaves its output with the batch first, which Transformer Engine copies.
+
+    Raises
+    ------
+    InputError
+        The device has no such kernel.
+    """
+    nvidia = device.vendor == "NVIDIA"
+    if attention == "flash3" and not (nvidia and _HOPPER.search(device.name.upper())):
+        raise InputError(f"flash-attention 3 is for Hopper GPUs (its README), not {device.name}: use flash2 or cudnn")
+    if attention == "cudnn" and not nvidia:
+        raise InputError(f"cuDNN is NVIDIA's, not for {device.name}: use flash2")
+    if attention in ("flash2", "cudnn") and device.peak_flops_per_s("bf16") is None:
+        raise InputError(f"{attention} needs a GPU from Ampere on, and {device.name} has no bf16: use sdpa or unfused")
+    if attention == "unfused":
+        eager = runtime.kernels.loss is LossKernels.LOG_SOFTMAX
+        kernels = AttentionKernels.EAGER if eager else AttentionKernels.SCORES
+    else:
+        kernels = AttentionKernels.NEWEST if attention in ("flash3", "cudnn") else AttentionKernels.FLASH_2
+    copied = attention in ("flash2", "flash3") and runtime.memory.transformer_engine
+    memory = replace(runtime.memory, flash_copy=copied)
+    return replace(runtime, kernels=replace(runtime.kernels, attention=kernels), memory=memory)
+
+
+def attention_of(runtime: Runtime, device: Device) -> str:
+    """The kernel of attention that a framework has where a job does not say it."""
+    if runtime.kernels.stores_scores:
+        return "unfused"
+    if runtime.kernels.attention is not AttentionKernels.NEWEST:
+        return "flash2"
+    return "flash3" if device.vendor == "NVIDIA" and _HOPPER.search(device.name.upper()) else "cudnn"
 
 
 class Framework(NamedTuple):

@@ -170,7 +170,10 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
         (measured(width=3), "width: unknown key; known are block, forward_us"),
         (text(optimizer_state="fp8"), ":5: optimizer_state: 'fp8' is not known"),
         (text("optimizer_offload = true"), ":6: runs.optimizer_offload: offloading to the host is said in [runs] by"),
-        (text(attention_kernel="sdpa"), "the kernel of attention cannot be said yet"),
+        (
+            text(attention_kernel="sdpa"),
+            "attention_kernel: the kernel of attention is said by attention = one of flash2,",
+        ),
         (text(optimizer="adamw8bit"), ":5: optimizer: 'adamw8bit': the type of the optimizer's states is said by optimizer_state"),
         (text(optimizer="lion"), ":5: optimizer: 'lion' cannot be said yet: only Adam"),
         (text('pp = 2\nschedule = "dualpipe"'), "the DualPipe of DeepSeek-V3 cannot be said yet"),

@@ -36,7 +36,7 @@ from dpro_search.parallel.costs.pricer import NO_HOST_LINK, NO_HOST_RATE
 from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.file.keys import JobToml, ModelTable, Precision, converted, fail_at_setting, unknown_text
 from dpro_search.parallel.file.usual_strategy import usual_strategy
-from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled
+from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled, with_attention
 from dpro_search.parallel.gpu_ops import OpCosts, capped_clock
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import (
@@ -59,6 +59,8 @@ from dpro_search.space.cluster import spec_on
 
 KEYS = ("model", "global_batch", "sequence")  # any of them marks a description
 MOST = 10**9  # sequences, samples, tokens
+CAPTURED = {"optimizer_state": "its optimizer's states", "main_parameters": "its optimizer's states", "attention": "its kernels"}
+"""Keys that say what a captured model says itself."""
 _USUAL_RANK = 16  # of adapters, to say what a blank leaves out
 _LONGEST_US = 1e12
 CPU_FRAMEWORK = "pytorch-gloo"
@@ -76,9 +78,7 @@ class ParallelDescription(Description):
     runs: ParallelSettings
     strategy: Strategy  # That of `runs`.
     chosen: bool = False  # Whether the file leaves open how the job runs, so that `runs` was chosen.
-    compiled: bool | None = None
-    optimizer_bytes: float | None = None  # See `JobToml.optimizer_bytes`; None: the framework's.
-    frozen_bytes: float = 0.0  # See `JobToml.frozen_bytes`.
+    keys: JobToml  # The file's, of which other fields are what a scenario may change.
     batch_per_replica: int | None = None  # Sequences of one replica, if the file gives these in place of the whole batch.
     times: ParallelTimes | None = None
     cores: int | None = None
@@ -92,7 +92,7 @@ class ParallelDescription(Description):
             cluster=self.cluster,
             precision=self.precision,
             runtime=self.runtime,
-            frozen_bytes=self.frozen_bytes,
+            frozen_bytes=self.keys.frozen_bytes,
             measured=self.measured,
             times=self._recorded,
             cores=self.cores or 0,
@@ -122,12 +122,12 @@ class ParallelDescription(Description):
     @property
     def runtime(self) -> Runtime:
         """Behaviour of the framework, with the bytes of parameters and of the optimizer's state of a captured model."""
-        return runtime_of(self.framework, self.fixed.model, self.precision, self.compiled, self.optimizer_bytes)
+        return runtime_of(self.keys, self.fixed.model, self.precision, self.device)
 
     @property
     def possible_runtimes(self) -> tuple[Runtime, ...]:
         """Beside `runtime`, eager and compiled, where the file does not say which the job is."""
-        if self.compiled is not None or not FRAMEWORKS[self.framework].compiles or self.is_recorded:
+        if self.keys.compiled is not None or not FRAMEWORKS[self.framework].compiles or self.is_recorded:
             return ()
         return tuple(as_compiled(self.runtime, compiled=compiled) for compiled in (False, True))
 
@@ -148,13 +148,17 @@ def global_batch_of(per_replica: int, runs: ParallelSettings | None, devices: in
     return per_replica * max(devices // ways, 1)
 
 
-def runtime_of(
-    framework: str, model: Model, precision: Precision, compiled: bool | None = None, optimizer_bytes: float | None = None
-) -> Runtime:
-    """See `ParallelDescription.runtime`."""
-    runtime = FRAMEWORKS[framework].runtime
-    if compiled is not None:
-        runtime = as_compiled(runtime, compiled=compiled)
+def runtime_of(keys: JobToml, model: Model, precision: Precision, device: Device) -> Runtime:
+    """See `ParallelDescription.runtime`; raises `InputError`, which begins with a key, where the device cannot run it."""
+    runtime = FRAMEWORKS[keys.framework].runtime
+    if keys.compiled is not None:
+        runtime = as_compiled(runtime, compiled=keys.compiled)
+    if keys.attention is not None:
+        try:
+            runtime = with_attention(runtime, keys.attention, device)
+        except InputError as error:
+            raise InputError(f"attention {keys.attention}: {error}") from error
+    optimizer_bytes = keys.optimizer_bytes(runtime)
     if optimizer_bytes is not None:
         runtime = replace(runtime, optimizer_bytes=optimizer_bytes)
     if not isinstance(model, CapturedModel):
@@ -205,9 +209,13 @@ def described(path: Path) -> ParallelDescription | None:
         warnings = (*warnings, *more)
     if job_file.frozen_weights:
         warnings = (*warnings, "jobs with quantized weights took up to 56 % more memory on published runs than is predicted")
-    optimizer_bytes = job_file.optimizer_bytes(framework.runtime)
-    if optimizer_bytes is not None and isinstance(model, CapturedModel):
-        file.fail("optimizer_state", "a captured model has its optimizer's states; leave it and 'main_parameters' out")
+    if isinstance(model, CapturedModel):
+        for key, what in CAPTURED.items():
+            if getattr(job_file, key) is not None:
+                file.fail(key, f"a captured model has {what}; leave it out")
+    if job_file.attention in ("flash2", "sdpa") and cluster.groups[0].host.device.peak.fp4 is not None:
+        slower = "how much slower flash-attention 2 is than Blackwell's fastest kernels is not known: it is taken to be as fast"
+        warnings = (*warnings, slower)
     try:
         cluster = with_known_devices(cluster, job_file.precision, job_file.framework, times)
     except InputError as error:
@@ -233,8 +241,8 @@ def described(path: Path) -> ParallelDescription | None:
     runs = job_file.runs
     measured = _measured(file, job_file.model, fixed) if isinstance(job_file.model, ModelTable) else ()
     try:
+        runtime = runtime_of(job_file, model, job_file.precision, cluster.groups[0].host.device)
         if runs is None:
-            runtime = runtime_of(job_file.framework, model, job_file.precision, optimizer_bytes=optimizer_bytes)
             runs = usual_strategy(fixed, cluster, job_file.precision, runtime, job_file.framework)
         strategy = resolved(runs, fixed)
     except InputError as error:
@@ -252,9 +260,7 @@ def described(path: Path) -> ParallelDescription | None:
         strategy=strategy,
         chosen=job_file.runs is None,
         batch_per_replica=job_file.batch_per_replica,
-        compiled=job_file.compiled,
-        optimizer_bytes=optimizer_bytes,
-        frozen_bytes=job_file.frozen_bytes,
+        keys=job_file,
         times=times,
         cores=job_file.cores,
     )

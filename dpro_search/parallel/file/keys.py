@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import msgspec
 
 from dpro_search._toml import TomlFile, nearest
+from dpro_search.parallel.frameworks import Attention
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.strategy import ParallelSettings
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
 _NOT_YET: Mapping[str, tuple[str, ...]] = {  # what the file cannot express yet, by parts of keys that people write
-    "the kernel of attention": ("attention", "attn", "flash"),
     "a loss in tiles or chunks": ("tiled", "chunked", "fused_loss", "liger"),
     "experts that share ranks in another way than ep and etp": ("expert_tensor", "expert_model", "moe_"),
     "the DualPipe of DeepSeek-V3": ("dualpipe", "dual_pipe"),
@@ -104,6 +104,8 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Tokens that the decoder of an encoder and decoder (T5) reads; None: as many as the encoder, which is said.
     compiled
         Whether `torch.compile` compiles the layers (PyTorch); None: not known, so that the interval holds both.
+    attention
+        Kernel of attention; None: the framework's, which `describe` writes.
     tied_embeddings
         Whether the head uses the embedding's matrix; None: as the model's configuration says.
     times
@@ -128,6 +130,7 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lora_targets: tuple[str, ...] = ()
     frozen_weights: Literal["nf4", "fp8"] | None = None
     framework: str = "megatron-core"
+    attention: Attention | None = None
     tied_embeddings: bool | None = None
     target_sequence: int | None = None
     compiled: bool | None = None
@@ -170,6 +173,9 @@ def _cannot_be_said(key: str, value: object) -> str | None:
         return f"'{value}' cannot be said yet: only Adam can"
     if key == "runs.schedule" and word.replace("-", "") in ("dualpipe", "dualpipev3"):
         return "the DualPipe of DeepSeek-V3 cannot be said yet; dual-pipe-v is its variant with one copy of each layer"
+    if "attention" in key.lower() or "attn" in key.lower():
+        known = ", ".join(get_args(Attention))
+        return f"the kernel of attention is said by attention = one of {known}"
     if "offload" in key:
         return "offloading to the host is said in [runs] by offload_optimizer and offload_activations = true"
     if "lora" in key.lower() or key.lower() in ("peft", "target_modules"):

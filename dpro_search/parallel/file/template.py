@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 from dpro_search.cluster import Device, parse_cluster
 from dpro_search.errors import InputError
@@ -12,7 +13,7 @@ from dpro_search.kinds._kind import Wanted
 from dpro_search.parallel.file.description import CPU_FRAMEWORK, model_of, with_known_devices
 from dpro_search.parallel.file.keys import PRECISIONS
 from dpro_search.parallel.file.usual_strategy import needed_bytes, usual_strategy
-from dpro_search.parallel.frameworks import FRAMEWORKS
+from dpro_search.parallel.frameworks import FRAMEWORKS, Attention, attention_of
 from dpro_search.parallel.model import Architecture, parameters_of
 from dpro_search.parallel.settings import Fixed, resolved, settings_of
 from dpro_search.parallel.strategy import SETTINGS, ParallelSettings
@@ -72,6 +73,7 @@ def job_toml(request: Wanted) -> str:
         f'precision = "{precision}"  # {", ".join(PRECISIONS)}',
         'optimizer = "adam"  # two moments and the parameters in fp32',
         f'framework = "{framework}"  # {", ".join(FRAMEWORKS)}',
+        *([f'# attention = "{attention_of(runtime, device)}"  # {", ".join(get_args(Attention))}'] if transformer else []),
         *([_tied(architecture)] if isinstance(architecture, Architecture) else []),
         "",
         "# How the job runs today. Without this table a usual strategy that fits in memory is taken.",

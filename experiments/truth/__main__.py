@@ -99,6 +99,7 @@ def main() -> int:
         "p90_ape_pct",
         "bias_pct",
         "kendall_tau",
+        "regret_mean_pct",
         "memory_mape_pct",
         "memory_within_5_pct",
     )

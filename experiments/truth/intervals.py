@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from dpro_search.errors import InputError
 from dpro_search.parallel.costs.domain import Domain, domain_of
 from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import workload_of
+from experiments.truth.rows import publisher_of
 from experiments.truth.score import Scored
 
 NOMINAL = 0.9
@@ -22,20 +22,7 @@ FEWEST_SOURCES = 3
 WIDENED = 2.0
 """Of logarithms, in domains of which fewer sources are known (assumed)."""
 
-PUBLISHERS = (  # pattern of a source's name -> who published it: their runs share hardware, frameworks and the way they are timed
-    (r"^mlperf", "MLPerf"),
-    (r"^vtrain", "vTrain"),
-    (r"^bigscience", "BigScience"),
-    (r"^(nemo|megatron-bridge|dgxc|nvidia)", "NVIDIA"),
-    (r"^jax-toolbox|^gpu-recipes", "JAX"),
-)
-
 Floats = npt.NDArray[np.float64]
-
-
-def publisher_of(source: str) -> str:
-    """Who published a source; of one that stands alone, the source itself."""
-    return next((publisher for pattern, publisher in PUBLISHERS if re.search(pattern, source)), source)
 
 
 class _Rows(NamedTuple):

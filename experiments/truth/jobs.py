@@ -25,7 +25,7 @@ from experiments.truth.megatron_tests import (
 )
 from experiments.truth.memory import rules_of
 from experiments.truth.models import is_network, model_of, sequence_of
-from experiments.truth.rows import Row
+from experiments.truth.rows import Row, publisher_of
 
 PRECISIONS = (
     (r"fp4", "fp4"),
@@ -149,13 +149,14 @@ OPTIMIZERS, UNEVEN_ENDS = 2, 2
 UNEVEN = 0.01
 """Of a batch: what scripts that round the number of their micro-batches leave out or add, at most."""
 
-Kind = tuple[str, str]  # machine or card, and framework; networks that are no transformers are a kind of their own
+# Machine or card, framework, and who published the row; networks that are no transformers are a kind of their own.
+Kind = tuple[str, str, str]
 
 
 def kind_of(row: Row) -> Kind:
-    """GPU and framework of a row, without their versions and variants."""
+    """GPU, framework and publisher of a row, without versions and variants."""
     name = runtime_of(row).name
-    return machine_of(row), f"{name}, networks" if is_network(row) else name
+    return machine_of(row), f"{name}, networks" if is_network(row) else name, publisher_of(row.values["source"])
 
 
 def _precision(row: Row) -> str:

@@ -7,8 +7,8 @@ a framework: a part of its parameters is that of all kinds with its framework, a
 its own. Groups and rows far out count for less (t distributions): a handful of impossible rows moves nothing.
 
 Where the mixed model is wrong its parameters can be worse than none. So they are shrunk once more, by how well they predict groups
-of rows that they were not learned from: those of the kind, one left out at a time; of a kind that no row is of, all others' kinds,
-one left out at a time.
+of rows that they were not learned from: those of the kind, one left out at a time; of a kind that no row is of, all kinds, one left
+out at a time, or, if it shares its publisher with none, all publishers, one left out at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 
 Floats = npt.NDArray[np.float64]
-Kind = tuple[str, str]  # GPU, framework
+Kind = tuple[str, str, str]  # GPU, framework, publisher
 Name = TypeVar("Name", bound=Hashable)
 
 FREEDOM = 4.0
@@ -128,21 +128,36 @@ def _shares(rows: Errors, inverse: Floats, solved: Floats) -> Callable[[Kind], f
             found[name] = np.array([np.mean(np.abs(rows.errors[own] - share * predicted)) for share in SHARES])
         return found
 
-    of_groups, of_kinds = losses(rows.groups), losses(rows.kinds)
+    publishers = [kind[-1] for kind in rows.kinds]
+    of_groups, of_kinds, of_publishers = losses(rows.groups), losses(rows.kinds), losses(publishers)
     kind_of = dict(zip(rows.groups, rows.kinds, strict=True))
     usual = np.mean(list(of_groups.values()), axis=0)
-    unseen = float(SHARES[np.argmin(np.mean(list(of_kinds.values()), axis=0))])
 
     def share(kind: Kind) -> float:
-        own = [loss for group, loss in of_groups.items() if kind_of[group] == kind]
-        return float(SHARES[np.argmin(np.sum(own, axis=0) + PRIOR_GROUPS * usual)]) if own else unseen
+        alone = [loss for group, loss in of_groups.items() if kind_of[group] == kind]
+        if alone:
+            return float(SHARES[np.argmin(np.sum(alone, axis=0) + PRIOR_GROUPS * usual)])
+        others = of_kinds if kind[-1] in publishers else of_publishers
+        return float(SHARES[np.argmin(np.mean(list(others.values()), axis=0))])
 
     return share
 
 
 def _alike(kind: Kind, kinds: Sequence[Kind]) -> Floats:
-    """How much of their parameters a kind has in common with others: a third by GPU, by framework, and by both."""
-    return np.array([((kind[0] == gpu) + (kind[1] == framework) + (kind == (gpu, framework))) / 3 for gpu, framework in kinds])
+    """How much of their parameters a kind has in common with others: a fifth by each of five things that they may share."""
+
+    def alike(gpu: str, framework: str, publisher: str) -> float:
+        same_gpu, same_framework, same_publisher = gpu == kind[0], framework == kind[1], publisher == kind[2]
+        shared = (
+            same_gpu,
+            same_framework,
+            same_gpu and same_framework,
+            same_framework and same_publisher,
+            kind == (gpu, framework, publisher),
+        )
+        return sum(shared) / len(shared)
+
+    return np.array([alike(*each) for each in kinds])
 
 
 def _medians(rows: Errors, names: Sequence[str]) -> tuple[Floats, Floats]:

@@ -5,13 +5,26 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpro_search.errors import InputError
 
+PUBLISHERS = (  # pattern of a source's name -> who published it: their runs share hardware, frameworks and the way they are timed
+    (r"^mlperf", "MLPerf"),
+    (r"^vtrain", "vTrain"),
+    (r"^bigscience", "BigScience"),
+    (r"^(nemo|megatron-bridge|dgxc|nvidia)", "NVIDIA"),
+    (r"^jax-toolbox|^gpu-recipes", "JAX"),
+)
 NEEDED = ("source", "gpu", "n_gpus", "model", "status", "step_time_s")
+
+
+def publisher_of(source: str) -> str:
+    """Who published a source; of one that stands alone, the source itself."""
+    return next((publisher for pattern, publisher in PUBLISHERS if re.search(pattern, source)), source)
 
 
 @dataclass(frozen=True)

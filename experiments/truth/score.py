@@ -87,6 +87,7 @@ def figures(scored: Sequence[Scored], rows: int) -> dict[str, Any]:
         "p90_ape_pct": round(float(np.quantile(size, 0.9)), 2),
         "bias_pct": round(float(np.median(errors)) * 100, 2),
         "kendall_tau": _tau(ran),
+        **_regret(ran),
         **_memory(scored),
     }
 
@@ -129,16 +130,40 @@ def fifth(rows: Iterable[Row], seed: int) -> set[tuple[str, ...]]:
 
 def _tau(scored: Sequence[Scored]) -> float | None:
     """Mean agreement of order within groups that differ in the strategy only; 1 is the same order."""
-    groups: dict[tuple[str, ...], list[Scored]] = defaultdict(list)
-    for found in scored:
-        groups[group_of(found.row)].append(found)
-    taus = []
-    for members in groups.values():
-        measured = [found.row.number("step_time_s") for found in members]
-        if len(members) >= 5:
-            taus.append(kendalltau(measured, [found.prediction.step_s for found in members]).statistic)
+    taus = [
+        kendalltau([_measured_s(each) for each in members], [each.prediction.step_s for each in members]).statistic
+        for members in _groups(scored)
+        if len(members) >= 5
+    ]
     finite = [tau for tau in taus if np.isfinite(tau)]
     return round(float(np.mean(finite)), 3) if finite else None
+
+
+def _regret(scored: Sequence[Scored]) -> dict[str, float]:
+    """How much longer than the fastest run of its group the one takes that is predicted to be fastest, per cent.
+
+    Runs that are not predicted to fit into memory are not chosen. Groups count that have three predictions at least that differ.
+    """
+    regrets = []
+    for members in _groups(scored):
+        fitting = [each for each in members if each.prediction.fits] or members
+        if len({each.prediction.step_s for each in members}) >= 3:
+            chosen = min(fitting, key=lambda each: each.prediction.step_s)
+            regrets.append((_measured_s(chosen) / min(map(_measured_s, members)) - 1) * 100)
+    if not regrets:
+        return {}
+    return {"regret_mean_pct": round(float(np.mean(regrets)), 2), "regret_median_pct": round(float(np.median(regrets)), 2)}
+
+
+def _groups(scored: Sequence[Scored]) -> Iterable[list[Scored]]:
+    groups: dict[tuple[str, ...], list[Scored]] = defaultdict(list)
+    for each in scored:
+        groups[group_of(each.row)].append(each)
+    return groups.values()
+
+
+def _measured_s(scored: Scored) -> float:
+    return scored.row.number("step_time_s") or math.nan
 
 
 def table(scored: Sequence[Scored], rows: Sequence[Row], by: Sequence[str]) -> dict[str, Any]:

@@ -12,15 +12,14 @@ from dpro_search.parallel.workload import Workload
 from experiments.truth import __main__ as truth
 from experiments.truth.blanks import completed
 from experiments.truth.contradictions import contradictions
-from experiments.truth.intervals import publisher_of
 from experiments.truth.jobs import workload_of
 from experiments.truth.memory import partly_recomputed
 from experiments.truth.models import model_of
 from experiments.truth.orders import ordered, pairs
 from experiments.truth.page import _ticks, write_page
 from experiments.truth.pooling import Errors, pooled
-from experiments.truth.rows import Row
-from experiments.truth.score import Predicted, Scored
+from experiments.truth.rows import Row, publisher_of
+from experiments.truth.score import Predicted, Scored, figures
 from tests.in_process import called
 
 HEAD = (
@@ -255,9 +254,9 @@ def test_a_step_faster_than_the_peak_of_the_devices_contradicts() -> None:
 
 def learned(errors: list[float], groups: list[str], kind: str = "framework") -> float:
     """The factor that is learned from errors (logarithms) of one kind."""
-    kinds = [("gpu", kind)] * len(errors)
+    kinds = [("gpu", kind, "publisher")] * len(errors)
     rows = Errors(errors=np.array(errors), slopes=np.ones((len(errors), 1)), kinds=kinds, groups=groups)
-    return float(pooled(rows).parameters(("gpu", kind))[0])
+    return float(pooled(rows).parameters(("gpu", kind, "publisher"))[0])
 
 
 def test_what_is_learned_from_few_groups_is_nearer_to_nothing() -> None:
@@ -269,8 +268,8 @@ def test_what_is_learned_from_few_groups_is_nearer_to_nothing() -> None:
 
 def test_without_rows_nothing_is_learned() -> None:
     rows = Errors(errors=np.zeros(0), slopes=np.zeros((0, 2)), kinds=[], groups=[])
-    assert list(pooled(rows).parameters(("gpu", "framework"))) == [0.0, 0.0]
-    assert pooled(rows).share(("gpu", "framework")) == 0.0
+    assert list(pooled(rows).parameters(("gpu", "framework", "publisher"))) == [0.0, 0.0]
+    assert pooled(rows).share(("gpu", "framework", "publisher")) == 0.0
 
 
 def test_an_impossible_group_moves_nothing() -> None:
@@ -281,26 +280,35 @@ def test_an_impossible_group_moves_nothing() -> None:
 
 
 def test_kinds_share_what_their_framework_has() -> None:
-    kinds = [(f"gpu {number}", "one") for number in range(6)] + [(f"gpu {number}", "other") for number in range(6)]
+    kinds = [(f"gpu {number}", name, "publisher") for name in ("one", "other") for number in range(6)]
     errors = np.array([0.3] * 6 + [0.0] * 6)
     shifts = pooled(
         Errors(errors=errors, slopes=np.ones((12, 1)), kinds=kinds, groups=[str(place) for place in range(12)])
     ).parameters
-    assert shifts(("another gpu", "one"))[0] > 2 * abs(shifts(("another gpu", "other"))[0])
-    assert shifts(("another gpu", "another"))[0] == 0
+    assert shifts(("another gpu", "one", "publisher"))[0] > 2 * abs(shifts(("another gpu", "other", "publisher"))[0])
+    assert shifts(("another gpu", "another", "publisher"))[0] == 0
 
 
 def test_parameters_that_do_not_help_rows_left_out_are_not_used() -> None:
     """GPUs of one framework that err alike, and ones of which each says the opposite of the next; ten groups of each."""
-    kinds = [(f"gpu {number}", "framework") for number in range(4) for _ in range(10)]
+    kinds = [(f"gpu {number}", "framework", "publisher") for number in range(4) for _ in range(10)]
     signs = {"alike": [1, 1, 1, 1], "opposite": [1, -1, 1, -1]}
     shifts = {}
     for name, of_gpus in signs.items():
         errors = np.array([0.3 * of_gpus[number] for number in range(4) for _ in range(10)])
         shifts[name] = pooled(Errors(errors=errors, slopes=np.ones((40, 1)), kinds=kinds, groups=[str(row) for row in range(40)]))
-    unseen, seen = ("gpu 5", "framework"), ("gpu 0", "framework")
+    unseen, seen = (("gpu 5", "framework", "publisher"), ("gpu 0", "framework", "publisher"))
     assert shifts["alike"].share(unseen) == shifts["alike"].share(seen) == shifts["opposite"].share(seen) == 1
     assert shifts["opposite"].share(unseen) == 0
+
+
+def test_parameters_of_other_publishers_count_as_far_as_they_help_one_that_is_left_out() -> None:
+    """Publishers of one GPU and framework, each of which says the opposite of the next; all of a publisher's GPUs agree."""
+    kinds = [(f"gpu {number % 4}", "framework", f"publisher {number // 4}") for number in range(16)]
+    errors = np.array([0.3 * (-1) ** (number // 4) for number in range(16)])
+    fit = pooled(Errors(errors=errors, slopes=np.ones((16, 1)), kinds=kinds, groups=[str(row) for row in range(16)]))
+    assert fit.share(("gpu 0", "framework", "another")) == 0
+    assert fit.share(("another gpu", "framework", "publisher 0")) > 0
 
 
 def test_orders_are_surer_where_predictions_are_further_apart() -> None:
@@ -313,6 +321,17 @@ def test_orders_are_surer_where_predictions_are_further_apart() -> None:
     assert shares == tuple(sorted(shares))
     assert shares[0] == 0.5 < shares[-1]
     assert not list(pairs([scored[0], replace(scored[0], prediction=Predicted(1.0))])), "the same plan twice is no pair"
+
+
+def test_the_regret_is_what_the_plan_called_best_takes_more_than_the_best() -> None:
+    """Of four plans; the one that is predicted to be fastest is not predicted to fit."""
+    text = [line.split(",") for line in (HEAD, RUN.format(source="one", status="ok", seconds=4, memory=""))]
+    values = dict(zip(*text, strict=True))
+    plans = {4.0: Predicted(3.0), 8.0: Predicted(1.0, fits=False), 5.0: Predicted(2.0), 6.0: Predicted(4.0)}
+    scored = [Scored(Row({**values, "step_time_s": str(seconds)}), said) for seconds, said in plans.items()]
+    shown = figures(scored, len(scored))
+    assert (shown["regret_mean_pct"], shown["regret_median_pct"]) == (25.0, 25.0)
+    assert "regret_mean_pct" not in figures(scored[:2], 2), "two plans are no choice"
 
 
 def test_the_page_has_a_line_and_a_panel_for_each_source(tmp_path) -> None:

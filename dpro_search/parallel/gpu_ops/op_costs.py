@@ -39,6 +39,9 @@ BACKWARD_ATTENTION_SHARE = (
 TRITON_ATTENTION = 0.71  # of the speed of flash-attention 2, which is 1.3 to 1.5 times as fast (Dao 2023, section 4.1)
 CONVOLUTION_TILES = ((256, 32, 0.7), (128, 32, 0.65))
 """Further tiles, for the few channels of convolutions (cuDNN's kernels of tile size 256 x 32 and 128 x 32; shares estimated)."""
+ALIGNED_BYTES = 16
+"""Kernels of batched products for matrix units load so many bytes at a time (cuBLAS, "Tensor Core Usage"). Heads lie beside each
+other, so that a head size that is no multiple of 8 leaves only the first one aligned: vector units compute such products."""
 IMAGE_DIMS = 2  # a volume has three
 SPLIT_REDUCTION = 512.0
 """Columns of a reduction, at least, that a core of several computes of a tile (split-k kernels of cuDNN; estimated)."""
@@ -352,9 +355,11 @@ class OpCosts:
         total_us = passes.kernels * achieved.floor_us
         total_us += self.moved_us(passes.passes * batch * queries * keys * self.bytes_per_element)
         for width in (sizes["head_dim"], sizes["value_dim"]):
-            total_us += self.matmul_us(queries, width, keys, batch)
+            aligned = width * self.bytes_per_element % ALIGNED_BYTES == 0
+            precision = self.precision if aligned or self.precision in ("fp32", "tf32", "fp64") else "fp32"
+            total_us += self.matmul_us(queries, width, keys, batch, precision)
             if backward:
-                total_us += self.matmul_us(keys, queries, width, batch)
+                total_us += self.matmul_us(keys, queries, width, batch, precision)
         return total_us
 
 

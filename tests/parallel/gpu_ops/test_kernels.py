@@ -35,6 +35,17 @@ def test_stored_scores_cost_as_the_square_of_the_sequence_and_more_than_fused_at
     assert once > 3 * both_us(costs(), "attention.core")
 
 
+def test_stored_scores_of_heads_that_are_not_aligned_are_computed_on_vector_units():
+    """Head sizes of 150 and 152 elements of 16 bits; fused attention pads its heads."""
+    op, sizes = op_of("attention.core")
+    stored, fused = costs(Kernels(attention=AttentionKernels.SCORES)), costs()
+    near, aligned = ({**sizes, "head_dim": width, "value_dim": width} for width in (150.0, 152.0))
+    assert stored.forward_us(op, near) > 3 * stored.forward_us(op, aligned)
+    assert fused.forward_us(op, near) == pytest.approx(fused.forward_us(op, aligned), rel=0.1)
+    whole = costs(Kernels(attention=AttentionKernels.SCORES), precision="fp32")
+    assert whole.forward_us(op, near) == pytest.approx(whole.forward_us(op, aligned), rel=0.1)
+
+
 def test_each_later_attention_kernel_is_faster():
     order = ("EAGER", "SCORES", "FLASH_TRITON", "FLASH_2", "NEWEST")
     times = [both_us(costs(Kernels(attention=AttentionKernels[name])), "attention.core") for name in order]

@@ -11,7 +11,7 @@ from dpro_search.cluster import Device
 from dpro_search.errors import InputError
 from dpro_search.parallel.gpu_ops import AdapterKernels, AttentionKernels, ImageLayout, Kernels, LossKernels, NormKernels
 from dpro_search.parallel.memory.rules import MemoryRules
-from dpro_search.parallel.runtime import HostTimes, Runtime, Selective
+from dpro_search.parallel.runtime import GRAPH_TIMES, HostTimes, Runtime, Selective
 from dpro_search.parallel.schedule import Schedule
 
 _COMPILED_US = 10.0  # Host time of a kernel that compiled code starts from C++: PyTorch's launch alone, estimated.
@@ -94,8 +94,8 @@ class Framework(NamedTuple):
     rings: bool = False  # Keys and values of context parallel ranks can go round them.
     recomputes_some: bool = False  # The first layers of each stage, and not all.
     compiles: bool = False  # Whether a job may be eager or compiled (`as_compiled`).
-    # Settings that move memory to the host, each with the least stage of ZeRO that it goes with.
-    offloads: Mapping[str, int] = {}
+    # Further settings that it has (`OPTIONS`), each with the least stage of ZeRO that it goes with.
+    options: Mapping[str, int] = {}
     target: str | None = None  # What plans of its jobs are exported to where nothing else is said.
 
 
@@ -250,10 +250,9 @@ _TENSORFLOW = Runtime(
     ),
     memory=MemoryRules(weighted_activations=False, transformer_engine=False),
 )
-# CUDA graphs of layers, as in submissions to MLPerf training, start a kernel in 1 to 2 us.
 _GRAPHS = Runtime(
     name="Megatron-Core, CUDA graphs",
-    host=HostTimes(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0),
+    host=GRAPH_TIMES,
 )
 
 # Megatron-Core: --pipeline-model-parallel-layout, --num-distributed-optimizer-instances, --cp-comm-type, --recompute-method block.
@@ -265,8 +264,8 @@ _MEGATRON = Framework(
     replicates=True,
     rings=True,
     recomputes_some=True,
-    # --optimizer-cpu-offload needs --use-precision-aware-optimizer and that the distributed optimizer (arguments.py).
-    offloads={"offload_optimizer": 1, "offload_activations": 0},
+    # --cuda-graph-impl; --optimizer-cpu-offload needs --use-precision-aware-optimizer, which needs the distributed optimizer.
+    options={"offload_optimizer": 1, "offload_activations": 0, "cuda_graphs": 0},
     target="megatron",
 )
 # `fully_shard` with CPUOffloadPolicy; torch.autograd.graph.save_on_cpu, which needs no framework.
@@ -286,7 +285,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         replicates=True,
         rings=True,
         recomputes_some=True,
-        offloads=_FSDP_OFFLOADS,
+        options=_FSDP_OFFLOADS,
         target="pytorch",
     ),
     "llm-foundry": Framework(
@@ -297,7 +296,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         compiles=True,
         replicates=True,
         recomputes_some=True,
-        offloads={"offload_activations": 0},  # Composer's activation_cpu_offload
+        options={"offload_activations": 0},  # Composer's activation_cpu_offload
         target="pytorch",
     ),
     "torchtitan": Framework(
@@ -308,10 +307,10 @@ FRAMEWORKS: Mapping[str, Framework] = {
         schedules=_TORCH_SCHEDULES,
         uneven_stages=True,
         replicates=True,
-        offloads={"offload_optimizer": 3},  # training.enable_cpu_offload
+        options={"offload_optimizer": 3},  # training.enable_cpu_offload
         target="torchtitan",
     ),
-    "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1, offloads={"offload_optimizer": 1}),
+    "megatron-deepspeed": Framework(_MEGATRON_DEEPSPEED, 1, options={"offload_optimizer": 1}),
     "nanotron": Framework(_NANOTRON, 1),
     # torch.distributed.pipelining: a stage is any module.
     "pytorch": Framework(
@@ -322,7 +321,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         uneven_stages=True,
         rings=True,
         recomputes_some=True,
-        offloads={"offload_activations": 0},
+        options={"offload_activations": 0, "cuda_graphs": 0},  # torch.cuda.make_graphed_callables
         target="pytorch",
     ),
     "pytorch-2": Framework(
@@ -335,7 +334,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         replicates=True,
         rings=True,
         recomputes_some=True,
-        offloads=_FSDP_OFFLOADS,
+        options={**_FSDP_OFFLOADS, "cuda_graphs": 0},
         target="pytorch",
     ),
     # torchtune's distributed recipes have tensor_parallel_dim and context_parallel_dim, and no pipelines.
@@ -346,7 +345,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         splits=("tp", "cp"),
         compiles=True,
         replicates=True,
-        offloads=_FSDP_OFFLOADS,  # fsdp_cpu_offload, enable_activation_offloading
+        options=_FSDP_OFFLOADS,  # fsdp_cpu_offload, enable_activation_offloading
     ),
     "litgpt": Framework(
         replace(_PURE_16_BITS, name="LitGPT", memory=replace(_PYTORCH.memory, logits_bytes=5.5)),

@@ -18,6 +18,10 @@ def check_strategy(plan: Strategy, model: Model, sequence: int) -> None:
         raise InputError(
             f"global_batch {plan.global_batch} does not divide into dp {plan.dp} x micro_batch {plan.micro_batch}: use {legal}"
         )
+    if plan.cuda_graphs and plan.zero_stage == 3:
+        raise InputError("cuda_graphs cannot be true with zero_stage 3: graphs need parameters at fixed addresses")
+    if plan.cuda_graphs and plan.offload_activations:
+        raise InputError("cuda_graphs cannot be true with offload_activations: a graph cannot contain what is offloaded")
     if isinstance(model, Network):
         _check_network(plan, model)
         return

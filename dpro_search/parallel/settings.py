@@ -30,6 +30,8 @@ def strategy_text(strategy: Strategy) -> str:
 
 
 OFFLOADS = ("offload_optimizer", "offload_activations")
+OPTIONS = (*OFFLOADS, "cuda_graphs")
+"""Settings that only some frameworks have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +44,8 @@ class Fixed:
     devices: int
     zero_stage: int  # Of the framework, where nothing else is set.
     splits: tuple[str, ...] = ("tp", "pp", "cp", "ep")  # Degrees that the framework has.
-    # Settings that move memory to the host, each with the least stage of ZeRO that it goes with, or why it cannot be.
-    offloads: Mapping[str, int | str] = field(default_factory=dict)
+    # `OPTIONS` that there are, each with the least stage of ZeRO that it goes with, or why it cannot be.
+    options: Mapping[str, int | str] = field(default_factory=dict)
 
     def check_splits(self, strategy: Strategy) -> None:
         """Raise `InputError`, which begins with the setting's name, if a strategy splits what the framework cannot."""
@@ -51,8 +53,8 @@ class Fixed:
             if getattr(strategy, degree) > 1 and degree not in self.splits:
                 has = ", ".join(self.splits) or "data parallel replicas alone"
                 raise InputError(f"{degree} must be 1: of tp, pp, cp and ep the framework has {has}")
-        for name in OFFLOADS:
-            least = self.offloads.get(name, "the framework cannot do that")
+        for name in OPTIONS:
+            least = self.options.get(name, "the framework cannot do that")
             if getattr(strategy, name) and isinstance(least, str):
                 raise InputError(f"{name} cannot be true: {least}")
             if getattr(strategy, name) and isinstance(least, int) and strategy.zero_stage < least and strategy.dp * strategy.cp > 1:

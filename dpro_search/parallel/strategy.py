@@ -314,6 +314,18 @@ class Strategy:
             saves=lambda strategy: [] if strategy.offload_activations else [True],
         ),
     )
+    # Layers are captured as CUDA graphs.
+    cuda_graphs: bool = field(
+        default=False,
+        metadata=about(
+            "CUDA graphs|no CUDA graphs",
+            "layers are captured once, and the host starts each with one call",
+            "true",
+            neutral=True,
+            changes=lambda strategy: [not strategy.cuda_graphs],
+            saves=lambda strategy: [False] if strategy.cuda_graphs else [],
+        ),
+    )
     # Keys and values go round cp's ranks beside the attention; False: they are gathered before it.
     cp_ring: bool = field(
         default=False,
@@ -444,6 +456,7 @@ class ParallelSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
     expert_load: float | None = None
     offload_optimizer: bool | None = None
     offload_activations: bool | None = None
+    cuda_graphs: bool | None = None
 
     title = "parallel jobs"
     positive = tuple(name for name, setting in SETTINGS.items() if setting.least == 1)

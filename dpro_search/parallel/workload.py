@@ -17,7 +17,7 @@ from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.memory.kept import Kept
 from dpro_search.parallel.model import Architecture, Block, Model, blocks_of, elements
-from dpro_search.parallel.runtime import Runtime
+from dpro_search.parallel.runtime import GRAPH_TIMES, HostTimes, Runtime
 from dpro_search.parallel.schedule import stages_on
 from dpro_search.parallel.steps.step_graph import LayerCosts
 from dpro_search.parallel.strategy import Recompute, Strategy
@@ -59,6 +59,12 @@ class Workload:
     def frozen(self) -> bool:
         """Whether only adapters are trained (LoRA)."""
         return isinstance(self.model, Architecture) and self.model.adapters is not None
+
+    @property
+    def host(self) -> HostTimes:
+        """Times of the host to start work. An update is no part of a layer's graph."""
+        usual = self.runtime.host
+        return replace(GRAPH_TIMES, parameter_us=usual.parameter_us) if self.strategy.cuda_graphs else usual
 
     @property
     def gradient_bytes(self) -> float:

@@ -278,6 +278,7 @@ def _strategy(row: Row) -> Strategy:
         micro_batch=int(micro_batch),
         global_batch=round(global_batch),
         recompute=recompute,
+        cuda_graphs="cuda-graph-impl" in row.text("overlap"),
         offload_activations="activation offloading" in row.text("notes"),
         offload_optimizer="cpu_offload" in row.text("notes"),
         schedule=Schedule.INTERLEAVED if stages > 1 and pp > 1 else Schedule.ONE_F_ONE_B,

@@ -44,6 +44,7 @@ CHANGES = {
     "gradient_dtype": {"gradient_dtype": "bf16"},
     "offload_optimizer": {"offload_optimizer": True},
     "offload_activations": {"offload_activations": True},
+    "cuda_graphs": {"cuda_graphs": True},
 }
 OF_EXPERTS = {"ep", "etp", "expert_load"}
 

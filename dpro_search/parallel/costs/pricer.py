@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dpro_search.collect.trace import CollectiveKind
 from dpro_search.errors import InputError
 from dpro_search.parallel.costs.block_times import nearest
-from dpro_search.parallel.costs.compile import BlockCollective, BlockProgram, LocalOp, compile_block, kept_of_matmuls
+from dpro_search.parallel.costs.compile import EXPERTS, BlockCollective, BlockProgram, LocalOp, compile_block, kept_of_matmuls
 from dpro_search.parallel.costs.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.parallel.costs.groups import UNSCALED, Groups
 from dpro_search.parallel.costs.recorded import BlockCut, ModelledWork, PassWork, RankWork
@@ -45,11 +45,11 @@ _IRRELEVANT_TO_PROGRAMS = frozenset(
     (
         *("dp", "pp", "virtual_stages", "stage_layers", "schedule", "global_batch", "zero_stage", "dp_replicate"),
         *("reshard", "prefetch_layers", "recompute", "recompute_layers", "gradient_dtype"),
-        *("offload_optimizer", "offload_activations"),
+        *("offload_optimizer", "offload_activations", "cuda_graphs"),
     )
 )
 """Settings of a strategy that change nothing about a rank's work in a block, beside what `copies_embedding` says of them."""
-_IRRELEVANT_TO_PASSES = _IRRELEVANT_TO_PROGRAMS - {"gradient_dtype", "offload_activations"}
+_IRRELEVANT_TO_PASSES = _IRRELEVANT_TO_PROGRAMS - {"gradient_dtype", "offload_activations", "cuda_graphs"}
 """Settings that change nothing about the time of a block's passes, beside what else is in `passes_key`."""
 
 
@@ -384,13 +384,21 @@ class Pricer:
 
     def _host_us(self, steps: tuple[LocalOp | BlockCollective, ...], *, backward: bool) -> float:
         """Time of the host to start a pass."""
-        host, scales = self._workload.runtime.host, self._workload.scales
-        kernels = sum(self._ops.launches(step.op, backward=backward) for step in steps if isinstance(step, LocalOp))
-        collectives = sum(isinstance(step, BlockCollective) for step in steps)
-        each_us = host.backward_us if backward else host.forward_us
-        total_us = scales.host * (host.layer_us + kernels * each_us + collectives * host.collective_us)
+        host, scales = self._workload.host, self._workload.scales
+        total_us = scales.host * (host.layer_us + sum(self._started_us(step, backward=backward) for step in steps))
         exchanges = (step for step in steps if isinstance(step, BlockCollective) and step.type is not CollectiveKind.SEND)
         return total_us + sum(step.repeats * self._check_us(step.axis) for step in exchanges)
+
+    def _started_us(self, step: LocalOp | BlockCollective, *, backward: bool) -> float:
+        """Time of the host to start an op or a collective.
+
+        Experts wait for the number of their tokens, so that no CUDA graph has them (Megatron-Core's --cuda-graph-scope).
+        """
+        tokens = step.axis == EXPERTS if isinstance(step, BlockCollective) else "capacity" in step.op.dims
+        host = self._workload.runtime.host if tokens else self._workload.host
+        if isinstance(step, BlockCollective):
+            return host.collective_us
+        return self._ops.launches(step.op, backward=backward) * (host.backward_us if backward else host.forward_us)
 
     def _check_us(self, axis: str) -> float:
         """Time of the host to check that all ranks call the same collective."""

@@ -52,7 +52,7 @@ from dpro_search.parallel.model import (
 )
 from dpro_search.parallel.model import model as built_in
 from dpro_search.parallel.runtime import Runtime
-from dpro_search.parallel.settings import Fixed, resolved
+from dpro_search.parallel.settings import OFFLOADS, Fixed, resolved
 from dpro_search.parallel.strategy import ParallelSettings, Strategy
 from dpro_search.parallel.workload import Workload
 from dpro_search.space.cluster import spec_on
@@ -132,14 +132,15 @@ class ParallelDescription(Description):
         return tuple(as_compiled(self.runtime, compiled=compiled) for compiled in (False, True))
 
 
-def offloads_on(framework: str, cluster: Cluster) -> dict[str, int | str]:
-    """`Fixed.offloads` of a framework on a cluster."""
-    host, offloads = cluster.groups[0].host, dict[str, int | str](FRAMEWORKS[framework].offloads)
-    if host.copy_bytes_per_s is None:
-        return dict.fromkeys(offloads, NO_HOST_LINK)
-    if host.memory_bytes_per_s is None and "offload_optimizer" in offloads:
-        offloads["offload_optimizer"] = NO_HOST_RATE
-    return offloads
+def options_on(framework: str, cluster: Cluster) -> dict[str, int | str]:
+    """`Fixed.options` of a framework on a cluster."""
+    host, options = cluster.groups[0].host, dict[str, int | str](FRAMEWORKS[framework].options)
+    for name in OFFLOADS:
+        if name in options and host.copy_bytes_per_s is None:
+            options[name] = NO_HOST_LINK
+    if host.memory_bytes_per_s is None and isinstance(options.get("offload_optimizer"), int):
+        options["offload_optimizer"] = NO_HOST_RATE
+    return options
 
 
 def global_batch_of(per_replica: int, runs: ParallelSettings | None, devices: int) -> int:
@@ -236,7 +237,7 @@ def described(path: Path) -> ParallelDescription | None:
         devices=cluster.ranks,
         zero_stage=framework.zero_stage,
         splits=framework.splits,
-        offloads=offloads_on(job_file.framework, cluster),
+        options=options_on(job_file.framework, cluster),
     )
     runs = job_file.runs
     measured = _measured(file, job_file.model, fixed) if isinstance(job_file.model, ModelTable) else ()

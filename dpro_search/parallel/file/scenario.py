@@ -8,7 +8,7 @@ import msgspec
 
 from dpro_search.cluster import Cluster
 from dpro_search.errors import InputError
-from dpro_search.parallel.file.description import MOST, ParallelDescription, global_batch_of, offloads_on
+from dpro_search.parallel.file.description import MOST, ParallelDescription, global_batch_of, options_on
 from dpro_search.parallel.file.keys import PRECISIONS
 from dpro_search.parallel.file.usual_strategy import usual_strategy
 from dpro_search.parallel.gpu_ops import OpCosts
@@ -76,7 +76,7 @@ def _on_cluster(description: ParallelDescription, change: ClusterChange) -> Para
     if not 1 <= devices <= cluster.ranks:
         raise InputError(f"{devices} ranks do not fit on {cluster.name}: it has {cluster.ranks} devices")
     runs = msgspec.structs.replace(description.runs, dp=None)
-    fixed = replace(description.fixed, devices=devices, offloads=offloads_on(description.framework, cluster))
+    fixed = replace(description.fixed, devices=devices, options=options_on(description.framework, cluster))
     if description.batch_per_replica is not None:
         given = None if description.chosen else runs
         fixed = replace(fixed, global_batch=global_batch_of(description.batch_per_replica, given, devices))

@@ -22,6 +22,10 @@ CONTEXT_BYTES = 1.05 * 2**30
 """Memory that the driver holds back (0.55 GiB of an H100: 79.1 GiB of nvidia-smi's 79.65), and a process's context and kernels."""
 _LAYERS_MOVING = 2
 """Layers whose activations are on the device though they wait on the host: one that computes, one whose copies are on their way."""
+GRAPH_ACTIVATIONS = 0.2
+"""Of the activations of layers, what CUDA graphs of them keep allocated beside: temporaries, inputs and outputs at fixed addresses
+(NVIDIA NeMo, docs/source/features/optimizations/cudagraphs.md: about 20 %). Of layers with experts, whose graphs have attention
+alone, it is not known, and nothing is added."""
 CHANNELS = 16
 CHANNEL_BYTES = 2 * 10 * 2**20
 """Buffers of a channel of an NCCL communicator, to send and to receive: 4 MiB and less for each protocol (`NCCL_BUFFSIZE`)."""
@@ -136,6 +140,8 @@ class _Ledger:
     def _of_rank(self, rank: int, activations: float, logits: float, in_flight: int) -> PeakMemory:
         blocks = self._on_ranks[rank]
         states = self._states(blocks)
+        if self._plan.cuda_graphs and not any(block.top_k for block in blocks):
+            activations *= 1 + GRAPH_ACTIVATIONS
         states = replace(states, offloaded=states.offloaded + self._moved_bytes(blocks) * in_flight)
         gathered = self._gathered_bytes(blocks)
         activations += self._deferred_bytes(blocks)

@@ -12,7 +12,7 @@ from dpro_search.parallel.frameworks import Framework
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import CapturedModel
 from dpro_search.parallel.schedule import V_SHAPED, Schedule
-from dpro_search.parallel.settings import OFFLOADS, Fixed
+from dpro_search.parallel.settings import OFFLOADS, OPTIONS, Fixed
 from dpro_search.parallel.strategy import Recompute, Strategy
 
 LEAST_CONTEXT = 1024  # tokens of a sequence on a rank, below which a split over cp leaves kernels too small to be worth a look
@@ -72,7 +72,7 @@ class Candidates:
     Parameters
     ----------
     kept
-        The strategy of today: what no search sets (dtype of gradients, load of experts, prefetching) is as there.
+        The strategy of today: what no search sets (dtype of gradients, load of experts, prefetching, CUDA graphs) is as there.
     balanced
         The layers of each stage, of a strategy, with which the busiest rank has least to do.
     """
@@ -84,6 +84,7 @@ class Candidates:
             gradient_dtype=kept.gradient_dtype,
             expert_load=kept.expert_load,
             prefetch_layers=kept.prefetch_layers,
+            cuda_graphs=kept.cuda_graphs,
         )
 
     def __iter__(self) -> Iterator[Strategy]:
@@ -137,7 +138,7 @@ class Candidates:
 
     def splits(self, cut: Strategy) -> Iterator[Strategy]:
         """ZeRO's stages of a cut, over all replicas."""
-        yield from (replace(cut, zero_stage=stage) for stage in self._zero_stages(cut))
+        yield from filter(self._legal, (replace(cut, zero_stage=stage) for stage in self._zero_stages(cut)))
 
     def leanest(self, shape: Strategy) -> Strategy | None:
         """A shape with the stage of ZeRO that needs least memory, and what can be on the host there; None: none is legal."""
@@ -193,8 +194,8 @@ class Candidates:
                     values_of["virtual_stages"].add(stages)
         values_of["zero_stage"] |= {*self.choices.zero_stages}
         values_of["recompute"] |= {Recompute.NONE.value, *(recompute.value for recompute in self.choices.recompute)}
-        for name in OFFLOADS:
-            values_of[name] |= {False, isinstance(self._fixed.offloads.get(name), int)}
+        for name in OPTIONS:
+            values_of[name] |= {False, isinstance(self._fixed.options.get(name), int)}
         values_of["cp_ring"] |= {False, self.choices.rings}
         values_of["reshard"] |= {True, 3 not in self.choices.zero_stages}
         if self.choices.recomputes_some:

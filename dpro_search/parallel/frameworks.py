@@ -81,6 +81,21 @@ def attention_of(runtime: Runtime, device: Device) -> str:
     return "flash3" if device.vendor == "NVIDIA" and _HOPPER.search(device.name.upper()) else "cudnn"
 
 
+Loss = Literal["whole", "chunked", "tiled"]
+# Of a logit, when most is held: PyTorch's loss has it in 16 bits, in fp32, log-softmax and its gradient in fp32; in chunks
+# (torchtune's CEWithChunkedOutputLoss, LitGPT's chunked_cross_entropy) it is in 16 bits, as its gradient is, and an eighth in fp32.
+LOGITS_BYTES: Mapping[Loss, float] = {"whole": 14.0, "chunked": 5.5}
+
+
+def with_loss(runtime: Runtime, loss: Loss) -> Runtime:
+    """A runtime of PyTorch with another loss; ``tiled`` computes the head's product and the loss for some tokens at a time."""
+    if loss == "tiled":
+        kernels = replace(runtime.kernels, loss=LossKernels.FUSED)
+        return replace(runtime, kernels=kernels, memory=replace(runtime.memory, tiled_loss=True))
+    kernels = replace(runtime.kernels, loss=LossKernels.LOG_SOFTMAX)
+    return replace(runtime, kernels=kernels, memory=replace(runtime.memory, logits_bytes=LOGITS_BYTES[loss]))
+
+
 class Framework(NamedTuple):
     """A framework for training on many devices."""
 
@@ -116,8 +131,7 @@ _FSDP = Runtime(
     kernels=Kernels(attention=AttentionKernels.FLASH_2, norm=NormKernels.TWICE, loss=LossKernels.LOG_SOFTMAX),
     gradient_bytes=2.0,
     accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
-    # PyTorch's own loss: logits in 16 bits, in fp32, log-softmax and its gradient in fp32.
-    memory=MemoryRules(logits_bytes=14.0, weighted_activations=False, transformer_engine=False),
+    memory=MemoryRules(logits_bytes=LOGITS_BYTES["whole"], weighted_activations=False, transformer_engine=False),
 )
 # Composer's loss is flash-attention's, which writes gradients over the logits.
 _LLM_FOUNDRY = replace(_FSDP, name="LLM Foundry", memory=replace(_FSDP.memory, logits_bytes=4.0))
@@ -189,7 +203,7 @@ _PYTORCH = Runtime(
         gate_copies=1.0,
         rotation_copies=(0.0, 0.0, 0.0),
         weighted_activations=False,
-        logits_bytes=14.0,
+        logits_bytes=LOGITS_BYTES["whole"],
         transformer_engine=False,
     ),
 )
@@ -215,12 +229,16 @@ _PYTORCH_2 = Runtime(
     clip_gradients=False,
     overlap_tensor=False,
     bucket_bytes=25 * 2.0**20,
-    memory=MemoryRules(logits_bytes=14.0, weighted_activations=False, transformer_engine=False),
+    memory=MemoryRules(logits_bytes=LOGITS_BYTES["whole"], weighted_activations=False, transformer_engine=False),
 )
 # Parameters, gradients and the moments of Adam are in 16 bits, without a copy in fp32 (torchtune's `dtype: bf16`, LitGPT's
-# "bf16-true"); the loss is that of an eighth of the tokens at a time (CEWithChunkedOutputLoss), or of 128 (chunked_cross_entropy).
+# "bf16-true").
 _PURE_16_BITS = replace(
-    _PYTORCH_2, gradient_bytes=2.0, optimizer_bytes=4.0, main_bytes=0.0, memory=replace(_PYTORCH_2.memory, logits_bytes=5.5)
+    _PYTORCH_2,
+    gradient_bytes=2.0,
+    optimizer_bytes=4.0,
+    main_bytes=0.0,
+    memory=replace(_PYTORCH_2.memory, logits_bytes=LOGITS_BYTES["chunked"]),
 )
 # PyTorch on CPU cores: `fully_shard` waits for each collective there, and gives each layer one of its own; a script that follows a
 # plan takes the mean of the losses of all ranks before an update, in place of a norm (runtime/follow/parallel_plan.py).
@@ -348,7 +366,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         options=_FSDP_OFFLOADS,  # fsdp_cpu_offload, enable_activation_offloading
     ),
     "litgpt": Framework(
-        replace(_PURE_16_BITS, name="LitGPT", memory=replace(_PYTORCH.memory, logits_bytes=5.5)),
+        replace(_PURE_16_BITS, name="LitGPT", memory=replace(_PYTORCH.memory, logits_bytes=LOGITS_BYTES["chunked"])),
         0,
         (0, 3),
         splits=(),

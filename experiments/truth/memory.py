@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from dpro_search.parallel.frameworks import LOGITS_BYTES
 from dpro_search.parallel.memory.peak import PeakMemory
 from dpro_search.parallel.memory.rules import MemoryRules
 from experiments.truth.megatron_tests import (
@@ -22,7 +23,6 @@ from experiments.truth.rows import Row
 DEFERRED = 2  # Micro-batches, of --wgrad-deferral-limit in the model_config.yaml of the test that defers.
 DETERMINISTIC = 32.0 * 2**20  # Of CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron-LM's deterministic tests set.
 FUSED_LOSS_BYTES = 10.0  # Of a logit: of --cross-entropy-loss-fusion, whose compiled steps return what they need in fp32.
-WHOLE_LOSS_BYTES = 14.0  # Bytes of a logit in PyTorch's loss of all tokens at once (`frameworks.py`).
 SECOND_TOKEN_BYTES = 4.0  # Of a logit of a second token: what its loss keeps in fp32 while the first token's is computed.
 
 
@@ -31,7 +31,7 @@ def rules_of(row: Row, usual: MemoryRules) -> MemoryRules:
     if not is_test(row):
         levers = row.text("notes").startswith("cumulative levers")
         whole = levers and "chunked cross entropy" not in row.text("notes")
-        return replace(usual, logits_bytes=WHOLE_LOSS_BYTES) if whole else usual
+        return replace(usual, logits_bytes=LOGITS_BYTES["whole"]) if whole else usual
     engine, deterministic = uses_transformer_engine(row), is_deterministic(row)
     second = SECOND_TOKEN_BYTES if predicts_two_tokens(row) else 0.0
     # Only flash-attention goes round context parallel ranks, and is deterministic on Blackwell.

@@ -36,7 +36,7 @@ from dpro_search.parallel.costs.pricer import NO_HOST_LINK, NO_HOST_RATE
 from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.file.keys import JobToml, ModelTable, Precision, converted, fail_at_setting, unknown_text
 from dpro_search.parallel.file.usual_strategy import usual_strategy
-from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled, with_attention
+from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled, with_attention, with_loss
 from dpro_search.parallel.gpu_ops import OpCosts, capped_clock
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import (
@@ -59,7 +59,12 @@ from dpro_search.space.cluster import spec_on
 
 KEYS = ("model", "global_batch", "sequence")  # any of them marks a description
 MOST = 10**9  # sequences, samples, tokens
-CAPTURED = {"optimizer_state": "its optimizer's states", "main_parameters": "its optimizer's states", "attention": "its kernels"}
+CAPTURED = {
+    "optimizer_state": "its optimizer's states",
+    "main_parameters": "its optimizer's states",
+    "attention": "its kernels",
+    "loss": "its loss",
+}
 """Keys that say what a captured model says itself."""
 _USUAL_RANK = 16  # of adapters, to say what a blank leaves out
 _LONGEST_US = 1e12
@@ -154,6 +159,8 @@ def runtime_of(keys: JobToml, model: Model, precision: Precision, device: Device
     runtime = FRAMEWORKS[keys.framework].runtime
     if keys.compiled is not None:
         runtime = as_compiled(runtime, compiled=keys.compiled)
+    if keys.loss is not None:
+        runtime = with_loss(runtime, keys.loss)
     if keys.attention is not None:
         try:
             runtime = with_attention(runtime, keys.attention, device)
@@ -214,6 +221,9 @@ def described(path: Path) -> ParallelDescription | None:
         for key, what in CAPTURED.items():
             if getattr(job_file, key) is not None:
                 file.fail(key, f"a captured model has {what}; leave it out")
+    if job_file.loss is not None and not framework.compiles:
+        those = ", ".join(name for name, each in FRAMEWORKS.items() if each.compiles)
+        file.fail("loss", f"{job_file.framework} has a loss of its own (those that have PyTorch's: {those}); leave it out")
     if job_file.attention in ("flash2", "sdpa") and cluster.groups[0].host.device.peak.fp4 is not None:
         slower = "how much slower flash-attention 2 is than Blackwell's fastest kernels is not known: it is taken to be as fast"
         warnings = (*warnings, slower)

@@ -8,14 +8,13 @@ from typing import Any, Literal, NoReturn, get_args
 import msgspec
 
 from dpro_search._toml import TomlFile, nearest
-from dpro_search.parallel.frameworks import Attention
+from dpro_search.parallel.frameworks import Attention, Loss
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.strategy import ParallelSettings
 
 Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
 _NOT_YET: Mapping[str, tuple[str, ...]] = {  # what the file cannot express yet, by parts of keys that people write
-    "a loss in tiles or chunks": ("tiled", "chunked", "fused_loss", "liger"),
     "experts that share ranks in another way than ep and etp": ("expert_tensor", "expert_model", "moe_"),
     "the DualPipe of DeepSeek-V3": ("dualpipe", "dual_pipe"),
 }
@@ -106,6 +105,9 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Whether `torch.compile` compiles the layers (PyTorch); None: not known, so that the interval holds both.
     attention
         Kernel of attention; None: the framework's, which `describe` writes.
+    loss
+        Whether PyTorch's loss has all logits in fp32 ("whole"), those of some tokens at a time ("chunked"), or computes the head's
+        product for some tokens at a time, so that logits are never whole ("tiled"); None: as the framework does it.
     tied_embeddings
         Whether the head uses the embedding's matrix; None: as the model's configuration says.
     times
@@ -131,6 +133,7 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     frozen_weights: Literal["nf4", "fp8"] | None = None
     framework: str = "megatron-core"
     attention: Attention | None = None
+    loss: Loss | None = None
     tied_embeddings: bool | None = None
     target_sequence: int | None = None
     compiled: bool | None = None
@@ -176,6 +179,8 @@ def _cannot_be_said(key: str, value: object) -> str | None:
     if "attention" in key.lower() or "attn" in key.lower():
         known = ", ".join(get_args(Attention))
         return f"the kernel of attention is said by attention = one of {known}"
+    if any(part in key.lower() for part in ("tiled", "chunk", "fused_linear", "liger", "cross_entropy")):
+        return f"how the loss is computed is said by loss = one of {', '.join(get_args(Loss))}; Liger's fused linear loss is tiled"
     if "offload" in key:
         return "offloading to the host is said in [runs] by offload_optimizer and offload_activations = true"
     if "lora" in key.lower() or key.lower() in ("peft", "target_modules"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -74,7 +75,8 @@ def kept_of(
         copies += sum(elements(step.op.output, step.sizes) for step in local if step.op.type is OpType.ATTENTION) * element_bytes
     scores = [_scores(step) for step in local]
     each = rules.score_bytes + (DROPOUT_SCORE_BYTES if dropout else 0.0)
-    logits = sum(size for name, size in program.saved.items() if name in outputs)
+    logits = sum(size for name, size in program.saved.items() if name in outputs) * (not rules.tiled_loss)
+    tiled = sum(_tiled_logits(step) for step in local if step.op.name in outputs) * rules.tiled_loss
     sizes = [elements(step.op.output, step.sizes) * element_bytes for step in local if step.op.name not in outputs]
     activations = saved + program.saved_bytes + copies
     left = activations
@@ -86,7 +88,7 @@ def kept_of(
         scores_bytes=sum(scores) * each if stores_scores else 0.0,
         shared_bytes=max(scores, default=0.0) * element_bytes if rules.shared_scores else 0.0,
         input_bytes=program.input_elements * element_bytes,
-        logits_bytes=logits * rules.logits_bytes,
+        logits_bytes=logits * rules.logits_bytes + tiled * element_bytes,
         transient_bytes=max((_moved(step.op, step) for step in local if step.op.type is not OpType.LOSS), default=0.0)
         * element_bytes,
         forward_sent_bytes=sum(_reduced(program.forward)) * element_bytes,
@@ -98,6 +100,19 @@ def kept_of(
             if step.op.type is OpType.MATMUL and not step.op.fixed
         ),
     )
+
+
+def _tiled_logits(head: LocalOp) -> float:
+    """Elements of a loss that is computed with the head's product for some tokens at a time: of as many logits as inputs.
+
+    The gradient of the logits takes their place; those of the input and of the weight are whole (Liger-Kernel,
+    ops/fused_linear_cross_entropy.py; torchtune's LinearCrossEntropyLoss and ALST's TiledFusedLogitsLoss, by as many tokens as they
+    are told, are alike).
+    """
+    op, sizes = head.op, head.sizes
+    tokens, inputs, columns = (elements(shape, sizes) for shape in (op.rows, op.reduction, op.columns))
+    chunk = min(2.0 ** math.ceil(math.log2(max(tokens / math.ceil(columns / inputs), 1.0))), tokens)
+    return chunk * columns + tokens * inputs + (0.0 if op.fixed else inputs * columns)
 
 
 def _left_elements(program: BlockProgram, *, stores_scores: bool) -> float:

@@ -48,6 +48,9 @@ class MemoryRules:
     deferred_logits: int = 0
     logits_bytes: float = 6.0  # Of an element of the logits, when most of them are held: in 16 bits, in fp32, gradients.
 
+    # Whether the head's product and the loss are of some tokens at a time, so that logits are never whole (`tiled_logits_bytes`).
+    tiled_loss: bool = False
+
     # cuBLAS's workspace, once for each thread that calls it: the forward pass's and autograd's. None: what PyTorch gives a device;
     # CUBLAS_WORKSPACE_CONFIG=:4096:8 makes it 32 MiB on all.
     matmul_workspace_bytes: float | None = None

@@ -91,10 +91,11 @@ def _workload(row: Row) -> Workload:
 def _is_binned(row: Row) -> bool:
     """Whether a batch has sequences of about the same length, so that it has little padding.
 
-    NVIDIA's BERT for PyTorch loads its data with LDDL in bins (data/create_datasets_from_start.sh), unlike those for others.
-    It also fuses its layers (run_pretraining.py: nvFuser).
+    NVIDIA's BERT for PyTorch and for PaddlePaddle loads its data with LDDL in bins (data/create_datasets_from_start.sh, and
+    `bin_size_64` in scripts/run_pretraining.sh), unlike those for others.
     """
-    return "deeplearningexamples" in row.text("source") and row.text("model") == "bert" and row.text("framework") == "pytorch"
+    is_bert = "deeplearningexamples" in row.text("source") and row.text("model") == "bert"
+    return is_bert and row.text("framework") in ("pytorch", "paddlepaddle")
 
 
 def runtime_of(row: Row) -> Runtime:
@@ -107,9 +108,10 @@ def runtime_of(row: Row) -> Runtime:
         # NVIDIA's recipes for performance sum gradients in 16 bits (Megatron-Bridge and NeMo: grad_reduce_in_fp32 = False).
         runtime = replace(runtime, gradient_bytes=2.0)
     says = name == "torchtune" or (name in ("fsdp", "torchtitan") and row.text("overlap"))  # whether its layers are compiled
-    if says or _is_binned(row):
+    fuses = _is_binned(row) and name == "pytorch"  # run_pretraining.py of NVIDIA's BERT: nvFuser
+    if says or fuses:
         named = "compile" in row.text("overlap") or re.search(r"torch compile enabled|\+ compile", row.text("notes"))
-        runtime = as_compiled(runtime, compiled=_is_binned(row) or bool(named))
+        runtime = as_compiled(runtime, compiled=fuses or bool(named))
     if is_network(row) and not row.text("source").startswith("mlperf"):
         runtime = replace(runtime, host=BARE_HOST)
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
@@ -117,6 +119,8 @@ def runtime_of(row: Row) -> Runtime:
         kernels = replace(kernels, instance_norm=NormKernels.COMPOSED, fused=False)
     if re.search(r"jax|paxml", row.text("framework")):
         kernels = replace(kernels, adapters=AdapterKernels.IN_MATMULS)
+    if "paddle" in row.text("framework"):  # scripts/run_pretraining.sh does not ask for fused attention
+        kernels = replace(kernels, attention=AttentionKernels.SCORES, attention_dropout=True)
     if row.text("framework") == "tensorflow":  # beside "tensorflow2"
         kernels = replace(kernels, layout=ImageLayout.HALF_IMAGES_LAST)
     if row.text("model") == "ssd":  # --data-layout of NVIDIA's PyTorch/Detection/SSD/main.py

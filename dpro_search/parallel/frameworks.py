@@ -128,7 +128,7 @@ _FSDP = Runtime(
     tokens_once_a_host=False,
     regather_inputs=False,
     host=HostTimes(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
-    kernels=Kernels(attention=AttentionKernels.FLASH_2, norm=NormKernels.TWICE, loss=LossKernels.LOG_SOFTMAX),
+    kernels=Kernels(wheels=True, attention=AttentionKernels.FLASH_2, norm=NormKernels.TWICE, loss=LossKernels.LOG_SOFTMAX),
     gradient_bytes=2.0,
     accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
     memory=MemoryRules(logits_bytes=LOGITS_BYTES["whole"], weighted_activations=False, transformer_engine=False),
@@ -155,7 +155,7 @@ _NANOTRON = Runtime(
     # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook
     # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
     host=HostTimes(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
-    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
+    kernels=Kernels(wheels=True, fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
     overlap_split_gradients=False,  # trainer.py (`make_ddp`): sums in fp32 that ZeRO splits have no DistributedDataParallel.
     overlap_gathers=False,
     overlap_sends=False,
@@ -187,6 +187,7 @@ _PYTORCH = Runtime(
     tokens_once_a_host=False,
     regather_inputs=False,
     kernels=Kernels(
+        wheels=True,
         fused=False,
         attention=AttentionKernels.EAGER,
         attention_dropout=True,
@@ -219,6 +220,7 @@ _PYTORCH_2 = Runtime(
     # Each op of a captured step is dispatched and launched on its own; in the backward pass from C++.
     host=HostTimes(forward_us=_LAUNCH_US, backward_us=12.0, layer_us=0.0),  # The latter estimated.
     kernels=Kernels(
+        wheels=True,
         fused=False,
         attention=AttentionKernels.FLASH_2,
         batch_norm=NormKernels.APART,

@@ -89,6 +89,7 @@ class Kernels:
     fused: bool = True  # Hand-written or compiled kernels for activations, rotations, and residual sums with dropout.
     attention: AttentionKernels = AttentionKernels.NEWEST
     attention_dropout: bool = False  # Of unfused attention, on the scores.
+    wheels: bool = False  # CUDA libraries of PyTorch's wheels, in place of NVIDIA's containers.
     norm: NormKernels = NormKernels.FUSED  # Of layer norms.
     batch_norm: NormKernels = NormKernels.FUSED  # Of batches of images, with the sum and the activation behind them.
     instance_norm: NormKernels = NormKernels.FUSED  # Of norms of each image alone and of volumes, with the activation behind them.

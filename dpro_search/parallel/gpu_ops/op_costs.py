@@ -56,6 +56,7 @@ class Achieved:
     """Shares of peaks, and how far predictions with them are off."""
 
     matmul: float  # Of the peak at a precision, by matmuls that fill the device.
+    wheels: float  # Of `matmul`, by the cuBLAS of PyTorch's wheels in 16 and 8 bits.
     sustained: float  # Of `matmul`, what is left where the power limit lowers the clock: under continuous load, in 16 bits.
     sustained_fp8: float  # The same in fp8.
     fp32_joules: float  # Of an operation at the power limit, in 1e-12 J; 0: not known, the limit does not count.
@@ -273,6 +274,8 @@ class OpCosts:
         if moved is not None and precision != "fp32":
             implicit = achieved.convolution
         reached = achieved.fp32 if precision == "fp32" and achieved.fp32 and moved is None else achieved.matmul
+        if self.kernels.wheels and precision not in ("fp32", "tf32", "fp64"):
+            reached *= achieved.wheels
         compute_us = math.inf
         narrow = batch * m * n < cores * WIDE_TILE
         for rows, columns, share in (*achieved.tiles, *(CONVOLUTION_TILES if moved is not None else ())):

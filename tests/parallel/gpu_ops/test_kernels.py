@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro_search.cluster import parse_cluster
+from dpro_search.cluster import bundled, parse_cluster
 from dpro_search.parallel.gpu_ops import AttentionKernels, Kernels, LossKernels, NormKernels, OpCosts
 from dpro_search.parallel.model import blocks_of, elements, published
 from dpro_search.parallel.model.networks import network
@@ -44,6 +44,18 @@ def test_stored_scores_of_heads_that_are_not_aligned_are_computed_on_vector_unit
     assert fused.forward_us(op, near) == pytest.approx(fused.forward_us(op, aligned), rel=0.1)
     whole = costs(Kernels(attention=AttentionKernels.SCORES), precision="fp32")
     assert whole.forward_us(op, near) == pytest.approx(whole.forward_us(op, aligned), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "slower"),
+    [("h100-sxm", "bf16", 1 / 0.79), ("h100-sxm", "fp8", 1 / 0.79), ("h100-sxm", "fp32", 1.0), ("a100-sxm-80gb", "bf16", 1.0)],
+)
+def test_products_by_the_libraries_of_wheels_are_slower_on_hopper(device, precision, slower):
+    times_us = [
+        OpCosts(bundled.device(device), precision, kernels=Kernels(wheels=wheels)).matmul_us(8192, 8192, 8192)
+        for wheels in (False, True)
+    ]
+    assert times_us[1] / times_us[0] == pytest.approx(slower, rel=0.02)
 
 
 def test_each_later_attention_kernel_is_faster():

@@ -9,6 +9,11 @@ import msgspec
 from dpro_search.errors import InputError
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
+BLOCK_SCALED = {"mxfp8": "fp8", "mxfp4": "fp4", "nvfp4": "fp4"}
+"""Types with a scale for each block of elements, and the peak that they have on matrix units that read such scales.
+
+Those are the units that have fp4: Blackwell, CDNA 4. Blocks of nvfp4, of 16 in place of 32 elements, are NVIDIA's.
+"""
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 
 
@@ -132,6 +137,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     def peak_flops_per_s(self, precision: str) -> float | None:
         """Operations a second at a precision, None if they are not known; raises `InputError` for a word that is no precision."""
+        if precision in BLOCK_SCALED:
+            reads_scales = self.peak.fp4 is not None and (precision != "nvfp4" or self.vendor == "NVIDIA")
+            return self.peak_flops_per_s(BLOCK_SCALED[precision]) if reads_scales else None
         if precision not in PRECISIONS:
             raise InputError(f"precision '{precision}': use {', '.join(PRECISIONS)}")
         peak: float | None = getattr(self.peak, precision)

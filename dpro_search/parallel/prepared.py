@@ -22,7 +22,7 @@ from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.file.description import ParallelDescription
 from dpro_search.parallel.file.scenario import in_scenario
 from dpro_search.parallel.frameworks import FRAMEWORKS
-from dpro_search.parallel.gpu_ops import capped_clock
+from dpro_search.parallel.gpu_ops import NARROW, capped_clock
 from dpro_search.parallel.model import Model, blocks_of
 from dpro_search.parallel.search.candidates import Candidates, choices_of
 from dpro_search.parallel.search.cuts import balanced_cut
@@ -262,7 +262,7 @@ def model_flops(model: Model, sequence: int) -> float:
 
 def _gradients(description: ParallelDescription) -> tuple[TensorInfo, ...]:
     """One for each block, the last one first: what data parallel ranks exchange."""
-    dtype = {"bf16": "bfloat16", "fp8": "bfloat16", "fp16": "float16"}.get(description.precision, "float32")
+    dtype = {"bf16": "bfloat16", "fp16": "float16", **dict.fromkeys(NARROW, "bfloat16")}.get(description.precision, "float32")
     tensors = []
     for block in reversed(blocks_of(description.fixed.model)):
         count = round(block.parameters())

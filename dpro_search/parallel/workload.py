@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from dpro_search.cluster import Cluster
+from dpro_search.cluster.device import BLOCK_SCALED
 from dpro_search.parallel.costs.block_times import BlockTimes
 from dpro_search.parallel.costs.compile import BlockProgram
 from dpro_search.parallel.costs.groups import UNSCALED, KnownAlgorithms
 from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.costs.scales import Scales
+from dpro_search.parallel.gpu_ops import NARROW
 from dpro_search.parallel.memory.kept import Kept
 from dpro_search.parallel.model import Architecture, Block, Model, blocks_of, elements
 from dpro_search.parallel.runtime import GRAPH_TIMES, HostTimes, Runtime
@@ -52,8 +54,14 @@ class Workload:
 
     @property
     def product_bytes(self) -> float:
-        """Bytes of an element of a weight that nothing updates, as products read it."""
-        return 1.0 if self.precision in ("fp8", "fp4") else self.element_bytes
+        """Bytes of an element of a weight that nothing updates, as products read it.
+
+        Blocks with scales are of rows for one pass and of columns for the other: both are kept (Transformer Engine).
+        """
+        narrow = NARROW.get(self.precision)
+        if narrow is None:
+            return self.element_bytes
+        return narrow.element_bytes * (2 if self.precision in BLOCK_SCALED else 1)
 
     @property
     def frozen(self) -> bool:

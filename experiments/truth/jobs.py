@@ -28,7 +28,8 @@ from experiments.truth.models import is_network, model_of, sequence_of
 from experiments.truth.rows import Row, publisher_of
 
 PRECISIONS = (
-    (r"fp4", "fp4"),
+    (r"mxfp8", "mxfp8"),
+    (r"fp4", "nvfp4"),
     (r"fp8|float8", "fp8"),
     (r"bf16", "bf16"),
     (r"fp16|amp|mixed", "fp16"),
@@ -167,6 +168,8 @@ def _precision(row: Row) -> str:
     precision = next((name for pattern, name in PRECISIONS if re.search(pattern, row.text("precision"))), None)
     if precision is None:
         raise InputError(f"precision {row.values['precision']}")
+    if precision == "nvfp4" and "mi3" in gpu_of(row):
+        return "mxfp4"
     if precision == "fp32" and "deeplearningexamples" in row.text("source") and "a100" in gpu_of(row):
         return "tf32"  # NVIDIA's containers compute fp32 like that from Ampere on
     return precision

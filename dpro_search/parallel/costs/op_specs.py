@@ -8,6 +8,7 @@ from dpro_search.costmodel.devices import OpSpec
 from dpro_search.errors import InputError
 from dpro_search.parallel.costs.compile import LocalOp
 from dpro_search.parallel.costs.pricer import Pricer
+from dpro_search.parallel.gpu_ops import NARROW
 from dpro_search.parallel.model import OpType, elements
 from dpro_search.parallel.workload import Workload, stages_of
 
@@ -17,7 +18,7 @@ _SIZES = {"batch": "batch", "heads": "heads", "queries": "sequence", "keys": "ke
 def products_of(workload: Workload) -> list[OpSpec]:
     """Distinct products of one rank's blocks, forward and backward, with the sizes that the strategy leaves to a rank."""
     pricer = Pricer(workload)
-    precision = "bf16" if workload.precision in ("fp8", "fp4") else "fp32" if workload.precision == "tf32" else workload.precision
+    precision = "bf16" if workload.precision in NARROW else "fp32" if workload.precision == "tf32" else workload.precision
     specs: set[OpSpec] = set()
     for block in {block.name: block for stage in stages_of(workload) for block in stage}.values():
         for step in pricer.program(block).forward:

@@ -14,7 +14,7 @@ from dpro_search.parallel.costs.compile import EXPERTS, BlockCollective, BlockPr
 from dpro_search.parallel.costs.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
 from dpro_search.parallel.costs.groups import UNSCALED, Groups
 from dpro_search.parallel.costs.recorded import BlockCut, ModelledWork, PassWork, RankWork
-from dpro_search.parallel.gpu_ops import OpCosts, slowest
+from dpro_search.parallel.gpu_ops import NARROW, OpCosts, slowest
 from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.memory.kept import Kept, kept_of
 from dpro_search.parallel.model import Block, Op, OpType, elements
@@ -408,11 +408,13 @@ class Pricer:
     def _element_bytes(self, step: BlockCollective) -> float:
         """Bytes of an exchanged element; sums stay in 16 bits.
 
-        Inputs of products in 8 bits, and gradients of their outputs, are quantized before tensor parallel ranks gather them
+        Inputs of products in fewer bits, and gradients of their outputs, are quantized before tensor parallel ranks gather them
         (Transformer Engine's linear layers).
         """
-        in_8_bits = self._workload.precision in ("fp8", "fp4") and step.axis == "tp" and step.type is CollectiveKind.ALL_GATHER
-        return 1.0 if in_8_bits else self._workload.element_bytes
+        narrow = NARROW.get(self._workload.precision)
+        if narrow is None or step.axis != "tp" or step.type is not CollectiveKind.ALL_GATHER:
+            return self._workload.element_bytes
+        return narrow.element_bytes
 
     def _step_us(self, step: LocalOp | BlockCollective, *, backward: bool) -> float:
         if isinstance(step, BlockCollective):

@@ -21,6 +21,7 @@ def accelerate_part(plan: Plan, facts: JobFacts) -> Part:
     refuse(
         "accelerate",
         (
+            (workload.precision in ("mxfp8", "nvfp4"), "precision: it has bf16, fp16 and fp8"),
             (strategy.ep * strategy.etp > 1, "ep: it has no setting for it"),
             (
                 strategy.tp > 1 and strategy.pp == 1 and strategy.sequence_parallel,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dpro_search.deploy.parts.part import JobFacts, Part, as_json
 from dpro_search.parallel.export.workloads import checked_with, planned, refuse, refuse_details, stage_layers, torchrun, transformer
+from dpro_search.parallel.gpu_ops import NARROW
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.strategy import Recompute
 from dpro_search.space.plan import Plan
@@ -32,7 +33,7 @@ def deepspeed_part(plan: Plan, facts: JobFacts) -> Part:
             ),
             (strategy.dp_replicate > 1 and strategy.zero_stage != 3, "dp_replicate: MiCS is ZeRO-3: set zero_stage=3"),
             (strategy.zero_stage == 3 and not strategy.reshard, "reshard_after_forward: ZeRO-3 frees parameters"),
-            (workload.precision == "fp8", "precision: it has bf16, fp16 and fp32"),
+            (workload.precision in NARROW, "precision: it has bf16, fp16 and fp32"),
         ),
     )
     refuse_details("deepspeed", strategy, also="offload_optimizer")

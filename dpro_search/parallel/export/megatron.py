@@ -17,13 +17,20 @@ from dpro_search.parallel.export.workloads import (
     torchrun,
     transformer,
 )
+from dpro_search.parallel.gpu_ops import NARROW
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.strategy import Recompute
 from dpro_search.parallel.workload import Workload
 from dpro_search.space.plan import Plan
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-_MIXED = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed"}
+_MIXED = {
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "fp8": "bf16_with_fp8_delayed_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
 # Settings of Megatron-Core's configuration classes whose argument has another name.
 _ARGUMENTS = {"ddp.overlap_grad_reduce": "overlap-grad-reduce", "model.virtual_stages": "num-virtual-stages-per-pipeline-rank"}
 
@@ -168,12 +175,16 @@ def _arguments(values: Mapping[str, int | str | bool], precision: str) -> Iterat
             continue
         name = "--" + _ARGUMENTS.get(place, re.sub("_", "-", place.partition(".")[2]))
         yield (name,) if value is True else (name, str(value))
-    if precision in ("bf16", "fp8"):
+    if precision == "bf16" or precision in NARROW:
         yield ("--bf16",)
     if precision == "fp16":
         yield ("--fp16",)
     if precision == "fp8":
         yield "--fp8-format", "hybrid"
+    if precision == "mxfp8":
+        yield from (("--fp8-format", "e4m3"), ("--fp8-recipe", "mxfp8"))
+    if precision == "nvfp4":
+        yield from (("--fp4-format", "e2m1"), ("--fp4-recipe", "nvfp4"))
 
 
 def _word(value: int | str | bool) -> str:

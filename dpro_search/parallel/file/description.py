@@ -250,6 +250,10 @@ def described(path: Path) -> ParallelDescription | None:
         options=options_on(job_file.framework, cluster),
     )
     runs = job_file.runs
+    splits_experts = job_file.framework.startswith("megatron-core") and fixed.experts > 0
+    if splits_experts and runs is not None and (runs.tp or 1) > 1 and not runs.etp:
+        said = "'etp' is not given: each expert is whole on its rank; Megatron-Core without --expert-tensor-parallel-size"
+        warnings = (*warnings, f"{said} splits it over as many as tp (etp = {runs.tp})")
     measured = _measured(file, job_file.model, fixed) if isinstance(job_file.model, ModelTable) else ()
     try:
         runtime = runtime_of(job_file, model, job_file.precision, cluster.groups[0].host.device)

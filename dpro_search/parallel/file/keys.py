@@ -12,10 +12,9 @@ from dpro_search.parallel.frameworks import Attention, Loss
 from dpro_search.parallel.runtime import Runtime
 from dpro_search.parallel.strategy import ParallelSettings
 
-Precision = Literal["bf16", "fp16", "fp8", "tf32", "fp32"]
-PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "tf32", "fp32")
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp32"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 _NOT_YET: Mapping[str, tuple[str, ...]] = {  # what the file cannot express yet, by parts of keys that people write
-    "experts that share ranks in another way than ep and etp": ("expert_tensor", "expert_model", "moe_"),
     "the DualPipe of DeepSeek-V3": ("dualpipe", "dual_pipe"),
 }
 _STATES_BYTES: Mapping[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0}  # Both moments of Adam, for each parameter.
@@ -83,7 +82,7 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     batch_per_replica
         Sequences of each replica, in place of `global_batch`, so that the batch grows with the devices.
     precision
-        Type of matmuls and attention.
+        Type of matmuls; attention is in 16 bits where they have fewer.
     optimizer
         The optimizer, which decides memory: Adam keeps two moments and a copy of the parameters in fp32.
     optimizer_state
@@ -181,6 +180,8 @@ def _cannot_be_said(key: str, value: object) -> str | None:
         return f"the kernel of attention is said by attention = one of {known}"
     if any(part in key.lower() for part in ("tiled", "chunk", "fused_linear", "liger", "cross_entropy")):
         return f"how the loss is computed is said by loss = one of {', '.join(get_args(Loss))}; Liger's fused linear loss is tiled"
+    if "expert" in key.lower() and any(part in key.lower() for part in ("tensor", "model", "parallel")):
+        return "devices that share the experts, and over which each of them is split, are said in [runs] by ep and etp"
     if "offload" in key:
         return "offloading to the host is said in [runs] by offload_optimizer and offload_activations = true"
     if "lora" in key.lower() or key.lower() in ("peft", "target_modules"):

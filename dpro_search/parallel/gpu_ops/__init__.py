@@ -6,6 +6,7 @@ from dpro_search.parallel.gpu_ops.kernels import ImageLayout as ImageLayout
 from dpro_search.parallel.gpu_ops.kernels import Kernels as Kernels
 from dpro_search.parallel.gpu_ops.kernels import LossKernels as LossKernels
 from dpro_search.parallel.gpu_ops.kernels import NormKernels as NormKernels
+from dpro_search.parallel.gpu_ops.op_costs import NARROW as NARROW
 from dpro_search.parallel.gpu_ops.op_costs import OpCosts as OpCosts
 from dpro_search.parallel.gpu_ops.op_costs import achieved_by as achieved_by
 from dpro_search.parallel.gpu_ops.op_costs import capped_clock as capped_clock

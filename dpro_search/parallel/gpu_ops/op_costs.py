@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpro_search.cluster import Device, bundled
+from dpro_search.cluster.device import BLOCK_SCALED
 from dpro_search.errors import InputError
 from dpro_search.parallel.gpu_ops.kernels import AttentionKernels, Kernels
 from dpro_search.parallel.model import Op, OpType, elements
@@ -49,6 +50,22 @@ SPREAD = 0.015
 """Standard deviation of the time of compute-bound kernels over equal GPUs, relative to the mean. Of five clusters the box plots'
 whiskers, 5.4 standard deviations apart, span 8 % on average, for chips differ in the clock that their power limit leaves them; what
 waits for memory differs little (Sinha et al. 2022, "Not all GPUs are created equal", SC)."""
+
+
+class Narrow(NamedTuple):
+    """A type of less than 16 bits in which products multiply."""
+
+    element_bytes: float  # With the scales of its blocks.
+    reads: int  # Of a tensor in 16 bits: one, and one before for its largest element, where a scale of the whole needs that.
+
+
+NARROW: Mapping[str, Narrow] = {
+    "fp8": Narrow(1.0, 1),
+    "mxfp8": Narrow(1 + 1 / 32, 1),  # A scale of 8 bits for each 32 (OCP Microscaling Formats 1.0, table 1).
+    "mxfp4": Narrow(0.5 + 1 / 32, 1),
+    # A scale of 8 bits for each 16, and one in fp32 for the tensor (NVIDIA 2025, "Pretraining LLMs with NVFP4", arXiv 2509.25149).
+    "nvfp4": Narrow(0.5 + 1 / 16, 2),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +162,9 @@ class OpCosts:
             ("its memory's rate", self.device.memory_bytes_per_s),
             ("its number of multiprocessors", self.device.cores),
         ):
+            if value is None and what.endswith(tuple(BLOCK_SCALED)):
+                units = f"{self.device.name} has no units for {self.precision}"
+                raise InputError(f"{units}, whose blocks have scales: its peak is not known; use fp8 or bf16")
             if value is None:
                 raise InputError(f"{self.device.name}: {what} is not known: name it in the cluster's file")
 
@@ -217,13 +237,14 @@ class OpCosts:
 
     def _in_16_bits(self, op: Op) -> bool:
         """Whether a matmul is, though others are in 8 bits: the head, routers and adapters."""
-        return self.precision in ("fp8", "fp4") and any(
-            {"vocab", "choices", RANK} & set(term) for term in (*op.columns, *op.reduction)
-        )
+        return self.precision in NARROW and any({"vocab", "choices", RANK} & set(term) for term in (*op.columns, *op.reduction))
 
     def _quantized_us(self, op: Op, count: float) -> float:
-        """Duration of reading elements of 16 bits and writing them in 8 bits, as they are and transposed."""
-        return self.moved_us(4.0 * count) if self.precision in ("fp8", "fp4") and not self._in_16_bits(op) else 0.0
+        """Duration of reading elements of 16 bits and writing them in fewer, as they are and transposed."""
+        narrow = NARROW.get(self.precision)
+        if narrow is None or self._in_16_bits(op):
+            return 0.0
+        return self.moved_us((narrow.reads * HALF_BYTES + 2 * narrow.element_bytes) * count)
 
     @property
     def _casts(self) -> bool:
@@ -301,7 +322,7 @@ class OpCosts:
         if precision == "fp32":
             peak *= achieved.fp32_units
         elif self.continuous and precision != "fp64":  # matrix units draw the power
-            peak *= achieved.sustained_fp8 if precision in ("fp8", "fp4", "int8") else achieved.sustained
+            peak *= achieved.sustained_fp8 if precision in (*NARROW, "int8") else achieved.sustained
         joules = {"fp32": achieved.fp32_joules, "fp16": achieved.half_joules, "bf16": achieved.half_joules}.get(precision, 0.0)
         if joules and self.device.power_w:
             return min(peak, self.device.power_w / (joules * 1e-12 * achieved.matmul))
@@ -324,7 +345,7 @@ class OpCosts:
             return self.moved_us(elements(op.moved_bytes[backward], sizes)) + (kernels - 1) * achieved_by(self.device).floor_us
         passes, achieved = self.kernels.passes(op, backward=backward), achieved_by(self.device)
         moved = passes.reads * elements(op.reads or op.output, sizes) + passes.output * elements(op.output, sizes)
-        if self.precision in ("fp8", "fp4") and op.type in (OpType.DISPATCH, OpType.COMBINE) and "capacity" in op.dims:
+        if self.precision in NARROW and op.type in (OpType.DISPATCH, OpType.COMBINE) and "capacity" in op.dims:
             moved += PADDING_PASSES * elements(op.output if op.type is OpType.DISPATCH else op.reads, sizes)
         count_bytes, kernels = moved * self.bytes_per_element, passes.kernels
         if self._casts and self.kernels.stays_wide(op):
@@ -339,7 +360,7 @@ class OpCosts:
         achieved = achieved_by(self.device)
         factor = BACKWARD_ATTENTION if backward else 1.0
         speed = self._attention_share(achieved) * (BACKWARD_ATTENTION_SHARE if backward else 1.0)
-        peak = self.device.peak_flops_per_s(self.precision if self.precision not in ("fp8", "fp4") else "bf16")
+        peak = self.device.peak_flops_per_s("bf16" if self.precision in NARROW else self.precision)
         assert peak is not None
         compute_us = factor * op.forward_flops(sizes) / (peak * speed * capped_clock(self.device)[0]) * 1e6
         memory_us = self.moved_us(factor * (elements(op.reads, sizes) + elements(op.output, sizes)) * self.bytes_per_element)

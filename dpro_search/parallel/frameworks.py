@@ -285,7 +285,8 @@ _MEGATRON = Framework(
     rings=True,
     recomputes_some=True,
     # --cuda-graph-impl; --optimizer-cpu-offload needs --use-precision-aware-optimizer, which needs the distributed optimizer.
-    options={"offload_optimizer": 1, "offload_activations": 0, "cuda_graphs": 0},
+    # --overlap-moe-expert-parallel-comm.
+    options={"offload_optimizer": 1, "offload_activations": 0, "cuda_graphs": 0, "overlap_experts": 0},
     target="megatron",
 )
 # `fully_shard` with CPUOffloadPolicy; torch.autograd.graph.save_on_cpu, which needs no framework.

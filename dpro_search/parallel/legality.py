@@ -20,6 +20,8 @@ def check_strategy(plan: Strategy, model: Model, sequence: int) -> None:
         )
     if plan.cuda_graphs and plan.zero_stage == 3:
         raise InputError("cuda_graphs cannot be true with zero_stage 3: graphs need parameters at fixed addresses")
+    if plan.overlap_experts:
+        _check_overlapped(plan)
     if plan.cuda_graphs and plan.offload_activations:
         raise InputError("cuda_graphs cannot be true with offload_activations: a graph cannot contain what is offloaded")
     if isinstance(model, Network):
@@ -59,6 +61,18 @@ def _check_replicate(plan: Strategy) -> None:
         raise InputError(f"dp_replicate {plan.dp_replicate} does not divide {whole}: use {_nearest(plan.dp_replicate, most)}")
     if plan.dp_replicate > 1 and not plan.zero_stage:
         raise InputError(f"dp_replicate {plan.dp_replicate}: zero_stage 0 splits nothing; use zero_stage 1, or dp_replicate 1")
+
+
+def _check_overlapped(plan: Strategy) -> None:
+    """What Megatron-Core's arguments.py refuses for --overlap-moe-expert-parallel-comm."""
+    if plan.ep == 1:
+        raise InputError("overlap_experts: with ep 1 no tokens are exchanged; leave it out")
+    if plan.micro_batches == 1:
+        raise InputError("overlap_experts: exchanges run beside another micro-batch, and there is one; use a smaller micro_batch")
+    if plan.recompute is Recompute.FULL:
+        raise InputError("overlap_experts cannot be true with recompute full: use selective or none")
+    if plan.pp > 1 and plan.virtual_stages == 1:
+        raise InputError("overlap_experts needs virtual_stages above 1 where pp is above 1")
 
 
 def _check_captured(plan: Strategy, model: CapturedModel, sequence: int) -> None:

@@ -30,7 +30,7 @@ def strategy_text(strategy: Strategy) -> str:
 
 
 OFFLOADS = ("offload_optimizer", "offload_activations")
-OPTIONS = (*OFFLOADS, "cuda_graphs")
+OPTIONS = (*OFFLOADS, "cuda_graphs", "overlap_experts")
 """Settings that only some frameworks have."""
 
 

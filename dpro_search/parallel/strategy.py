@@ -326,6 +326,17 @@ class Strategy:
             saves=lambda strategy: [False] if strategy.cuda_graphs else [],
         ),
     )
+    # Tokens go to experts and back while another micro-batch is computed.
+    overlap_experts: bool = field(
+        default=False,
+        metadata=about(
+            "experts' exchanges overlapped|experts' exchanges not overlapped",
+            "tokens go to experts and back while another micro-batch is computed",
+            "true",
+            neutral=True,
+            changes=lambda strategy: [not strategy.overlap_experts] if strategy.ep > 1 else [],
+        ),
+    )
     # Keys and values go round cp's ranks beside the attention; False: they are gathered before it.
     cp_ring: bool = field(
         default=False,
@@ -457,6 +468,7 @@ class ParallelSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
     offload_optimizer: bool | None = None
     offload_activations: bool | None = None
     cuda_graphs: bool | None = None
+    overlap_experts: bool | None = None
 
     title = "parallel jobs"
     positive = tuple(name for name, setting in SETTINGS.items() if setting.least == 1)

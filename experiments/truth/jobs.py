@@ -44,6 +44,7 @@ BIN_TOKENS = 128  # Sequences that were cut to so many tokens are nearly full.
 # Networks whose layers are the framework's own modules, without Python around each kernel: PyTorch dispatches a bare op in about
 # 5 us and launches its kernel in 5 us (measured on tensors of a few elements, torch 2.13).
 BARE_HOST = HostTimes(forward_us=15.0, backward_us=10.0, collective_us=50.0, parameter_us=2.0)
+FIRST_OVERLAPPING = 26.06  # release of Megatron-Bridge
 NOT_COMPILED = r"v-?net"  # examples/vnet_benchmark.py names no XLA, unlike the scripts of NVIDIA's other segmentation networks.
 FRAMEWORK_NAMES = (  # name of a framework in a row -> the package's name
     (r"nanotron", "nanotron"),
@@ -135,6 +136,19 @@ def runtime_of(row: Row) -> Runtime:
     if re.search("optimizer_in_bwd|optimizer step into backward", notes):
         runtime = replace(runtime, gradient_bytes=0.0)  # Each gradient is freed when its parameter is updated.
     return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory), optimizer_bytes=state_bytes)
+
+
+def _overlaps_experts(row: Row) -> bool:
+    """Whether tokens travel to experts and back beside another micro-batch.
+
+    Recipes of Megatron-Bridge in MXFP8 do so for DeepSeek-V3, GPT-OSS and Qwen3 from June 2026 on (scripts/performance/configs:
+    `moe_a2a_overlap`), those of Kimi K2 do not. Pipelines need virtual stages for it.
+    """
+    release = re.search(r"(\d\d\.\d\d)\S* nemo container", row.text("framework"))
+    if release is None or float(release[1]) < FIRST_OVERLAPPING or row.text("precision") != "mxfp8":
+        return False
+    is_possible = row.whole("pp", 1) == 1 or row.whole("vpp", 1) > 1
+    return is_possible and bool(re.search("deepseek|gpt.oss|qwen3", row.text("model")))
 
 
 def _checks_collectives(row: Row) -> bool:
@@ -286,6 +300,7 @@ def _strategy(row: Row) -> Strategy:
         global_batch=round(global_batch),
         recompute=recompute,
         cuda_graphs="cuda-graph-impl" in row.text("overlap"),
+        overlap_experts=_overlaps_experts(row),
         offload_activations="activation offloading" in row.text("notes"),
         offload_optimizer="cpu_offload" in row.text("notes"),
         schedule=Schedule.INTERLEAVED if stages > 1 and pp > 1 else Schedule.ONE_F_ONE_B,

@@ -45,6 +45,7 @@ CHANGES = {
     "offload_optimizer": {"offload_optimizer": True},
     "offload_activations": {"offload_activations": True},
     "cuda_graphs": {"cuda_graphs": True},
+    "overlap_experts": {"overlap_experts": True},
 }
 OF_EXPERTS = {"ep", "etp", "expert_load"}
 

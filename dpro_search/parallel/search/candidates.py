@@ -72,13 +72,14 @@ class Candidates:
     Parameters
     ----------
     kept
-        The strategy of today: what no search sets (dtype of gradients, load of experts, prefetching, CUDA graphs) is as there.
+        The strategy of today: what no search sets (dtype of gradients, load of experts, prefetching, CUDA graphs) is as there,
+        and so is the overlap of experts' exchanges where it can be.
     balanced
         The layers of each stage, of a strategy, with which the busiest rank has least to do.
     """
 
     def __init__(self, fixed: Fixed, choices: Choices, kept: Strategy, balanced: Callable[[Strategy], tuple[int, ...]]) -> None:
-        self._fixed, self.choices, self._balanced = fixed, choices, balanced
+        self._fixed, self.choices, self._balanced, self._overlaps = fixed, choices, balanced, kept.overlap_experts
         self._usual = Strategy(
             global_batch=fixed.global_batch,
             gradient_dtype=kept.gradient_dtype,
@@ -137,8 +138,10 @@ class Candidates:
                 yield from (replace(each, cp_ring=True) for each in cuts)
 
     def splits(self, cut: Strategy) -> Iterator[Strategy]:
-        """ZeRO's stages of a cut, over all replicas."""
-        yield from filter(self._legal, (replace(cut, zero_stage=stage) for stage in self._zero_stages(cut)))
+        """ZeRO's stages of a cut, over all replicas; experts' exchanges are overlapped where they are today, and can be."""
+        for split in filter(self._legal, (replace(cut, zero_stage=stage) for stage in self._zero_stages(cut))):
+            overlapped = replace(split, overlap_experts=self._overlaps)
+            yield overlapped if self._legal(overlapped) else split
 
     def leanest(self, shape: Strategy) -> Strategy | None:
         """A shape with the stage of ZeRO that needs least memory, and what can be on the host there; None: none is legal."""
@@ -173,6 +176,8 @@ class Candidates:
         most = max(split.stage_layers) if split.stage_layers else -(-self._fixed.layer_count // (split.pp * split.virtual_stages))
         recomputations: list[Recomputation] = []
         for recompute in self.choices.recompute:
+            if split.overlap_experts and recompute is Recompute.FULL:  # see `check_strategy`
+                continue
             if self.choices.recomputes_some and recompute is Recompute.FULL:
                 recomputations += [(recompute, count) for count in range(1, most)]
             recomputations.append((recompute, 0))

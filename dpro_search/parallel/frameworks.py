@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dpro_search.cluster import Device
 from dpro_search.errors import InputError
@@ -81,6 +81,25 @@ def attention_of(runtime: Runtime, device: Device) -> str:
     return "flash3" if device.vendor == "NVIDIA" and _HOPPER.search(device.name.upper()) else "cudnn"
 
 
+def as_of_version(framework: Framework, version: str) -> Runtime:
+    """The runtime of a framework at a version.
+
+    Raises
+    ------
+    InputError
+        It is no version, or none of its versions is predicted otherwise.
+    """
+    if not framework.before:
+        raise InputError("no version of this framework is predicted otherwise; leave it out")
+    if not re.fullmatch(r"\d+(\.\d+)*", version):
+        raise InputError(f"'{version}' is no version: write it like 0.12")
+    given, runtime = tuple(map(int, version.split("."))), framework.runtime
+    for first, rules in framework.before:
+        if given < first:
+            runtime = replace(runtime, memory=replace(runtime.memory, **rules))
+    return runtime
+
+
 Loss = Literal["whole", "chunked", "tiled"]
 # Of a logit, when most is held: PyTorch's loss has it in 16 bits, in fp32, log-softmax and its gradient in fp32; in chunks
 # (torchtune's CEWithChunkedOutputLoss, LitGPT's chunked_cross_entropy) it is in 16 bits, as its gradient is, and an eighth in fp32.
@@ -109,6 +128,8 @@ class Framework(NamedTuple):
     rings: bool = False  # Keys and values of context parallel ranks can go round them.
     recomputes_some: bool = False  # The first layers of each stage, and not all.
     compiles: bool = False  # Whether a job may be eager or compiled (`as_compiled`).
+    # How versions before one differ in memory: pairs of the version and what `MemoryRules` were before it.
+    before: tuple[tuple[tuple[int, ...], Mapping[str, Any]], ...] = ()
     # Further settings that it has (`OPTIONS`), each with the least stage of ZeRO that it goes with.
     options: Mapping[str, int] = {}
     target: str | None = None  # What plans of its jobs are exported to where nothing else is said.
@@ -287,6 +308,7 @@ _MEGATRON = Framework(
     # --cuda-graph-impl; --optimizer-cpu-offload needs --use-precision-aware-optimizer, which needs the distributed optimizer.
     # --overlap-moe-expert-parallel-comm.
     options={"offload_optimizer": 1, "offload_activations": 0, "cuda_graphs": 0, "overlap_experts": 0},
+    before=(((0, 12), {"weighted_activations": False}),),  # experts.py: weights multiply what experts give, which is kept
     target="megatron",
 )
 # `fully_shard` with CPUOffloadPolicy; torch.autograd.graph.save_on_cpu, which needs no framework.

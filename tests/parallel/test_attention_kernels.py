@@ -63,7 +63,7 @@ def test_flash_attention_leaves_a_copy_of_its_output_beside_transformer_engine(t
         ("flash3", "1xhgx-b200", "not NVIDIA B200"),
         ("flash2", "1xdgx-1-v100", "flash2 needs a GPU from Ampere on, and NVIDIA V100"),
         ("cudnn", "1xmi300x-platform", "cuDNN is NVIDIA's, not for AMD Instinct MI300X"),
-        ("flash", "1xhgx-h100", "attention: the kernel of attention is said by attention = one of flash2"),
+        ("flash", "1xhgx-h100", "attention: 'flash' is not known; did you mean 'flash3'?"),
     ],
 )
 def test_a_kernel_that_a_device_lacks_is_refused_with_the_reason(tmp_path, attention, cluster, said):

@@ -170,6 +170,13 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
         (measured(width=3), "width: unknown key; known are block, forward_us"),
         (text(optimizer_state="fp8"), ":5: optimizer_state: 'fp8' is not known"),
         (text("optimizer_offload = true"), ":6: runs.optimizer_offload: offloading to the host is said in [runs] by"),
+        (text(tp=2), ":5: tp: it stands in the table [runs]: put tp below that line"),
+        (text('precision = "fp8"'), ":6: runs.precision: it stands at the top of the file: put precision before [runs]"),
+        (text("gradient_checkpointing = true"), ":6: runs.gradient_checkpointing: recomputation is said in [runs] by recompute ="),
+        (text(micro_batch_size=2), ":5: micro_batch_size: sequences that a device computes at a time are said in [runs] by micro"),
+        (text(nodes=4), ":5: nodes: devices are said by cluster"),
+        (text(framework_version="two"), ":5: framework_version: framework_version 'two' is no version: write it like 0.12"),
+        (text(framework_version="1.0", framework="nanotron"), "no version of this framework is predicted otherwise; leave it out"),
         (
             text(attention_kernel="sdpa"),
             "attention_kernel: the kernel of attention is said by attention = one of flash2,",

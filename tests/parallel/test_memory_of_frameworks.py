@@ -53,6 +53,16 @@ def test_states_of_the_optimizer_have_the_type_that_the_file_or_the_framework_gi
     assert held["optimizer"] == pytest.approx(state_bytes * 8.03e9, rel=0.001)
 
 
+def test_experts_of_megatron_before_0_12_keep_what_they_give(tmp_path):
+    """Weights of tokens multiplied what experts give; since then they multiply what goes into their second matrix."""
+    setup = {"model": "mixtral-8x7b", "cluster": "1xhgx-h100", "global_batch": 8}
+    old, new, newest = (
+        memory(tmp_path, "ep = 8", **setup, **keys)["activations"]
+        for keys in ({"framework_version": "0.11"}, {"framework_version": "0.12"}, {})
+    )
+    assert old > new == newest
+
+
 def test_adapters_leave_the_model_without_gradients_and_its_layers_may_be_quantized(tmp_path):
     """6.98 of 8.03 billion parameters are in layers: NF4 has 4 bits for each, and a byte for 64."""
     runs, keys = "zero_stage = 0", {"framework": "torchtune", "compiled": True, **A100}

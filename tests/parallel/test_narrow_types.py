@@ -104,7 +104,7 @@ def test_experts_of_an_unknown_width_are_said(tmp_path):
     (tmp_path / "job.toml").write_text(text("tp = 2\nep = 4\netp = 2", **setup))
     assert "assumed" not in verb("replay", tmp_path / "job.toml")
     (tmp_path / "job.toml").write_text(text("expert_tensor_parallel_size = 2", **setup))
-    assert "are said in [runs] by ep and etp" in refusal("replay", tmp_path / "job.toml")
+    assert "is said in [runs] by ep and etp" in refusal("replay", tmp_path / "job.toml")
 
 
 def test_a_device_says_which_precision_it_lacks():

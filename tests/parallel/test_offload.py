@@ -108,7 +108,7 @@ def test_a_search_leaves_memory_on_the_device_where_it_fits(tmp_path):
         ("offload_activations = true", {"framework": "torchtitan"}, "offload_activations cannot be true: the framework"),
         ("offload_optimizer = true", {"cluster": "2xp4d.24xlarge"}, "give the cluster's file host_memory_rate"),
         ("offload_activations = true", {"cluster": "apart.toml"}, "give the cluster's file pcie.rate or host_link_rate"),
-        ("offload_optimiser = true", {}, "runs.offload_optimiser: offloading to the host is said in [runs] by offload_optimizer"),
+        ("offload_optimiser = true", {}, "runs.offload_optimiser: unknown key; did you mean 'offload_optimizer'?"),
     ],
 )
 def test_offloading_that_cannot_be_is_refused_with_the_reason(tmp_path, runs, keys, said):

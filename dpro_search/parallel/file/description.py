@@ -36,7 +36,7 @@ from dpro_search.parallel.costs.pricer import NO_HOST_LINK, NO_HOST_RATE
 from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.file.keys import JobToml, ModelTable, Precision, converted, fail_at_setting, unknown_text
 from dpro_search.parallel.file.usual_strategy import usual_strategy
-from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled, with_attention, with_loss
+from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled, as_of_version, with_attention, with_loss
 from dpro_search.parallel.gpu_ops import OpCosts, capped_clock
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import (
@@ -157,6 +157,11 @@ def global_batch_of(per_replica: int, runs: ParallelSettings | None, devices: in
 def runtime_of(keys: JobToml, model: Model, precision: Precision, device: Device) -> Runtime:
     """See `ParallelDescription.runtime`; raises `InputError`, which begins with a key, where the device cannot run it."""
     runtime = FRAMEWORKS[keys.framework].runtime
+    if keys.framework_version is not None:
+        try:
+            runtime = as_of_version(FRAMEWORKS[keys.framework], keys.framework_version)
+        except InputError as error:
+            raise InputError(f"framework_version {error}") from error
     if keys.compiled is not None:
         runtime = as_compiled(runtime, compiled=keys.compiled)
     if keys.loss is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args
 
@@ -14,15 +15,46 @@ from dpro_search.parallel.strategy import ParallelSettings
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "tf32", "fp32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-_NOT_YET: Mapping[str, tuple[str, ...]] = {  # what the file cannot express yet, by parts of keys that people write
-    "the DualPipe of DeepSeek-V3": ("dualpipe", "dual_pipe"),
-}
 _STATES_BYTES: Mapping[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0}  # Both moments of Adam, for each parameter.
 _MAIN_BYTES: Mapping[str, float] = {"fp32": 4.0, "none": 0.0}
 # Bytes of an element of a frozen weight. NF4: 4 bits, and a scale in 8 bits for each 64 (Dettmers et al. 2023, "QLoRA", section 3).
 _FROZEN_BYTES: Mapping[str, float] = {"nf4": 0.5 + 1 / 64, "fp8": 1.0}
-_STATES_WORDS = ("optimizer_dtype", "8bit", "moment", "exp_avg")
 _NO_OPTIMIZERS = ("adafactor", "lion", "sgd", "muon", "lamb", "shampoo")
+
+
+_MISSPELT = 0.85  # How alike a key and a known one are at least, to be the same but for a slip.
+_STATES = f"the type of the optimizer's states is said by optimizer_state = one of {', '.join(map(repr, _STATES_BYTES))}"
+_MEANT: tuple[tuple[tuple[str, ...], str], ...] = (
+    # Parts of keys that people know from other programs, the first that fits, and how a job.toml says it.
+    (("optimizer_dtype", "8bit", "moment", "exp_avg"), _STATES),
+    (("offload",), "offloading to the host is said in [runs] by offload_optimizer and offload_activations = true"),
+    (("attention", "attn", "flash"), f"the kernel of attention is said by attention = one of {', '.join(get_args(Attention))}"),
+    (
+        ("tiled", "chunk", "fused_linear", "liger", "cross_entropy"),
+        f"how the loss is computed is said by loss = one of {', '.join(get_args(Loss))}; Liger's fused linear loss is tiled",
+    ),
+    (
+        ("expert_parallel", "expert_model", "expert_tensor"),
+        "how experts are shared and split is said in [runs] by ep and etp",
+    ),
+    (
+        ("lora", "peft", "target_modules"),
+        'adapters are said by lora_rank and lora_targets, and quantized weights below them by frozen_weights = "nf4"',
+    ),
+    (("checkpoint", "remat", "recomput"), 'recomputation is said in [runs] by recompute = "none", "selective" or "full"'),
+    (("cuda_graph", "cudagraph"), "CUDA graphs are said in [runs] by cuda_graphs = true"),
+    (("accum",), "micro-batches of a replica follow: global_batch over dp and [runs] micro_batch"),
+    (("micro_batch", "per_device", "per_gpu"), "sequences that a device computes at a time are said in [runs] by micro_batch"),
+    (("batch",), "a batch is said by global_batch (sequences of a step), or by batch_per_replica"),
+    (("seq", "max_length", "context_length"), "tokens of a sequence are said by sequence"),
+    (("tensor_parallel", "tensor_model", "tp_"), "tensor parallel ranks are said in [runs] by tp"),
+    (("pipeline", "pp_"), "pipeline stages are said in [runs] by pp"),
+    (("context_parallel", "cp_"), "context parallel ranks are said in [runs] by cp"),
+    (("data_parallel", "fsdp", "zero", "shard"), "what data parallel ranks split is said in [runs] by zero_stage; dp follows"),
+    (("dtype", "mixed", "amp"), f"the type of matmuls is said by precision = one of {', '.join(get_args(Precision))}"),
+    (("node", "gpu", "world_size"), 'devices are said by cluster, for example "4xhgx-h100"'),
+    (("version",), "a version that changes predictions is said by framework_version"),
+)
 
 
 class MeasuredBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +130,8 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Type of the frozen weights of layers (QLoRA: nf4); None: that of the model.
     framework
         The framework that runs the job, one of `FRAMEWORKS`.
+    framework_version
+        Its version, where an old one runs a step otherwise (`Framework.before`); None: the newest.
     target_sequence
         Tokens that the decoder of an encoder and decoder (T5) reads; None: as many as the encoder, which is said.
     compiled
@@ -131,6 +165,7 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lora_targets: tuple[str, ...] = ()
     frozen_weights: Literal["nf4", "fp8"] | None = None
     framework: str = "megatron-core"
+    framework_version: str | None = None
     attention: Attention | None = None
     loss: Loss | None = None
     tied_embeddings: bool | None = None
@@ -162,33 +197,29 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def converted(file: TomlFile, values: Mapping[str, Any]) -> JobToml:
     """The values with their types; raises `InputError` at the first key that is wrong."""
     advice = "; 'dpro-search describe' writes a complete file"
-    return file.convert(values, JobToml, explain=_cannot_be_said, if_missing=advice)
+    return file.convert(values, JobToml, explain=_meant, if_missing=advice)
 
 
-def _cannot_be_said(key: str, value: object) -> str | None:
-    """Why a file cannot express what an unknown key, or an unknown value of a key, probably means; None: nobody knows."""
+def _meant(key: str, value: object) -> str | None:
+    """How the file says what an unknown key, or an unknown value, probably means; None: the nearest known one is as good."""
+    table, _, name = key.rpartition(".")
     word = str(value).lower()
-    if (key == "optimizer" and "8bit" in word) or any(part in key.lower() for part in _STATES_WORDS):
-        known = ", ".join(f'"{each}"' for each in _STATES_BYTES)
-        return f"'{value}': the type of the optimizer's states is said by optimizer_state = one of {known}"
+    if key == "optimizer" and "8bit" in word:
+        return f"'{value}': {_STATES}"
     if key == "optimizer" and word in _NO_OPTIMIZERS:
         return f"'{value}' cannot be said yet: only Adam can"
-    if key == "runs.schedule" and word.replace("-", "") in ("dualpipe", "dualpipev3"):
+    if key == "runs.schedule" and word.replace("-", "").replace("_", "") in ("dualpipe", "dualpipev3"):
         return "the DualPipe of DeepSeek-V3 cannot be said yet; dual-pipe-v is its variant with one copy of each layer"
-    if "attention" in key.lower() or "attn" in key.lower():
-        known = ", ".join(get_args(Attention))
-        return f"the kernel of attention is said by attention = one of {known}"
-    if any(part in key.lower() for part in ("tiled", "chunk", "fused_linear", "liger", "cross_entropy")):
-        return f"how the loss is computed is said by loss = one of {', '.join(get_args(Loss))}; Liger's fused linear loss is tiled"
-    if "expert" in key.lower() and any(part in key.lower() for part in ("tensor", "model", "parallel")):
-        return "devices that share the experts, and over which each of them is split, are said in [runs] by ep and etp"
-    if "offload" in key:
-        return "offloading to the host is said in [runs] by offload_optimizer and offload_activations = true"
-    if "lora" in key.lower() or key.lower() in ("peft", "target_modules"):
-        return 'adapters are said by lora_rank and lora_targets, and quantized weights below them by frozen_weights = "nf4"'
-    name = key.rpartition(".")[2].lower()
-    topic = next((topic for topic, words in _NOT_YET.items() if any(word in name for word in words)), None)
-    return None if topic is None else f"{topic} cannot be said yet: the prediction would be without"
+    if value is not None:
+        return None
+    if not table and name in ParallelSettings.__struct_fields__:
+        return f"it stands in the table [runs]: put {name} below that line"
+    if table == "runs" and name in JobToml.__struct_fields__:
+        return f"it stands at the top of the file: put {name} before [runs]"
+    known = ParallelSettings.__struct_fields__ if table == "runs" else JobToml.__struct_fields__
+    if difflib.get_close_matches(name, known, cutoff=_MISSPELT):
+        return None
+    return next((said for parts, said in _MEANT if any(part in name.lower() for part in parts)), None)
 
 
 def fail_at_setting(file: TomlFile, text: str, values: Mapping[str, Any]) -> NoReturn:

@@ -152,7 +152,9 @@ _FSDP = Runtime(
     kernels=Kernels(wheels=True, attention=AttentionKernels.FLASH_2, norm=NormKernels.TWICE, loss=LossKernels.LOG_SOFTMAX),
     gradient_bytes=2.0,
     accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
-    memory=MemoryRules(logits_bytes=LOGITS_BYTES["whole"], weighted_activations=False, transformer_engine=False),
+    memory=MemoryRules(
+        logits_bytes=LOGITS_BYTES["whole"], weighted_activations=False, transformer_engine=False, drops_gradients=True
+    ),
 )
 # Composer's loss is flash-attention's, which writes gradients over the logits.
 _LLM_FOUNDRY = replace(_FSDP, name="LLM Foundry", memory=replace(_FSDP.memory, logits_bytes=4.0))
@@ -166,7 +168,8 @@ _MEGATRON_DEEPSPEED = Runtime(
     overlap_gathers=False,
     overlap_sends=False,
     overlap_tensor=False,
-    memory=MemoryRules(flat_elements=5e8, weighted_activations=False, transformer_engine=False),
+    gradient_bytes=2.0,
+    memory=MemoryRules(part_bytes=6.0, keeps_outputs=True, flat_elements=5e8, weighted_activations=False, transformer_engine=False),
 )
 # nanotron's sources (early 2025): flash-attention 2 and its rotation, SwiGLU of PyTorch's ops, Megatron-LM's loss in fp32,
 # gradients added to fp32 copies by a hook, parameters gathered after the update.
@@ -196,8 +199,8 @@ _NANOTRON = Runtime(
         weighted_activations=False,
         logits_bytes=8.0,
         transformer_engine=False,
+        gather_buffers=2,  # parallel/tensor_parallel/functional.py: MemoryBuffer "allgather" and "allgather2".
         layers_ahead=_LAUNCHES_QUEUED / _NANOTRON_LAUNCHES,
-        layer_host_us=_NANOTRON_LAUNCHES * _LAUNCH_US,
     ),
 )
 _PYTORCH = Runtime(
@@ -227,6 +230,7 @@ _PYTORCH = Runtime(
         weighted_activations=False,
         logits_bytes=LOGITS_BYTES["whole"],
         transformer_engine=False,
+        drops_gradients=True,
     ),
 )
 _PYTORCH_2 = Runtime(
@@ -252,7 +256,14 @@ _PYTORCH_2 = Runtime(
     clip_gradients=False,
     overlap_tensor=False,
     bucket_bytes=25 * 2.0**20,
-    memory=MemoryRules(logits_bytes=LOGITS_BYTES["whole"], weighted_activations=False, transformer_engine=False),
+    # Ranks that share the vocabulary compute softmax and gradients by themselves (torch/distributed/tensor/parallel/loss.py).
+    memory=MemoryRules(
+        logits_bytes=LOGITS_BYTES["whole"],
+        split_logits_bytes=18.0,
+        weighted_activations=False,
+        transformer_engine=False,
+        drops_gradients=True,
+    ),
 )
 # Parameters, gradients and the moments of Adam are in 16 bits, without a copy in fp32 (torchtune's `dtype: bf16`, LitGPT's
 # "bf16-true").
@@ -262,6 +273,22 @@ _PURE_16_BITS = replace(
     optimizer_bytes=4.0,
     main_bytes=0.0,
     memory=replace(_PYTORCH_2.memory, logits_bytes=LOGITS_BYTES["chunked"]),
+)
+# litgpt/model.py: norms in fp32 written in Python; queries and keys are copied to be rotated, keys and values for each head.
+# Fabric converts a model's output to fp32 (plugins/precision/half.py), so that logits in fp32 are there beside their softmax
+# (chunked_cross_entropy). bitsandbytes' matmuls keep their inputs (autograd/_functions.py, `MatMul4Bit`).
+_LITGPT = replace(
+    _PURE_16_BITS,
+    name="LitGPT",
+    memory=replace(
+        _PYTORCH.memory,
+        norm_bytes=4.0,
+        rotation_copies=(1.0, 1.0, 0.0),
+        copies_shared_heads=True,
+        adapter_mask_bytes=1.0,  # --lora_dropout is 0.05 by default (litgpt/finetune/lora.py)
+        quantized_input_bytes=2.0,
+        logits_bytes=10.0,
+    ),
 )
 # PyTorch on CPU cores: `fully_shard` waits for each collective there, and gives each layer one of its own; a script that follows a
 # plan takes the mean of the losses of all ranks before an update, in place of a norm (runtime/follow/parallel_plan.py).
@@ -391,7 +418,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         options=_FSDP_OFFLOADS,  # fsdp_cpu_offload, enable_activation_offloading
     ),
     "litgpt": Framework(
-        replace(_PURE_16_BITS, name="LitGPT", memory=replace(_PYTORCH.memory, logits_bytes=LOGITS_BYTES["chunked"])),
+        _LITGPT,
         0,
         (0, 3),
         splits=(),

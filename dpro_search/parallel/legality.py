@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dpro_search.errors import InputError
-from dpro_search.parallel.model import Architecture, CapturedModel, Experts, FeedForward, Model, Network
+from dpro_search.parallel.model import (
+    Architecture,
+    Block,
+    CapturedModel,
+    Experts,
+    FeedForward,
+    Model,
+    Network,
+    blocks_of,
+    elements,
+)
 from dpro_search.parallel.schedule import check_schedule
 from dpro_search.parallel.strategy import Recompute, Strategy
 
@@ -105,6 +116,33 @@ def _check_stages(plan: Strategy, model: Architecture | CapturedModel) -> None:
     if plan.virtual_stages > 1 and plan.pp == 1:
         raise InputError("virtual_stages needs pp above 1")
     check_schedule(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)
+
+
+def check_stages_by_cost(plan: Strategy, model: Model) -> None:
+    """Raise `InputError` where stages that end by their share of the costs leave a pipeline rank without work.
+
+    nanotron (trainer.py, `build_model`) gives each stage the next of its blocks; behind the head there are two without parameters,
+    the cast of the logits to fp32 and the loss (models/llama.py), each of which ends a stage.
+    """
+    stages = plan.pp * plan.virtual_stages
+    if stages == 1 or not isinstance(model, Architecture):
+        return
+    _, *layers, head = blocks_of(model)
+    costs = stage_costs([block for layer in layers for block in (layer,) * layer.count], head)
+    spent, stage = 0.0, 0
+    for cost in costs[:-1]:
+        spent += cost
+        stage += spent >= sum(costs) * (stage + 1) / stages and stage < stages - 1
+    if stage + 2 < stages - 1:
+        raise InputError(
+            f"pp {plan.pp} leaves the last rank without work: layers and head are shared by their costs; use a lower pp"
+        )
+
+
+def stage_costs(layers: Sequence[Block], head: Block) -> list[float]:
+    """Multiply-adds with weights, for a token, of each layer and of the head."""
+    costs = [sum(elements(op.weight, block.sizes) for op in block.ops if op.rows) for block in layers]
+    return [*costs, sum(elements(op.columns, head.sizes) * elements(op.reduction, head.sizes) for op in head.ops if op.rows)]
 
 
 def _check_recompute(plan: Strategy, model: Architecture | CapturedModel) -> None:

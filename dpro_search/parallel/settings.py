@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from dpro_search.errors import InputError
-from dpro_search.parallel.legality import check_strategy
+from dpro_search.parallel.legality import check_stages_by_cost, check_strategy
 from dpro_search.parallel.model import Architecture, CapturedModel, Experts, Layer, Model
 from dpro_search.parallel.setting import plain
 from dpro_search.parallel.strategy import DEFAULTS, SETTINGS, ParallelSettings, Strategy, phrases
@@ -46,6 +46,7 @@ class Fixed:
     splits: tuple[str, ...] = ("tp", "pp", "cp", "ep")  # Degrees that the framework has.
     # `OPTIONS` that there are, each with the least stage of ZeRO that it goes with, or why it cannot be.
     options: Mapping[str, int | str] = field(default_factory=dict)
+    stages_by_cost: bool = False  # See `Runtime.stages_by_cost`.
 
     def check_splits(self, strategy: Strategy) -> None:
         """Raise `InputError`, which begins with the setting's name, if a strategy splits what the framework cannot."""
@@ -59,6 +60,8 @@ class Fixed:
                 raise InputError(f"{name} cannot be true: {least}")
             if getattr(strategy, name) and isinstance(least, int) and strategy.zero_stage < least and strategy.dp * strategy.cp > 1:
                 raise InputError(f"{name} goes with zero_stage {least} or more in the framework, not {strategy.zero_stage}")
+        if self.stages_by_cost and not strategy.stage_layers:
+            check_stages_by_cost(strategy, self.model)
 
     @property
     def layers(self) -> tuple[Layer, ...]:

@@ -17,8 +17,9 @@ from dpro_search.parallel.costs.groups import UNSCALED, KnownAlgorithms
 from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.gpu_ops import NARROW
+from dpro_search.parallel.legality import stage_costs
 from dpro_search.parallel.memory.kept import Kept
-from dpro_search.parallel.model import Architecture, Block, Model, blocks_of, elements
+from dpro_search.parallel.model import Architecture, Block, Model, blocks_of
 from dpro_search.parallel.runtime import GRAPH_TIMES, HostTimes, Runtime
 from dpro_search.parallel.schedule import stages_on
 from dpro_search.parallel.steps.step_graph import LayerCosts
@@ -125,13 +126,13 @@ def _stages_by_cost(layers: Sequence[Block], head: Block, count: int) -> list[in
 
     Every stage but the last one, which has the head, has a layer at least.
     """
-    costs = [sum(elements(op.weight, block.sizes) for op in block.ops if op.rows) for block in layers]
-    total = sum(costs) + sum(elements(op.columns, head.sizes) * elements(op.reduction, head.sizes) for op in head.ops if op.rows)
+    costs = stage_costs(layers, head)
+    total = sum(costs)
     counts, spent, stage = [0] * count, 0.0, 0
-    for number, cost in enumerate(costs, 1):
+    for number, cost in enumerate(costs[:-1], 1):
         spent += cost
         counts[stage] += 1
-        full = spent >= total * (stage + 1) / count or len(costs) - number < count - 1 - stage
+        full = spent >= total * (stage + 1) / count or len(layers) - number < count - 1 - stage
         if full and stage < count - 1:
             stage += 1
     return counts

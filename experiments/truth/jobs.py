@@ -109,6 +109,11 @@ def runtime_of(row: Row) -> Runtime:
     if re.match("mlperf|megatron-bridge|dgxc|nemo", row.text("source")) and not is_network(row):
         # NVIDIA's recipes for performance sum gradients in 16 bits (Megatron-Bridge and NeMo: grad_reduce_in_fp32 = False).
         runtime = replace(runtime, gradient_bytes=2.0)
+    if "fp32 grad" in row.text("precision") and name == "megatron-deepspeed":
+        # BF16_Optimizer (bf16_optimizer.py, `update_hp_grads`): gradients in 16 bits are added to sums in fp32, which are reduced,
+        # and set to zero.
+        memory = replace(runtime.memory, kept_gradient_bytes=2.0, part_bytes=0.0)
+        runtime = replace(runtime, gradient_bytes=4.0, memory=memory)
     says = name == "torchtune" or (name in ("fsdp", "torchtitan") and row.text("overlap"))  # whether its layers are compiled
     fuses = _is_binned(row) and name == "pytorch"  # run_pretraining.py of NVIDIA's BERT: nvFuser
     if says or fuses:
@@ -132,7 +137,10 @@ def runtime_of(row: Row) -> Runtime:
     if _checks_collectives(row):
         runtime = replace(runtime, host=replace(runtime.host, check_rank_us=CHECKED_RANK_US))
     notes = row.text("notes")
-    state_bytes = 0.0 if "no optimizer step" in notes else 2.0 if re.search("8-?bit", notes) else runtime.optimizer_bytes
+    # Paged optimizers keep their states in memory that the driver moves, beside PyTorch's allocator (bitsandbytes: `get_paged`).
+    state_bytes = (
+        0.0 if re.search("no optimizer step|paged", notes) else 2.0 if re.search("8-?bit", notes) else runtime.optimizer_bytes
+    )
     if re.search("optimizer_in_bwd|optimizer step into backward", notes):
         runtime = replace(runtime, gradient_bytes=0.0)  # Each gradient is freed when its parameter is updated.
     return replace(runtime, kernels=kernels, memory=rules_of(row, runtime.memory), optimizer_bytes=state_bytes)
@@ -210,6 +218,8 @@ def _default_stage(row: Row) -> int:
 
 def _usual_virtual_stages(row: Row, pp: int) -> int:
     """Of submissions to MLPerf that do not give them: as those that do, a layer each."""
+    if "torchtitan" in row.text("framework") and "interleaved" in row.text("overlap"):
+        return 2  # models/llama/parallelize_llama.py (pipelining_utils.py): two stages a rank where a schedule loops.
     per_stage, left = divmod(row.whole("layers", 1), pp)
     return 1 if left or not row.text("source").startswith("mlperf") else max(per_stage, 1)
 
@@ -224,6 +234,11 @@ def _stage_layers(row: Row, pp: int) -> tuple[int, ...]:
         left = row.whole("layers", 1) + predicts_two_tokens(row)
         first = (2,) * 7 if row.number("vpp") else (dense_layers(row), *(2,) * 6)
         return (*first, left - sum(first))
+    stages, layers = pp * row.whole("vpp", 1), row.whole("layers", 1)
+    if row.text("source").startswith("mlperf") and stages > 1 and layers % stages and not (layers + 2) % stages:
+        # ASYM_PP_EMBED and ASYM_PP_LOSS of NVIDIA's configurations: the embedding and the loss count as a layer each.
+        each = (layers + 2) // stages
+        return (each - 1, *(each for _ in range(stages - 2)), each - 1)
     if "uneven_pipeline" not in row.text("model"):
         return ()
     each = (row.whole("layers", 1) - 2 * UNEVEN_ENDS) // (pp - 2)
@@ -241,6 +256,8 @@ def _zero_stage(row: Row) -> int:
         return 2
     if re.match(r"fsdp( full_shard|=[1-9]|2?( \(3\)| [0-9]| \(ici|$))|hsdp|hybrid_shard|full_shard", zero):
         return 3
+    if not zero and "litgpt" in row.text("framework") and devices_of(row) > 1:
+        return 3  # FSDPStrategy of its scripts (litgpt/finetune/full.py).
     match = re.match(r"[0-3](?=\.0|\b)", zero)
     return int(match[0]) if match else _default_stage(row)
 
@@ -275,6 +292,9 @@ def _strategy(row: Row) -> Strategy:
     # A pipeline's micro-batches are of one sample where a row does not say how many there are; Accelerate's plugin for Megatron-LM
     # has one micro-batch in a step unless it is told another number (megatron_lm_num_micro_batches).
     alone = pp > 1 and "accelerate" not in row.text("framework")
+    if pp > 1 and "torchtitan" in row.text("framework") and not row.number("micro_batch"):
+        # --experimental.pipeline_parallel_microbatches: as many as there are stages.
+        row = replace(row, values={**row.values, "micro_batch": str(max(global_batch // (dp * pp * stages), 1))})
     micro_batch = row.number("micro_batch") or (1 if alone else max(global_batch // (dp * row.whole("grad_accum", 1)), 1))
     if is_network(row):  # of batches that are not divided evenly, the mean
         micro_batch = max(round(global_batch / (dp * row.whole("grad_accum", 1))), 1)
@@ -295,6 +315,8 @@ def _strategy(row: Row) -> Strategy:
         ep=row.whole("ep", 1),
         virtual_stages=stages if pp > 1 else 1,
         zero_stage=_zero_stage(row),
+        # In pipelines torchtitan frees no parameters after a forward pass (parallelize_llama.py, `apply_fsdp`).
+        reshard=not ("torchtitan" in row.text("framework") and pp > 1),
         sequence_parallel=sequence_parallel,
         micro_batch=int(micro_batch),
         global_batch=round(global_batch),

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from dpro_search.errors import InputError
-from dpro_search.parallel.legality import check_strategy
+from dpro_search.parallel.legality import check_stages_by_cost, check_strategy
 from dpro_search.parallel.memory.peak import rank_memories
 from dpro_search.parallel.model import blocks_of, parameters_of
 from dpro_search.parallel.steps.step_prices import step_us
 from dpro_search.parallel.strategy import Recompute
 from dpro_search.parallel.workload import Workload
 from experiments.truth.jobs import workload_of, workloads_of
-from experiments.truth.memory import partly_recomputed, peak_bytes, reported_bytes
+from experiments.truth.memory import partly_recomputed, peak_bytes, phases_of, reported_bytes
 from experiments.truth.rows import Row
 from experiments.truth.score import Predicted, RefusedError
 
@@ -37,10 +37,12 @@ def cold(row: Row) -> Predicted:
 def _predicted(row: Row, workload: Workload) -> Predicted:
     try:
         check_strategy(workload.strategy, workload.model, workload.sequence)
+        if workload.runtime.stages_by_cost:
+            check_stages_by_cost(workload.strategy, workload.model)
     except InputError as error:
         raise RefusedError(str(error)) from None
     limit_bytes = workload.cluster.groups[0].host.device.memory_bytes or math.inf
-    memories = rank_memories(workload)
+    memories = max((rank_memories(phase) for phase in phases_of(row, workload)), key=peak_bytes)
     fits = peak_bytes(memories) <= limit_bytes
     if not fits and not row.text("recompute") and workload.strategy.recompute is Recompute.NONE:
         # What a row does not say is what its job can run with: recomputation, of as few layers as it fits with.

@@ -13,7 +13,7 @@ from experiments.truth import __main__ as truth
 from experiments.truth.blanks import completed
 from experiments.truth.contradictions import contradictions
 from experiments.truth.jobs import workload_of
-from experiments.truth.memory import partly_recomputed
+from experiments.truth.memory import partly_recomputed, phases_of, reported_bytes
 from experiments.truth.models import model_of
 from experiments.truth.orders import ordered, pairs
 from experiments.truth.page import _ticks, write_page
@@ -458,3 +458,49 @@ def test_a_host_with_a_third_of_the_nvlinks_has_a_third_of_the_rate():
 def test_rounds_and_tables_of_one_publisher_are_left_out_together():
     sources = ("mlperf-v5.0", "mlperf-v5.1", "dgxc-benchmarking", "nemo-perf-docs", "internevo")
     assert [publisher_of(source) for source in sources] == ["MLPerf", "MLPerf", "NVIDIA", "NVIDIA", "internevo"]
+
+
+def test_a_figure_in_gigabytes_of_1e9_bytes_is_compared_in_these() -> None:
+    memory = PeakMemory(
+        weights_bytes=1e9, gradients_bytes=0.0, optimizer_bytes=0.0, activations_bytes=0.0, logits_bytes=0.0, gathered_bytes=0.0
+    )
+    assert reported_bytes(row_of(memory_kind="peak, GB = 1e9 bytes"), [memory], 80e9) == pytest.approx(2**30)
+    assert reported_bytes(row_of(memory_kind="GiB peak (max over ranks)"), [memory], 80e9) == 1e9
+
+
+def test_retinanet_of_mlperf_warms_validation_up_on_a_batch_of_its_own() -> None:
+    row = row_of(
+        source="mlperf-v5.0",
+        model="RetinaNet SSD",
+        n_gpus="8",
+        dp="8",
+        micro_batch="4",
+        global_batch="32",
+        grad_accum="1",
+        hidden="",
+        layers="",
+    )
+    training, validation = phases_of(row, workload_of(row))
+    assert (training.strategy.micro_batch, validation.strategy.micro_batch) == (4, 32)
+    assert training.runtime.memory.logits_bytes == 2 * validation.runtime.memory.logits_bytes
+
+
+def test_micro_batches_of_torchtitans_pipelines_are_as_many_as_its_stages() -> None:
+    row = {
+        "framework": "torchtitan",
+        "n_gpus": "64",
+        "dp": "8",
+        "pp": "8",
+        "micro_batch": "",
+        "global_batch": "256",
+        "layers": "16",
+    }
+    single = workload_of(row_of(overlap="torch.compile 1F1B", **row)).strategy
+    looped = workload_of(row_of(overlap="torch.compile Interleaved 1F1B", **row)).strategy
+    assert (single.virtual_stages, single.micro_batch, looped.virtual_stages, looped.micro_batch) == (1, 4, 2, 2)
+    assert not single.reshard
+
+
+def test_litgpt_splits_parameters_where_it_has_several_devices() -> None:
+    assert workload_of(row_of(framework="LitGPT", n_gpus="4", dp="4")).strategy.zero_stage == 3
+    assert workload_of(row_of(framework="LitGPT", n_gpus="1", dp="1")).strategy.zero_stage == 0

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro_search.cluster import parse_cluster
+from dpro_search.errors import InputError
 from dpro_search.parallel.gpu_ops import AttentionKernels, Kernels
+from dpro_search.parallel.legality import check_stages_by_cost
 from dpro_search.parallel.memory.peak import peak_memory, rank_memories
 from dpro_search.parallel.memory.rules import MemoryRules
 from dpro_search.parallel.model import Adapters, Architecture, Attention, Experts, FeedForward, Layer, Positions, model, published
@@ -221,13 +223,19 @@ def test_the_categories_are_all_that_is_held(plan):
 
 
 def test_adapters_need_what_their_attention_reads_and_what_ops_without_weights_need():
-    def layer(frozen):
+    def layer(frozen, **rules):
         adapters = Adapters() if frozen else None
-        few, many = (workload(replace(gpt(layers, dropout=0.0), adapters=adapters), dp=8) for layers in (4, 12))
+        few, many = (
+            workload(replace(gpt(layers, dropout=0.0), adapters=adapters), rules=MemoryRules(**rules), dp=8) for layers in (4, 12)
+        )
         return (peak_memory(many).activations_bytes - peak_memory(few).activations_bytes) / 8
 
     # the inputs of both matrices of the feed-forward network: h and 4 h, in 16 bits
     assert layer(frozen=False) - layer(frozen=True) == 2 * 5 * SEQUENCE * HIDDEN
+    # After dropout adapters keep the inputs of attention's two matrices, with a byte of its mask; without it the first one is kept
+    # alone, for the second one is attention's output.
+    dropped = layer(frozen=True, adapter_mask_bytes=1.0)
+    assert dropped - layer(frozen=True) == (2 * 3 - 2) * SEQUENCE * HIDDEN
 
 
 def test_weights_that_nothing_updates_are_in_8_bits_where_matmuls_are():
@@ -272,3 +280,95 @@ def test_frozen_stages_of_a_detector_keep_nothing():
     assert not any(op.saves for op in blocks["stem"].ops + blocks["stage1.1"].ops)
     assert any(op.saves for op in blocks["stage2.1"].ops)
     assert peak_memory(job).activations_bytes > 0
+
+
+def per_layer(attribute="activations_bytes", model_of=gpt, rank=0, **options):
+    """Bytes that each layer adds."""
+    few, many = (rank_memories(workload(model_of(layers), **options))[rank] for layers in (4, 12))
+    return (getattr(many, attribute) - getattr(few, attribute)) / 8
+
+
+def rotary(layers):
+    return replace(gpt(layers), positions=Positions.ROTARY)
+
+
+def test_matmuls_in_8_bits_keep_their_inputs_in_8_bits():
+    def layer(precision):
+        few, many = (replace(workload(gpt(layers), dp=8), precision=precision) for layers in (4, 12))
+        return (peak_memory(many).activations_bytes - peak_memory(few).activations_bytes) / 8
+
+    # h, h and 4 h of two norms and of the activation a byte less; attention's output stays in 16 bits, and is there in 8 as well
+    assert layer("bf16") - layer("fp8") == (1 + 1 + 4 - 1) * SEQUENCE * HIDDEN
+
+
+def test_keys_and_values_that_go_round_a_ring_are_kept_instead_of_the_projection():
+    engine, other = (
+        per_layer(model_of=rotary, rules=MemoryRules(transformer_engine=engine), dp=4, cp=2) for engine in (True, False)
+    )
+    assert other - engine == 2 * 2 * SEQUENCE / 2 * HIDDEN  # the rotated queries and keys beside what they were made of
+
+
+def test_a_stage_may_keep_what_it_sent():
+    keeps, frees = (
+        rank_memories(workload(rules=MemoryRules(keeps_outputs=keeps), dp=2, pp=4))[0].activations_bytes for keeps in (True, False)
+    )
+    assert keeps - frees == 4 * 2 * SEQUENCE * HIDDEN  # of four micro-batches in flight
+
+
+def test_copies_of_a_part_of_the_gradients_are_cached_beside_activations():
+    split = peak_memory(workload(rules=MemoryRules(part_bytes=6.0), dp=8, zero_stage=1))
+    assert split.cached_bytes == 6 * split.weights_bytes / 2 / 8
+    assert peak_memory(workload(rules=MemoryRules(part_bytes=6.0), dp=8, zero_stage=0)).cached_bytes == 0
+
+
+def test_gradients_that_are_dropped_are_not_there_with_the_activations_of_one_micro_batch():
+    def held(batch, **rules):
+        return peak_memory(workload(rules=MemoryRules(**rules), zero_stage=0, dp=8, micro_batch=8, global_batch=batch))
+
+    assert held(64, drops_gradients=True).gradients_bytes == 0
+    assert held(128, drops_gradients=True).gradients_bytes == held(128).gradients_bytes == 2 * held(128).weights_bytes
+    small = replace(workload(rules=MemoryRules(drops_gradients=True), zero_stage=0, dp=64), sequence=16)
+    assert peak_memory(small).gradients_bytes > 0  # after the backward pass more is there than with the activations
+
+
+def test_parameters_and_gradients_may_have_a_type_of_their_own():
+    usual = peak_memory(workload(dp=8))
+    narrow = peak_memory(workload(rules=MemoryRules(layer_weight_bytes=1.0, kept_gradient_bytes=2.0), dp=8))
+    embeddings = 2 * HIDDEN * (VOCAB + SEQUENCE + 2)
+    assert narrow.weights_bytes == pytest.approx((usual.weights_bytes - embeddings) / 2 + embeddings, rel=1e-3)
+    assert narrow.gradients_bytes == usual.gradients_bytes * 6 / 4
+
+
+def test_ranks_that_share_the_vocabulary_may_hold_more_of_each_logit():
+    def logits(tp):
+        rules = MemoryRules(logits_bytes=14.0, split_logits_bytes=18.0)
+        return rank_memories(workload(rules=rules, tp=tp, dp=8 // tp, micro_batch=8))[-1].logits_bytes
+
+    assert logits(2) / logits(1) == pytest.approx(18 / 14 / 2)
+
+
+def test_gathered_inputs_have_buffers_that_all_layers_share():
+    def workspace(buffers):
+        options = {"tp": 8, "sequence_parallel": True, "global_batch": 1}
+        return peak_memory(workload(rules=MemoryRules(gather_buffers=buffers), **options)).workspace_bytes
+
+    assert workspace(2) - workspace(0) == 2 * 2 * SEQUENCE * HIDDEN
+
+
+def test_hosts_that_check_each_collective_are_ahead_behind_messages_only():
+    def cached(pp, check_rank_us):
+        job = workload(rules=MemoryRules(layers_ahead=100.0), tp=2, pp=pp, sequence_parallel=True, global_batch=16)
+        host = replace(job.runtime.host, check_rank_us=check_rank_us)
+        return rank_memories(replace(job, runtime=replace(job.runtime, host=host)))[0].cached_bytes
+
+    sent = 2 * 2 * SEQUENCE * HIDDEN  # two reduce-scatters of a layer
+    assert cached(4, 1e6) == (4 - 2) * 3 * sent  # of all micro-batches but two
+    assert cached(2, 1e6) == 0
+    assert cached(4, 0.0) > cached(4, 1e6)
+
+
+def test_stages_that_end_by_their_costs_may_leave_the_last_rank_without_work():
+    plan = Strategy(pp=8, dp=1, global_batch=8)
+    check_stages_by_cost(plan, replace(gpt(12), vocab=1024))
+    with pytest.raises(InputError, match="pp 8 leaves the last rank without work"):
+        check_stages_by_cost(plan, gpt(12))

@@ -131,8 +131,18 @@ class Pricer:
                 stores_scores=not workload.runtime.flash_attention,
                 copies_output=rules.copies_output(workload.cluster.groups[0].host.device),
                 dropout=workload.model.dropout > 0,
+                quantized=workload.frozen_bytes > 0,
+                matmul_input_bytes=self._matmul_input_bytes(block),
+                ring=rules.transformer_engine and workload.strategy.cp > 1,
             )
         return self._known.kept[key]
+
+    def _matmul_input_bytes(self, block: Block) -> float | None:
+        """Bytes of an element that a layer's matmuls keep of their inputs (Transformer Engine, module/linear.py); None: as they are."""
+        if self._workload.frozen or not self._workload.runtime.memory.transformer_engine or not block.name.startswith("layer"):
+            return None
+        narrow = NARROW.get(self._workload.precision)
+        return None if narrow is None else narrow.element_bytes
 
     def layer(self, block: Block, *, again: bool = True) -> LayerCosts:
         """Costs of a block. `again`: whether the strategy recomputes the activations of this block."""
@@ -145,6 +155,13 @@ class Pricer:
         """Whether the host takes longer to start a block's forward pass than the device to compute it."""
         steps = self.program(block).forward
         return self._host_us(steps, backward=False) >= sum(self._step_us(step, backward=False) for step in steps)
+
+    def paces(self, block: Block, *, backward: bool) -> tuple[float, float]:
+        """Time of a pass of a block on the device, and of the host to start it."""
+        program = self.program(block)
+        steps = program.backward if backward else program.forward
+        device_us = self._backward_us(steps) if backward else sum(self._step_us(step, backward=False) for step in steps)
+        return device_us, self._host_us(steps, backward=backward)
 
     def _priced(self, block: Block, recompute: Recompute) -> LayerCosts:
         gather_us, reduce_us = self._exchanges(self.program(block))

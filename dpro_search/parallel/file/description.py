@@ -253,6 +253,7 @@ def described(path: Path) -> ParallelDescription | None:
         zero_stage=framework.zero_stage,
         splits=framework.splits,
         options=options_on(job_file.framework, cluster),
+        stages_by_cost=framework.runtime.stages_by_cost,
     )
     runs = job_file.runs
     splits_experts = job_file.framework.startswith("megatron-core") and fixed.experts > 0

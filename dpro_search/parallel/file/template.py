@@ -53,6 +53,7 @@ def job_toml(request: Wanted) -> str:
         devices=machines.ranks,
         zero_stage=FRAMEWORKS[framework].zero_stage,
         splits=FRAMEWORKS[framework].splits,
+        stages_by_cost=FRAMEWORKS[framework].runtime.stages_by_cost,
     )
     if fixed.sequence < 1 or fixed.global_batch < 1:
         raise InputError("--global-batch and --seq-len must be above 0")

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dpro_search.parallel.costs.compile import LocalOp
 from dpro_search.parallel.costs.pricer import Pricer
 from dpro_search.parallel.memory.kept import Kept
 from dpro_search.parallel.model import Block
@@ -147,15 +146,20 @@ class _Ledger:
         activations += self._deferred_bytes(blocks)
         states = replace(states, workspace_bytes=self._workspace_bytes(blocks))
         peak = replace(states, activations_bytes=activations, logits_bytes=logits, gathered_bytes=gathered)
-        step = self._step_bytes(states)
+        step, part = self._step_bytes(states), self._part_bytes(states)
         passing = states.weights_bytes / self._workload.element_bytes * self._rules.pass_gradient_bytes
-        if max(step, passing) > activations + logits + gathered:  # the optimizer's step holds most
-            peak = replace(states, gathered_bytes=max(step, passing))
+        held, later = activations + logits + gathered, max(step, passing, part)
+        early = self._rules.drops_gradients and self._plan.micro_batches == 1 and self._plan.zero_stage < 3
+        absent = states.gradients_bytes if early else 0.0  # while activations are most
+        if later + absent > held:  # the optimizer's step holds most
+            peak = replace(states, gathered_bytes=later)
+        elif early:
+            peak = replace(peak, gradients_bytes=0.0)
         largest = max((self._of(block).largest_bytes for block in blocks), default=0.0)
         fragments = largest if self._plan.micro_batches > 1 else 0.0
-        waiting = self._waiting_bytes(blocks, in_flight, fragments)
-        unfit = 0.0 if peak.gathered_bytes >= step > 0 else self._unfit_bytes(step, largest)
-        return replace(peak, fragments_bytes=fragments, cached_bytes=waiting + unfit)
+        # Blocks of activations stay cached in the optimizer's step, whose largest temporaries do not fit in them.
+        cached = held + self._waiting_bytes(blocks, in_flight, fragments) + part + self._unfit_bytes(step, largest)
+        return replace(peak, fragments_bytes=fragments, cached_bytes=max(cached - max(held, later), 0.0))
 
     def _moved_bytes(self, blocks: tuple[Block, ...]) -> float:
         """What a layer keeps on the host for a micro-batch, the mean of all layers."""
@@ -187,10 +191,13 @@ class _Ledger:
                 elements = each * counts[block.name]
                 ways = plan.expert_zero_ways if expert else plan.zero_ways
                 element = self._fixed_bytes(block) if fixed else self._workload.element_bytes
+                if trained and rules.layer_weight_bytes and block.name.startswith("layer"):
+                    element = rules.layer_weight_bytes
                 held["weights"] += elements * element / (ways if plan.zero_stage == 3 else 1)
                 if trained:
                     whole += elements
                     held["gradients"] += elements * self._workload.gradient_bytes / (ways if splits_gradients else 1)
+                    held["gradients"] += elements * rules.kept_gradient_bytes
                     held["optimizer"] += elements * runtime.optimizer_bytes / (ways if plan.zero_stage >= 1 else 1)
         places = {
             "optimizer": True,
@@ -224,7 +231,8 @@ class _Ledger:
         dummies = sum(rows * columns for rows, columns in shapes) if has_dummies else 0.0
         shared = max((each.shared_bytes for each in kept), default=0.0)
         workspace_bytes = rules.workspace_bytes(self._workload.cluster.groups[0].host.device, experts=experts)
-        return workspace_bytes + shared + (dummies + self._unpacked_elements(blocks)) * self._workload.element_bytes
+        gathers = rules.gather_buffers * max((each.gathered_bytes for each in kept), default=0.0)
+        return workspace_bytes + shared + gathers + (dummies + self._unpacked_elements(blocks)) * self._workload.element_bytes
 
     def _unpacked_elements(self, blocks: tuple[Block, ...]) -> float:
         """Elements of the largest quantized weight, which its product has as a matrix in 16 bits (`Pricer._unpacked_us`)."""
@@ -266,8 +274,9 @@ class _Ledger:
             kept = [(self._of(block), again) for block, again in zip(blocks, recomputed(self._plan, blocks), strict=True)]
             held = [each.held_bytes(self._plan.recompute if again else Recompute.NONE) for each, again in kept]
             moved = [size for size, block in zip(held, blocks, strict=True) if self._moves(block)]
+            sent = self._rules.keeps_outputs and number < len(self._stages) - 1
             self._of_stages[number] = _StageMemory(
-                held_bytes=sum(held) - sum(moved),
+                held_bytes=sum(held) - sum(moved) + sent * kept[-1][0].input_bytes,
                 again_bytes=max((self._again_bytes(each, again) for each, again in kept), default=0.0)
                 + _LAYERS_MOVING * max(moved, default=0.0),
                 logits_bytes=sum(each.logits_bytes for each, _ in kept),
@@ -310,32 +319,45 @@ class _Ledger:
             return 0.0
         return states.weights_bytes / self._workload.element_bytes * self._rules.step_bytes
 
+    def _part_bytes(self, states: PeakMemory) -> float:
+        """Copies of the gradients of a rank's part in the optimizer's step."""
+        if self._plan.zero_stage not in (1, 2):
+            return 0.0
+        return states.weights_bytes / self._workload.element_bytes / self._plan.zero_ways * self._rules.part_bytes
+
     def _waiting_bytes(self, blocks: tuple[Block, ...], flying: int, fragments: float) -> float:
-        """Buffers of collectives that the device has not run yet, of as many layers as the host is ahead.
+        """Buffers of collectives that the device has not run yet.
 
         With several micro-batches in turn a forward pass starts while those of the backward pass before it wait; what they displace
         is among the fragments.
         """
         layers = [self._of(block) for block in blocks if block.name.startswith("layer")]
-        ahead = self._layers_ahead(blocks)
-        forward = max((kept.forward_sent_bytes for kept in layers), default=0.0) * min(ahead, flying)
-        backward = max((kept.backward_sent_bytes for kept in layers), default=0.0) * min(ahead, len(layers))
+        forward_ahead, backward_ahead = (self._layers_ahead(blocks, flying, backward=backward) for backward in (False, True))
+        forward = max((kept.forward_sent_bytes for kept in layers), default=0.0) * forward_ahead
+        backward = max((kept.backward_sent_bytes for kept in layers), default=0.0) * backward_ahead
         return forward + (max(backward - fragments, 0.0) if self._plan.micro_batches > 1 else 0.0)
 
-    def _layers_ahead(self, blocks: tuple[Block, ...]) -> float:
-        """Layers that the host is ahead of the device.
+    def _layers_ahead(self, blocks: tuple[Block, ...], flying: int, *, backward: bool) -> float:
+        """Layers whose collectives the host has launched and the device has not run, at most at any time of a run.
 
-        Empirical (nanotron on H100, 1 to 32 stages): between two stages, which answer each micro-batch, the host is ahead only by
-        what the device takes longer; with one stage, or with several micro-batches to start with, it is always.
+        Ranks wait for each other on their devices: the host of one runs ahead, until CUDA's queue is full, whenever another one is
+        late. Where each collective is checked first, hosts wait for each other. Then the host is ahead by what the device takes
+        longer since the last message that it waited for (with the gradients of a micro-batch, one backward and one forward pass
+        before), and by the forward passes behind messages that the next stage has not taken yet. Those are all but two of those
+        that start a step. Empirical (nanotron on H100, 2 to 16 stages).
         """
-        ahead, host_us = self._rules.layers_ahead, self._rules.layer_host_us
-        peak = self._workload.cluster.groups[0].host.device.peak_flops_per_s(self._workload.precision)
-        if self._plan.pp != 2 or not host_us or peak is None:
-            return ahead
-        layers = [self._pricer.program(block) for block in blocks if block.name.startswith("layer")]
-        flops = sum(step.op.forward_flops(step.sizes) for step in layers[0].forward if isinstance(step, LocalOp)) if layers else 0.0
-        device_us = flops / peak * 1e6
-        return ahead * max(1 - host_us / device_us, 0.0) if device_us else 0.0
+        layers = [block for block in blocks if block.name.startswith("layer")]
+        if not self._rules.layers_ahead or not layers:
+            return 0.0
+        most = min(self._rules.layers_ahead, len(layers) if backward else flying)
+        if not self._workload.runtime.host.check_rank_us:
+            return most
+        (device_us, host_us), (late_us, late_host_us) = (self._pricer.paces(layers[0], backward=late) for late in (False, True))
+        gained_us = len(layers) * max(late_us - late_host_us, 0.0)
+        if backward:
+            return min(gained_us / late_us, most)
+        gained_us = max(gained_us + len(layers) * (device_us - host_us), flying * (device_us - host_us), 0.0)
+        return max(min(gained_us / device_us, most), flying - 2 * len(layers))
 
     def _unfit_bytes(self, step: float, largest: float) -> float:
         """Temporaries of the optimizer's step for which no cached block is large enough: each rank's part, and their sum."""

@@ -19,14 +19,23 @@ class MemoryRules:
     Bytes "of a parameter" are for each parameter that the rank holds, bytes of a tensor for each of its elements.
     """
 
+    # Of a layer's parameter that is trained; None: as those of other blocks.
+    layer_weight_bytes: float | None = None
+    # Whether gradients are dropped after each update, so that in a step of one micro-batch none is there when activations are most.
+    drops_gradients: bool = False
     # Gradients in the model's precision that live from their op's backward pass to the end of the pass, where they are added to the
     # buffer that the optimizer reads; 0: matmuls write to that buffer, or its hook frees each gradient at once.
     pass_gradient_bytes: float = 0.0
+    # Gradients in the model's precision that stay beside those that are summed.
+    kept_gradient_bytes: float = 0.0
     # Buckets of torch.nn.parallel.DistributedDataParallel beside the gradients (`gradient_as_bucket_view` off), without ZeRO.
     bucket_bytes: float = 0.0
     # Elements of flat buffers to reduce gradients and to gather parameters, at most as many as a rank has (DeepSpeed's
     # reduce_bucket_size and allgather_bucket_size, 500 million each); 0: none.
     flat_elements: float = 0.0
+    # Of a parameter of a rank's part, in the step of an optimizer that ZeRO splits: gradients side by side, and in fp32. No cached
+    # block is as large as these.
+    part_bytes: float = 0.0
     # Temporaries of a parameter while an optimizer that ZeRO splits gathers the parameters.
     step_bytes: float = 0.0
 
@@ -37,16 +46,27 @@ class MemoryRules:
     # Tokens' weights multiply the activations of experts, so that what experts give is not kept (Megatron-Core since 0.12:
     # experts.py). Only gated activations have a kernel that computes both in one (fusions/fused_bias_swiglu.py).
     weighted_activations: bool = True
-    norm_bytes: float = 0.0  # Of an element of a norm's input: copies in fp32, what is normalised but not yet scaled.
+    # Of an element of the input of a norm without bias, which frameworks compose of other ops: copies in fp32, what is normalised
+    # but not yet scaled. Those with bias are one op of PyTorch.
+    norm_bytes: float = 0.0
+    # Whether heads of queries that share keys and values have copies of them for attention.
+    copies_shared_heads: bool = False
+    # Of an element of what dropout leaves of an adapter's input: its mask; 0: adapters have no dropout.
+    adapter_mask_bytes: float = 0.0
+    # Of an element of the input of a matmul whose weight is quantized below adapters, which it keeps; 0: it keeps none.
+    quantized_input_bytes: float = 0.0
     score_bytes: float = 2.0  # Of an element of the scores, where they are stored: the softmax.
     # Whether fused attention leaves a copy of its output: flash-attention's has the batch first, and the projection behind it reads
     # one with the sequence first. None: as Transformer Engine chooses, which has cuDNN's from Hopper on
     # (dot_product_attention/utils.py); without it, no.
     flash_copy: bool | None = None
+    # Whether a pipeline stage keeps what it sent on until the backward pass of the micro-batch.
+    keeps_outputs: bool = False
     # Micro-batches whose gradients of the logits wait for the head's weight to get its gradients from them (Megatron-LM's
     # --defer-embedding-wgrad-compute with its --wgrad-deferral-limit); 0: none waits.
     deferred_logits: int = 0
     logits_bytes: float = 6.0  # Of an element of the logits, when most of them are held: in 16 bits, in fp32, gradients.
+    split_logits_bytes: float | None = None  # Where tensor parallel ranks share the vocabulary; None: as many.
 
     # Whether the head's product and the loss are of some tokens at a time, so that logits are never whole (`tiled_logits_bytes`).
     tiled_loss: bool = False
@@ -66,10 +86,12 @@ class MemoryRules:
     # dot_product_attention.py, `get_global_memory_buffer`).
     shared_scores: bool = False
 
+    # Buffers that all layers gather inputs of tensor parallel products, and gradients of their outputs, to.
+    gather_buffers: int = 0
+
     # Collectives hold their buffers until the device has run them (`record_stream`): the host is ahead by as many launches as CUDA
     # queues (1,024), which are so many layers.
     layers_ahead: float = 0.0
-    layer_host_us: float = 0.0  # Of the host, for the forward pass of a layer; where the device is faster, the host is not ahead.
 
     def copies_output(self, device: Device) -> bool:
         """Whether fused attention leaves a copy of its output on a device."""

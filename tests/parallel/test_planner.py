@@ -130,10 +130,10 @@ def test_a_memory_limit_has_a_unit_and_takes_the_place_of_the_headroom(folder, t
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        # Published: Megatron runs Llama 3 405B with tp 8, pp 16 and cp, without recomputation.
+        # NVIDIA's submissions to MLPerf 5.0 on H100 run Llama 3.1 405B with tp 8, pp 8 and cp 2, without recomputation.
         (
             {"model": "llama3-405b", "cluster": "2048xhgx-h100", "global_batch": 2048, "sequence": 8192},
-            ("tp 8", "pp 16", "ZeRO-1", "no recomputation"),
+            ("tp 8", "pp 8", "cp 2", "ZeRO-1", "no recomputation"),
         ),
         ({"model": "llama3-8b", "cluster": "4xhgx-h100", "global_batch": 512, "sequence": 8192}, ("tp 2", "dp 16", "ZeRO-1")),
         ({"model": "gpt2-medium", "sequence": 1024, "framework": "pytorch-2"}, ("dp 16", "no ZeRO", "micro-batch 4")),

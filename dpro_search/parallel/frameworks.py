@@ -341,7 +341,8 @@ _MEGATRON = Framework(
 # `fully_shard` with CPUOffloadPolicy; torch.autograd.graph.save_on_cpu, which needs no framework.
 _FSDP_OFFLOADS = {"offload_optimizer": 3, "offload_activations": 0}
 
-_TORCH_SCHEDULES = tuple(schedule for schedule in Schedule if schedule is not Schedule.GPIPE)  # GPipe is never faster than 1F1B
+# GPipe is never faster than 1F1B; DualPipe is DeepSeek's own code.
+_TORCH_SCHEDULES = tuple(schedule for schedule in Schedule if schedule not in (Schedule.GPIPE, Schedule.DUAL_PIPE))
 
 FRAMEWORKS: Mapping[str, Framework] = {
     "megatron-core": _MEGATRON,

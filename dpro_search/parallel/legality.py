@@ -82,7 +82,7 @@ def _check_overlapped(plan: Strategy) -> None:
         raise InputError("overlap_experts: exchanges run beside another micro-batch, and there is one; use a smaller micro_batch")
     if plan.recompute is Recompute.FULL:
         raise InputError("overlap_experts cannot be true with recompute full: use selective or none")
-    if plan.pp > 1 and plan.virtual_stages == 1:
+    if plan.pp > 1 and plan.virtual_stages == 1 and plan.copies == 1:
         raise InputError("overlap_experts needs virtual_stages above 1 where pp is above 1")
 
 

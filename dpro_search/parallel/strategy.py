@@ -56,6 +56,7 @@ _SCHEDULES: Mapping[str, str] = {
     "zero-bubble": "zero bubble (ZB-H1)",
     "zero-bubble-v": "zero bubble V",
     "dual-pipe-v": "DualPipeV",
+    "dual-pipe": "DualPipe",
 }
 
 
@@ -157,7 +158,7 @@ class Strategy:
         default=Schedule.ONE_F_ONE_B,
         metadata=about(
             lambda value: _SCHEDULES.get(value, value),
-            "1f1b, gpipe, zero-bubble; interleaved (virtual_stages above 1); zero-bubble-v, dual-pipe-v (virtual_stages 2)",
+            "1f1b, gpipe, zero-bubble, dual-pipe; interleaved (virtual_stages > 1); zero-bubble-v, dual-pipe-v (virtual_stages 2)",
             needs=("pp", 2),
             kept=True,
             usual=lambda values, *_: Schedule.INTERLEAVED if values["virtual_stages"] > 1 else Schedule.ONE_F_ONE_B,
@@ -397,6 +398,11 @@ class Strategy:
             raise InputError(f"expert_load must be at least 1 and finite, not {self.expert_load}: 1 is balanced")
 
     @property
+    def copies(self) -> int:
+        """Copies of each pipeline stage, on two ranks of the pipeline in DualPipe; micro-batches are shared among them."""
+        return 2 if self.schedule is Schedule.DUAL_PIPE and self.pp > 1 else 1
+
+    @property
     def devices(self) -> int:
         """Ranks in all."""
         return self.dp * self.tp * self.pp * self.cp
@@ -455,7 +461,7 @@ class ParallelSettings(SchemeSettings, tag="mesh", frozen=True, kw_only=True):
     zero_stage: Literal[0, 1, 2, 3] | None = None
     micro_batch: int | None = None
     recompute: Literal["none", "selective", "full"] | None = None
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "dual-pipe-v"] | None = None
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble-v", "dual-pipe-v", "dual-pipe"] | None = None
     recompute_layers: int | None = None
     stage_layers: tuple[int, ...] | None = None
     dp_replicate: int | None = None

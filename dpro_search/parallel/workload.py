@@ -103,7 +103,7 @@ def stages_of(workload: Workload, known: SharedResults | None = None) -> tuple[t
     key = strategy.stage_layers or count, copied
     if key not in stages:
         stages[key] = _cut(workload, strategy.stage_layers, count, copied)
-    return stages[key]
+    return stages[key] * strategy.copies
 
 
 def _cut(workload: Workload, given: Sequence[int], count: int, copied: bool) -> tuple[tuple[Block, ...], ...]:
@@ -141,7 +141,7 @@ def _stages_by_cost(layers: Sequence[Block], head: Block, count: int) -> list[in
 def copies_embedding(workload: Workload) -> bool:
     """Whether the embedding and a head that uses its matrix are on different ranks of a pipeline."""
     plan = workload.strategy
-    last = plan.pp * plan.virtual_stages - 1
+    last = plan.pp * plan.virtual_stages * plan.copies - 1
     return workload.model.tied and last not in stages_on(plan.schedule, 0, plan.pp, plan.virtual_stages)
 
 

@@ -66,7 +66,7 @@ def test_what_was_measured_holds_in_proportion_for_other_strategies(tmp_path):
 
 @pytest.mark.parametrize(
     ("schedule", "stages"),
-    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble-v", 2), ("dual-pipe-v", 2)],
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble-v", 2), ("dual-pipe-v", 2), ("dual-pipe", 1)],
 )
 def test_pipelines_run_in_every_order(tmp_path, schedule, stages):
     """Of four ranks with sixteen micro-batches; none makes a step twice as long as 1F1B does."""
@@ -183,7 +183,8 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
         ),
         (text(optimizer="adamw8bit"), ":5: optimizer: 'adamw8bit': the type of the optimizer's states is said by optimizer_state"),
         (text(optimizer="lion"), ":5: optimizer: 'lion' cannot be said yet: only Adam"),
-        (text('pp = 2\nschedule = "dualpipe"'), "the DualPipe of DeepSeek-V3 cannot be said yet"),
+        (text('pp = 2\nschedule = "dualpipe"'), ":7: runs.schedule: 'dualpipe' is not known; did you mean 'dual-pipe'?"),
+        (text('pp = 4\nschedule = "dual-pipe"\nvirtual_stages = 2'), "has an even number of ranks with one stage in two copies"),
         (text(batch_per_replica=4), "one of 'global_batch' and 'batch_per_replica' is needed"),
         ("global_batch = 4\n[model]\ntimes = []\n", "'cluster' is missing"),
     ],

@@ -36,7 +36,10 @@ def test_interleaved_stages_divide_the_bubble(ranks, stages, rounds):
 ONE_STAGE = (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
 
 
-@given(schedule=st.sampled_from(Schedule), ranks=st.integers(2, 4), rounds=st.integers(2, 4))
+OTHERS = tuple(schedule for schedule in Schedule if schedule is not Schedule.DUAL_PIPE)
+
+
+@given(schedule=st.sampled_from(OTHERS), ranks=st.integers(2, 4), rounds=st.integers(2, 4))
 def test_every_pass_runs_once_after_what_it_needs(schedule, ranks, rounds):
     stages = 1 if schedule in ONE_STAGE else 2
     micro_batches = ranks * rounds
@@ -54,6 +57,30 @@ def test_every_pass_runs_once_after_what_it_needs(schedule, ranks, rounds):
         backward = [done for done in order if done.direction in "BW"]
         assert len(backward) == stages * micro_batches
         assert len([done for done in order if done.direction in "BI"]) == stages * micro_batches
+
+
+@given(half=st.integers(1, 4), rounds=st.integers(2, 4))
+def test_dual_pipe_takes_half_of_the_micro_batches_from_each_end(half, rounds):
+    ranks = 2 * half
+    micro_batches = ranks * rounds
+    for rank, order in enumerate(pipeline_orders(Schedule.DUAL_PIPE, ranks, 1, micro_batches)):
+        assert len(set(order)) == len(order)
+        for stage in (rank, 2 * ranks - 1 - rank):
+            for direction in ("F", "BI", "BW"):
+                done = [each.micro_batch for each in order if each.stage == stage and each.direction in direction]
+                assert sorted(done) == list(range(micro_batches // 2))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_the_bubble_of_dual_pipe_is_at_most_that_of_its_paper(ranks):
+    """DeepSeek-AI 2024, table 2: (p / 2 - 1)(F&B + B - 3 W). There both passes of a pair end together; here one ends first."""
+    forward_us, backward_us, weights_us, micro_batches = 1.0, 2.0, 1.0, 4 * ranks
+    layer = LayerCosts(forward_us=forward_us, backward_us=backward_us, weights_us=weights_us)
+    parts = StepCosts(stages=((layer,),) * 2 * ranks, copies=2)
+    graph = step_graph(parts, pipeline_orders(Schedule.DUAL_PIPE, ranks, 1, micro_batches))
+    bubble_us = replay(graph, iterations=1).times.end_us.max() - micro_batches * (forward_us + backward_us)
+    in_paper_us = (ranks / 2 - 1) * (forward_us + backward_us + backward_us - 3 * weights_us)
+    assert in_paper_us / 2 <= bubble_us <= in_paper_us
 
 
 def busy_us(graph, rank):

@@ -107,7 +107,7 @@ def passes_us(steps: StepPrices, strategy: Strategy, rank: int) -> float:
     """All passes of a pipeline rank."""
     stages = steps.costs(strategy).stages
     layers = [layer for stage in steps.stages_on(strategy, rank) for layer in stages[stage]]
-    return strategy.micro_batches * sum(layer.forward_us + layer.backward_us for layer in layers)
+    return strategy.micro_batches // strategy.copies * sum(layer.forward_us + layer.backward_us for layer in layers)
 
 
 def _with(base: Scales, free: frozenset[str], host: float) -> Scales:

@@ -545,6 +545,13 @@ class Pricer:
         elements = next(weight.tensors[0] for weight in embedding.weights if weight.op == "tokens")
         return self._exchanged_us(CollectiveKind.ALL_REDUCE, elements * self._workload.gradient_bytes, "first and last stage")
 
+    def copies_us(self) -> float:
+        """At the end of a step, the sum of the gradients of both copies of a stage, on the rank that has most (DualPipe)."""
+        if self._workload.strategy.copies == 1:
+            return 0.0
+        most = max(sum(self._shard_elements(self.program(block), 0.0) for block in blocks) for blocks in ranks_of(self._workload))
+        return self._exchanged_us(CollectiveKind.ALL_REDUCE, most * self._workload.gradient_bytes, "first and last stage")
+
     def norm_us(self) -> float:
         """Before the update, the sum over all ranks of the squares of gradients: one number."""
         if not self._workload.runtime.clip_gradients:

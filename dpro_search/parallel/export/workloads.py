@@ -98,6 +98,7 @@ def refuse_details(
                 strategy.gradient_dtype is not None and not sets_gradients,
                 "gradient_dtype: it sums gradients in a type of its own: leave it out",
             ),
+            (strategy.copies > 1, "schedule: DualPipe is DeepSeek's own code: set schedule=dual-pipe-v, its half with one copy"),
             (strategy.prefetch_layers != 1, "prefetch_layers: it gathers one layer ahead: set prefetch_layers=1"),
             *((getattr(strategy, name) != DEFAULTS[name], f"{name}: leave it out") for name in SETTINGS if name not in written),
         ),

@@ -208,8 +208,6 @@ def _meant(key: str, value: object) -> str | None:
         return f"'{value}': {_STATES}"
     if key == "optimizer" and word in _NO_OPTIMIZERS:
         return f"'{value}' cannot be said yet: only Adam can"
-    if key == "runs.schedule" and word.replace("-", "").replace("_", "") in ("dualpipe", "dualpipev3"):
-        return "the DualPipe of DeepSeek-V3 cannot be said yet; dual-pipe-v is its variant with one copy of each layer"
     if value is not None:
         return None
     if not table and name in ParallelSettings.__struct_fields__:

@@ -103,11 +103,11 @@ def _in_turn(forward: Sequence[Pass], backward: Sequence[Pass], ahead: int) -> O
 
 
 class _VShaped:
-    """Passes of a rank that has one stage on the way down a V (0) and one on the way up (1)."""
+    """Passes of a rank that has two stages, like one on the way down a V (0) and one on the way up (1)."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
+    def __init__(self, *stages: int) -> None:
         self.order: list[Pass] = []
-        self._stages = rank, 2 * ranks - 1 - rank
+        self._stages = stages
         self._counts: Counter[tuple[str, int]] = Counter()
         self._waiting: deque[Pass] = deque()  # gradients of weights that are left for later
 
@@ -143,7 +143,7 @@ class _VShaped:
 def _zero_bubble_v(rank: int, ranks: int, stages: int, micro_batches: int) -> Order:
     """ZB-V: no bubble where the three parts of a pass take equally long (Qi et al. 2024, section 6; arXiv 2405.15362)."""
     total = max(2 * ranks - 1, micro_batches)  # fewer do not fill the pipeline: those too many are left out at the end
-    steps = _VShaped(rank, ranks)
+    steps = _VShaped(rank, 2 * ranks - 1 - rank)
     steps.add("F0", 2 * (ranks - rank) - 1)
     steps.add("F1 F0", rank)
     steps.add("F1 I1 W1", ranks - rank)
@@ -163,7 +163,20 @@ def _dual_pipe_v(rank: int, ranks: int, stages: int, micro_batches: int) -> Orde
 
     Forward and backward passes that DualPipe overlaps are one after the other here.
     """
-    steps = _VShaped(rank, ranks)
+    return _dual_order(_VShaped(rank, 2 * ranks - 1 - rank), rank, ranks, micro_batches)
+
+
+def _dual_pipe(rank: int, ranks: int, stages: int, micro_batches: int) -> Order:
+    """DualPipe: half of the micro-batches come from each end, through a copy of all stages each (DeepSeek's dualpipe.py, `step`).
+
+    A rank takes those first that come from its nearer end, in the order of DualPipeV with half of the ranks.
+    """
+    forth, back = rank, 2 * ranks - 1 - rank
+    near, first, second = (rank, forth, back) if rank < ranks // 2 else (ranks - 1 - rank, back, forth)
+    return _dual_order(_VShaped(first, second), near, ranks // 2, micro_batches // 2)
+
+
+def _dual_order(steps: _VShaped, rank: int, ranks: int, micro_batches: int) -> Order:
     behind = ranks - rank - 1
     steps.add("F0", 2 * behind)
     steps.add("F0 F1", rank + 1)
@@ -193,4 +206,5 @@ _ORDERS: dict[Schedule, Callable[[int, int, int, int], Order]] = {
     Schedule.ZERO_BUBBLE: _zero_bubble,
     Schedule.ZERO_BUBBLE_V: _zero_bubble_v,
     Schedule.DUAL_PIPE_V: _dual_pipe_v,
+    Schedule.DUAL_PIPE: _dual_pipe,
 }

@@ -53,6 +53,8 @@ class StepCosts:
     send_us: float = 0.0  # Activations, or their gradients, of a micro-batch from one stage to the next.
     update_us: tuple[float, ...] = ()  # The optimizer's work on each rank; empty: none.
     tied_us: float = 0.0  # All-reduce of the gradients of an embedding of which the first and the last stage have a copy.
+    copies: int = 1  # Of each stage: the second half of `stages` are the same as the first, with micro-batches of their own.
+    copies_us: float = 0.0  # All-reduce of the gradients of both copies.
     shared_us: float = 0.0  # On every rank after its last pass: all-reduce of gradients of which tensor parallel ranks have parts.
     norm_us: float = 0.0  # All-reduce of the gradients' norm over all ranks; no rank updates before it.
     gathers_every_pass: bool = False  # Whether layers gather their parameters for every pass (ZeRO-3), or once.
@@ -76,6 +78,7 @@ _AXES = {  # of exchanges by how their names begin, the longest that fits
     "reduce": "dp",
     "reduce shared gradients": "tp",
     "reduce gradients of the tied embedding": "pp",
+    "reduce gradients of both copies": "pp",
     "sum norms": "world",
 }
 
@@ -167,11 +170,16 @@ class _StepGraph:
     def _needs(self, done: Pass) -> Pass | None:
         """The pass whose result a pass needs, by what it makes."""
         if done.direction == "F":
-            return None if done.stage == 0 else Pass("F", done.stage - 1, done.micro_batch)
+            return None if self._is_end(done.stage, first=True) else Pass("F", done.stage - 1, done.micro_batch)
         if done.direction == "W":
             return _made(done._replace(direction="I"))
-        last = len(self._costs.stages) - 1
-        return Pass("F", last, done.micro_batch) if done.stage == last else Pass("B", done.stage + 1, done.micro_batch)
+        last = self._is_end(done.stage, first=False)
+        return Pass("F", done.stage, done.micro_batch) if last else Pass("B", done.stage + 1, done.micro_batch)
+
+    def _is_end(self, stage: int, *, first: bool) -> bool:
+        """Whether a stage is the first or the last one of a copy of the model."""
+        stages = len(self._costs.stages) // self._costs.copies
+        return stage % stages == (0 if first else stages - 1)
 
     def _ready(self, done: Pass) -> bool:
         needed = self._needs(done)
@@ -242,7 +250,7 @@ class _StepGraph:
             label = f"{done.direction}{done.micro_batch} of layer {number} of stage {done.stage}"
             needs = list(after)
             kept = (
-                not forward and done.stage == len(costs.stages) - 1 and number == len(layers) - 1
+                not forward and self._is_end(done.stage, first=False) and number == len(layers) - 1
             )  # the head, used last and first
             if gathers and layer.gather_us and not kept:
                 gathered = self._gathered[rank]
@@ -275,7 +283,8 @@ class _StepGraph:
         """To the rank of the next stage, if it is another one."""
         forward = done.direction == "F"
         target = self._rank_of.get(done.stage + (1 if forward else -1), rank)
-        if target == rank or done.direction == "W" or not self._costs.send_us or self._costs.receives:
+        ends = target == rank or self._is_end(done.stage, first=not forward)
+        if ends or done.direction == "W" or not self._costs.send_us or self._costs.receives:
             return
         device = (self._forward_link if forward else self._backward_link)[rank] if self._costs.overlap_send else self._compute[rank]
         sent = self._builder.add_op(
@@ -303,6 +312,9 @@ class _StepGraph:
     def _summed_at_the_end(self, after: list[list[int]]) -> list[list[int]]:
         """The ops that each rank's update waits for, with the collectives that come once in a step."""
         costs = self._costs
+        if costs.copies_us:
+            name = "reduce gradients of both copies"
+            after = [[self._alone(rank, name, costs.copies_us, before)] for rank, before in enumerate(after)]
         if costs.shared_us:
             after = [[self._alone(rank, "reduce shared gradients", costs.shared_us, before)] for rank, before in enumerate(after)]
         first, last = self._rank_of[0], self._rank_of[len(costs.stages) - 1]

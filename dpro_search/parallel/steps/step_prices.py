@@ -180,6 +180,8 @@ def step_costs(workload: Workload, known: SharedResults | None = None) -> StepCo
         send_us=workload.scales.between * pricer.groups.send_us(sent_bytes),
         update_us=tuple(pricer.update_us(blocks) for blocks in ranks_of(workload, known)),
         tied_us=pricer.tied_us(),
+        copies=strategy.copies,
+        copies_us=pricer.copies_us(),
         shared_us=pricer.shared_us(),
         norm_us=pricer.norm_us(),
         gathers_every_pass=strategy.zero_stage == 3 and (strategy.reshard or not workload.reduces_once),

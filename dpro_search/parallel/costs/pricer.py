@@ -45,11 +45,11 @@ _IRRELEVANT_TO_PROGRAMS = frozenset(
     (
         *("dp", "pp", "virtual_stages", "stage_layers", "schedule", "global_batch", "zero_stage", "dp_replicate"),
         *("reshard", "prefetch_layers", "recompute", "recompute_layers", "gradient_dtype"),
-        *("offload_optimizer", "offload_activations", "cuda_graphs"),
+        *("offload_optimizer", "offload_activations", "cuda_graphs", "overlap_experts"),
     )
 )
 """Settings of a strategy that change nothing about a rank's work in a block, beside what `copies_embedding` says of them."""
-_IRRELEVANT_TO_PASSES = _IRRELEVANT_TO_PROGRAMS - {"gradient_dtype", "offload_activations", "cuda_graphs"}
+_IRRELEVANT_TO_PASSES = _IRRELEVANT_TO_PROGRAMS - {"gradient_dtype", "offload_activations", "cuda_graphs", "overlap_experts"}
 """Settings that change nothing about the time of a block's passes, beside what else is in `passes_key`."""
 
 
@@ -187,6 +187,9 @@ class Pricer:
         else:
             forward_us = sum(self._step_us(step, backward=False) for step in program.forward)
             backward_us = self._backward_us(program.backward) + self._accumulated_us(program)
+            if workload.strategy.overlap_experts:
+                forward_us = self._overlapped_us(forward_us, program.forward, backward=False)
+                backward_us = self._overlapped_us(backward_us, program.backward, backward=True)
             forward_us = max(forward_us, self._host_us(program.forward, backward=False))
             backward_us = max(backward_us, self._host_us(program.backward, backward=True))
             forward, backward = self._factors(block)
@@ -333,6 +336,12 @@ class Pricer:
     def _waits_us(self, steps: tuple[LocalOp | BlockCollective, ...], *, backward: bool) -> float:
         """Time of the collectives of a pass that no computation overlaps."""
         return sum(self._step_us(step, backward=backward) for step in steps if isinstance(step, BlockCollective))
+
+    def _overlapped_us(self, pass_us: float, steps: tuple[LocalOp | BlockCollective, ...], *, backward: bool) -> float:
+        """Time of a pass whose tokens go to experts and back beside the computation of another micro-batch."""
+        tokens = [step for step in steps if isinstance(step, BlockCollective) and step.axis == EXPERTS]
+        exchanged_us = sum(self._step_us(step, backward=backward) for step in tokens)
+        return self._beside(pass_us - exchanged_us, exchanged_us)
 
     def _weights_us(self, program: BlockProgram) -> float:
         """Time of the gradients of weights in a backward pass."""

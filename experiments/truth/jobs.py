@@ -36,6 +36,7 @@ PRECISIONS = (
     (r"tf32", "tf32"),
     (r"fp32", "fp32"),
 )
+MOST_OF_BERT = 65536  # Sequences of a step of NVIDIA's BERT (scripts/run_pretraining.sh: 65536 of 128 tokens, 32768 of 512).
 BERT_FILLED = (
     0.5  # Of the tokens of MLPerf's BERT sequences; the rest is padding, which submissions take out (MLPerf training, BERT).
 )
@@ -296,6 +297,10 @@ def _strategy(row: Row) -> Strategy:
         # --experimental.pipeline_parallel_microbatches: as many as there are stages.
         row = replace(row, values={**row.values, "micro_batch": str(max(global_batch // (dp * pp * stages), 1))})
     micro_batch = row.number("micro_batch") or (1 if alone else max(global_batch // (dp * row.whole("grad_accum", 1)), 1))
+    if _is_binned(row) and global_batch > MOST_OF_BERT:
+        # run_pretraining.py of NVIDIA's BERT divides --train_batch_size, which such a table gives, by the steps of accumulation;
+        # the batch that follows from its columns is that many times too large, and so is the time that follows from it.
+        micro_batch /= row.whole("grad_accum", 1)
     if is_network(row):  # of batches that are not divided evenly, the mean
         micro_batch = max(round(global_batch / (dp * row.whole("grad_accum", 1))), 1)
         global_batch = micro_batch * dp * row.whole("grad_accum", 1)

@@ -48,7 +48,7 @@ MACHINES = (  # name of a GPU in a row -> bundled machine; the first that is fou
     (r"h800", "hgx-h800"),
     (r"h100", "hgx-h100"),
     (r"a800", "hgx-a800"),
-    (r"a100.*40", "dgx-a100-40"),
+    (r"a100(?!.*40/80).*40", "dgx-a100-40"),
     (r"a100", "dgx-a100-80"),
     (r"v100-(sxm2-)?16", "dgx-1-v100"),
     (r"v100", "jean-zay-v100"),

@@ -52,8 +52,8 @@ def test_an_adapter_has_rank_rows_and_columns_of_its_matrix(targets, each):
 
 
 def test_only_adapters_have_gradients_and_an_optimizers_state():
-    """torchtune keeps both in 16 bits: 2 bytes of a gradient, 2 of each moment."""
-    memory = peak_memory(workload(16, EVERYWHERE))
+    """torchtune keeps both in 16 bits: 2 bytes of a gradient, 2 of each moment; gradients stay from one micro-batch to the next."""
+    memory = peak_memory(workload(16, EVERYWHERE, degrees={"global_batch": 16}))
     trained = parameters_of(replace(MODEL, adapters=Adapters(rank=16, targets=EVERYWHERE))) - parameters_of(MODEL)
     assert (memory.gradients_bytes, memory.optimizer_bytes) == (2 * trained, 4 * trained)
 

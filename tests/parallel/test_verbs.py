@@ -189,8 +189,8 @@ def test_a_plan_is_exported_to_its_framework_or_to_another(run, tmp_path):
 
 def test_a_plan_for_another_cluster_has_its_ranks(job, tmp_path):
     verb("run", job, "--cluster", "4xhgx-h100", "--trials", 5, "--out", tmp_path / "run")
-    verb("export", tmp_path / "run", "--out", tmp_path / "out", "--target", "pytorch")
-    assert '"ranks": 32' in (tmp_path / "out" / "parallel_plan.json").read_text()
+    verb("export", tmp_path / "run", "--out", tmp_path / "out", "--target", "megatron")
+    assert "--nnodes 4" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_machines_without_gpus_are_refused(job):

@@ -76,6 +76,12 @@ def test_pipelines_run_in_every_order(tmp_path, schedule, stages):
     assert 0.5 * usual < ordered_us < 2 * usual
 
 
+def test_a_schedule_that_the_framework_lacks_is_said(tmp_path):
+    (tmp_path / "job.toml").write_text(text('pp = 4\nschedule = "zero-bubble"'))
+    said = " ".join(verb("replay", tmp_path / "job.toml")["assumed"])
+    assert "megatron-core has no schedule zero-bubble (it has 1f1b, interleaved): only its order is taken" in said
+
+
 def test_what_is_not_set_is_as_the_framework_does_it(tmp_path):
     assert described(tmp_path, text("tp = 2")).strategy.zero_stage == 1
     assert described(tmp_path, text("tp = 1", framework="fsdp")).strategy.zero_stage == 3

@@ -268,6 +268,9 @@ def described(path: Path) -> ParallelDescription | None:
         strategy = resolved(runs, fixed)
     except InputError as error:
         fail_at_setting(file, str(error), values)
+    if strategy.pp > 1 and strategy.schedule not in framework.schedules:
+        has = ", ".join(framework.schedules)
+        warnings = (*warnings, f"{job_file.framework} has no schedule {strategy.schedule} (it has {has}): only its order is taken")
     return ParallelDescription(
         framework=job_file.framework,
         provenance=_provenance(job_file, fixed, cluster, strategy),

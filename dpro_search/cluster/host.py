@@ -22,7 +22,9 @@ class Nics(msgspec.Struct, frozen=True, kw_only=True):
     link: Link  # Level "nic"; its rate is of one card.
     # What they read and write: "device" memory (GPUDirect RDMA), or copies in the "host"'s.
     buffers: Literal["device", "host"] = "device"
-    fabric: Literal["rdma", "slingshot"] = "rdma"  # InfiniBand, RoCE, EFA and the like; or HPE's Slingshot.
+    fabric: Literal["rdma", "efa", "slingshot"] = "rdma"  # InfiniBand, RoCE and the like; AWS's EFA; HPE's Slingshot.
+    # Whether the bytes of a message arrive in their order, so that NCCL may use LL and LL128 between hosts. None: not known.
+    in_order: bool | None = None
 
     def __post_init__(self) -> None:
         if self.count < 1:

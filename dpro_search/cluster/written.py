@@ -72,7 +72,7 @@ def _host_tables(host: Host, prefix: str) -> list[str]:
     for link in host.links:
         lines += _lines(f"{prefix}{link.level}", _link_values(link, ("sharing", "devices", "hosts", "wires")))
     if host.nics is not None:
-        defaults = (("buffers", "device"), ("fabric", "rdma"))
+        defaults = (("buffers", "device"), ("fabric", "rdma"), ("in_order", None))
         others = {name: getattr(host.nics, name) for name, usual in defaults if getattr(host.nics, name) != usual}
         lines += _lines(f"{prefix}nic", {"count": host.nics.count, **others, **_link_values(host.nics.link, ())})
     return lines

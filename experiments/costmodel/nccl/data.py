@@ -84,7 +84,12 @@ def measured(folder: Path, aiconfigurator: Path | None) -> list[Measured]:
         times[key].append(time_us)
     found = []
     for (system, collective, ranks, nodes, size), values in sorted(times.items()):
-        if (system in MACHINES or system in quoted_hosts()) and size >= 512 and ranks % nodes == 0 and not (nodes > 1 and system in NIC_UNKNOWN):
+        if (
+            (system in MACHINES or system in quoted_hosts())
+            and size >= 512
+            and ranks % nodes == 0
+            and not (nodes > 1 and system in NIC_UNKNOWN)
+        ):
             one = Measured(system=system, collective=collective, ranks=ranks, nodes=nodes, bytes=size, time_us=median(values))
             found.append(one)
     return found
@@ -115,7 +120,7 @@ def _quotations() -> list[dict[str, str]]:
 
 @cache
 def quoted_hosts() -> dict[str, tuple[Cluster, Host]]:
-    """The bundled machine that each system of `QUOTED` is nearest to, and its host with the devices and NICs that the source names."""
+    """The bundled machine that each system of `QUOTED` is nearest to, and its host with the devices and NICs of the source."""
     hosts = {}
     for row in _quotations():
         machine = parse_cluster(row["machine"])

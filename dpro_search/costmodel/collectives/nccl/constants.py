@@ -46,7 +46,7 @@ class NcclConstants(msgspec.Struct, frozen=True, kw_only=True):
     tree_hop_more: float  # A tree's step within a domain by Simple, beyond that of a ring, in us.
     net_hop: float  # A step of a tree between domains: latencies of the network,
     net_more: ByProtocol  # and time beyond them, in us.
-    ring_hop: float  # A step of a ring between domains, in those of a tree.
+    ring_hop: float  # A step of a ring between domains of several ranks each, in those of a tree.
     # nvlink_ratio, pcie_ratio, net_ratio: What of a link's rate the bytes of rings reach.
     nvlink_ratio: ByProtocol
     pcie_ratio: ByProtocol

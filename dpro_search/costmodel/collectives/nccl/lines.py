@@ -7,10 +7,10 @@ call is the least of the lines. Steps and bytes follow from the algorithms:
 ========================  =======================  =========================================  ==============================
 collective, algorithm     steps                    bytes that a rank sends, of S              bytes that leave a domain
 ========================  =======================  =========================================  ==============================
-all-reduce, ring          2 (n - 1), 2 (m - 1)     2 S (n - 1) / n                            the same
+all-reduce, ring          2 (n - 1), 2 m           2 S (n - 1) / n                            the same
 all-reduce, tree          2 (n/m - 1), 2 log2 m    2 S                                        2 S; S where m = 2
 all-reduce, in the switch one, 2 log2 m            S                                          likewise
-all-gather, r.-scatter    n - 1, m - 1             S (n - 1) / n                              the same
+all-gather, r.-scatter    n - 1, m                 S (n - 1) / n                              the same
 broadcast, reduce         one; a chunk a rank      S                                          S
 all-to-all                one, a peer each         S (n - 1) / n                              S (n - n/m) / n of each rank
 send/recv                 one                      S                                          S
@@ -18,7 +18,7 @@ send/recv                 one                      S                            
 
 Three facts of NCCL bound trees between domains: a channel moves no more than its GPU reduces (``perChMaxTreeBws``), so that rings
 are faster over fast NICs; messages of a few MiB do not fill a tree (``treeCorrectionFactor``); and what is one chunk is stored at
-each hop before it goes on (Simple).
+each hop before it goes on. A ring of m domains with one rank each crosses between them m - 1 times.
 
 n ranks, m domains, S the bytes of the whole tensor on a rank (of an all-gather its result, of a reduce-scatter its input).
 """
@@ -47,6 +47,7 @@ FILL_BYTES = {"LL": 0.0, "LL128": 4.0 * 2**20, "Simple": 14.0 * 2**20}
 # (NCCL_LL_THREAD_THRESHOLD and the like).
 CHUNK_BYTES = {"LL": 4.0 * 2**10, "LL128": 5.0 * 2**10, "Simple": 32.0 * 2**10}
 CHANNEL_SHARE = {"LL": 1 / 3.8, "LL128": 120 / 128, "Simple": 1.0}  # Of a tree's channel, what NCCL counts for each protocol.
+WAITING_MESSAGES = 2.0  # One after the other in a step of a ring that waits for the network.
 SWITCH_DEVICES = ("hopper", "blackwell")  # Architectures whose NVLink switches reduce (NVLink SHARP).
 
 
@@ -101,7 +102,7 @@ class _Costs:
         # Copies in the host's memory are read and written on one bus, which both directions share.
         self.tree_bytes = 1.0 if self.m == 2 and not paths.staged else 2.0
         self.nic_bytes_per_us = paths.nic_bytes_per_us * (constants.staged_ratio if paths.staged else 1.0)
-        self.net_scale, self.ring_hop = 1.0, constants.ring_hop
+        self.net_scale, self.ring_hop = 1.0, constants.ring_hop if self.local > 1 else 1.0
         if paths.fabric == "slingshot":
             self.nic_bytes_per_us *= constants.slingshot_ratio
             self.net_scale = constants.slingshot_hop
@@ -153,18 +154,20 @@ class _Costs:
 def _rings(costs: _Costs, rounds: int) -> tuple[Line, ...]:
     """Rings through all ranks, once or (all-reduce) twice round.
 
-    On a network that does not deliver in order, each step waits until the one before it is complete everywhere: all steps take as
-    long as those between domains (an assumption; all-reduces of 4 to 64 MiB on two p4d or p4de start 0.4 to 1 ms later than rings
-    and trees whose steps overlap).
+    On networks that do not deliver in order, and on EFA by all protocols but LL, each step waits until the one before it is complete
+    everywhere (an assumption): all steps take two messages between domains, the receiver's control message and the bytes
+    (aws-ofi-nccl, src/nccl_ofi_rdma.cpp). Calls of collectives alone show little of it, training over EFA does.
     """
     n, m = costs.n, costs.m
-    # Bytes of all ranks but the last of a domain leave every domain, their own by then as well: m times, not m - 1.
+    # The part of a rank passes all links of the ring but the last, which is within a domain for most ranks.
     crossings = m if m > 1 and costs.local > 1 else m - 1
     ways = []
     for number, protocol in costs.protocols:
-        outer = crossings if costs.ordered else n - 1
+        waits = m > 1 and (not costs.ordered or (costs.paths.fabric == "efa" and protocol != "LL"))
+        outer = n - 1 if waits else crossings
         inner = rounds * (n - 1 - outer) * costs.hop_us(number)
-        latency_us = costs.launch_us(number) + inner + rounds * outer * costs.ring_hop * costs.net_hop_us(number)
+        hops = WAITING_MESSAGES if waits else costs.ring_hop
+        latency_us = costs.launch_us(number) + inner + rounds * outer * hops * costs.net_hop_us(number)
         ways.append(Line("ring", protocol, latency_us, costs.ring_us_per_byte(number, rounds)))
     return tuple(ways)
 

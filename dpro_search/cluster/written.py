@@ -101,6 +101,8 @@ def _literal(value: object) -> str:
     if isinstance(value, tuple):
         between, end = (",\n    ", ",\n") if isinstance(value[0], Sample) else (", ", "")
         return f"[{between.lstrip(', ')}{between.join(map(_literal, value))}{end}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return _string(value) if isinstance(value, str) else repr(value)
 
 

@@ -56,7 +56,7 @@ class NcclConstants(msgspec.Struct, frozen=True, kw_only=True):
     slingshot_ratio: float  # Share of that which is left on Slingshot.
     slingshot_hop: float  # A step there, in steps of other networks of the same latency.
     slingshot_growth: float  # Exponent of the number of domains by which steps of rings grow there.
-    efa_ratio: float  # Share of that which is left on EFA among more than two hosts.
+    efa_ratio: float  # Share of that which is left on EFA among more than two hosts, where NICs read the devices' memory.
     direct_ratio: float  # Rate of messages among all pairs over that of rings, within a domain.
     pair_ratio: float  # Rate of messages between two ranks over that of rings, within a domain.
     direct_us: float  # Launch of messages between pairs over that of LL (Simple).

@@ -107,7 +107,7 @@ class _Costs:
             self.nic_bytes_per_us *= constants.slingshot_ratio
             self.net_scale = constants.slingshot_hop
             self.ring_hop *= self.m**constants.slingshot_growth
-        if paths.fabric == "efa" and self.m > 2:
+        if paths.fabric == "efa" and self.m > 2 and not paths.staged:  # copies in the host's memory are slower than that anyway
             self.nic_bytes_per_us *= constants.efa_ratio
 
     def launch_us(self, protocol: int) -> float:
@@ -154,8 +154,8 @@ class _Costs:
 def _rings(costs: _Costs, rounds: int) -> tuple[Line, ...]:
     """Rings through all ranks, once or (all-reduce) twice round.
 
-    On networks that do not deliver in order, and on EFA by all protocols but LL, each step waits until the one before it is complete
-    everywhere (an assumption): all steps take two messages between domains, the receiver's control message and the bytes
+    On networks that do not deliver in order, and on EFA by all protocols but LL, each step waits until the one before it is
+    complete everywhere (an assumption): all steps take two messages between domains, the receiver's control message and the bytes
     (aws-ofi-nccl, src/nccl_ofi_rdma.cpp). Calls of collectives alone show little of it, training over EFA does.
     """
     n, m = costs.n, costs.m

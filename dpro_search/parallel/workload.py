@@ -38,7 +38,6 @@ class Workload:
     cluster: Cluster
     precision: str = "bf16"
     runtime: Runtime = field(default_factory=Runtime)
-    frozen_bytes: float = 0.0  # Bytes of an element of a layer's frozen weights, where these are quantized; 0: as of other weights.
     # Whether groups that exchange at the same time share links, and collectives slow the compute beside them; False: neither, to
     # see what that is worth.
     interference: bool = True
@@ -68,6 +67,12 @@ class Workload:
     def frozen(self) -> bool:
         """Whether only adapters are trained (LoRA)."""
         return isinstance(self.model, Architecture) and self.model.adapters is not None
+
+    @property
+    def frozen_bytes(self) -> float:
+        """See `Adapters.frozen_bytes`."""
+        adapters = self.model.adapters if isinstance(self.model, Architecture) else None
+        return 0.0 if adapters is None else adapters.frozen_bytes
 
     @property
     def host(self) -> HostTimes:

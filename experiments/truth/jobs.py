@@ -40,7 +40,6 @@ MOST_OF_BERT = 65536  # Sequences of a step of NVIDIA's BERT (scripts/run_pretra
 BERT_FILLED = (
     0.5  # Of the tokens of MLPerf's BERT sequences; the rest is padding, which submissions take out (MLPerf training, BERT).
 )
-NF4_BYTES = 0.5 + 1 / 64  # 4 bits, and a scale in 8 bits for each 64 (Dettmers et al. 2023, "QLoRA", section 3).
 BIN_TOKENS = 128  # Sequences that were cut to so many tokens are nearly full.
 # Networks whose layers are the framework's own modules, without Python around each kernel: PyTorch dispatches a bare op in about
 # 5 us and launches its kernel in 5 us (measured on tensors of a few elements, torch 2.13).
@@ -87,7 +86,6 @@ def _workload(row: Row) -> Workload:
         cluster=cluster_of(row),
         precision=_precision(row),
         runtime=runtime_of(row),
-        frozen_bytes=NF4_BYTES if "nf4" in row.text("precision") else 0.0,
     )
 
 

@@ -105,7 +105,8 @@ def model_of(row: Row) -> Model:
     """The model of a row; raises `InputError` where it is not known."""
     trained = _trained(row)
     if isinstance(trained, Architecture) and ("lora" in row.text("model") or "task lora" in row.text("notes")):
-        return replace(trained, adapters=_adapters(row))
+        frozen_bytes = NF4_BYTES if "nf4" in row.text("precision") else 0.0
+        return replace(trained, adapters=replace(_adapters(row), frozen_bytes=frozen_bytes))
     return trained
 
 
@@ -118,6 +119,7 @@ LORA_TARGETS = {
     "mlp": ("gate_proj", "up_proj", "down_proj"),
     "head": ("lm_head",),
 }
+NF4_BYTES = 0.5 + 1 / 64  # 4 bits, and a scale in 8 bits for each 64 (Dettmers et al. 2023, "QLoRA", section 3).
 LORA_EVERYWHERE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MLPERF_TARGETS = ("linear_qkv", "linear_proj")  # mlcommons/training, llama2_70b_lora/README.md: qkv_proj, o_proj; the same for all.
 

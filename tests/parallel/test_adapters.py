@@ -15,15 +15,15 @@ from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import Workload
 from dpro_search.space.plan import Plan
 from tests.kinds.verbs import refusal, verb
-from tests.parallel.jobs import job, text
+from tests.parallel.jobs import job, prepared, text
 
 MODEL = published("llama3-8b")
 ATTENTION = ("q_proj", "v_proj")
 EVERYWHERE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def workload(rank=0, targets=(), framework="torchtune", **settings):
-    model = replace(MODEL, adapters=Adapters(rank=rank, targets=targets))
+def workload(rank=0, targets=(), framework="torchtune", frozen_bytes=0.0, **settings):
+    model = replace(MODEL, adapters=Adapters(rank=rank, targets=targets, frozen_bytes=frozen_bytes))
     degrees = {"global_batch": 8, "dp": 8, **settings.pop("degrees", {})}
     runtime = as_compiled(FRAMEWORKS[framework].runtime, compiled=True)
     strategy = Strategy(**degrees)
@@ -103,6 +103,17 @@ def test_a_file_says_rank_and_matrices(tmp_path):
     )
     assert unknown.predict(Plan()).iteration_us < known.predict(Plan()).iteration_us
     assert "assumed" not in verb("replay", tmp_path / "job.toml")
+
+
+def test_a_usual_plan_counts_with_quantized_weights(tmp_path):
+    """Llama 3 70B has 140 GB in 16 bits, and 36 GB in NF4, which one device of 80 GB holds."""
+    setup = {"model": "llama3-70b", "cluster": "1xhgx-h100", "framework": "torchtune", "compiled": True, "sequence": 1024}
+    adapters = {"lora_rank": 8, "lora_targets": ["q_proj"]}
+    half, quantized = (
+        prepared(job(tmp_path, None, global_batch=8, **setup, **adapters, **keys)).space.today
+        for keys in ({}, {"frozen_weights": "nf4"})
+    )
+    assert (half.zero_stage, quantized.zero_stage) == (3, 0)
 
 
 def test_a_rank_that_is_not_given_is_said_with_what_it_leaves_out(tmp_path):

@@ -97,7 +97,6 @@ class ParallelDescription(Description):
             cluster=self.cluster,
             precision=self.precision,
             runtime=self.runtime,
-            frozen_bytes=self.keys.frozen_bytes,
             measured=self.measured,
             times=self._recorded,
             cores=self.cores or 0,
@@ -412,7 +411,7 @@ def _with_adapters(file: TomlFile, job_file: JobToml, model: Model) -> tuple[Mod
             file.fail("lora_targets", unknown_text(target, tuple(TARGETS)))
     if rank is not None and not 0 < rank <= model.hidden:
         file.fail("lora_rank", f"must be from 1 to the hidden size {model.hidden}, not {rank}")
-    adapters = Adapters(rank=rank or 0, targets=targets if rank else ())
+    adapters = Adapters(rank=rank or 0, targets=targets if rank else (), frozen_bytes=job_file.frozen_bytes)
     try:
         check_targets(blocks_of(model), adapters)
     except InputError as error:
@@ -423,7 +422,9 @@ def _with_adapters(file: TomlFile, job_file: JobToml, model: Model) -> tuple[Mod
     of_attention = replace(model, adapters=Adapters(rank=rank or _USUAL_RANK, targets=("linear_qkv", "linear_proj")))
     millions = (parameters_of(of_attention) - parameters_of(model)) / 1e6
     said = f"of rank {rank or _USUAL_RANK} on attention they have {millions:.3g} million parameters, and products of their own"
-    return replace(model, adapters=Adapters()), (f"{blank} not given: the adapters themselves are not counted; {said}",)
+    return replace(model, adapters=replace(adapters, rank=0, targets=())), (
+        f"{blank} not given: the adapters themselves are not counted; {said}",
+    )
 
 
 def _measured(file: TomlFile, table: ModelTable, fixed: Fixed) -> tuple[BlockTimes, ...]:

@@ -98,6 +98,8 @@ class Adapters:
 
     rank: int = 0  # 0: not known, so that neither parameters nor products of the adapters count.
     targets: tuple[str, ...] = ()  # Names of matrices, as in `TARGETS`.
+    # Bytes of an element of the layers' weights, which nothing updates, where these are quantized; 0: as of other weights.
+    frozen_bytes: float = 0.0
 
 
 MOST_LAYERS = 10_000  # each is a block that stages are cut from

@@ -295,10 +295,14 @@ def _strategy(row: Row) -> Strategy:
         # --experimental.pipeline_parallel_microbatches: as many as there are stages.
         row = replace(row, values={**row.values, "micro_batch": str(max(global_batch // (dp * pp * stages), 1))})
     micro_batch = row.number("micro_batch") or (1 if alone else max(global_batch // (dp * row.whole("grad_accum", 1)), 1))
-    if _is_binned(row) and global_batch > MOST_OF_BERT:
+    if _is_binned(row) and global_batch >= 2 * MOST_OF_BERT:
         # run_pretraining.py of NVIDIA's BERT divides --train_batch_size, which such a table gives, by the steps of accumulation;
         # the batch that follows from its columns is that many times too large, and so is the time that follows from it.
         micro_batch /= row.whole("grad_accum", 1)
+    elif _is_binned(row) and global_batch % (micro_batch * dp):  # run_pretraining.sh and .py round down, one after the other
+        steps = max(global_batch // (micro_batch * dp), 1)
+        micro_batch = global_batch // dp // steps
+        global_batch = micro_batch * steps * dp
     if is_network(row):  # of batches that are not divided evenly, the mean
         micro_batch = max(round(global_batch / (dp * row.whole("grad_accum", 1))), 1)
         global_batch = micro_batch * dp * row.whole("grad_accum", 1)

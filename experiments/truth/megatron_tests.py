@@ -71,6 +71,22 @@ def has_old_flash_attention(row: Row) -> bool:
     return old and "lts" in row.text("framework") and is_deterministic(row)
 
 
+def cached_bytes(row: Row) -> float:
+    """Keys and values that a test of reinforcement learning keeps for what it generates, also while it trains.
+
+    ``--inference-dynamic-batching-buffer-size-gb``: 20 in the tests with 8 billion parameters, 40 by default
+    (megatron/training/arguments.py).
+    """
+    if "grpo" not in words_of(row):
+        return 0.0
+    return (20 if is_qwen(row) else 40) * 2.0**30
+
+
+def is_qwen(row: Row) -> bool:
+    """Whether a test trains Qwen3 8B, with feed-forwards that are gated and tables that are not tied (``--load``, ``--swiglu``)."""
+    return {"grpo", "8b"} <= words_of(row)
+
+
 def drops_out(row: Row) -> bool:
     """Whether a test has dropout; those that split sequences and are not deterministic set --hidden-dropout 0."""
     return row.whole("cp", 1) == 1 or is_deterministic(row)

@@ -22,6 +22,7 @@ from experiments.truth.megatron_tests import (
     dense_layers,
     drops_out,
     has_latent_experts,
+    is_qwen,
     is_test,
     predicts_two_tokens,
     splits_parameters,
@@ -186,7 +187,7 @@ def _is_old(kind: str) -> bool:
 def _is_gated(row: Row) -> bool:
     """Whether a feed-forward has two matrices in: by its name, or by a width that is not four times the hidden size."""
     kind, width = row.text("model"), row.whole("ffn_hidden", 0)
-    named = bool(re.search(r"llama|mi[sx]tral|qwen|nemotron-h|swiglu", kind))
+    named = bool(re.search(r"llama|mi[sx]tral|qwen|nemotron-h|swiglu", kind)) or is_qwen(row)
     return named or (not is_test(row) and not _is_old(kind) and width not in (0, 4 * row.whole("hidden", 0)))
 
 
@@ -219,7 +220,7 @@ def described(row: Row) -> Architecture:
         layers=(Layer(count=row.whole("layers", 1), attention=attention, feed_forward=feed_forward),),
         positions=Positions.ALIBI if "mpt" in kind else Positions.ROTARY if rotary else Positions.LEARNED,
         max_positions=row.whole("seq_len", 0),
-        tied=(old and not re.search("untie|memory_speed", kind)) if tied is None else bool(tied),
+        tied=(old and not is_qwen(row) and not re.search("untie|memory_speed", kind)) if tied is None else bool(tied),
         norm_bias=old,
         token_types=2 if bert else 0,
         pooler=bert and tested and "release" not in kind,  # Release tests set --bert-no-binary-head.

@@ -504,3 +504,50 @@ def test_micro_batches_of_torchtitans_pipelines_are_as_many_as_its_stages() -> N
 def test_litgpt_splits_parameters_where_it_has_several_devices() -> None:
     assert workload_of(row_of(framework="LitGPT", n_gpus="4", dp="4")).strategy.zero_stage == 3
     assert workload_of(row_of(framework="LitGPT", n_gpus="1", dp="1")).strategy.zero_stage == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "overlap", "framework", "flash"),
+    [
+        ("golden_values_lts_dgx_a100.json", "deterministic-mode", "Megatron-Core lts", True),
+        ("golden_values_lts_dgxa100_dracooci.json", "deterministic-mode", "Megatron-Core lts", False),
+        ("golden_values_lts_dgxa100_dracooci.json", "", "Megatron-Core lts", True),
+        ("golden_values_dev_dgxa100_dracooci.json", "deterministic-mode", "Megatron-Core dev", True),
+    ],
+)
+def test_deterministic_tests_in_old_containers_store_scores(path, overlap, framework, flash) -> None:
+    model = "gpt/gpt3_mcore_te_tp1_pp1_resume_torch_dist"
+    test = row(**{**TEST, "gpu": "A100", "model": model, "framework": framework, "source_path": path, "overlap": overlap})
+    assert workload_of(test).runtime.flash_attention == flash
+
+
+def test_tests_of_reinforcement_learning_keep_keys_and_values_for_what_they_generate() -> None:
+    test = row(**{**TEST, "model": "gpt/gpt_grpo_tp1_pp1_dp8_583m", "memory_kind": "GiB torch max allocated"})
+    memory = rank_memories(workload_of(test))[-1]
+    assert reported_bytes(test, [memory], 80e9) == memory.allocated_bytes + 40 * 2**30
+    large = row(**{**TEST, "model": "gpt/gpt_grpo_tp4_pp1_dp2_8b", "memory_kind": "GiB torch max allocated"})
+    assert reported_bytes(large, [memory], 80e9) == memory.allocated_bytes + 20 * 2**30
+    assert not model_of(large).tied
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "grad_accum", "global_batch", "n_gpus", "micro", "batch"),
+    [
+        ("128", "64", "65536", "8", 128, 65536),
+        ("8192", "64", "4194304", "8", 128, 4194304),  # what a step accumulates
+        ("126", "32.508", "65536.128", "16", 128, 65536),  # 4096 sequences in 32 steps
+    ],
+)
+def test_micro_batches_of_nvidias_bert_are_those_of_its_scripts(
+    micro_batch, grad_accum, global_batch, n_gpus, micro, batch
+) -> None:
+    given = {"micro_batch": micro_batch, "grad_accum": grad_accum, "global_batch": global_batch, "n_gpus": n_gpus, "dp": n_gpus}
+    bert = {"source": "nvidia-deeplearningexamples", "framework": "PyTorch", "model": "BERT", "seq_len": "128", "gpu": "A100-80GB"}
+    dims = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab"), "")
+    strategy = workload_of(row_of(**given, **bert, **dims)).strategy
+    assert (strategy.micro_batch, strategy.global_batch) == (micro, batch)
+
+
+def test_an_a100_of_either_size_has_the_larger_memory() -> None:
+    (group,) = workload_of(row_of(gpu="NVIDIA A100 (40/80 GB not stated)")).cluster.groups
+    assert group.host.device.memory_bytes > 60e9

@@ -125,6 +125,8 @@ def runtime_of(row: Row) -> Runtime:
         kernels = replace(kernels, instance_norm=NormKernels.COMPOSED, fused=False)
     if re.search(r"jax|paxml", row.text("framework")):
         kernels = replace(kernels, adapters=AdapterKernels.IN_MATMULS)
+    if "internevo" in row.text("framework"):  # modules of flash-attention; silu(w1 x) * w3 x in kernels of their own (model/mlp.py)
+        kernels = replace(kernels, fused=False, attention=AttentionKernels.FLASH_2)
     if "paddle" in row.text("framework"):  # scripts/run_pretraining.sh does not ask for fused attention
         kernels = replace(kernels, attention=AttentionKernels.SCORES, attention_dropout=True)
     if row.text("framework") == "tensorflow":  # beside "tensorflow2"

@@ -102,17 +102,19 @@ class _Ranking:
         if self._fits(split):
             heapq.heappush(self._waiting, (bound_us, number, _Level.FITS, cut, split))
         elif not recomputed:
-            self._recomputed(split, bound_us, cut)
-            lean = next((each for each in self._candidates.offloaded(split)[1:] if self._fits(each)), None)
-            if lean is not None:
-                self._add(_Level.FITS, lean, bound_us, cut)
+            if not self._recomputed(split, bound_us, cut):
+                lean = next((each for each in self._candidates.offloaded(split)[1:] if self._fits(each)), None)
+                if lean is not None:
+                    self._add(_Level.FITS, lean, bound_us, cut)
 
-    def _recomputed(self, split: Strategy, bound_us: float, cut: int) -> None:
-        """Memory falls with each of `recomputations`."""
+    def _recomputed(self, split: Strategy, bound_us: float, cut: int) -> bool:
+        """Whether recomputation makes a split fit; memory falls with each of `recomputations`."""
         options = self._candidates.recomputations(split)
-        if options and self._fits(recomputing(split, options[-1])):
-            place = bisect_left(options, True, hi=len(options) - 1, key=lambda again: self._fits(recomputing(split, again)))
-            self._add(_Level.FITS, recomputing(split, options[place]), bound_us, cut)
+        if not options or not self._fits(recomputing(split, options[-1])):
+            return False
+        place = bisect_left(options, True, hi=len(options) - 1, key=lambda again: self._fits(recomputing(split, again)))
+        self._add(_Level.FITS, recomputing(split, options[place]), bound_us, cut)
+        return True
 
     def _can_fit(self, cut: Strategy) -> bool:
         """Whether the split of a cut that needs least memory fits, with all that can be computed again."""

@@ -100,6 +100,21 @@ def as_of_version(framework: Framework, version: str) -> Runtime:
     return runtime
 
 
+ON_WHEELS = frozenset(("fsdp", "llm-foundry", "torchtitan", "nanotron", "pytorch", "pytorch-2", "torchtune", "litgpt"))
+"""Frameworks that run on PyTorch's wheels, or in a container."""
+FASTER_CUDA = (12, 5)
+"""From which on cuBLAS is as fast on Hopper as that of NVIDIA's containers: 13.0 is (a recording on H200, in
+`tests/experiments/test_parallel_on_gpu.py`), 12.1 to 12.4 are not (experiments/truth); of those between it is assumed."""
+
+
+def with_cuda(runtime: Runtime, version: str) -> Runtime:
+    """A runtime of PyTorch with the libraries of a CUDA version (`Kernels.wheels`)."""
+    if not re.fullmatch(r"\d+\.\d+", version):
+        raise InputError(f"cuda '{version}' is no version: write it like 12.4")
+    is_slower = tuple(map(int, version.split("."))) < FASTER_CUDA
+    return replace(runtime, kernels=replace(runtime.kernels, wheels=is_slower))
+
+
 Loss = Literal["whole", "chunked", "tiled"]
 # Of a logit, when most is held: PyTorch's loss has it in 16 bits, in fp32, log-softmax and its gradient in fp32; in chunks
 # (torchtune's CEWithChunkedOutputLoss, LitGPT's chunked_cross_entropy) it is in 16 bits, as its gradient is, and an eighth in fp32.
@@ -149,7 +164,7 @@ _FSDP = Runtime(
     tokens_once_a_host=False,
     regather_inputs=False,
     host=HostTimes(layer_us=400.0),  # Hooks before and after each layer, which gather, free and reduce (estimated).
-    kernels=Kernels(wheels=True, attention=AttentionKernels.FLASH_2, norm=NormKernels.TWICE, loss=LossKernels.LOG_SOFTMAX),
+    kernels=Kernels(attention=AttentionKernels.FLASH_2, norm=NormKernels.TWICE, loss=LossKernels.LOG_SOFTMAX),
     gradient_bytes=2.0,
     accumulate_bytes=8.0,  # Gradients of a layer are joined in one flat tensor and cast to be reduced.
     memory=MemoryRules(
@@ -179,7 +194,7 @@ _NANOTRON = Runtime(
     # Beside each collective of tensor parallel ranks it allocates and splits tensors, and multiplies in up to three pieces; a hook
     # of each parameter adds its gradient, and its norm, scaling, update and copy are calls of their own (estimated).
     host=HostTimes(collective_us=145.0, layer_us=300.0, parameter_us=200.0),
-    kernels=Kernels(wheels=True, fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
+    kernels=Kernels(fused=False, attention=AttentionKernels.FLASH_2, loss=LossKernels.VOCAB_PARALLEL),
     overlap_split_gradients=False,  # trainer.py (`make_ddp`): sums in fp32 that ZeRO splits have no DistributedDataParallel.
     overlap_gathers=False,
     overlap_sends=False,
@@ -211,7 +226,6 @@ _PYTORCH = Runtime(
     tokens_once_a_host=False,
     regather_inputs=False,
     kernels=Kernels(
-        wheels=True,
         fused=False,
         attention=AttentionKernels.EAGER,
         attention_dropout=True,
@@ -245,7 +259,6 @@ _PYTORCH_2 = Runtime(
     # Each op of a captured step is dispatched and launched on its own; in the backward pass from C++.
     host=HostTimes(forward_us=_LAUNCH_US, backward_us=12.0, layer_us=0.0),  # The latter estimated.
     kernels=Kernels(
-        wheels=True,
         fused=False,
         attention=AttentionKernels.FLASH_2,
         batch_norm=NormKernels.APART,

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from dpro_search.errors import InputError
-from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled
+from dpro_search.parallel.frameworks import FRAMEWORKS, ON_WHEELS, as_compiled
 from dpro_search.parallel.gpu_ops import AdapterKernels, AttentionKernels, ImageLayout, NormKernels
 from dpro_search.parallel.model import Network
 from dpro_search.parallel.runtime import CHECKED_RANK_US, HostTimes, Runtime
@@ -121,6 +121,8 @@ def runtime_of(row: Row) -> Runtime:
     if is_network(row) and not row.text("source").startswith("mlperf"):
         runtime = replace(runtime, host=BARE_HOST)
     kernels = replace(runtime.kernels, attention=AttentionKernels.SCORES) if stores_scores(row) else runtime.kernels
+    if name in ON_WHEELS:  # published in 2023 and 2024, with CUDA 12.1 to 12.4
+        kernels = replace(kernels, wheels=True)
     if re.search(NOT_COMPILED, row.text("model")) and name == "tensorflow":
         kernels = replace(kernels, instance_norm=NormKernels.COMPOSED, fused=False)
     if re.search(r"jax|paxml", row.text("framework")):

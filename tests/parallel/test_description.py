@@ -182,6 +182,8 @@ def test_a_cluster_file_is_found_beside_the_description(tmp_path):
         (text(micro_batch_size=2), ":5: micro_batch_size: sequences that a device computes at a time are said in [runs] by micro"),
         (text(nodes=4), ":5: nodes: devices are said by cluster"),
         (text(framework_version="two"), ":5: framework_version: framework_version 'two' is no version: write it like 0.12"),
+        (text(cuda="new", framework="pytorch-2"), ":5: cuda: cuda 'new' is no version: write it like 12.4"),
+        (text(cuda="12.4"), "cuda: megatron-core is not predicted by it; leave it out"),
         (text(framework_version="1.0", framework="nanotron"), "no version of this framework is predicted otherwise; leave it out"),
         (
             text(attention_kernel="sdpa"),

@@ -123,6 +123,18 @@ def test_a_decoder_reads_as_many_tokens_as_the_file_says(tmp_path):
     assert "target_sequence: llama3-8b has no encoder" in refusal("replay", tmp_path / "job.toml")
 
 
+def test_old_libraries_are_slower_on_hopper_and_what_is_not_known_widens_the_interval(tmp_path):
+    setup = {"framework": "pytorch-2", "compiled": True, "cluster": "1xhgx-h100"}
+    new, old, unknown = (
+        job(tmp_path, "tp = 8", **setup, **cuda).predict(Plan()) for cuda in ({"cuda": "13.0"}, {"cuda": "12.4"}, {})
+    )
+    assert old.iteration_us > 1.1 * new.iteration_us
+    assert unknown.iteration_us == new.iteration_us
+    assert unknown.interval_us == (new.interval_us[0], old.interval_us[1])
+    ampere = [job(tmp_path, "tp = 8", **{**setup, **A100}, **cuda).predict(Plan()) for cuda in ({"cuda": "12.4"}, {})]
+    assert ampere[0].interval_us == ampere[1].interval_us
+
+
 def test_compiled_layers_are_faster_and_what_is_not_known_widens_the_interval(tmp_path):
     jobs = [job(tmp_path, "tp = 8", framework="torchtitan", compiled=compiled, **A100) for compiled in (True, False)]
     compiled, eager = (each.predict(Plan()) for each in jobs)

@@ -36,8 +36,8 @@ from dpro_search.parallel.costs.pricer import NO_HOST_LINK, NO_HOST_RATE
 from dpro_search.parallel.costs.recorded import RecordedTimes
 from dpro_search.parallel.file.keys import JobToml, ModelTable, Precision, converted, fail_at_setting, unknown_text
 from dpro_search.parallel.file.usual_strategy import usual_strategy
-from dpro_search.parallel.frameworks import FRAMEWORKS, as_compiled, as_of_version, with_attention, with_loss
-from dpro_search.parallel.gpu_ops import OpCosts, capped_clock
+from dpro_search.parallel.frameworks import FRAMEWORKS, ON_WHEELS, as_compiled, as_of_version, with_attention, with_cuda, with_loss
+from dpro_search.parallel.gpu_ops import OpCosts, achieved_by, capped_clock
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import (
     TARGETS,
@@ -130,10 +130,15 @@ class ParallelDescription(Description):
 
     @property
     def possible_runtimes(self) -> tuple[Runtime, ...]:
-        """Beside `runtime`, eager and compiled, where the file does not say which the job is."""
-        if self.keys.compiled is not None or not FRAMEWORKS[self.framework].compiles or self.is_recorded:
+        """Beside `runtime`, eager and compiled, and with old libraries, where the file does not say which the job has."""
+        if self.is_recorded:
             return ()
-        return tuple(as_compiled(self.runtime, compiled=compiled) for compiled in (False, True))
+        runtimes = [self.runtime]
+        if self.keys.compiled is None and FRAMEWORKS[self.framework].compiles:
+            runtimes = [as_compiled(self.runtime, compiled=compiled) for compiled in (False, True)]
+        if self.keys.cuda is None and self.framework in ON_WHEELS and achieved_by(self.device).wheels < 1:
+            runtimes += [replace(each, kernels=replace(each.kernels, wheels=True)) for each in runtimes]
+        return tuple(runtimes) if len(runtimes) > 1 else ()
 
 
 def options_on(framework: str, cluster: Cluster) -> dict[str, int | str]:
@@ -161,6 +166,10 @@ def runtime_of(keys: JobToml, model: Model, precision: Precision, device: Device
             runtime = as_of_version(FRAMEWORKS[keys.framework], keys.framework_version)
         except InputError as error:
             raise InputError(f"framework_version {error}") from error
+    if keys.cuda is not None:
+        if keys.framework not in ON_WHEELS:
+            raise InputError(f"cuda: {keys.framework} is not predicted by it; leave it out")
+        runtime = with_cuda(runtime, keys.cuda)
     if keys.compiled is not None:
         runtime = as_compiled(runtime, compiled=keys.compiled)
     if keys.loss is not None:

@@ -132,6 +132,9 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         The framework that runs the job, one of `FRAMEWORKS`.
     framework_version
         Its version, where an old one runs a step otherwise (`Framework.before`); None: the newest.
+    cuda
+        The version of CUDA that PyTorch comes with, where it is not NVIDIA's container; None: not known, so that on Hopper, where
+        libraries before 12.5 are slower, the interval holds both.
     target_sequence
         Tokens that the decoder of an encoder and decoder (T5) reads; None: as many as the encoder, which is said.
     compiled
@@ -166,6 +169,7 @@ class JobToml(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     frozen_weights: Literal["nf4", "fp8"] | None = None
     framework: str = "megatron-core"
     framework_version: str | None = None
+    cuda: str | None = None
     attention: Attention | None = None
     loss: Loss | None = None
     tied_embeddings: bool | None = None

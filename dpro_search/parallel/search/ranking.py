@@ -101,11 +101,10 @@ class _Ranking:
             return
         if self._fits(split):
             heapq.heappush(self._waiting, (bound_us, number, _Level.FITS, cut, split))
-        elif not recomputed:
-            if not self._recomputed(split, bound_us, cut):
-                lean = next((each for each in self._candidates.offloaded(split)[1:] if self._fits(each)), None)
-                if lean is not None:
-                    self._add(_Level.FITS, lean, bound_us, cut)
+        elif not recomputed and not self._recomputed(split, bound_us, cut):
+            lean = next((each for each in self._candidates.offloaded(split)[1:] if self._fits(each)), None)
+            if lean is not None:
+                self._add(_Level.FITS, lean, bound_us, cut)
 
     def _recomputed(self, split: Strategy, bound_us: float, cut: int) -> bool:
         """Whether recomputation makes a split fit; memory falls with each of `recomputations`."""

@@ -96,8 +96,7 @@ class _BetweenTable(_LinkTable, frozen=True, kw_only=True):
 class _NicTable(_LinkTable, frozen=True, kw_only=True):
     count: int = 1
     buffers: Literal["device", "host"] = "device"
-    fabric: Literal["rdma", "efa", "slingshot"] = "rdma"
-    in_order: bool | None = None
+    fabric: Literal["rdma", "slingshot"] = "rdma"
 
 
 class _HostTable(_Table, frozen=True, kw_only=True):
@@ -298,10 +297,7 @@ def _device(file: TomlFile, given: Mapping[str, Any], key: str, find: Find) -> D
 
 def _nics(file: TomlFile, table: _NicTable, prefix: str) -> Nics:
     link = _link(file, f"{prefix}nic", "nic", table, {})
-    return file.placed(
-        f"{prefix}nic.count",
-        lambda: Nics(count=table.count, link=link, buffers=table.buffers, fabric=table.fabric, in_order=table.in_order),
-    )
+    return file.placed(f"{prefix}nic.count", lambda: Nics(count=table.count, link=link, buffers=table.buffers, fabric=table.fabric))
 
 
 def _inside(file: TomlFile, level: Level, table: _InsideTable, prefix: str) -> Link:

@@ -22,9 +22,7 @@ class Nics(msgspec.Struct, frozen=True, kw_only=True):
     link: Link  # Level "nic"; its rate is of one card.
     # What they read and write: "device" memory (GPUDirect RDMA), or copies in the "host"'s.
     buffers: Literal["device", "host"] = "device"
-    fabric: Literal["rdma", "efa", "slingshot"] = "rdma"  # InfiniBand, RoCE and the like; AWS's EFA; HPE's Slingshot.
-    # Whether the bytes of a message arrive in their order, so that NCCL may use LL and LL128 between hosts. None: not known.
-    in_order: bool | None = None
+    fabric: Literal["rdma", "slingshot"] = "rdma"  # InfiniBand, RoCE, EFA and the like; or HPE's Slingshot.
 
     def __post_init__(self) -> None:
         if self.count < 1:

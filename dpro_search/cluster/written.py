@@ -72,7 +72,7 @@ def _host_tables(host: Host, prefix: str) -> list[str]:
     for link in host.links:
         lines += _lines(f"{prefix}{link.level}", _link_values(link, ("sharing", "devices", "hosts", "wires")))
     if host.nics is not None:
-        defaults = (("buffers", "device"), ("fabric", "rdma"), ("in_order", None))
+        defaults = (("buffers", "device"), ("fabric", "rdma"))
         others = {name: getattr(host.nics, name) for name, usual in defaults if getattr(host.nics, name) != usual}
         lines += _lines(f"{prefix}nic", {"count": host.nics.count, **others, **_link_values(host.nics.link, ())})
     return lines
@@ -101,8 +101,6 @@ def _literal(value: object) -> str:
     if isinstance(value, tuple):
         between, end = (",\n    ", ",\n") if isinstance(value[0], Sample) else (", ", "")
         return f"[{between.lstrip(', ')}{between.join(map(_literal, value))}{end}]"
-    if isinstance(value, bool):
-        return str(value).lower()
     return _string(value) if isinstance(value, str) else repr(value)
 
 

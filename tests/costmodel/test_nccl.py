@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.cluster import Cluster, parse_cluster
+from dpro_search.cluster import parse_cluster
 from dpro_search.costmodel.collectives.nccl import (
     COLLECTIVES,
     Placement,
@@ -31,13 +31,6 @@ def time_us(cluster: str, size: float, *, collective: str = "all_reduce", **plac
     return float(collective_us(collective, size, parse_cluster(cluster), Placement(**placement)))
 
 
-def with_nics(cluster: Cluster, **changes: object) -> Cluster:
-    (group,) = cluster.groups
-    nics = msgspec.structs.replace(group.host.nics, **changes)  # type: ignore[type-var]
-    host = msgspec.structs.replace(group.host, nics=nics)
-    return msgspec.structs.replace(cluster, groups=(msgspec.structs.replace(group, host=host),))
-
-
 # Public measurements (nccl-tests), within the interval.
 
 
@@ -54,10 +47,6 @@ def with_nics(cluster: Cluster, **changes: object) -> Cluster:
         ("32xabci-v", "all_reduce", 4, 32, 8 * MIB, 1663.0),
         ("2xp4de.24xlarge", "all_reduce", 8, 2, 16 * MIB, 1192.0),  # aws-samples/awsome-distributed-training
         ("2xp4de.24xlarge", "all_reduce", 8, 2, 2**30, 26217.0),
-        ("2xp5.48xlarge", "all_reduce", 8, 2, 1024, 69.0),
-        ("4xhgx-h100", "all_reduce", 8, 4, 1024, 37.0),  # NVIDIA/nccl-tests issue 309
-        ("4xhgx-h100", "all_reduce", 8, 4, 2**30, 5810.0),
-        ("2xgb200-nvl72", "all_reduce", 4, 32, 65536, 203.0),  # oracle-quickstart/oci-hpc-oke
     ],
 )
 def test_published_measurements_lie_in_the_interval(
@@ -96,45 +85,11 @@ def test_items_that_cross_to_a_host_once_take_as_much_less_of_the_network_as_hos
 def test_rings_over_networks_out_of_order_wait_for_the_network_at_every_step() -> None:
     ordered, unordered = (
         [time_us(f"{count}x{name}", 2**20, collective="all_gather", ranks_per_node=8, nodes=count) for count in (2, 4)]
-        for name in ("hgx-h100", "p4d.24xlarge")
+        for name in ("hgx-h100", "p5.48xlarge")
     )
-    steps, constants = 16, nccl_constants()  # more of 4 hosts than of 2
-    step_us = 2 * (constants.net_hop * 15 + constants.net_more[2])
-    assert unordered[1] - unordered[0] == pytest.approx(steps * step_us, rel=0.05)
+    steps = 16  # more of 4 hosts than of 2
+    assert unordered[1] - unordered[0] == pytest.approx(steps * nccl_constants().net_hop[2] * 15, rel=0.05)
     assert ordered[1] - ordered[0] < (unordered[1] - unordered[0]) / 5
-
-
-def test_ll_is_used_between_hosts_whose_network_delivers_in_order() -> None:
-    placement = Placement(ranks_per_node=8, nodes=2)
-    in_order = parse_cluster("2xp5.48xlarge")
-    out_of_order = with_nics(in_order, in_order=False)
-    fast, slow = (estimate("all_reduce", 4096, cluster, placement) for cluster in (in_order, out_of_order))
-    assert (fast.protocol, slow.protocol) == ("LL", "Simple")
-    assert slow.time_us > 1.5 * fast.time_us
-
-
-def test_on_efa_more_than_two_hosts_reach_less_of_the_nics() -> None:
-    def us_per_byte(fabric: str, nodes: int) -> float:
-        cluster = with_nics(parse_cluster(f"{nodes}xp5.48xlarge"), fabric=fabric)
-        return min(way.us_per_byte for way in ways_of("all_gather", cluster, Placement(ranks_per_node=8, nodes=nodes)))
-
-    assert us_per_byte("efa", 2) == us_per_byte("rdma", 2)
-    assert us_per_byte("efa", 4) > 1.2 * us_per_byte("rdma", 4)
-
-
-def test_switches_reduce_within_a_rack_and_not_between_racks() -> None:
-    one, two = (
-        estimate("all_reduce", 2**32, parse_cluster("4xgb200-nvl72"), Placement(ranks_per_node=4, nodes=nodes))
-        for nodes in (16, 36)
-    )
-    assert (one.algorithm, two.algorithm) == ("switch", "ring")
-
-
-def test_more_than_two_devices_on_pcie_share_the_bridge() -> None:
-    def us_per_byte(ranks: int) -> float:
-        return min(way.us_per_byte for way in ways_of("send_recv", parse_cluster("l40s-pcie-8"), Placement(ranks_per_node=ranks)))
-
-    assert us_per_byte(4) == pytest.approx(us_per_byte(2) / nccl_constants().bridge_ratio)
 
 
 def test_many_hosts_reduce_in_trees_and_a_host_of_hopper_gpus_in_the_switch() -> None:
@@ -180,11 +135,15 @@ def test_each_hop_of_a_tree_waits_for_the_whole_of_a_message_of_one_chunk() -> N
 
 def test_slingshot_carries_less_than_other_networks_of_its_rate() -> None:
     slingshot = parse_cluster("8xpolaris")
-    other = with_nics(slingshot, fabric="rdma")
+    group = slingshot.groups[0]
+    nics = msgspec.structs.replace(group.host.nics, fabric="rdma")  # type: ignore[type-var]
+    other = msgspec.structs.replace(
+        slingshot, groups=(msgspec.structs.replace(group, host=msgspec.structs.replace(group.host, nics=nics)),)
+    )
     slower, faster = (
         float(collective_us("all_reduce", 2**30, cluster, Placement(ranks_per_node=4, nodes=8))) for cluster in (slingshot, other)
     )
-    assert 1.05 < slower / faster < 1.3
+    assert 1.1 < slower / faster < 1.5
 
 
 def test_a_rack_of_nvlink_is_one_domain() -> None:

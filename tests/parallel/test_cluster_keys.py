@@ -35,7 +35,6 @@ CHANGED = {  # of a host of A100, in a form that differs from theirs
     "nic.count": "1",
     "nic.buffers": '"host"',
     "nic.fabric": '"slingshot"',
-    "nic.in_order": "false",
     "spine.rate": '"1 Gbit/s"',
     "spine.latency": '"100 us"',
     "spine.duplex": '"half"',

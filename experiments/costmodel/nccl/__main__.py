@@ -96,8 +96,7 @@ def show(rows: Sequence[Measured], errors: Any) -> None:
             print(f"| {system} | {nodes} | {len(mine)} | {_median(small)} | {_median(large)} | {signed:+.0f} | {held:.0f} |")
     print("\n| median over systems | systems | < 1 MiB, % | systems | >= 1 MiB, % |\n|---|---:|---:|---:|---:|")
     parts: list[tuple[str, Callable[[Measured], bool]]] = [("all", lambda row: True)]
-    parts += [("1 and 2 nodes", lambda row: row.nodes <= 2), ("of which 1", lambda row: row.nodes == 1)]
-    parts += [("of which 2", lambda row: row.nodes == 2), ("3 to 10 nodes", lambda row: 2 < row.nodes <= 10)]
+    parts += [("one node", lambda row: row.nodes == 1), ("2 to 10 nodes", lambda row: 1 < row.nodes <= 10)]
     parts += [("more nodes", lambda row: row.nodes > 10)]
     parts += [(one, lambda row, one=one: row.collective == one) for one in sorted({row.collective for row in rows})]  # type: ignore[misc]
     for title, has in parts:

@@ -7,8 +7,6 @@ import gzip
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +14,6 @@ from typing import Any
 import msgspec
 
 from dpro_search.cluster import Cluster, parse_cluster
-from dpro_search.cluster.host import Host
 from dpro_search.costmodel.collectives.nccl import Placement
 
 MACHINES = {
@@ -48,15 +45,11 @@ MACHINES = {
     "AIC-l40s": "l40s-pcie-8",
     "AIC-rtx_pro_6000_server": "rtx-pro-6000",
 }
-QUOTED = Path(__file__).parent / "quoted.csv"
-"""Single values of logs that issues and documents of others show, each with its source: hosts, networks and racks that the
-other sources lack. Times are rounded; where a log gives two (in place and out of place), their mean without outliers."""
 NIC_UNKNOWN = ("xxrjun-example-cluster00-H100", "vidur-a100_dgx", "vidur-h100_dgx")  # calls among their nodes count for nothing
 OF_FITS = ("ALCF-Polaris", "ALCF-Sirius", "AWS-p3dn-V100", "OCI-BM.GPU.B4.8-A100")  # of which only lines through the logs are given
 NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 FITTED_SIZES = (16 * 2**20, 2**27, 2**30)  # at which a line through large messages is taken as measured
-SMALL_FIT_BYTES, SMALL_PART_BYTES = 1024, 2**16  # below the latter, parts of ranks are on no line of large messages
-ROUNDS = {"all_gather": 1, "all_reduce": 2}  # of all bytes through a ring
+SMALL_FIT_BYTES = 1024
 _ITEM_BYTES = {"half": 2, "int8": 1}
 
 
@@ -79,17 +72,11 @@ class Measured:
 def measured(folder: Path, aiconfigurator: Path | None) -> list[Measured]:
     """All that can be used, weighted by nothing yet."""
     times: dict[tuple[Any, ...], list[float]] = defaultdict(list)
-    sources = (_logs(folder / "collectives.csv.gz"), _fits(folder / "fits.csv"), _quoted(), _aiconfigurator(aiconfigurator))
-    for key, time_us in chain.from_iterable(sources):
+    for key, time_us in (*_logs(folder / "collectives.csv.gz"), *_fits(folder / "fits.csv"), *_aiconfigurator(aiconfigurator)):
         times[key].append(time_us)
     found = []
     for (system, collective, ranks, nodes, size), values in sorted(times.items()):
-        if (
-            (system in MACHINES or system in quoted_hosts())
-            and size >= 512
-            and ranks % nodes == 0
-            and not (nodes > 1 and system in NIC_UNKNOWN)
-        ):
+        if system in MACHINES and size >= 512 and ranks % nodes == 0 and not (nodes > 1 and system in NIC_UNKNOWN):
             one = Measured(system=system, collective=collective, ranks=ranks, nodes=nodes, bytes=size, time_us=median(values))
             found.append(one)
     return found
@@ -97,10 +84,6 @@ def measured(folder: Path, aiconfigurator: Path | None) -> list[Measured]:
 
 def cluster_of(system: str, nodes: int) -> Cluster:
     """The machines that a system consists of."""
-    if system in quoted_hosts():
-        machine, host = quoted_hosts()[system]
-        group = msgspec.structs.replace(machine.groups[0], count=nodes, host=host)
-        return msgspec.structs.replace(machine, groups=(group,))
     name = MACHINES[system]
     if name == "rtx-pro-6000":  # no bundled machine: eight GPUs on PCIe 5.0 x16, as the package's own table of systems has them
         cluster = parse_cluster("l40s-pcie-8")
@@ -112,32 +95,7 @@ def cluster_of(system: str, nodes: int) -> Cluster:
     return cluster if cluster.hosts >= nodes else parse_cluster(f"{nodes}x{name}")
 
 
-@cache
-def _quotations() -> list[dict[str, str]]:
-    with QUOTED.open() as file:
-        return list(csv.DictReader(file))
-
-
-@cache
-def quoted_hosts() -> dict[str, tuple[Cluster, Host]]:
-    """The bundled machine that each system of `QUOTED` is nearest to, and its host with the devices and NICs of the source."""
-    hosts = {}
-    for row in _quotations():
-        machine = parse_cluster(row["machine"])
-        host = machine.groups[0].host.with_devices(int(row["devices"]))
-        assert host.nics is not None
-        link = msgspec.structs.replace(host.nics.link, rate_bps=float(row["nic_gbit"]) * 1e9)
-        nics = msgspec.structs.replace(host.nics, count=int(row["nics"]), fabric=row["fabric"], link=link)
-        hosts[row["system"]] = machine, msgspec.structs.replace(host, nics=nics)
-    return hosts
-
-
 Row = tuple[tuple[Any, ...], float]
-
-
-def _quoted() -> Iterator[Row]:
-    for row in _quotations():
-        yield _key({"n_ranks": row["ranks"], "n_nodes": row["nodes"], **row}, float(row["bytes"])), float(row["time_us"])
 
 
 def _logs(path: Path) -> Iterator[Row]:
@@ -150,17 +108,15 @@ def _logs(path: Path) -> Iterator[Row]:
 def _fits(path: Path) -> Iterator[Row]:
     with path.open() as file:
         for row in csv.DictReader(file):
-            if row["system"] not in OF_FITS or row["collective"] not in ROUNDS:
-                continue
-            ranks, rounds = int(row["n_ranks"]), ROUNDS[row["collective"]]
-            parts = ranks if rounds == 1 else 1  # sizes of Polaris' all-gathers are of one rank's part
+            if row["system"] not in OF_FITS or (row["system"].startswith("ALCF") and row["collective"] != "all_reduce"):
+                continue  # sizes of Polaris' other collectives are of one rank's part
             if row["small_alpha_us"]:
-                yield _key(row, SMALL_FIT_BYTES * parts), float(row["small_alpha_us"])
+                yield _key(row, SMALL_FIT_BYTES), float(row["small_alpha_us"])
             if row["large_busbw_GBps"]:
-                per_byte = rounds * (ranks - 1) / ranks / (float(row["large_busbw_GBps"]) * 1e3)
+                ranks, alpha_us = int(row["n_ranks"]), max(float(row["large_alpha_us"]), 0.0)
+                per_byte = 2 * (ranks - 1) / ranks / (float(row["large_busbw_GBps"]) * 1e3)
                 for size in FITTED_SIZES:
-                    if size >= SMALL_PART_BYTES * parts:
-                        yield _key(row, size), max(float(row["large_alpha_us"]), 0.0) + size * per_byte
+                    yield _key(row, size), alpha_us + size * per_byte
 
 
 def _aiconfigurator(folder: Path | None) -> Iterable[Row]:

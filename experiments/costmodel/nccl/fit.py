@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from dpro_search.costmodel.collectives.nccl.constants import NcclConstants, constants_of
+from dpro_search.costmodel.collectives.nccl.constants import PROTOCOLS, NcclConstants, constants_of
 from dpro_search.costmodel.collectives.nccl.lines import lines
 from dpro_search.costmodel.collectives.nccl.placement import Paths, paths
 from experiments.costmodel.nccl.data import Measured, cluster_of
@@ -24,22 +24,18 @@ START: dict[str, float] = {  # NCCL's src/graph/tuning.cc where it has them
     "launch.ampere": 6.6, "launch.hopper": 6.6, "launch.blackwell": 6.6, "launch.other": 6.6,
     "hop.ampere": 0.6, "hop.hopper": 0.6, "hop.blackwell": 0.6, "hop.other": 0.8,
     "launch_more.LL128": 4.0, "launch_more.Simple": 10.0,  # each over the protocol before
-    "hop_more.LL128": 0.65, "hop_more.Simple": 2.75,
-    "net_hop": 1.0, "net_more.LL": 2.3, "net_more.LL128": 3.5, "net_more.Simple": 5.5,
+    "hop_more.LL128": 0.6, "hop_more.Simple": 1.5,
+    "net_hop.LL": 2.0, "net_hop.LL128": 2.5, "net_hop.Simple": 5.0,
     "nvlink.Simple": 0.78, "pcie.Simple": 0.6, "net.Simple": 0.96,
     "part.LL128": 0.85, "nvlink.LL": 0.35, "pcie.LL": 0.35, "net.LL": 0.35,  # of Simple's
     "direct": 0.95, "pair": 1.0, "own_part": 0.35, "tree_ratio": 0.9, "switch_ratio": 0.6, "switch_us": 15.0,
     "peer.LL": 0.5, "peer.Simple": 0.5, "direct_us": 4.0, "net_peer": 1.0,
-    "pipeline.LL128": 2.0, "pipeline.Simple": 10.0, "staged": 0.5, "slingshot": 0.91, "slingshot_hop": 1.5, "ring_hop": 1.5,
-    "slingshot_growth": 0.3, "efa": 0.7, "bridge": 0.6, "tree_hop_more": 0.6,
+    "pipeline.LL128": 2.0, "pipeline.Simple": 10.0, "staged": 0.5, "slingshot": 0.8,
 }  # fmt: skip
-BOUNDS = {"part.LL128": (0.3, 0.95), "nvlink.LL": (0.2, 0.5), "pcie.LL": (0.2, 0.5), "net.LL": (0.01, 1.0)}
-FIXED = ("tree_ratio", "net.Simple", "slingshot", "bridge")
+BOUNDS = {"part.LL128": (0.3, 0.95), "net.LL": (0.01, 1.0)}
+FIXED = ("tree_ratio", "net.Simple")
 """Not fitted, for few systems would pull them apart: NCCL's own. Rings: it counts 12 of 12.5 GB/s of a NIC (src/graph/topo.h), and
-its authors expect 48 to 49 of 50 (NVIDIA/nccl-tests, issue 267). Slingshot: the middle of what five systems reach, 0.73 (Polaris
-and its test system), 0.91 (Kestrel; Alps; GH200 of HPE, hpc-ai-envs) and 0.93 (MI250X, ROCm/rccl, issue 1490). The bridge: the mean
-of RTX PRO 6000 (0.54) and L40S (0.23) in AIConfigurator's tables, V100 on PCIe 3.0 (0.57) and L40S in MLPerf 4.0 (1, by its
-training)."""
+its authors expect 48 to 49 of 50 (NVIDIA/nccl-tests, issue 267)."""
 DEVICES = {
     "ampere": r"\bA(10|30|40|100|800)|RTX (3|A)",
     "hopper": r"\bG?H(20|100|200|800)",
@@ -80,14 +76,10 @@ def table(values: dict[str, float], intervals: dict[str, float], source: str) ->
         "source": source,
         "launch_more": more("launch_more"),
         "hop_more": more("hop_more"),
-        "tree_hop_more": values["tree_hop_more"],
-        "net_hop": values["net_hop"],
-        "net_more": [values["net_more.LL"] + more_us for more_us in more("net_more")],
-        "ring_hop": values["ring_hop"],
+        "net_hop": [values[f"net_hop.{one}"] for one in PROTOCOLS],
         "nvlink_ratio": ratio("nvlink"),
         "pcie_ratio": ratio("pcie"),
         "net_ratio": ratio("net"),
-        "bridge_ratio": values["bridge"],
         "pair_ratio": values["pair"],
         "own_part": values["own_part"],
         "tree_ratio": values["tree_ratio"],
@@ -100,9 +92,6 @@ def table(values: dict[str, float], intervals: dict[str, float], source: str) ->
         "pipeline_us": [0.0, values["pipeline.LL128"], values["pipeline.Simple"]],
         "staged_ratio": values["staged"],
         "slingshot_ratio": values["slingshot"],
-        "slingshot_hop": values["slingshot_hop"],
-        "slingshot_growth": values["slingshot_growth"],
-        "efa_ratio": values["efa"],
         "inside_interval": {"small": intervals["in.small"], "large": intervals["in.large"]},
         "between_interval": {"small": intervals["out.small"], "large": intervals["out.large"]},
         "architectures": kinds,

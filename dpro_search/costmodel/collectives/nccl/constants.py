@@ -43,20 +43,13 @@ class NcclConstants(msgspec.Struct, frozen=True, kw_only=True):
     architectures: tuple[GpuArchitecture, ...]
     launch_more: ByProtocol  # Time to launch beyond that of LL, in us.
     hop_more: ByProtocol  # Time of a step within a domain beyond that of LL, in us.
-    tree_hop_more: float  # A tree's step within a domain by Simple, beyond that of a ring, in us.
-    net_hop: float  # A step of a tree between domains: latencies of the network,
-    net_more: ByProtocol  # and time beyond them, in us.
-    ring_hop: float  # A step of a ring between domains of several ranks each, in those of a tree.
+    net_hop: ByProtocol  # A step between domains, in latencies of the network.
     # nvlink_ratio, pcie_ratio, net_ratio: What of a link's rate the bytes of rings reach.
     nvlink_ratio: ByProtocol
     pcie_ratio: ByProtocol
     net_ratio: ByProtocol
-    bridge_ratio: float  # Share of a PCIe slot's rate that is left where more than two devices of a domain send at once.
     staged_ratio: float  # Share of that which is left where NICs read copies in the host's memory.
     slingshot_ratio: float  # Share of that which is left on Slingshot.
-    slingshot_hop: float  # A step there, in steps of other networks of the same latency.
-    slingshot_growth: float  # Exponent of the number of domains by which steps of rings grow there.
-    efa_ratio: float  # Share of that which is left on EFA among more than two hosts, where NICs read the devices' memory.
     direct_ratio: float  # Rate of messages among all pairs over that of rings, within a domain.
     pair_ratio: float  # Rate of messages between two ranks over that of rings, within a domain.
     direct_us: float  # Launch of messages between pairs over that of LL (Simple).

@@ -7,10 +7,10 @@ call is the least of the lines. Steps and bytes follow from the algorithms:
 ========================  =======================  =========================================  ==============================
 collective, algorithm     steps                    bytes that a rank sends, of S              bytes that leave a domain
 ========================  =======================  =========================================  ==============================
-all-reduce, ring          2 (n - 1), 2 m           2 S (n - 1) / n                            the same
+all-reduce, ring          2 (n - 1), 2 (m - 1)     2 S (n - 1) / n                            the same
 all-reduce, tree          2 (n/m - 1), 2 log2 m    2 S                                        2 S; S where m = 2
 all-reduce, in the switch one, 2 log2 m            S                                          likewise
-all-gather, r.-scatter    n - 1, m                 S (n - 1) / n                              the same
+all-gather, r.-scatter    n - 1, m - 1             S (n - 1) / n                              the same
 broadcast, reduce         one; a chunk a rank      S                                          S
 all-to-all                one, a peer each         S (n - 1) / n                              S (n - n/m) / n of each rank
 send/recv                 one                      S                                          S
@@ -18,7 +18,7 @@ send/recv                 one                      S                            
 
 Three facts of NCCL bound trees between domains: a channel moves no more than its GPU reduces (``perChMaxTreeBws``), so that rings
 are faster over fast NICs; messages of a few MiB do not fill a tree (``treeCorrectionFactor``); and what is one chunk is stored at
-each hop before it goes on. A ring of m domains with one rank each crosses between them m - 1 times.
+each hop before it goes on (Simple).
 
 n ranks, m domains, S the bytes of the whole tensor on a rank (of an all-gather its result, of a reduce-scatter its input).
 """
@@ -35,6 +35,7 @@ from dpro_search.errors import InputError
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 SWITCH_RANKS = 5  # From so many ranks of a domain on, reductions in the switch are faster than rings.
+ORDERED_US = 10.0  # Networks with a longer latency (TCP, EFA) do not deliver in order, as the flags of LL and LL128 need.
 # From NCCL's search for channels (src/graph/search.cc, ncclTopoDupChannels) and its model of trees (src/graph/tuning.cc).
 NCCL_LINK = 0.96  # Bytes that NCCL counts of a NIC's rate: 12 of 12.5 GB/s.
 DOUBLED_BYTES_PER_US = 25e3  # From that rate on, channels are doubled where they are few.
@@ -43,11 +44,9 @@ ONE_RANK_TREE = 0.85  # Share of the rate of a tree whose ranks receive and send
 # Bytes by which a tree lags until it is full: what NCCL's factors for messages of medium size (treeCorrectionFactor) come to,
 # S (1 / factor - 1), for 16 MiB and more; they are 0.5 to 0.7 for less.
 FILL_BYTES = {"LL": 0.0, "LL128": 4.0 * 2**20, "Simple": 14.0 * 2**20}
-# A channel takes so many bytes before NCCL uses another (src/enqueue.cc): 512 threads (LL128: 640) with 8 bytes each, 64 by Simple
-# (NCCL_LL_THREAD_THRESHOLD and the like).
-CHUNK_BYTES = {"LL": 4.0 * 2**10, "LL128": 5.0 * 2**10, "Simple": 32.0 * 2**10}
-CHANNEL_SHARE = {"LL": 1 / 3.8, "LL128": 120 / 128, "Simple": 1.0}  # Of a tree's channel, what NCCL counts for each protocol.
-WAITING_MESSAGES = 2.0  # One after the other in a step of a ring that waits for the network.
+# A channel takes so many bytes before NCCL uses another: 512 threads with 64 bytes each (NCCL_SIMPLE_THREAD_THRESHOLD). Chunks of
+# trees are no smaller either (src/enqueue.cc).
+CHUNK_BYTES = 32.0 * 2**10
 SWITCH_DEVICES = ("hopper", "blackwell")  # Architectures whose NVLink switches reduce (NVLink SHARP).
 
 
@@ -96,19 +95,13 @@ class _Costs:
         self.architecture = constants.architecture(paths.device)
         self.n, self.m, self.local = paths.ranks, paths.domains, paths.ranks_per_domain
         self.ratio = constants.nvlink_ratio if paths.inside == "nvlink" else constants.pcie_ratio
-        self.ordered = self.m == 1 or paths.in_order
+        self.ordered = self.m == 1 or paths.nic_latency_us < ORDERED_US
         self.protocols = tuple(enumerate(PROTOCOLS))[0 if self.ordered else -1 :]
         # Times that bytes leave a domain in trees: between two, each direction is one tree's way up and the other's way down.
         # Copies in the host's memory are read and written on one bus, which both directions share.
         self.tree_bytes = 1.0 if self.m == 2 and not paths.staged else 2.0
         self.nic_bytes_per_us = paths.nic_bytes_per_us * (constants.staged_ratio if paths.staged else 1.0)
-        self.net_scale, self.ring_hop = 1.0, constants.ring_hop if self.local > 1 else 1.0
-        if paths.fabric == "slingshot":
-            self.nic_bytes_per_us *= constants.slingshot_ratio
-            self.net_scale = constants.slingshot_hop
-            self.ring_hop *= self.m**constants.slingshot_growth
-        if paths.fabric == "efa" and self.m > 2 and not paths.staged:  # copies in the host's memory are slower than that anyway
-            self.nic_bytes_per_us *= constants.efa_ratio
+        self.nic_bytes_per_us *= constants.slingshot_ratio if paths.fabric == "slingshot" else 1.0
 
     def launch_us(self, protocol: int) -> float:
         return self.architecture.launch_us + self.constants.launch_more[protocol]
@@ -117,12 +110,11 @@ class _Costs:
         return self.architecture.hop_us + self.constants.hop_more[protocol]
 
     def net_hop_us(self, protocol: int) -> float:
-        return self.net_scale * (self.constants.net_hop * self.paths.nic_latency_us + self.constants.net_more[protocol])
+        return self.constants.net_hop[protocol] * self.paths.nic_latency_us
 
     def inside(self, protocol: int) -> float:
         """us of a byte from a rank to the next within a domain."""
-        shared = self.constants.bridge_ratio * self.paths.slot_bytes_per_us if self.local > 2 else math.inf
-        return 1.0 / (min(self.paths.ring_bytes_per_us, shared) * self.ratio[protocol])
+        return 1.0 / (self.paths.ring_bytes_per_us * self.ratio[protocol])
 
     def tree_channels(self) -> float:
         """Channels of trees out of a domain: one for each NIC, two where a NIC is fast and channels are few.
@@ -154,20 +146,16 @@ class _Costs:
 def _rings(costs: _Costs, rounds: int) -> tuple[Line, ...]:
     """Rings through all ranks, once or (all-reduce) twice round.
 
-    On networks that do not deliver in order, and on EFA by all protocols but LL, each step waits until the one before it is
-    complete everywhere (an assumption): all steps take two messages between domains, the receiver's control message and the bytes
-    (aws-ofi-nccl, src/nccl_ofi_rdma.cpp). Calls of collectives alone show little of it, training over EFA does.
+    On a network that does not deliver in order, each step waits until the one before it is complete everywhere: all steps take as
+    long as those between domains (an assumption; all-reduces of 4 to 64 MiB on two p4d or p4de start 0.4 to 1 ms later than rings
+    and trees whose steps overlap).
     """
     n, m = costs.n, costs.m
-    # The part of a rank passes all links of the ring but the last, which is within a domain for most ranks.
-    crossings = m if m > 1 and costs.local > 1 else m - 1
     ways = []
     for number, protocol in costs.protocols:
-        waits = m > 1 and (not costs.ordered or (costs.paths.fabric == "efa" and protocol != "LL"))
-        outer = n - 1 if waits else crossings
+        outer = m - 1 if costs.ordered else n - 1
         inner = rounds * (n - 1 - outer) * costs.hop_us(number)
-        hops = WAITING_MESSAGES if waits else costs.ring_hop
-        latency_us = costs.launch_us(number) + inner + rounds * outer * hops * costs.net_hop_us(number)
+        latency_us = costs.launch_us(number) + inner + rounds * outer * costs.net_hop_us(number)
         ways.append(Line("ring", protocol, latency_us, costs.ring_us_per_byte(number, rounds)))
     return tuple(ways)
 
@@ -184,32 +172,27 @@ def _trees(costs: _Costs) -> tuple[Line, ...]:
     most = costs.tree_channels() * costs.architecture.tree_channel_bytes_per_us[costs.m > 2] / 2
     ways: list[Line] = []
     for number, protocol in costs.protocols:
-        hop_us = costs.hop_us(number) + (costs.constants.tree_hop_more if protocol == "Simple" else 0.0)
-        latency_us = costs.launch_us(number) + 2 * ((costs.local - 1) * hop_us + depth * costs.net_hop_us(number))
+        latency_us = costs.launch_us(number) + 2 * ((costs.local - 1) * costs.hop_us(number) + depth * costs.net_hop_us(number))
         slowest = max(2 * costs.inside(number), out * costs.between(number)) / costs.constants.tree_ratio
         us_per_byte = max(slowest, 1.0 / most)
         if costs.prefers_rings(1.0 / most):
             us_per_byte = max(us_per_byte, costs.ring_us_per_byte(number, 2))
-        rates = (*_first_chunks(costs, number, depth), *_filling(protocol, us_per_byte))
-        ways += _bending("tree", protocol, latency_us, rates)
+        first = _first_chunks(costs, number, depth) if protocol == "Simple" else ()
+        ways += _bending("tree", protocol, latency_us, (*first, *_filling(protocol, us_per_byte)))
     return tuple(ways)
 
 
 def _first_chunks(costs: _Costs, protocol: int, depth: int) -> tuple[tuple[float, float], ...]:
     """Rates of `_bending` for what is one chunk of each channel of a tree: each hop waits for the whole chunk.
 
-    At first it goes on one channel. Simple then needs more of them; LL and LL128 pass on each line as it comes.
+    At first it goes on one channel, then on more of them. LL and LL128 pass on each line as it comes.
     """
-    name = PROTOCOLS[protocol]
-    channel_us = 1.0 / CHANNEL_SHARE[name] / costs.architecture.tree_channel_bytes_per_us[costs.m > 2]
-    inside, outside, chunk_bytes = 2 * (costs.local - 1), 2 * depth, CHUNK_BYTES[name]  # hops
-    one = (inside * channel_us + outside * max(channel_us, costs.between(protocol)), chunk_bytes)
-    if name != "Simple":
-        return (one,)
-    channels = costs.tree_channels()
+    channels, channel_us = costs.tree_channels(), 1.0 / costs.architecture.tree_channel_bytes_per_us[costs.m > 2]
+    inside, outside = 2 * (costs.local - 1), 2 * depth  # hops
+    one = inside * channel_us + outside * max(channel_us, costs.between(protocol))
     shared_us = channel_us / channels
     all_of_them = inside * max(shared_us, costs.inside(protocol)) + outside * max(shared_us, costs.between(protocol))
-    return (one, (all_of_them, channels * chunk_bytes))
+    return ((one, CHUNK_BYTES), (all_of_them, channels * CHUNK_BYTES))
 
 
 def _filling(protocol: str, us_per_byte: float) -> tuple[tuple[float, float], ...]:
@@ -276,7 +259,7 @@ def _direct(costs: _Costs, *, all_to_all: bool, copies: int = 0) -> tuple[Line, 
         latency_us += costs.net_hop_us(number) if m > 1 else 0.0
         if all_to_all:
             latency_us += (local - 1) * constants.peer_us[simple]
-            latency_us += (n - local) * constants.net_peer * costs.net_scale * costs.paths.nic_latency_us
+            latency_us += (n - local) * constants.net_peer * costs.paths.nic_latency_us
             near, far = (local - 1) / n, (n - local) / n  # of the bytes, to ranks of the domain and of others
             if copies:  # expected number of other domains for each copy; there one rank passes items on
                 near, far = (local - 1) / local, (m - 1) * (1 - (1 - 1 / m) ** copies) / copies

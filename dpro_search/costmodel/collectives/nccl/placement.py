@@ -13,8 +13,6 @@ from dpro_search.cluster.host import Host
 from dpro_search.cluster.link import Link
 from dpro_search.errors import InputError
 
-ORDERED_US = 10.0  # Networks with a longer latency (TCP, EFA) are taken to deliver out of order where nothing else is said.
-
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
@@ -47,13 +45,11 @@ class Paths:
     domains: int  # Over which the ranks are spread evenly.
     inside: Literal["nvlink", "pcie"]  # Links inside a domain: NVLink, xGMI and the like; or PCIe, sockets and host memory.
     ring_bytes_per_us: float  # Each rank sends so much to the next while all do, within a domain; infinite for one rank there.
-    slot_bytes_per_us: float  # Rate of a device's PCIe slot where rings inside a domain pass it; infinite otherwise.
     nic_bytes_per_us: float  # All of the group's ranks of a domain together send so much to other domains; infinite for one domain.
     nic_latency_us: float  # Latency of a message between domains.
     nic_link_bytes_per_us: float  # The most that one NIC sends; infinite for one domain.
     staged: bool  # Whether NICs take bytes from copies in the host's memory, not from the devices.
     fabric: str  # As of `cluster.host.Nics`; "" without NICs.
-    in_order: bool  # Whether the network delivers in order, as the flags of LL and LL128 need.
     switched: bool  # Whether one switch joins the devices of a domain, all to all: what reductions in the switch need.
     device: str  # Name of the device, as its vendor gives it.
 
@@ -62,7 +58,6 @@ class Paths:
         return replace(
             self,
             ring_bytes_per_us=self.ring_bytes_per_us * factor,
-            slot_bytes_per_us=self.slot_bytes_per_us * factor,
             nic_bytes_per_us=self.nic_bytes_per_us * factor,
             nic_link_bytes_per_us=self.nic_link_bytes_per_us * factor,
         )
@@ -134,7 +129,6 @@ def paths(cluster: Cluster, placement: Placement) -> Paths:
         slowest,
         nic_bytes_per_us=min(one.nic_bytes_per_us for one in of_kinds),
         staged=any(one.staged for one in of_kinds),
-        in_order=all(one.in_order for one in of_kinds),
         switched=all(one.switched for one in of_kinds),
     )
 
@@ -149,23 +143,17 @@ def _on(cluster: Cluster, host: Host, used: tuple[int, ...], placement: Placemen
     if domains > 1:
         nic, latency_us = _between(cluster, host, used, placement)
     fastest = host.links[0] if host.links else None
-    slots = next((link.each_way_bps / 8e6 for link in host.links if link.level == "pcie"), math.inf)
-    switched = fastest is not None and fastest.level == "nvlink" and not fastest.wires and fastest.sharing == "device"
     return Paths(
         ranks=placement.ranks,
         domains=domains,
         inside=inside,
         ring_bytes_per_us=ring,
-        slot_bytes_per_us=slots if inside == "pcie" else math.inf,
         nic_bytes_per_us=nic * together,
         nic_link_bytes_per_us=math.inf if domains == 1 or host.nics is None else host.nics.link.each_way_bps / 8e6,
         nic_latency_us=latency_us,
         staged=host.nics is not None and host.nics.buffers == "host",
         fabric="" if host.nics is None else host.nics.fabric,
-        in_order=host.nics is not None and (latency_us < ORDERED_US if host.nics.in_order is None else host.nics.in_order),
-        # Between racks NCCL does not reduce in their switches: two racks of GB200 or GB300 reach the rate of rings, 680 to 740 GB/s
-        # of 930 within one (oracle-quickstart/oci-hpc-oke).
-        switched=switched and (domains == 1 or together == 1),
+        switched=fastest is not None and fastest.level == "nvlink" and not fastest.wires and fastest.sharing == "device",
         device=host.device.name,
     )
 

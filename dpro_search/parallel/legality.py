@@ -75,7 +75,7 @@ def _check_replicate(plan: Strategy) -> None:
 
 
 def _check_overlapped(plan: Strategy) -> None:
-    """What Megatron-Core's arguments.py refuses for --overlap-moe-expert-parallel-comm."""
+    """Refuse what Megatron-Core's arguments.py refuses for --overlap-moe-expert-parallel-comm."""
     if plan.ep == 1:
         raise InputError("overlap_experts: with ep 1 no tokens are exchanged; leave it out")
     if plan.micro_batches == 1:

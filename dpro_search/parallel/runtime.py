@@ -45,7 +45,7 @@ class HostTimes:
 
 
 GRAPH_TIMES = HostTimes(forward_us=2.0, backward_us=2.0, collective_us=5.0, parameter_us=2.0)
-"""Where layers are captured as CUDA graphs, as in submissions to MLPerf training: a kernel starts in 1 to 2 us."""
+"""Times of layers that are captured as CUDA graphs, as in submissions to MLPerf training: a kernel starts in 1 to 2 us."""
 
 
 @dataclass(frozen=True, kw_only=True)

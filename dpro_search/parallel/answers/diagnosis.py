@@ -151,7 +151,7 @@ def memory_sentence(memory: Mapping[str, float], limit_bytes: int | None, remedi
 
 
 def host_sentences(needed_bytes: int, has_bytes: int | None) -> Iterator[str]:
-    """What the ranks of a host have in its memory in place of that of their devices; nothing if they have nothing there."""
+    """Lines on the memory of the host that its ranks use in place of their devices'; none if they use none."""
     if needed_bytes:
         of = " of an unknown amount" if has_bytes is None else f" of {size_text(has_bytes)}"
         yield f"Memory of a host that its ranks use in place of their devices': {size_text(needed_bytes)}{of}."

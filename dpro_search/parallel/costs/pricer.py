@@ -30,9 +30,9 @@ ADAM_PASSES_BYTES = 30.0
 NO_HOST_LINK = "how fast a device reaches its host's memory is not known: give the cluster's file pcie.rate or host_link_rate"
 NO_HOST_RATE = "how fast the host's memory is is not known: give the cluster's file host_memory_rate"
 COPY_SHARE = 0.88
-"""Of the rate of a link to the host, what copies of pinned memory reach: 55.6 of 63 GB/s on H100 (nvbandwidth's README)."""
+"""Share of the rate of a link to the host that copies of pinned memory reach: 55.6 of 63 GB/s on H100 (nvbandwidth's README)."""
 HOST_ADAM_SHARE = 0.45
-"""Of the rate of the host's memory, what an update on its processors reaches with `ADAM_PASSES_BYTES`: 2.57 s for 10 billion
+"""Share of the rate of the host's memory that an update on its processors reaches with `ADAM_PASSES_BYTES`: 2.57 s for 10 billion
 parameters on a DGX-2 with 256 GB/s (Ren et al. 2021, "ZeRO-Offload", table 4, CPU-Adam)."""
 
 CONTENTION = 0.2
@@ -119,7 +119,7 @@ class Pricer:
         return program
 
     def kept(self, block: Block) -> Kept:
-        """What a rank keeps of the forward pass of a block."""
+        """The activations that a rank keeps of the forward pass of a block."""
         key = block.name, self.split
         if key not in self._known.kept:
             workload, rules = self._workload, self._workload.runtime.memory

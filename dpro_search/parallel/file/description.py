@@ -229,7 +229,7 @@ def described(path: Path) -> ParallelDescription | None:
         model, more = _with_adapters(file, job_file, model)
         warnings = (*warnings, *more)
     if job_file.frozen_weights:
-        warnings = (*warnings, "jobs with quantized weights took up to 56 % more memory on published runs than is predicted")
+        warnings = (*warnings, "jobs with quantized weights mostly took 8 to 18 % more memory on published runs than is predicted")
     if isinstance(model, CapturedModel):
         for key, what in CAPTURED.items():
             if getattr(job_file, key) is not None:

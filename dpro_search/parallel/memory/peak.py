@@ -22,9 +22,9 @@ CONTEXT_BYTES = 1.05 * 2**30
 _LAYERS_MOVING = 2
 """Layers whose activations are on the device though they wait on the host: one that computes, one whose copies are on their way."""
 GRAPH_ACTIVATIONS = 0.2
-"""Of the activations of layers, what CUDA graphs of them keep allocated beside: temporaries, inputs and outputs at fixed addresses
-(NVIDIA NeMo, docs/source/features/optimizations/cudagraphs.md: about 20 %). Of layers with experts, whose graphs have attention
-alone, it is not known, and nothing is added."""
+"""Share of the activations of layers that CUDA graphs of them keep allocated beside: temporaries, inputs and outputs at fixed
+addresses (NVIDIA NeMo, docs/source/features/optimizations/cudagraphs.md: about 20 %). Of layers with experts, whose graphs have
+attention alone, it is not known, and nothing is added."""
 CHANNELS = 16
 CHANNEL_BYTES = 2 * 10 * 2**20
 """Buffers of a channel of an NCCL communicator, to send and to receive: 4 MiB and less for each protocol (`NCCL_BUFFSIZE`)."""
@@ -162,7 +162,7 @@ class _Ledger:
         return replace(peak, fragments_bytes=fragments, cached_bytes=max(cached - max(held, later), 0.0))
 
     def _moved_bytes(self, blocks: tuple[Block, ...]) -> float:
-        """What a layer keeps on the host for a micro-batch, the mean of all layers."""
+        """Bytes that a layer keeps on the host for a micro-batch, the mean of all layers."""
         flags = recomputed(self._plan, blocks)
         held = [
             self._of(block).held_bytes(self._plan.recompute if again else Recompute.NONE)

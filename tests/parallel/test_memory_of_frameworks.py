@@ -128,7 +128,7 @@ def test_old_libraries_are_slower_on_hopper_and_what_is_not_known_widens_the_int
     new, old, unknown = (
         job(tmp_path, "tp = 8", **setup, **cuda).predict(Plan()) for cuda in ({"cuda": "13.0"}, {"cuda": "12.4"}, {})
     )
-    assert old.iteration_us > 1.1 * new.iteration_us
+    assert old.iteration_us > 1.05 * new.iteration_us
     assert unknown.iteration_us == new.iteration_us
     assert unknown.interval_us == (new.interval_us[0], old.interval_us[1])
     ampere = [job(tmp_path, "tp = 8", **{**setup, **A100}, **cuda).predict(Plan()) for cuda in ({"cuda": "12.4"}, {})]

@@ -30,7 +30,7 @@ FUSED_LOSS_BYTES = 10.0  # Of a logit: of --cross-entropy-loss-fusion, whose com
 # all levels side by side (ssd/implementations/pytorch/model/retinanet.py); with the loss also the partial gradients that the fused
 # focal loss computes in the forward pass (focal_loss.py), those of all images side by side, and each level's contiguous copy.
 DETECTED_BYTES, DETECTION_LOSS_BYTES = 6.0, 12.0
-VALIDATION_BATCH = 32  # Of its configurations of rounds 5.0 and 5.1 (--eval-batch-size).
+VALIDATION_BATCH = 32  # Images, in its configurations of rounds 5.0 and 5.1 (--eval-batch-size).
 # Of a parameter that is kept in 8 bits: FP8_PARAM_GATHER of submissions on Blackwell (config_common_blackwell.sh). Hopper's
 # matmuls need a transposed copy as well, which makes two.
 PARAMETER_BYTES = 1.0

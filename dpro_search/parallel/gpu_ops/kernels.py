@@ -91,7 +91,7 @@ class Kernels:
     attention_dropout: bool = False  # Of unfused attention, on the scores.
     wheels: bool = False  # CUDA libraries of PyTorch's wheels, in place of NVIDIA's containers.
     norm: NormKernels = NormKernels.FUSED  # Of layer norms.
-    batch_norm: NormKernels = NormKernels.FUSED  # Of batches of images, with the sum and the activation behind them.
+    batch_norm: NormKernels = NormKernels.FUSED  # Norms of batches of images, with the sum and activation behind.
     instance_norm: NormKernels = NormKernels.FUSED  # Of norms of each image alone and of volumes, with the activation behind them.
     layout: ImageLayout = ImageLayout.CHANNELS_LAST
     loss: LossKernels = LossKernels.FUSED

@@ -73,7 +73,7 @@ class Achieved:
     """Shares of peaks, and how far predictions with them are off."""
 
     matmul: float  # Of the peak at a precision, by matmuls that fill the device.
-    wheels: float  # Of `matmul`, by the cuBLAS of PyTorch's wheels in 16 and 8 bits.
+    wheels: float  # Share of `matmul` by the cuBLAS of PyTorch's wheels in 16 and 8 bits.
     sustained: float  # Of `matmul`, what is left where the power limit lowers the clock: under continuous load, in 16 bits.
     sustained_fp8: float  # The same in fp8.
     fp32_joules: float  # Of an operation at the power limit, in 1e-12 J; 0: not known, the limit does not count.

@@ -19,7 +19,7 @@ class MemoryRules:
     Bytes "of a parameter" are for each parameter that the rank holds, bytes of a tensor for each of its elements.
     """
 
-    # Of a layer's parameter that is trained; None: as those of other blocks.
+    # Bytes of a layer's parameter that is trained; None: as those of other blocks.
     layer_weight_bytes: float | None = None
     # Whether gradients are dropped after each update, so that in a step of one micro-batch none is there when activations are most.
     drops_gradients: bool = False
@@ -51,7 +51,7 @@ class MemoryRules:
     norm_bytes: float = 0.0
     # Whether heads of queries that share keys and values have copies of them for attention.
     copies_shared_heads: bool = False
-    # Of an element of what dropout leaves of an adapter's input: its mask; 0: adapters have no dropout.
+    # Bytes of an element of an adapter's input behind dropout, for its mask; 0: adapters have no dropout.
     adapter_mask_bytes: float = 0.0
     # Of an element of the input of a matmul whose weight is quantized below adapters, which it keeps; 0: it keeps none.
     quantized_input_bytes: float = 0.0

@@ -176,5 +176,5 @@ class SharedResults:
     ways: KnownAlgorithms = field(default_factory=dict)
     kept: dict[Any, Kept] = field(default_factory=dict)
     parameters: dict[Any, dict[tuple[bool, bool, bool], float]] = field(default_factory=dict)
-    held: dict[Any, tuple[tuple[float, float, int], ...]] = field(default_factory=dict)
+    held: dict[Any, dict[int, tuple[float, float, int]]] = field(default_factory=dict)
     factors: dict[tuple[str, BlockTimes, int], tuple[float, float]] = field(default_factory=dict)

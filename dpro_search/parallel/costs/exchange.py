@@ -42,9 +42,9 @@ def parameter_collectives(program: BlockProgram, strategy: Strategy, *, fixed_sh
             yield BlockCollective(CollectiveKind.ALL_REDUCE, f"{prefix}shard replicas", elements / ways, PARAMETERS, True)
 
 
-def shared_elements(programs: Sequence[BlockProgram]) -> float:
-    """Elements of gradients that tensor parallel ranks have parts of, for they split sequences: norms of sequence parallel."""
-    return sum(weight.elements for program in programs for weight in program.weights if weight.trained and "tp" in weight.shared)
+def shared_elements(program: BlockProgram) -> float:
+    """Elements of gradients of which tensor parallel ranks have parts, for they split sequences: norms of sequence parallel."""
+    return sum(weight.elements for weight in program.weights if weight.trained and "tp" in weight.shared)
 
 
 def gradient_buckets(tensors: Sequence[Sequence[float]], cap_bytes: float, first_bytes: float) -> list[list[float]]:

@@ -103,6 +103,7 @@ class Pricer:
         device = workload.scales.device(workload.cluster.groups[0].host.device)
         self._ops = OpCosts(device, workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
         self._layers: dict[tuple[str, bool], LayerCosts] = {}
+        self._stages: dict[tuple[str, ...], tuple[LayerCosts, ...]] = {}
         self._devices = workload.strategy.devices if waits_for is None else waits_for
         factor, scales = slowest(self._devices), workload.scales
         self._matmul, self._attention = factor * scales.matmul, factor * scales.attention
@@ -518,6 +519,12 @@ class Pricer:
 
     def stage(self, blocks: Sequence[Block]) -> tuple[LayerCosts, ...]:
         """Costs of the blocks of a stage. If gradients are summed in buckets, a bucket counts with the block that fills it."""
+        names = tuple([block.name for block in blocks])
+        if names not in self._stages:  # the stages between the first and the last one are mostly equal
+            self._stages[names] = self._priced_stage(blocks)
+        return self._stages[names]
+
+    def _priced_stage(self, blocks: Sequence[Block]) -> tuple[LayerCosts, ...]:
         flags = recomputed(self._workload.strategy, blocks)
         layers = tuple(self.layer(block, again=again) for block, again in zip(blocks, flags, strict=True))
         strategy, runtime = self._workload.strategy, self._workload.runtime
@@ -541,7 +548,10 @@ class Pricer:
         """At the end of a step, the sum of gradients of which tensor parallel ranks have parts, on the rank that has most."""
         if not self._workload.strategy.sequence_parallel:
             return 0.0
-        most = max(shared_elements([self.program(block) for block in blocks]) for blocks in ranks_of(self._workload))
+        ranks = ranks_of(self._workload, self._known)
+        distinct = {block.name: block for blocks in ranks for block in blocks}
+        shared = {name: shared_elements(self.program(block)) for name, block in distinct.items()}
+        most = max(sum(shared[block.name] for block in blocks) for blocks in ranks)
         if not most:
             return 0.0
         return self._exchanged_us(CollectiveKind.ALL_REDUCE, most * self._workload.gradient_bytes, "tp")
@@ -550,7 +560,7 @@ class Pricer:
         """At the end of a step, the sum of the gradients of both copies of an embedding."""
         if not copies_embedding(self._workload) or self._workload.frozen:
             return 0.0
-        embedding = self.program(stages_of(self._workload)[0][0])
+        embedding = self.program(stages_of(self._workload, self._known)[0][0])
         elements = next(weight.tensors[0] for weight in embedding.weights if weight.op == "tokens")
         return self._exchanged_us(CollectiveKind.ALL_REDUCE, elements * self._workload.gradient_bytes, "first and last stage")
 
@@ -558,7 +568,10 @@ class Pricer:
         """At the end of a step, the sum of the gradients of both copies of a stage, on the rank that has most (DualPipe)."""
         if self._workload.strategy.copies == 1:
             return 0.0
-        most = max(sum(self._shard_elements(self.program(block), 0.0) for block in blocks) for blocks in ranks_of(self._workload))
+        most = max(
+            sum(self._shard_elements(self.program(block), 0.0) for block in blocks)
+            for blocks in ranks_of(self._workload, self._known)
+        )
         return self._exchanged_us(CollectiveKind.ALL_REDUCE, most * self._workload.gradient_bytes, "first and last stage")
 
     def norm_us(self) -> float:

@@ -7,7 +7,9 @@ stages have in flight; or, with few activations, in the optimizer's step.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from dpro_search.parallel.costs.pricer import Pricer
@@ -92,12 +94,20 @@ def peak_memory(workload: Workload, known: SharedResults | None = None) -> PeakM
 
 def rank_memories(workload: Workload, known: SharedResults | None = None) -> tuple[PeakMemory, ...]:
     """Peak memory of each pipeline rank, in the order of stages."""
-    return _Ledger(workload, known).memories()
+    return tuple(_Ledger(workload, known).memories())
+
+
+def fits(workload: Workload, limit_bytes: float, known: SharedResults | None = None) -> bool:
+    """Whether no pipeline rank needs more than a limit. The first that does answers it, which spares the others."""
+    return all(memory.total_bytes <= limit_bytes for memory in _Ledger(workload, known).memories())
 
 
 def mean_state_bytes(workload: Workload, known: SharedResults | None = None) -> float:
     """Weights, gradients and optimizer state of a rank, the mean of all pipeline ranks: some rank needs no less than that."""
     return _Ledger(workload, known).mean_state_bytes()
+
+
+_orders = lru_cache(maxsize=64)(pipeline_orders)  # a search asks for the same few schedules again and again
 
 
 class _StageMemory(NamedTuple):
@@ -118,14 +128,14 @@ class _Ledger:
         self._kept: dict[str, Kept] = {}
         self._of_stages: dict[int, _StageMemory] = {}
 
-    def memories(self) -> tuple[PeakMemory, ...]:
+    def memories(self) -> Iterator[PeakMemory]:
         plan = self._plan
-        key = key_without(plan, _IRRELEVANT_TO_ACTIVATIONS), plan.micro_batches
-        held = self._known.held.get(key)
-        if held is None:
-            orders = pipeline_orders(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)
-            held = self._known.held[key] = tuple(self._passes(order) for order in orders)
-        return tuple(self._of_rank(rank, *each) for rank, each in enumerate(held))
+        orders = _orders(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)
+        held = self._known.held.setdefault((key_without(plan, _IRRELEVANT_TO_ACTIVATIONS), plan.micro_batches), {})
+        for rank, order in enumerate(orders):
+            if rank not in held:
+                held[rank] = self._passes(order)
+            yield self._of_rank(rank, *held[rank])
 
     def mean_state_bytes(self) -> float:
         states = self._states(tuple(block for blocks in self._on_ranks for block in blocks))
@@ -138,31 +148,42 @@ class _Ledger:
 
     def _of_rank(self, rank: int, activations: float, logits: float, in_flight: int) -> PeakMemory:
         blocks = self._on_ranks[rank]
-        states = self._states(blocks)
+        states, workspace = self._states(blocks), self._workspace_bytes(blocks)
         if self._plan.cuda_graphs and not any(block.top_k for block in blocks):
             activations *= 1 + GRAPH_ACTIVATIONS
-        states = replace(states, offloaded=states.offloaded + self._moved_bytes(blocks) * in_flight)
         gathered = self._gathered_bytes(blocks)
         activations += self._deferred_bytes(blocks)
-        states = replace(states, workspace_bytes=self._workspace_bytes(blocks))
-        peak = replace(states, activations_bytes=activations, logits_bytes=logits, gathered_bytes=gathered)
         step, part = self._step_bytes(states), self._part_bytes(states)
         passing = states.weights_bytes / self._workload.element_bytes * self._rules.pass_gradient_bytes
         held, later = activations + logits + gathered, max(step, passing, part)
         early = self._rules.drops_gradients and self._plan.micro_batches == 1 and self._plan.zero_stage < 3
         absent = states.gradients_bytes if early else 0.0  # while activations are most
-        if later + absent > held:  # the optimizer's step holds most
-            peak = replace(states, gathered_bytes=later)
-        elif early:
-            peak = replace(peak, gradients_bytes=0.0)
-        largest = max((self._of(block).largest_bytes for block in blocks), default=0.0)
+        in_update = later + absent > held  # the optimizer's step holds most
+        largest = max((self._of(block).largest_bytes for block in self._distinct(blocks)), default=0.0)
         fragments = largest if self._plan.micro_batches > 1 else 0.0
         # Blocks of activations stay cached in the optimizer's step, whose largest temporaries do not fit in them.
         cached = held + self._waiting_bytes(blocks, in_flight, fragments) + part + self._unfit_bytes(step, largest)
-        return replace(peak, fragments_bytes=fragments, cached_bytes=max(cached - max(held, later), 0.0))
+        return replace(
+            states,
+            gradients_bytes=0.0 if early and not in_update else states.gradients_bytes,
+            activations_bytes=0.0 if in_update else activations,
+            logits_bytes=0.0 if in_update else logits,
+            gathered_bytes=later if in_update else gathered,
+            workspace_bytes=workspace,
+            fragments_bytes=fragments,
+            cached_bytes=max(cached - max(held, later), 0.0),
+            offloaded=states.offloaded + self._moved_bytes(blocks) * in_flight,
+        )
+
+    @staticmethod
+    def _distinct(blocks: tuple[Block, ...]) -> Collection[Block]:
+        """One block of each name: equal layers need the same."""
+        return {block.name: block for block in blocks}.values()
 
     def _moved_bytes(self, blocks: tuple[Block, ...]) -> float:
         """Bytes that a layer keeps on the host for a micro-batch, the mean of all layers."""
+        if not self._plan.offload_activations:
+            return 0.0
         flags = recomputed(self._plan, blocks)
         held = [
             self._of(block).held_bytes(self._plan.recompute if again else Recompute.NONE)
@@ -186,7 +207,7 @@ class _Ledger:
         whole = 0.0
         counts = Counter(block.name for block in blocks)
         splits_gradients = plan.zero_stage >= 2 and not self._workload.reduces_once
-        for block in {block.name: block for block in blocks}.values():
+        for block in self._distinct(blocks):
             for (expert, trained, fixed), each in self._held_elements(block).items():
                 elements = each * counts[block.name]
                 ways = plan.expert_zero_ways if expert else plan.zero_ways
@@ -224,7 +245,7 @@ class _Ledger:
 
     def _workspace_bytes(self, blocks: tuple[Block, ...]) -> float:
         """Workspace of matmul libraries, and buffers that layers share for scores and in place of gradients of weights."""
-        rules, kept = self._rules, [self._of(block) for block in {block.name: block for block in blocks}.values()]
+        rules, kept = self._rules, [self._of(block) for block in self._distinct(blocks)]
         experts = any(block.top_k for block in blocks)
         shapes = frozenset[tuple[float, float]]().union(*(each.weight_shapes for each in kept))
         has_dummies = rules.transformer_engine and rules.dummy_gradients
@@ -331,7 +352,7 @@ class _Ledger:
         With several micro-batches in turn a forward pass starts while those of the backward pass before it wait; what they displace
         is among the fragments.
         """
-        layers = [self._of(block) for block in blocks if block.name.startswith("layer")]
+        layers = [self._of(block) for block in self._distinct(blocks) if block.name.startswith("layer")]
         forward_ahead, backward_ahead = (self._layers_ahead(blocks, flying, backward=backward) for backward in (False, True))
         forward = max((kept.forward_sent_bytes for kept in layers), default=0.0) * forward_ahead
         backward = max((kept.backward_sent_bytes for kept in layers), default=0.0) * backward_ahead

@@ -78,7 +78,7 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
     those of all micro-batches are, and with ZeRO-3 all parameters are gathered for them. What comes once in a step follows the
     last.
     """
-    ranks, stages = strategy.pp, [_StageBounds.of(costs, number) for number in range(len(costs.stages))]
+    ranks, stages = strategy.pp, _stage_bounds(costs)
     send_us = costs.send_us if ranks > 1 else 0.0
     split = strategy.schedule in _SPLIT
     updates = costs.update_us or (0.0,) * ranks
@@ -115,6 +115,16 @@ def least_us(costs: StepCosts, strategy: Strategy) -> float:
     if costs.norm_us:
         return max(ends) + costs.shared_us + costs.norm_us + max(after)
     return max(end_us + after_us for end_us, after_us in zip(ends, after, strict=True)) + costs.shared_us
+
+
+def _stage_bounds(costs: StepCosts) -> list[_StageBounds]:
+    """Bounds of each stage; those of equal stages are computed once."""
+    last, bounds = len(costs.stages) - 1, dict[tuple[int, bool], _StageBounds]()
+    for number, layers in enumerate(costs.stages):
+        key = id(layers), number == last
+        if key not in bounds:
+            bounds[key] = _StageBounds.of(costs, number)
+    return [bounds[id(layers), number == last] for number, layers in enumerate(costs.stages)]
 
 
 def _exchanged_us(stages_of_rank: list[_StageBounds], strategy: Strategy, until_first_us: float) -> float:

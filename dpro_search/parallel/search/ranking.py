@@ -124,7 +124,7 @@ class _Ranking:
         return self._fits(recomputing(leanest, options[-1]) if options else leanest)
 
     def _fits(self, strategy: Strategy) -> bool:
-        return self._steps.memory(strategy).total_bytes <= self._limit_bytes
+        return self._steps.fits(strategy, self._limit_bytes)
 
     def _add(self, level: _Level, strategy: Strategy, least: float, cut: int = -1) -> float:
         """Put a strategy among those that wait, with its bound, which is at least that of where it comes from."""

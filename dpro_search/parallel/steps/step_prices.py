@@ -11,7 +11,7 @@ from dpro_search.parallel.costs.pricer import OpTime, Pricer, passes_key
 from dpro_search.parallel.costs.recorded import RankWork
 from dpro_search.parallel.costs.scales import Scales
 from dpro_search.parallel.legality import check_strategy
-from dpro_search.parallel.memory.peak import PeakMemory, mean_state_bytes, peak_memory
+from dpro_search.parallel.memory.peak import PeakMemory, fits, mean_state_bytes, peak_memory
 from dpro_search.parallel.model import Block
 from dpro_search.parallel.schedule import Schedule, stages_on
 from dpro_search.parallel.steps.pipeline import pipeline_orders
@@ -142,19 +142,28 @@ class StepPrices:
         return domain_of(self.workload_of(strategy), self._known)
 
     def memory(self, strategy: Strategy) -> PeakMemory:
-        """Memory of the rank that holds most.
+        """Memory of the rank that holds most."""
+        return peak_memory(self.workload_of(_while_it_fills(strategy)), self._known)
 
-        A pipeline holds no more micro-batches at a time than while it fills, so that twice its ranks stand for any number; only
-        with GPipe all are held.
-        """
-        most = _FILLED * strategy.pp
-        if strategy.schedule is not Schedule.GPIPE and strategy.micro_batches > most:
-            strategy = replace(strategy, global_batch=most * strategy.dp * strategy.micro_batch)
-        return peak_memory(self.workload_of(strategy), self._known)
+    def fits(self, strategy: Strategy, limit_bytes: float) -> bool:
+        """Whether no rank holds more than a limit."""
+        return fits(self.workload_of(_while_it_fills(strategy)), limit_bytes, self._known)
 
     def least_memory_bytes(self, strategy: Strategy) -> float:
         """A bound on that, of what does not depend on the schedule, the layers of each stage and recomputation."""
         return mean_state_bytes(self.workload_of(strategy), self._known)
+
+
+def _while_it_fills(strategy: Strategy) -> Strategy:
+    """The strategy with as few micro-batches as show its peak of memory.
+
+    A pipeline holds no more micro-batches at a time than while it fills, so that twice its ranks stand for any number; only with
+    GPipe all are held.
+    """
+    most = _FILLED * strategy.pp
+    if strategy.schedule is Schedule.GPIPE or strategy.micro_batches <= most:
+        return strategy
+    return replace(strategy, global_batch=most * strategy.dp * strategy.micro_batch)
 
 
 def _busiest_us(costs: StepCosts, ranks: int) -> float:

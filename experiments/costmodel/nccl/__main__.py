@@ -20,13 +20,14 @@ import numpy as np
 import dpro_search.costmodel.collectives.nccl.constants as shipped
 from experiments.costmodel.nccl import crossover
 from experiments.costmodel.nccl.data import Measured, measured
-from experiments.costmodel.nccl.fit import SMALL_BYTES, Calls, constants, fitted, for_fit, table, thinned
+from experiments.costmodel.nccl.fit import REGIMES, SMALL_BYTES, Calls, constants, fitted, for_fit, table, thinned
 
 SOURCE = (
     "fitted to public nccl-tests, OSU and AIConfigurator measurements (python -m experiments.costmodel.nccl), starting from the "
     "constants of NCCL's src/graph/tuning.cc; to several systems each, but pair_ratio (one cluster of H100)"
 )
 LEVEL, LEAST_FACTOR = 0.9, 1.05
+FEW_SYSTEMS = 10
 
 
 def main() -> None:
@@ -57,23 +58,31 @@ def left_out(rows: Sequence[Measured]) -> Any:
 
 
 def regime(row: Measured) -> str:
-    """Which interval a call has."""
-    return f"{'in' if row.nodes == 1 else 'out'}.{'small' if row.bytes < SMALL_BYTES else 'large'}"
+    """The interval that a call has."""
+    place = "in" if row.nodes == 1 else "far" if row.nodes > shipped.MANY_DOMAINS else "out"
+    return f"{place}.{'small' if row.bytes < SMALL_BYTES else 'large'}"
 
 
 def widths(rows: Sequence[Measured], errors: Any, without: str = "") -> dict[str, float]:
-    """Factor that holds 90 % of the calls of systems that were left out, each system with the same weight, by regime."""
-    found = {}
-    for name in ("in.small", "in.large", "out.small", "out.large"):
-        mine = [number for number, row in enumerate(rows) if regime(row) == name and row.system != without]
-        count: dict[str, int] = defaultdict(int)
-        for number in mine:
-            count[rows[number].system] += 1
-        order = sorted(mine, key=lambda number: abs(errors[number]))
-        share = np.cumsum([1 / count[rows[number].system] / len(count) for number in order])
-        at = min(int(np.searchsorted(share, LEVEL)), len(order) - 1)
-        found[name] = max(float(np.exp(abs(errors[order[at]]))), LEAST_FACTOR)
-    return found
+    """Factor that holds 90 % of the calls of systems that were left out, by regime.
+
+    Each system has the same weight. Where fewer than `FEW_SYSTEMS` were measured a tenth of them cannot be told from the worst
+    one, so that the factor holds 90 % of the calls of each.
+    """
+    factors = {}
+    for name in REGIMES:
+        chosen = [number for number, row in enumerate(rows) if regime(row) == name and row.system != without]
+        of_systems: dict[str, list[float]] = defaultdict(list)
+        for number in chosen:
+            of_systems[rows[number].system].append(abs(errors[number]))
+        if len(of_systems) < FEW_SYSTEMS:
+            error = max(float(np.quantile(values, LEVEL, method="higher")) for values in of_systems.values())
+        else:
+            pairs = sorted((error, 1 / len(values) / len(of_systems)) for values in of_systems.values() for error in values)
+            share = np.cumsum([weight for _, weight in pairs])
+            error = pairs[min(int(np.searchsorted(share, LEVEL)), len(pairs) - 1)][0]
+        factors[name] = max(float(np.exp(error)), LEAST_FACTOR)
+    return factors
 
 
 def show(rows: Sequence[Measured], errors: Any) -> None:

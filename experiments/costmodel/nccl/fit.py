@@ -46,9 +46,13 @@ TREE_CHANNELS = {"ampere": [23.6e3, 17.8e3], "hopper": [41.4e3, 36e3], "blackwel
 """What a channel of a tree moves at most between two nodes and more: perChMaxTreeBws of NCCL's src/graph/tuning.cc."""
 
 
+REGIMES = ("in.small", "in.large", "out.small", "out.large", "far.small", "far.large")
+"""Calls that have an interval of their own: within a node, between nodes, among more than `MANY_DOMAINS` nodes; by size."""
+
+
 def constants(values: dict[str, float], intervals: dict[str, float] | None = None, source: str = "-") -> NcclConstants:
     """Constants of flat values, as `START` names them."""
-    return constants_of(table(values, intervals or dict.fromkeys(("in.small", "in.large", "out.small", "out.large"), 2.0), source))
+    return constants_of(table(values, intervals or dict.fromkeys(REGIMES, 2.0), source))
 
 
 def table(values: dict[str, float], intervals: dict[str, float], source: str) -> dict[str, Any]:
@@ -94,6 +98,7 @@ def table(values: dict[str, float], intervals: dict[str, float], source: str) ->
         "slingshot_ratio": values["slingshot"],
         "inside_interval": {"small": intervals["in.small"], "large": intervals["in.large"]},
         "between_interval": {"small": intervals["out.small"], "large": intervals["out.large"]},
+        "far_interval": {"small": intervals["far.small"], "large": intervals["far.large"]},
         "architectures": kinds,
     }
 

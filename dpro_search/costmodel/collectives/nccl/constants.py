@@ -27,6 +27,10 @@ class GpuArchitecture(msgspec.Struct, frozen=True, kw_only=True):
     tree_channel_bytes_per_us: tuple[float, float]
 
 
+MANY_DOMAINS = 10
+"""Hosts, or racks that NVLink joins: beyond so many, errors are an interval of their own. Few systems of that size were measured."""
+
+
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """Distance of times of systems that were left out of the fit from the predictions: a 90 % interval.
 
@@ -62,6 +66,7 @@ class NcclConstants(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_us: ByProtocol  # A broadcast's chunks at each further rank.
     inside_interval: Interval
     between_interval: Interval
+    far_interval: Interval  # Between more than `MANY_DOMAINS` domains.
     source: str  # Measurements that they were fitted to, and how to do it again.
 
     def architecture(self, device: str) -> GpuArchitecture:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.trace import Floats
-from dpro_search.costmodel.collectives.nccl.constants import nccl_constants
+from dpro_search.costmodel.collectives.nccl.constants import MANY_DOMAINS, nccl_constants
 from dpro_search.costmodel.collectives.nccl.lines import Line, lines
 from dpro_search.costmodel.collectives.nccl.placement import Placement, paths
 
@@ -85,7 +85,8 @@ def estimate(collective: str, size_bytes: float, cluster: Cluster, placement: Pl
 def interval_factor(size_bytes: float, domains: int) -> float:
     """Factor by which a time may differ from the prediction, either way (90 %)."""
     constants = nccl_constants()
-    width = constants.inside_interval if domains == 1 else constants.between_interval
+    between = constants.far_interval if domains > MANY_DOMAINS else constants.between_interval
+    width = constants.inside_interval if domains == 1 else between
     return width.small if size_bytes < SMALL_BYTES else width.large
 
 

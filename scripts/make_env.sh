@@ -7,6 +7,10 @@
 #   scripts/make_env.sh parallel        torchtitan, megatron-core, DeepSpeed, Accelerate on the torch environment: exports are read by them
 #   scripts/make_env.sh tvm             TVM 0.27.0 for experiments/tensor_programs
 #   scripts/make_env.sh synchronisation  PyTorch 2.13.0 for CPU, Ray 2.60.0 (parameter servers) and scikit-learn (data; experiments/adsp)
+#   scripts/make_env.sh jax             JAX 0.10.2 for CPU: programs compiled by XLA are read as text (Apache-2.0)
+#   scripts/make_env.sh jax+tpu         the same and XLA's compiler for TPUs (libtpu, 0.7 GB; Google Cloud terms); no TPU is needed to compile
+#   scripts/make_env.sh jax+cuda        the same and XLA's compiler for NVIDIA GPUs (NVIDIA's terms); no GPU and no driver are needed to compile
+#   scripts/make_env.sh jax+tpu+cuda    all of them; the licences are printed before anything is installed
 #   scripts/make_env.sh peers           other predictors of training steps, for experiments/truth: llm-analysis, mlsysim
 #
 # Prints the path of the environment's Python on the last line. Idempotent: a finished environment is reused.
@@ -14,7 +18,7 @@
 # Needs Python 3.11 (or 3.9-3.10); for Horovod a C++ compiler, CMake and OpenMPI (Debian: g++ cmake openmpi-bin libopenmpi-dev).
 set -euo pipefail
 
-framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet|synchronisation|parallel|tvm|peers}
+framework=${1:?usage: scripts/make_env.sh tensorflow|torch|mxnet|synchronisation|parallel|tvm|jax[+tpu][+cuda]|peers}
 root=${DPRO_SEARCH_ENVS:-$HOME/.cache/dpro-search/envs}
 python=${DPRO_SEARCH_PYTHON:-python3.11}
 
@@ -88,10 +92,45 @@ install_tvm() {
     "$1/bin/python" -c 'import tvm; tvm.target.Target("llvm")'
 }
 
+install_jax() {
+    "$1/bin/pip" install -q -U pip
+    "$1/bin/pip" install -q jax==0.10.2 numpy
+    "$1/bin/python" -c 'from jax.experimental import topologies'
+}
+
+install_jax_tpu() {
+    "$1/bin/pip" install -q jax==0.10.2 'libtpu==0.0.42.*'
+    "$1/bin/python" -c 'import libtpu'
+}
+
+install_jax_cuda() {
+    "$1/bin/pip" install -q jax==0.10.2 jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
+    "$1/bin/python" -c 'import jax_plugins.xla_cuda12'
+}
+
+# The core package neither contains nor depends on these: who asks for a compiler accepts its terms.
+jax_licence() {
+    case $1 in
+        jax) echo "JAX and jaxlib 0.10.2: Apache-2.0, https://github.com/jax-ml/jax/blob/main/LICENSE" ;;
+        tpu) echo "libtpu 0.0.42: Google Cloud Platform Terms of Service, https://cloud.google.com/terms" ;;
+        cuda) echo "jax-cuda12-plugin and jax-cuda12-pjrt 0.10.2: Apache-2.0; nvidia-cuda-nvcc-cu12: NVIDIA's end user licence agreement," \
+            "https://docs.nvidia.com/cuda/eula/" ;;
+    esac
+}
+
 install_peers() {
     "$1/bin/pip" install -q llm-analysis==0.2.2 mlsysim==0.3.0
     "$1/bin/python" -c 'import llm_analysis.analysis, mlsysim'
 }
+
+compilers=()
+if [[ $framework == jax+* ]]; then
+    IFS=+ read -ra compilers <<<"${framework#jax+}"
+    for compiler in "${compilers[@]}"; do
+        [[ $compiler == tpu || $compiler == cuda ]] || fail "unknown compiler '$compiler' (known: jax+tpu, jax+cuda, jax+tpu+cuda)"
+    done
+    framework=jax
+fi
 
 case $framework in
     tensorflow) pins="tensorflow-cpu==2.15.1 horovod==0.28.1 gloo mpi" ;;
@@ -100,8 +139,9 @@ case $framework in
     mxnet) pins="mxnet==1.9.1 numpy==1.23.5 horovod==0.28.1 mpi, names copied" ;;
     parallel) pins="torchtitan==0.3.0 accelerate==1.15.0 megatron-core==0.16.1 megatron-bridge==0.3.1 deepspeed==0.19.8 transformers==5.24.0" ;;
     tvm) pins="apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1" ;;
+    jax) pins="jax==0.10.2 numpy" ;;
     peers) pins="llm-analysis==0.2.2 mlsysim==0.3.0" ;;
-    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, synchronisation, parallel, tvm, peers)" ;;
+    *) fail "unknown framework '$framework' (known: tensorflow, torch, mxnet, synchronisation, parallel, tvm, jax, peers)" ;;
 esac
 
 env=$root/$framework
@@ -112,9 +152,16 @@ flock 9
 if [ "$(cat "$stamp" 2>/dev/null)" != "$pins" ]; then
     command -v "$python" >/dev/null || fail "$python is missing; set DPRO_SEARCH_PYTHON to a Python 3.9-3.11"
     echo "make_env: building $env (about 4 minutes)" >&2
+    [ "$framework" != jax ] || echo "make_env: licence of $(jax_licence jax)" >&2
     rm -rf "$env"
     "$python" -m venv "$env"
     "install_$framework" "$env" >&2
     echo "$pins" >"$stamp"
 fi
+for compiler in ${compilers[@]+"${compilers[@]}"}; do
+    [ ! -e "$stamp-$compiler" ] || continue
+    echo "make_env: licence of $(jax_licence "$compiler")" >&2
+    "install_jax_$compiler" "$env" >&2
+    touch "$stamp-$compiler"
+done
 echo "$env/bin/python"

@@ -1,7 +1,7 @@
 """Programs that XLA compiled, read from their HLO text: instructions in the order in which a device runs them.
 
-``read_hlo(path).module`` is the program. Neither XLA nor JAX is needed. The format, and what the compilers for CPUs, TPUs and GPUs print
-differently, is described in ``collect/readers/README.md``.
+``read_hlo(path).module`` is the program. Neither XLA nor JAX is needed. The format, and what the compilers for CPUs, TPUs and GPUs
+print differently, is described in ``collect/readers/README.md``.
 """
 
 from dpro_search.collect.readers.xla.communication import (

@@ -4,7 +4,7 @@ A collective stands in a program in one of four forms:
 
 * alone (``all-gather``): the device waits for it;
 * as a pair (``all-gather-start``, ``all-gather-done``): it proceeds beside the instructions in between;
-* within the computation of ``async-start`` or ``call-start`` (on TPU v7x those of the SparseCores), with ``async-done``, ``call-done``;
+* within the computation of ``async-start`` or ``call-start`` (on TPU v7x of the SparseCores), up to ``call-done``;
 * within a fusion: TPUs write a reduce-scatter as a fusion of an all-reduce with a slice of its result.
 """
 
@@ -203,9 +203,7 @@ def host_transfers(module: HloModule) -> tuple[HostTransfer, ...]:
 
 def _holders(module: HloModule) -> dict[str, tuple[HloInstruction, ...]]:
     """The collectives in each computation, for those that have any."""
-    holders = {
-        name: tuple(one for one in computation if one.opcode in _KINDS) for name, computation in module.computations.items()
-    }
+    holders = {name: tuple(one for one in computation if one.opcode in _KINDS) for name, computation in module.computations.items()}
     return {name: ops for name, ops in holders.items() if ops}
 
 

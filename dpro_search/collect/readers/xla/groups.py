@@ -50,7 +50,7 @@ class ReplicaGroups:
     @cached_property
     def sizes(self) -> Ints:
         """Number of participants of each group. Shape [groups]."""
-        return np.count_nonzero(self.ids >= 0, axis=1)
+        return np.asarray(np.count_nonzero(self.ids >= 0, axis=1), np.int64)
 
     def __str__(self) -> str:
         return f"{self.count} groups of {self.size}"
@@ -110,6 +110,8 @@ def _of_lists(text: str) -> Ints:
 def _iota(reshaped: tuple[int, ...], order: tuple[int, ...], result: tuple[int, ...]) -> Ints:
     """``[result]<=[reshaped]T(order)``: xla/hlo/ir/tile_assignment.h has the definition."""
     _require_few(reshaped)
+    if len(result) > 2:
+        raise ValueError(f"{len(result)} dimensions instead of groups and participants")
     ids = np.arange(math.prod(reshaped), dtype=np.int64).reshape(reshaped)
     return (ids.transpose(order) if order else ids).reshape(result if len(result) != 1 else (1, *result))
 

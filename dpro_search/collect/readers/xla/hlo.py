@@ -1,15 +1,15 @@
 """The program of one device as XLA compiled it: a module of computations, each a list of instructions.
 
-A computation's instructions stand in the order of the text. If the module is scheduled, that is the order in which the device starts
-them. The parser splits a line into name, opcode, shape, operands and attributes; what they mean is read when it is asked for, because
-most of a large program is never looked at.
+A computation's instructions stand in the order of the text. If the module is scheduled, that is the order in which the device
+starts them. The parser splits a line into name, opcode, shape, operands and attributes; what they mean is read when it is asked
+for, because most of a large program is never looked at.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -133,7 +133,7 @@ class HloInstruction:
 
     @cached_property
     def backend_config(self) -> Mapping[str, Any]:
-        """What the compiler decided for this instruction; empty where there is none, or where it is not JSON (`attributes` has it)."""
+        """What the compiler decided for this instruction; empty where it is missing, or not JSON (`attributes` has the text)."""
         text = self.attributes.get("backend_config", "")
         try:
             value = msgspec.json.decode(text)
@@ -189,7 +189,7 @@ class HloComputation:
     """A list of instructions with parameters and a result, the root."""
 
     name: str  # Without "%".
-    instructions: tuple[HloInstruction, ...]
+    instructions: tuple[HloInstruction, ...] = field(repr=False)
     is_entry: bool
     execution_thread: str  # "main" for the device's own program; "host" and "sparsecore" run beside it.
     line: int  # Of its first line in the text.
@@ -241,10 +241,12 @@ class HloModule:
     """A compiled program: what each device of the mesh runs (SPMD)."""
 
     name: str
-    attributes: Mapping[str, str]  # Of the module's first line, as text.
-    computations: Mapping[str, HloComputation]  # In the order of the text: callees before their callers.
+    attributes: Mapping[str, str] = field(repr=False)  # Of the module's first line, as text.
+    computations: Mapping[str, HloComputation] = field(repr=False)  # In the order of the text: callees before their callers.
     entry_name: str
-    tables: Mapping[str, tuple[str, ...]]  # "FileNames", "FunctionNames", "FileLocations", "StackFrames": rows as text.
+    tables: Mapping[str, tuple[str, ...]] = field(
+        repr=False
+    )  # "FileNames", "FunctionNames", "FileLocations", "StackFrames": rows as text.
 
     @property
     def entry(self) -> HloComputation:

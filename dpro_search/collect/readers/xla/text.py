@@ -1,8 +1,8 @@
 """``parse_hlo(text)`` and ``read_hlo(path)``: HLO text to modules, in time linear in the text.
 
 A module is a first line ``HloModule NAME, attributes``, tables of source lines, and computations: a line that ends in ``{``, one
-instruction a line, and a line with ``}``. A file may hold several modules; a folder that XLA filled (``XLA_FLAGS=--xla_dump_to=...``)
-holds one file for each module and stage of compilation.
+instruction a line, and a line with ``}``. A file may hold several modules; a folder that XLA filled
+(``XLA_FLAGS=--xla_dump_to=FOLDER``) holds one file for each module and stage of compilation.
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ class _Reader:
                 if not line.strip() or line.lstrip().startswith("//"):
                     continue
                 self._place = place
-                self._fail(place, f"expected an instruction of the computation '{name}', got '{visible(shortened(line.strip(), 60))}'")
+                self._fail(
+                    place, f"expected an instruction of the computation '{name}', got '{visible(shortened(line.strip(), 60))}'"
+                )
             begin, number = head.end(), place
             end = line.find(")", begin)
             if end < 0 or line.find("(", begin, end) >= 0:  # a tuple, a tiled layout or a literal among the operands

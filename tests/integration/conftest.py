@@ -44,6 +44,12 @@ def peers_python() -> str:
 
 
 @pytest.fixture(scope="session")
+def jax_python() -> str:
+    """Python of the environment with JAX, and perhaps with XLA's compilers for TPUs and GPUs."""
+    return _python_of("jax")
+
+
+@pytest.fixture(scope="session")
 def byteps_python(mxnet_python: str) -> str:
     """The same, where it has BytePS as well, which has no wheel: it is built for the machine's GPUs."""
     done = subprocess.run([mxnet_python, "-c", "import byteps.mxnet"], capture_output=True, text=True, check=False)

@@ -41,7 +41,7 @@ def trip_count(module: HloModule, computation: HloComputation, loop: HloInstruct
     if compared is None:
         return None
     direction, left, right = compared
-    if left.element is None:
+    if left.element is None or _growth(module, loop, left.element) == 0:  # the bound stands on the left
         direction, left, right = _MIRRORED.get(direction, ""), right, left
     if left.element is None:
         return None
@@ -82,17 +82,19 @@ def _add(counts: dict[str, int | None], name: str, times: int | None, turns: int
 
 
 def _turns(direction: str, first: int, step: int, bound: int) -> int | None:
-    """How many values ``first, first + step, ...`` satisfy the comparison before the first that does not."""
+    """How many of ``first, first + step, ...`` satisfy the comparison before the first that does not; None if all do."""
     if direction in ("LE", "GE"):
-        bound += 1 if direction == "LE" else -1
+        direction, bound = ("LT", bound + 1) if direction == "LE" else ("GT", bound - 1)
     distance = bound - first
     if direction == "NE":
-        return distance // step if step and distance % step == 0 and distance // step >= 0 else None
-    if direction in ("LT", "LE"):
-        return max(0, -(-distance // step)) if step > 0 else None
-    if direction in ("GT", "GE"):
-        return max(0, -(-distance // step)) if step < 0 else None
-    return None
+        turns = distance // step if step and distance % step == 0 else -1
+        return turns if turns >= 0 else None
+    if direction not in ("LT", "GT"):
+        return None
+    ahead = 1 if direction == "LT" else -1
+    if distance * ahead <= 0:
+        return 0
+    return -(-distance // step) if step * ahead > 0 else None
 
 
 def _comparison(module: HloModule, condition: HloComputation) -> tuple[str, _Value, _Value] | None:

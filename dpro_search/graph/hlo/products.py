@@ -7,11 +7,16 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+
 from dpro_search.collect.readers.xla import HloInstruction, HloShape
+from dpro_search.errors import TraceFormatError
 
 _LABELS = re.compile(r"([\w?]+)_([\w?]+)->([\w?]+)")
 _LIBRARY_PRODUCTS = ("__cublas$", "__triton_gemm", "__onednn$matmul")
 _LIBRARY_CONVOLUTIONS = ("__cudnn$conv",)
+_MOST_KERNEL = 1 << 22  # elements of a kernel along a dimension; a text with more is damaged
+_MOST_SIZE = 1 << 40
 
 
 def dot_flops(instruction: HloInstruction, left: HloShape, result: HloShape) -> float:
@@ -87,16 +92,14 @@ def _window(text: str, dimensions: int) -> list[tuple[int, int, int, int]]:
 @lru_cache(maxsize=1 << 12)
 def _valid_positions(size: int, kernel: int, result: int, stride: int, before: int, dilation: int, kernel_dilation: int) -> int:
     """Pairs of a kernel's element and a place of the result that meet an element of the input, along one dimension."""
+    if max(kernel, dilation) > _MOST_KERNEL or max(size, result, stride, before, kernel_dilation) > _MOST_SIZE or stride < 1:
+        raise TraceFormatError(f"a convolution has a dimension of {size}, a kernel of {kernel} and a stride of {stride}")
+    offsets = np.arange(kernel, dtype=np.int64) * kernel_dilation - before  # place of the input that the first result meets
+    lowest = np.maximum(0, -(offsets // stride))  # ceil(-offset / stride)
+    highest = np.minimum(result - 1, ((size - 1) * dilation - offsets) // stride)
     total = 0
-    last = (size - 1) * dilation  # place of the last element of the dilated input
-    for element in range(kernel):
-        offset = element * kernel_dilation - before  # place of the input that the first result meets
-        lowest = max(0, -(offset // stride))  # ceil(-offset / stride)
-        highest = min(result - 1, (last - offset) // stride)
-        if highest < lowest:
-            continue
-        if dilation == 1:
-            total += highest - lowest + 1
-        else:
-            total += sum((offset + place * stride) % dilation == 0 for place in range(lowest, highest + 1))
+    for remainder in range(dilation):  # of the result's places divided by the dilation: they meet zeros, or elements, all alike
+        meets = (offsets + remainder * stride) % dilation == 0
+        places = (highest - remainder) // dilation - (lowest - 1 - remainder) // dilation
+        total += int(np.sum(np.maximum(0, places), where=meets))
     return total

@@ -1,7 +1,7 @@
 """How much an instruction of a compiled program computes, and how many bytes it moves.
 
-The counts are those of XLA's own analysis (xla/service/hlo_cost_analysis.cc): a multiplication and an addition are two operations; an
-elementwise operation is one for each element of its result, or a transcendental one; a reduction is one for each element that is
+The counts are those of XLA's own analysis (xla/service/hlo_cost_analysis.cc): a multiplication and an addition are two operations;
+an elementwise operation is one for each element of its result, or a transcendental one; a reduction is one for each element that is
 joined to another, also by an all-reduce (but XLA counts none for a reduce-scatter). Matrix products and convolutions are counted
 apart from the rest, because matrix units run them.
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpro_search.collect.readers.xla import HloComputation, HloInstruction, HloModule, HloShape
+from dpro_search.errors import InputError, TraceFormatError
 from dpro_search.graph.hlo.executions import trip_count
 from dpro_search.graph.hlo.products import convolution_flops, dot_flops, library_product_flops
 
@@ -119,8 +120,20 @@ def program_work(module: HloModule, *, each_loop_once: bool = False) -> Work:
 def instruction_work(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> Work:
     """The work of one execution of an instruction; that of an asynchronous operation counts at its start.
 
-    Loops, branches and calls have none of their own: their computations have schedules.
+    Loops, branches and calls have none of their own: their computations have schedules. Raises `TraceFormatError` with the line if
+    the instruction contradicts its operands.
     """
+    try:
+        return _work(module, computation, instruction)
+    except InputError:
+        raise
+    except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise TraceFormatError(
+            f"line {instruction.line}: the {instruction} contradicts its operands or is damaged ({error})"
+        ) from error
+
+
+def _work(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> Work:
     opcode = instruction.opcode
     if opcode in _NOTHING or opcode.endswith(("-done", "-update")):
         return _NONE

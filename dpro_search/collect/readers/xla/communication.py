@@ -18,7 +18,7 @@ import numpy as np
 
 from dpro_search.collect.readers.xla.groups import Ints, ReplicaGroups, parse_replica_groups, parse_source_target_pairs
 from dpro_search.collect.readers.xla.hlo import HloComputation, HloInstruction, HloModule
-from dpro_search.collect.readers.xla.shapes import HloShape
+from dpro_search.collect.readers.xla.shapes import HOST_MEMORY_SPACE, HloShape
 
 COLLECTIVES = (
     "all-reduce",
@@ -270,8 +270,9 @@ def _followed(computation: HloComputation, start: HloInstruction) -> tuple[tuple
 
 def _host_transfer(computation: HloComputation, instruction: HloInstruction) -> HostTransfer | None:
     opcode = instruction.opcode
-    if opcode in ("copy-start", "copy"):
-        return _copy(computation, instruction)
+    base = opcode.removesuffix(_START)
+    if base in ("copy", "slice", "dynamic-slice", "dynamic-update-slice"):
+        return _copy(computation, instruction, base)
     if opcode in ("infeed", "outfeed"):
         shape = instruction.shape if opcode == "infeed" else computation.operands(instruction)[0].shape
         return HostTransfer(computation, instruction, None, opcode == "outfeed", shape.bytes)
@@ -281,14 +282,25 @@ def _host_transfer(computation: HloComputation, instruction: HloInstruction) -> 
     return None
 
 
-def _copy(computation: HloComputation, instruction: HloInstruction) -> HostTransfer | None:
-    """A copy from one memory to another, of which one is the host's; a start has target and source in its result."""
+def _copy(computation: HloComputation, instruction: HloInstruction, base: str) -> HostTransfer | None:
+    """A copy from one memory to another, of which one is the host's, or the same with a part of an array.
+
+    Activations that a loop keeps in the host's memory are written as ``dynamic-update-slice`` and read as ``dynamic-slice``.
+    """
     is_pair = instruction.opcode.endswith(_START)
-    if is_pair and len(instruction.shape.elements) >= 2:
-        target, source = instruction.shape.elements[:2]
+    if (
+        is_pair and f"S({HOST_MEMORY_SPACE})" not in instruction.shape_text
+    ):  # the host's memory, which the result of a start names if it takes part
+        return None
+    operands = [operand.shape for operand in computation.operands(instruction)]
+    if base == "dynamic-update-slice":
+        source, target = operands[1], operands[0]
     else:
-        target, source = instruction.shape, computation.operands(instruction)[0].shape
+        source, target = operands[0], instruction.shape
+        if is_pair:
+            target = target.elements[0 if base == "copy" else 1]
     if target.in_host_memory == source.in_host_memory:
         return None
     done = _followed(computation, instruction)[1] if is_pair else None
-    return HostTransfer(computation, instruction, done, target.in_host_memory, target.bytes)
+    moved = source if base == "dynamic-update-slice" else target
+    return HostTransfer(computation, instruction, done, target.in_host_memory, moved.bytes)

@@ -82,7 +82,7 @@ def parse_replica_groups(text: str, participants: int) -> ReplicaGroups:
             return ReplicaGroups(text, _of_mesh(mesh[1], mesh[2] or "", mesh[3]))
         if stripped.startswith("{"):
             return ReplicaGroups(text, _of_lists(stripped))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise TraceFormatError(f"replica_groups={_shown(text)} contradicts itself ({error})") from error
     raise TraceFormatError(f"replica_groups={_shown(text)} is in no known notation")
 
@@ -93,9 +93,11 @@ def parse_source_target_pairs(text: str) -> Ints:
 
     Raises `TraceFormatError` if a pair has not two numbers.
     """
-    pairs = [_sizes(part[1:-1]) for part in _LIST.findall(text)]
+    pairs = [_sizes(part[1:-1]) for part in _LIST.findall(text) if part.strip("{} ")]
     if any(len(pair) != 2 for pair in pairs):
         raise TraceFormatError(f"source_target_pairs={_shown(text)} has an entry that is no pair")
+    if any(number >= MOST_DEVICES for pair in pairs for number in pair):
+        raise TraceFormatError(f"source_target_pairs={_shown(text)} has more than {MOST_DEVICES} devices")
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 

@@ -167,6 +167,8 @@ def _array(dtype: str, dimensions: str, layout: str) -> HloShape:
         parts = tuple(_tile(tile) for tile in tiles[1][1:-1].split(")(")) if tiles else ()
     except ValueError:
         raise _not_a_shape(f"{dtype}[{dimensions}]{{{layout}}}") from None
+    if any(size < 1 for part in parts for size in part):
+        raise _not_a_shape(f"{dtype}[{dimensions}]{{{layout}}}")
     if minor_to_major and sorted(minor_to_major) != list(range(len(sizes))):
         raise _not_a_shape(f"{dtype}[{dimensions}]{{{layout}}}")
     return HloShape(dtype, sizes, minor_to_major, parts, int(space[1]) if space else 0, int(bits[1]) if bits else 0)

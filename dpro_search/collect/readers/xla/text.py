@@ -8,7 +8,7 @@ instruction a line, and a line with ``}``. A file may hold several modules; a fo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -28,7 +28,8 @@ _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _THREAD = re.compile(r'execution_thread="([^"]*)"')
 _PARENTHESIS = re.compile(r'"(?:[^"\\]|\\.)*"|[()]')
 _FORMS_OF_HLO = ("HloModule", "ENTRY ")
-_DUMPED = re.compile(r"(?:module_\d+\.)?(.+?)(?:\.[^.]*)?after_optimizations\.(?:txt|hlo)(?:\.gz)?")
+# "module_0001.jit_step.sm_9.0a_gpu_after_optimizations.txt": number, name, device and stage
+_DUMPED = re.compile(r"(?:module_\d+\.)?(.+?)(?:\.cl_\d+)?\.(?:(?:sm_\d+\.)?\w*_)?after_optimizations\.(?:txt|hlo)(?:\.gz)?")
 _MOST_NAMED = 8
 
 
@@ -119,11 +120,29 @@ class _Reader:
                 computation = self._computation(header[2], header[1] is not None)
                 if computation.name in computations:
                     self._fail(computation.line, f"a second computation has the name '{computation.name}'")
+                self._check(computation, computations)
                 computations[computation.name] = computation
                 entry = computation.name if computation.is_entry else entry
         if not entry:
             self._fail(begin, f"the module '{visible(shortened(name.strip(), 60))}' has no ENTRY computation: the text is cut off")
         return HloModule(name.strip(), split_attributes(rest), computations, entry, tables)
+
+    def _check(self, computation: HloComputation, before: Mapping[str, HloComputation]) -> None:
+        """Refuse an instruction that reads or calls what does not stand before it: in XLA's texts everything does.
+
+        So nothing that follows operands or calls can run in a circle, whatever the text.
+        """
+        defined: set[str] = set()
+        for instruction in computation:
+            for name in instruction.operands:
+                if name not in defined:
+                    self._fail(instruction.line, f"'{instruction.name}' reads '{name}', which is not defined before it")
+            for name in instruction.called:
+                if name not in before:
+                    self._fail(instruction.line, f"'{instruction.name}' calls '{name}', which is not defined before it")
+            if instruction.name in defined:
+                self._fail(instruction.line, f"a second instruction of '{computation.name}' has the name '{instruction.name}'")
+            defined.add(instruction.name)
 
     def _table(self) -> tuple[str, ...]:
         rows = []

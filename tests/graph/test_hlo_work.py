@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpro_search.collect.readers.xla import parse_hlo
+from dpro_search.collect.readers.xla import parse_hlo, scheduled_computations
 from dpro_search.graph.hlo import Work, instruction_work, program_work
 from tests.collect.xla.known import LAYERS, TARGETS, WIDTH, facts, module, names
 
@@ -141,6 +141,25 @@ def test_a_scan_multiplies_three_times_in_each_layer(target):
     work = program_work(module("scan", target))
     assert work.matrix_flops == 3 * LAYERS * product
     assert work.unknown == 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_convolution_is_as_much_on_every_target(target):
+    work = program_work(module("convolution", target))
+    inner, border = 15 * 15 * 9, 2 * 15 * 6 + 4  # places of the result whose window lies within the image, and at two edges
+    assert work.matrix_flops == 2 * 8 * 16 * 64 * (inner + border)
+    assert work.unknown == 0
+
+
+@pytest.mark.parametrize("target", ["v5e_2x4", "tpu7x_2x2x1"])
+def test_tpu_programs_say_how_long_their_fusions_take(target):
+    read = module("scan", target)
+    fusions = [one for computation in scheduled_computations(read) for one in computation if one.opcode == "fusion"]
+    assert fusions
+    assert all(one.estimated_cycles for one in fusions if one.attributes["kind"] != "kCustom")
+    assert not any(
+        one.estimated_cycles for computation in scheduled_computations(read) for one in computation if "all-" in one.opcode
+    )
 
 
 def test_the_author_of_a_kernel_knows_its_work():

@@ -36,7 +36,7 @@ LAYERS, WIDTH = 6, 512
 target, folder, names = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
 platform = {"cpu": "cpu", "h100": "cuda"}.get(target.partition(":")[0], "tpu")
 os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", TPU_WORKER_ID="0")
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+os.environ.update(CUDA_VISIBLE_DEVICES="-1", ALLOW_MULTIPLE_LIBTPU_LOAD="true")  # several processes may compile for TPUs at a time
 os.environ["XLA_FLAGS"] = {"cpu": "--xla_force_host_platform_device_count=8", "cuda": GPU_FLAGS}.get(platform, "")
 
 import jax
@@ -115,6 +115,19 @@ def scan():
     weights = argument((LAYERS, WIDTH, WIDTH), jnp.float32, None, "x", None)
     inputs = argument((8 * 256, WIDTH), jnp.float32, ("x", "y"), None)
     return mapped(step, (P(None, "x", None), P(("x", "y"), None)), (P(), P(None, "x", None))), (weights, inputs)
+
+
+def prefetch():
+    """Layers whose weights can be gathered while the layer before computes."""
+
+    def layers(h, *weights):
+        for w in weights:
+            h = jnp.tanh(h @ jax.lax.all_gather(w, "x", axis=0, tiled=True))
+        return jax.lax.psum(jnp.sum(h.astype(jnp.float32)), ("x", "y")), h
+
+    weight = argument((4096, 4096), jnp.bfloat16, "x")
+    specs = (P(("x", "y")), P("x"), P("x"), P("x"), P("x"))
+    return mapped(layers, specs, (P(), P(("x", "y")))), (argument((8 * 4096, 4096), jnp.bfloat16, ("x", "y")), *[weight] * 4)
 
 
 def branches():
@@ -209,7 +222,7 @@ def kernel():
     return mapped(call, (P("x"), P()), P("x")), arguments
 
 
-PROGRAMS = (collectives, scan, branches, convolution, offload, offloaded_scan, ragged, sharded, sorting, kernel)
+PROGRAMS = (collectives, scan, prefetch, branches, convolution, offload, offloaded_scan, ragged, sharded, sorting, kernel)
 NOT_ON = {"ragged": ("cpu",), "kernel": ("cpu", "cuda"), "offload": ("cpu",), "offloaded_scan": ("cpu", "cuda")}
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dpro_search.collect.readers.xla import HloComputation, HloInstruction, HloModule, HloShape
+from dpro_search.collect.readers.xla import COLLECTIVES, HloComputation, HloInstruction, HloModule, HloShape
 from dpro_search.errors import InputError, TraceFormatError
 from dpro_search.graph.hlo.executions import trip_count
 from dpro_search.graph.hlo.products import convolution_flops, dot_flops, library_product_flops
@@ -47,9 +47,11 @@ _NOTHING = _words(  # names, numbers and marks in the schedule
     "optimization-barrier opt-barrier while conditional call"
 )
 _NO_WORK_CALLS = _words(  # custom calls with which compilers mark values
-    "AllocateBuffer ConcatBitcast AssumeGatherIndicesInBound GatherScatterIndicesBitpacked PrepareAsyncCallStart "
-    "PrepareAsyncCallDone Sharding SPMDFullToShardShape SPMDShardToFullShape annotate_device_placement"
+    "AllocateBuffer AsyncCollectiveStart AsyncCollectiveDone ConcatBitcast AssumeGatherIndicesInBound "
+    "GatherScatterIndicesBitpacked PrepareAsyncCallStart PrepareAsyncCallDone Sharding SPMDFullToShardShape "
+    "SPMDShardToFullShape annotate_device_placement"
 )
+_CHAIN_START, _CHAIN_DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 _VIEWS = ("bitcast", "reshape", "convert", "get-tuple-element", "copy")
 _SLICES = ("dynamic-slice", "slice", "gather")
 _NO_SHAPE = HloShape("token")
@@ -255,14 +257,27 @@ def _bytes(computation: HloComputation, instruction: HloInstruction, base: str, 
 
 
 def _fusion(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> Work:
-    """The operations of the instructions within, and the bytes that cross the fusion's border."""
+    """The operations of the instructions within, and the bytes that cross the fusion's border.
+
+    Of a collective that is spread over several fusions the bytes count where it starts.
+    """
     work = _NONE
     for inner in module.called_by(instruction):
         for part in inner:
             work += instruction_work(module, inner, part).without_bytes()
-        read = sum(_read_of_parameter(module, inner, parameter) for parameter in inner.parameters)
-        work += Work(read_bytes=read, written_bytes=sum(_written(inner, root) for root in _roots(inner)))
+        target = inner.root.custom_call_target
+        if target == _CHAIN_START:
+            read = sum(parameter.shape.padded_bytes for parameter in inner.parameters)
+            work += Work(read_bytes=read, written_bytes=inner.operands(inner.root)[0].shape.padded_bytes)
+        elif target != _CHAIN_DONE:
+            read = sum(_read_of_parameter(module, inner, parameter) for parameter in inner.parameters)
+            work += Work(read_bytes=read, written_bytes=sum(_written(inner, root) for root in _roots(inner)))
     return work
+
+
+def _advances(instruction: HloInstruction) -> bool:
+    """Whether it is a collective that another fusion started, and that this one advances while it computes."""
+    return instruction.opcode in COLLECTIVES and 'chain_id="' in instruction.attribute_text
 
 
 def _read_of_parameter(module: HloModule, computation: HloComputation, parameter: HloInstruction) -> float:
@@ -275,7 +290,7 @@ def _read_of_parameter(module: HloModule, computation: HloComputation, parameter
             operands = user.operands
             if user.opcode in _SLICES and operands[0] == value.name:
                 total += user.shape.padded_bytes * operands.count(value.name)
-            elif user.opcode == "dynamic-update-slice" and operands[0] == value.name and value.name not in operands[1:]:
+            elif _is_passed_on(value, user):
                 continue
             elif user.opcode in _VIEWS:
                 left.append(user)
@@ -290,6 +305,13 @@ def _read_of_parameter(module: HloModule, computation: HloComputation, parameter
     return min(total, whole)
 
 
+def _is_passed_on(value: HloInstruction, user: HloInstruction) -> bool:
+    """Whether a value is not read, but updated in place or returned."""
+    if user.opcode == "dynamic-update-slice":
+        return user.operands[0] == value.name and value.name not in user.operands[1:]
+    return _advances(user) or (user.opcode == "tuple" and user.is_root and value.opcode == "parameter")
+
+
 def _roots(computation: HloComputation) -> Iterable[HloInstruction]:
     root = computation.root
     return computation.operands(root) if root.opcode == "tuple" else (root,)
@@ -297,6 +319,8 @@ def _roots(computation: HloComputation) -> Iterable[HloInstruction]:
 
 def _written(computation: HloComputation, root: HloInstruction) -> float:
     """Bytes of a fusion's result that it writes: of an update in place the new part."""
+    if root.opcode == "parameter" or _advances(root):
+        return 0
     value = root
     while value.opcode in _VIEWS and value.operands:
         value = computation[value.operands[0]]

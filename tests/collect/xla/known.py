@@ -61,6 +61,9 @@ def known_collectives(program: str, target: str) -> Counter[Known]:
                 ("all-reduce", F32, F32, str(ALL), 1),
             ]
         )
+    if program == "prefetch":
+        part = 4096 // 4 * 4096 * half
+        return Counter([("all-gather", part, 4 * part, str(ALONG_X), 4), ("all-reduce", F32, F32, str(ALL), 1)])
     if program == "ragged":
         return Counter([("ragged-all-to-all", 128 * 256 * F32, 128 * 256 * F32, str(ALONG_X), 1)])
     raise KeyError(program)

@@ -1,16 +1,19 @@
 """What a program sends: collectives with their groups and sizes, asynchronous pairs, and transfers to and from the host.
 
-A collective stands in a program in one of four forms:
+A collective stands in a program in one of five forms:
 
 * alone (``all-gather``): the device waits for it;
 * as a pair (``all-gather-start``, ``all-gather-done``): it proceeds beside the instructions in between;
 * within the computation of ``async-start`` or ``call-start`` (on TPU v7x of the SparseCores), up to ``call-done``;
-* within a fusion: TPUs write a reduce-scatter as a fusion of an all-reduce with a slice of its result.
+* within a fusion: TPUs write a reduce-scatter as a fusion of an all-reduce with a slice of its result;
+* within several fusions: TPUs start it in one (with a custom call ``AsyncCollectiveStart``), advance it in fusions that compute
+  something else, and end it in one with ``AsyncCollectiveDone``. Each has a copy of the instruction, with one ``chain_id``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,6 +40,8 @@ _CONTROL = ("while", "conditional", "call")  # their computations have schedules
 _MESSAGES = {"send": "send-done", "recv": "recv-done"}
 _CARRIERS = ("tuple", "get-tuple-element", "bitcast", "copy", "opt-barrier", "optimization-barrier")
 _GLOBAL_IDS = ("all-reduce", "all-gather", "reduce-scatter")  # which say by `use_global_device_ids` whose numbers they have
+_CHAIN_ENDS = {"AsyncCollectiveStart": "start", "AsyncCollectiveDone": "done"}
+_CHAIN_ID = re.compile(r'\bchain_id="(\w+)"')
 _SYNCHRONOUS_FLAG = ("collective_backend_config", "is_sync")  # GPUs: the pair is kept, but the start waits for the end
 
 
@@ -179,12 +184,15 @@ def scheduled_computations(module: HloModule) -> tuple[HloComputation, ...]:
     return tuple(computation for name, computation in module.computations.items() if name in reached)
 
 
-def async_operations(computation: HloComputation) -> tuple[AsyncOperation, ...]:
-    """The asynchronous operations that start in a computation, in order."""
+def async_operations(module: HloModule, computation: HloComputation) -> tuple[AsyncOperation, ...]:
+    """The asynchronous operations that start in a computation of a module, in order."""
+    holders = _holders(module)
     return tuple(
-        AsyncOperation(computation, instruction, *_followed(computation, instruction))
+        AsyncOperation(computation, instruction, *_followed(computation, instruction, holders))
         for instruction in computation
-        if instruction.opcode.endswith(_START) or instruction.opcode in _MESSAGES
+        if instruction.opcode.endswith(_START)
+        or instruction.opcode in _MESSAGES
+        or (instruction.opcode == "fusion" and _part(instruction, holders).role == "start")
     )
 
 
@@ -201,35 +209,68 @@ def host_transfers(module: HloModule) -> tuple[HostTransfer, ...]:
     )
 
 
-def _holders(module: HloModule) -> dict[str, tuple[HloInstruction, ...]]:
-    """The collectives in each computation, for those that have any."""
-    holders = {name: tuple(one for one in computation if one.opcode in _KINDS) for name, computation in module.computations.items()}
-    return {name: ops for name, ops in holders.items() if ops}
+@dataclass(frozen=True)
+class _Holder:
+    """A computation that has collectives, and the part of a chain of fusions that it is."""
+
+    ops: tuple[HloInstruction, ...] = ()
+    role: str = ""  # "start", "update" or "done"; empty if it is the whole.
+    chain_id: str = ""
+
+
+_NO_HOLDER = _Holder()
+
+
+def _holders(module: HloModule) -> dict[str, _Holder]:
+    """The computations with collectives, by name."""
+    return {
+        name: _holder(computation, ops)
+        for name, computation in module.computations.items()
+        if (ops := tuple(one for one in computation if one.opcode in _KINDS))
+    }
+
+
+def _holder(computation: HloComputation, ops: tuple[HloInstruction, ...]) -> _Holder:
+    chain = _CHAIN_ID.search(ops[0].attributes.get("frontend_attributes", ""))
+    roles = [_CHAIN_ENDS.get(one.custom_call_target, "") for one in computation if one.opcode == "custom-call"]
+    role = next(filter(None, roles), "update" if chain else "")
+    return _Holder(ops, role, chain[1] if chain else "")
+
+
+def _part(fusion: HloInstruction, holders: Mapping[str, _Holder]) -> _Holder:
+    return next((holders[name] for name in fusion.called if name in holders), _NO_HOLDER) if holders else _NO_HOLDER
 
 
 def _started(
-    module: HloModule, computation: HloComputation, start: HloInstruction, holders: dict[str, tuple[HloInstruction, ...]]
+    module: HloModule, computation: HloComputation, start: HloInstruction, holders: Mapping[str, _Holder]
 ) -> Iterator[Collective]:
     if start.opcode in _KINDS:
-        yield _collective(module, computation, start, computation, start)
+        yield _collective(module, computation, start, computation, start, holders)
     elif holders and start.opcode in _WRAPPERS:
         for name in start.called:
-            for op in holders.get(name, ()):
-                yield _collective(module, computation, start, module.computation(name), op)
+            holder = holders.get(name, _NO_HOLDER)
+            if holder.role not in ("update", "done"):
+                for op in holder.ops:
+                    yield _collective(module, computation, start, module.computation(name), op, holders)
 
 
 def _collective(
-    module: HloModule, computation: HloComputation, start: HloInstruction, inner: HloComputation, op: HloInstruction
+    module: HloModule,
+    computation: HloComputation,
+    start: HloInstruction,
+    inner: HloComputation,
+    op: HloInstruction,
+    holders: Mapping[str, _Holder],
 ) -> Collective:
     kind = _KINDS[op.opcode]
-    is_pair = start.opcode.endswith(_START)
-    done = _followed(computation, start)[1] if is_pair else None
+    is_pair = start.opcode.endswith(_START) or holders.get(inner.name, _NO_HOLDER).role == "start"
+    done = _followed(computation, start, holders)[1] if is_pair else None
     operands = [operand.shape for operand in inner.operands(op)]
     if kind == "ragged-all-to-all":
         operands = operands[:1]  # after it come the buffer of the output, and offsets and sizes
     operand_bytes = sum(shape.bytes for shape in operands)
     output_bytes = _result(op).bytes
-    if inner is not computation and kind == "all-reduce" and _is_sliced(inner, op):
+    if inner is not computation and kind == "all-reduce" and not is_pair and _is_sliced(inner, op):
         kind, output_bytes = "reduce-scatter", inner.root.shape.bytes
     part, key = _SYNCHRONOUS_FLAG
     config = start.backend_config.get(part) if is_pair else None
@@ -251,21 +292,39 @@ def _is_sliced(computation: HloComputation, op: HloInstruction) -> bool:
     return computation.root.shape.size < op.shape.size and any(one.opcode in slices for one in computation)
 
 
-def _followed(computation: HloComputation, start: HloInstruction) -> tuple[tuple[HloInstruction, ...], HloInstruction | None]:
+def _followed(
+    computation: HloComputation, start: HloInstruction, holders: Mapping[str, _Holder]
+) -> tuple[tuple[HloInstruction, ...], HloInstruction | None]:
     """The updates and the end of an operation, which are found along the uses of its result."""
     updates: list[HloInstruction] = []
     done_opcode = _MESSAGES.get(start.opcode, "")
+    chain_id = _part(start, holders).chain_id if start.opcode == "fusion" else ""
     seen, left = {start.name}, [start.name]
     while left:
         for user in computation.users.get(left.pop(), ()):
-            if user.opcode == done_opcode or (not done_opcode and user.opcode.endswith(_DONE)):
+            if user.name in seen:
+                continue
+            role = _role(user, done_opcode, chain_id, holders)
+            if role == "done":
                 return tuple(updates), user
-            if user.name not in seen and (user.opcode.endswith(_UPDATE) or user.opcode in _CARRIERS):
+            if role:
                 seen.add(user.name)
                 left.append(user.name)
-                if user.opcode.endswith(_UPDATE):
+                if role == "update":
                     updates.append(user)
     return tuple(updates), None
+
+
+def _role(user: HloInstruction, done_opcode: str, chain_id: str, holders: Mapping[str, _Holder]) -> str:
+    """What an instruction does with an operation whose result it reads: "done", "update", "pass" it on, or "" if it computes."""
+    if user.opcode in _CARRIERS:
+        return "pass"
+    if chain_id:
+        part = _part(user, holders) if user.opcode == "fusion" else _NO_HOLDER
+        return part.role if part.chain_id == chain_id else ""
+    if user.opcode == done_opcode or (not done_opcode and user.opcode.endswith(_DONE)):
+        return "done"
+    return "update" if user.opcode.endswith(_UPDATE) else ""
 
 
 def _host_transfer(computation: HloComputation, instruction: HloInstruction) -> HostTransfer | None:
@@ -278,7 +337,7 @@ def _host_transfer(computation: HloComputation, instruction: HloInstruction) -> 
         return HostTransfer(computation, instruction, None, opcode == "outfeed", shape.bytes)
     if opcode in _MESSAGES and instruction.attributes.get("is_host_transfer") == "true":
         data = instruction.shape.elements[0] if instruction.shape.is_tuple else instruction.shape
-        return HostTransfer(computation, instruction, _followed(computation, instruction)[1], opcode == "send", data.bytes)
+        return HostTransfer(computation, instruction, _followed(computation, instruction, {})[1], opcode == "send", data.bytes)
     return None
 
 
@@ -301,6 +360,6 @@ def _copy(computation: HloComputation, instruction: HloInstruction, base: str) -
             target = target.elements[0 if base == "copy" else 1]
     if target.in_host_memory == source.in_host_memory:
         return None
-    done = _followed(computation, instruction)[1] if is_pair else None
+    done = _followed(computation, instruction, {})[1] if is_pair else None
     moved = source if base == "dynamic-update-slice" else target
     return HostTransfer(computation, instruction, done, target.in_host_memory, moved.bytes)

@@ -267,11 +267,12 @@ def _fusion(module: HloModule, computation: HloComputation, instruction: HloInst
             work += instruction_work(module, inner, part).without_bytes()
         target = inner.root.custom_call_target
         if target == _CHAIN_START:
-            read = sum(parameter.shape.padded_bytes for parameter in inner.parameters)
-            work += Work(read_bytes=read, written_bytes=inner.operands(inner.root)[0].shape.padded_bytes)
+            put_in = sum(parameter.shape.padded_bytes for parameter in inner.parameters)
+            work += Work(read_bytes=put_in, written_bytes=inner.operands(inner.root)[0].shape.padded_bytes)
         elif target != _CHAIN_DONE:
             read = sum(_read_of_parameter(module, inner, parameter) for parameter in inner.parameters)
-            work += Work(read_bytes=read, written_bytes=sum(_written(inner, root) for root in _roots(inner)))
+            written = sum(_written(inner, root) for root in _roots(inner))
+            work += Work(read_bytes=read, written_bytes=written)
     return work
 
 
@@ -320,7 +321,7 @@ def _roots(computation: HloComputation) -> Iterable[HloInstruction]:
 def _written(computation: HloComputation, root: HloInstruction) -> float:
     """Bytes of a fusion's result that it writes: of an update in place the new part."""
     if root.opcode == "parameter" or _advances(root):
-        return 0
+        return 0.0
     value = root
     while value.opcode in _VIEWS and value.operands:
         value = computation[value.operands[0]]

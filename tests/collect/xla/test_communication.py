@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from dpro_search.collect.readers.xla import async_operations, collectives, host_transfers, parse_hlo, scheduled_computations
-from dpro_search.graph.hlo import executions
+from dpro_search.graph.hlo import executions, program_work
 from tests.collect.xla.known import LAYERS, TARGETS, WIDTH, facts, known_collectives, module, names, read_collectives
 
 BF16 = 2
@@ -168,6 +168,67 @@ def test_an_asynchronous_computation_is_followed_through_its_updates():
     ]
     (sent,) = host_transfers(read)
     assert (sent.to_host, sent.bytes) == (True, 32)
+
+
+CHAIN = """HloModule chain, is_scheduled=true, num_partitions=4
+
+%begin (p: f32[8]) -> (f32[8], f32[32]) {
+  %p = f32[8]{0} parameter(0)
+  %g = f32[32]{0} all-gather(%p), channel_id=1, replica_groups={}, dimensions={0}, use_global_device_ids=true, ATTRIBUTES
+  ROOT %s = (f32[8]{0}, f32[32]{0}) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+
+%advance (p.1: f32[8], q: f32[4]) -> (f32[4], f32[8], f32[32]) {
+  %p.1 = f32[8]{0} parameter(0)
+  %q = f32[4]{0} parameter(1)
+  %n = f32[4]{0} negate(%q)
+  %g.1 = f32[32]{0} all-gather(%p.1), channel_id=1, replica_groups={}, dimensions={0}, use_global_device_ids=true, ATTRIBUTES
+  ROOT %t = (f32[4]{0}, f32[8]{0}, f32[32]{0}) tuple(%n, %p.1, %g.1)
+}
+
+%end (p.2: f32[8], r: f32[32]) -> f32[32] {
+  %p.2 = f32[8]{0} parameter(0)
+  %r = f32[32]{0} parameter(1)
+  %g.2 = f32[32]{0} all-gather(%p.2), channel_id=1, replica_groups={}, dimensions={0}, use_global_device_ids=true, ATTRIBUTES
+  ROOT %d = f32[32]{0} custom-call(%p.2, %r, %g.2), custom_call_target="AsyncCollectiveDone"
+}
+
+%body (b: (f32[8], f32[32], f32[4])) -> (f32[8], f32[32], f32[4]) {
+  %b = (f32[8]{0}, f32[32]{0}, f32[4]{0}) parameter(0)
+  %b0 = f32[8]{0} get-tuple-element(%b), index=0
+  %b2 = f32[4]{0} get-tuple-element(%b), index=2
+  %u = (f32[4]{0}, f32[8]{0}, f32[32]{0}) fusion(%b0, %b2), kind=kCustom, calls=%advance
+  %u0 = f32[4]{0} get-tuple-element(%u), index=0
+  %u2 = f32[32]{0} get-tuple-element(%u), index=2
+  ROOT %next = (f32[8]{0}, f32[32]{0}, f32[4]{0}) tuple(%b0, %u2, %u0)
+}
+
+%until (c: (f32[8], f32[32], f32[4])) -> pred[] {
+  %c = (f32[8]{0}, f32[32]{0}, f32[4]{0}) parameter(0)
+  ROOT %yes = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[8], y: f32[4]) -> f32[32] {
+  %x = f32[8]{0} parameter(0)
+  %y = f32[4]{0} parameter(1)
+  %start = (f32[8]{0}, f32[32]{0}) fusion(%x), kind=kCustom, calls=%begin
+  %s0 = f32[8]{0} get-tuple-element(%start), index=0
+  %s1 = f32[32]{0} get-tuple-element(%start), index=1
+  %state = (f32[8]{0}, f32[32]{0}, f32[4]{0}) tuple(%s0, %s1, %y)
+  %loop = (f32[8]{0}, f32[32]{0}, f32[4]{0}) while(%state), condition=%until, body=%body
+  %l0 = f32[8]{0} get-tuple-element(%loop), index=0
+  %l1 = f32[32]{0} get-tuple-element(%loop), index=1
+  ROOT %done = f32[32]{0} fusion(%l0, %l1), kind=kCustom, calls=%end
+}
+""".replace("ATTRIBUTES", 'frontend_attributes={chain_id="3"}')
+
+
+def test_a_chain_of_fusions_may_lead_through_a_loop():
+    (read,) = parse_hlo(CHAIN)
+    (gather,) = collectives(read)
+    assert (gather.start.name, gather.done.name, gather.operand_bytes, gather.output_bytes) == ("start", "done", 32, 128)
+    work = program_work(read, each_loop_once=True)
+    assert (work.read_bytes, work.written_bytes) == (32 + 16, 128 + 16)  # of the gather once, and of the negation
 
 
 @pytest.mark.parametrize(("program", "target"), names())

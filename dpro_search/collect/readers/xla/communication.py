@@ -51,7 +51,7 @@ class AsyncOperation:
 
     computation: HloComputation
     start: HloInstruction
-    updates: tuple[HloInstruction, ...]  # Instructions at which the operation is advanced, in order.
+    updates: tuple[HloInstruction, ...]  # Instructions that advance the operation, without those in loops in between.
     done: HloInstruction | None  # None where the end is not in the same computation, but in a later turn of a loop.
 
 
@@ -317,7 +317,7 @@ def _followed(
 
 def _role(user: HloInstruction, done_opcode: str, chain_id: str, holders: Mapping[str, _Holder]) -> str:
     """What an instruction does with an operation whose result it reads: "done", "update", "pass" it on, or "" if it computes."""
-    if user.opcode in _CARRIERS:
+    if user.opcode in _CARRIERS or (chain_id and user.opcode == "while"):  # fusions in a loop's body may advance it
         return "pass"
     if chain_id:
         part = _part(user, holders) if user.opcode == "fusion" else _NO_HOLDER

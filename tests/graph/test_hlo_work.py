@@ -55,6 +55,13 @@ def test_a_convolution_counts_no_padding(attributes, shapes, flops):
         ("f32[8]{0} copy(%p0)", ("f32[8]{0}",), (0, 0)),
         ("f32[2]{0} reduce(%p0, %p1), dimensions={1}, to_apply=%add", ("f32[2,8]{1,0}", "f32[]"), (14, 0)),
         ("f32[6]{0} reduce-window(%p0, %p1), window={size=3}, to_apply=%add", ("f32[8]{0}", "f32[]"), (12, 0)),
+        # of each of two lines one maximum, which all places get
+        ("f32[2,4]{1,0} reduce-window(%p0, %p1), window={size=1x7 pad=0_0x3_3}, to_apply=%add", ("f32[2,4]{1,0}", "f32[]"), (6, 0)),
+        (
+            "f32[2,4]{1,0} reduce-window(%p0, %p1), window={size=1x4 pad=0_0x3_0}, to_apply=%add",
+            ("f32[2,4]{1,0}", "f32[]"),
+            (24, 0),
+        ),
         ("f32[8]{0} sort(%p0), dimensions={0}, to_apply=%add", ("f32[8]{0}",), (24, 0)),
     ],
 )

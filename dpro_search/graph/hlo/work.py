@@ -2,12 +2,13 @@
 
 The counts are those of XLA's own analysis (xla/service/hlo_cost_analysis.cc): a multiplication and an addition are two operations;
 an elementwise operation is one for each element of its result, or a transcendental one; a reduction is one for each element that is
-joined to another, also by an all-reduce (but XLA counts none for a reduce-scatter). Matrix products and convolutions are counted
-apart from the rest, because matrix units run them.
+joined to another, also by an all-reduce (but XLA counts none for a reduce-scatter, and nearly none for a reduction that is written
+as a window). Matrix products and convolutions are counted apart from the rest, because matrix units run them.
 
 Bytes are those in the memory's layout, with the padding of tiles. A fusion reads its operands and writes its results, and of an
 operand that it only slices the slice. XLA counts an asynchronous copy at its start and at its end, and an operand that is converted
-before it is sliced as a whole; here a copy counts once, and only the slice: the bytes are up to 40 % fewer.
+before it is sliced as a whole; here a copy counts once, and only the slice: on the programs of `tests/data/xla` the bytes are 54 to
+100 % of XLA's.
 """
 
 from __future__ import annotations
@@ -213,7 +214,25 @@ def _reduced(operands: list[HloShape], result: HloShape, _: HloInstruction) -> f
 
 def _windows(operands: list[HloShape], result: HloShape, instruction: HloInstruction) -> float:
     first = result.elements[0] if result.is_tuple else result
+    whole = _whole_dimension(first, instruction)
+    if whole:
+        return first.size // whole * (whole - 1)
     return first.size * max(0, _window_size(instruction) - 1)
+
+
+def _whole_dimension(result: HloShape, instruction: HloInstruction) -> int:
+    """Size of the dimension that a window covers from each of its places; 0 if it covers none.
+
+    TPUs write so what is reduced along a dimension and broadcast back, as the maximum of a softmax: each line is reduced once.
+    """
+    fields = dict(part.partition("=")[::2] for part in instruction.attributes.get("window", "").strip("{}").split())
+    sizes = [int(size) for size in fields.get("size", "").split("x") if size]
+    paddings = fields.get("pad", "").split("x")
+    reduced = [dim for dim, size in enumerate(sizes) if size != 1]
+    if len(reduced) != 1 or len(paddings) != len(sizes) or set(fields) - {"size", "pad"}:
+        return 0
+    size, dim = sizes[reduced[0]], result.dimensions[reduced[0]]
+    return dim if size == 2 * dim - 1 and paddings[reduced[0]] == f"{dim - 1}_{dim - 1}" else 0
 
 
 def _selected(operands: list[HloShape], result: HloShape, instruction: HloInstruction) -> float:

@@ -13,6 +13,7 @@ import msgspec
 from dpro_search.cluster.device import Device, Provenance
 from dpro_search.cluster.host import Host
 from dpro_search.cluster.link import BETWEEN, INSIDE, Link
+from dpro_search.cluster.torus import Torus
 from dpro_search.errors import InputError
 
 _MOST_HOSTS = 1_000_000
@@ -50,6 +51,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Its hosts; one group where they are all equal.
     links
         Between hosts, from near to far (`BETWEEN`), the last of which joins all; empty: a network of which only the NICs are known.
+    torus
+        Links between the chips of TPUs, which lead to neighbours, also of other hosts; None: GPUs or cores. With a torus, ranks are
+        chips in the order of `Torus.coordinates`, slice by slice.
     price_per_device_hour_usd, power_per_device_w
         For each device, its share of the host included; None: not known.
     provenance
@@ -64,6 +68,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     name: str
     groups: tuple[HostGroup, ...]
     links: tuple[Link, ...] = ()
+    torus: Torus | None = None
     price_per_device_hour_usd: float | None = None
     power_per_device_w: float | None = None
     provenance: Provenance
@@ -82,6 +87,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 raise InputError(f"{field} must be above 0, not {value:g}")
         if self.hosts > 1 and not self._reaches_all():
             raise InputError("several hosts need a 'nic': nothing else joins them")
+        if self.torus is not None and self.torus.chips * self.torus.slices != self.ranks:
+            raise InputError(f"torus: {self.torus.slices} x {self.torus.text} chips are not the {self.ranks} devices of the hosts")
 
     @property
     def hosts(self) -> int:
@@ -128,8 +135,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The host of a rank."""
         return self.groups[self._find(rank)[0]].host
 
+    @property
+    def has_tpus(self) -> bool:
+        """Whether one of the devices is a TPU."""
+        return any(group.host.device.kind == "tpu" for group in self.groups)
+
     def level_between(self, first: int, second: int) -> Link | None:
-        """The nearest link that joins two ranks; None: they are one rank."""
+        """The nearest link that joins two ranks; None: they are one rank; raises `InputError` on a torus, which has no levels."""
+        if self.torus is not None:
+            raise InputError(f"{self.name} is a torus of TPUs, on which neither links nor collectives are those of GPUs")
         if first == second:
             self._find(first)
             return None
@@ -161,6 +175,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Infinite where nothing limits it, and for one rank. Trees (between two hosts) and reductions in the switches (NVLink SHARP)
         move fewer bytes than rings do, so that the bus bandwidth that is measured with them may exceed this.
         """
+        if self.torus is not None:
+            raise InputError(f"{self.name} is a torus of TPUs: the rate of a group depends on the axes that it spans")
         everyone = self._placed(ranks)
         parts = {
             (group, tuple(place.device for place in places))  # equal for most hosts: each is asked once
@@ -189,7 +205,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return 0.0 if link is None else link.latency_us
 
     def with_hosts(self, count: int) -> Cluster:
-        """The same with another number of equal hosts; raises `InputError` where hosts differ."""
+        """The same with another number of equal hosts; raises `InputError` where hosts differ, or form a torus."""
+        if self.torus is not None:
+            raise InputError(f"{self.name} is a torus: name another topology, like 2xv5p:4x4x4")
         if len(self.groups) > 1:
             raise InputError(f"{self.name} has hosts that differ: give their numbers in its file")
         return msgspec.structs.replace(self, groups=(HostGroup(count=count, host=self.groups[0].host),))
@@ -213,6 +231,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for group in self.groups:
             host = group.host
             links = [f"{link.level} {_bytes_rate(link.rate_bps)}" for link in host.links if link.rate_bps is not None]
+            if self.torus is not None:
+                links.append(f"{'x'.join(_torus_axes(self.torus))} torus, {_bytes_rate(self.torus.link_bytes_per_us * 8e6)} a link")
             if host.nics is not None:
                 links.append(f"nic {host.nics.count} x {_bits_rate(host.nics.link.rate_bps)}")
             hosts = f"{group.count} host{'s' if group.count > 1 else ''} of " if self.hosts > 1 else ""
@@ -287,6 +307,12 @@ def _shared_link(kind: Host, other_kind: Host, host: int, other_host: int) -> Li
 def _above(link: Link) -> float:
     """Rate of switches' links for each host; the NICs' own is counted with the hosts."""
     return float("inf") if link.level == "nic" else link.each_way_bps
+
+
+def _torus_axes(torus: Torus) -> Iterator[str]:
+    """Each axis of a torus as text: its chips, and "line" where its ends are not joined."""
+    for size, wraps in zip(torus.shape, torus.wraps, strict=True):
+        yield f"{size}" if wraps or size == 1 else f"{size} (line)"
 
 
 def _bytes_rate(rate_bps: float | None) -> str:

@@ -1,4 +1,4 @@
-"""`Device`: what computes, a GPU or a core of a CPU, as its data sheet describes it."""
+"""`Device`: what computes, a GPU, a TPU or a core of a CPU, as its data sheet describes it."""
 
 from __future__ import annotations
 
@@ -91,13 +91,16 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     name, vendor
         As the vendor gives them.
     kind
-        "gpu" is a whole device, "cpu" one core.
+        "gpu" and "tpu" are a whole device (a chip with all its TensorCores), "cpu" is one core.
     peak
         Operations a second by precision.
     memory_bytes, memory_bytes_per_s
         What the driver reports as total, and the peak rate.
     l2_cache_bytes, cores, clock_hz
-        Of a GPU: L2 cache, streaming multiprocessors or compute units, boost clock.
+        Of a GPU: L2 cache, streaming multiprocessors or compute units, boost clock. A TPU has no L2 cache; its cores are
+        TensorCores.
+    vector_memory_bytes
+        Vector memory (VMEM) of all cores of a TPU together.
     launch_us
         Least time between two kernels that are launched one by one; None: not known.
     power_w
@@ -115,11 +118,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     vendor: str
-    kind: Literal["gpu", "cpu"]
+    kind: Literal["gpu", "cpu", "tpu"]
     peak: Peaks = Peaks()
     memory_bytes: int | None = None
     memory_bytes_per_s: float | None = None
     l2_cache_bytes: int | None = None
+    vector_memory_bytes: int | None = None
     cores: int | None = None
     clock_hz: float | None = None
     launch_us: float | None = None
@@ -130,7 +134,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.name.strip() or not self.vendor.strip():
             raise InputError("a device needs a name and a vendor")
-        for field in ("memory_bytes", "memory_bytes_per_s", "l2_cache_bytes", "cores", "clock_hz", "launch_us", "power_w"):
+        for field in (
+            *("memory_bytes", "memory_bytes_per_s", "l2_cache_bytes", "vector_memory_bytes"),
+            *("cores", "clock_hz", "launch_us", "power_w"),
+        ):
             value = getattr(self, field)
             if value is not None and not value > 0:
                 raise InputError(f"{field} of {self.name} must be above 0, not {value:g}")

@@ -20,6 +20,7 @@ from dpro_search.cluster.cluster import Cluster, HostGroup
 from dpro_search.cluster.device import PRECISIONS, Device, Peaks, Provenance, Sample
 from dpro_search.cluster.host import Host, Nics
 from dpro_search.cluster.link import BETWEEN, INSIDE, Level, Link
+from dpro_search.cluster.torus import Torus
 from dpro_search.errors import InputError
 from dpro_search.quantities import parse_bytes, parse_flops_per_s, parse_hz, parse_number, parse_rate_bps, parse_us, parse_watts
 
@@ -99,6 +100,17 @@ class _NicTable(_LinkTable, frozen=True, kw_only=True):
     fabric: Literal["rdma", "slingshot"] = "rdma"
 
 
+class _TorusTable(_Table, frozen=True, kw_only=True):
+    """Links between chips of TPUs."""
+
+    shape: tuple[int, ...]
+    wraps: tuple[bool, ...]
+    slices: int = 1
+    link_rate: _BytesPerSecond
+    hop: _Microseconds
+    devices_per_chip: int = 1
+
+
 class _HostTable(_Table, frozen=True, kw_only=True):
     """The keys of a host; a link that is ``false`` leaves out that of the base. `with_base` takes out `base` and `source`."""
 
@@ -131,6 +143,7 @@ class _ClusterTable(_HostTable, frozen=True, kw_only=True):
     rail: _BetweenTable | Literal[False] = False
     leaf: _BetweenTable | Literal[False] = False
     spine: _BetweenTable | Literal[False] = False
+    torus: _TorusTable | Literal[False] = False
     price_per_device_hour_usd: _Number | None = None
     power_per_device: _Watts | None = None
 
@@ -161,11 +174,12 @@ class _DeviceTable(_Table, frozen=True, kw_only=True):
     source: Any = None
     aliases: Any = None
     machine: Any = None
-    kind: Literal["gpu", "cpu"] = "gpu"
+    kind: Literal["gpu", "cpu", "tpu"] = "gpu"
     peak: _PeakTable = _PeakTable()
     memory: _Bytes | None = None
     memory_rate: _BytesPerSecond | None = None
     l2_cache: _Bytes | None = None
+    vector_memory: _Bytes | None = None
     cores: int | None = None
     clock: _Hertz | None = None
     launch: _Microseconds | None = None
@@ -209,6 +223,7 @@ def load_cluster(path: Path, find: Find) -> Cluster:
             name=visible(table.name),
             groups=groups,
             links=links,
+            torus=_torus(file, table.torus) if table.torus else None,
             price_per_device_hour_usd=_plain(table.price_per_device_hour_usd),
             power_per_device_w=_plain(table.power_per_device),
             provenance=source,
@@ -282,6 +297,7 @@ def _device(file: TomlFile, given: Mapping[str, Any], key: str, find: Find) -> D
             memory_bytes=None if table.memory is None else int(table.memory),
             memory_bytes_per_s=_plain(table.memory_rate),
             l2_cache_bytes=None if table.l2_cache is None else int(table.l2_cache),
+            vector_memory_bytes=None if table.vector_memory is None else int(table.vector_memory),
             cores=table.cores,
             clock_hz=_plain(table.clock),
             launch_us=_plain(table.launch),
@@ -321,6 +337,20 @@ def _link(file: TomlFile, key: str, level: Level, table: _LinkTable, more: Mappi
             latency_us=float(table.latency or 0.0),
             duplex=table.duplex,
             **more,
+        ),
+    )
+
+
+def _torus(file: TomlFile, table: _TorusTable) -> Torus:
+    return file.placed(
+        "torus",
+        lambda: Torus(
+            shape=table.shape,
+            wraps=table.wraps,
+            slices=table.slices,
+            link_bytes_per_us=float(table.link_rate) / 1e6,
+            hop_us=float(table.hop),
+            devices_per_chip=table.devices_per_chip,
         ),
     )
 

@@ -6,6 +6,7 @@
 ``512xh100``        512 devices, in hosts of the machine that they usually are part of
 ``4xtestbed@1gbit`` a machine with another rate of each NIC
 ``4xmy-h100``       likewise with devices that the user added (`user_devices`)
+``2xv5p:4x4x8``     slices of TPUs, as JAX or Cloud (``v5p-256``) names them (`tpu_topologies`)
 ``my.toml``         a file (`files`); ``8xmy.toml`` is eight times as many hosts
 ``this-machine``    what this process runs on
 ==================  =================================================================================
@@ -28,6 +29,7 @@ from dpro_search.cluster.device import Device, Provenance
 from dpro_search.cluster.files import load_cluster, load_device
 from dpro_search.cluster.generic import with_device
 from dpro_search.cluster.host import Host
+from dpro_search.cluster.tpu_topologies import tpu_cluster
 from dpro_search.errors import InputError
 from dpro_search.quantities import parse_rate_bps
 
@@ -81,6 +83,9 @@ def _named(name: str, count: int | None) -> Cluster:
     user_file = user_devices.file_of(plain)
     if user_file is not None:
         return _of_devices(plain, load_device(user_file, bundled.find), count or 1)
+    slices = tpu_cluster(name, count or 1)
+    if slices is not None:
+        return slices
     hint = bundled.nearest(plain, (*machines, *devices, *user_devices.names(), THIS_MACHINE), known_names())
     raise InputError(f"no cluster is called '{name}'; {hint}")
 
@@ -116,6 +121,8 @@ def _times(machine: Cluster, count: int | None) -> Cluster:
 def _of_devices(name: str, device: Device, count: int) -> Cluster:
     usual = bundled.usual_machine(name)
     if usual is None:
+        if count > 1 and device.kind == "tpu":
+            raise InputError(f"{count}x{name}: name the topology that joins the chips, like v5p:2x2x1 or v6e:4x4")
         if count > 1:
             raise InputError(f"{count}x{name}: no usual machine of {device.name} is known; name one, or write a file")
         alone = HostGroup(count=1, host=Host(device=device))

@@ -10,6 +10,7 @@ from dpro_search.cluster.cluster import Cluster
 from dpro_search.cluster.device import PRECISIONS, Device, Provenance, Sample
 from dpro_search.cluster.host import Host
 from dpro_search.cluster.link import INSIDE, Link
+from dpro_search.cluster.torus import Torus
 
 Values = dict[str, Any]
 
@@ -29,6 +30,8 @@ def to_toml(cluster: Cluster) -> str:
     else:
         for group in cluster.groups:
             tables += _lines("[host]", {"count": group.count, **_host_values(group.host)}) + _host_tables(group.host, "host.")
+    if cluster.torus is not None:
+        tables += _lines("torus", _torus_values(cluster.torus))
     for link in cluster.links:
         tables += _lines(link.level, _link_values(link, ("hosts", "oversubscription")))
     return "\n".join([*_lines("", values | _source_values(cluster.provenance))[2:], *tables]) + "\n"
@@ -57,6 +60,7 @@ def _device_values(device: Device) -> Values:
         "memory": device.memory_bytes,
         "memory_rate": device.memory_bytes_per_s,
         "l2_cache": device.l2_cache_bytes,
+        "vector_memory": device.vector_memory_bytes,
         "cores": device.cores,
         "clock": device.clock_hz,
         "launch": device.launch_us,
@@ -87,6 +91,17 @@ def _link_values(link: Link, names: tuple[str, ...]) -> Values:
     return values
 
 
+def _torus_values(torus: Torus) -> Values:
+    return {
+        "shape": torus.shape,
+        "wraps": torus.wraps,
+        "slices": torus.slices,
+        "link_rate": torus.link_bytes_per_us * 1e6,
+        "hop": torus.hop_us,
+        "devices_per_chip": torus.devices_per_chip,
+    }
+
+
 def _source_values(source: Provenance) -> Values:
     return {"source.all": source.source, **{f"source.{_string(key)}": text for key, text in source.exceptions}}
 
@@ -101,6 +116,8 @@ def _literal(value: object) -> str:
     if isinstance(value, tuple):
         between, end = (",\n    ", ",\n") if isinstance(value[0], Sample) else (", ", "")
         return f"[{between.lstrip(', ')}{between.join(map(_literal, value))}{end}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return _string(value) if isinstance(value, str) else repr(value)
 
 

@@ -163,7 +163,8 @@ class ClusterChange:
     delay_us: float | None = None
 
     def applied(self, recorded: ClusterSpec) -> ClusterSpec:
-        """The changed cluster; raises `InputError` if the machines have fewer devices than ranks are asked for."""
+        """The changed cluster; raises `InputError` if the machines have fewer devices than ranks are asked for, or TPUs."""
+        self._refuse_tpus()
         if self.machines is None:
             return recorded.changed(ranks=self.ranks, cores=self.cores, rate_bps=self.rate_bps)
         return spec_on(self.machines, self.ranks).spec.changed(cores=self.cores, rate_bps=self.rate_bps)
@@ -189,8 +190,16 @@ class ClusterChange:
 
     @property
     def on_gpus(self) -> bool:
-        """Whether the ranks are on other devices than processors, where what was measured of communication does not hold."""
+        """Whether the ranks are on other devices than processors, where what was measured of communication does not hold.
+
+        Raises `InputError` for TPUs: predictions for GPUs do not hold there either.
+        """
+        self._refuse_tpus()
         return self.machines is not None and any(group.host.device.kind != "cpu" for group in self.machines.groups)
+
+    def _refuse_tpus(self) -> None:
+        if self.machines is not None and self.machines.has_tpus:
+            raise InputError(f"{self.machines.name} has TPUs: this kind of job has no cost model for TPUs yet")
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dpro_search.cluster import Cluster, Device, bundled, parse_cluster, to_toml
 from dpro_search.cluster.files import load_cluster
 from tests.every_case import every_case
 
-DEVICES = bundled.names("device")
+DEVICES = tuple(name for name in bundled.names("device") if bundled.device(name).kind != "tpu")  # TPUs: test_tpus.py
 MACHINES = bundled.names("machine")
 GPU_MACHINES = [name for name in MACHINES if name != "testbed"]
 

@@ -84,6 +84,8 @@ class DeviceProfile:
 
     def __post_init__(self) -> None:
         device = self.device
+        if device.kind == "tpu":
+            raise InputError(f"{device.name}: latencies of ops are known of GPUs and cores of CPUs, not of TPUs yet")
         missing = [
             key
             for key, value in (

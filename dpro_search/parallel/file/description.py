@@ -329,8 +329,9 @@ def with_known_devices(cluster: Cluster, precision: str, framework: str, times: 
     Raises
     ------
     InputError
-        Hosts have devices of several kinds, or nobody says how fast the device is.
+        Hosts have devices of several kinds, the devices are TPUs, or nobody says how fast the device is.
     """
+    refuse_tpus(cluster)
     kinds = {group.host.device.name for group in cluster.groups}
     if len(kinds) > 1:
         raise InputError(f"devices of one kind are needed, not {' and '.join(sorted(kinds))}")
@@ -338,6 +339,12 @@ def with_known_devices(cluster: Cluster, precision: str, framework: str, times: 
         cluster = _with_peaks(cluster, times)
     OpCosts(cluster.groups[0].host.device, precision)
     return cluster
+
+
+def refuse_tpus(cluster: Cluster) -> None:
+    """Raises `InputError` for a cluster of TPUs, on which prices of kernels and of NCCL's collectives do not hold."""
+    if cluster.has_tpus:
+        raise InputError(f"{cluster.name} has TPUs: described jobs have no cost model for TPUs yet")
 
 
 def _with_peaks(cluster: Cluster, times: ParallelTimes | None) -> Cluster:

@@ -8,7 +8,7 @@ import msgspec
 
 from dpro_search.cluster import Cluster
 from dpro_search.errors import InputError
-from dpro_search.parallel.file.description import MOST, ParallelDescription, global_batch_of, options_on
+from dpro_search.parallel.file.description import MOST, ParallelDescription, global_batch_of, options_on, refuse_tpus
 from dpro_search.parallel.file.keys import PRECISIONS
 from dpro_search.parallel.file.usual_strategy import usual_strategy
 from dpro_search.parallel.gpu_ops import OpCosts
@@ -68,8 +68,9 @@ def _with_precision(description: ParallelDescription, precision: str) -> Paralle
 def _on_cluster(description: ParallelDescription, change: ClusterChange) -> ParallelDescription:
     """The same job on devices of a changed cluster; dp follows from their number."""
     change = change if change.machines is not None else replace(change, machines=description.cluster)
+    assert change.machines is not None, "set above"
+    refuse_tpus(change.machines)
     if not change.on_gpus:
-        assert change.machines is not None, "set above"
         raise InputError(f"{change.machines.name}: a parallel job runs on machines with GPUs, like 16xhgx-h100")
     cluster = change.gpu_machines
     devices = cluster.ranks if change.ranks is None else change.ranks

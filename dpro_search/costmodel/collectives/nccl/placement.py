@@ -109,8 +109,10 @@ def paths(cluster: Cluster, placement: Placement) -> Paths:
     Raises
     ------
     InputError
-        The group does not fit on the cluster.
+        The group does not fit on the cluster, or the cluster has TPUs.
     """
+    if cluster.has_tpus:
+        raise InputError(f"{cluster.name} has TPUs, whose collectives are not NCCL's: `costmodel.collectives.torus` predicts them")
     used, last_host = _devices(placement), (placement.nodes - 1) * placement.node_stride
     kinds, before = [], 0
     for group in cluster.groups:

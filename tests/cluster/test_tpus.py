@@ -208,7 +208,8 @@ def test_what_holds_for_gpus_never_answers_for_a_torus():
 @every_case("cluster", ["v5p:4x4x4", "v6e-256", "2x tpu7x:2x2x1", "v5p"])
 def test_a_described_job_says_in_one_line_that_tpus_have_no_cost_model(cluster: str, tmp_path: Path):
     path = tmp_path / "job.toml"
-    text = 'model = "llama3-8b"\ncluster = "{}"\nglobal_batch = 256\nsequence = 4096\nprecision = "bf16"\nframework = "megatron-core"\n'
+    text = 'model = "llama3-8b"\ncluster = "{}"\nglobal_batch = 256\nsequence = 4096\nprecision = "bf16"\n'
+    text += 'framework = "megatron-core"\n'
     path.write_text(text.format(cluster))
     with pytest.raises(InputError, match=r"job.toml:2: cluster: .* has TPUs: described jobs have no cost model for TPUs yet$"):
         described(path)

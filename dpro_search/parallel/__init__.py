@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpro_search.cluster.names import known_names
+from dpro_search.cluster.tpu_topologies import generations
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._kind import DescribedKind, Wanted
@@ -40,7 +41,8 @@ class ParallelKind(DescribedKind[ParallelDescription]):
         return job_toml(request)
 
     def names(self) -> Mapping[str, Sequence[str]]:
-        return {"models": (*names(), *NETWORKS), "clusters": known_names(), "frameworks": tuple(FRAMEWORKS)}
+        clusters = tuple(name for name in known_names() if name not in generations())  # no job is predicted on TPUs
+        return {"models": (*names(), *NETWORKS), "clusters": clusters, "frameworks": tuple(FRAMEWORKS)}
 
     def usual_target(self, framework: str) -> Target | None:
         return next((target for target in self.targets if target.name == FRAMEWORKS[framework].target), None)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro_search.cluster import known_names
-from dpro_search.kinds import Wanted, description_text, job_of, load_source
+from dpro_search.kinds import Wanted, describable_names, description_text, job_of, load_source
 from dpro_search.parallel import NETWORKS, names
 from dpro_search.parallel.steps.step_prices import step_costs
 from dpro_search.space.plan import Plan
@@ -231,7 +230,7 @@ def test_every_verb_reads_what_describe_writes_of_a_model(tmp_path, model):
     assert job_of(load_source(tmp_path / "job.toml")).predict(Plan()).iteration_us > 0
 
 
-@every_case("cluster", known_names())
+@every_case("cluster", describable_names()["clusters"])
 def test_every_verb_reads_what_describe_writes_of_a_cluster(tmp_path, cluster):
     written = description_text(Wanted(model="gpt2", cluster=cluster))
     (tmp_path / "job.toml").write_text(written)
@@ -252,6 +251,7 @@ def test_describe_lists_what_it_knows_by_name():
     assert set(listed) == {"models", "clusters", "frameworks"}
     assert {"llama3-8b", "resnet50"} <= {*listed["models"]}
     assert {"hgx-h100", "h100-sxm"} <= {*listed["clusters"]}
+    assert "tpu-v5p" not in listed["clusters"]  # described jobs have no cost model for TPUs
     assert "  llama3-8b\n" in printed("describe", "--list")
     assert "MODEL is missing; 'dpro-search describe --list'" in refusal("describe")
 

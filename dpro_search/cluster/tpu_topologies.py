@@ -47,7 +47,7 @@ _SHAPES: dict[int, dict[int, tuple[int, ...]]] = {
 
 
 class _Sources(msgspec.Struct, frozen=True):
-    """Where the values of a generation come from."""
+    """Sources of the values of a generation."""
 
     all: str
     link: str
@@ -56,7 +56,7 @@ class _Sources(msgspec.Struct, frozen=True):
 
 
 class TpuGeneration(msgspec.Struct, frozen=True, kw_only=True):
-    """What joins the chips of one generation of TPUs."""
+    """Links of the chips of one generation of TPUs, among each other and to hosts."""
 
     names: str  # As libtpu names it, before the colon of a topology.
     cloud: Literal["cores", "chips"]  # What the number in Cloud's names counts.

@@ -186,7 +186,7 @@ def test_an_all_to_all_on_lines_takes_as_long_as_its_messages_on_the_busiest_lin
 
 
 def test_an_all_to_all_on_a_ring_takes_a_quarter_of_an_all_gather():
-    """Of an array that a gather makes whole on each device, and an all-to-all moves from one dimension to another."""
+    """A gather makes an array whole on each device; an all-to-all of the same array moves it from one dimension to another."""
     cluster = without_latency(parse_cluster("v6e:16x16"))
     groups = along(cluster, "x")
     gather_us = time_us(cluster, "all_gather", 1e9, groups) * 16 / 15
@@ -257,6 +257,8 @@ def test_devices_that_are_not_on_the_torus_are_refused():
     outside = Places(coordinates=np.array([[0, 0, 0], [4, 0, 0]]), slices=np.zeros(2, np.int64))
     with pytest.raises(InputError, match="coordinates are not on 4x4"):
         spans_of(torus, outside, [[0, 1]])
+    with pytest.raises(InputError, match="coordinates are not on 4x4"):
+        permute_us(1.0, parse_cluster("v5e:4x4"), outside, [(0, 1)])
     with pytest.raises(InputError, match="three coordinates each"):
         Places(coordinates=np.zeros((2, 2), np.int64), slices=np.zeros(2, np.int64))
     elsewhere = Places(coordinates=np.zeros((2, 3), np.int64), slices=np.array([0, 1]))

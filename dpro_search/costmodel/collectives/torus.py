@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.cluster import Cluster, Torus
-from dpro_search.costmodel.collectives.torus_groups import GroupSpan, Places, link_loads
+from dpro_search.costmodel.collectives.torus_groups import GroupSpan, Places, check_places, link_loads
 from dpro_search.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -115,9 +115,10 @@ def permute_us(
     Raises
     ------
     InputError
-        A number is of no device, the cluster is no torus, or the rate between slices is not known.
+        A number is of no device, a device is not on the torus, or the rate between slices is not known.
     """
     torus = torus_of(cluster)
+    check_places(torus, places)
     ends = np.asarray(pairs, np.int64).reshape(-1, 2)
     if ends.size and (ends.min() < 0 or ends.max() >= len(places.slices)):
         raise InputError(f"pairs must be numbers of the program's {len(places.slices)} devices")

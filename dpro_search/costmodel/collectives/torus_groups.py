@@ -41,6 +41,14 @@ def places_of(torus: Torus) -> Places:
     )
 
 
+def check_places(torus: Torus, places: Places) -> None:
+    """Raises `InputError` if a device is not on the torus."""
+    if (places.coordinates < 0).any() or (places.coordinates >= np.array(torus.sizes)).any():
+        raise InputError(f"a device's coordinates are not on {torus.text}")
+    if (places.slices < 0).any() or (places.slices >= torus.slices).any():
+        raise InputError(f"a device is in none of {torus.slices} slices")
+
+
 @dataclass(frozen=True, kw_only=True)
 class AxisSpan:
     """The part of one axis that a group spans."""
@@ -54,7 +62,7 @@ class AxisSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSpan:
-    """Where one group of a collective is, as far as its time depends on it.
+    """The place of one group of a collective, as far as its time depends on it.
 
     Attributes
     ----------
@@ -100,10 +108,7 @@ def spans_of(torus: Torus, places: Places, replica_groups: Sequence[Sequence[int
         raise InputError(f"replica groups must be numbers of the program's {len(places.slices)} devices, [groups, size]")
     if len(np.unique(groups)) != groups.size:
         raise InputError("a device is in two replica groups")
-    if (places.coordinates < 0).any() or (places.coordinates >= np.array(torus.sizes)).any():
-        raise InputError(f"a device's coordinates are not on {torus.text}")
-    if places.slices[groups].min() < 0 or places.slices[groups].max() >= torus.slices:
-        raise InputError(f"a device is in none of {torus.slices} slices")
+    check_places(torus, places)
     parts = [_parts(places, group) for group in groups]
     loads = _box_loads(torus, parts)
     dcn = _dcn_sharing(torus, places, groups)

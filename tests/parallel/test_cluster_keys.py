@@ -20,6 +20,7 @@ CHANGED = {  # of a host of A100, in a form that differs from theirs
     "device.memory": '"20 GB"',
     "device.memory_rate": '"1 TB/s"',
     "device.l2_cache": '"1 MB"',
+    "device.vector_memory": '"1 MB"',
     "device.cores": "50",
     "device.clock": '"1 GHz"',
     "device.launch": '"50 us"',

@@ -496,7 +496,7 @@ def _cluster(file: TomlFile, name: str, files: dict[str, Path]) -> Cluster:
 
 _NOT_USED = frozenset(
     (
-        *(f"device.{key}" for key in ("l2_cache", "clock", "launch", "samples")),
+        *(f"device.{key}" for key in ("l2_cache", "vector_memory", "clock", "launch", "samples")),
         "cpu_cores",
         *(f"{level}.latency" for level in (*INSIDE, "nic")),
         *(f"{level}.duplex" for level in BETWEEN),

@@ -6,8 +6,6 @@ How tensors grow with batch and sequence follows from steps captured at twice ea
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +16,7 @@ import msgspec
 from dpro_search._version import __version__
 from dpro_search.collect._files import scratch_folder
 from dpro_search.collect.capture.graph_file import GROWTH, VERSION, CapturedGraph, CapturedStep, CapturedTensor, SavedTensor
+from dpro_search.collect.capture.worker import run_worker
 from dpro_search.collect.launch.ranks import environment_python
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
 from dpro_search.runtime import CAPTURE
@@ -211,44 +210,13 @@ def capture(request: CaptureRequest, say: Callable[[str], None] = lambda _: None
 
 
 def _answered(request: CaptureRequest, folder: Path, say: Callable[[str], None]) -> _Answer:
-    request_file, answered = folder / "request.json", folder / "answer.json"
     values: dict[str, Any] = {name: getattr(request, name) for name in ("inputs", "loss", "tp_plan", "parallelize", "batch")}
     values |= {name: getattr(request, name) for name in ("sequence", "precision", "optimizer", "bucket_mib")}
     values |= {"rotate": request.rotate, "schedule": request.schedule, "virtual_stages": request.stages_on_rank}
     values |= {"micro_batches": request.step_micro_batches}
     values |= {"script": str(request.script.resolve()), "function": request.build, "mesh": dict(request.mesh)}
-    request_file.write_bytes(msgspec.json.encode(values))
-    try:
-        process = subprocess.Popen(
-            [request.python, str(_WORKER), str(request_file), str(answered)],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-    except OSError as error:
-        raise MissingCapabilityError(
-            f"{request.python}: cannot be started ({error.strerror}); name PyTorch's with --python"
-        ) from error
-    lines: list[str] = []
-    late = threading.Timer(request.timeout_s, process.kill)
-    late.start()
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("capture: "):
-                say(line.removeprefix("capture: ").strip())
-            else:
-                lines.append(line.strip())
-        process.wait()
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    finally:
-        late.cancel()
-    if process.returncode or not answered.is_file():
-        raise JobError(f"the capture ended with status {process.returncode}: {next(filter(None, reversed(lines)), 'no message')}")
-    answer = msgspec.json.decode(answered.read_bytes(), type=_Answer)
+    written = run_worker(request.python, _WORKER, values, folder, timeout_s=request.timeout_s, needs="PyTorch", say=say)
+    answer = msgspec.json.decode(written, type=_Answer)
     if answer.error is not None:
         if "cannot import torch" in answer.error:
             raise MissingCapabilityError(f"{answer.error}; name an interpreter that can with --python")

@@ -1,4 +1,4 @@
-"""`dpro-search diff`: what changed between two recordings of a job."""
+"""`dpro-search diff`: what changed between two recordings, descriptions or compiled programs of a job."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NAME_LENGTH = 30  # of an op in a table of 80 columns
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help="Trace folder or profile: yesterday, or before a change.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="Trace folder or profile: today, or after it.")],
+    before: Annotated[Path, typer.Argument(metavar="A", help="Trace, profile, job.toml or compiled program: before a change.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The same after it.")],
     max_regression: Annotated[
         str | None,
         typer.Option(
@@ -31,7 +31,7 @@ def diff(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which ops, collectives and idle times explain the change of the iteration time between two recordings of a job.
+    """Show which ops, collectives and idle times explain the change of the iteration time between recordings or programs of a job.
 
     The causes add up to the change. Each is the time that ops of one name have on the critical path of an iteration.
 
@@ -41,11 +41,12 @@ def diff(
     from dpro_search.cli.options.sample import imported
     from dpro_search.cli.printing import print_json
     from dpro_search.collect.trace import Trace
-    from dpro_search.kinds import job_of
+    from dpro_search.kinds import described_in, job_of
     from dpro_search.quantities import parse_percent
 
     limit_pct = None if max_regression is None else parse_percent(max_regression)
-    answer = difference(job_of(Trace.load(imported(before))), job_of(Trace.load(imported(after))), limit_pct)
+    jobs = [job_of(described_in(path) or Trace.load(imported(path))) for path in (before, after)]
+    answer = difference(jobs[0], jobs[1], limit_pct)
     if as_json:
         print_json(answer)
     else:

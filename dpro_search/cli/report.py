@@ -31,6 +31,7 @@ def report(
     from dpro_search.cli.printing import print_json, say, stderr_console
     from dpro_search.collect._files import write_file
     from dpro_search.errors import InputError
+    from dpro_search.kinds import described_in
     from dpro_search.report import render
     from dpro_search.report.gathered import facts_of_run, facts_of_source
 
@@ -38,7 +39,7 @@ def report(
     if out.is_dir():
         raise InputError(f"--out {out}: is a folder; name a file, like {out / 'report.html'}")
     searched = (folder / "run.json").is_file()
-    if not searched and not folder.is_file() and not (folder / "meta.json").is_file():
+    if not searched and folder.is_dir() and not (folder / "meta.json").is_file() and described_in(folder) is None:
         raise InputError(f"{folder}: neither a run folder (run.json) nor a trace folder (meta.json)")
     if trace is not None and not searched:
         raise InputError(f"--trace {trace}: {folder} is a trace itself; leave the option out")

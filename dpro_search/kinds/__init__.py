@@ -105,10 +105,12 @@ def _why_no_description(path: Path) -> str:
 
 
 def described_in(path: Path) -> Description | None:
-    """The description in a file of some kind's; None: it is none, or no file. Raises `InputError` for a damaged one."""
-    for kind in kinds() if path.is_file() else ():
-        if isinstance(kind, DescribedKind) and (described := kind.read(path)) is not None:
-            return cast("Description", described)
+    """The description in a file or a folder of some kind's; None: it is none. Raises `InputError` for a damaged one."""
+    for kind in kinds() if path.exists() else ():
+        if isinstance(kind, DescribedKind) and (path.is_file() or kind.reads_folders):
+            described = kind.read(path)
+            if described is not None:
+                return cast("Description", described)
     return None
 
 

@@ -416,7 +416,7 @@ class JobInScenario:
     @property
     def recording_doubt(self) -> str | None:
         """Why predictions from the recording are not to be trusted, where its own replay is far from what was measured; or None."""
-        return self.doubt_of(self.predict(Plan()).iteration_us)
+        return None if self.trace is None else self.doubt_of(self.predict(Plan()).iteration_us)
 
     def doubt_of(self, predicted_us: float) -> str | None:
         """The same for a prediction of the recorded setting that was made already."""

@@ -132,7 +132,9 @@ class Wanted:
 
 
 class DescribedKind(AnyKind[_Described]):
-    """A kind of job that a file describes."""
+    """A kind of job that a file describes, or, of a kind that says so, a folder."""
+
+    reads_folders: ClassVar[bool] = False
 
     def text(self, request: Wanted) -> str | None:
         """A commented file that `read` takes; None: this kind writes none. Raises `InputError` for what cannot be described."""
@@ -148,7 +150,7 @@ class DescribedKind(AnyKind[_Described]):
 
     @abstractmethod
     def read(self, path: Path) -> _Described | None:
-        """The description in a file; None: it is of another kind. Raises `InputError` for one of this kind with an error in it."""
+        """The description in a file or folder; None: it is of another kind. Raises `InputError` for one that has an error in it."""
 
     def recognises(self, source: _Described) -> bool:
         return True

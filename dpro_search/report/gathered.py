@@ -25,7 +25,7 @@ from dpro_search.collect.sample import sample_of
 from dpro_search.collect.trace import Trace, TraceMeta
 from dpro_search.deploy.validate import Validation, is_beyond_noise
 from dpro_search.errors import DproSearchError, InputError
-from dpro_search.kinds import Description, JobInScenario, ParallelSetting, job_of, kind_of, load_source
+from dpro_search.kinds import Description, JobInScenario, ParallelSetting, described_in, job_of, kind_of, load_source
 from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._work import efficiency
 from dpro_search.report import Facts
@@ -66,7 +66,8 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
     if not result.plans:
         raise InputError(f"{run / 'result.json'}: no plans in it; search again with 'dpro-search run'")
     folder = trace or Path(info.trace)
-    if not folder.is_file() and not ((folder / "trace.npz").is_file() and (folder / "meta.json").is_file()):
+    is_trace = (folder / "trace.npz").is_file() and (folder / "meta.json").is_file()
+    if not is_trace and described_in(folder) is None:
         raise InputError(f"{folder}: the trace of this search is no longer there; give its new path with --trace")
     if digest_of(folder) != info.trace_digest:
         raise InputError(f"{folder}: not the trace of this search; give that one with --trace")

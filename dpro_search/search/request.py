@@ -74,11 +74,12 @@ def usual_run(trace: Path, sampler: str, seed: int) -> Path:
 
 
 def digest_of(trace: Path) -> str:
-    """SHA-256 of the content of a trace's folder or of a description, wherever it lies."""
+    """SHA-256 of the content of a trace's folder or of a description (a file or a folder of files), wherever it lies."""
     digest = hashlib.sha256()
     if trace.is_file():
         return hashlib.sha256(read_regular(trace)).hexdigest()
-    for name in ("meta.json", "trace.npz"):
+    is_trace = (trace / "meta.json").exists() or not trace.is_dir()
+    for name in ("meta.json", "trace.npz") if is_trace else sorted(path.name for path in trace.iterdir() if path.is_file()):
         with open_regular(trace / name) as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

@@ -191,7 +191,7 @@ def _check(objective: Objective, trials: int, workers: int, engine: Engine, trac
         raise InputError(f"--workers must be at least 1, not {workers}")
     if engine not in get_args(Engine):
         raise InputError(f"--engine {engine} is unknown (known: {', '.join(get_args(Engine))})")
-    if not objective.tensors:
+    if not objective.tensors and ranked_of(objective) is None:
         raise InputError(f"{trace or 'trace'}: no tensor is communicated, so there is nothing to search; record a distributed job")
     if quantile is not None:
         if not 0 < quantile < 1:

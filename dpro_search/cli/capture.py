@@ -57,14 +57,27 @@ def capture(
         str | None, typer.Option("--cluster", metavar="C", help="For job.toml.", show_default="as many h100 as the mesh has ranks")
     ] = None,
     python: Annotated[
-        str | None, typer.Option("--python", metavar="PYTHON", help="Interpreter that has PyTorch.", show_default="make_env.sh's")
+        str | None,
+        typer.Option("--python", metavar="PYTHON", help="Interpreter with PyTorch or JAX.", show_default="make_env.sh's"),
     ] = None,
+    jax: Annotated[
+        bool, typer.Option("--jax", help="Compile a JAX step for devices that need not be here; the function gets the Mesh.")
+    ] = False,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="C", help="With --jax: a slice (v6e:16x16), GPUs (4xhgx-h100) or cpu:8.")
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", metavar="S", min=1, help="Seconds until the capture is ended.")
+    ] = 1800,
     as_json: JsonOption = False,
 ) -> None:
-    """Capture a model's training step on tensors without data. Every verb takes job.toml as TRACE.
+    """Capture a model's training step on tensors without data, or as XLA compiles it. Every verb takes the result as TRACE.
 
     Example: dpro-search capture train.py:build_model --batch 4 --sequence 2048 --mesh dp_shard=8,tp=2 --out captured
     """
+    if jax:
+        _program(model, out, mesh=mesh, on=on, python=python, time_limit_s=time_limit, as_json=as_json)
+        return
     from dpro_search.cli.printing import print_json, size, stderr_console, warn
     from dpro_search.collect.capture.runner import capture_request
     from dpro_search.kinds import write_captured
@@ -85,6 +98,7 @@ def capture(
         virtual_stages=virtual_stages,
         micro_batches=micro_batches,
         rotate=rotate,
+        timeout_s=time_limit,
     )
     with stderr_console().status("starting") as status:
         graph = write_captured(request, out, cluster, lambda what: status.update(f"capturing: {what}"))
@@ -131,6 +145,42 @@ def capture(
         held = f"{size(place.local_parameter_bytes)} of parameters, peak {size(place.peak_bytes)}"
         print(f"  place {number} in the pipeline: {len(place.ops):,} ops, {place.flops() / 1e9:,.1f} GFLOP, {held}")
     print(f"next: dpro-search replay {out / 'job.toml'} --cluster 8xhgx-h100")
+
+
+def _program(
+    model: str, out: Path, *, mesh: str | None, on: str | None, python: str | None, time_limit_s: float, as_json: bool
+) -> None:
+    """Compile a JAX step, and say what the program has."""
+    from dpro_search.cli.printing import print_json, size, stderr_console, warn
+    from dpro_search.collect.readers.xla import collectives
+    from dpro_search.graph.hlo import executions, program_work
+    from dpro_search.kinds.xla.capture import capture_program, program_request
+
+    request = program_request(model, on=on, mesh=mesh or "", python=python, time_limit_s=time_limit_s)
+    with stderr_console().status("starting") as status:
+        program = capture_program(request, out, lambda what: status.update(f"capturing: {what}"))
+    for warning in program.warnings:
+        warn(warning)
+    module, memory, turns = program.module, program.facts.memory, executions(program.module)
+    sent: dict[str, dict[str, int]] = {}
+    for collective in collectives(module):
+        total = sent.setdefault(collective.kind, {"count": 0, "bytes": 0})
+        count = turns[collective.computation.name] or 1
+        total["count"] += count
+        total["bytes"] += count * collective.operand_bytes
+    flops = program_work(module).matrix_flops
+    if as_json:
+        facts = {"program": str(out), "module": module.name, "devices": module.devices, "instructions": module.instruction_count}
+        facts |= {"mesh": program.facts.mesh, "flops": flops, "peak_memory_bytes": None if memory is None else memory.peak_bytes}
+        print_json({**facts, "collectives": sent, "compile_s": program.facts.compile_s, "versions": program.facts.versions})
+        return
+    title = f"{module.name}: {module.instruction_count:,} instructions for {module.devices} devices"
+    print(f"{title}, compiled in {program.facts.compile_s:.0f} s")
+    held = "" if memory is None else f", {size(memory.peak_bytes)} of memory"
+    print(f"a step of one device: {flops / 1e9:,.1f} GFLOP of matrix products{held}")
+    for name, each in sent.items():
+        print(f"  {each['count']:,} x {name}, {size(each['bytes'])}")
+    print(f"next: dpro-search replay {out}, dpro-search diagnose {out}")
 
 
 def _sent(step: CapturedStep) -> dict[str, dict[str, int]]:

@@ -25,7 +25,7 @@ def export(
             "--target",
             autocompletion=_targets,
             metavar="NAME",
-            help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, synchronisation, mxnet, byteps; "
+            help="What follows the plan: horovod, xla, tensorflow, ddp, pytorch, fsdp, synchronisation, mxnet, byteps, jax; "
             "of parallel jobs torchtitan, megatron, megatron-bridge, deepspeed, accelerate, pytorch, and nccl beside one; "
             "left out: what the plan needs.",
         ),

@@ -15,6 +15,7 @@ KINDS: tuple[str, ...] = (  # in the order in which they are asked whether a tra
     "dpro_search.kinds.profiled_fsdp",
     "dpro_search.kinds.synchronised",
     "dpro_search.parallel",
+    "dpro_search.kinds.xla",
     "dpro_search.kinds.imported",
 )
 

@@ -14,7 +14,17 @@ from dpro_search.runtime import FOLLOW
 from dpro_search.space.plan import Plan
 
 FOLDER = "{folder}"
-HELPERS = ("ddp.py", "fsdp.py", "micro_batches.py", "modules.py", "parallel_plan.py", "tape.py", "trainer.py", "xla.py")
+HELPERS = (
+    "ddp.py",
+    "fsdp.py",
+    "micro_batches.py",
+    "modules.py",
+    "parallel_plan.py",
+    "planned_mesh.py",
+    "tape.py",
+    "trainer.py",
+    "xla.py",
+)
 TRAINER_LINE = "`from trainer import planned_options`, and `**planned_options()` among the arguments of the Trainer."
 
 

@@ -28,7 +28,7 @@ class GpuArchitecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MANY_DOMAINS = 10
-"""Hosts, or racks that NVLink joins: beyond so many, errors are an interval of their own. Few systems of that size were measured."""
+"""Hosts, or racks that NVLink joins: beyond so many, errors have an interval of their own, from few systems of that size."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,262 @@
+"""`XlaJob`: a compiled XLA program, replayed on the devices that it was compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from dpro_search.cluster import Cluster
+from dpro_search.collect.trace import Floats
+from dpro_search.costmodel.collectives.torus_groups import Places, places_of
+from dpro_search.errors import InputError
+from dpro_search.graph.measured import ProfiledSteps
+from dpro_search.kinds._diagnosis import Diagnosis
+from dpro_search.kinds._job import Job, JobInScenario, JobObjective
+from dpro_search.kinds._options import PlanOptions
+from dpro_search.kinds._work import Work
+from dpro_search.kinds.xla.answers import axes_us, breakdown_us, diagnosis
+from dpro_search.kinds.xla.capture import parse_mesh
+from dpro_search.kinds.xla.lowering import Step, scaled, step_of
+from dpro_search.kinds.xla.meshes import Compilations, Mesh, MeshKnob, MeshSettings, StepParts, in_order, mesh_text
+from dpro_search.kinds.xla.prices import prices_of
+from dpro_search.kinds.xla.program import XlaProgram
+from dpro_search.quantities import memory_shortage_text
+from dpro_search.replay import Timeline, replay
+from dpro_search.replay.iterations import IterationTimes
+from dpro_search.replay.lowered import ErrorModel, Lowered
+from dpro_search.replay.replayer import settled_us
+from dpro_search.search.objective import BoundedPlan
+from dpro_search.space.cluster import ClusterSpec
+from dpro_search.space.plan import Plan
+from dpro_search.space.scenario import SCALES, ClusterChange, Scenario
+from dpro_search.space.transformations import JobFacts, PlanSpace
+
+# Estimated, until steps of compiled programs were measured: cycles of matrix products give published rates within -13 to +10 %
+# (experiments/costmodel/torus), and communication adds its own error.
+MODEL_ERROR = 0.3
+
+
+@dataclass(frozen=True)
+class StepOfProgram:
+    """One step, as verbs replay it."""
+
+    step: Step
+
+    @property
+    def op_count(self) -> int:
+        return len(self.step.graph)
+
+    def iterations(self, *, detailed: bool = False) -> IterationTimes:
+        iteration_us, settled = settled_us(self.step.graph)
+        return IterationTimes(
+            iteration_us=iteration_us,
+            settled=settled,
+            breakdown_us=breakdown_us(self.step, self.timeline()) if detailed else {},
+        )
+
+    def sampled_us(self, *, samples: int, seed: int = 0, on_sample: Callable[[], None] = lambda: None) -> Floats:
+        raise InputError("cost models give one duration of each op: they cannot be drawn anew")
+
+    def timeline(self) -> Timeline:
+        return replay(self.step.graph)
+
+
+class XlaJob(Job):
+    """A job that a compiler turned into a program; its mesh is what it was compiled for."""
+
+    title = "a compiled XLA program"
+    settings = SCALES
+    abilities = ()
+
+    @classmethod
+    def of(cls, source: XlaProgram, options: PlanOptions) -> Self:
+        for name in ("compute", "all_reduce_model", "cluster_model", "precision_table"):
+            if getattr(options, name):
+                raise InputError(f"{cls.title} has no plans for '{name.replace('_', ' ')}'")
+        return cls(source)
+
+    def __init__(self, source: XlaProgram) -> None:
+        self.source, self.tensors = source, ()
+        self.askable = ("mesh",) if self._can_compile else ()
+        self._compilations = Compilations(source)
+        self._steps: dict[tuple[str, str, float], Step] = {}
+
+    @property
+    def _can_compile(self) -> bool:
+        """Whether other meshes can be compiled: the capture wrote down its script."""
+        return bool(self.source.facts.script_path and self.source.facts.mesh and self.source.cluster is not None)
+
+    # What is replayed.
+
+    def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
+        self.check_changes(scenario, steps)
+        self.plans(scenario).check(scenario.plan)
+        program = self._program(scenario.plan)
+        refused = program if isinstance(program, str) else None
+        program = self.source if isinstance(program, str) else program  # its step stands for one that does not run
+        cluster, step = self.cluster_in(scenario), self._step(program, scenario)
+        memory, has_bytes = program.facts.memory, cluster.groups[0].host.device.memory_bytes
+        needed = None if memory is None or refused is not None else memory.peak_bytes
+        if needed is not None and has_bytes is not None and needed > has_bytes:
+            refused = memory_shortage_text(needed, has_bytes)
+        return Lowered(
+            replayable=StepOfProgram(step),
+            error=ErrorModel(model=MODEL_ERROR),
+            as_recorded=False,
+            cluster=ClusterSpec(cores=tuple(range(self.source.module.devices)), ranks_per_host=cluster.ranks_per_host),
+            assumptions=self._assumptions(step),
+            peak_memory_bytes=needed,
+            infeasible=refused,
+        )
+
+    def plans(self, scenario: Scenario) -> PlanSpace:
+        mesh = self.source.facts.mesh
+        if not self._can_compile or scenario.cluster.machines is not None:
+            why = "a compiled program has one mesh: capture it with 'dpro-search capture --jax', which can compile others"
+            return PlanSpace(JobFacts(name=self.title, tensors=()), [], why_empty=why)
+        facts = JobFacts(name=self.title, tensors=(), values={"mesh": mesh_text(mesh)})
+        return PlanSpace(facts, [MeshKnob(facts, mesh)])
+
+    def objective(self, here: JobInScenario) -> XlaObjective:
+        return XlaObjective(here, self)
+
+    def _program(self, plan: Plan) -> XlaProgram | str:
+        """The program under a plan, which is compiled if nobody did before; or why there is none."""
+        mesh = MeshSettings.of(plan).mesh
+        return self.source if mesh is None else self._compilations.program(parse_mesh(mesh))
+
+    def cluster_in(self, scenario: Scenario) -> Cluster:
+        """The devices of a scenario; raises `InputError` if they are not known, or not as many as the program has."""
+        change, source = scenario.cluster, self.source
+        if replace(change, machines=None) != ClusterChange():
+            raise InputError(f"{self.title} takes the number of its devices from its mesh: compile it for another one")
+        cluster = change.machines or source.cluster
+        if cluster is None:
+            raise InputError(
+                f"{source.path}: the text does not say which devices run the program; name them, like --cluster v6e:4x4 or "
+                "4xhgx-h100"
+            )
+        devices = cluster.ranks if cluster.torus is None else cluster.ranks * cluster.torus.devices_per_chip
+        if devices != source.module.devices:
+            raise InputError(
+                f"{cluster.name} has {devices} devices, and the program was compiled for {source.module.devices}: compile it for "
+                "that mesh"
+            )
+        compiled_for = source.cluster
+        if compiled_for is not None and change.machines is not None:
+            before, after = (each.groups[0].host.device for each in (compiled_for, cluster))
+            if before != after and "tpu" in (before.kind, after.kind):
+                raise InputError(
+                    f"the program was compiled for {before.name}: fusions, cycles and memory are its own; compile it for "
+                    f"{after.name}"
+                )
+        return cluster
+
+    def step_in(self, scenario: Scenario) -> Step:
+        """The step in a scenario; raises `InputError` where its mesh does not run."""
+        program = self._program(scenario.plan)
+        if isinstance(program, str):
+            raise InputError(program)
+        return self._step(program, scenario)
+
+    def _step(self, program: XlaProgram, scenario: Scenario) -> Step:
+        cluster, factors = self.cluster_in(scenario), dict.fromkeys(SCALES, 1.0)
+        for scale in scenario.scales:
+            if scale.rank is not None or scale.needs_ops:
+                raise self.cannot("compute", f"be asked '{scale.text}': all devices run the same program")
+            factors[scale.what] *= scale.factor
+        key = mesh_text(program.facts.mesh), cluster.name, factors["bandwidth"]
+        if key not in self._steps:
+            prices = prices_of(program.module, cluster, self._places(program, cluster), factors["bandwidth"])
+            self._steps[key] = step_of(program.module, prices, program.facts.mesh)
+        step = self._steps[key]
+        unchanged = factors["compute"] == factors["communication"] == 1
+        return step if unchanged else scaled(step, factors["compute"], factors["communication"])
+
+    def _places(self, program: XlaProgram, cluster: Cluster) -> Places | None:
+        """Chips of a program's devices, in the order of its replica groups; None: no torus, or the cluster's order."""
+        facts, torus = program.facts, cluster.torus
+        if torus is None:
+            return None
+        places = places_of(torus)
+        if facts.coordinates and cluster == self.source.cluster:
+            slices = facts.slices or (0,) * len(facts.coordinates)
+            places = Places(coordinates=np.array(facts.coordinates, np.int64), slices=np.array(slices, np.int64))
+        if facts.device_ids:
+            order = np.array(facts.device_ids, np.int64)
+            places = Places(coordinates=places.coordinates[order], slices=places.slices[order])
+        return places
+
+    # What people want to know about it.
+
+    def work(self, scenario: Scenario) -> Work | None:
+        if self.source.cluster is None and scenario.cluster.machines is None:
+            return None
+        cluster, step, facts = self.cluster_in(scenario), self.step_in(scenario), self.source.facts
+        device = cluster.groups[0].host.device
+        per_chip = 1 if cluster.torus is None else cluster.torus.devices_per_chip
+        peak = device.peak_flops_per_s("bf16")
+        recomputed = step.recomputed_flops
+        return Work(
+            devices=self.source.module.devices // per_chip,
+            device=device.name,
+            tokens=facts.tokens,
+            flops=(step.work.matrix_flops - recomputed) * per_chip if step.work.matrix_flops else None,
+            flops_note="custom calls that state no operations" if step.work.unknown else "",
+            peak_flops_per_s=peak,
+            precision="bf16",
+            price_per_device_hour_usd=cluster.price_per_device_hour_usd,
+            power_per_device_w=cluster.power_per_device_w or device.power_w,
+            power_with_host=cluster.power_per_device_w is not None,
+        )
+
+    def diagnose(self, here: JobInScenario) -> Diagnosis:
+        return diagnosis(here, self.step_in(here.scenario), self.source)
+
+    @cached_property
+    def _stated(self) -> tuple[str, ...]:
+        return (
+            *self.source.warnings,
+            f"the interval is an estimate (+-{MODEL_ERROR:.0%}): steps of compiled programs were not compared with measured ones",
+            "all devices run the program at the same speed, and input is ready in time",
+        )
+
+    def _assumptions(self, step: Step) -> tuple[str, ...]:
+        assumed = list(self._stated)
+        if step.unknown_loops:
+            assumed.append(
+                f"{len(step.unknown_loops)} loops whose number of turns depends on data count once ({step.unknown_loops[0]})"
+            )
+        if step.branches:
+            assumed.append(f"of {step.branches} branches the longest counts")
+        if step.work.unknown:
+            calls = f"{step.work.unknown} custom calls state" if step.work.unknown > 1 else "1 custom call states"
+            assumed.append(f"{calls} no operations, and take as long as their bytes at least")
+        if self.askable and self.source.facts.tokens is None:
+            assumed.append("the script does not state the tokens of a step, so that nobody checks whether meshes compute the same")
+        if not self.source.facts.device_ids:
+            assumed.append(
+                "the text does not say which device is which: its numbers are taken in the order in which JAX lists the devices, "
+                "and another order changes which links collectives use"
+            )
+        return tuple(assumed)
+
+
+class XlaObjective(JobObjective[XlaJob]):
+    """A compiled program as a search asks it: few meshes are compiled, the most promising first."""
+
+    def ranked(self, settled: Callable[[Hashable, float], bool] = lambda family, bound_us: False) -> Iterator[BoundedPlan]:
+        """Plans with the meshes that are worth a compilation. Nothing bounds their steps but a compilation."""
+        for mesh in in_order(self.job.source.facts.mesh, self._parts):
+            yield BoundedPlan(Plan.of(mesh=mesh_text(mesh)), 0.0)
+
+    def _parts(self, mesh: Mesh) -> StepParts | None:
+        scenario = replace(self.here.scenario, plan=Plan.of(mesh=mesh_text(mesh)))
+        lowered = self.job.lower(scenario)
+        if lowered.infeasible is not None:
+            return None
+        return axes_us(self.job.step_in(scenario), lowered.replayable.timeline())

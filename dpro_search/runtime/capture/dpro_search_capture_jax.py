@@ -1,0 +1,213 @@
+"""Compiles a JAX step ahead of time for devices that are not here: python dpro_search_capture_jax.py REQUEST ANSWER
+
+REQUEST is a JSON file: script and function, which gets a `jax.sharding.Mesh` and returns the jitted step and its arguments (arrays
+or `jax.ShapeDtypeStruct` with shardings), and optionally the tokens of a step; platform ("tpu", "cuda", "cpu"); topology (TPUs: as
+libtpu names it; GPUs: slices x hosts x devices; processors: their number); slices; gpu (text of XLA's GpuTargetConfigProto, or
+null); mesh {axis: devices}; program, the file to write. ANSWER is written: {"error": ...} or the facts of the program. Progress is
+lines on stderr that begin with "capture: ". Needs JAX and the platform's compiler; Python 3.10 and later.
+"""
+
+import contextlib
+import ctypes
+import gzip
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from importlib import metadata
+
+# Autotuning needs the device; without it XLA's own estimates choose, and Triton's products, which it cannot estimate, are left out.
+GPU_FLAGS = (
+    "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false --xla_gpu_enable_latency_hiding_scheduler=true "
+    "--xla_gpu_enable_analytical_latency_estimator=true"
+)
+PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt")
+_HELD = "RESOURCE_EXHAUSTED"
+
+
+def main():
+    _end_with_parent()
+    with open(sys.argv[1]) as file:
+        request = json.load(file)
+    _environment(request)
+    try:
+        answer = _captured(request)
+    except RefusedError as error:
+        answer = {"error": str(error)}
+    except Exception as error:
+        answer = {"error": _one_line(error, request["script"])}
+    with open(sys.argv[2], "w") as file:
+        json.dump(answer, file)
+
+
+class RefusedError(Exception):
+    """A request that cannot be followed; its text is for the person who made it."""
+
+
+def _environment(request):
+    """Set what JAX and the compilers read when they are imported."""
+    os.environ.update(TPU_SKIP_MDS_QUERY="1", JAX_PLATFORMS="cpu", TPU_WORKER_HOSTNAMES="localhost", TPU_WORKER_ID="0")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # nothing runs on a TPU, so that compilations do not disturb each other
+    flags = os.environ.get("XLA_FLAGS", "")
+    if request["platform"] == "cuda":
+        flags = "%s %s" % (GPU_FLAGS, flags)  # what the user set comes last, and counts
+    elif request["platform"] == "cpu":
+        flags = "%s --xla_force_host_platform_device_count=%s" % (flags, request["topology"])
+    os.environ["XLA_FLAGS"] = flags.strip()
+
+
+def _captured(request):
+    _say("importing JAX")
+    try:
+        import jax
+    except ImportError as error:
+        raise RefusedError("%s cannot import jax: %s" % (sys.executable, error)) from None
+    devices = _devices(request)
+    mesh = _mesh(request["mesh"], devices)
+    _say("reading %s" % os.path.basename(request["script"]))
+    step, arguments, tokens = _step_of(request, mesh)
+    started = time.time()
+    _say("tracing for %d devices" % len(devices))
+    if not hasattr(step, "trace"):
+        step = jax.jit(step)
+    lowered = step.trace(*arguments).lower(lowering_platforms=(request["platform"],))
+    _say("compiling for %s; large programs take minutes" % request["name"])
+    compiled = lowered.compile()
+    seconds = time.time() - started
+    _say("writing the program")
+    with gzip.GzipFile(request["program"], "wb", 6, mtime=0) as file:
+        file.write(compiled.as_text().encode())
+    ordered = list(mesh.devices.flatten())
+    place = {id(device): number for number, device in enumerate(devices)}
+    return {
+        "platform": request["platform"],
+        "cluster": request["name"],
+        "mesh": dict(mesh.shape),
+        "device_ids": [place[id(device)] for device in ordered],
+        "coordinates": [[*device.coords, 0, 0, 0][:3] for device in devices if hasattr(device, "coords")],
+        "slices": [getattr(device, "slice_index", 0) or 0 for device in devices if hasattr(device, "coords")],
+        "tokens": tokens,
+        "memory": _memory(compiled),
+        "compile_s": round(seconds, 2),
+        "versions": {name: metadata.version(name) for name in PACKAGES if _installed(name)},
+        "flags": os.environ["XLA_FLAGS"],
+        "script": "%s:%s" % (os.path.basename(request["script"]), request["function"]),
+    }
+
+
+def _devices(request):
+    """The devices of the topology, in its order."""
+    import jax
+    from jax.experimental import topologies
+
+    platform, topology = request["platform"], request["topology"]
+    if platform == "cpu":
+        return jax.devices()
+    if platform == "tpu":
+        if importlib.util.find_spec("libtpu") is None:
+            raise RefusedError(
+                "%s has no libtpu, the compiler for TPUs: build it with 'scripts/make_env.sh jax+tpu'" % sys.executable
+            )
+        more = {"num_slices": request["slices"]} if request["slices"] > 1 else {}
+        try:
+            return topologies.get_topology_desc(platform="tpu", topology_name=topology, **more).devices
+        except Exception as error:
+            raise RefusedError("libtpu knows no topology %s: %s" % (topology, _one_line(error, ""))) from None
+    if importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
+        raise RefusedError("%s has no compiler for NVIDIA GPUs: build it with 'scripts/make_env.sh jax+cuda'" % sys.executable)
+    import jax_plugins.xla_cuda12
+
+    with contextlib.suppress(Exception):  # JAX found the plugin by itself
+        jax_plugins.xla_cuda12.initialize()
+    return topologies.get_topology_desc(
+        platform="cuda", topology_name="gpu", target_config=request["gpu"], topology=topology
+    ).devices
+
+
+def _mesh(axes, devices):
+    """The mesh, laid out as JAX's own helper does where it can: neighbours in the mesh are neighbours on the torus."""
+    import numpy as np
+    from jax.experimental import mesh_utils
+    from jax.sharding import Mesh
+
+    axes = axes or {"data": len(devices)}
+    shape = tuple(axes.values())
+    if int(np.prod(shape)) != len(devices):
+        raise RefusedError("--mesh %s is %d devices, and there are %d" % (axes, np.prod(shape), len(devices)))
+    try:
+        placed = mesh_utils.create_device_mesh(shape, devices=devices, allow_split_physical_axes=True)
+    except Exception:  # shapes that the helper does not know
+        placed = np.array(devices).reshape(shape)
+    return Mesh(placed, tuple(axes))
+
+
+def _step_of(request, mesh):
+    """The function, its arguments, and tokens of a step or None."""
+    script, name = request["script"], request["function"]
+    sys.path.insert(0, os.path.dirname(script))
+    spec = importlib.util.spec_from_file_location("captured_script", script)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["captured_script"] = module
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if function is None:
+        raise RefusedError("%s has no function '%s'" % (script, name))
+    made = function(mesh)
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]) or not isinstance(made[1], (tuple, list)):
+        raise RefusedError(
+            "%s:%s must return the jitted step and a tuple of its arguments, and may return the tokens of a step behind them"
+            % (os.path.basename(script), name)
+        )
+    return made[0], made[1], made[2] if len(made) == 3 else None
+
+
+def _memory(compiled):
+    memory = compiled.memory_analysis()
+    if memory is None:
+        return None
+    host = ("host_argument_size_in_bytes", "host_output_size_in_bytes", "host_temp_size_in_bytes")
+    return {
+        "arguments_bytes": memory.argument_size_in_bytes,
+        "outputs_bytes": memory.output_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "temporaries_bytes": memory.temp_size_in_bytes,
+        "code_bytes": memory.generated_code_size_in_bytes,
+        "host_bytes": sum(getattr(memory, name, 0) for name in host) - getattr(memory, "host_alias_size_in_bytes", 0),
+    }
+
+
+def _one_line(error, script):
+    """An error in one line, with the line of the user's script where it was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    if _HELD in text:
+        text = "the program does not fit: %s" % text
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if script and frame.filename == script]
+    where = "%s:%d: " % (os.path.basename(script), places[-1].lineno) if places else ""
+    kind = "" if isinstance(error, (RuntimeError, ValueError)) or _HELD in text else "%s: " % type(error).__name__
+    return where + kind + text[:600]
+
+
+def _installed(name):
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _say(text):
+    print("capture: " + text, file=sys.stderr, flush=True)
+
+
+def _end_with_parent():
+    """End when the process that started this one does: a compilation takes minutes."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    main()

@@ -31,7 +31,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scale, Scenario
 
 _SPEEDS = ("communication=0", "bandwidth=2", "compute=0.9")
-_MOST_SENTENCES = 3
+_MOST_SENTENCES, _MOST_KINDS = 3, 3
 _LITTLE_BESIDE = "the schedule leaves too little to compute beside it"
 _NOTHING_BESIDE = "it is synchronous, so that nothing runs beside it"
 _WORTH_SAYING = 0.01  # of an iteration
@@ -108,7 +108,8 @@ def axes_us(step: Step, timeline: Timeline) -> tuple[float, dict[str, float]]:
 def diagnosis(here: JobInScenario, step: Step, source: XlaProgram) -> XlaDiagnosis:
     """Why a step takes as long as it does."""
     timeline, prediction = here.timeline(Plan()), here.replayed(Plan())
-    exposed, gains = _exposed(step, timeline, source), _gains(here, prediction.iteration_us)
+    exposed = _exposed(step, timeline, source)
+    gains = _gains(here, prediction.iteration_us, exposed)
     return XlaDiagnosis(
         iteration_us=prediction.iteration_us,
         measured_iteration_us=None,
@@ -187,9 +188,11 @@ def _origin(op: StepOp, source: XlaProgram) -> dict[str, str]:
     return {name: text for name, text in origin.items() if text}
 
 
-def _gains(here: JobInScenario, base_us: float) -> tuple[PredictedGain, ...]:
+def _gains(here: JobInScenario, base_us: float, exposed: Sequence[ExposedCollective]) -> tuple[PredictedGain, ...]:
+    """Gains of other speeds, and without the collectives of each kind, the most exposed kinds first."""
+    kinds = dict.fromkeys(row.kind.replace("-", "_") for row in exposed if row.exposed_us)
     predicted_us = {}
-    for text in _SPEEDS:
+    for text in (*_SPEEDS, *(f"collectives.{kind}=0" for kind in list(kinds)[:_MOST_KINDS])):
         scenario = here.scenario.then(Scenario(scales=(Scale.parse(text),)))
         predicted_us[text] = here.job.lower(scenario).replayable.iterations().iteration_us
     return sorted_gains(base_us, predicted_us)

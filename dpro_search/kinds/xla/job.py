@@ -69,7 +69,7 @@ class XlaJob(Job):
     """A job that a compiler turned into a program; its mesh is what it was compiled for."""
 
     title = "a compiled XLA program"
-    settings = SCALES
+    settings = (*SCALES, "collectives")
     abilities = ()
 
     @classmethod
@@ -164,18 +164,19 @@ class XlaJob(Job):
         return self._step(program, scenario)
 
     def _step(self, program: XlaProgram, scenario: Scenario) -> Step:
-        cluster, factors = self.cluster_in(scenario), dict.fromkeys(SCALES, 1.0)
+        cluster, bandwidth = self.cluster_in(scenario), 1.0
         for scale in scenario.scales:
-            if scale.rank is not None or scale.needs_ops:
+            if scale.rank is not None or scale.what not in self.settings:
                 raise self.cannot("compute", f"be asked '{scale.text}': all devices run the same program")
-            factors[scale.what] *= scale.factor
-        key = mesh_text(program.facts.mesh), cluster.name, factors["bandwidth"]
+            bandwidth *= scale.factor if scale.what == "bandwidth" else 1.0
+        key = mesh_text(program.facts.mesh), cluster.name, bandwidth
         if key not in self._steps:
-            prices = prices_of(program.module, cluster, self._places(program, cluster), factors["bandwidth"])
+            prices = prices_of(program.module, cluster, self._places(program, cluster), bandwidth)
             self._steps[key] = step_of(program.module, prices, program.facts.mesh)
         step = self._steps[key]
-        unchanged = factors["compute"] == factors["communication"] == 1
-        return step if unchanged else scaled(step, factors["compute"], factors["communication"])
+        for scale in scenario.scales:
+            step = step if scale.what == "bandwidth" else scaled(step, scale)
+        return step
 
     def _places(self, program: XlaProgram, cluster: Cluster) -> Places | None:
         """Chips of a program's devices, in the order of its replica groups; None: no torus, or the cluster's order."""

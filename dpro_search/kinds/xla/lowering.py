@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dpro_search._text import listed
 from dpro_search.collect.readers.xla import (
     Collective,
     HloComputation,
@@ -28,11 +29,13 @@ from dpro_search.collect.readers.xla import (
     collectives,
     host_transfers,
 )
+from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.hlo import Work, instruction_work, trip_count
 from dpro_search.kinds.xla.prices import Basis, Prices
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
+from dpro_search.space.scenario import Scale
 
 _CORE, _COPIES, _HOST = "core", "copies between memories", "host link"
 _COPY_STARTS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
@@ -313,8 +316,17 @@ def source_text(module: HloModule, instruction: HloInstruction) -> str:
     return "" if line is None else f"{line.file.rpartition('/')[2]}:{line.line}"
 
 
-def scaled(step: Step, compute: float, communication: float) -> Step:
-    """The step with computation and communication that take so many times as long."""
+def scaled(step: Step, scale: Scale) -> Step:
+    """The step with computation, communication, or collectives of one kind that take so many times as long."""
     kinds = step.graph.op_kind
-    factor = np.where(kinds == OpKind.COMM, communication, np.where(kinds == OpKind.IO, 1.0, compute))
-    return replace(step, graph=step.graph.with_durations(step.graph.duration_us * factor))
+    if scale.what == "collectives":
+        names = [None if op.collective is None else op.collective.kind.replace("-", "_") for op in step.ops]
+        if scale.only not in names:
+            known = listed(sorted({name for name in names if name is not None}))
+            raise InputError(f"'{scale.text}': the program has no such collectives{f'; it has {known}' if known else ''}")
+        changed = np.array([name == scale.only for name in names])
+    elif scale.what == "communication":
+        changed = kinds == OpKind.COMM
+    else:
+        changed = (kinds != OpKind.COMM) & (kinds != OpKind.IO)
+    return replace(step, graph=step.graph.with_durations(step.graph.duration_us * np.where(changed, scale.factor, 1.0)))

@@ -125,6 +125,13 @@ def test_faster_links_shorten_collectives(tmp_path):
     assert step_us(path, "communication=0") == pytest.approx(1, rel=1e-2)
 
 
+def test_collectives_of_one_kind_can_be_asked_about(tmp_path):
+    path = program(tmp_path, text(GATHER, fusion("a", "p0", 1), GATHERED))
+    assert step_us(path, "collectives.all_gather=0") == pytest.approx(1, rel=1e-2)
+    assert "it has all_gather" in refusal("replay", path, "--what-if", "collectives.all_reduce=0")
+    assert "all devices run the same program" in refusal("replay", path, "--what-if", "rank1.compute=0.5")
+
+
 def test_the_order_of_devices_decides_which_links_a_collective_uses(tmp_path):
     (tmp_path / "shuffled").mkdir()
     near = program(tmp_path, text(GATHER, GATHERED), device_ids=(0, 4, 1, 5, 2, 6, 3, 7))

@@ -108,7 +108,7 @@ class XlaJob(Job):
             error=ErrorModel(model=MODEL_ERROR),
             as_recorded=False,
             cluster=ClusterSpec(cores=tuple(range(self.source.module.devices)), ranks_per_host=cluster.ranks_per_host),
-            assumptions=self._assumptions(step),
+            assumptions=self._assumptions(step, cluster),
             peak_memory_bytes=needed,
             infeasible=refused,
         )
@@ -146,14 +146,15 @@ class XlaJob(Job):
                 f"{cluster.name} has {devices} devices, and the program was compiled for {source.module.devices}: compile it for "
                 "that mesh"
             )
-        compiled_for = source.cluster
-        if compiled_for is not None and change.machines is not None:
-            before, after = (each.groups[0].host.device for each in (compiled_for, cluster))
-            if before != after and "tpu" in (before.kind, after.kind):
-                raise InputError(
-                    f"the program was compiled for {before.name}: fusions, cycles and memory are its own; compile it for "
-                    f"{after.name}"
-                )
+        device, is_tpus = cluster.groups[0].host.device, source.facts.platform == "tpu"
+        if is_tpus != (device.kind == "tpu"):
+            what = "TPUs" if is_tpus else "other devices than TPUs"
+            raise InputError(f"{cluster.name}: the program was compiled for {what}; compile it for {device.name}")
+        if is_tpus and source.cluster is not None and device != source.cluster.groups[0].host.device:
+            before = source.cluster.groups[0].host.device.name
+            raise InputError(
+                f"the program was compiled for {before}: fusions, cycles and memory are its own; compile it for {device.name}"
+            )
         return cluster
 
     def step_in(self, scenario: Scenario) -> Step:
@@ -226,8 +227,12 @@ class XlaJob(Job):
             "all devices run the program at the same speed, and input is ready in time",
         )
 
-    def _assumptions(self, step: Step) -> tuple[str, ...]:
+    def _assumptions(self, step: Step, cluster: Cluster) -> tuple[str, ...]:
         assumed = list(self._stated)
+        if self.source.cluster is not None and cluster != self.source.cluster:
+            compiled_for, device = (each.groups[0].host.device.name for each in (self.source.cluster, cluster))
+            if compiled_for != device:
+                assumed.append(f"the program was compiled for {compiled_for}; for {device} XLA may fuse and schedule otherwise")
         if step.unknown_loops:
             assumed.append(
                 f"{len(step.unknown_loops)} loops whose number of turns depends on data count once ({step.unknown_loops[0]})"

@@ -47,7 +47,7 @@ class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     platform
-        The compiler's: "tpu", "cuda" or "cpu".
+        The compiler's: "tpu", "cuda" or "cpu"; empty: not known, but not a TPU's.
     cluster
         The devices, as ``--cluster`` takes them ("v6e:4x4", "4xhgx-h100"); empty: not known.
     mesh
@@ -140,16 +140,22 @@ def _captured(folder: Path) -> XlaProgram:
 
 def _text_alone(path: Path) -> XlaProgram:
     program = read_hlo(path)
+    facts = ProgramFacts(platform="tpu" if _is_tiled(program.module) else "")
     others = f"the folder has {len(program.others)} more modules, which are left out" if program.others else ""
     return XlaProgram(
         module=program.module,
-        facts=ProgramFacts(),
+        facts=facts,
         cluster=None,
         path=path,
         files={program.path.name: program.path},
         warnings=(*_warnings(program.module), *filter(None, [others])),
-        provenance=tuple(_provenance(program.module, ProgramFacts())),
+        provenance=tuple(_provenance(program.module, facts)),
     )
+
+
+def _is_tiled(module: HloModule) -> bool:
+    """Whether layouts have tiles, ``T(8,128)``, as those of TPUs have."""
+    return any(":T(" in each.shape_text for each in module.entry)
 
 
 def _warnings(module: HloModule) -> tuple[str, ...]:

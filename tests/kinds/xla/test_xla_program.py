@@ -158,9 +158,10 @@ def test_a_program_that_needs_more_memory_than_the_device_has_does_not_run(tmp_p
 
 def test_a_text_alone_needs_the_devices(tmp_path):
     path = tmp_path / "step.hlo"
-    path.write_text(text(fusion("a", "p0", 10)))
+    path.write_text(text(fusion("a", "p0", 10)).replace("{1,0}", "{1,0:T(8,128)}"))
     assert "name them, like --cluster v6e:4x4" in refusal("replay", path)
     assert "has 16 devices, and the program was compiled for 8" in refusal("replay", path, "--cluster", "v5e:4x4")
+    assert "compiled for TPUs" in refusal("replay", path, "--cluster", "1xhgx-h100")
     here = job_of(load_source(path))
     moved, plan = here.under(Scenario().on(CLUSTER))
     prediction = moved.predict(plan)

@@ -2,7 +2,7 @@
 
 `Compilations` compiles the script that the program was captured from. What it made is kept by a digest of script, devices and mesh,
 so that a search that is started again compiles nothing twice. `in_order` gives the meshes that are worth a compilation: the one
-with the least estimate first, which follows from the compiled mesh that is nearest.
+with the least estimate first, which follows from those that were compiled before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -92,18 +92,26 @@ def meshes(mesh: Mesh) -> list[dict[str, int]]:
     return [dict(zip(mesh, shape, strict=True)) for shape in shapes]
 
 
-def estimated_us(mesh: Mesh, known: Mesh, parts: StepParts) -> float:
-    """The step under a mesh, from that under another one.
+def estimated_us(mesh: Mesh, known: Sequence[tuple[Mesh, StepParts]]) -> float:
+    """The step under a mesh, from those under other meshes; 0 without any.
 
-    Computation stays. What the devices of an axis exchange is what the other axes have not split: its bytes grow as these shrink
-    (parameters that tensor parallel ranks share, activations that replicas do not have). A ring of n moves (n - 1) / n of them.
+    Computation is that of the nearest mesh. What the devices of an axis exchange is what the other axes have not split: its bytes
+    grow as these shrink (parameters that tensor parallel ranks share, activations that replicas do not have). A ring of n moves
+    (n - 1) / n of them. Each known mesh gives an estimate for an axis that it splits, and the least counts, because more of the same
+    exchange may be hidden elsewhere; an axis that no known mesh splits counts nothing. So a mesh that may be fast is tried early.
     """
-    alone_us, axes_us = parts
-    total_us = alone_us
-    for axis, axis_us in axes_us.items():
-        others = math.prod(known[other] / mesh[other] for other in mesh if other != axis)
-        ring = (1 - 1 / mesh[axis]) / (1 - 1 / known[axis]) if known[axis] > 1 else 1.0
-        total_us += axis_us * others * ring
+    if not known:
+        return 0.0
+    total_us, _ = min(known, key=lambda each: _distance(mesh, each[0]))[1]
+    for axis, size in mesh.items():
+        estimates_us = [
+            axes_us.get(axis, 0.0)
+            * math.prod(base[other] / mesh[other] for other in mesh if other != axis)
+            * ((1 - 1 / size) / (1 - 1 / base[axis]))
+            for base, (_, axes_us) in known
+            if base[axis] > 1
+        ]
+        total_us += min(estimates_us, default=0.0)
     return total_us
 
 
@@ -115,35 +123,26 @@ def in_order(base: Mesh, parts_of: Callable[[Mesh], StepParts | None]) -> Iterat
     parts_of
         Compiles a mesh, and gives the parts of its step; None: it does not run. Asked of each mesh after it was given.
     """
-    known: dict[str, tuple[Mesh, StepParts]] = {}
-    first = parts_of(base)
-    if first is not None:
-        known[mesh_text(base)] = base, first
-    left = [mesh for mesh in meshes(base) if mesh != dict(base)]
-    for _ in range(MOST_COMPILED - 1):
-        if not left:
-            return
-        estimates = {mesh_text(mesh): _estimate(mesh, known) for mesh in left}
-        chosen = min(left, key=lambda mesh: (estimates[mesh_text(mesh)], _distance(mesh, base)))
-        best_us = min((us + sum(axes.values()) for _, (us, axes) in known.values()), default=math.inf)
-        if estimates[mesh_text(chosen)] > _SETTLED * best_us:
-            return
+    known: list[tuple[Mesh, StepParts]] = []
+    left = meshes(base)
+    chosen: dict[str, int] = dict(base)
+    for number in range(MOST_COMPILED):
         left.remove(chosen)
-        yield chosen
+        if number:
+            yield chosen
         parts = parts_of(chosen)
         if parts is not None:
-            known[mesh_text(chosen)] = chosen, parts
-
-
-def _estimate(mesh: Mesh, known: Mapping[str, tuple[Mesh, StepParts]]) -> float:
-    """The estimate from the nearest compiled mesh; 0 without any, so that the nearest to the program's is next."""
-    if not known:
-        return 0.0
-    nearest, parts = min(known.values(), key=lambda each: _distance(mesh, each[0]))
-    return estimated_us(mesh, nearest, parts)
+            known.append((chosen, parts))
+        if not left:
+            return
+        chosen = min(left, key=lambda mesh: (estimated_us(mesh, known), _distance(mesh, base)))
+        best_us = min((us + sum(axes.values()) for _, (us, axes) in known), default=math.inf)
+        if estimated_us(chosen, known) > _SETTLED * best_us:
+            return
 
 
 def _distance(mesh: Mesh, other: Mesh) -> float:
+    """Doublings and halvings between two meshes."""
     return sum(abs(math.log2(mesh[axis] / other[axis])) for axis in mesh)
 
 

@@ -42,7 +42,7 @@ def test_meshes_have_the_same_axes_and_devices():
 def test_the_estimate_is_exact_where_bytes_are_what_other_axes_have_not_split():
     known = {"fsdp": 16, "tp": 16}
     for mesh in meshes(known):
-        assert estimated_us(mesh, known, parts_us(known)) == pytest.approx(total_us(mesh))
+        assert estimated_us(mesh, [(known, parts_us(known))]) == pytest.approx(total_us(mesh))
 
 
 def test_the_best_mesh_is_among_the_first_that_are_compiled():

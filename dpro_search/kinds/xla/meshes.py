@@ -98,7 +98,8 @@ def estimated_us(mesh: Mesh, known: Sequence[tuple[Mesh, StepParts]]) -> float:
     Computation is that of the nearest mesh. What the devices of an axis exchange is what the other axes have not split: its bytes
     grow as these shrink (parameters that tensor parallel ranks share, activations that replicas do not have). A ring of n moves
     (n - 1) / n of them. Each known mesh gives an estimate for an axis that it splits, and the least counts, because more of the
-    same exchange may be hidden elsewhere; an axis that no known mesh splits counts nothing. So a mesh that may be fast is tried early.
+    same exchange may be hidden elsewhere; an axis that no known mesh splits counts nothing. So a mesh that may be fast is tried
+    early.
     """
     if not known:
         return 0.0

@@ -172,7 +172,7 @@ class XlaJob(Job):
             bandwidth *= scale.factor if scale.what == "bandwidth" else 1.0
         key = mesh_text(program.facts.mesh), cluster.name, bandwidth
         if key not in self._steps:
-            prices = prices_of(program.module, cluster, self._places(program, cluster), bandwidth)
+            prices = prices_of(program.module, cluster, self._places(program, cluster), bandwidth, ranks=program.facts.device_ids)
             self._steps[key] = step_of(program.module, prices, program.facts.mesh)
         step = self._steps[key]
         for scale in scenario.scales:

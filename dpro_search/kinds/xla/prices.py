@@ -90,13 +90,17 @@ class Prices(ABC):
         return link.latency_us + transfer.bytes / (link.rate_bps / 8e6 * self._bandwidth)
 
 
-def prices_of(module: HloModule, cluster: Cluster, places: Places | None, bandwidth: float = 1.0) -> Prices:
+def prices_of(
+    module: HloModule, cluster: Cluster, places: Places | None, bandwidth: float = 1.0, *, ranks: Sequence[int] = ()
+) -> Prices:
     """The prices on a cluster.
 
     Parameters
     ----------
     places
         Chips of the program's devices (TPUs); None: the devices of the cluster in order.
+    ranks
+        Rank of each of the program's devices on the cluster (GPUs); empty: the same order.
 
     Raises
     ------
@@ -108,7 +112,7 @@ def prices_of(module: HloModule, cluster: Cluster, places: Places | None, bandwi
         assert cluster.torus is not None or cluster.ranks == 1, "several TPUs have a torus"
         return _TpuPrices(module, cluster, places, bandwidth)
     if kind == "gpu":
-        return _GpuPrices(module, cluster, bandwidth)
+        return _GpuPrices(module, cluster, bandwidth, ranks)
     raise InputError(f"{cluster.name}: compiled programs have prices on TPUs and GPUs, none on processors")
 
 
@@ -189,8 +193,9 @@ class _TpuPrices(Prices):
 
 
 class _GpuPrices(Prices):
-    def __init__(self, module: HloModule, cluster: Cluster, bandwidth: float) -> None:
+    def __init__(self, module: HloModule, cluster: Cluster, bandwidth: float, ranks: Sequence[int]) -> None:
         super().__init__(module, cluster, bandwidth)
+        self._ranks = tuple(ranks) or tuple(range(module.devices))
         self._latency = latency_on(self._device)
         self._memory_per_us = _memory_rate(self._device) * GPU_MEMORY_SHARE
         self._product_us = lru_cache(maxsize=None)(self._predicted_product_us)
@@ -225,12 +230,12 @@ class _GpuPrices(Prices):
     def collective_us(self, collective: Collective) -> float:
         name = _NCCL[collective.kind]
         if collective.pairs is not None:
-            groups = [tuple(sorted(set(pair))) for pair in collective.pairs.tolist() if pair[0] != pair[1]]
+            groups = [tuple(pair) for pair in collective.pairs.tolist() if pair[0] != pair[1]]
         else:
             assert collective.device_groups is not None, "no permute"
             groups = [tuple(group) for group in collective.device_groups.tolist() if len(group) > 1]
         # Groups of one collective mostly lie alike; where they do not, the slowest decides.
-        placements = {placement_of(self._cluster, group) for group in groups}
+        placements = {placement_of(self._cluster, [self._ranks[device] for device in group]) for group in groups}
         size = collective.output_bytes if collective.kind == "all-gather" else collective.operand_bytes
         times = [float(collective_us(name, size / self._bandwidth, self._cluster, each)) for each in placements]
         return max(times, default=0.0)

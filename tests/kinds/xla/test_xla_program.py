@@ -139,6 +139,17 @@ def test_the_order_of_devices_decides_which_links_a_collective_uses(tmp_path):
     assert step_us(far) != pytest.approx(step_us(near))
 
 
+def test_on_gpus_groups_within_a_host_are_faster_than_between_hosts(tmp_path):
+    (tmp_path / "far").mkdir()
+    gpus = {"platform": "cuda", "cluster": "2xdgx-1-v100", "mesh": {"fsdp": 8, "tp": 2}}
+    hlo = text(GATHER, GATHERED).replace("num_partitions=8", "num_partitions=16")
+    groups = "replica_groups={{0,2,4,6,8,10,12,14},{1,3,5,7,9,11,13,15}}"
+    hlo = hlo.replace("replica_groups={{0,2,4,6},{1,3,5,7}}", groups).replace("bf16[4096,1024]", "bf16[8192,1024]")
+    near = program(tmp_path, hlo, **gpus, device_ids=(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15))
+    far = program(tmp_path / "far", hlo, **gpus, device_ids=tuple(range(16)))
+    assert step_us(near) < 0.7 * step_us(far)
+
+
 def test_axes_follow_from_groups_and_pairs():
     permute = (
         "%sent = bf16[1024,1024]{1,0} collective-permute(%p0), channel_id=2, "

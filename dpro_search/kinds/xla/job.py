@@ -257,10 +257,11 @@ class XlaObjective(JobObjective[XlaJob]):
 
     def ranked(self, settled: Callable[[Hashable, float], bool] = lambda family, bound_us: False) -> Iterator[BoundedPlan]:
         """Plans with the meshes that are worth a compilation. Nothing bounds their steps but a compilation."""
-        for mesh in in_order(self.job.source.facts.mesh, self._parts):
+        for mesh in in_order(self.job.source.facts.mesh, self.parts):
             yield BoundedPlan(Plan.of(mesh=mesh_text(mesh)), 0.0)
 
-    def _parts(self, mesh: Mesh) -> StepParts | None:
+    def parts(self, mesh: Mesh) -> StepParts | None:
+        """The parts of the step under a mesh, which is compiled for it; None: it does not run."""
         scenario = replace(self.here.scenario, plan=Plan.of(mesh=mesh_text(mesh)))
         lowered = self.job.lower(scenario)
         if lowered.infeasible is not None:

@@ -1,7 +1,7 @@
 """How good the mesh is that a search finds with ten compilations: `python -m experiments.xla.meshes CAPTURED`.
 
-CAPTURED is a folder of ``dpro-search capture --jax`` (of `llama_step.py`, say). All meshes with its axes are compiled, which are kept
-as a search keeps them, and replayed. Then the search is followed from each of them as the mesh to begin with.
+CAPTURED is a folder of ``dpro-search capture --jax`` (of `llama_step.py`, say). All meshes with its axes are compiled and
+replayed; they are kept as a search keeps them. Then the search is followed from each of them as the mesh to begin with.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class TpuGeneration(msgspec.Struct, frozen=True, kw_only=True):
     """Links of the chips of one generation of TPUs, among each other and to hosts."""
 
     names: str  # As libtpu names it, before the colon of a topology.
-    cloud: Literal["cores", "chips"]  # What the number in Cloud's names counts.
+    cloud: Literal["cores", "chips"]  # Unit of the number in Cloud's names.
     axes: int  # Axes of the torus: two or three.
     most_chips: int  # Chips of a pod: no slice has more.
     link_bytes_per_us: float  # One link in one direction.

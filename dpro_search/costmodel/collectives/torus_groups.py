@@ -24,7 +24,7 @@ _AXES = 3
 class Places:
     """The chip of each device of a program, in the order in which replica groups number the devices."""
 
-    coordinates: Ints  # Of the device's chip in its slice, [devices, 3]. Cores of a chip have the same.
+    coordinates: Ints  # Place of the device's chip in its slice, [devices, 3]. Cores of a chip have the same.
     slices: Ints  # Number of the device's slice, [devices].
 
     def __post_init__(self) -> None:

@@ -62,8 +62,8 @@ _NO_SHAPE = HloShape("token")
 class Work:
     """Operations and bytes of one device."""
 
-    matrix_flops: float = 0.0  # Of matrix products and convolutions, 2 for each multiplication with its addition.
-    vector_flops: float = 0.0  # Of all other arithmetic but transcendental functions.
+    matrix_flops: float = 0.0  # Operations of matrix products and convolutions, 2 for each multiplication with its addition.
+    vector_flops: float = 0.0  # Operations of all other arithmetic but transcendental functions.
     transcendentals: float = 0.0  # Number of exponentials, logarithms, roots and the like.
     read_bytes: float = 0.0
     written_bytes: float = 0.0
@@ -375,7 +375,7 @@ def _custom_call(computation: HloComputation, instruction: HloInstruction) -> Wo
 
 
 def _estimate(instruction: HloInstruction) -> dict[str, Any]:
-    """What a Pallas kernel's author estimated; empty if nothing. JSON has no schema for it."""
+    """The estimate of a Pallas kernel's author; empty if there is none. JSON has no schema for it."""
     config = instruction.backend_config.get("custom_call_config")
     estimate = config.get("cost_estimate") if isinstance(config, dict) else None
     return estimate if isinstance(estimate, dict) else {}

@@ -124,7 +124,7 @@ def diagnosis(here: JobInScenario, step: Step, source: XlaProgram) -> XlaDiagnos
 
 
 class _Place(NamedTuple):
-    """What collectives have in common that are one row."""
+    """The facts that collectives of one row have in common."""
 
     kind: str
     axes: str

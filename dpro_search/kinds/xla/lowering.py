@@ -60,7 +60,7 @@ class Step:
     """One step of a program on one of its devices."""
 
     graph: ReplayGraph
-    ops: tuple[StepOp, ...]  # Of each op of the graph.
+    ops: tuple[StepOp, ...]  # The ops of the graph, in its order.
     work: Work
     recomputed_flops: float  # Part of the work's matrix FLOPs that the backward pass computes again.
     unknown_loops: tuple[str, ...] = ()  # Loops that count once, for nothing tells how often they run.

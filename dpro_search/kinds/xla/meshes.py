@@ -33,7 +33,7 @@ StepParts = tuple[float, Mapping[str, float]]  # A step without its collectives,
 
 
 class MeshSettings(SchemeSettings, tag="xla", frozen=True, kw_only=True):
-    """What plans of a compiled program change.
+    """Changes that plans of a compiled program make.
 
     Attributes
     ----------

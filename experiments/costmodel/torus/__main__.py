@@ -30,7 +30,7 @@ class Measured:
     collective: str
     topology: str
     axes: str  # Those along which a group extends, like "xy".
-    bytes: float  # Of the whole array on a device.
+    bytes: float  # Bytes of the whole array on a device.
     time_us: float
     source: str
 

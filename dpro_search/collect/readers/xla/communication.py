@@ -1,4 +1,4 @@
-"""What a program sends: collectives with their groups and sizes, asynchronous pairs, and transfers to and from the host.
+"""Communication of a program: collectives with their groups and sizes, asynchronous pairs, and transfers to and from the host.
 
 A collective stands in a program in one of five forms:
 
@@ -115,7 +115,7 @@ class Collective:
 
     @property
     def numbered(self) -> str:
-        """What the numbers in the groups are: devices, replicas, partitions, or replicas with all of their partitions."""
+        """Meaning of the numbers in the groups: devices, replicas, partitions, or replicas with all of their partitions."""
         has_channel = self.channel_id is not None
         if self.kind in _GLOBAL_IDS:
             if not has_channel:
@@ -316,7 +316,7 @@ def _followed(
 
 
 def _role(user: HloInstruction, done_opcode: str, chain_id: str, holders: Mapping[str, _Holder]) -> str:
-    """What an instruction does with an operation whose result it reads: "done", "update", "pass" it on, or "" if it computes."""
+    """The role of an instruction for an operation whose result it reads: "done", "update", "pass" it on, or "" if it computes."""
     if user.opcode in _CARRIERS or (chain_id and user.opcode == "while"):  # fusions in a loop's body may advance it
         return "pass"
     if chain_id:

@@ -71,7 +71,7 @@ class HloInstruction:
     operand_text: str  # Between the parentheses: names, a parameter's number, or a literal.
     attribute_text: str  # After the parentheses.
     is_root: bool
-    line: int  # Of the text, the first being 1.
+    line: int  # Number of the line in the text, from 1.
 
     @property
     def shape(self) -> HloShape:
@@ -133,7 +133,7 @@ class HloInstruction:
 
     @cached_property
     def backend_config(self) -> Mapping[str, Any]:
-        """What the compiler decided for this instruction; empty where it is missing, or not JSON (`attributes` has the text)."""
+        """The compiler's decisions for this instruction; empty where it is missing, or not JSON (`attributes` has the text)."""
         text = self.attributes.get("backend_config", "")
         try:
             value = msgspec.json.decode(text)
@@ -192,7 +192,7 @@ class HloComputation:
     instructions: tuple[HloInstruction, ...] = field(repr=False)
     is_entry: bool
     execution_thread: str  # "main" for the device's own program; "host" and "sparsecore" run beside it.
-    line: int  # Of its first line in the text.
+    line: int  # Number of its first line in the text.
 
     @cached_property
     def by_name(self) -> Mapping[str, HloInstruction]:
@@ -241,7 +241,7 @@ class HloModule:
     """A compiled program: what each device of the mesh runs (SPMD)."""
 
     name: str
-    attributes: Mapping[str, str] = field(repr=False)  # Of the module's first line, as text.
+    attributes: Mapping[str, str] = field(repr=False)  # Attributes of the module's first line, as text.
     computations: Mapping[str, HloComputation] = field(repr=False)  # In the order of the text: callees before their callers.
     entry_name: str
     tables: Mapping[str, tuple[str, ...]] = field(

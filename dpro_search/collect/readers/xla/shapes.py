@@ -39,7 +39,7 @@ class HloShape:
     tiles: tuple[tuple[int, ...], ...] = ()  # The first is a tile of the array, each later one a tile of the one before it.
     memory_space: int = 0  # 0 is the device's main memory, 5 the host's; others are the backend's own (TPU: 1 is VMEM).
     element_bits: int = 0  # Size of an element that the layout states, in bits; 0: that of the type, at least one byte.
-    elements: tuple[HloShape, ...] = ()  # Of a tuple.
+    elements: tuple[HloShape, ...] = ()  # The elements of a tuple.
 
     @property
     def is_tuple(self) -> bool:

@@ -169,6 +169,8 @@ class _Reader:
                     place, f"expected an instruction of the computation '{name}', got '{visible(shortened(line.strip(), 60))}'"
                 )
             begin, number = head.end(), place
+            if line.endswith("{"):
+                line, place = self._with_metadata(line, place)
             end = line.find(")", begin)
             if end < 0 or line.find("(", begin, end) >= 0:  # a tuple, a tiled layout or a literal among the operands
                 line, place = self._joined(line, place)
@@ -196,6 +198,15 @@ class _Reader:
             parts.append(following)
             place += 1
         return "\n".join(parts), place
+
+    def _with_metadata(self, line: str, place: int) -> tuple[str, int]:
+        """An instruction with the lines of its kernel's metadata, which a brace closes, and the index of the line after it."""
+        end = place
+        while end < len(self._lines) and not self._lines[end].startswith("}"):
+            end += 1
+        if not self._lines[end : end + 1] or not self._lines[end].startswith("}}"):
+            self._fail(place, "the attributes of the instruction are not closed: the text is cut off or damaged")
+        return "\n".join([line, *self._lines[place : end + 1]]), end + 1
 
     def _fail(self, line: int, problem: str) -> NoReturn:
         raise TraceFormatError(f"{self._source}: line {line}: {problem}")

@@ -39,12 +39,21 @@ class DecoderConfig:
     block
         "llama" (RMSNorm, gated MLP), "gpt3" (LayerNorm, GELU, one product for queries, keys and values, learned positions) or
         "gemma3" (norms before and after, five layers with a window and one without, norms of queries and keys).
+    gated
+        The MLP multiplies two products (SwiGLU, GeGLU); else it has one, with a ReLU (llama) or GELU (gpt3).
     saved, offloaded
         Names of tensors that the forward pass keeps on the device, and in the host's memory; all others are computed again.
     iota_embed
         Embeddings are looked up by a product with one-hot vectors (MaxText's use_iota_embed).
     attention_block
         Rows and columns of a block of the attention kernel; 0: attention by products, without a kernel.
+    compiled_block
+        Block with which the kernel is compiled; 0: the same. Smaller ones compile in less time. Operations are those of
+        `attention_block`, as nothing else about the kernel is priced.
+    fused_backward
+        One kernel does the whole backward pass of attention.
+    bf16_weights
+        Weights and the states of AdamW are in bf16 (MaxText's weight_dtype).
     """
 
     block: str
@@ -58,11 +67,15 @@ class DecoderConfig:
     sequence: int
     per_device_batch: int
     tied: bool = False
+    gated: bool = True
     window: int = 0
     saved: tuple = ()
     offloaded: tuple = ()
     iota_embed: bool = False
     attention_block: int = 512
+    compiled_block: int = 0
+    fused_backward: bool = False
+    bf16_weights: bool = False
 
     @property
     def layers_per_turn(self):
@@ -73,7 +86,8 @@ class DecoderConfig:
 def training_step(mesh, config):
     """The step for a mesh: the jitted function, the shapes of its arguments, and its tokens."""
     shapes = weight_shapes(config)
-    weights = {name: shaped(mesh, shape, spec) for name, (shape, spec) in shapes.items()}
+    kind = jnp.bfloat16 if config.bf16_weights else jnp.float32
+    weights = {name: shaped(mesh, shape, spec, kind) for name, (shape, spec) in shapes.items()}
     batch = config.per_device_batch * mesh.devices.size
     tokens = shaped(mesh, (batch, config.sequence), (BATCH, None), jnp.int32)
     state = {"weights": weights, "first": weights, "second": weights, "count": shaped(mesh, (), (), jnp.int32)}
@@ -93,7 +107,7 @@ def weight_shapes(config):
         layer |= {"up_bias": ((config.ffn_hidden,), ("tensor",)), "down_bias": ((hidden,), (None,))}
         norms = ("before_attention", "before_attention_bias", "before_mlp", "before_mlp_bias")
     else:
-        layer |= {"query": ((hidden, queries), (EMBED, "tensor")), "gate": up, "up": up}
+        layer |= {"query": ((hidden, queries), (EMBED, "tensor")), "up": up} | ({"gate": up} if config.gated else {})
         layer |= {name: ((hidden, keys), (EMBED, "tensor")) for name in ("key", "value")}
         norms = ("before_attention", "before_mlp")
     if config.block == "gemma3":
@@ -121,6 +135,7 @@ def weight_count(config):
 def train(config, mesh, state, batch):
     """AdamW with gradients clipped by their norm (MaxText's opt_type and gradient_clipping_threshold)."""
     value, grads = jax.value_and_grad(functools.partial(loss, config, mesh))(state["weights"], batch)
+    grads = jax.tree.map(lambda grad: grad.astype(jnp.float32), grads)
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(grad)) for grad in jax.tree.leaves(grads)))
     grads = jax.tree.map(lambda grad: jnp.where(norm < 1.0, grad, grad / norm), grads)
     count = state["count"] + 1
@@ -132,7 +147,9 @@ def train(config, mesh, state, batch):
         return weight - 3e-5 * (first / shrink[0] / (jnp.sqrt(second / shrink[1]) + 1e-8) + 0.1 * weight)
 
     weights = jax.tree.map(updated, state["weights"], first, second)
-    return {"weights": weights, "first": first, "second": second, "count": count}, {"loss": value, "norm": norm}
+    new = {"weights": weights, "first": first, "second": second}
+    kept = {name: jax.tree.map(lambda value, old: value.astype(old.dtype), new[name], state[name]) for name in new}
+    return {**kept, "count": count}, {"loss": value, "norm": norm}
 
 
 def loss(config, mesh, weights, batch):
@@ -232,8 +249,8 @@ def rotated(x):
 
 def mlp(config, mesh, y, weights):
     up = checkpoint_name(with_bias(y @ weights["up"].astype(jnp.bfloat16), weights, "up_bias"), "mlpwi_1")
-    if config.block == "gpt3":
-        up = jax.nn.gelu(up)
+    if not config.gated:
+        up = jax.nn.gelu(up) if config.block == "gpt3" else jax.nn.relu(up)
     else:
         gate = checkpoint_name(y @ weights["gate"].astype(jnp.bfloat16), "mlpwi_0")
         up = (jax.nn.gelu(gate) if config.block == "gemma3" else jax.nn.silu(gate)) * up
@@ -247,7 +264,7 @@ def attention(config, mesh, window, query, key, value):
         return by_products(window, query, key, value)
     spec = P(axis_of(mesh, BATCH), axis_of(mesh, "tensor"), None, None)
     local = config.heads // mesh.shape.get("tensor", 1)
-    kernel = attention_kernel(config.sequence, local, window, min(config.attention_block, config.sequence), config.head_dim)
+    kernel = attention_kernel(config, local, window)
     sharded = jax.shard_map(jax.vmap(kernel), mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
     result = sharded(*(jnp.swapaxes(each, 1, 2) for each in (query, key, value)))
     return jnp.swapaxes(result, 1, 2).reshape(*query.shape[:2], -1)
@@ -264,33 +281,35 @@ def by_products(window, query, key, value):
 
 
 @functools.cache
-def attention_kernel(sequence, heads, window, block, head_dim):
+def attention_kernel(config, heads, window):
     """JAX's own splash attention of [heads, sequence, head_dim], which tells the compiler its operations."""
     from jax.experimental import pallas
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    shape = (sequence, sequence)
+    sequence, shape = config.sequence, (config.sequence, config.sequence)
     mask = masks.LocalMask(shape, (window - 1, 0), 0) if window else masks.CausalMask(shape)
-    pairs = window * sequence if window else sequence * (sequence + block) // 2
+    block = min(config.attention_block, sequence)
+    pairs = sequence * (window + block if window else (sequence + block) // 2)  # of blocks that are not empty
     splash.pl = types.SimpleNamespace(**vars(pallas))
-    splash.pl.pallas_call = functools.partial(call_with_estimate, pallas, heads * pairs * head_dim)
-    sizes = splash.BlockSizes(**{
-        name: block
-        for name in ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
-        + ("block_q_dq", "block_kv_dq")
-    })
+    splash.pl.pallas_call = functools.partial(call_with_estimate, pallas, heads * pairs * config.head_dim, config.fused_backward)
+    names = ["block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"]
+    names += [] if config.fused_backward else ["block_q_dq", "block_kv_dq"]
+    size = min(config.compiled_block or block, sequence)
+    sizes = splash.BlockSizes(**dict.fromkeys(names, size), use_fused_bwd_kernel=config.fused_backward)
     return splash.make_splash_mha(
         masks.MultiHeadMask([mask] * heads), block_sizes=sizes, head_shards=1, q_seq_shards=1, residual_checkpoint_name="context"
     )
 
 
-# Matrix products of each kernel: two forward (scores, result), three for the gradient of queries, four for those of keys and values.
+# Matrix products of each kernel: two forward (scores, result), three for the gradient of queries, four for those of keys and
+# values; five if one kernel does all of the backward pass.
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+FUSED_PRODUCTS = {"fwd": 2, "dkv": 5}
 
 
-def call_with_estimate(pallas, pair_products, *arguments, name, **options):
-    products = next(count for phase, count in PRODUCTS.items() if f"_{phase}_" in name)
+def call_with_estimate(pallas, pair_products, fused, *arguments, name, **options):
+    products = next(count for phase, count in (FUSED_PRODUCTS if fused else PRODUCTS).items() if f"_{phase}_" in name)
     estimate = pallas.CostEstimate(flops=2 * products * pair_products, transcendentals=0, bytes_accessed=0)
     return pallas.pallas_call(*arguments, name=name, cost_estimate=estimate, **options)
 

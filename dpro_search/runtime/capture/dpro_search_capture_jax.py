@@ -113,6 +113,8 @@ def _devices(request):
                 "%s has no libtpu, the compiler for TPUs: build it with 'scripts/make_env.sh jax+tpu'" % sys.executable
             )
         more = {"num_slices": request["slices"]} if request["slices"] > 1 else {}
+        if topology.startswith("v4:"):  # libtpu's default lists both cores of a chip; jobs of TPU v4 run them as one device
+            more["chip_config_name"] = "megacore"
         try:
             return topologies.get_topology_desc(platform="tpu", topology_name=topology, **more).devices
         except Exception as error:

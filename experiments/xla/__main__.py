@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from experiments.xla.published import compile_all, read_rows, requests_of
+from experiments.xla.table import lines
 
 ROWS = Path("/work/shared/truth/tpu.csv.gz")
 
@@ -22,6 +23,8 @@ def main() -> None:
             print(request.key, state, request.on, request.mesh, request.config["layers"], request.config["hidden"])
     elif arguments.what == "compile":
         compile_all(rows)
+    else:
+        print("\n".join(lines(rows)))
 
 
 if __name__ == "__main__":

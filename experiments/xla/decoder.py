@@ -99,7 +99,10 @@ def weight_shapes(config):
     """Shape and sharding of each weight; those of layers have their turns in front: {name: (shape, names of axes)}."""
     turns, hidden, per_turn = config.layers // config.layers_per_turn, config.hidden, config.layers_per_turn
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    layer = {"out": ((queries, hidden), ("tensor", EMBED)), "down": ((config.ffn_hidden, hidden), (("fsdp_transpose", "tensor"), "fsdp"))}
+    layer = {
+        "out": ((queries, hidden), ("tensor", EMBED)),
+        "down": ((config.ffn_hidden, hidden), (("fsdp_transpose", "tensor"), "fsdp")),
+    }
     up = ((hidden, config.ffn_hidden), ("fsdp", ("fsdp_transpose", "tensor")))
     if config.block == "gpt3":
         layer |= {"qkv": ((hidden, 3, queries), (EMBED, None, "tensor")), "up": up}

@@ -39,7 +39,11 @@ _SHAPES = {("v4", 192): "v4:4x4x12"}  # Slices that Cloud's table of usual shape
 _DEVICE_AXES = ("fsdp", "fsdp_transpose", "tensor")
 _QUERIES = ("query_proj", "key_proj", "value_proj", "qkv_proj")
 _MINIMAL = (*_QUERIES, "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo")
-_UNSUPPORTED_BLOCKS = {"mixtral": "mixture of experts", "deepseek": "mixture of experts, latent attention", "llama4": "mixture of experts"}
+_UNSUPPORTED_BLOCKS = {
+    "mixtral": "mixture of experts",
+    "deepseek": "mixture of experts, latent attention",
+    "llama4": "mixture of experts",
+}
 _TABLE_OF_2023 = ("MaxText default 22B", "MaxText default 52B")
 """Models whose names are their parameters with heads of 256 and an MLP of two products, as MaxText had them when the table was
 made (22.1 and 52.3 billion). Today's base.yml gives 25.8 and 65.2 billion."""
@@ -192,7 +196,9 @@ def requests_of(rows: Sequence[Row]) -> list[Request]:
             request = request_of(row)
             requests[request.key] = request
             by_key.setdefault(request.key, []).append(row)
-    order = sorted(requests, key=lambda key: (-len(by_key[key]), requests[key].config["block"] == "gemma3", by_key[key][0].chips_per_slice))
+    order = sorted(
+        requests, key=lambda key: (-len(by_key[key]), requests[key].config["block"] == "gemma3", by_key[key][0].chips_per_slice)
+    )
     return [requests[key] for key in order]
 
 
@@ -210,8 +216,10 @@ def compile_all(rows: Sequence[Row], python: str | None = None) -> None:
             result = str(error)
             request.error_file.write_text(result)
         with (PROGRAMS / "published.log").open("a") as log:
-            log.write(f"{time.strftime('%H:%M:%S')} {request.key} {request.on} {request.mesh} {request.config['layers']} layers of "
-                      f"{request.config['hidden']}: {time.monotonic() - started:.0f} s, {result}\n")
+            log.write(
+                f"{time.strftime('%H:%M:%S')} {request.key} {request.on} {request.mesh} {request.config['layers']} layers of "
+                f"{request.config['hidden']}: {time.monotonic() - started:.0f} s, {result}\n"
+            )
 
 
 def compile_one(request: Request, python: str) -> None:
@@ -222,9 +230,7 @@ def compile_one(request: Request, python: str) -> None:
     )
     os.environ["LIBTPU_INIT_ARGS"] = request.flags  # the worker inherits it
     capture_program(
-        ProgramRequest(
-            script=script, function="step", on=request.on, mesh=request.mesh, python=python, time_limit_s=TIME_LIMIT_S
-        ),
+        ProgramRequest(script=script, function="step", on=request.on, mesh=request.mesh, python=python, time_limit_s=TIME_LIMIT_S),
         request.folder,
     )
 

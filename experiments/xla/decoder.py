@@ -111,12 +111,12 @@ def weight_shapes(config):
         norms = ("before_attention", "before_attention_bias", "before_mlp", "before_mlp_bias")
     else:
         layer |= {"query": ((hidden, queries), (EMBED, "tensor")), "up": up} | ({"gate": up} if config.gated else {})
-        layer |= {name: ((hidden, keys), (EMBED, "tensor")) for name in ("key", "value")}
+        layer |= dict.fromkeys(("key", "value"), ((hidden, keys), (EMBED, "tensor")))
         norms = ("before_attention", "before_mlp")
     if config.block == "gemma3":
         norms += ("after_attention", "after_mlp")
-        layer |= {name: ((config.head_dim,), (None,)) for name in ("query_norm", "key_norm")}
-    layer |= {name: ((hidden,), ("tensor",)) for name in norms}
+        layer |= dict.fromkeys(("query_norm", "key_norm"), ((config.head_dim,), (None,)))
+    layer |= dict.fromkeys(norms, ((hidden,), ("tensor",)))
     shapes = {
         f"layer{number}/{name}": ((turns, *shape), (None, *spec))
         for number in range(per_turn)

@@ -8,7 +8,7 @@ of the model that was run, by MaxText's formula.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +146,7 @@ def between_slices_s(row: Row, request: Request, step: SliceStep) -> float:
     return layers_s + all_reduce_s(last)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _slice_step(folder: str) -> SliceStep:
     program = read_program(Path(folder))
     assert program is not None, "a captured folder"

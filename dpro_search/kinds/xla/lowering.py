@@ -100,6 +100,16 @@ def axes_of(collective: Collective, mesh: Mapping[str, int]) -> tuple[str, ...]:
     return axes if devices.size == np.prod(sizes) and spanned == devices.shape[1] else ()
 
 
+def leads_back(collective: Collective, mesh: Mapping[str, int]) -> bool:
+    """Whether all devices of a permute send the shorter way to those before them on an axis of the mesh."""
+    axes = axes_of(collective, mesh)
+    if collective.pairs is None or len(axes) != 1:
+        return False
+    place, size = list(mesh).index(axes[0]), mesh[axes[0]]
+    from_place, to_place = np.unravel_index(collective.pairs, tuple(mesh.values()))[place].T
+    return bool((2 * ((to_place - from_place) % size) > size).all())
+
+
 @dataclass
 class _Totals:
     work: Work = field(default_factory=Work)
@@ -299,7 +309,10 @@ class _Lowering:
         return self._devices[name]
 
     def _link_names(self) -> dict[int, str]:
-        """The device of each collective: one for all axes of the mesh that some collective uses together."""
+        """The device of each collective: one for all axes of the mesh that some collective uses together.
+
+        Links carry both directions at the same time, so that permutes to the devices before have a device of their own.
+        """
         axes = {id(each): axes_of(each, self._mesh) or ("mesh",) for starts in self._collectives.values() for each in starts}
         joined: list[set[str]] = []
         for names in axes.values():
@@ -307,7 +320,11 @@ class _Lowering:
             joined = [group for group in joined if group not in touching] + [set(names).union(*touching)]
         group_of = {name: group for group in joined for name in group}
         order = [*self._mesh, "mesh"]
-        return {key: "links of " + " and ".join(sorted(group_of[names[0]], key=order.index)) for key, names in axes.items()}
+        back = {id(each) for starts in self._collectives.values() for each in starts if leads_back(each, self._mesh)}
+        return {
+            key: "links of " + " and ".join(sorted(group_of[names[0]], key=order.index)) + (", backwards" if key in back else "")
+            for key, names in axes.items()
+        }
 
 
 def source_text(module: HloModule, instruction: HloInstruction) -> str:

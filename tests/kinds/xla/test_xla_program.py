@@ -107,6 +107,21 @@ def test_an_asynchronous_collective_is_hidden_by_what_runs_beside_it(tmp_path):
     assert step_us(long) == pytest.approx(5000, rel=1e-3)
 
 
+def test_permutes_in_both_directions_of_an_axis_run_at_the_same_time(tmp_path):
+    def both(folder: str, second: str) -> float:
+        (tmp_path / folder).mkdir()
+        lines = []
+        for name, pairs in (("on", "{{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}"), ("back", second)):
+            shape = "bf16[1024,1024]{1,0}"
+            lines.append(f"%{name} = ({shape}, {shape}) collective-permute-start(%p0), source_target_pairs={pairs}")
+        done = [f"%{name}_done = bf16[1024,1024]{{1,0}} collective-permute-done(%{name})" for name in ("on", "back")]
+        return step_us(program(tmp_path / folder, text(*lines, *done)))
+
+    opposite_us = both("opposite", "{{2,0},{4,2},{6,4},{0,6},{3,1},{5,3},{7,5},{1,7}}")
+    same_us = both("same", "{{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}")
+    assert same_us == pytest.approx(2 * opposite_us, rel=1e-6)
+
+
 def test_the_exposed_collective_is_named_with_its_line_and_axis(tmp_path):
     here = job_of(load_source(program(tmp_path, text(GATHER, fusion("a", "p0", 1), GATHERED))))
     diagnosis = here.diagnose()

@@ -113,7 +113,7 @@ def test_permutes_in_both_directions_of_an_axis_run_at_the_same_time(tmp_path):
         lines = []
         for name, pairs in (("on", "{{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}}"), ("back", second)):
             shape = "bf16[1024,1024]{1,0}"
-            lines.append(f"%{name} = ({shape}, {shape}) collective-permute-start(%p0), source_target_pairs={pairs}")
+            lines.append(f"%{name} = ({shape}, {shape}) collective-permute-start(%p0), channel_id=2, source_target_pairs={pairs}")
         done = [f"%{name}_done = bf16[1024,1024]{{1,0}} collective-permute-done(%{name})" for name in ("on", "back")]
         return step_us(program(tmp_path / folder, text(*lines, *done)))
 

@@ -26,7 +26,7 @@ from dpro_search.cluster import parse_cluster
 from dpro_search.collect.launch.ranks import environment_python
 from dpro_search.errors import DproSearchError
 from dpro_search.kinds.xla.capture import ProgramRequest, capture_program
-from experiments.xla.recipes import Recipe, recipe_of
+from experiments.xla.recipes import HOST_OFFLOAD, Recipe, recipe_of
 
 PROGRAMS = Path.home() / ".cache" / "dpro-search" / "programs"
 TIME_LIMIT_S = 900.0
@@ -188,7 +188,7 @@ def topology(generation: str, chips: int) -> str:
 
 
 def requests_of(rows: Sequence[Row]) -> list[Request]:
-    """The distinct programs of all rows that can be rebuilt, those with the most rows and fewest chips first."""
+    """The distinct programs of all rows that can be rebuilt: first those that compile in minutes, with the most rows and few chips."""
     by_key: dict[str, list[Row]] = {}
     requests: dict[str, Request] = {}
     for row in rows:
@@ -196,10 +196,12 @@ def requests_of(rows: Sequence[Row]) -> list[Request]:
             request = request_of(row)
             requests[request.key] = request
             by_key.setdefault(request.key, []).append(row)
-    order = sorted(
-        requests, key=lambda key: (-len(by_key[key]), requests[key].config["block"] == "gemma3", by_key[key][0].chips_per_slice)
-    )
-    return [requests[key] for key in order]
+
+    def place(key: str) -> tuple[bool, int, int]:
+        slow = HOST_OFFLOAD in requests[key].flags or requests[key].config["block"] == "gemma3"  # 15 minutes and more
+        return slow, -len(by_key[key]), by_key[key][0].chips_per_slice
+
+    return [requests[key] for key in sorted(requests, key=place)]
 
 
 def compile_all(rows: Sequence[Row], python: str | None = None) -> None:

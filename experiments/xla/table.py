@@ -65,13 +65,14 @@ def with_clock_efficiency(results: Sequence[Predicted], seed: int = SEED) -> tup
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """The tables, as Markdown."""
     results = predictions(rows)
-    yield "| row | run | chips | measured s | predicted s | error | measured MFU | predicted MFU | compiler needs of GiB |"
+    yield "| row | run | chips | measured s | predicted s | error | measured MFU | predicted MFU | arguments and temporaries, GiB of |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for one in results:
         memory = f"{one.slice.needed_bytes / 2**30:.1f} of {one.slice.available_bytes / 2**30:.0f}"
+        mfu = f"{one.measured_mfu:.1f} % | {one.predicted_mfu:.1f} %"
         yield (
             f"| {one.row.number} | {one.row['model']}, {one.row['mesh']} | {one.row['n_gpus']} {one.row.generation} | "
-            f"{one.measured_s:.2f} | {one.predicted_s:.2f} | {one.error:+.0%} | {one.measured_mfu:.1f} % | {one.predicted_mfu:.1f} % | "
+            f"{one.measured_s:.2f} | {one.predicted_s:.2f} | {one.error:+.0%} | {mfu} | "
             f"{memory} |"
         )
     yield ""
@@ -97,11 +98,16 @@ def summaries(rows: Sequence[Row], results: Sequence[Predicted]) -> Iterator[str
             tau = "-" if figures.tau is None else f"{figures.tau:.2f}"
             yield f"| {name} | {figures.rows} | {figures.median_error:.1%} | {figures.mean_error:.1%} | {tau} |"
     yield ""
-    yield "Factors on time: " + ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items()) + "."
-    fits = [one for one in results if one.slice.needed_bytes <= one.slice.available_bytes]
-    yield f"The compiler's memory fits for {len(fits)} of {len(results)} runs, all of which ran."
     rebuilt = [row for row in rows if not cannot_rebuild(row)]
+    yield "Factors on time: " + ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items()) + "."
+    tried = [row for row in rebuilt if request_of(row).folder.exists() or refused_for_memory(row)]
+    yield f"{len(results)} of {len(tried)} runs fit by the compiler's word, which refuses a program that does not; all of them ran."
     yield f"{len(rebuilt)} of {len(rows)} rows can be rebuilt from their recipe, and {len(results)} of these are compiled."
+
+
+def refused_for_memory(row: Row) -> bool:
+    error = request_of(row).error_file
+    return error.exists() and "RESOURCE_EXHAUSTED" in error.read_text()
 
 
 def weak_scaling(results: Sequence[Predicted]) -> Iterator[str]:
@@ -113,8 +119,8 @@ def weak_scaling(results: Sequence[Predicted]) -> Iterator[str]:
         base = single.get(request_of(one.row).key)
         if one.row.slices > 1 and base is not None:
             measured, expected = one.measured_mfu - base.measured_mfu, one.predicted_mfu - base.predicted_mfu
-            chips = f"{one.row.chips_per_slice} {one.row.generation}"
-            yield f"| {one.row['model']}, {chips} | {one.row.slices} | {measured:+.1f} | {expected:+.1f} | {expected - measured:+.1f} |"
+            run = f"{one.row['model']}, {one.row.chips_per_slice} {one.row.generation}"
+            yield f"| {run} | {one.row.slices} | {measured:+.1f} | {expected:+.1f} | {expected - measured:+.1f} |"
 
 
 def parts(results: Sequence[Predicted]) -> Iterator[str]:

@@ -188,7 +188,7 @@ def topology(generation: str, chips: int) -> str:
 
 
 def requests_of(rows: Sequence[Row]) -> list[Request]:
-    """The distinct programs of all rows that can be rebuilt: first those that compile in minutes, with the most rows and few chips."""
+    """The distinct programs of all rows that can be rebuilt: first those that compile fast, with many rows and few chips."""
     by_key: dict[str, list[Row]] = {}
     requests: dict[str, Request] = {}
     for row in rows:

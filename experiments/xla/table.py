@@ -31,7 +31,7 @@ def predictions(rows: Sequence[Row]) -> list[Predicted]:
 
 
 def summary(pairs: Sequence[tuple[Predicted, float]]) -> Summary:
-    """The errors of predictions in seconds, each beside its row."""
+    """The errors of predictions in seconds, each beside its row. Configurations are ordered by MFU."""
     errors = np.array([abs(seconds / one.measured_s - 1) for one, seconds in pairs])
     groups: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for one, seconds in pairs:
@@ -65,7 +65,7 @@ def with_clock_efficiency(results: Sequence[Predicted], seed: int = SEED) -> tup
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """The tables, as Markdown."""
     results = predictions(rows)
-    yield "| row | run | chips | measured s | predicted s | error | measured MFU | predicted MFU | arguments and temporaries, GiB of |"
+    yield "| row | run | chips | measured s | predicted s | error | measured MFU | predicted MFU | memory, GiB |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for one in results:
         memory = f"{one.slice.needed_bytes / 2**30:.1f} of {one.slice.available_bytes / 2**30:.0f}"

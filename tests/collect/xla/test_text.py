@@ -274,3 +274,16 @@ def refusal(text: str) -> str:
     except DproSearchError as error:
         return str(error)
     return ""
+
+
+def test_metadata_of_a_kernel_on_lines_of_its_own_belongs_to_the_kernel():
+    """JAX's splash attention states its blocks in this form."""
+    text = (
+        "HloModule m, is_scheduled=true\n\nENTRY %main (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n"
+        '  %kernel = f32[8]{0} custom-call(%p), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={\n'
+        '"xprof_metadata":"{\\"block_q\\": 512}"\n}}, metadata={op_name="jit(step)/splash"}\n'
+        "  ROOT %same = f32[8]{0} bitcast(%kernel)\n}\n"
+    )
+    (module,) = parse_hlo(text)
+    assert [each.name for each in module.entry] == ["p", "kernel", "same"]
+    assert module.entry["kernel"].op_name == "jit(step)/splash"

@@ -35,9 +35,9 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import SCALES, ClusterChange, Scenario
 from dpro_search.space.transformations import JobFacts, PlanSpace
 
-# Estimated, until steps of compiled programs were measured: cycles of matrix products give published rates within -13 to +10 %
-# (experiments/costmodel/torus), and communication adds its own error.
 MODEL_ERROR = 0.3
+"""An estimate: such intervals hold 21 of 22 published runs of MaxText on TPU v4 and v5p (experiments/xla). Other devices and models
+were not compared."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,9 @@ class XlaJob(Job):
         cluster, step = self.cluster_in(scenario), self._step(program, scenario)
         memory, has_bytes = program.facts.memory, cluster.groups[0].host.device.memory_bytes
         needed = None if memory is None or refused is not None else memory.peak_bytes
-        if needed is not None and has_bytes is not None and needed > has_bytes:
+        # A TPU's compiler refuses a program that does not fit: one that it made does, whatever its buffers sum up to.
+        compiler_refuses = self.source.facts.platform == "tpu"
+        if not compiler_refuses and needed is not None and has_bytes is not None and needed > has_bytes:
             refused = memory_shortage_text(needed, has_bytes)
         return Lowered(
             replayable=StepOfProgram(step),
@@ -223,7 +225,8 @@ class XlaJob(Job):
     def _stated(self) -> tuple[str, ...]:
         return (
             *self.source.warnings,
-            f"the interval is an estimate (+-{MODEL_ERROR:.0%}): steps of compiled programs were not compared with measured ones",
+            f"the interval is an estimate (+-{MODEL_ERROR:.0%}): it holds 21 of 22 published runs of dense decoders on TPU v4 and "
+            "v5p; other devices and models were not compared",
             "all devices run the program at the same speed, and input is ready in time",
         )
 

@@ -34,10 +34,11 @@ class ProgramMemory(msgspec.Struct, frozen=True, kw_only=True):
     temporaries_bytes: int
     code_bytes: int = 0
     host_bytes: int = 0  # In the host's memory: arguments, outputs and temporaries.
+    peak_live_bytes: int = 0  # The most that buffers in use take at a time, without gaps between them; 0: not known.
 
     @property
     def peak_bytes(self) -> int:
-        """Memory that the program needs to run."""
+        """Memory of all buffers. A TPU's compiler has let programs through whose sum was 2 to 16 % more than the chip has."""
         return self.arguments_bytes + self.outputs_bytes - self.aliased_bytes + self.temporaries_bytes + self.code_bytes
 
 

@@ -178,6 +178,7 @@ def _memory(compiled):
         "aliased_bytes": memory.alias_size_in_bytes,
         "temporaries_bytes": memory.temp_size_in_bytes,
         "code_bytes": memory.generated_code_size_in_bytes,
+        "peak_live_bytes": getattr(memory, "peak_memory_in_bytes", 0),
         "host_bytes": sum(getattr(memory, name, 0) for name in host) - getattr(memory, "host_alias_size_in_bytes", 0),
     }
 

@@ -169,7 +169,7 @@ class _Reader:
                     place, f"expected an instruction of the computation '{name}', got '{visible(shortened(line.strip(), 60))}'"
                 )
             begin, number = head.end(), place
-            if line.endswith("{"):
+            if line.endswith("={"):
                 line, place = self._with_metadata(line, place)
             end = line.find(")", begin)
             if end < 0 or line.find("(", begin, end) >= 0:  # a tuple, a tiled layout or a literal among the operands

@@ -16,8 +16,8 @@ from dpro_search.cluster.host import Host as Host
 from dpro_search.cluster.host import Nics as Nics
 from dpro_search.cluster.link import LEVELS as LEVELS
 from dpro_search.cluster.link import Link as Link
+from dpro_search.cluster.link import Torus as Torus
 from dpro_search.cluster.names import known_names as known_names
 from dpro_search.cluster.names import parse_cluster as parse_cluster
-from dpro_search.cluster.torus import Torus as Torus
 from dpro_search.cluster.written import device_toml as device_toml
 from dpro_search.cluster.written import to_toml as to_toml

@@ -12,8 +12,7 @@ import msgspec
 
 from dpro_search.cluster.device import Device, Provenance
 from dpro_search.cluster.host import Host
-from dpro_search.cluster.link import BETWEEN, INSIDE, Link
-from dpro_search.cluster.torus import Torus
+from dpro_search.cluster.link import BETWEEN, INSIDE, Link, Torus
 from dpro_search.errors import InputError
 
 _MOST_HOSTS = 1_000_000

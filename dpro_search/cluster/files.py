@@ -19,8 +19,7 @@ from dpro_search.cluster.base import Find, found_file, with_base
 from dpro_search.cluster.cluster import Cluster, HostGroup
 from dpro_search.cluster.device import PRECISIONS, Device, Peaks, Provenance, Sample
 from dpro_search.cluster.host import Host, Nics
-from dpro_search.cluster.link import BETWEEN, INSIDE, Level, Link
-from dpro_search.cluster.torus import Torus
+from dpro_search.cluster.link import BETWEEN, INSIDE, Level, Link, Torus
 from dpro_search.errors import InputError
 from dpro_search.quantities import parse_bytes, parse_flops_per_s, parse_hz, parse_number, parse_rate_bps, parse_us, parse_watts
 

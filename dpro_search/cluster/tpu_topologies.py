@@ -25,8 +25,7 @@ from dpro_search.cluster import bundled
 from dpro_search.cluster.cluster import Cluster, HostGroup
 from dpro_search.cluster.device import Provenance
 from dpro_search.cluster.host import Host, Nics
-from dpro_search.cluster.link import Link
-from dpro_search.cluster.torus import HOST_SHAPE, Torus
+from dpro_search.cluster.link import HOST_SHAPE, Link, Torus
 from dpro_search.errors import InputError
 
 HOP_US = 1.0

@@ -9,8 +9,7 @@ import msgspec
 from dpro_search.cluster.cluster import Cluster
 from dpro_search.cluster.device import PRECISIONS, Device, Provenance, Sample
 from dpro_search.cluster.host import Host
-from dpro_search.cluster.link import INSIDE, Link
-from dpro_search.cluster.torus import Torus
+from dpro_search.cluster.link import INSIDE, Link, Torus
 
 Values = dict[str, Any]
 

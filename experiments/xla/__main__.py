@@ -1,4 +1,4 @@
-"""Published TPU runs beside predictions from compiled programs: python -m experiments.xla {list,compile,table} [ROWS]"""
+"""Published TPU runs beside predictions from compiled programs: python -m experiments.xla {list,compile,table} ROWS"""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from pathlib import Path
 from experiments.xla.published import compile_all, read_rows, requests_of
 from experiments.xla.table import lines
 
-ROWS = Path("/work/shared/truth/tpu.csv.gz")
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("list", "compile", "table"))
-    parser.add_argument("rows", nargs="?", type=Path, default=ROWS, help="tpu.csv.gz")
+    parser.add_argument("rows", type=Path, help="tpu.csv.gz")
     arguments = parser.parse_args()
     rows = read_rows(arguments.rows)
     if arguments.what == "list":

@@ -207,7 +207,7 @@ def test_fully_sharded_with_tensor_and_sequence_parallel(torchs):
     programs = [
         compile_block(block, layout_of(strategy), BATCH, SEQUENCE) for block in blocks_of(MODEL) for _ in range(block.count)
     ]
-    assert shared_elements(programs) == sum(each.elements * count for each, count in norms.items())
+    assert sum(map(shared_elements, programs)) == sum(each.elements * count for each, count in norms.items())
 
 
 def test_fully_sharded_reduces_every_micro_batch(torchs):

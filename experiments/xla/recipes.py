@@ -38,7 +38,7 @@ V4 = "--xla_enable_async_all_gather=true"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a run sets beside its model and mesh.
+    """Settings of a run beside its model and mesh.
 
     Attributes
     ----------

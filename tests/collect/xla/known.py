@@ -1,4 +1,4 @@
-"""What the programs of `tests/integration/xla_programs_job.py` have to contain, as follows from the programs themselves.
+"""Contents that the programs of `tests/integration/xla_programs_job.py` must have, as follows from the programs themselves.
 
 The mesh is x = 4 by y = 2 of eight devices: device x * 2 + y. Sizes are those of one device.
 """

@@ -213,7 +213,11 @@ class _GpuPrices(Prices):
             batch = int(np.prod(result.dimensions[:-2])) if len(result.dimensions) > 2 else 1
             m, n = (*result.dimensions, 1, 1)[len(result.dimensions) - 2 :][:2] if len(result.dimensions) >= 2 else (result.size, 1)
             k = max(round(work.matrix_flops / 2 / max(result.size, 1)), 1)
-            precision = "fp8" if _NARROW.match(f"{shapes[0].dtype}[") else _GPU_PRECISIONS.get(shapes[0].dtype, "bf16")
+            precision = "fp8" if _NARROW.match(f"{shapes[0].dtype}[") else _GPU_PRECISIONS.get(shapes[0].dtype)
+            if precision is None:
+                raise InputError(
+                    f"line {instruction.line}: a product of {shapes[0].dtype} has no known time on {self._device.name}"
+                )
             return Price(max(self._product_us(batch, m, n, k, precision), moved_us), "library")
         peak = _peak(self._device, "bf16") / 1e6
         return Price(max(work.matrix_flops / peak, moved_us), "roofline")

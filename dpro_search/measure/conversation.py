@@ -24,6 +24,7 @@ from dpro_search.errors import JobError
 _POLL_S = 0.005
 _ANSWER_S = 240.0  # an order takes seconds
 _READY_S = 120.0
+_STEP_NS = 10_000_000  # in which the kernel counts what cores do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ class Conversation(threading.Thread):
         results = self._awaited(f"result-{self._given - 1}", _ANSWER_S)
         if results is None:
             return False
-        self._on_answers(order, [_answer(cell, [rank[number] for rank in results]) for number, cell in enumerate(order.cells)])
+        self._on_answers(order, [cell_times(cell, [rank[number] for rank in results]) for number, cell in enumerate(order.cells)])
         return True
 
     def _post(self, cells: list[tuple[Any, ...]]) -> None:
@@ -140,8 +141,8 @@ class Conversation(threading.Thread):
         return [msgspec.json.decode(path.read_bytes()) for path in paths]
 
 
-def _answer(cell: Cell, ranks: Sequence[dict[str, Any]]) -> CellTimes:
-    """From when the last rank began to when the last had ended, over all spans."""
+def cell_times(cell: Cell, ranks: Sequence[dict[str, Any]]) -> CellTimes:
+    """What the ranks measured of a cell; a call takes from when the last rank began to when the last had ended."""
     spans = zip(*(rank["spans_ns"] for rank in ranks), strict=True)
     total_ns = sum(max(end for _, end in span) - max(begin for begin, _ in span) for span in spans)
     call_us = max(total_ns, 1) / 1e3 / cell.calls
@@ -156,7 +157,13 @@ def _answer(cell: Cell, ranks: Sequence[dict[str, Any]]) -> CellTimes:
 
 
 def _busy_part(rank: dict[str, Any]) -> float:
-    """The part of a rank's calls in which its cores did anything: they are read in steps, so that it may be below 0."""
+    """The part of a rank's calls in which its cores did anything: they are read in steps, so that it may be below 0.
+
+    Rest is counted more finely than work. But a virtual machine counts the time twice that other machines took while a core was
+    idle, as idle and as taken: where work and rest are together longer than the calls by more than a step, work is taken.
+    """
     spans = rank["spans_ns"]
-    resting = rank["rest_ns"] / len(rank["cores"]) / max(spans[-1][1] - spans[0][0], 1)
-    return 1 - float(resting)
+    span_ns = len(rank["cores"]) * max(spans[-1][1] - spans[0][0], 1)
+    work_ns, rest_ns = rank["work_ns"], rank["rest_ns"]
+    counted_twice = work_ns + rest_ns > span_ns + 2 * len(rank["cores"]) * _STEP_NS
+    return float(work_ns if counted_twice else span_ns - rest_ns) / span_ns

@@ -21,7 +21,8 @@ import dpro_search_comm_groups as groups
 _POLL_S, _PATIENCE_S = 0.002, 300.0
 _SENT = "/sys/class/net/eth0/statistics/tx_bytes"
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
-_RESTS = 4, 5, 8  # columns of /proc/stat: idle, idle while something is read from disk, taken by other machines
+# Columns of /proc/stat: user, nice, system, both interrupts; idle, idle while a disk is read, taken by other machines.
+_WORKS, _RESTS = (0, 1, 2, 5, 6), (3, 4, 7)
 
 
 def main():
@@ -47,14 +48,16 @@ def _measured(group, algorithm, size_bytes, before_bytes, before, calls, meet):
         run_before()
     if meet:  # a rank may have all that it gets while another of its host still sends
         group.meet()
-    sent, rest = _sent_bytes(), _rest_ns(cores)
+    sent, (work, rest) = _sent_bytes(), _cores_ns(cores)
     spans = [_span(run, 1, group.meet) for _ in range(calls)] if meet else [_span(run, calls)]
     if meet:
         group.meet()
+    sent, (work_after, rest_after) = _sent_bytes() - sent, _cores_ns(cores)
     return {
         "spans_ns": spans,
-        "sent_bytes": _sent_bytes() - sent,
-        "rest_ns": _rest_ns(cores) - rest,
+        "sent_bytes": sent,
+        "work_ns": work_after - work,
+        "rest_ns": rest_after - rest,
         "cores": cores,
     }
 
@@ -72,11 +75,12 @@ def _sent_bytes():
         return int(file.read())
 
 
-def _rest_ns(cores):
-    """Time in ns in which cores ran nothing of this machine, since it started."""
+def _cores_ns(cores):
+    """Time in ns in which cores ran anything of this machine, and nothing of it, since it started."""
     with open("/proc/stat") as file:
         rows = {row[0]: row for row in map(str.split, file)}
-    return sum(int(rows["cpu%d" % core][column]) for core in cores for column in _RESTS) * _TICK_NS
+    mine = [[int(count) for count in rows["cpu%d" % core][1:]] for core in cores]
+    return [sum(counts[column] for counts in mine for column in columns) * _TICK_NS for columns in (_WORKS, _RESTS)]
 
 
 def _awaited(path):

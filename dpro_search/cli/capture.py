@@ -64,11 +64,14 @@ def capture(
         bool, typer.Option("--jax", help="Compile a JAX step for devices that need not be here; the function gets the Mesh.")
     ] = False,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="C", help="With --jax: a slice (v6e:16x16), GPUs (4xhgx-h100) or cpu:8.")
+        str | None, typer.Option("--on", metavar="C", help="With --jax: a slice (v6e:16x16), GPUs (4xhgx-h100), 4xtestbed@1gbit.")
     ] = None,
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="S", min=1, help="Seconds until the capture is ended.")
     ] = 1800,
+    timed: Annotated[
+        bool, typer.Option("--timed", help="With --jax and processors (4xtestbed@1gbit): run the step here too, and time it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Capture a model's training step on tensors without data, or as XLA compiles it. Every verb takes the result as TRACE.
@@ -76,7 +79,7 @@ def capture(
     Example: dpro-search capture train.py:build_model --batch 4 --sequence 2048 --mesh dp_shard=8,tp=2 --out captured
     """
     if jax:
-        _program(model, out, mesh=mesh, on=on, python=python, time_limit_s=time_limit, as_json=as_json)
+        _program(model, out, mesh=mesh, on=on, python=python, time_limit_s=time_limit, timed=timed, as_json=as_json)
         return
     from dpro_search.cli.printing import print_json, size, stderr_console, warn
     from dpro_search.collect.capture.runner import capture_request
@@ -148,7 +151,7 @@ def capture(
 
 
 def _program(
-    model: str, out: Path, *, mesh: str | None, on: str | None, python: str | None, time_limit_s: float, as_json: bool
+    model: str, out: Path, *, mesh: str | None, on: str | None, python: str | None, time_limit_s: float, timed: bool, as_json: bool
 ) -> None:
     """Compile a JAX step, and say what the program has."""
     from dpro_search.cli.printing import print_json, size, stderr_console, warn
@@ -156,7 +159,7 @@ def _program(
     from dpro_search.graph.hlo import executions, program_work
     from dpro_search.kinds.xla.capture import capture_program, program_request
 
-    request = program_request(model, on=on, mesh=mesh or "", python=python, time_limit_s=time_limit_s)
+    request = program_request(model, on=on, mesh=mesh or "", python=python, time_limit_s=time_limit_s, timed=timed)
     with stderr_console().status("starting") as status:
         program = capture_program(request, out, lambda what: status.update(f"capturing: {what}"))
     for warning in program.warnings:

@@ -162,8 +162,8 @@ def _busy_part(rank: dict[str, Any]) -> float:
     Rest is counted more finely than work. But a virtual machine counts the time twice that other machines took while a core was
     idle, as idle and as taken: where work and rest are together longer than the calls by more than a step, work is taken.
     """
-    spans = rank["spans_ns"]
-    span_ns = len(rank["cores"]) * max(spans[-1][1] - spans[0][0], 1)
-    work_ns, rest_ns = rank["work_ns"], rank["rest_ns"]
-    counted_twice = work_ns + rest_ns > span_ns + 2 * len(rank["cores"]) * _STEP_NS
-    return float(work_ns if counted_twice else span_ns - rest_ns) / span_ns
+    spans, cores = rank["spans_ns"], len(rank["cores"])
+    work_ns, rest_ns = float(rank["work_ns"]), float(rank["rest_ns"])
+    span_ns = cores * max(float(spans[-1][1] - spans[0][0]), 1.0)
+    counted_twice = work_ns + rest_ns > span_ns + 2 * cores * _STEP_NS
+    return (work_ns if counted_twice else span_ns - rest_ns) / span_ns

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.errors import InputError
+from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._kind import DescribedKind
 from dpro_search.kinds.xla.export import TARGET
 from dpro_search.kinds.xla.program import XlaProgram, read_program
+
+if TYPE_CHECKING:
+    from dpro_search.deploy.jobs import RecordedJob
 
 
 class XlaKind(DescribedKind[XlaProgram]):
@@ -21,6 +28,15 @@ class XlaKind(DescribedKind[XlaProgram]):
 
     def read(self, path: Path) -> XlaProgram | None:
         return read_program(path)
+
+    def real_job(
+        self, here: JobInScenario, source: XlaProgram, run: Path, command: Sequence[str], *, paced: bool = False
+    ) -> RecordedJob:
+        if paced:
+            raise InputError("--paced: only of parallel jobs; a compiled program computes what it computes")
+        from dpro_search.kinds.xla.real_runs import runnable
+
+        return runnable(source, self.facts(source), self.targets, tuple(command))
 
     def facts(self, source: XlaProgram) -> JobFacts:
         return JobFacts(framework=source.framework, ranks=source.module.devices)

@@ -87,11 +87,13 @@ def breakdown_us(step: Step, timeline: Timeline) -> dict[str, float]:
     waits = _waits_us(step, timeline)
     copies = sum(wait for op, wait in waits.items() if _is_copy(step, op))
     exposed = sum(waits.values()) - copies
-    return {
-        "compute": max(timeline.iteration_us - copies - exposed, 0.0),
+    outside = float(step.graph.duration_us[step.graph.op_kind == OpKind.HOST].sum())
+    parts = {
+        "compute": max(timeline.iteration_us - copies - exposed - outside, 0.0),
         "exposed_communication": exposed,
         "exposed_copies": copies,
     }
+    return {**parts, "between_instructions": outside} if outside else parts
 
 
 def axes_us(step: Step, timeline: Timeline) -> tuple[float, dict[str, float]]:

@@ -15,6 +15,7 @@ from dpro_search.collect.capture.worker import run_worker
 from dpro_search.collect.launch.ranks import environment_python
 from dpro_search.errors import InputError, MissingCapabilityError
 from dpro_search.kinds.xla.program import FACTS_FILE, TEXT_FILE, ProgramFacts, XlaProgram, read_program
+from dpro_search.kinds.xla.times import TIMES_FILE, require_startable, timed
 from dpro_search.runtime import CAPTURE
 
 TIME_LIMIT_S = 1800.0
@@ -63,6 +64,8 @@ class ProgramRequest:
         Devices along each axis; empty: one axis "data".
     python
         An interpreter with JAX and the devices' compiler.
+    timed
+        Whether the step also runs here, on processes for the devices of a cluster of CPU cores, and is timed.
     """
 
     script: Path
@@ -71,13 +74,16 @@ class ProgramRequest:
     mesh: Mapping[str, int] = field(default_factory=dict)
     python: str
     time_limit_s: float = TIME_LIMIT_S
+    timed: bool = False
 
 
 class _Answer(msgspec.Struct):
     error: str
 
 
-def program_request(model: str, *, on: str | None, mesh: str, python: str | None, time_limit_s: float) -> ProgramRequest:
+def program_request(
+    model: str, *, on: str | None, mesh: str, python: str | None, time_limit_s: float, timed: bool = False
+) -> ProgramRequest:
     """A request as people write it: ``train.py:step``, ``v6e:16x16``, ``fsdp=64,tp=4``.
 
     Raises
@@ -108,6 +114,7 @@ def program_request(model: str, *, on: str | None, mesh: str, python: str | None
         mesh=parse_mesh(mesh),
         python=python or str(usual),
         time_limit_s=time_limit_s,
+        timed=timed,
     )
 
 
@@ -129,6 +136,8 @@ def capture_program(request: ProgramRequest, out: Path, say: Callable[[str], Non
         The process failed otherwise, or took too long.
     """
     require_new(out)
+    if request.timed:
+        require_startable(parse_cluster(request.on))
     values = {
         **_target(request.on),
         "mesh": dict(request.mesh),
@@ -145,6 +154,10 @@ def capture_program(request: ProgramRequest, out: Path, say: Callable[[str], Non
         facts = msgspec.json.decode(written, type=ProgramFacts)
         facts = msgspec.structs.replace(facts, script_path=str(request.script.resolve()), python=request.python)
         (folder / FACTS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1))
+        if request.timed:
+            say("running it here, with its collectives")
+            times = timed(request.script.resolve(), request.function, facts.mesh, parse_cluster(request.on), request.python)
+            (folder / TIMES_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(times), indent=1))
         for name in ("request.json", "answer.json"):
             (folder / name).unlink()
     program = read_program(out)
@@ -162,9 +175,12 @@ def _target(on: str) -> dict[str, object]:
     if cluster.torus is not None:
         name = cluster.name.rpartition(" x ")[2]
         return {"platform": "tpu", "topology": name, "slices": cluster.torus.slices, "gpu": None, "name": on}
+    if device.kind == "cpu":
+        return {"platform": "cpu", "topology": str(cluster.ranks), "slices": 1, "gpu": None, "name": on}
     if device.kind != "gpu" or device.vendor != "NVIDIA" or cluster.ranks_per_host is None:
         raise InputError(
-            f"--on {on}: XLA compiles without the device for slices of TPUs (v6e:16x16), NVIDIA GPUs (4xhgx-h100) and cpu:8"
+            f"--on {on}: XLA compiles without the device for slices of TPUs (v6e:16x16), NVIDIA GPUs (4xhgx-h100) and processors "
+            "(cpu:8, 4xtestbed@1gbit)"
         )
     return {
         "platform": "cuda",

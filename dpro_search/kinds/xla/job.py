@@ -15,14 +15,15 @@ from dpro_search.costmodel.collectives.torus_groups import Places, places_of
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._diagnosis import Diagnosis
-from dpro_search.kinds._job import Job, JobInScenario, JobObjective
+from dpro_search.kinds._job import Job, JobInScenario, JobObjective, Measurement
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
 from dpro_search.kinds.xla.answers import axes_us, breakdown_us, diagnosis
 from dpro_search.kinds.xla.capture import parse_mesh
 from dpro_search.kinds.xla.lowering import Step, scaled, step_of
 from dpro_search.kinds.xla.meshes import Compilations, Mesh, MeshKnob, MeshSettings, StepParts, in_order, mesh_text
-from dpro_search.kinds.xla.prices import prices_of
+from dpro_search.kinds.xla.prices import Prices, prices_of
+from dpro_search.kinds.xla.processors import ProcessorPrices, TimedProgram
 from dpro_search.kinds.xla.program import XlaProgram
 from dpro_search.quantities import memory_shortage_text
 from dpro_search.replay import Timeline, replay
@@ -35,6 +36,8 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import SCALES, ClusterChange, Scenario
 from dpro_search.space.transformations import JobFacts, PlanSpace
 
+RAN_ERROR, OTHER_MESH_ERROR = 0.08, 0.15
+"""Programs on processors: as they ran, and with another mesh."""
 MODEL_ERROR = 0.3
 """An estimate: such intervals hold 21 of 22 published runs of MaxText on TPU v4 and v5p (experiments/xla). Other devices and models
 were not compared."""
@@ -84,6 +87,7 @@ class XlaJob(Job):
         self.askable = ("mesh",) if self._can_compile else ()
         self._compilations = Compilations(source)
         self._steps: dict[tuple[str, str, float], Step] = {}
+        self._ran = None if source.times is None else TimedProgram(module=source.module, times=source.times)
 
     @property
     def _can_compile(self) -> bool:
@@ -107,7 +111,7 @@ class XlaJob(Job):
             refused = memory_shortage_text(needed, has_bytes)
         return Lowered(
             replayable=StepOfProgram(step),
-            error=ErrorModel(model=MODEL_ERROR),
+            error=ErrorModel(model=self._model_error(program)),
             as_recorded=False,
             cluster=ClusterSpec(cores=tuple(range(self.source.module.devices)), ranks_per_host=cluster.ranks_per_host),
             assumptions=self._assumptions(step, cluster),
@@ -174,12 +178,31 @@ class XlaJob(Job):
             bandwidth *= scale.factor if scale.what == "bandwidth" else 1.0
         key = mesh_text(program.facts.mesh), cluster.name, bandwidth
         if key not in self._steps:
-            prices = prices_of(program.module, cluster, self._places(program, cluster), bandwidth, ranks=program.facts.device_ids)
-            self._steps[key] = step_of(program.module, prices, program.facts.mesh)
+            self._steps[key] = step_of(program.module, self._prices(program, cluster, bandwidth), program.facts.mesh)
         step = self._steps[key]
         for scale in scenario.scales:
             step = step if scale.what == "bandwidth" else scaled(step, scale)
         return step
+
+    def _prices(self, program: XlaProgram, cluster: Cluster, bandwidth: float) -> Prices:
+        if cluster.groups[0].host.device.kind == "cpu":
+            if self._ran is None:
+                raise InputError(
+                    f"{self.source.path}: a program for processors takes the times of a real run: capture it with --timed"
+                )
+            return ProcessorPrices(program.module, cluster, bandwidth, self._ran)
+        return prices_of(program.module, cluster, self._places(program, cluster), bandwidth, ranks=program.facts.device_ids)
+
+    def _model_error(self, program: XlaProgram) -> float:
+        if self._ran is None:
+            return MODEL_ERROR
+        return RAN_ERROR if program is self.source else OTHER_MESH_ERROR
+
+    def measurement(self, scenario: Scenario) -> Measurement:
+        if self._ran is None:
+            return Measurement()
+        steps_us = np.array(self._ran.times.steps_us)
+        return Measurement(median_us=float(np.median(steps_us)), mean_us=float(steps_us.mean()), iterations_us=steps_us)
 
     def _places(self, program: XlaProgram, cluster: Cluster) -> Places | None:
         """Chips of a program's devices, in the order of its replica groups; None: no torus, or the cluster's order."""
@@ -223,6 +246,12 @@ class XlaJob(Job):
 
     @cached_property
     def _stated(self) -> tuple[str, ...]:
+        if self._ran is not None:
+            return (
+                *self.source.warnings,
+                "instructions and collectives take what was measured of them; those of another mesh that did not run follow from "
+                "fitted times for each operation and byte",
+            )
         return (
             *self.source.warnings,
             f"the interval is an estimate (+-{MODEL_ERROR:.0%}): it holds 21 of 22 published runs of dense decoders on TPU v4 and "

@@ -39,6 +39,7 @@ from dpro_search.space.scenario import Scale
 
 _CORE, _COPIES, _HOST = "core", "copies between memories", "host link"
 _COPY_STARTS = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+_OUTSIDE = "between instructions"
 _NUMBER = re.compile(r"(?:\.(?:\d+|clone))+$")
 _BACKWARD, _FORWARD, _RECOMPUTED = "transpose(", "jvp(", "rematted_computation"
 
@@ -130,6 +131,7 @@ class _Lowering:
         self._devices = {_CORE: self._core}
         self._links = self._link_names()
         self._last: int | None = None  # the last op of the core
+        self._computed_us = self._exchanged_us = 0.0
         self._trains = any(_FORWARD in each.op_name for each in module.entry) or any(
             _FORWARD in each.op_name for computation in module.computations.values() for each in computation
         )
@@ -137,6 +139,9 @@ class _Lowering:
     def step(self) -> Step:
         if not self._ops:  # a program that only passes its arguments on
             self._add(self._module.entry.root, 0.0, 1.0, basis="nothing")
+        outside_us = self._prices.outside_us(self._computed_us, self._exchanged_us)
+        if outside_us:
+            self._add(self._module.entry.root, outside_us, 1.0, kind=OpKind.HOST, name=_OUTSIDE)
         totals = self._totals
         return Step(
             graph=self._builder.build(),
@@ -261,15 +266,20 @@ class _Lowering:
         collective: Collective | None = None,
         after: list[int] | None = None,
         waits_for: int | None = None,
+        name: str = "",
     ) -> int:
         on_core = device is None
+        if on_core:
+            self._computed_us += us * turns
+        elif collective is not None and not collective.is_async:
+            self._exchanged_us += us * turns
         needed = list(after or ())
         if not on_core and self._last is not None:
             needed.append(self._last)  # the core starts it after what it ran before
         op = self._builder.add_op(
             self._core if device is None else device,
             us * turns,
-            name=self._name(instruction, collective),
+            name=name or self._name(instruction, collective),
             kind=self._kind(instruction) if kind is None else kind,
             after=needed,
         )
@@ -345,5 +355,5 @@ def scaled(step: Step, scale: Scale) -> Step:
     elif scale.what == "communication":
         changed = kinds == OpKind.COMM
     else:
-        changed = (kinds != OpKind.COMM) & (kinds != OpKind.IO)
+        changed = (kinds != OpKind.COMM) & (kinds != OpKind.IO) & (kinds != OpKind.HOST)
     return replace(step, graph=step.graph.with_durations(step.graph.duration_us * np.where(changed, scale.factor, 1.0)))

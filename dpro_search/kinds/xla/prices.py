@@ -27,7 +27,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.hlo import Work, instruction_work
 
 Ints = npt.NDArray[np.int64]
-Basis = Literal["compiler", "library", "roofline", "custom call", "nothing"]
+Basis = Literal["compiler", "library", "roofline", "custom call", "measured", "fitted", "nothing"]
 
 # Assumed, as no source states it: share of the peak that a Pallas kernel of a TPU reaches. Its true value is between this and 1.
 PALLAS_SHARE = 0.5
@@ -79,6 +79,16 @@ class Prices(ABC):
     @abstractmethod
     def copy_us(self, moved_bytes: float) -> float:
         """The duration of a copy between two memories of the device."""
+
+    def outside_us(self, computed_us: float, exchanged_us: float) -> float:
+        """The part of a step that is in none of its instructions: its start, and what devices wait for each other.
+
+        Parameters
+        ----------
+        computed_us, exchanged_us
+            What the step computes, and what its synchronous collectives take.
+        """
+        return 0.0
 
     def transfer_us(self, transfer: HostTransfer) -> float:
         """The duration of a copy between a device and its host; raises `InputError` if the rate is not known."""

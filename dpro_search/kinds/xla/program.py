@@ -18,6 +18,7 @@ from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.collect.readers.xla import HloModule, read_hlo
 from dpro_search.errors import InputError
 from dpro_search.kinds._kind import Description
+from dpro_search.kinds.xla.times import TIMES_FILE, ProgramTimes, read_times
 
 FACTS_FILE, TEXT_FILE = "program.json", "program.hlo.gz"
 _TEXT_ENDINGS = (".hlo", ".hlo.gz", ".txt", ".txt.gz")
@@ -94,6 +95,7 @@ class XlaProgram(Description):
     facts: ProgramFacts
     cluster: Cluster | None  # The devices that it was compiled for; None: not known.
     path: Path
+    times: ProgramTimes | None = None  # Of a real run; None: it was compiled only.
     framework: str = field(default="jax")
 
 
@@ -128,13 +130,16 @@ def _captured(folder: Path) -> XlaProgram:
             f"{folder / FACTS_FILE}: device_ids has {len(facts.device_ids)} entries, and the program runs on "
             f"{program.module.devices} devices"
         )
+    times = read_times(folder / TIMES_FILE)
+    names = (TEXT_FILE, FACTS_FILE, *([TIMES_FILE] if times is not None else []))
     return XlaProgram(
         module=program.module,
         facts=facts,
         cluster=cluster,
         path=folder,
-        files={TEXT_FILE: folder / TEXT_FILE, FACTS_FILE: folder / FACTS_FILE},
-        warnings=_warnings(program.module),
+        times=times,
+        files={name: folder / name for name in names},
+        warnings=(*_warnings(program.module), *([times.warning] if times is not None and times.warning else [])),
         provenance=tuple(_provenance(program.module, facts)),
     )
 

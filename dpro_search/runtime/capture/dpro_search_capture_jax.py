@@ -24,6 +24,8 @@ GPU_FLAGS = (
     "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false --xla_gpu_enable_latency_hiding_scheduler=true "
     "--xla_gpu_enable_analytical_latency_estimator=true"
 )
+# A process of a real run computes with one thread, on its core.
+PROCESSOR_FLAGS = "--xla_cpu_multi_thread_eigen=false"
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt")
 _HELD = "RESOURCE_EXHAUSTED"
 
@@ -56,29 +58,29 @@ def _environment(request):
     if request["platform"] == "cuda":
         flags = "%s %s" % (GPU_FLAGS, flags)  # what the user set comes last, and counts
     elif request["platform"] == "cpu":
-        flags = "%s --xla_force_host_platform_device_count=%s" % (flags, request["topology"])
+        flags = "%s --xla_force_host_platform_device_count=%s %s" % (flags, request["topology"], PROCESSOR_FLAGS)
     os.environ["XLA_FLAGS"] = flags.strip()
 
 
 def _captured(request):
-    _say("importing JAX")
+    say("importing JAX")
     try:
         import jax
     except ImportError as error:
         raise RefusedError("%s cannot import jax: %s" % (sys.executable, error)) from None
     devices = _devices(request)
-    mesh = _mesh(request["mesh"], devices)
-    _say("reading %s" % os.path.basename(request["script"]))
-    step, arguments, tokens = _step_of(request, mesh)
+    mesh = mesh_of(request["mesh"], devices)
+    say("reading %s" % os.path.basename(request["script"]))
+    step, arguments, tokens = step_of(request, mesh)
     started = time.time()
-    _say("tracing for %d devices" % len(devices))
+    say("tracing for %d devices" % len(devices))
     if not hasattr(step, "trace"):
         step = jax.jit(step)
     lowered = step.trace(*arguments).lower(lowering_platforms=(request["platform"],))
-    _say("compiling for %s; large programs take minutes" % request["name"])
+    say("compiling for %s; large programs take minutes" % request["name"])
     compiled = lowered.compile()
     seconds = time.time() - started
-    _say("writing the program")
+    say("writing the program")
     with gzip.GzipFile(request["program"], "wb", 6, mtime=0) as file:
         file.write(compiled.as_text().encode())
     ordered = list(mesh.devices.flatten())
@@ -130,7 +132,7 @@ def _devices(request):
     ).devices
 
 
-def _mesh(axes, devices):
+def mesh_of(axes, devices):
     """The mesh, laid out as JAX's own helper does where it can: neighbours in the mesh are neighbours on the torus."""
     import numpy as np
     from jax.experimental import mesh_utils
@@ -147,7 +149,7 @@ def _mesh(axes, devices):
     return Mesh(placed, tuple(axes))
 
 
-def _step_of(request, mesh):
+def step_of(request, mesh):
     """The function, its arguments, and tokens of a step or None."""
     script, name = request["script"], request["function"]
     sys.path.insert(0, os.path.dirname(script))
@@ -202,7 +204,7 @@ def _installed(name):
         return False
 
 
-def _say(text):
+def say(text):
     print("capture: " + text, file=sys.stderr, flush=True)
 
 

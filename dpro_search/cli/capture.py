@@ -70,7 +70,7 @@ def capture(
         float, typer.Option("--time-limit", metavar="S", min=1, help="Seconds until the capture is ended.")
     ] = 1800,
     timed: Annotated[
-        bool, typer.Option("--timed", help="With --jax and processors (4xtestbed@1gbit): run the step here too, and time it.")
+        bool, typer.Option("--timed", help="With --jax on a testbed: run the step here too, and time it.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

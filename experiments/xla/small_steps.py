@@ -74,9 +74,7 @@ def convolutions(mesh):
     def loss(weights, images):
         x = images
         for kernel in weights["kernels"]:
-            x = jax.nn.relu(
-                jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-            )
+            x = jax.nn.relu(jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
         logits = x.mean((1, 2)) @ weights["head"]
         return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[:, 0])
 

@@ -131,7 +131,7 @@ class _Lowering:
         self._devices = {_CORE: self._core}
         self._links = self._link_names()
         self._last: int | None = None  # the last op of the core
-        self._computed_us = self._exchanged_us = 0.0
+        self._computed_us = 0.0
         self._trains = any(_FORWARD in each.op_name for each in module.entry) or any(
             _FORWARD in each.op_name for computation in module.computations.values() for each in computation
         )
@@ -139,7 +139,7 @@ class _Lowering:
     def step(self) -> Step:
         if not self._ops:  # a program that only passes its arguments on
             self._add(self._module.entry.root, 0.0, 1.0, basis="nothing")
-        outside_us = self._prices.outside_us(self._computed_us, self._exchanged_us)
+        outside_us = self._prices.outside_us(self._computed_us)
         if outside_us:
             self._add(self._module.entry.root, outside_us, 1.0, kind=OpKind.HOST, name=_OUTSIDE)
         totals = self._totals
@@ -271,8 +271,6 @@ class _Lowering:
         on_core = device is None
         if on_core:
             self._computed_us += us * turns
-        elif collective is not None and not collective.is_async:
-            self._exchanged_us += us * turns
         needed = list(after or ())
         if not on_core and self._last is not None:
             needed.append(self._last)  # the core starts it after what it ran before

@@ -80,14 +80,8 @@ class Prices(ABC):
     def copy_us(self, moved_bytes: float) -> float:
         """The duration of a copy between two memories of the device."""
 
-    def outside_us(self, computed_us: float, exchanged_us: float) -> float:
-        """The part of a step that is in none of its instructions: its start, and what devices wait for each other.
-
-        Parameters
-        ----------
-        computed_us, exchanged_us
-            What the step computes, and what its synchronous collectives take.
-        """
+    def outside_us(self, computed_us: float) -> float:
+        """The part of a step that is in none of its instructions, which compute for `computed_us`: its start, and waiting."""
         return 0.0
 
     def transfer_us(self, transfer: HostTransfer) -> float:

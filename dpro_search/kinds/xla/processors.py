@@ -183,7 +183,7 @@ class ProcessorPrices(Prices):
         super().__init__(module, cluster, bandwidth)
         if ran.times.rate_bps != cluster.rate_bps:
             raise InputError(
-                f"{cluster.name}: the program was timed on other links; ask --what-if bandwidth=..., or capture it there with --timed"
+                f"{cluster.name}: the program was timed on other links; ask --what-if bandwidth=N, or capture it there with --timed"
             )
         self._ran, self._is_it = ran, module is ran.module
         self._link_per_us = None if cluster.rate_bps is None else cluster.rate_bps / 8e6
@@ -219,7 +219,5 @@ class ProcessorPrices(Prices):
         wire_us /= self._link_per_us
         return max(us - wire_us, 0.0) + wire_us / self._bandwidth
 
-    def outside_us(self, computed_us: float, exchanged_us: float) -> float:
-        if self._is_it:
-            return max(self._ran.times.iteration_us - computed_us - exchanged_us, 0.0)
-        return self._ran.start_us + self._ran.waiting_share * computed_us
+    def outside_us(self, computed_us: float) -> float:
+        return self._ran.start_us + (0.0 if self._is_it else self._ran.waiting_share * computed_us)

@@ -84,9 +84,23 @@ def read_times(path: Path) -> ProgramTimes | None:
 
 
 def timed(
-    script: Path, function: str, mesh: dict[str, int], cluster: Cluster, python: str, on_poll: Callable[[], None] = lambda: None
+    script: Path,
+    function: str,
+    mesh: dict[str, int],
+    cluster: Cluster,
+    python: str,
+    *,
+    with_exchanges: bool = True,
+    on_poll: Callable[[], None] = lambda: None,
 ) -> ProgramTimes:
     """Run a step on this machine, on hosts with links like those of a cluster of CPU cores, and time it and its collectives.
+
+    Parameters
+    ----------
+    with_exchanges
+        Whether collectives are timed alone as well, from which those of other meshes follow.
+    on_poll
+        Called several times a second while it runs.
 
     Raises
     ------
@@ -96,7 +110,7 @@ def timed(
         Those of `run_xla_ranks`.
     """
     require_startable(cluster)
-    exchanges = tuple(_exchanges(cluster))
+    exchanges = tuple(_exchanges(cluster)) if with_exchanges else ()
     request = StepRequest(script=str(script), function=function, mesh=mesh, steps=_STEPS, profiled=_PROFILED, exchanges=exchanges)
     meter = LoadMeter()
     ranks = run_xla_ranks(
@@ -106,7 +120,7 @@ def timed(
     steps_us = step_times_us([rank.steps_ns for rank in ranks])
     unprofiled = float(steps_us.mean() / step_times_us([rank.profiled_ns for rank in ranks]).mean())
     calls = list(zip(*(rank.exchanges_ns for rank in ranks), strict=True))  # for each exchange those of each process
-    dispatch_us = float(np.diff(np.array(calls[0], dtype=np.float64)).mean()) / 1e3
+    dispatch_us = float(np.diff(np.array(calls[0], dtype=np.float64)).mean()) / 1e3 if calls else 0.0
     return ProgramTimes(
         steps_us=tuple(np.round(steps_us, 1).tolist()),
         instructions_us={name: round(us * unprofiled, 2) for name, us in _instructions_us(ranks).items()},

@@ -133,18 +133,9 @@ def _profiled(run, steps):
         profile = jax.profiler.ProfileData.from_file(path)
     events = [event for plane in profile.planes for line in plane.lines for event in line.events]
     offset_ns = min(int(event.name[len(_CLOCK) :]) - event.start_ns for event in events if event.name.startswith(_CLOCK))
-    ends, started = {}, []
-    for event in events:
-        if event.name.startswith("end: "):
-            ends[dict(event.stats).get("_c")] = event.start_ns
-        elif event.duration_ns is not None:
-            stats = dict(event.stats)
-            if "hlo_op" in stats:
-                started.append((stats["hlo_op"], event.start_ns, stats.get("_p"), event.end_ns))
-    return spans, [
-        [name, round(begin + offset_ns), round(max(ends.get(key, end), begin) + offset_ns)]
-        for name, begin, key, end in sorted(started, key=lambda each: each[1])
-    ]
+    named = [(dict(event.stats).get("hlo_op"), event) for event in events if event.duration_ns]
+    started = [[name, round(each.start_ns + offset_ns), round(each.end_ns + offset_ns)] for name, each in named if name is not None]
+    return spans, sorted(started, key=lambda each: each[1])
 
 
 def _exchanged(mesh, kind, elements, size):

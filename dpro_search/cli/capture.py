@@ -69,9 +69,7 @@ def capture(
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="S", min=1, help="Seconds until the capture is ended.")
     ] = 1800,
-    timed: Annotated[
-        bool, typer.Option("--timed", help="With --jax on a testbed: run the step here too, and time it.")
-    ] = False,
+    timed: Annotated[bool, typer.Option("--timed", help="With --jax on a testbed: run the step here too, and time it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Capture a model's training step on tensors without data, or as XLA compiles it. Every verb takes the result as TRACE.

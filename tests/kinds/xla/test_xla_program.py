@@ -17,7 +17,7 @@ from dpro_search.kinds.xla.lowering import axes_of
 from dpro_search.kinds.xla.program import FACTS_FILE, TEXT_FILE, ProgramFacts, ProgramMemory
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
-from tests.kinds.verbs import refusal
+from tests.kinds.verbs import refusal, verb
 
 CLUSTER, MESH = "v5e:2x4", {"fsdp": 4, "tp": 2}
 CLOCK_HZ = parse_cluster(CLUSTER).groups[0].host.device.clock_hz
@@ -232,3 +232,15 @@ def test_a_folder_whose_facts_are_damaged_is_refused_in_one_line(tmp_path):
     (path / FACTS_FILE).write_text("{")
     with pytest.raises(InputError, match="capture the program again"):
         load_source(path)
+
+
+def test_a_device_of_which_no_run_was_compared_has_a_wider_interval(tmp_path):
+    widths = {}
+    for number, cluster in enumerate(("v4:2x2x2", "v5e:2x4")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = program(folder, text(fusion("a", "p0", 10)), cluster=cluster)
+        answer = verb("replay", path)
+        widths[cluster] = answer["interval_us"][1] / answer["predicted_iteration_us"]
+        assert any("of which no run was compared" in sentence for sentence in answer["assumed"])
+    assert widths["v5e:2x4"] > 1.1 * widths["v4:2x2x2"]

@@ -211,10 +211,11 @@ class XlaJob(Job):
         facts, torus = program.facts, cluster.torus
         if torus is None:
             return None
-        places = places_of(torus)
         if facts.coordinates and cluster == self.source.cluster:
             slices = facts.slices or (0,) * len(facts.coordinates)
             places = Places(coordinates=np.array(facts.coordinates, np.int64), slices=np.array(slices, np.int64))
+        else:
+            places = places_of(torus)
         if facts.device_ids:
             order = np.array(facts.device_ids, np.int64)
             places = Places(coordinates=places.coordinates[order], slices=places.slices[order])

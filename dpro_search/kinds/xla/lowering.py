@@ -129,6 +129,7 @@ class _Lowering:
         self._transfers = {id(transfer.start): transfer for transfer in host_transfers(module)}
         self._core = self._builder.add_device(0, OrderPolicy.PROGRAM, _CORE)
         self._devices = {_CORE: self._core}
+        self._axes = {id(each): axes_of(each, mesh) for starts in self._collectives.values() for each in starts}
         self._links = self._link_names()
         self._last: int | None = None  # the last op of the core
         self._computed_us = 0.0
@@ -161,7 +162,7 @@ class _Lowering:
             if id(instruction) in ends:
                 self._end(instruction, started.get(id(ends[id(instruction)]), []), turns)
                 if opcode == "fusion":  # it ends a collective of a TPU, and computes something as well
-                    self._compute(computation, instruction, turns)
+                    self._compute(computation, instruction, instruction_work(self._module, computation, instruction), turns)
             elif opcode == "while":
                 self._loop(computation, instruction, turns)
             elif opcode == "conditional":
@@ -201,7 +202,7 @@ class _Lowering:
         work = instruction_work(self._module, computation, instruction)
         self._count(instruction, work, turns)
         if started:
-            yield from self._communicate(computation, instruction, started, turns)
+            yield from self._communicate(computation, instruction, started, work, turns)
         elif transfer is not None:
             yield self._transfer(instruction, transfer, turns)
         elif instruction.opcode in _COPY_STARTS:
@@ -209,23 +210,22 @@ class _Lowering:
             us = self._prices.copy_us(max(work.read_bytes, work.written_bytes))
             yield self._add(instruction, us, turns, device=copies, kind=OpKind.IO)
         else:
-            self._compute(computation, instruction, turns)
+            self._compute(computation, instruction, work, turns)
 
-    def _compute(self, computation: HloComputation, instruction: HloInstruction, turns: float) -> None:
+    def _compute(self, computation: HloComputation, instruction: HloInstruction, work: Work, turns: float) -> None:
         """Add what an instruction computes on the core, if it takes any time."""
-        work = instruction_work(self._module, computation, instruction)
         price = self._prices.instruction(computation, instruction, work)
         if price.us:
             self._add(instruction, price.us, turns, basis=price.basis)
 
     def _communicate(
-        self, computation: HloComputation, instruction: HloInstruction, started: list[Collective], turns: float
+        self, computation: HloComputation, instruction: HloInstruction, started: list[Collective], work: Work, turns: float
     ) -> Iterator[int]:
         """Add the collectives that an instruction runs, and what it computes: before one that it waits for, beside another."""
         asynchronous = all(collective.is_async for collective in started)
         fused = instruction.opcode == "fusion"
         if fused and not asynchronous:
-            self._compute(computation, instruction, turns)
+            self._compute(computation, instruction, work, turns)
         for collective in started:
             us = self._prices.collective_us(collective)
             op = self._add(
@@ -241,7 +241,7 @@ class _Lowering:
             else:
                 self._end(instruction, [op], turns, collective=collective)
         if fused and asynchronous:
-            self._compute(computation, instruction, turns)
+            self._compute(computation, instruction, work, turns)
 
     def _transfer(self, instruction: HloInstruction, transfer: HostTransfer, turns: float) -> int:
         op = self._add(instruction, self._prices.transfer_us(transfer), turns, device=self._device(_HOST), kind=OpKind.IO)
@@ -281,7 +281,7 @@ class _Lowering:
             kind=self._kind(instruction) if kind is None else kind,
             after=needed,
         )
-        axes = () if collective is None else axes_of(collective, self._mesh)
+        axes = () if collective is None else self._axes[id(collective)]
         self._ops.append(
             StepOp(instruction=instruction, turns=turns, basis=basis, collective=collective, axes=axes, waits_for=waits_for)
         )
@@ -321,7 +321,7 @@ class _Lowering:
 
         Links carry both directions at the same time, so that permutes to the devices before have a device of their own.
         """
-        axes = {id(each): axes_of(each, self._mesh) or ("mesh",) for starts in self._collectives.values() for each in starts}
+        axes = {key: names or ("mesh",) for key, names in self._axes.items()}
         joined: list[set[str]] = []
         for names in axes.values():
             touching = [group for group in joined if group & set(names)]

@@ -24,7 +24,7 @@ from dpro_search.costmodel.collectives.nccl import collective_us, placement_of
 from dpro_search.costmodel.collectives.torus_groups import GroupSpan, Places, places_of, spans_of
 from dpro_search.costmodel.devices import Stack, gemm, latency_on
 from dpro_search.errors import InputError
-from dpro_search.graph.hlo import Work, instruction_work
+from dpro_search.graph.hlo import Work
 
 Ints = npt.NDArray[np.int64]
 Basis = Literal["compiler", "library", "roofline", "custom call", "measured", "fitted", "nothing"]
@@ -146,6 +146,7 @@ class _TpuPrices(Prices):
         self._peak_per_us = _peak(self._device, "bf16") / 1e6 / cores
         self._memory_per_us = _memory_rate(self._device) / cores
         self._spans = lru_cache(maxsize=None)(self._span)
+        self._rows = lru_cache(maxsize=None)(_rows)
 
     def instruction(self, computation: HloComputation, instruction: HloInstruction, work: Work) -> Price:
         cycles = self._cycles(instruction)
@@ -153,10 +154,10 @@ class _TpuPrices(Prices):
             return Price(cycles * self._cycle_us, "compiler")
         if instruction.opcode == "custom-call":
             matrix_us = work.matrix_flops / self._peak_per_us / PALLAS_SHARE
-            return Price(max(matrix_us, self._moved_us(computation, instruction)), "custom call") if work.bytes else NOTHING
+            return Price(max(matrix_us, self._moved_us(computation, instruction, work)), "custom call") if work.bytes else NOTHING
         if not work.bytes:
             return NOTHING
-        return Price(max(work.matrix_flops / self._peak_per_us, self._moved_us(computation, instruction)), "roofline")
+        return Price(max(work.matrix_flops / self._peak_per_us, self._moved_us(computation, instruction, work)), "roofline")
 
     def _cycles(self, instruction: HloInstruction) -> int | None:
         """Cycles that the compiler expects, of an asynchronous start those of what it runs."""
@@ -168,11 +169,10 @@ class _TpuPrices(Prices):
         known = [each for each in cycles if each is not None]
         return sum(known) if known else None
 
-    def _moved_us(self, computation: HloComputation, instruction: HloInstruction) -> float:
+    def _moved_us(self, computation: HloComputation, instruction: HloInstruction, work: Work) -> float:
         """The time of an instruction's operands and results that are in the main memory; those in vector memory are near."""
         shapes = [operand.shape for operand in computation.operands(instruction)] + [instruction.shape]
         leaves = [leaf for shape in shapes for leaf in shape.leaves() if leaf.memory_space == 0]
-        work = instruction_work(self._module, computation, instruction)
         return min(work.bytes, sum(leaf.padded_bytes for leaf in leaves)) / self._memory_per_us
 
     def copy_us(self, moved_bytes: float) -> float:
@@ -182,18 +182,26 @@ class _TpuPrices(Prices):
         if collective.group_size == 1 or self._places is None:
             return 0.0
         if collective.pairs is not None:
-            pairs = tuple((int(source), int(target)) for source, target in collective.pairs)
-            return torus.permute_us(collective.operand_bytes / self._bandwidth, self._cluster, self._places, pairs)
+            size, pairs = collective.operand_bytes / self._bandwidth, collective.pairs.astype(np.int64).tobytes()
+            return torus.permute_us(
+                size, self._cluster, self._places, [(source, target) for source, target in self._rows(pairs, 2)]
+            )
         size = collective.output_bytes if collective.kind == "all-gather" else collective.operand_bytes
-        groups = tuple(
-            map(tuple, (collective.device_groups if collective.device_groups is not None else np.zeros((0, 0))).tolist())
-        )
-        return float(torus.collective_us(_TORUS[collective.kind], size / self._bandwidth, self._cluster, self._spans(groups)))
+        groups = collective.device_groups
+        assert groups is not None, "no permute"
+        spans = self._spans(groups.astype(np.int64).tobytes(), groups.shape[1])
+        return float(torus.collective_us(_TORUS[collective.kind], size / self._bandwidth, self._cluster, spans))
 
-    def _span(self, groups: tuple[tuple[int, ...], ...]) -> Sequence[GroupSpan]:
+    def _span(self, devices: bytes, size: int) -> Sequence[GroupSpan]:
+        """The places of groups of `size` devices, which stand one behind the other as int64."""
         assert self._places is not None, "asked of several devices"
         assert self._cluster.torus is not None, "several TPUs have a torus"
-        return spans_of(self._cluster.torus, self._places, groups)
+        return spans_of(self._cluster.torus, self._places, self._rows(devices, size))
+
+
+def _rows(devices: bytes, size: int) -> tuple[tuple[int, ...], ...]:
+    """Rows of so many devices, from int64 numbers."""
+    return tuple(map(tuple, np.frombuffer(devices, np.int64).reshape(-1, size).tolist()))
 
 
 class _GpuPrices(Prices):

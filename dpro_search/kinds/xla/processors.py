@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from sklearn.linear_model import LinearRegression
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.readers.xla import Collective, HloComputation, HloInstruction, HloModule, collectives
@@ -169,11 +168,12 @@ def _features(work: Work) -> Floats:
 
 def _fitted(some: Sequence[_Measured]) -> Floats:
     """Times for each feature, none below zero, with the least squares of relative errors."""
+    from scipy.optimize import nnls
+
     features, us = np.array([each.work for each in some]), np.array([each.us for each in some])
     scale = np.maximum(np.abs(features).max(axis=0), 1e-9)
-    model = LinearRegression(positive=True, fit_intercept=False)
-    model.fit(features / scale / us[:, None], np.ones(len(us)))
-    return np.asarray(model.coef_ / scale, dtype=np.float64)
+    times, _ = nnls(features / scale / us[:, None], np.ones(len(us)))
+    return np.asarray(times / scale, dtype=np.float64)
 
 
 class ProcessorPrices(Prices):

@@ -7,6 +7,8 @@ for, because most of a large program is never looked at.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +20,8 @@ import msgspec
 from dpro_search.collect.readers.xla.shapes import HloShape, parse_shape
 from dpro_search.errors import TraceFormatError
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\](){},]')
+# Lists of numbers, {{0,1},{2,3}}, are one token: there are long ones.
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\{(?:\{[\d,]*\},?)+\}|[\[\](){},]')
 _PERCENT_NAME = re.compile(r"%([\w.\-]+)")
 _LAST_WORD = re.compile(r"%?([\w.\-]+)\s*$")
 _COMMENT = re.compile(r"/\*.*?\*/")
@@ -39,6 +42,7 @@ _CALLS = (  # attributes that name computations, in the order of `HloInstruction
 )
 _CALL = re.compile(rf"\b(?:{'|'.join(_CALLS)})=")
 _FUSION = re.compile(r", kind=\w+, calls=%?([\w.\-]+)(?=,|$)")  # how nearly all fusions begin
+_CONFIG, _JSON = "backend_config={", json.JSONDecoder()
 _DEVICE_IDS = "device_ids"  # a part of `replica_groups` in the notation of a mesh, behind a comma of its own
 
 
@@ -339,13 +343,24 @@ def split_attributes(text: str) -> dict[str, str]:
     """The attributes of an instruction or a module, ``, key=value, key={...}``, by key."""
     attributes: dict[str, str] = {}
     last = ""
-    for part in _split(text):
+    before, config, after = _at_config(text)
+    for part in (*_split(before), *config, *_split(after)):
         key, _, value = part.strip().partition("=")
         if key == _DEVICE_IDS and last == "replica_groups":
             attributes[last] += f", {part.strip()}"
         elif key:
             attributes[key], last = value, key
     return attributes
+
+
+def _at_config(text: str) -> tuple[str, list[str], str]:
+    """The text before and after a backend's configuration, which is most of it, and this: JSON has a faster reader."""
+    start = text.find(_CONFIG)
+    if start >= 0 and text.count("{", 0, start) == text.count("}", 0, start):
+        with contextlib.suppress(json.JSONDecodeError):
+            _, end = _JSON.raw_decode(text, start + len(_CONFIG) - 1)
+            return text[:start], [text[start:end]], text[end:]
+    return text, [], ""
 
 
 def _split(text: str) -> list[str]:

@@ -24,7 +24,8 @@ from dpro_search.kinds.xla.times import ExchangeTime, ProgramTimes, wire_bytes
 
 _CONTROL = frozenset({"while", "conditional", "call"})
 _FEWEST = 4
-"""A class of instructions with fewer measured ones takes the rates of all."""
+"""A class of instructions with fewer measured ones takes the rates of a wider one."""
+_ALL = "all"
 _COPIES = frozenset(
     {"copy", "transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "broadcast", "iota", "gather"}
 )
@@ -36,7 +37,7 @@ class _Measured:
 
     computation: str  # In which it is.
     same: Hashable  # Equal for instructions that do the same.
-    family: str
+    families: tuple[str, ...]  # Classes of instructions that it belongs to, the narrowest first.
     work: Floats
     us: float
 
@@ -57,7 +58,7 @@ class TimedProgram:
             _Measured(
                 computation=computation.name,
                 same=_signature(computation, each),
-                family=_family(each, work),
+                families=_families(each, work),
                 work=_features(work),
                 us=us[each.name],
             )
@@ -77,12 +78,17 @@ class TimedProgram:
 
     @cached_property
     def rates(self) -> Mapping[str, Floats]:
-        """For each class of instructions the fixed time, us, and times for each of its operations and bytes; "" is all classes."""
+        """For each class of instructions the fixed time, us, and times for each of its operations and bytes."""
         by_family: dict[str, list[_Measured]] = defaultdict(list)
         for each in self.measured:
-            by_family[each.family].append(each)
-            by_family[""].append(each)
-        return {family: _fitted(some) for family, some in by_family.items() if family == "" or len(some) >= _FEWEST}
+            for family in each.families:
+                by_family[family].append(each)
+        return {family: _fitted(some) for family, some in by_family.items() if family == _ALL or len(some) >= _FEWEST}
+
+    def fitted_us(self, instruction: HloInstruction, work: Work) -> float:
+        """The duration of an instruction by the rates of the narrowest class that has some."""
+        rates = next(self.rates[family] for family in _families(instruction, work) if family in self.rates)
+        return float(rates @ _features(work))
 
     @cached_property
     def exchange_us(self) -> Mapping[tuple[str, int], Sequence[ExchangeTime]]:
@@ -155,10 +161,10 @@ def _signature(computation: HloComputation, instruction: HloInstruction) -> Hash
     return instruction.opcode, operation, shapes, instruction.shape_text
 
 
-def _family(instruction: HloInstruction, work: Work) -> str:
+def _families(instruction: HloInstruction, work: Work) -> tuple[str, ...]:
     if work.matrix_flops:
-        return "matrix"
-    return "copy" if instruction.opcode in _COPIES else "fusion"
+        return f"product in {instruction.opcode}", "product", _ALL
+    return "copy" if instruction.opcode in _COPIES else "other", _ALL
 
 
 def _features(work: Work) -> Floats:
@@ -197,11 +203,10 @@ class ProcessorPrices(Prices):
         same = self._ran.same_us.get(_signature(computation, instruction))
         if same is not None:
             return Price(same, "measured")
-        rates = self._ran.rates.get(_family(instruction, work), self._ran.rates[""])
-        return Price(float(rates @ _features(work)), "fitted")
+        return Price(self._ran.fitted_us(instruction, work), "fitted")
 
     def copy_us(self, moved_bytes: float) -> float:
-        return float(self._ran.rates[""][-1] * moved_bytes)
+        return float(self._ran.rates[_ALL][-1] * moved_bytes)
 
     def collective_us(self, collective: Collective) -> float:
         if collective.pairs is None and collective.group_size == 1:

@@ -70,7 +70,8 @@ def print_diagnosis(diagnosis: Diagnosis, efficiency: Efficiency | None = None) 
         console.print(f"The mean is {time_text(mean_us)}, because some steps stall; this is the median.")
     if diagnosis.cluster is not UNSET:
         cluster = diagnosis.cluster
-        say(console, f"On {cluster.name}, {cluster.ranks} ranks. Interval: {cluster.interval}.")
+        interval = f" Interval: {cluster.interval}." if cluster.interval else ""
+        say(console, f"On {cluster.name}, {cluster.ranks} ranks.{interval}")
         for sentence in cluster.assumed:
             say(console, f"  assumed: {sentence}")
     for sentence in (*diagnosis.findings, *diagnosis.warnings):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -66,9 +65,9 @@ class ExposedCollective(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     op_name: str
     size_bytes: int
-    count: int
-    total_us: float
-    exposed_us: float
+    count: int = 0
+    total_us: float = 0.0
+    exposed_us: float = 0.0
     is_async: bool
 
 
@@ -114,7 +113,7 @@ def diagnosis(here: JobInScenario, step: Step, source: XlaProgram) -> XlaDiagnos
     gains = _gains(here, prediction.iteration_us, exposed)
     return XlaDiagnosis(
         iteration_us=prediction.iteration_us,
-        measured_iteration_us=None,
+        measured_iteration_us=here.measurement.median_us,
         critical_path=path_totals(timeline),
         critical_ops=critical_ops(timeline, origins=[_origin(op, source) for op in step.ops]),
         ranks=(RankFacts(rank=0, alike=source.module.devices, breakdown_us=prediction.breakdown_us),),
@@ -125,21 +124,9 @@ def diagnosis(here: JobInScenario, step: Step, source: XlaProgram) -> XlaDiagnos
     )
 
 
-class _Place(NamedTuple):
-    """The facts that collectives of one row have in common."""
-
-    kind: str
-    axes: str
-    group_size: int
-    source: str
-    op_name: str
-    size_bytes: int
-    is_async: bool
-
-
 def _exposed(step: Step, timeline: Timeline, source: XlaProgram) -> tuple[ExposedCollective, ...]:
     waits, durations = _waits_us(step, timeline), step.graph.duration_us
-    sums: dict[_Place, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    sums: dict[ExposedCollective, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     waited_of = {step.ops[end].waits_for: wait for end, wait in waits.items()}
     for number, op in enumerate(step.ops):
         if op.collective is None or op.waits_for is not None:
@@ -147,19 +134,19 @@ def _exposed(step: Step, timeline: Timeline, source: XlaProgram) -> tuple[Expose
         collective = op.collective
         size = collective.output_bytes if collective.kind == "all-gather" else collective.operand_bytes
         origin = _origin(op, source)
-        place = _Place(
-            collective.kind,
-            ",".join(op.axes),
-            collective.group_size,
-            origin.get("source", ""),
-            origin.get("framework_op", ""),
-            size,
-            collective.is_async,
+        place = ExposedCollective(
+            kind=collective.kind,
+            axes=",".join(op.axes),
+            group_size=collective.group_size,
+            source=origin.get("source", ""),
+            op_name=origin.get("framework_op", ""),
+            size_bytes=size,
+            is_async=collective.is_async,
         )
         for index, value in enumerate((op.turns, float(durations[number]), waited_of.get(number, 0.0))):
             sums[place][index] += value
     rows = [
-        ExposedCollective(**place._asdict(), count=round(count), total_us=total_us, exposed_us=exposed_us)
+        msgspec.structs.replace(place, count=round(count), total_us=total_us, exposed_us=exposed_us)
         for place, (count, total_us, exposed_us) in sums.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.exposed_us, -row.total_us)))
@@ -218,6 +205,11 @@ def _findings(exposed: Sequence[ExposedCollective], parts_us: Mapping[str, float
         )
     if parts_us["exposed_copies"] > _WORTH_SAYING * iteration_us:
         sentences.append(f"Copies between memories that nothing hides take {time_text(parts_us['exposed_copies'])} of a step.")
+    outside_us = parts_us.get("between_instructions", 0.0)
+    if outside_us > _WORTH_SAYING * iteration_us:
+        sentences.append(
+            f"Starting the step and waiting for other processes, between instructions, take {time_text(outside_us)} of a step."
+        )
     return sentences
 
 

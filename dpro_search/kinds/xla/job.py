@@ -251,7 +251,6 @@ class XlaJob(Job):
     def _stated(self) -> tuple[str, ...]:
         if self._ran is not None:
             return (
-                *self.source.warnings,
                 "instructions and collectives take what was measured of them; those of another mesh that did not run follow from "
                 "fitted times for each operation and byte",
             )

@@ -225,12 +225,13 @@ class DataflowGraph:
 def topological_order(pred_ptr: Ints, pred_idx: Ints) -> Ints:
     """An order in which every op follows what it needs; shorter than the graph where there is a cycle."""
     count = len(pred_ptr) - 1
-    waiting = np.diff(pred_ptr).copy()
-    destination = np.repeat(np.arange(count), waiting)
+    missing = np.diff(pred_ptr)
+    destination = np.repeat(np.arange(count), missing)
     by_source = np.argsort(pred_idx, kind="stable")
-    succ_ptr = np.searchsorted(pred_idx[by_source], np.arange(count + 1))
-    succ_idx = destination[by_source]
-    order = list(np.flatnonzero(waiting == 0))
+    # Lists, because the loop reads single elements.
+    succ_ptr = np.searchsorted(pred_idx[by_source], np.arange(count + 1)).tolist()
+    succ_idx, waiting = destination[by_source].tolist(), missing.tolist()
+    order = np.flatnonzero(missing == 0).tolist()
     for op in order:
         for next_op in succ_idx[succ_ptr[op] : succ_ptr[op + 1]]:
             waiting[next_op] -= 1
@@ -260,9 +261,14 @@ def waits_for_gradients(kind: Ints, op_type: Sequence[str], pred_ptr: Ints, pred
 
 def reachable(starts: npt.NDArray[np.bool_], pred_ptr: Ints, pred_idx: Ints, order: Ints) -> npt.NDArray[np.bool_]:
     """Ops that need, directly or not, one of the marked ops; columns of a 2-D mark are independent."""
-    marked = starts.copy()
-    for op in order:
-        needs = pred_idx[pred_ptr[op] : pred_ptr[op + 1]]
-        if len(needs):
-            marked[op] |= marked[needs].any(axis=0)
-    return marked
+    rows = starts.reshape(len(starts), -1)
+    packed = np.packbits(rows, axis=1)
+    marks = [int.from_bytes(row.tobytes(), "big") for row in packed]  # a row is a number: the union of two rows is one operation
+    first, needs = pred_ptr.tolist(), pred_idx.tolist()
+    for op in order.tolist():
+        for need in needs[first[op] : first[op + 1]]:
+            marks[op] |= marks[need]
+    width = packed.shape[1]
+    raw = b"".join(mark.to_bytes(width, "big") for mark in marks)
+    unpacked = np.unpackbits(np.frombuffer(raw, dtype=np.uint8).reshape(packed.shape), axis=1, count=rows.shape[1])
+    return unpacked.astype(np.bool_).reshape(starts.shape)

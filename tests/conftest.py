@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _are_real_jobs(config):
         # Commands that tests start are of the checkout, as what tests import: what numba compiled for one is there for the other.
         os.environ["PYTHONPATH"] = os.pathsep.join([str(config.rootpath), *filter(None, [os.environ.get("PYTHONPATH")])])
+        _keep_bytecode(config)
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None and not _are_real_jobs(config):
         os.environ["OMP_NUM_THREADS"] = "1"  # numpy's threads would wait for each other on the cores of other test processes
@@ -60,10 +62,24 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.update(numba_cache.LOCATOR)
 
 
+def _keep_bytecode(config: pytest.Config) -> None:
+    """Bytecode goes to pytest's cache if the environment forbids it beside the sources.
+
+    Without it every process of the tests compiles the package anew, and every worker rewrites the assertions of all tests.
+    """
+    if sys.dont_write_bytecode and config.pluginmanager.has_plugin("cacheprovider"):
+        folder = str(config.cache.mkdir("bytecode"))
+        sys.dont_write_bytecode, sys.pycache_prefix = False, folder
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = folder  # of the workers, and of commands that tests start
+
+
 def pytest_collection_finish() -> None:
-    """What all tests have in common is a million objects: full collections of garbage pass over it (`gc.freeze`)."""
-    gc.collect()
-    gc.freeze()
+    """What all tests have in common is a million objects: garbage is collected rarely, as each full collection passes over them.
+
+    They are not frozen: `gc.get_freeze_count`, which a search begins with, would count them one by one.
+    """
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -28,7 +28,6 @@ def thawed() -> Iterator[None]:
     gc.unfreeze()
     yield
     gc.unfreeze()
-    gc.freeze()  # as tests/conftest.py does
 
 
 @pytest.mark.usefixtures("thawed")

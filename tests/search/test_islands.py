@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import tempfile
@@ -51,6 +52,14 @@ def driven(journal: Path, sampler: str, islands: int, *, trials: int = TRIALS, o
         return list(journaled(chain([first], later), book)), evaluator.evaluated
 
 
+@functools.cache
+def uninterrupted(sampler: str) -> tuple[list[Trial], bytes]:
+    """Trials of two islands in this process that nobody stopped, and the bytes of their journal."""
+    with tempfile.TemporaryDirectory() as folder:
+        trials, _ = driven(Path(folder) / "whole", sampler, islands=2)
+        return trials, (Path(folder) / "whole").read_bytes()
+
+
 def search(
     out: Path, *, workers: int, trials: int = TRIALS, sampler: str = "mcmc", objective: Objective = OBJECTIVE
 ) -> tuple[SearchResult, bytes]:
@@ -86,8 +95,7 @@ def test_the_order_in_which_prices_come_changes_nothing(sampler: str, islands: i
 @pytest.mark.parametrize("sampler", SHARED)
 def test_processes_find_what_islands_in_one_process_find(sampler: str, tmp_path: Path) -> None:
     result, in_processes = search(tmp_path / "run", workers=2, sampler=sampler)
-    driven(tmp_path / "trials.jsonl", sampler, islands=2)
-    assert in_processes == (tmp_path / "trials.jsonl").read_bytes()
+    assert in_processes == uninterrupted(sampler)[1]
     assert (result.trials, result.workers_lost) == (TRIALS, 0)
 
 
@@ -96,9 +104,8 @@ def test_processes_find_what_islands_in_one_process_find(sampler: str, tmp_path:
 @settings(max_examples=2, deadline=None)
 def test_a_search_that_was_cut_anywhere_ends_as_if_it_had_not_been(sampler: str, cuts: list[tuple[float, bool, int]]) -> None:
     """Anywhere in a round, perhaps in the middle of a line; fewer trials are requested in between."""
+    whole, raw = uninterrupted(sampler)
     with tempfile.TemporaryDirectory() as folder:
-        whole, _ = driven(Path(folder) / "whole", sampler, islands=2)
-        raw = (Path(folder) / "whole").read_bytes()
         cut = Path(folder) / "cut"
         cut.write_bytes(raw)
         for kept, torn, trials in cuts:

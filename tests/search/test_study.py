@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,12 +46,32 @@ def search(out: Path, *, trials: int = 40, sampler: str = "mcmc", seed: int = 5,
     return run_search(OBJECTIVE, trials=trials, sampler=sampler, seed=seed, out=out, trace_digest=digest)
 
 
-def outcome(run: Path) -> tuple[bytes, dict[str, bytes], list[dict[str, str]]]:
+Outcome = tuple[bytes, dict[str, bytes], list[dict[str, str]]]
+
+
+def outcome(run: Path) -> Outcome:
     """Everything that a search leaves, but for its folder's name, the clock, and columns of settings that no plan has."""
     plans = {path.name: path.read_bytes() for path in sorted((run / "plans").iterdir())}
     with (run / "topn.csv").open(newline="") as file:
         rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
     return (run / "trials.jsonl").read_bytes(), plans, rows
+
+
+@functools.cache
+def uninterrupted(sampler: str) -> Outcome:
+    """What a search leaves that nobody stopped; it is reproducible, so that all examples of a test may share it."""
+    with tempfile.TemporaryDirectory() as folder:
+        search(Path(folder) / "whole", sampler=sampler)
+        return outcome(Path(folder) / "whole")
+
+
+@pytest.fixture(scope="module")
+def begun_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of searches of one trial, one for each sampler."""
+    runs = tmp_path_factory.mktemp("begun")
+    for sampler in SAMPLERS:
+        search(runs / sampler, sampler=sampler, trials=1)
+    return runs
 
 
 def prediction_of(iteration_us: float, half_width: float = 0.01, **fields: bool) -> Prediction:
@@ -65,24 +87,21 @@ def prediction_of(iteration_us: float, half_width: float = 0.01, **fields: bool)
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_search_is_reproducible(sampler: str, tmp_path: Path) -> None:
-    search(tmp_path / "a", sampler=sampler)
-    search(tmp_path / "b", sampler=sampler)
-    assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
+    search(tmp_path / "again", sampler=sampler)
+    assert outcome(tmp_path / "again") == uninterrupted(sampler)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @given(kept=st.floats(0, 1), tear=st.booleans())
 @settings(max_examples=8, deadline=None)
-def test_resuming_after_any_prefix_equals_an_uninterrupted_search(sampler: str, kept: float, tear: bool) -> None:
+def test_resuming_after_any_prefix_equals_an_uninterrupted_search(begun_runs: Path, sampler: str, kept: float, tear: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        whole, cut = Path(folder) / "whole", Path(folder) / "cut"
-        search(whole, sampler=sampler)
-        search(cut, sampler=sampler, trials=1)
-        raw = (whole / "trials.jsonl").read_bytes()
+        cut = Path(shutil.copytree(begun_runs / sampler, Path(folder) / "cut"))
+        raw, *_ = whole = uninterrupted(sampler)
         end = int(kept * len(raw))
         (cut / "trials.jsonl").write_bytes(raw[: end if tear else raw.rfind(b"\n", 0, end) + 1])
         search(cut, sampler=sampler)
-        assert outcome(cut) == outcome(whole)
+        assert outcome(cut) == whole
 
 
 def test_more_trials_continue_and_nothing_is_priced_twice(tmp_path: Path) -> None:
@@ -91,8 +110,7 @@ def test_more_trials_continue_and_nothing_is_priced_twice(tmp_path: Path) -> Non
     objective = CountedObjective(OBJECTIVE.tensors)
     run_search(objective, trials=40, sampler="mcmc", seed=5, out=tmp_path / "run", trace_digest="bus")
     assert len(objective.calls) <= 25
-    search(tmp_path / "whole", trials=40)
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert outcome(tmp_path / "run") == uninterrupted("mcmc")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -206,8 +224,7 @@ def test_ctrl_c_leaves_a_result_and_a_run_that_can_be_continued(tmp_path: Path) 
     assert stopped_at < 40
     assert SearchResult.load(run).trials == stopped_at
     assert search_process(run, 40).stdout.split() == ["finished", "40"]
-    search(tmp_path / "whole", trials=40)
-    assert outcome(run) == outcome(tmp_path / "whole")
+    assert outcome(run) == uninterrupted("mcmc")
 
 
 def test_a_full_disk_is_one_line_and_the_run_can_be_continued(tmp_path: Path) -> None:
@@ -219,8 +236,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_continued(tmp_path: Path) ->
     assert full.stderr.count("\n") == 1
     assert "trials.jsonl: cannot be written (File too large); make room" in full.stderr
     assert search_process(run, 40).stdout.split() == ["finished", "40"]
-    search(tmp_path / "whole", trials=40)
-    assert outcome(run) == outcome(tmp_path / "whole")
+    assert outcome(run) == uninterrupted("mcmc")
 
 
 def test_near_ties_go_to_the_simpler_plan() -> None:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from dpro_search.parallel.costs.pricer import Pricer
 from dpro_search.parallel.memory.kept import Kept
 from dpro_search.parallel.model import Block
-from dpro_search.parallel.steps.pipeline import Pass, pipeline_orders
+from dpro_search.parallel.schedule import Schedule
+from dpro_search.parallel.steps.pipeline import pipeline_orders
 from dpro_search.parallel.strategy import Recompute, key_without
 from dpro_search.parallel.workload import SharedResults, Workload, ranks_of, recomputed, stages_of
 
@@ -107,7 +108,14 @@ def mean_state_bytes(workload: Workload, known: SharedResults | None = None) -> 
     return _Ledger(workload, known).mean_state_bytes()
 
 
-_orders = lru_cache(maxsize=64)(pipeline_orders)  # a search asks for the same few schedules again and again
+@lru_cache(maxsize=64)  # a search asks for the same few schedules again and again
+def _steps(schedule: Schedule, ranks: int, stages_per_rank: int, micro_batches: int) -> tuple[tuple[tuple[bool, int], ...], ...]:
+    """The passes of each rank that take or give back memory, in their order: whether one is a forward pass, and its stage.
+
+    The pass that makes only the gradients of a stage's inputs (I) is left out: those of the weights need all that it needs.
+    """
+    orders = pipeline_orders(schedule, ranks, stages_per_rank, micro_batches)
+    return tuple(tuple((done.direction == "F", done.stage) for done in order if done.direction != "I") for order in orders)
 
 
 class _StageMemory(NamedTuple):
@@ -130,11 +138,11 @@ class _Ledger:
 
     def memories(self) -> Iterator[PeakMemory]:
         plan = self._plan
-        orders = _orders(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)
+        ranks = _steps(plan.schedule, plan.pp, plan.virtual_stages, plan.micro_batches)
         held = self._known.held.setdefault((key_without(plan, _IRRELEVANT_TO_ACTIVATIONS), plan.micro_batches), {})
-        for rank, order in enumerate(orders):
+        for rank, steps in enumerate(ranks):
             if rank not in held:
-                held[rank] = self._passes(order)
+                held[rank] = self._passes(steps)
             yield self._of_rank(rank, *held[rank])
 
     def mean_state_bytes(self) -> float:
@@ -272,20 +280,20 @@ class _Ledger:
             self._known.parameters[key] = dict(elements)
         return self._known.parameters[key]
 
-    def _passes(self, order: tuple[Pass, ...]) -> tuple[float, float, int]:
-        """Activations and logits when a rank holds most of both, and the layers then in flight."""
-        held, flying, best = 0.0, 0, (0.0, 0.0, 0)
-        for done in order:
-            if done.direction == "I":  # gradients of weights need all that the input's needs
+    def _passes(self, steps: tuple[tuple[bool, int], ...]) -> tuple[float, float, int]:
+        """Activations and logits when a rank holds most of both, and the layers then in flight; `steps` as `_steps` has them."""
+        stages = {number: self._stage(number) for number in {number for _, number in steps}}
+        beside = {number: max(stage.logits_bytes, stage.again_bytes) for number, stage in stages.items()}
+        held, flying, best, most = 0.0, 0, (0.0, 0.0, 0), 0.0
+        for forward, number in steps:
+            held_bytes, again, logits, layers = stages[number]
+            if not forward:
+                held, flying = held - held_bytes, flying - layers
                 continue
-            stage = self._stage(done.stage)
-            if done.direction != "F":
-                held, flying = held - stage.held_bytes, flying - stage.layers
-                continue
-            held, flying = held + stage.held_bytes, flying + stage.layers
-            logits, again = stage.logits_bytes, stage.again_bytes
-            if held + max(logits, again) > sum(best[:2]):
+            held, flying = held + held_bytes, flying + layers
+            if held + beside[number] > most:
                 best = (held + again, logits, flying) if again > logits else (held, logits, flying)
+                most = best[0] + best[1]
         return best
 
     def _stage(self, number: int) -> _StageMemory:

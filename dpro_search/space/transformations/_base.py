@@ -50,6 +50,9 @@ class Choice:
     def nearest(self, plan: Plan) -> tuple[str, int]:
         """Grid and index of the point nearest to a plan; `RECORDED` where no grid sets the same fields."""
         values_of_plan = {name: value for name in self.fields if (value := plan.get(name)) is not None}
+        place = self._places.get(frozenset(values_of_plan.items()))
+        if place is not None:
+            return place
         nearest, least = (RECORDED, 0), math.inf
         for grid, points in self.grids.items():
             for index, point in enumerate(points):
@@ -58,6 +61,15 @@ class Choice:
                     if distance < least:
                         nearest, least = (grid, index), distance
         return nearest
+
+    @cached_property
+    def _places(self) -> dict[frozenset[tuple[str, Any]], tuple[str, int]]:
+        """Grid and index of each point by its values, the first of equal ones."""
+        places: dict[frozenset[tuple[str, Any]], tuple[str, int]] = {}
+        for grid, points in self.grids.items():
+            for index, point in enumerate(points):
+                places.setdefault(frozenset(point.items()), (grid, index))
+        return places
 
     def neighbour(self, plan: Plan, rng: np.random.Generator) -> Plan:
         """The plan some grid points up or down, more often few than many, or at a random point of another grid."""

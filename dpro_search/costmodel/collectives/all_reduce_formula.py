@@ -65,9 +65,12 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
         """Count what the algorithm does in each all-reduce."""
         return counts(self.algorithm, points.ranks, points.servers, points.cores, self.ranks_per_host)
 
-    def parts_us(self, points: Points) -> tuple[Floats, Floats, Floats]:
-        """Times of the messages, of the link and of the processors, [points] each; one rank has none."""
-        counted = self.counted(points)
+    def parts_us(self, points: Points, counted: Counts | None = None) -> tuple[Floats, Floats, Floats]:
+        """Times of the messages, of the link and of the processors, [points] each; one rank has none.
+
+        `counted` is what `counted` returns of the points, for callers that ask several times.
+        """
+        counted = self.counted(points) if counted is None else counted
         waited_us = self.overhead_us + counted.messages * (self.message_us + counted.turns * self.turn_us)
         used_us = self.call_busy_us + counted.messages * self.message_busy_us
         latency_us = np.where(points.ranks > 1, queued_us(waited_us, used_us, 1 + counted.turns), 0.0)
@@ -77,17 +80,17 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
         work_us = points.size_bytes * (counted.moved * self.move_us_per_byte + counted.added * self.add_us_per_byte)
         return latency_us, wire_us, work_us
 
-    def busy_us(self, points: Points) -> Floats:
+    def busy_us(self, points: Points, counted: Counts | None = None) -> Floats:
         """Time for which the busiest core is used in each all-reduce, us, [points]; 0: it was not measured."""
-        uses = core_uses(self.counted(points), points)
+        uses = core_uses(self.counted(points) if counted is None else counted, points)
         total_us: Floats = uses @ np.array([self.call_busy_us, self.message_busy_us, self.byte_busy_us])
         return total_us
 
-    def predict(self, points: Points) -> Floats:
-        """Duration of each all-reduce in us, [points]."""
-        latency_us, wire_us, work_us = self.parts_us(points)
-        messages = self.counted(points).messages
-        saved_us = messages * self.burst_bytes / points.link_bytes_per_us
+    def predict(self, points: Points, counted: Counts | None = None) -> Floats:
+        """Duration of each all-reduce in us, [points]; `counted` as in `parts_us`."""
+        counted = self.counted(points) if counted is None else counted
+        latency_us, wire_us, work_us = self.parts_us(points, counted)
+        saved_us = counted.messages * self.burst_bytes / points.link_bytes_per_us
         lost_us = np.maximum(latency_us - saved_us, 0.0)
         if self.algorithm is Algorithm.PARAMETER_SERVER:
             # Pushes and pulls go opposite ways: one direction rests while the other is used.
@@ -96,7 +99,7 @@ class AllReduceCost(msgspec.Struct, frozen=True, kw_only=True):
             rested_us = np.minimum(self.rested * latency_us, self.burst_bytes / points.link_bytes_per_us)
             wire_us = np.maximum(wire_us - rested_us, 0.0)
         total_us: Floats = np.maximum(wire_us + lost_us, latency_us + work_us) + self.exposed * np.minimum(wire_us, work_us)
-        return np.maximum(total_us, self.busy_us(points))
+        return np.maximum(total_us, self.busy_us(points, counted))
 
 
 def core_uses(counted: Counts, points: Points) -> Floats:
@@ -226,7 +229,7 @@ def _fit_algorithm(
     log_duration = np.log(duration)
 
     def errors(constants: Floats) -> Floats:
-        log_ratio: Floats = np.log(np.maximum(cost(constants).predict(points), LEAST_US)) - log_duration
+        log_ratio: Floats = np.log(np.maximum(cost(constants).predict(points, counted), LEAST_US)) - log_duration
         return log_ratio
 
     quickest = duration.min()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,20 @@ class _StepTimes:
     def at(self, place: Ints) -> _StepTimes:
         """The times in another order."""
         return _StepTimes(work_us=self.work_us[place], transfer_us=self.transfer_us[place], delay_us=self.delay_us[place])
+
+
+class _Samples(NamedTuple):
+    """One duration of each of the n operations of a step, in several recorded steps."""
+
+    lengths_us: Floats  # [steps, n]
+    median_us: list[float]  # [n]
+    ever: list[bool]  # Whether it is above 0 in any step, [n].
+
+    @classmethod
+    def of(cls, lengths_us: Sequence[Floats]) -> _Samples:
+        samples = np.array(lengths_us)
+        ever = np.asarray(samples.any(axis=0), dtype=np.bool_)
+        return cls(samples, np.median(samples, axis=0).tolist(), ever.tolist())
 
 
 def pipeline_graph(trace: Trace, steps: Sequence[int], *, launch_delays: bool = True) -> ReplayGraph:
@@ -124,30 +139,32 @@ def _step_graph(trace: Trace, layout: Events, times: Sequence[_StepTimes], launc
     messages = {int(r): builder.add_device(int(r), OrderPolicy.UNBOUNDED, f"rank {r} messages") for r in ranks}
     rows: list[Floats] = []  # of each op, its duration in every step
 
-    def add(device: int, name: str, kind: OpKind, lengths: Floats, after: Sequence[int], collective: int = -1) -> int:
-        rows.append(lengths)
+    def add(device: int, name: str, kind: OpKind, samples: _Samples, i: int, after: Sequence[int], collective: int = -1) -> int:
+        rows.append(samples.lengths_us[:, i])
         number = None if collective < 0 else collective
-        return builder.add_op(device, float(np.median(lengths)), name=name, kind=kind, after=after, collective=number)
+        return builder.add_op(device, samples.median_us[i], name=name, kind=kind, after=after, collective=number)
 
-    work, transfer, delay = (np.array([getattr(t, f) for t in times]) for f in ("work_us", "transfer_us", "delay_us"))
+    work = _Samples.of([step.work_us for step in times])
+    transfer = _Samples.of([step.transfer_us for step in times])
+    delay = _Samples.of([step.delay_us for step in times])
     before: list[int] = []
     for first, last in zip(starts := np.flatnonzero(np.diff(batch, prepend=-1)), [*starts[1:], len(layout)], strict=True):
         rank = int(layout.rank[first])
         if first and layout.rank[first - 1] != rank:
             before = []
-        if launch_delays and delay[:, first].any():
-            before = [add(streams[rank], f"before {trace.names[layout.name[first]]}", OpKind.HOST, delay[:, first], before)]
+        if launch_delays and delay.ever[first]:
+            before = [add(streams[rank], f"before {trace.names[layout.name[first]]}", OpKind.HOST, delay, int(first), before)]
         ends = []
         for i in range(first, last):
             name, number = trace.names[layout.name[i]], int(layout.collective[i])
             kind = OpKind.COMM if layout.kind[i] == EventKind.COLLECTIVE else _KINDS.get(Role(int(layout.role[i])), OpKind.HOST)
             if number < 0:
-                ends.append(add(streams[rank], name, kind, work[:, i], before))
+                ends.append(add(streams[rank], name, kind, work, i, before))
                 continue
             device = messages[rank] if layout.stream[i] else streams[rank]
-            ends.append(add(device, name, kind, transfer[:, i], before, number))
-            if work[:, i].any():
-                ends[-1] = add(streams[rank], f"tail of {name}", OpKind.UPDATE, work[:, i], [ends[-1]])
+            ends.append(add(device, name, kind, transfer, i, before, number))
+            if work.ever[i]:
+                ends[-1] = add(streams[rank], f"tail of {name}", OpKind.UPDATE, work, i, [ends[-1]])
         before = ends
     graph = builder.build()
     return replace(graph, samples_us=np.array(rows, np.float32).T) if len(times) > 1 else graph

@@ -1,5 +1,6 @@
-"""The verb `diagnose` on the bundled sample of Horovod, as a process."""
+"""The verb `diagnose` on the bundled sample of Horovod."""
 
+import functools
 import json
 import subprocess
 
@@ -9,6 +10,7 @@ from sample import HOROVOD_SAMPLE
 from tests.in_process import dpro
 
 
+@functools.cache
 def diagnose(*args: str) -> subprocess.CompletedProcess[str]:
     return dpro("diagnose", "--sample", HOROVOD_SAMPLE, *args)
 

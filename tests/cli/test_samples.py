@@ -13,16 +13,15 @@ from dpro_search.collect.sample import DEFAULT_SAMPLE, sample_of, sample_trace_p
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
 from dpro_search.space.plan import Plan
-from tests.in_process import succeeds
+from tests.in_process import done_once, succeeds
 
 GPU_SAMPLE = "resnet50_ddp_a100"
 
 
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+@pytest.fixture
+def first() -> tuple[Path, str]:
     """The folder in which the first command ran, with what it printed."""
-    folder = tmp_path_factory.mktemp("first")
-    return folder, succeeds("run", "--trials", 500, cwd=folder)
+    return done_once("run", "--trials", "500")
 
 
 def test_the_first_command_shows_a_certain_gain_of_at_least_1_3(first: tuple[Path, str]) -> None:
@@ -51,11 +50,11 @@ def test_it_says_what_real_runs_gave(first: tuple[Path, str]) -> None:
     assert f"measured speed-up {ran.speedup_measured:.2f}x (predicted {ran.speedup_predicted:.2f}x)" in text
 
 
-def test_the_page_of_the_search_shows_the_real_runs_that_came_with_the_sample(first: tuple[Path, str]) -> None:
+def test_the_page_of_the_search_shows_the_real_runs_that_came_with_the_sample(first: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = first
     (run,) = (folder / "runs").iterdir()
-    succeeds("report", run, "--out", "page.html", cwd=folder)
-    page = (folder / "page.html").read_text()
+    succeeds("report", run, "--out", "page.html", cwd=tmp_path)
+    page = (tmp_path / "page.html").read_text()
     validation = validation_of(samples()[0])
     assert validation is not None
     assert "Confirmed by real runs" in page

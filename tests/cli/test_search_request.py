@@ -47,13 +47,20 @@ def test_python_continues_what_the_command_line_began(job, measured, tmp_path):
     assert searched_run.result.plans[0].beats_recorded is not None
 
 
+@pytest.fixture(scope="module")
+def begun(job, tmp_path_factory):
+    """The folder of a search of two trials."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    job.search(trials=2, out=folder, **ASKED)
+    return folder
+
+
 @pytest.mark.parametrize("other", [{"with_": ()}, {"allow_lossy": False}, {"memory_limit_bytes": None}, {"calibrate": True}])
-def test_a_run_with_other_options_is_another_search(job, measured, tmp_path, other):
+def test_a_run_with_other_options_is_another_search(job, measured, begun, other):
     if "calibrate" in other:
         other = {"calibrate": measured}
-    job.search(trials=2, out=tmp_path / "run", **ASKED)
     with pytest.raises(InputError, match="a search with another options"):
-        job.search(trials=2, out=tmp_path / "run", **(ASKED | other))
+        job.search(trials=2, out=begun, **(ASKED | other))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 from dpro_search.collect.assemble.byteps import assemble_byteps
 from dpro_search.collect.assemble.mxnet_horovod import assemble_mxnet_horovod
 from dpro_search.collect.assemble.torch.job import assemble_torch
+from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
 
 DATA = Path(__file__).parent / "data"
@@ -33,6 +34,12 @@ def trace_of(name: str) -> Trace:
         return Trace.load(DATA / name)
     with tempfile.TemporaryDirectory() as folder:
         return _ASSEMBLE[name.partition("_")[0]](raw_copy(name, Path(folder)))
+
+
+@functools.cache
+def imported(*paths: Path) -> Trace:
+    """The trace of profiles and other files that `import` reads."""
+    return import_trace([*paths])
 
 
 _ASSEMBLE: dict[str, Callable[[Path], Trace]] = {

@@ -7,7 +7,6 @@ class TestKineto(ImporterConformance):
     def files(self, tmp_path): return [a real file, or one that the test writes, ...]
 """
 
-import functools
 import gzip
 import shutil
 import time
@@ -26,6 +25,7 @@ from dpro_search.collect.readers.importers import Importer, import_trace, import
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.collect.trace_check import check
 from dpro_search.errors import DproSearchError
+from tests.recordings import imported
 
 SEEDS = 12  # of each kind of damage, for each format; `benchmarks/faults.md` has campaigns of hundreds
 MOST_CPU_S = 20  # of one small file, on the slowest machine: the work grows as the file
@@ -47,10 +47,9 @@ def shared_traces() -> Path:
     return folder
 
 
-@functools.cache
 def shared_trace(*names: str) -> Trace:
     """The trace of real files, which is imported once for all tests of a process."""
-    return import_trace([shared_traces() / name for name in names])
+    return imported(*(shared_traces() / name for name in names))
 
 
 def check_trace(trace: Trace) -> None:

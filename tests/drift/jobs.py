@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpro_search.collect.capture import read_graph
-from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.collect.trace import Trace
 from dpro_search.kinds import PlanOptions, Source, captured_text, load_source
 from tests.kinds import synchronised_runs
-from tests.recordings import DATA, trace_of
+from tests.recordings import DATA, imported, trace_of
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "traces"
@@ -97,11 +96,7 @@ class WatchedJob:
 
 def profiles(*names: str) -> Callable[[], Source]:
     """A function that imports profiles of tests/data."""
-    return functools.partial(_imported, *(DATA / name for name in names))
-
-
-def _imported(*paths: Path) -> Source:
-    return import_trace([*paths])
+    return functools.partial(imported, *(DATA / name for name in names))
 
 
 def _sample(name: str) -> Source:
@@ -303,7 +298,7 @@ def _shared_jobs() -> list[WatchedJob]:
     return [
         WatchedJob(
             name=f"shared: {name}",
-            open=functools.partial(_imported, *(SHARED / path for path in paths)),
+            open=functools.partial(imported, *(SHARED / path for path in paths)),
             changes=SHARED_CHANGES.get(name, ()),
             plans=False,
             refusals=True,

@@ -25,6 +25,7 @@ from dpro_search.space.scenario import Scenario
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, START, Profile, distributed
 from tests.every_case import every_case
 from tests.profiles import replay_of, under
+from tests.recordings import DATA, imported
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 GLOO_STEP = Path(__file__).parents[1] / "data" / "gloo_ddp_bert"  # of a recording on two cores, links without a limit
@@ -132,7 +133,7 @@ def test_the_recorded_buckets_give_the_recorded_replay(job: Any) -> None:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no shared traces")
 def test_the_recorded_buckets_of_a_real_job_give_its_recorded_replay() -> None:
-    job: Any = job_of(import_trace([SHARED / "kineto_single" / "ddp_resnet50_a100_rank0of2.json.gz"]))
+    job: Any = job_of(imported(SHARED / "kineto_single" / "ddp_resnet50_a100_rank0of2.json.gz"))
     assert sum(tensor.size_bytes for tensor in job.job.tensors) == 4 * 25_557_032
     assert len(job.job.tensors) == 161
     again = Plan.of(first_bucket_bytes=MIB, bucket_cap_bytes=25 * MIB)
@@ -314,8 +315,8 @@ def test_ranks_of_two_jobs_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def of_an_h200():
-    """Of the profile of an H200."""
-    return job_of(import_trace([Path(__file__).parents[1] / "data" / "ddp_resnet50_h200.json.gz"]), PlanOptions())
+    """The job of the profile of an H200."""
+    return job_of(imported(DATA / "ddp_resnet50_h200.json.gz"), PlanOptions())
 
 
 class TestProfileOfAnH200:

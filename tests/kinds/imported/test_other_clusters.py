@@ -38,10 +38,17 @@ def dlrm() -> Imported:
     return Imported.of(shared_trace("kineto_dlrm_8ranks"), PlanOptions())
 
 
+@functools.cache
+def resnet_on_a_v100() -> Imported:
+    """ResNet-50 with 32 images, V100."""
+    return Imported.of(shared_trace("kineto_single/resnet50_v100_workers0.json.gz"), PlanOptions())
+
+
 def under(job: Imported, *changes: str, cluster: str | None = None) -> JobInScenario:
     return JobInScenario(job).under(job.scenario(changes, Scenario().on(cluster)))[0]
 
 
+@functools.cache
 def predicted(job: Imported, *changes: str, cluster: str | None = None) -> Prediction:
     return under(job, *changes, cluster=cluster).predict(Plan())
 
@@ -94,9 +101,8 @@ def test_a_faster_gpu_shortens_what_the_host_does_not_bound() -> None:
 
 def test_a_model_recorded_on_a_v100_takes_on_an_a100_what_a_profile_of_it_there_shows() -> None:
     """ResNet-50 with 32 images on both; what the kernels take, without launches and input."""
-    recorded = Imported.of(shared_trace("kineto_single/resnet50_v100_workers0.json.gz"), PlanOptions())
     free = ("launch=0", "loading=0")
-    moved = predicted(recorded, *free, "recorded_on=dgx-1-v100", "ranks=1", cluster="dgx-a100-40")
+    moved = predicted(resnet_on_a_v100(), *free, "recorded_on=dgx-1-v100", "ranks=1", cluster="dgx-a100-40")
     there_us = predicted(resnet(), "launch=0").iteration_us
     assert moved.iteration_us == pytest.approx(there_us, rel=0.2)
     assert moved.interval_us[0] < there_us < moved.interval_us[1]
@@ -154,7 +160,7 @@ def test_what_is_not_possible_is_one_line(changes: tuple[str, ...], cluster: str
 
 def test_a_model_that_was_profiled_on_two_gpus_is_predicted_from_one_for_the_other() -> None:
     """ResNet-50, 32 images, V100 with shapes to A100: kernels take 38.6 ms of a step there, of another version of PyTorch."""
-    v100 = Imported.of(shared_trace("kineto_single/resnet50_v100_workers0.json.gz"), PlanOptions())
+    v100 = resnet_on_a_v100()
     place = "recorded_on=p3.16xlarge", "ranks=1"
     changed_job = under(v100, *place, cluster="1xa100-sxm-40gb")
     shapeless = Imported.of(replace(v100.trace, shapes=(), events=without_shapes(v100.trace.events)), PlanOptions())

@@ -78,20 +78,40 @@ def test_its_settings_are_found_where_nothing_has_imported_it(folder: Path) -> N
     (folder / "by-name.json").write_text('{"version": 2, "rounds": 1}')
     plans = (folder / "again" / "plans" / "plan-1.json", folder / "by-name.json")
     assert json.loads(plans[0].read_bytes()) == {"version": 2, "scheme": {"name": "toy", "rounds": 1}}
-    us = alone("replay", folder / "trace", "--plan", plans[1])["predicted_iteration_us"]
-    assert us == pytest.approx(toy.COMPUTE_US + toy.ROUND_US)
-    alone("export", plans[0], "--out", folder / "alone")
-    alone("report", folder / "again", "--out", folder / "again.html")
-    assert alone("run", folder / "trace", "--trials", 6, "--sampler", "mcmc", "--out", folder / "again")["trials"] == 6
+    replayed, exported, reported, again = alone(
+        ("replay", folder / "trace", "--plan", plans[1]),
+        ("export", plans[0], "--out", folder / "alone"),
+        ("report", folder / "again", "--out", folder / "again.html"),
+        ("run", folder / "trace", "--trials", 6, "--sampler", "mcmc", "--out", folder / "again"),
+    )
+    assert replayed["predicted_iteration_us"] == pytest.approx(toy.COMPUTE_US + toy.ROUND_US)
+    assert exported["files"]
+    assert reported
+    assert (folder / "again.html").exists()
+    assert again["trials"] == 6
 
 
-def alone(*args: object) -> dict[str, Any]:
-    """What a verb prints in a process of its own."""
-    begin = "from dpro_search.kinds import _names; _names.KINDS = ('tests.kinds.toy', *_names.KINDS); "
-    command = [sys.executable, "-c", begin + "from dpro_search.cli import main; main()", args[0], "--json", *args[1:]]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+_ALONE = """
+import json, os, sys
+from dpro_search.kinds import _names
+_names.KINDS = ("tests.kinds.toy", *_names.KINDS)
+import dpro_search.report, dpro_search.search.samplers
+from dpro_search.cli import main
+for words in json.loads(sys.argv[1]):
+    assert "tests.kinds.toy" not in sys.modules
+    if os.fork() == 0:
+        sys.exit(main(words))
+    if os.wait()[1]:
+        sys.exit(1)
+"""
+
+
+def alone(*commands: tuple[object, ...]) -> list[dict[str, Any]]:
+    """What verbs print in a process of their own each, copies of one that has loaded the package and no kind that is added."""
+    words = json.dumps([[str(word) for word in (verb, "--json", *rest)] for verb, *rest in commands])
+    done = subprocess.run([sys.executable, "-c", _ALONE, words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_doctor(folder: Path) -> None:

@@ -85,7 +85,7 @@ def verb_trials(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_search_for_other_workers(recording: Path, tmp_path: Path) -> None:
-    facts = verb("run", recording, "--trials", 60, "--out", tmp_path / "run", "--set", "speeds=1:1:1", "--set", "delay=1ms")
+    facts = verb("run", recording, "--trials", 4, "--out", tmp_path / "run", "--set", "speeds=1:1:1", "--set", "delay=1ms")
     assert facts["cluster"]["ranks"] == 3
     assert "speeds=1:1:1" in facts["cluster"]["name"]
 

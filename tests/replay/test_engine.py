@@ -12,24 +12,22 @@ from dpro_search.replay.steady import unrolled
 many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-def deadlock_of(graph):
-    """The error of the specification, None if there is none."""
+def specified(graph):
+    """The times that the specification gives, and its error; one of them is None."""
     try:
-        replay_reference(graph)
+        return replay_reference(graph), None
     except GraphError as error:
         event("deadlock")
-        return str(error)
-    return None
+        return None, str(error)
 
 
 def check(graph):
-    deadlock = deadlock_of(graph)
+    expected, deadlock = specified(graph)
     if deadlock is not None:
         with pytest.raises(GraphError) as raised:
             Engine(graph)
         assert str(raised.value) == deadlock
         return
-    expected = replay_reference(graph)
     engine = Engine(graph)
     assert_equal_times(engine.first.times(), expected)
     assert_equal_times(engine.simulate().times(), expected)  # in the new layout

@@ -66,6 +66,9 @@ def capture(
     on: Annotated[
         str | None, typer.Option("--on", metavar="C", help="With --jax: a slice (v6e:16x16), GPUs (4xhgx-h100), 4xtestbed@1gbit.")
     ] = None,
+    choose: Annotated[
+        str, typer.Option("--choose", metavar="A=V,B=V", help="With --jax: values of CHOICES.", show_default="the first")
+    ] = "",
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="S", min=1, help="Seconds until the capture is ended.")
     ] = 1800,
@@ -77,7 +80,7 @@ def capture(
     Example: dpro-search capture train.py:build_model --batch 4 --sequence 2048 --mesh dp_shard=8,tp=2 --out captured
     """
     if jax:
-        _program(model, out, mesh=mesh, on=on, python=python, time_limit_s=time_limit, timed=timed, as_json=as_json)
+        _program(model, out, mesh=mesh, on=on, choose=choose, python=python, time_limit_s=time_limit, timed=timed, as_json=as_json)
         return
     from dpro_search.cli.printing import print_json, size, stderr_console, warn
     from dpro_search.collect.capture.runner import capture_request
@@ -149,7 +152,16 @@ def capture(
 
 
 def _program(
-    model: str, out: Path, *, mesh: str | None, on: str | None, python: str | None, time_limit_s: float, timed: bool, as_json: bool
+    model: str,
+    out: Path,
+    *,
+    mesh: str | None,
+    on: str | None,
+    choose: str,
+    python: str | None,
+    time_limit_s: float,
+    timed: bool,
+    as_json: bool,
 ) -> None:
     """Compile a JAX step, and say what the program has."""
     from dpro_search.cli.printing import print_json, size, stderr_console, warn
@@ -157,7 +169,7 @@ def _program(
     from dpro_search.graph.hlo import executions, program_work
     from dpro_search.kinds.xla.capture import capture_program, program_request
 
-    request = program_request(model, on=on, mesh=mesh or "", python=python, time_limit_s=time_limit_s, timed=timed)
+    request = program_request(model, on=on, mesh=mesh or "", choose=choose, python=python, time_limit_s=time_limit_s, timed=timed)
     with stderr_console().status("starting") as status:
         program = capture_program(request, out, lambda what: status.update(f"capturing: {what}"))
     for warning in program.warnings:
@@ -172,7 +184,12 @@ def _program(
     flops = program_work(module).matrix_flops
     if as_json:
         facts = {"program": str(out), "module": module.name, "devices": module.devices, "instructions": module.instruction_count}
-        facts |= {"mesh": program.facts.mesh, "flops": flops, "peak_memory_bytes": None if memory is None else memory.peak_bytes}
+        facts |= {
+            "mesh": program.facts.mesh,
+            "choices": program.facts.chosen,
+            "flops": flops,
+            "peak_memory_bytes": None if memory is None else memory.peak_bytes,
+        }
         print_json({**facts, "collectives": sent, "compile_s": program.facts.compile_s, "versions": program.facts.versions})
         return
     title = f"{module.name}: {module.instruction_count:,} instructions for {module.devices} devices"

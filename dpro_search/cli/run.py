@@ -64,9 +64,15 @@ def run(
         typer.Argument(metavar="TRACE", help="Trace folder, profile or job.toml."),
     ] = None,
     trials: Annotated[
-        int,
-        typer.Option("--trials", metavar="N", min=1, help="Number of plans to evaluate; with --storage, of all searches together."),
-    ] = 500,
+        int | None,
+        typer.Option(
+            "--trials",
+            metavar="N",
+            min=1,
+            help="Number of plans to evaluate; with --storage, of all searches together.",
+            show_default="500; compiled: 10",
+        ),
+    ] = None,
     sampler: Annotated[SamplerName, typer.Option("--sampler", help="What proposes the next plan.")] = SamplerName.AUTO,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed; equal seeds give equal plans.")] = 0,
     out: Annotated[
@@ -178,6 +184,7 @@ def run(
     source = load_source(folder)
     recorded = job_of(source, options)
     doubt = recorded.recording_doubt
+    plan_count = recorded.job.usual_trials if trials is None else trials
 
     def searched(cluster: str | None, out: Path, batch: int | None = None) -> tuple[JobOnCluster, SearchResult]:
         changed = (*(changes or ()), *(() if batch is None else (f"global_batch={batch}",)))
@@ -187,10 +194,10 @@ def run(
         )
         if request.note and not quiet:
             stderr_console().print(request.note, soft_wrap=True)
-        with progress(stderr_console(), trials, shown=not (quiet or as_json)) as bar:
+        with progress(stderr_console(), plan_count, shown=not (quiet or as_json)) as bar:
             result = run_search(
                 request.objective,
-                trials=trials,
+                trials=plan_count,
                 sampler=sampler.value,
                 seed=seed,
                 out=out,
@@ -208,7 +215,7 @@ def run(
                 quantile=quantile,
             )
         if result.stopped == "interrupted":
-            interrupted = f"interrupted after {result.trials} of {trials} trials; the same command continues {result.run}"
+            interrupted = f"interrupted after {result.trials} of {plan_count} trials; the same command continues {result.run}"
             raise KeyboardInterrupt(interrupted)
         return on_cluster, result
 

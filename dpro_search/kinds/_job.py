@@ -101,6 +101,7 @@ class Job(ABC):
     # Other changes of a scenario: some of "groups", "global_batch", "sequence", "precision", `CLUSTER_SETTINGS`, `SCALES`.
     settings: ClassVar[tuple[str, ...]] = ()
     abilities: ClassVar[tuple[Ability, ...]] = ("samples",)
+    usual_trials: ClassVar[int] = 500  # Plans that a search evaluates unless it is told how many.
 
     @classmethod
     def of(cls, source: Any, options: PlanOptions) -> Self:

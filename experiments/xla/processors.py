@@ -22,7 +22,7 @@ from dpro_search.collect.launch.ranks import environment_python
 from dpro_search.errors import DproSearchError
 from dpro_search.kinds.xla.capture import ProgramRequest, capture_program
 from dpro_search.kinds.xla.job import OTHER_MESH_ERROR, RAN_ERROR, XlaJob
-from dpro_search.kinds.xla.meshes import mesh_text
+from dpro_search.kinds.xla.plans import pairs_text
 from dpro_search.kinds.xla.program import read_program
 from dpro_search.kinds.xla.times import ProgramTimes, read_times, timed
 from dpro_search.space.plan import Plan
@@ -96,7 +96,7 @@ def run_all(out: Path) -> None:
                 continue
             with_exchanges = number == 0 and name == "data" and case.step == STEPS[0]
             try:
-                times = timed(SCRIPT, case.step, mesh, parse_cluster(case.cluster), python, with_exchanges=with_exchanges)
+                times = timed(SCRIPT, case.step, mesh, {}, parse_cluster(case.cluster), python, with_exchanges=with_exchanges)
             except DproSearchError as error:
                 print(f"{path.name}: {error}", flush=True)
                 continue
@@ -113,7 +113,7 @@ def predicted_us(case: Case, ran: str) -> dict[str, float]:
     job = XlaJob(replace(program, times=times))
     steps = {}
     for name, mesh in case.meshes.items():
-        plan = Plan() if name == ran else Plan.of(mesh=mesh_text(mesh))
+        plan = Plan() if name == ran else Plan.of(mesh=pairs_text(mesh))
         steps[name] = job.lower(Scenario(plan=plan)).replayable.iterations().iteration_us
     return steps
 

@@ -33,6 +33,8 @@ class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     script, function, mesh
         The step: a function of a `jax.sharding.Mesh` with these axes.
+    chosen
+        Values of the script's ``CHOICES`` by name, as texts; those that are left out are the first.
     warmup, steps, profiled
         Steps that are not timed, that are timed, and that are profiled behind them.
     exchanges
@@ -42,6 +44,7 @@ class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     script: str
     function: str
     mesh: dict[str, int]
+    chosen: dict[str, str] = msgspec.field(default_factory=dict)
     warmup: int = 3
     steps: int = 20
     profiled: int = 0

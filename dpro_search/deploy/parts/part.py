@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -46,6 +46,16 @@ class DescribedWorkload(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompiledStep:
+    """The mesh and the choices of a step that was compiled, and which other values its script declares."""
+
+    mesh: Mapping[str, int] = field(default_factory=dict)  # Devices along each axis; empty: not known.
+    declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Any: the script's own values, by name and text.
+    chosen: Mapping[str, str] = field(default_factory=dict)  # The text of the value that was compiled, by name.
+    platform: str = ""  # "tpu", "cuda" or "cpu"; empty: not known.
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobFacts:
     """The known facts about the job that will follow a plan."""
 
@@ -65,6 +75,7 @@ class JobFacts:
     ranks_per_host: int | None = None
     # What a plan makes of a described parallel job: its model, degrees and batch; None: it is no such job, or not known.
     workload: Callable[[Plan], DescribedWorkload] | None = None
+    compiled: CompiledStep = field(default_factory=CompiledStep)  # Facts of a compiled program.
 
     @staticmethod
     def of(trace: Trace) -> JobFacts:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.deploy.parts.part import CompiledStep, JobFacts
 from dpro_search.errors import InputError
 from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._kind import DescribedKind
@@ -39,7 +39,9 @@ class XlaKind(DescribedKind[XlaProgram]):
         return runnable(source, self.facts(source), self.targets, tuple(command))
 
     def facts(self, source: XlaProgram) -> JobFacts:
-        return JobFacts(framework=source.framework, ranks=source.module.devices)
+        facts = source.facts
+        compiled = CompiledStep(mesh=facts.mesh, declared=facts.choices, chosen=facts.chosen, platform=facts.platform)
+        return JobFacts(framework=source.framework, ranks=source.module.devices, compiled=compiled)
 
 
 KIND = XlaKind()

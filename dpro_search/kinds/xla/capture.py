@@ -62,6 +62,8 @@ class ProgramRequest:
         The devices: a topology or a cluster of GPUs as ``--cluster`` takes them, or "cpu:8".
     mesh
         Devices along each axis; empty: one axis "data".
+    chosen
+        Values of the script's ``CHOICES`` by name, as texts; those that are left out are the first.
     python
         An interpreter with JAX and the devices' compiler.
     timed
@@ -72,6 +74,7 @@ class ProgramRequest:
     function: str
     on: str
     mesh: Mapping[str, int] = field(default_factory=dict)
+    chosen: Mapping[str, str] = field(default_factory=dict)
     python: str
     time_limit_s: float = TIME_LIMIT_S
     timed: bool = False
@@ -82,9 +85,9 @@ class _Answer(msgspec.Struct):
 
 
 def program_request(
-    model: str, *, on: str | None, mesh: str, python: str | None, time_limit_s: float, timed: bool = False
+    model: str, *, on: str | None, mesh: str, choose: str = "", python: str | None, time_limit_s: float, timed: bool = False
 ) -> ProgramRequest:
-    """A request as people write it: ``train.py:step``, ``v6e:16x16``, ``fsdp=64,tp=4``.
+    """A request as people write it: ``train.py:step``, ``v6e:16x16``, ``fsdp=64,tp=4``, ``remat=none,micro_batches=2``.
 
     Raises
     ------
@@ -112,6 +115,7 @@ def program_request(
         function=function,
         on=on,
         mesh=parse_mesh(mesh),
+        chosen=parse_chosen(choose),
         python=python or str(usual),
         time_limit_s=time_limit_s,
         timed=timed,
@@ -141,6 +145,7 @@ def capture_program(request: ProgramRequest, out: Path, say: Callable[[str], Non
     values = {
         **_target(request.on),
         "mesh": dict(request.mesh),
+        "chosen": dict(request.chosen),
         "script": str(request.script.resolve()),
         "function": request.function,
     }
@@ -156,7 +161,9 @@ def capture_program(request: ProgramRequest, out: Path, say: Callable[[str], Non
         (folder / FACTS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1))
         if request.timed:
             say("running it here, with its collectives")
-            times = timed(request.script.resolve(), request.function, facts.mesh, parse_cluster(request.on), request.python)
+            times = timed(
+                request.script.resolve(), request.function, facts.mesh, facts.chosen, parse_cluster(request.on), request.python
+            )
             (folder / TIMES_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(times), indent=1))
         for name in ("request.json", "answer.json"):
             (folder / name).unlink()
@@ -223,11 +230,26 @@ def _gpu_target(cluster: Cluster, device: Device) -> str:
 def parse_mesh(text: str) -> dict[str, int]:
     """Devices along each axis, from a text like "fsdp=64,tp=4" or "fsdp=64+tp=4"; raises `InputError` for another."""
     mesh: dict[str, int] = {}
-    for part in filter(None, (each.strip() for each in re.split(r"[,+]", text))):
-        axis, _, size = (piece.strip() for piece in part.partition("="))
-        if not axis.isidentifier() or not size.isdigit() or not int(size):
-            raise InputError(f"--mesh {part}: write axes and their devices, like fsdp=64,tp=4")
-        if axis in mesh:
-            raise InputError(f"--mesh {part}: {axis} is given twice")
+    for axis, size in _pairs(text, "--mesh", "axes and their devices, like fsdp=64,tp=4"):
+        if not size.isdigit() or not int(size):
+            raise InputError(f"--mesh {axis}={size}: write axes and their devices, like fsdp=64,tp=4")
         mesh[axis] = int(size)
     return mesh
+
+
+def parse_chosen(text: str) -> dict[str, str]:
+    """Values of choices, from a text like "remat=none,micro_batches=2"; `parse_mesh` has the separators and errors."""
+    return dict(_pairs(text, "choices", "names and values, like remat=none,micro_batches=2"))
+
+
+def _pairs(text: str, option: str, form: str) -> list[tuple[str, str]]:
+    """Names and texts of a list; raises `InputError` for another text, or a name that is given twice."""
+    pairs: dict[str, str] = {}
+    for part in filter(None, (each.strip() for each in re.split(r"[,+]", text))):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if not name.isidentifier() or not value:
+            raise InputError(f"{option} {part}: write {form}")
+        if name in pairs:
+            raise InputError(f"{option} {part}: {name} is given twice")
+        pairs[name] = value
+    return list(pairs.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -20,13 +20,14 @@ from dpro_search.kinds._job import Job, JobInScenario, JobObjective, Measurement
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
 from dpro_search.kinds.xla.answers import axes_us, breakdown_us, diagnosis
-from dpro_search.kinds.xla.capture import parse_mesh
+from dpro_search.kinds.xla.compilations import Compilations
 from dpro_search.kinds.xla.lowering import Step, scaled, step_of
-from dpro_search.kinds.xla.meshes import Compilations, Mesh, MeshKnob, MeshSettings, StepParts, in_order, mesh_text
+from dpro_search.kinds.xla.order import MOST_COMPILED, CompileOrder, StepParts
+from dpro_search.kinds.xla.plans import ChoiceKnob, MeshKnob, Point, choices_of, pairs_text
 from dpro_search.kinds.xla.prices import Prices, prices_of
 from dpro_search.kinds.xla.processors import ProcessorPrices, TimedProgram
 from dpro_search.kinds.xla.program import XlaProgram
-from dpro_search.quantities import memory_shortage_text
+from dpro_search.quantities import memory_shortage_text, time_text
 from dpro_search.replay import Timeline, replay
 from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.lowered import ErrorModel, Lowered
@@ -71,9 +72,10 @@ class StepOfProgram:
 
 
 class XlaJob(Job):
-    """A job that a compiler turned into a program; its mesh is what it was compiled for."""
+    """A job that a compiler turned into a program; its mesh and choices are what it was compiled for."""
 
     title = "a compiled XLA program"
+    usual_trials = MOST_COMPILED
     settings = (*SCALES, "collectives")
     abilities = ()
 
@@ -86,9 +88,11 @@ class XlaJob(Job):
 
     def __init__(self, source: XlaProgram) -> None:
         self.source, self.tensors = source, ()
-        self.askable = ("mesh",) if self._can_compile else ()
-        self._compilations = Compilations(source)
-        self._steps: dict[tuple[str, str, float], Step] = {}
+        self.askable = ("mesh", "choices") if self._can_compile else ()
+        self.captured = Point.captured(source.facts)
+        self.compilations = Compilations(source)
+        self.order: CompileOrder | None = None  # That of the last search.
+        self._steps: dict[tuple[str, str, str, float], Step] = {}
         self._ran = None if source.times is None else TimedProgram(module=source.module, times=source.times)
 
     @property
@@ -122,20 +126,19 @@ class XlaJob(Job):
         )
 
     def plans(self, scenario: Scenario) -> PlanSpace:
-        mesh = self.source.facts.mesh
+        captured = self.source.facts
         if not self._can_compile or scenario.cluster.machines is not None:
             why = "a compiled program has one mesh: capture it with 'dpro-search capture --jax', which can compile others"
             return PlanSpace(JobFacts(name=self.title, tensors=()), [], why_empty=why)
-        facts = JobFacts(name=self.title, tensors=(), values={"mesh": mesh_text(mesh)})
-        return PlanSpace(facts, [MeshKnob(facts, mesh)])
+        facts = JobFacts(name=self.title, tensors=(), values={"mesh": pairs_text(captured.mesh)})
+        return PlanSpace(facts, [MeshKnob(facts, captured.mesh), ChoiceKnob(facts, choices_of(captured), captured.chosen)])
 
     def objective(self, here: JobInScenario) -> XlaObjective:
         return XlaObjective(here, self)
 
     def _program(self, plan: Plan) -> XlaProgram | str:
         """The program under a plan, which is compiled if nobody did before; or why there is none."""
-        mesh = MeshSettings.of(plan).mesh
-        return self.source if mesh is None else self._compilations.program(parse_mesh(mesh))
+        return self.compilations.program(self.captured.under(plan)) if plan != Plan() else self.source
 
     def cluster_in(self, scenario: Scenario) -> Cluster:
         """The devices of a scenario; raises `InputError` if they are not known, or not as many as the program has."""
@@ -178,7 +181,8 @@ class XlaJob(Job):
             if scale.rank is not None or scale.what not in self.settings:
                 raise self.cannot("compute", f"be asked '{scale.text}': all devices run the same program")
             bandwidth *= scale.factor if scale.what == "bandwidth" else 1.0
-        key = mesh_text(program.facts.mesh), cluster.name, bandwidth
+        # Programs of one mesh with equal texts are the same: choices between them have no effect.
+        key = program.text_digest, pairs_text(program.facts.mesh), cluster.name, bandwidth
         if key not in self._steps:
             self._steps[key] = step_of(program.module, self._prices(program, cluster, bandwidth), program.facts.mesh)
         step = self._steps[key]
@@ -287,17 +291,47 @@ class XlaJob(Job):
 
 
 class XlaObjective(JobObjective[XlaJob]):
-    """A compiled program as a search asks it: few meshes are compiled, the most promising first."""
+    """A compiled program as a search asks it: few points are compiled, the most promising first."""
 
     def ranked(self, settled: Callable[[Hashable, float], bool] = lambda family, bound_us: False) -> Iterator[BoundedPlan]:
-        """Plans with the meshes that are worth a compilation. Nothing bounds their steps but a compilation."""
-        for mesh in in_order(self.job.source.facts.mesh, self.parts):
-            yield BoundedPlan(Plan.of(mesh=mesh_text(mesh)), 0.0)
+        """Plans of the points that are worth a compilation. Nothing bounds their steps but a compilation."""
+        job = self.job
+        order = job.order = CompileOrder(job.captured, choices_of(job.source.facts))
+        order.tell(job.captured, self.parts(job.captured))
+        while (point := order.ask()) is not None:
+            yield BoundedPlan(point.plan(job.captured), 0.0)
+            order.tell(point, self.parts(point))
 
-    def parts(self, mesh: Mesh) -> StepParts | None:
-        """The parts of the step under a mesh, which is compiled for it; None: it does not run."""
-        scenario = replace(self.here.scenario, plan=Plan.of(mesh=mesh_text(mesh)))
+    def parts(self, point: Point) -> StepParts | None:
+        """The parts of the step of a point, which is compiled for it; None: it does not run."""
+        scenario = replace(self.here.scenario, plan=point.plan(self.job.captured))
         lowered = self.job.lower(scenario)
         if lowered.infeasible is not None:
             return None
-        return axes_us(self.job.step_in(scenario), lowered.replayable.timeline())
+        alone_us, of_axes_us = axes_us(self.job.step_in(scenario), lowered.replayable.timeline())
+        return StepParts(alone_us, of_axes_us, lowered.peak_memory_bytes)
+
+    def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
+        """How many points were compiled, which is the next, and which choices had no effect."""
+        order = self.job.order
+        if order is None or order.best is None:
+            return ()
+        if order.asked is not None and order.asked not in order.known and self.job.compilations.is_made(order.asked):
+            order.tell(order.asked, self.parts(order.asked))  # the last trial
+        refused = sum(parts is None for parts in order.known.values())
+        sentences = [
+            f"{len(order.known)} of {len(order.points)} combinations of mesh and choices were compiled"
+            + (f"; {refused} of them do not run or do not fit." if refused else ".")
+        ]
+        following, (_, best_us) = order.ask(), order.best
+        if following is None:
+            sentences.append("None of the others has an estimate that is worth a compilation.")
+        else:
+            estimate = f"estimated at {time_text(order.estimate_us(following))}, the best step takes {time_text(best_us)}"
+            sentences.append(f"The next would be {following} ({estimate}): the same command with more --trials compiles it.")
+        for first, other in self.job.compilations.equal_programs():
+            pairs = zip(first.chosen, other.chosen, strict=True)
+            changed = ", ".join(f"{name}={value}" for before, (name, value) in pairs if before[1] != value)
+            mesh = pairs_text(dict(first.mesh)).replace("+", ", ")
+            sentences.append(f"With {mesh}, {changed} has no effect: the compiler makes the same program, which was replayed once.")
+        return tuple(sentences)

@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -60,6 +62,9 @@ class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
         The chip of each device of the topology's list, and its slice (TPUs).
     tokens
         Tokens of a step, over all devices; None: not known.
+    choices, chosen
+        The values of the script's ``CHOICES`` by name and text, the default first; a value that JSON cannot hold is None. And
+        for each name the text of the value that was compiled.
     memory
         None: the compiler did not say.
     compile_s
@@ -78,6 +83,8 @@ class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
     coordinates: tuple[tuple[int, int, int], ...] = ()
     slices: tuple[int, ...] = ()
     tokens: int | None = None
+    choices: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)  # Any: values are the script's own
+    chosen: dict[str, str] = msgspec.field(default_factory=dict)
     memory: ProgramMemory | None = None
     compile_s: float | None = None
     versions: dict[str, str] = msgspec.field(default_factory=dict)
@@ -97,6 +104,11 @@ class XlaProgram(Description):
     path: Path
     times: ProgramTimes | None = None  # Of a real run; None: it was compiled only.
     framework: str = field(default="jax")
+
+    @cached_property
+    def text_digest(self) -> str:
+        """A digest of the file that has the program's text: equal for equal programs that captures wrote."""
+        return hashlib.sha256(next(iter(self.files.values())).read_bytes()).hexdigest()
 
 
 def read_program(path: Path) -> XlaProgram | None:
@@ -177,6 +189,8 @@ def _provenance(module: HloModule, facts: ProgramFacts) -> list[tuple[str, str]]
     rows = [("program", f"{module.name}, {module.instruction_count} instructions, {module.devices} devices")]
     if facts.mesh:
         rows.append(("mesh", ", ".join(f"{axis}={size}" for axis, size in facts.mesh.items())))
+    if facts.chosen:
+        rows.append(("choices", ", ".join(f"{name}={text}" for name, text in facts.chosen.items())))
     rows += [(name, version) for name, version in facts.versions.items()]
     if facts.compile_s is not None:
         rows.append(("compiled in", f"{facts.compile_s:.0f} s"))

@@ -14,8 +14,7 @@ from dpro_search.deploy.jobs import RecordedJob, Run
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.errors import InputError
-from dpro_search.kinds.xla.capture import parse_mesh
-from dpro_search.kinds.xla.meshes import MeshSettings
+from dpro_search.kinds.xla.plans import Point
 from dpro_search.kinds.xla.program import XlaProgram
 from dpro_search.kinds.xla.times import require_startable, step_times_us
 from dpro_search.space.plan import Plan
@@ -32,10 +31,16 @@ class RunnableProgram(RecordedJob):
 
     def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
         script, _, function = self.spec.command[1].rpartition(":")
-        text = MeshSettings.of(plan).mesh
-        mesh = self.program.facts.mesh if text is None else parse_mesh(text)
+        point = Point.captured(self.program.facts).under(plan)
         ranks = run_xla_ranks(
-            StepRequest(script=script, function=function, mesh=mesh, warmup=warmup, steps=_STEPS),
+            StepRequest(
+                script=script,
+                function=function,
+                mesh=dict(point.mesh),
+                chosen=dict(point.chosen),
+                warmup=warmup,
+                steps=_STEPS,
+            ),
             python=self.spec.command[0],
             ranks=self.spec.ranks,
             rate_bps=self.rate_bps,

@@ -87,6 +87,7 @@ def timed(
     script: Path,
     function: str,
     mesh: dict[str, int],
+    chosen: dict[str, str],
     cluster: Cluster,
     python: str,
     *,
@@ -111,7 +112,15 @@ def timed(
     """
     require_startable(cluster)
     exchanges = tuple(_exchanges(cluster)) if with_exchanges else ()
-    request = StepRequest(script=str(script), function=function, mesh=mesh, steps=_STEPS, profiled=_PROFILED, exchanges=exchanges)
+    request = StepRequest(
+        script=str(script),
+        function=function,
+        mesh=mesh,
+        chosen=chosen,
+        steps=_STEPS,
+        profiled=_PROFILED,
+        exchanges=exchanges,
+    )
     meter = LoadMeter()
     ranks = run_xla_ranks(
         request, python=python, ranks=cluster.ranks, rate_bps=cluster.rate_bps, timeout_s=_TIME_LIMIT_S, on_poll=on_poll

@@ -1,22 +1,26 @@
 """Compiles a JAX step ahead of time for devices that are not here: python dpro_search_capture_jax.py REQUEST ANSWER
 
 REQUEST is a JSON file: script and function, which gets a `jax.sharding.Mesh` and returns the jitted step and its arguments (arrays
-or `jax.ShapeDtypeStruct` with shardings), and optionally the tokens of a step; platform ("tpu", "cuda", "cpu"); topology (TPUs: as
-libtpu names it; GPUs: slices x hosts x devices; processors: their number); slices; gpu (text of XLA's GpuTargetConfigProto, or
-null); mesh {axis: devices}; program, the file to write. ANSWER is written: {"error": ...} or the facts of the program. Progress is
-lines on stderr that begin with "capture: ". Needs JAX and the platform's compiler; Python 3.10 and later.
+or `jax.ShapeDtypeStruct` with shardings), and optionally the tokens of a step; chosen, values by the names of the script's
+`CHOICES`, which the function gets by keyword (those of "flags" are the compiler's); platform ("tpu", "cuda", "cpu"); topology
+(TPUs: as libtpu names it; GPUs: slices x hosts x devices; processors: their number); slices; gpu (text of XLA's
+GpuTargetConfigProto, or null); mesh {axis: devices}; program, the file to write. ANSWER is written: {"error": ...} or the facts of
+the program. Progress is lines on stderr that begin with "capture: ". Needs JAX and the platform's compiler; Python 3.10 and later.
 """
 
 import contextlib
 import ctypes
 import gzip
 import importlib.util
+import inspect
 import json
 import os
+import re
 import signal
 import sys
 import time
 import traceback
+import types
 from importlib import metadata
 
 # Autotuning needs the device; without it XLA's own estimates choose, and Triton's products, which it cannot estimate, are left out.
@@ -71,14 +75,15 @@ def _captured(request):
     devices = _devices(request)
     mesh = mesh_of(request["mesh"], devices)
     say("reading %s" % os.path.basename(request["script"]))
-    step, arguments, tokens = step_of(request, mesh)
+    made = step_of(request, mesh)
+    step = made.step
     started = time.time()
     say("tracing for %d devices" % len(devices))
     if not hasattr(step, "trace"):
         step = jax.jit(step)
-    lowered = step.trace(*arguments).lower(lowering_platforms=(request["platform"],))
+    lowered = step.trace(*made.arguments).lower(lowering_platforms=(request["platform"],))
     say("compiling for %s; large programs take minutes" % request["name"])
-    compiled = lowered.compile()
+    compiled = lowered.compile(compiler_options=made.options)
     seconds = time.time() - started
     say("writing the program")
     with gzip.GzipFile(request["program"], "wb", 6, mtime=0) as file:
@@ -92,7 +97,9 @@ def _captured(request):
         "device_ids": [place[id(device)] for device in ordered],
         "coordinates": [[*device.coords, 0, 0, 0][:3] for device in devices if hasattr(device, "coords")],
         "slices": [getattr(device, "slice_index", 0) or 0 for device in devices if hasattr(device, "coords")],
-        "tokens": tokens,
+        "tokens": made.tokens,
+        "choices": made.choices,
+        "chosen": made.chosen,
         "memory": _memory(compiled),
         "compile_s": round(seconds, 2),
         "versions": {name: metadata.version(name) for name in PACKAGES if _installed(name)},
@@ -150,7 +157,33 @@ def mesh_of(axes, devices):
 
 
 def step_of(request, mesh):
-    """The function, its arguments, and tokens of a step or None."""
+    """The step and its arguments, tokens of a step or None, the script's choices, and the values that the request has of them."""
+    module, function = _function_of(request)
+    choices = _choices(module, request)
+    chosen = _chosen(choices, request)
+    place = "%s:%s" % (os.path.basename(request["script"]), request["function"])
+    keywords = {name: choices[name][text] for name, text in chosen.items() if name != "flags"}
+    try:
+        inspect.signature(function).bind(mesh, **keywords)
+    except TypeError as error:
+        raise RefusedError("%s: %s; it gets the mesh, and each name of CHOICES but flags by keyword" % (place, error)) from None
+    made = function(mesh, **keywords)
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]) or not isinstance(made[1], (tuple, list)):
+        raise RefusedError(
+            "%s must return the jitted step and a tuple of its arguments, and may return the tokens of a step behind them" % place
+        )
+    return types.SimpleNamespace(
+        step=made[0],
+        arguments=made[1],
+        tokens=made[2] if len(made) == 3 else None,
+        choices={name: {text: _plain(value) for text, value in values.items()} for name, values in choices.items()},
+        chosen=chosen,
+        options=choices["flags"][chosen["flags"]] if "flags" in choices else None,
+    )
+
+
+def _function_of(request):
+    """The script's module, and the function in it."""
     script, name = request["script"], request["function"]
     sys.path.insert(0, os.path.dirname(script))
     spec = importlib.util.spec_from_file_location("captured_script", script)
@@ -160,13 +193,54 @@ def step_of(request, mesh):
     function = getattr(module, name, None)
     if function is None:
         raise RefusedError("%s has no function '%s'" % (script, name))
-    made = function(mesh)
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]) or not isinstance(made[1], (tuple, list)):
+    return module, function
+
+
+def _choices(module, request):
+    """The script's `CHOICES`: the values of each name by their texts. It is empty for a script without them."""
+    declared, script = getattr(module, "CHOICES", {}), os.path.basename(request["script"])
+    if not isinstance(declared, dict) or not all(isinstance(values, (list, tuple, dict)) for values in declared.values()):
         raise RefusedError(
-            "%s:%s must return the jitted step and a tuple of its arguments, and may return the tokens of a step behind them"
-            % (os.path.basename(script), name)
+            "%s: CHOICES must be a dictionary whose values are lists, or dictionaries of named values, like "
+            '{"remat": ["full", "none"], "flags": {"default": {}}}' % script
         )
-    return made[0], made[1], made[2] if len(made) == 3 else None
+    choices = {}
+    for name, values in declared.items():
+        if not str(name).isidentifier() or name == "mesh":
+            raise RefusedError("%s: CHOICES has the name %r; take the name of an argument, but not mesh" % (script, name))
+        by_text = {str(text): value for text, value in (values.items() if isinstance(values, dict) else zip(values, values))}
+        if not by_text or len(by_text) < len(values) or not all(re.fullmatch(r"[^\s,+=]+", text) for text in by_text):
+            raise RefusedError(
+                "%s: CHOICES has for %s the values %s; give different ones, as text without spaces and , + =, as numbers, or as a "
+                "dictionary of named values" % (script, name, list(by_text))
+            )
+        if name == "flags" and not all(isinstance(options, dict) for options in by_text.values()):
+            raise RefusedError(
+                '%s: the flags of CHOICES must be dictionaries of compiler options by name, like {"default": {}, '
+                '"hidden": {"xla_gpu_enable_latency_hiding_scheduler": "true"}}' % script
+            )
+        choices[name] = by_text
+    return choices
+
+
+def _chosen(choices, request):
+    """The text of each choice's value: the requested one, or the first."""
+    script = os.path.basename(request["script"])
+    for name, text in request["chosen"].items():
+        if name not in choices:
+            declared = "it has " + ", ".join(choices) if choices else "it has none"
+            raise RefusedError("%s: CHOICES has no '%s'; %s" % (script, name, declared))
+        if text not in choices[name]:
+            raise RefusedError("%s: CHOICES has no %s '%s'; it has %s" % (script, name, text, ", ".join(choices[name])))
+    return {name: request["chosen"].get(name, next(iter(values))) for name, values in choices.items()}
+
+
+def _plain(value):
+    """A value as JSON has it, or None."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        return None
 
 
 def _memory(compiled):

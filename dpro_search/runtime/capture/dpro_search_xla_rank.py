@@ -36,8 +36,8 @@ def main():
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(os.environ["DPRO_SEARCH_MEETING"], ranks, rank)
     mesh = capture.mesh_of(request["mesh"], jax.devices())
-    step, arguments, _ = capture.step_of(request, mesh)
-    run = _Step(step, arguments)
+    made = capture.step_of(request, mesh)
+    run = _Step(made.step, made.arguments, made.options)
     capture.say("rank %d runs" % rank)
     for _ in range(request["warmup"]):
         run()
@@ -53,13 +53,13 @@ def main():
 class _Step:
     """The compiled step with its arguments; what it returns first takes the place of the first arguments where it is like them."""
 
-    def __init__(self, step, arguments):
+    def __init__(self, step, arguments, options):
         import jax
 
         if not hasattr(step, "lower"):
             step = jax.jit(step)
         lowered = step.lower(*arguments)
-        self._compiled = lowered.compile()
+        self._compiled = lowered.compile(compiler_options=options)
         donated = any(leaf.donated for leaf in jax.tree.leaves(lowered.args_info))
         self._arguments = [jax.tree.map(_array, each) for each in arguments]
         self._again, self.losses = None, []

@@ -321,7 +321,7 @@ class XlaObjective(JobObjective[XlaJob]):
         refused = sum(parts is None for parts in order.known.values())
         sentences = [
             f"{len(order.known)} of {len(order.points)} combinations of mesh and choices were compiled"
-            + (f"; {refused} of them do not run or do not fit." if refused else ".")
+            + (f"; {refused} of them cannot run or do not fit." if refused else ".")
         ]
         following, (_, best_us) = order.ask(), order.best
         if following is None:
@@ -334,4 +334,4 @@ class XlaObjective(JobObjective[XlaJob]):
             changed = ", ".join(f"{name}={value}" for before, (name, value) in pairs if before[1] != value)
             mesh = pairs_text(dict(first.mesh)).replace("+", ", ")
             sentences.append(f"With {mesh}, {changed} has no effect: the compiler makes the same program, which was replayed once.")
-        return tuple(sentences)
+        return tuple(dict.fromkeys(sentences))

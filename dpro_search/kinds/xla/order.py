@@ -17,6 +17,9 @@ MOST_COMPILED = 10
 _SETTLED = 1.3
 """A mesh that was not compiled yet is not worth it if its estimate is that many times the best step: estimates are off by less
 (assumed)."""
+_FASTER = 0.995
+"""A point whose mesh was compiled is worth it if its estimate is at most that share of the best step: real runs differ by more
+(assumed)."""
 _MOST_REFUSED = 2
 """A value of a choice that never ran, and was refused so often, is left alone: the compiler may not know it at all (assumed)."""
 
@@ -98,10 +101,15 @@ class CompileOrder:
         self.points = [Point(mesh, chosen) for chosen in combinations(choices) for mesh in shapes]
         self.known: dict[Point, StepParts | None] = {}
         self.asked: Point | None = None
+        self._running: dict[Point, StepParts] = {}
+        self._ratios_of: dict[tuple[str, str, str], StepParts | None] = {}  # until something else is told
 
     def tell(self, point: Point, parts: StepParts | None) -> None:
         """Take the parts of a point's step; None: it does not run."""
         self.known[point] = parts
+        if parts is not None:
+            self._running[point] = parts
+            self._ratios_of.clear()
 
     def ask(self) -> Point | None:
         """The point that is worth the next compilation; None: no other is."""
@@ -121,14 +129,11 @@ class CompileOrder:
     def estimate_us(self, point: Point) -> float:
         """The step of a point, from those that were told; 0: nothing is known.
 
-        A compiled point with the same mesh, or else each compiled one, counts as what it would be with the point's values of
-        choices: each part times the ratio that this value brought where nothing else was changed.
+        Compiled points count as what they would be with this point's values of choices: each part is multiplied by the ratio
+        that the value brought where nothing else was changed. Of points with the same mesh only the one with the fewest changes
+        counts; for another mesh all do.
         """
         return estimated_us(dict(point.mesh), self._with_values_of(point))
-
-    @property
-    def _running(self) -> dict[Point, StepParts]:
-        return {point: parts for point, parts in self.known.items() if parts is not None}
 
     def _left(self) -> Iterator[Point]:
         """Points that were not compiled, without those that need as much memory as one of the same mesh that did not run."""
@@ -163,7 +168,7 @@ class CompileOrder:
                 continue
             new_mesh = point.mesh not in meshes_run
             step_us = self.estimate_us(point)
-            if step_us < best_us or (new_mesh and step_us <= _SETTLED * best_us):
+            if step_us <= (_SETTLED if new_mesh else _FASTER) * best_us:
                 # A mesh on which other points do not run comes later, but is not given up: other values may need less memory.
                 later = _SETTLED ** refusals.count(point.mesh) if new_mesh else 1.0
                 near = _changes(best, point) + _doublings(dict(point.mesh), dict(self._captured.mesh))
@@ -172,11 +177,13 @@ class CompileOrder:
 
     def _with_values_of(self, point: Point) -> list[tuple[Mesh, StepParts]]:
         """The compiled points' meshes and parts as they would be with a point's values, those with the fewest changes first."""
-        running = self._running
-        bases = [base for base in running if base.mesh == point.mesh] or list(running)
-        bases.sort(key=lambda base: _changes(base, point))
-        known = [base for base in bases if all(self._ratios(*change) is not None for change in _differences(base, point))]
-        return [(dict(base.mesh), self._moved(running[base], base, point)) for base in known or bases]
+        unknown = {base: sum(self._ratios(*change) is None for change in _differences(base, point)) for base in self._running}
+        bases = sorted(unknown, key=lambda base: (unknown[base], _changes(base, point)))
+        if same_mesh := [base for base in bases if base.mesh == point.mesh]:
+            bases = same_mesh[:1]
+        elif bases:
+            bases = [base for base in bases if unknown[base] == unknown[bases[0]]]
+        return [(dict(base.mesh), self._moved(self._running[base], base, point)) for base in bases]
 
     def _moved(self, parts: StepParts, base: Point, point: Point) -> StepParts:
         for change in _differences(base, point):
@@ -187,10 +194,16 @@ class CompileOrder:
         return parts
 
     def _ratios(self, name: str, before: str, after: str) -> StepParts | None:
-        """Ratios of the parts of a step that another value of one choice brings; None: no two points show it.
+        """Ratios of the parts of a step that another value of one choice brings; None: no two points show it."""
+        change = name, before, after
+        if change not in self._ratios_of:
+            self._ratios_of[change] = self._compared(*change)
+        return self._ratios_of[change]
 
-        The sums over all pairs of compiled points that differ in this value alone are compared, so that a part that is small
-        counts little.
+    def _compared(self, name: str, before: str, after: str) -> StepParts | None:
+        """The ratios, from all pairs of points that differ in this value alone: a part's sum with it over that without it.
+
+        Sums are compared, not ratios averaged, so that a part that is small counts little.
         """
         pairs = [
             (parts, self._running[other])

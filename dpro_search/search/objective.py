@@ -59,7 +59,10 @@ class BoundedPlan(NamedTuple):
 
 
 class Ranked(Protocol):
-    """Knows all plans worth a look, few enough to bound each, so that a search can end when no other can be the best."""
+    """Knows all plans worth a look, few enough to bound each, so that a search can end when no other can be the best.
+
+    If its attribute `estimates` is True, it leaves out plans by estimates, so that a search that ends proves nothing.
+    """
 
     def ranked(self, settled: Callable[[Hashable, float], bool]) -> Iterator[BoundedPlan]:
         """The plans in the order of their bounds, the least first.

@@ -165,7 +165,7 @@ def run_search(
             else:
                 finished_trials, known = search.own_trials(stack)
             finished, stopped = _until(ends, finished_trials, on_trial)
-            if stopped == "exhausted" and ranked is not None:
+            if stopped == "exhausted" and ranked is not None and not getattr(ranked, "estimates", False):
                 stopped = "complete"
             listed = len(known) if storage is None else min(len(known), max(trials, earlier))  # others may store more
             finished += [known[number] for number in range(len(finished), listed)]

@@ -293,6 +293,8 @@ class XlaJob(Job):
 class XlaObjective(JobObjective[XlaJob]):
     """A compiled program as a search asks it: few points are compiled, the most promising first."""
 
+    estimates = True  # See `Ranked`.
+
     def ranked(self, settled: Callable[[Hashable, float], bool] = lambda family, bound_us: False) -> Iterator[BoundedPlan]:
         """Plans of the points that are worth a compilation. Nothing bounds their steps but a compilation."""
         job = self.job

@@ -146,6 +146,7 @@ def test_run_finds_the_best_values_and_says_which_had_no_effect(captured, tmp_pa
     assert result["plans"][0]["predicted_iteration_us"] == pytest.approx(80, rel=1e-3)
     said = " ".join(result["reasons"])
     assert "3 of 4 combinations of mesh and choices were compiled" in said
+    assert result["stopped"] == "exhausted", "estimates prove nothing"
     assert "flags=fast has no effect" in said
 
 

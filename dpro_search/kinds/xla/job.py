@@ -305,13 +305,15 @@ class XlaObjective(JobObjective[XlaJob]):
             order.tell(point, self.parts(point))
 
     def parts(self, point: Point) -> StepParts | None:
-        """The parts of the step of a point, which is compiled for it; None: it does not run."""
+        """The parts of the step of a point, which is compiled for it; None: it does not run, or not within the memory limit."""
         scenario = replace(self.here.scenario, plan=point.plan(self.job.captured))
         lowered = self.job.lower(scenario)
-        if lowered.infeasible is not None:
+        limit_bytes, needed_bytes = self.here.memory_limit_bytes, lowered.peak_memory_bytes
+        is_over = limit_bytes is not None and (needed_bytes is None or needed_bytes > limit_bytes)
+        if lowered.infeasible is not None or is_over:
             return None
         alone_us, of_axes_us = axes_us(self.job.step_in(scenario), lowered.replayable.timeline())
-        return StepParts(alone_us, of_axes_us, lowered.peak_memory_bytes)
+        return StepParts(alone_us, of_axes_us, needed_bytes)
 
     def reasons(self, plans: Sequence[Plan]) -> tuple[str, ...]:
         """How many points were compiled, which is the next, and which choices had no effect."""
@@ -320,9 +322,10 @@ class XlaObjective(JobObjective[XlaJob]):
             return ()
         if order.asked is not None and order.asked not in order.known and self.job.compilations.is_made(order.asked):
             order.tell(order.asked, self.parts(order.asked))  # the last trial
+        points = "combinations of mesh and choices" if self.job.captured.chosen else "meshes"
         refused = sum(parts is None for parts in order.known.values())
         sentences = [
-            f"{len(order.known)} of {len(order.points)} combinations of mesh and choices were compiled"
+            f"{len(order.known)} of {len(order.points)} {points} were compiled"
             + (f"; {refused} of them cannot run or do not fit." if refused else ".")
         ]
         following, (_, best_us) = order.ask(), order.best

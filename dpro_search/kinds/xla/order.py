@@ -116,7 +116,7 @@ class CompileOrder:
         changed, estimated = self._changed_value(), self._least_estimate()
         if changed is None or estimated is None:
             self.asked = changed or estimated
-        else:
+        else:  # they take turns, the mesh first
             self.asked = changed if len(self.known) % 2 == 0 else estimated
         return self.asked
 

@@ -17,7 +17,7 @@ from dpro_search.kinds.xla.compilations import kept_folder
 from dpro_search.kinds.xla.export import program_part
 from dpro_search.kinds.xla.order import CompileOrder, StepParts
 from dpro_search.kinds.xla.plans import Point
-from dpro_search.kinds.xla.program import FACTS_FILE, ProgramFacts
+from dpro_search.kinds.xla.program import FACTS_FILE, ProgramFacts, ProgramMemory
 from dpro_search.space.plan import Plan
 from tests.kinds.verbs import refusal, verb
 from tests.kinds.xla.test_meshes import compiled, parts_us, point
@@ -121,21 +121,27 @@ DECLARED = {"remat": {"full": "full", "none": "none"}, "flags": {"default": {}, 
 CHOSEN = {"remat": "full", "flags": "default"}
 
 
+def memory(temporaries_bytes):
+    return ProgramMemory(arguments_bytes=0, outputs_bytes=0, aliased_bytes=0, temporaries_bytes=temporaries_bytes)
+
+
 @pytest.fixture
 def captured(tmp_path, monkeypatch):
     """A captured program with two choices: without rematerialisation it is faster, and the flags make the same program."""
     monkeypatch.setenv("DPRO_SEARCH_PROGRAMS", str(tmp_path / "kept"))
     (tmp_path / "train.py").write_text("# the script\n")
     facts = {"script_path": str(tmp_path / "train.py"), "python": "python3", "script": "train.py:step", "tokens": 16384}
-    facts |= {"mesh": {"data": 8}, "choices": DECLARED, "chosen": CHOSEN}
+    facts |= {"mesh": {"data": 8}, "choices": DECLARED, "chosen": CHOSEN, "memory": memory(2 << 30)}
     path = program(tmp_path, text(fusion("a", "p0", 100)), **facts)
     base = msgspec.json.decode((path / FACTS_FILE).read_bytes(), type=ProgramFacts)
     (tmp_path / "made").mkdir()
     for remat, flags in (("none", "default"), ("full", "fast"), ("none", "fast")):
         chosen = {"remat": remat, "flags": flags}
-        us = 100 if remat == "full" else 80
+        us, temporaries_bytes = (100, 2 << 30) if remat == "full" else (80, 8 << 30)
         folder = kept_folder(base, point({"data": 8}, **chosen))
-        made = program(tmp_path / "made", text(fusion("a", "p0", us)), **{**facts, "chosen": chosen})
+        made = program(
+            tmp_path / "made", text(fusion("a", "p0", us)), **{**facts, "chosen": chosen, "memory": memory(temporaries_bytes)}
+        )
         shutil.move(made, folder)
     return path
 
@@ -148,6 +154,12 @@ def test_run_finds_the_best_values_and_says_which_had_no_effect(captured, tmp_pa
     assert "3 of 4 combinations of mesh and choices were compiled" in said
     assert result["stopped"] == "exhausted", "estimates prove nothing"
     assert "flags=fast has no effect" in said
+
+
+def test_combinations_above_the_memory_limit_are_left_out(captured, tmp_path):
+    result = verb("run", captured, "--memory-limit", "4GiB", "--out", tmp_path / "run")
+    assert result["plans"][0]["plan"] == {}
+    assert any("cannot run or do not fit" in sentence for sentence in result["reasons"])
 
 
 def test_the_number_of_trials_is_the_number_of_programs(captured, tmp_path):

@@ -12,7 +12,7 @@ from dpro_search.collect.readers.xla import collectives
 from dpro_search.errors import InputError
 from dpro_search.graph.hlo import executions, program_work
 from dpro_search.kinds.xla.capture import capture_program, program_request
-from dpro_search.kinds.xla.program import FACTS_FILE
+from dpro_search.kinds.xla.program import FACTS_FILE, read_program
 from tests.integration.test_xla_capture import needs
 from tests.kinds.verbs import verb
 
@@ -40,9 +40,13 @@ def captured(jax_python, out, choose="", script=SCRIPT, function="step", on="cpu
 
 def test_chosen_values_reach_the_function_and_the_others_are_the_first(jax_python, tmp_path):
     usual = captured(jax_python, tmp_path / "usual")
-    program = captured(jax_python, tmp_path / "program", choose="remat=none,micro_batches=2,rules=replicas")
+    devices = ("--jax", "--on", "cpu:8", "--mesh", "fsdp=4,tp=2", "--python", jax_python)
+    choose = ("--choose", "remat=none,micro_batches=2,rules=replicas")
+    answer = verb("capture", f"{SCRIPT}:step", *devices, *choose, "--out", tmp_path / "program")
+    program = read_program(tmp_path / "program")
     assert usual.facts.chosen == {"remat": "full", "micro_batches": "1", "rules": "weights", "flags": "default"}
     assert program.facts.chosen == {"remat": "none", "micro_batches": "2", "rules": "replicas", "flags": "default"}
+    assert answer["choices"] == program.facts.chosen
     assert list(program.facts.choices["micro_batches"]) == ["1", "2"]
     assert program.facts.choices["rules"]["weights"]["rows"] == ["fsdp", "tp"]
     again = program_work(usual.module).matrix_flops / program_work(program.module).matrix_flops

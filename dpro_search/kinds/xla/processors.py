@@ -20,7 +20,7 @@ from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.graph.hlo import Work, executions, instruction_work
 from dpro_search.kinds.xla.prices import NOTHING, Price, Prices
-from dpro_search.kinds.xla.times import ExchangeTime, ProgramTimes, wire_bytes
+from dpro_search.kinds.xla.times import TIMES_FILE, ExchangeTime, ProgramTimes, wire_bytes
 
 _CONTROL = frozenset({"while", "conditional", "call"})
 _FEWEST = 4
@@ -48,6 +48,10 @@ class TimedProgram:
 
     module: HloModule
     times: ProgramTimes
+
+    def __post_init__(self) -> None:
+        if not self.measured:
+            raise InputError(f"{TIMES_FILE} names no instruction of {self.module.name}: capture the program again with --timed")
 
     @cached_property
     def measured(self) -> tuple[_Measured, ...]:

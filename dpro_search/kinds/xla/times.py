@@ -25,6 +25,7 @@ MOST_ON_A_CORE = 4
 
 _SIZES_BYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 22)
 _LONGEST_US = 200_000.0  # that an exchange takes on the link alone
+_LEAST_US = 1.0  # of an exchange; a busy machine may start a program with nothing to exchange more slowly
 _STEPS, _PROFILED = 20, 5
 _TIME_LIMIT_S = 600.0
 
@@ -135,7 +136,12 @@ def timed(
         instructions_us={name: round(us * unprofiled, 2) for name, us in _instructions_us(ranks).items()},
         unprofiled=unprofiled,
         exchanges=tuple(
-            ExchangeTime(kind=each.kind, group=each.group, bytes=_whole_bytes(each), us=round(_call_us(spans) - dispatch_us, 1))
+            ExchangeTime(
+                kind=each.kind,
+                group=each.group,
+                bytes=_whole_bytes(each),
+                us=round(max(_call_us(spans) - dispatch_us, _LEAST_US), 1),
+            )
             for each, spans in zip(exchanges[1:], calls[1:], strict=True)
         ),
         rate_bps=cluster.rate_bps,

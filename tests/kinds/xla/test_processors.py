@@ -140,6 +140,11 @@ def test_times_of_other_links_are_not_taken(tmp_path):
     assert "was timed on other links" in refusal("replay", path)
 
 
+def test_times_of_another_program_are_refused(tmp_path):
+    path = captured(tmp_path, times=msgspec.structs.replace(TIMES, instructions_us={"fusion.1": 10.0}))
+    assert "names no instruction of jit_step" in refusal("replay", path)
+
+
 def test_damaged_times_are_one_line(tmp_path):
     path = captured(tmp_path)
     (path / TIMES_FILE).write_bytes((path / TIMES_FILE).read_bytes()[:50])

@@ -75,7 +75,7 @@ def _keep_bytecode(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What all tests have in common is a million objects: garbage is collected rarely, as each full collection passes over them.
+    """Garbage is collected rarely: each full collection passes over the million objects that all tests have in common.
 
     They are not frozen: `gc.get_freeze_count`, which a search begins with, would count them one by one.
     """

@@ -142,7 +142,7 @@ class Conversation(threading.Thread):
 
 
 def cell_times(cell: Cell, ranks: Sequence[dict[str, Any]]) -> CellTimes:
-    """What the ranks measured of a cell; a call takes from when the last rank began to when the last had ended."""
+    """The times of a cell, as the ranks measured them; a call lasts from when the last rank began to when the last had ended."""
     spans = zip(*(rank["spans_ns"] for rank in ranks), strict=True)
     total_ns = sum(max(end for _, end in span) - max(begin for begin, _ in span) for span in spans)
     call_us = max(total_ns, 1) / 1e3 / cell.calls

@@ -107,7 +107,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def alone(*commands: tuple[object, ...]) -> list[dict[str, Any]]:
-    """What verbs print in a process of their own each, copies of one that has loaded the package and no kind that is added."""
+    """The output of verbs, each in a process of its own, which are copies of one that has loaded the package and no added kind."""
     words = json.dumps([[str(word) for word in (verb, "--json", *rest)] for verb, *rest in commands])
     done = subprocess.run([sys.executable, "-c", _ALONE, words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

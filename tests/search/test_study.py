@@ -59,7 +59,7 @@ def outcome(run: Path) -> Outcome:
 
 @functools.cache
 def uninterrupted(sampler: str) -> Outcome:
-    """What a search leaves that nobody stopped; it is reproducible, so that all examples of a test may share it."""
+    """The files of a search that nobody stopped; it is reproducible, so that all examples of a test may share them."""
     with tempfile.TemporaryDirectory() as folder:
         search(Path(folder) / "whole", sampler=sampler)
         return outcome(Path(folder) / "whole")

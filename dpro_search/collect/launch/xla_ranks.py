@@ -27,7 +27,7 @@ class Exchange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What each process runs.
+    """The work of each process.
 
     Attributes
     ----------

@@ -104,7 +104,7 @@ class TimedProgram:
 
     @cached_property
     def waiting_share(self) -> float:
-        """What processes wait for each other in collectives, over what they compute: collectives took so much longer than alone."""
+        """Waiting for other processes in collectives, which took so much longer than alone, over the time of computation."""
         longer_us = sum(
             turns * (us - alone_us)
             for collective, turns, us in self._exchanged

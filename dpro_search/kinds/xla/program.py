@@ -102,7 +102,7 @@ class XlaProgram(Description):
     facts: ProgramFacts
     cluster: Cluster | None  # The devices that it was compiled for; None: not known.
     path: Path
-    times: ProgramTimes | None = None  # Of a real run; None: it was compiled only.
+    times: ProgramTimes | None = None  # None: the program was compiled, and never ran.
     framework: str = field(default="jax")
 
     @cached_property

@@ -79,8 +79,8 @@ def _cores_ns(cores):
     """Time in ns in which cores ran anything of this machine, and nothing of it, since it started."""
     with open("/proc/stat") as file:
         rows = {row[0]: row for row in map(str.split, file)}
-    mine = [[int(count) for count in rows["cpu%d" % core][1:]] for core in cores]
-    return [sum(counts[column] for counts in mine for column in columns) * _TICK_NS for columns in (_WORKS, _RESTS)]
+    counts_of_cores = [[int(count) for count in rows["cpu%d" % core][1:]] for core in cores]
+    return [sum(counts[column] for counts in counts_of_cores for column in columns) * _TICK_NS for columns in (_WORKS, _RESTS)]
 
 
 def _awaited(path):

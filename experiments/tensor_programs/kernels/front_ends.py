@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import ceil
 
-from dpro_search.costmodel.kernels.program import Access, KernelProgram, Leaf, Loop, LoopKind, Memory
+from dpro_search.costmodel.programs.kernel import Access, KernelProgram, Leaf, Loop, LoopKind, Memory
 
 Parameters = Mapping[str, int]
 IMAGE, FILTER = 4096, 15  # a side of the image and of the filter

@@ -15,9 +15,9 @@ from scipy.stats import kendalltau
 from sklearn.ensemble import ExtraTreesRegressor
 from xgboost import XGBRegressor
 
-from dpro_search.costmodel.kernels.choice import CHOICES, chosen
-from dpro_search.costmodel.kernels.limits import likeness, limits_of
-from dpro_search.costmodel.kernels.model import KernelLatency, logs, order_of
+from dpro_search.costmodel.programs.choice import CHOICES, chosen
+from dpro_search.costmodel.programs.limits import likeness, limits_of
+from dpro_search.costmodel.programs.latency import ProgramLatency, logs, order_of
 from experiments.tensor_programs.kernels.tables import KernelTable
 
 Floats = npt.NDArray[np.float64]
@@ -100,7 +100,7 @@ def score(
 
 def judged(part: LeftOut, places: Places, seed: int) -> Scores:
     """Errors, coverage of intervals and order of the predictor with measured programs."""
-    durations = KernelLatency.fit(part.columns, part.others_us, places, part.us[places], seed=seed).predict()
+    durations = ProgramLatency.fit(part.columns, part.others_us, places, part.us[places], seed=seed).predict()
     rest = np.setdiff1d(np.arange(len(part.us)), places)
     inside = (part.us >= durations.low_us) & (part.us <= durations.high_us)
     return errors(durations.us, part.us, places) | {
@@ -168,11 +168,11 @@ def _nearest_device(part: LeftOut, places: Places, seed: int) -> Floats:
 
 def _without_others(part: LeftOut, places: Places, seed: int) -> Floats:
     nothing = np.empty((len(part.us), 0))
-    return KernelLatency.fit(part.columns, nothing, places, part.us[places], seed=seed).predict().us
+    return ProgramLatency.fit(part.columns, nothing, places, part.us[places], seed=seed).predict().us
 
 
 def _with_parameters(part: LeftOut, places: Places, seed: int) -> Floats:
-    return KernelLatency.fit(part.parameters, part.others_us, places, part.us[places], seed=seed).predict().us
+    return ProgramLatency.fit(part.parameters, part.others_us, places, part.us[places], seed=seed).predict().us
 
 
 OTHERS: dict[str, Way] = {

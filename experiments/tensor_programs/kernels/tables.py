@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from dpro_search.costmodel.kernels.features import occupancy_columns, program_columns
-from dpro_search.costmodel.kernels.limits import limits_of
-from dpro_search.costmodel.kernels.program import KernelProgram
+from dpro_search.costmodel.programs.features import occupancy_columns, program_columns
+from dpro_search.costmodel.programs.limits import limits_of
+from dpro_search.costmodel.programs.kernel import KernelProgram
 from dpro_search.errors import InputError
 from experiments.tensor_programs.kernels.front_ends import FRONT_ENDS
 

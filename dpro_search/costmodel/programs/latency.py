@@ -1,8 +1,8 @@
-"""Times of GPU kernels on a device of which a few were measured: `KernelLatency`.
+"""Times of tensor programs on a device of which a few were measured: `ProgramLatency`.
 
     columns = np.column_stack([program_columns(programs), occupancy_columns(programs, limits)])
     places = chosen(columns, others_us, 50, seed=0)                    # which programs to measure on the new device
-    model = KernelLatency.fit(columns, others_us, places, us[places])
+    model = ProgramLatency.fit(columns, others_us, places, us[places])
     durations = model.predict()                                        # of all programs, us, with 90 % intervals
 
 A program is seen by its columns (`features`) and by its times on other devices, where it was measured there. Extremely randomised
@@ -35,14 +35,14 @@ FEWEST = 10
 """Measured programs below which nothing is fitted: two conditions and a scale are more than they tell."""
 WIDER = 1.0
 """Factor of the widths of intervals, by which left-out devices had nine of ten programs inside (`experiments/tensor_programs`)."""
-_TREES, _FOLDS = 200, 5
+_TREES, _FOLDS = 100, 5
 _BEYOND = 0.3  # of the logarithm: how far a prediction may lie outside of all measured times
 _SMOOTH, _LONGEST = 5.0, 300.0  # start and bound of the distances over which times resemble each other, in deviations
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelLatency:
-    """A predictor of the programs of one kernel on one device.
+class ProgramLatency:
+    """A predictor of programs on one device.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class KernelLatency:
     us: Floats
 
     @staticmethod
-    def fit(columns: Floats, others_us: Floats, measured: Places, us: Floats, *, seed: int = 0) -> KernelLatency:
+    def fit(columns: Floats, others_us: Floats, measured: Places, us: Floats, *, seed: int = 0) -> ProgramLatency:
         """A predictor of n programs of which k were measured.
 
         Parameters
@@ -103,7 +103,7 @@ class KernelLatency:
         floor = 0.1 * float(np.mean(held_spread)) + 1e-6
         scale = float(np.mean(errors**2) / np.mean(held_spread + floor))
         scores = np.sort(np.abs(errors) / np.sqrt(scale * (held_spread + floor)))
-        return KernelLatency(
+        return ProgramLatency(
             log_us=np.clip(expected, log.min() - _BEYOND, log.max() + _BEYOND),
             variance=scale * (spread + floor),
             width=WIDER * conformal_quantile(scores, COVERAGE),

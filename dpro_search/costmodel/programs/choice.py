@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sklearn.cluster import KMeans
 from sklearn.preprocessing import StandardScaler
 
-from dpro_search.costmodel.kernels.model import logs
+from dpro_search.costmodel.programs.latency import logs
 from dpro_search.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -30,7 +30,7 @@ def chosen(columns: Floats, others_us: Floats, count: int, *, seed: int = 0, way
     Parameters
     ----------
     columns, others_us
-        As of `KernelLatency.fit`.
+        As of `ProgramLatency.fit`.
 
     Raises
     ------

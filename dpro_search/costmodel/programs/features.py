@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.costmodel.kernels.limits import GpuLimits
-from dpro_search.costmodel.kernels.program import Access, KernelProgram, Leaf, LoopKind, Memory
+from dpro_search.costmodel.programs.limits import GpuLimits
+from dpro_search.costmodel.programs.kernel import Access, KernelProgram, Leaf, LoopKind, Memory
 
 Floats = npt.NDArray[np.float64]
 LANES, SECTOR_BYTES, BANKS, BANK_BYTES = 32, 32, 32, 4

@@ -12,7 +12,7 @@ from dpro_search.costmodel.programs.kernel import Memory
 from dpro_search.errors import InputError
 from experiments.tensor_programs.kernels.__main__ import means
 from experiments.tensor_programs.kernels.front_ends import convolution, gemm
-from experiments.tensor_programs.kernels.score import LeftOut, best_of_ten, score
+from experiments.tensor_programs.kernels.score import best_of_ten, score
 from experiments.tensor_programs.kernels.tables import read
 
 TUNED = Path(__file__).resolve().parents[2].parent / "shared" / "devices" / "tuned"
@@ -34,9 +34,8 @@ def test_configurations_that_failed_have_no_latency(tmp_path: Path) -> None:
 
 
 def test_times_in_other_units_are_named(tmp_path: Path) -> None:
-    rows = [
-        f"{device},{block},1,{time * block},ok" for device, time in (("A100", 1), ("L4", 2), ("T4", 0.003)) for block in (32, 64)
-    ]
+    times = {"A100": 1, "L4": 2, "T4": 0.003}
+    rows = [f"{device},{block},1,{time * block},ok" for device, time in times.items() for block in (32, 64)]
     (one,) = read(table(tmp_path, *rows), [])
     assert any(remark.startswith("T4: times are") and "other units" in remark for remark in one.remarks)
 
@@ -50,18 +49,12 @@ def test_a_folder_without_tables_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_a_convolution_that_covers_its_image_has_no_conditions() -> None:
-    values = {
-        "block_size_x": 32,
-        "block_size_y": 4,
-        "tile_size_x": 2,
-        "tile_size_y": 2,
-        "read_only": 0,
-        "use_padding": 0,
-        "use_shmem": 1,
-    }
+    blocks = {"block_size_x": 32, "block_size_y": 4, "tile_size_x": 2, "tile_size_y": 2}
+    values = blocks | {"read_only": 0, "use_padding": 0, "use_shmem": 1}
     exact, beyond = convolution(values), convolution(values | {"tile_size_x": 3})
     assert (exact.needed, any(leaf.guarded for leaf in exact.leaves)) == (1.0, False)
-    assert beyond.needed < 1 and any(leaf.guarded for leaf in beyond.leaves)
+    assert beyond.needed < 1
+    assert any(leaf.guarded for leaf in beyond.leaves)
     assert exact.shared_bytes == 4 * (32 * 2 + 14) * (4 * 2 + 14)
     assert exact.heaviest.iterations == (4096 * 15) ** 2
 
@@ -87,10 +80,6 @@ def test_an_a6000_is_predicted_from_four_other_gpus_and_fifty_programs() -> None
     assert result["50 measured"]["mape_pct"] < 12
     assert result["50 measured"]["in_interval_pct"] > 80
     assert result["0 measured: order"]["tau"] > 0.7
-    hidden = LeftOut.of(convolutions, "A6000").half(0)
-    assert (
-        np.median(np.abs(np.log(hidden.others_us[:, 1] / LeftOut.of(convolutions, "A6000").others_us[: len(hidden.us), 1]))) > 0.02
-    )
 
 
 def test_means_are_over_seeds_then_devices_then_kernels() -> None:

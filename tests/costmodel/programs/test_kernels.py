@@ -78,7 +78,8 @@ def test_an_access_has_a_stride_for_each_loop() -> None:
     ("name", "architecture"),
     [
         ("A100", "Ampere"), ("NVIDIA RTX A6000", "Ampere (GA10x)"), ("RTX_3060_laptop", "Ampere (GA10x)"),
-        ("RTX_2080_Ti", "Turing"), ("NVIDIA H100 80GB HBM3", "Hopper"), ("AMD Instinct MI250X", "CDNA"), ("W6600", "RDNA"), ("NVIDIA L40S", "Ada"),
+        ("RTX_2080_Ti", "Turing"), ("NVIDIA H100 80GB HBM3", "Hopper"),
+        ("AMD Instinct MI250X", "CDNA"), ("W6600", "RDNA"), ("NVIDIA L40S", "Ada"),
     ],
 )  # fmt: skip
 def test_the_architecture_follows_from_the_name(name: str, architecture: str) -> None:

@@ -89,3 +89,13 @@ def test_means_are_over_seeds_then_devices_then_kernels() -> None:
     assert averaged["one"]["x"]["mape_pct"] == 3.0
     assert averaged["all kernels"]["x"]["mape_pct"] == 5.0
     json.dumps(averaged)
+
+
+def test_devices_of_a_kernel_may_come_from_several_files(tmp_path: Path) -> None:
+    table(tmp_path, "A100,32,1,2.5,ok", "A100,64,1,3.0,ok")
+    (tmp_path / "later.csv").write_text(HEADER + "mine,W7800,32,1,5.0,ok\n")
+    (tmp_path / "other.csv").write_text("kernel,device,tile,time_ms_mean\nmine,L4,1,2.0\n")
+    skipped: list[str] = []
+    (one,) = read(tmp_path, skipped)
+    assert one.devices == ("A100", "W7800")
+    assert "1 files have other parameters" in skipped[0]

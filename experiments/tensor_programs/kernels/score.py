@@ -16,8 +16,8 @@ from sklearn.ensemble import ExtraTreesRegressor
 from xgboost import XGBRegressor
 
 from dpro_search.costmodel.programs.choice import CHOICES, chosen
-from dpro_search.costmodel.programs.limits import likeness, limits_of
 from dpro_search.costmodel.programs.latency import ProgramLatency, logs, order_of
+from dpro_search.costmodel.programs.limits import likeness, limits_of
 from experiments.tensor_programs.kernels.tables import KernelTable
 
 Floats = npt.NDArray[np.float64]

@@ -16,13 +16,14 @@ import numpy.typing as npt
 import pandas
 
 from dpro_search.costmodel.programs.features import occupancy_columns, program_columns
-from dpro_search.costmodel.programs.limits import limits_of
 from dpro_search.costmodel.programs.kernel import KernelProgram
+from dpro_search.costmodel.programs.limits import limits_of
 from dpro_search.errors import InputError
 from experiments.tensor_programs.kernels.front_ends import FRONT_ENDS
 
 Floats = npt.NDArray[np.float64]
-_MEASURED = ("time_ms_mean", "time_ms_median", "time_ms_std", "repeats", "status", "compile_time_ms", "gflops", "gb_s", "split")
+_TIMES = ("time_ms_median", "time_ms_mean")  # the first that a table has
+_MEASURED = (*_TIMES, "time_ms_std", "repeats", "status", "compile_time_ms", "gflops", "gb_s", "split")
 _FASTEST_US, _SLOWEST_US = 0.5, 1e8  # No launch is shorter, and no tuner waits longer.
 _OTHER_UNITS = 30.0  # Medians of a kernel on two GPUs of these years do not differ so much.
 
@@ -78,28 +79,44 @@ class KernelTable:
 
 
 def read(folder: Path, skipped: list[str]) -> list[KernelTable]:
-    """Tables of a folder (`*.csv`, `*.csv.gz`), by kernel; files that are no such tables are named in `skipped`.
+    """Tables of a folder (`*.csv`, `*.csv.gz`), by kernel, which several files may share; what is no such table is named in `skipped`.
 
     Raises
     ------
     InputError
         No table is there.
     """
-    tables = []
+    frames: dict[str, list[pandas.DataFrame]] = {}
     for path in sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]):
         frame = pandas.read_csv(path)
-        time = next((name for name in ("time_ms_median", "time_ms_mean") if name in frame), None)
+        time = next((name for name in _TIMES if name in frame), None)
         if time is None or not {"kernel", "device"} <= set(frame):
             skipped.append(f"{path.name}: no table of tuned kernels (needs kernel, device, time_ms_median and parameters)")
             continue
-        tables += [_table(str(name), part, time) for name, part in frame.groupby("kernel")]
-    if not tables:
+        for name, part in frame.groupby("kernel"):
+            frames.setdefault(str(name), []).append(part.rename(columns={time: _TIMES[0]}))
+    if not frames:
         raise InputError(f"{folder}: no table of tuned kernels is there; expected CSV files with kernel, device, time_ms_median")
-    return tables
+    return [_table(name, _joined(name, parts, skipped)) for name, parts in frames.items()]
 
 
-def _table(kernel: str, frame: pandas.DataFrame, time: str) -> KernelTable:
-    names = [name for name in frame if name not in ("kernel", "device", *_MEASURED)]
+def _joined(kernel: str, parts: list[pandas.DataFrame], skipped: list[str]) -> pandas.DataFrame:
+    """Rows of a kernel from several files; those of a file that has other parameters than the first one are left out."""
+    names = set(_parameters(parts[0]))
+    alike = [part for part in parts if set(_parameters(part)) == names]
+    if len(alike) < len(parts):
+        skipped.append(
+            f"{kernel}: {len(parts) - len(alike)} files have other parameters than the first ({', '.join(sorted(names))})"
+        )
+    return pandas.concat(alike, ignore_index=True)
+
+
+def _parameters(frame: pandas.DataFrame) -> list[str]:
+    return [name for name in frame if name not in ("kernel", "device", *_MEASURED)]
+
+
+def _table(kernel: str, frame: pandas.DataFrame) -> KernelTable:
+    time, names = _TIMES[0], _parameters(frame)
     remarks = []
     good = frame[frame["status"] == "ok"] if "status" in frame else frame
     if len(good) < len(frame):

@@ -79,7 +79,9 @@ class KernelTable:
 
 
 def read(folder: Path, skipped: list[str]) -> list[KernelTable]:
-    """Tables of a folder (`*.csv`, `*.csv.gz`), by kernel, which several files may share; what is no such table is named in `skipped`.
+    """Tables of a folder (`*.csv`, `*.csv.gz`), one for each kernel, whose rows may come from several files.
+
+    What is no such table is named in `skipped`.
 
     Raises
     ------

@@ -32,8 +32,9 @@ from dpro_search.errors import InputError
 from dpro_search.kinds._kind import Description
 from dpro_search.parallel.captured import captured_model
 from dpro_search.parallel.costs.block_times import BlockTimes
-from dpro_search.parallel.costs.pricer import NO_HOST_LINK, NO_HOST_RATE
+from dpro_search.parallel.costs.pricer import NO_HOST_LINK
 from dpro_search.parallel.costs.recorded import RecordedTimes
+from dpro_search.parallel.costs.step_end import NO_HOST_RATE
 from dpro_search.parallel.file.keys import JobToml, ModelTable, Precision, converted, fail_at_setting, unknown_text
 from dpro_search.parallel.file.usual_strategy import usual_strategy
 from dpro_search.parallel.frameworks import FRAMEWORKS, ON_WHEELS, as_compiled, as_of_version, with_attention, with_cuda, with_loss

@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.costmodel.programs.limits import GpuLimits
 from dpro_search.costmodel.programs.kernel import Access, KernelProgram, Leaf, LoopKind, Memory
+from dpro_search.costmodel.programs.limits import GpuLimits
 
 Floats = npt.NDArray[np.float64]
 LANES, SECTOR_BYTES, BANKS, BANK_BYTES = 32, 32, 32, 4

@@ -16,7 +16,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 from xgboost import XGBRegressor
 
 from dpro_search.costmodel.programs.choice import CHOICES, chosen
-from dpro_search.costmodel.programs.latency import ProgramLatency, logs, order_of
+from dpro_search.costmodel.programs.latency import ProgramLatency, logs, order_of, to_try
 from dpro_search.costmodel.programs.limits import likeness, limits_of
 from experiments.tensor_programs.kernels.tables import KernelTable
 
@@ -107,16 +107,19 @@ def judged(part: LeftOut, places: Places, seed: int) -> Scores:
         "in_interval_pct": 100 * float(inside[rest].mean()),
         "half_width_pct": 100 * float(np.median(durations.high_us[rest] / durations.us[rest]) - 1),
         "tau": float(kendalltau(durations.us[rest], part.us[rest])[0]),
-        "best_of_ten_pct": best_of_ten(durations.us, part.us),
+        "best_of_ten_pct": best_of(to_try((durations.us, _order(part)), BEST_OF), part.us),
     }
 
 
 def ordered(part: LeftOut) -> Scores:
     """Order of all programs by the devices that are most alike, nothing measured."""
+    order = _order(part)
+    return {"tau": float(kendalltau(order, part.us)[0]), "best_of_ten_pct": best_of(to_try((order,), BEST_OF), part.us)}
+
+
+def _order(part: LeftOut) -> Floats:
     limits = limits_of(part.device)
-    alike = np.array([likeness(limits, limits_of(other)) for other in part.others])
-    order = order_of(part.others_us, alike)
-    return {"tau": float(kendalltau(order, part.us)[0]), "best_of_ten_pct": best_of_ten(order, part.us)}
+    return order_of(part.others_us, np.array([likeness(limits, limits_of(other)) for other in part.others]))
 
 
 def errors(predicted_us: Floats, us: Floats, places: Places) -> Scores:
@@ -126,10 +129,9 @@ def errors(predicted_us: Floats, us: Floats, places: Places) -> Scores:
     return {"mape_pct": float(off.mean()), "median_pct": float(np.median(off)), "p90_pct": float(np.quantile(off, 0.9))}
 
 
-def best_of_ten(predicted: Floats, us: Floats) -> float:
-    """By how much the best of the ten programs with the least predictions is slower than the best of all, in per cent."""
-    first = np.argsort(predicted, kind="stable")[:BEST_OF]
-    return 100 * float(us[first].min() / us.min() - 1)
+def best_of(places: Places, us: Floats) -> float:
+    """By how much the best of some programs is slower than the best of all, in per cent."""
+    return 100 * float(us[places].min() / us.min() - 1)
 
 
 def _trees(columns: Floats, part: LeftOut, places: Places, seed: int) -> Floats:
@@ -159,9 +161,7 @@ def _pooled(part: LeftOut, places: Places, seed: int) -> Floats:
 
 def _nearest_device(part: LeftOut, places: Places, seed: int) -> Floats:
     """Times on the other devices, weighted by likeness, times a factor."""
-    limits = limits_of(part.device)
-    alike = np.array([likeness(limits, limits_of(other)) for other in part.others])
-    order = np.exp(order_of(part.others_us, alike))
+    order = np.exp(_order(part))
     order = np.where(np.isfinite(order), order, np.median(order[np.isfinite(order)]))
     return np.asarray(order * np.exp(np.median(np.log(part.us[places] / order[places]))))
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from dpro_search.costmodel.programs.choice import CHOICES, Choice, chosen
-from dpro_search.costmodel.programs.latency import ProgramLatency, order_of
+from dpro_search.costmodel.programs.latency import ProgramLatency, order_of, to_try
 from dpro_search.errors import InputError
 
 Floats = npt.NDArray[np.float64]
@@ -87,3 +87,7 @@ def test_more_programs_than_there_are_cannot_be_chosen() -> None:
 def test_without_measurements_programs_are_in_the_order_of_the_device_that_is_most_alike() -> None:
     times = np.array([[1.0, 4.0], [2.0, 3.0], [np.nan, np.nan], [4.0, 1.0]])
     assert np.argsort(order_of(times, np.array([1.0, 0.01]))).tolist() == [0, 1, 3, 2]
+
+
+def test_programs_to_try_come_from_both_orders_in_turn() -> None:
+    assert to_try([np.array([1.0, 2.0, 3.0, 4.0]), np.array([9.0, 7.0, 8.0, 6.0])], 3).tolist() == [0, 3, 1]

@@ -2,9 +2,9 @@
 
     python -m experiments.tensor_programs collect OUT [--programs N] [--pause-while FILE] [--share 0/2]   (environment tvm)
     python -m experiments.tensor_programs table OUT FILE
-    python -m experiments.tensor_programs score [FILE] [--seeds 0,1,2,3,4] [--parts target,model,paper] [--json]
+    python -m experiments.tensor_programs score [FILE ...] [--seeds 0,1,2,3,4] [--parts PART,PART] [--json]
 
-`score` without the part `paper` needs no framework; `paper` needs PyTorch.
+The parts `paper` and `paper-model` of `score` need PyTorch; the others need no framework.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ def main() -> int:
     packing.add_argument("out", type=Path)
     packing.add_argument("file", type=Path)
     scoring = verbs.add_parser("score")
-    scoring.add_argument("file", type=Path, nargs="?")
+    scoring.add_argument("files", type=Path, nargs="*", help="tables; those of the repository where none is given")
     scoring.add_argument("--seeds", default="0,1,2,3,4", help="with commas between them")
-    scoring.add_argument("--parts", default="target,model", help="target, model, paper (with commas between them)")
+    scoring.add_argument(
+        "--parts", default="target,model", help="target, model, machine, curve, paper, paper-model (with commas between them)"
+    )
     scoring.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -56,9 +58,9 @@ def _run(options: argparse.Namespace) -> int:
         print(pack(options.out, options.file))
     else:
         from experiments.tensor_programs.score import noise, score
-        from experiments.tensor_programs.table import BUNDLED, load
+        from experiments.tensor_programs.table import load
 
-        programs = load(options.file or BUNDLED)
+        programs = load(*options.files)
         found = {
             f"{part}/{seed}": score(programs, part, int(seed))
             for part in options.parts.split(",")

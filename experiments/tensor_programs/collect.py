@@ -26,7 +26,7 @@ from experiments.tensor_programs.workloads import Task, tasks
 
 ISAS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 PER_CHUNK = 5
-REPEATED, REPEATED_AFTER = 20, 100  # One chunk in so many is repeated, so many chunks later.
+REPEATED, REPEATED_AFTER = 20, 20  # One chunk in so many is repeated, so many chunks later.
 PER_PROCESS = 100  # Chunks: compiled programs stay in memory until a process ends.
 LONGEST_S = 90  # A compiler that takes longer on a chunk never ends.
 

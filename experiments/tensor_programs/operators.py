@@ -1,7 +1,7 @@
 """Functions of ops on tensors, which schedules are drawn for (needs the environment `tvm`).
 
-The dims of a task are the arguments of its builder: images are square unless a width is an argument, a batch comes last and is 1 where
-it is left out, and numbers are float32.
+The dims of a task are the arguments of its builder: images are square unless a width is an argument, a batch comes last and is 1
+where it is left out, and numbers are float32.
 """
 
 from __future__ import annotations
@@ -84,7 +84,12 @@ def _dense_relu(rows: int, columns: int, inner: int) -> Tensors:
 
 def _cross(rows: int, width: int) -> Tensors:
     """x0 * (W x + b) + x, the cross layer of DCN-v2."""
-    first, data, weight, bias = _placeholder(rows, width), _placeholder(rows, width), _placeholder(width, width), _placeholder(width)
+    first, data, weight, bias = (
+        _placeholder(rows, width),
+        _placeholder(rows, width),
+        _placeholder(width, width),
+        _placeholder(width),
+    )
     return [first, data, weight, bias, topi.add(topi.multiply(first, topi.add(topi.nn.dense(data, weight), bias)), data)]
 
 

@@ -10,17 +10,18 @@ from typing import Any
 
 os.environ["TVM_NUM_THREADS"] = "1"  # The thread that calls runs all: its clock then holds all the work.
 
-ROUND_NS = 1_500_000  # Calls of one round take at least this long together.
-# Rounds after the first call for programs that take up to so long; a longer one is called once and no more, because schedules that
-# are hundreds of times slower than the best tell little and cost most.
-ROUNDS = ((3_000_000, 5), (10_000_000, 3), (40_000_000, 2), (100_000_000, 1))
+ROUND_NS = 400_000  # Calls of one round take at least this long together.
+# Rounds after the first call for programs that take up to so long. Many short ones: a process on the second thread of the same core
+# slows a program by up to 2.1 times, but pauses now and then. A program above the last limit is called once and no more,
+# because schedules that are hundreds of times slower than the best tell little and cost most.
+ROUNDS = ((1_000_000, 24), (4_000_000, 12), (12_000_000, 8), (40_000_000, 4), (100_000_000, 2))
 
 
 def fastest_us(functions: Sequence[Any], arguments: Sequence[Any]) -> tuple[list[float], list[int]]:
     """Time of a call of each function in us, and the rounds that it is the minimum of (0: only the first call was timed).
 
-    Rounds go over all functions in turn. The clock counts what this thread ran, so that other processes disturb it by 3 to 5 %
-    instead of 20 %.
+    Rounds go over all functions in turn. The clock counts what this thread ran, so that it does not contain other processes on the
+    same core.
     """
     best = [_call_ns(function, arguments, 1) for function in functions]  # Touches all pages.
     counts = [max(1, min(1000, round(ROUND_NS / max(first, 1)))) for first in best]

@@ -148,7 +148,9 @@ def squeezenet(image: Image) -> None:
     """SqueezeNet 1.1 (Iandola et al. 2016)."""
     image.conv(64, 3, 2, 0)
     image.pool(3, 2)
-    for place, (squeezed, expanded) in enumerate(((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))):
+    for place, (squeezed, expanded) in enumerate(
+        ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
+    ):
         if place in (2, 4):
             image.pool(3, 2)
         image.conv(squeezed, 1)

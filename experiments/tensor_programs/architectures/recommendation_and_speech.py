@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from experiments.tensor_programs.architectures.image import Op
 
@@ -11,7 +12,7 @@ TABLE_ROWS = (1000, 10_000, 100_000)
 
 def layers(rows: int, widths: Sequence[int]) -> Iterator[Op]:
     """Dense layers with ReLU, from the first width to the last."""
-    for inner, columns in zip(widths, widths[1:], strict=False):
+    for inner, columns in pairwise(widths):
         yield "dense_relu" if columns > 1 else "dense", (rows, columns, inner)
 
 
@@ -80,7 +81,11 @@ def autoint(rows: int) -> Iterator[Op]:
     yield from lookups(rows, 16)
     for width in (16, 64):
         yield "dense", (rows * 39, 64, width)
-    yield from [("batch_matmul", (rows * 2, 39, 39, 32)), ("softmax", (rows * 2 * 39, 39)), ("batch_matmul", (rows * 2, 39, 32, 39))]
+    yield from [
+        ("batch_matmul", (rows * 2, 39, 39, 32)),
+        ("softmax", (rows * 2 * 39, 39)),
+        ("batch_matmul", (rows * 2, 39, 32, 39)),
+    ]
     yield from [("add_relu", (rows * 39 * 64,)), ("dense", (rows, 1, 39 * 64))]
 
 
@@ -102,7 +107,11 @@ def tacotron2(frames: int, batch: int) -> Iterator[Op]:
     yield from [("dense", (batch, 256, 80)), ("dense", (batch, 256, 256)), ("dense", (batch, 80, 1536))]
     for hidden, inner in ((256, 768), (1024, 1792), (1024, 2560)):
         yield from [("dense", (batch, 4 * hidden, inner)), ("lstm_cell", (batch, hidden))]
-    yield from [("conv1d", (2, frames // 4, 32, 31, 1, 15, *more)), ("dense", (batch * frames // 4, 128, 32)), ("softmax", (batch, frames // 4))]
+    yield from [
+        ("conv1d", (2, frames // 4, 32, 31, 1, 15, *more)),
+        ("dense", (batch * frames // 4, 128, 32)),
+        ("softmax", (batch, frames // 4)),
+    ]
     yield from [("tanh", (batch * frames // 4 * 128,)), ("batch_matmul", (batch, 1, 512, frames // 4))]
     for channels, filters in ((80, 512), (512, 512), (512, 80)):
         yield "conv1d", (channels, frames // 2, filters, 5, 1, 2, *more)

@@ -104,7 +104,11 @@ def _speech(model: str) -> Iterator[Op]:
     if model.startswith("whisper"):
         width = TEXT[model][0].width
         for frames in (500, 1000, 3000):
-            yield from [("conv1d", (80, frames, width, 3, 1, 1)), ("conv1d", (width, frames, width, 3, 2, 1)), ("gelu", (width * frames,))]
+            yield from [
+                ("conv1d", (80, frames, width, 3, 1, 1)),
+                ("conv1d", (width, frames, width, 3, 2, 1)),
+                ("gelu", (width * frames,)),
+            ]
     if model == "wav2vec2_base":
         for samples in (8000, 16000):
             length, channels = samples, 1
@@ -133,11 +137,11 @@ def swin(height: int) -> Iterator[Op]:
     yield "conv2d", (3, height, 96, 4, 4, 0)
     side = height // 4
     for stage, (width, heads) in enumerate(((96, 3), (192, 6), (384, 12), (768, 24))):
-        windows = -(-side // 7) ** 2
+        windows = (-(-side // 7)) ** 2
         rows = windows * 49
         if stage:
             yield from [("layer_norm", (rows, 2 * width)), ("dense", (rows, width, 2 * width))]
-        yield from [("layer_norm", (rows, width)), ("window_partition", (side // 7 * 7, width, 7))]
+        yield from [("layer_norm", (rows, width)), ("window_partition", (-(-side // 7) * 7, width, 7))]
         yield from [("dense", (rows, 3 * width, width)), ("masked_batch_matmul", (windows * heads, 49, 49, 32))]
         yield from [("softmax", (windows * heads * 49, 49)), ("batch_matmul", (windows * heads, 49, 32, 49))]
         yield from [("dense", (rows, width, width)), ("dense", (rows, 4 * width, width)), ("gelu", (rows * 4 * width,))]

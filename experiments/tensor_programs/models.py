@@ -59,9 +59,9 @@ def left_out(
         if tasks is not None:
             fitted &= np.tile(_some_tasks(programs, fitted[: len(programs)], tasks, seed), targets)
         judged = of_group & (place < 0)
-        start = time.thread_time()
+        start = time.process_time()
         trees = AdditiveTrees.fit(rows, log_us, fitted, seed, settings)
-        spent += time.thread_time() - start
+        spent += time.process_time() - start
         taken += int(fitted.sum())
         predicted[judged], place[judged] = trees.us(rows, judged), number
     return LeftOut(us=predicted, group=place, fitted_samples_per_s=taken / spent)

@@ -55,7 +55,8 @@ class Programs:
         """Some of them."""
         chosen = np.arange(len(self))[places]
         return Programs(
-            us=self.us[chosen], rounds=self.rounds[chosen], leaves=[self.leaves[i] for i in chosen], positions=[self.positions[i] for i in chosen],
+            us=self.us[chosen], rounds=self.rounds[chosen],
+            leaves=[self.leaves[i] for i in chosen], positions=[self.positions[i] for i in chosen],
             nests=[self.nests[i] for i in chosen], task=self.task[chosen], tasks=self.tasks, repeat=self.repeat[chosen],
             load=self.load[chosen], hashes=[self.hashes[i] for i in chosen], isas=self.isas, machine=self.machine[chosen],
             machines=self.machines,

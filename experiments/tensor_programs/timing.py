@@ -11,9 +11,9 @@ from typing import Any
 os.environ["TVM_NUM_THREADS"] = "1"  # The thread that calls runs all: its clock then holds all the work.
 
 ROUND_NS = 400_000  # Calls of one round take at least this long together.
-# Rounds after the first call for programs that take up to so long. Many short ones: a process on the second thread of the same core
-# slows a program by up to 2.1 times, but pauses now and then. A program above the last limit is called once and no more,
-# because schedules that are hundreds of times slower than the best tell little and cost most.
+# Rounds after the first call for programs that take up to so long. Many short ones, because other work on a second thread of the
+# same core slows a program by up to 2.1 times; phases of seconds remain (README). A program above the last limit is called once and
+# no more: schedules that are hundreds of times slower than the best tell little and cost most.
 ROUNDS = ((1_000_000, 24), (4_000_000, 12), (12_000_000, 8), (40_000_000, 4), (100_000_000, 2))
 
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from dpro_search.errors import DproSearchError
 
@@ -58,21 +59,21 @@ def _run(options: argparse.Namespace) -> int:
         print(pack(options.out, options.file))
     else:
         from experiments.tensor_programs.score import noise, score
-        from experiments.tensor_programs.table import load
+        from experiments.tensor_programs.table import BUNDLED, load
 
-        programs = load(*options.files)
-        found = {
-            f"{part}/{seed}": score(programs, part, int(seed))
-            for part in options.parts.split(",")
-            for seed in options.seeds.split(",")
-        }
+        files = options.files or BUNDLED
+        tables = {file.stem: load(file) for file in files}  # Each machine alone, but for the part that compares them.
+        results: dict[str, Any] = {f"{name} noise of times": {"all": noise(table)} for name, table in tables.items()}
+        for part in options.parts.split(","):
+            for seed in map(int, options.seeds.split(",")):
+                judged = {"all": load(*files)} if part == "machine" else tables
+                results |= {f"{name} {part}/{seed}": score(table, part, seed) for name, table in judged.items()}
         if options.json:
-            print(json.dumps({"noise": noise(programs), **found}, indent=2))
+            print(json.dumps(results, indent=2))
             return 0
-        print(f"noise of times: {noise(programs)}")
-        for key, rows in found.items():
+        for key, rows in results.items():
             for name, values in rows.items():
-                print(f"{key:10} {name:46} " + "  ".join(f"{one} {value:.1f}" for one, value in values.items()))
+                print(f"{key:36} {name:46} " + "  ".join(f"{one} {value:.1f}" for one, value in values.items()))
     return 0
 
 

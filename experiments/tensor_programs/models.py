@@ -39,7 +39,7 @@ def groups(programs: Programs, seed: int) -> list[list[str]]:
     """Models of each group; those that the form was chosen on are in none."""
     every = sorted({model for task in programs.tasks for model in task.models} - set(CHOSEN_ON))
     shuffled = np.random.default_rng(seed).permutation(np.array(every))
-    return [list(part) for part in np.array_split(shuffled, GROUPS)]
+    return [list(part) for part in np.array_split(shuffled, min(GROUPS, len(every)))]
 
 
 def left_out(

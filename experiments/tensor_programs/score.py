@@ -48,6 +48,8 @@ def noise(programs: Programs) -> dict[str, float]:
 
 def score(programs: Programs, part: str, seed: int) -> Result:
     """Errors by row of a part; `target` is a mean over the targets that were left out."""
+    if part not in PARTS:
+        raise DproSearchError(f"part {part!r} is not known; parts are {', '.join(PARTS)}")
     known = distinct(programs)
     if part == "model":
         return _models(known, seed)

@@ -69,13 +69,13 @@ def _target(rows: Rows, target: int, seed: int) -> Result:
     """A target that is left out; 50 programs are timed there. Their times are not judged."""
     every = np.arange(len(rows.us))
     others = [one for one in range(rows.us.shape[1]) if one != target]
-    found: Result = {}
+    scores: Result = {}
 
     def judge(name: str, predict: Callable[[Places], npt.NDArray[Any]], choose: str = "kmeans") -> None:
         random = np.random.default_rng(seed)
         sampled = by_clusters(rows, every, SAMPLES, seed) if choose == "kmeans" else random.choice(every, SAMPLES, replace=False)
         rest = np.setdiff1d(every, sampled)
-        found[name] = errors(predict(sampled)[rest], rows.us[rest, target])
+        scores[name] = errors(predict(sampled)[rest], rows.us[rest, target])
 
     trees = Trees.fit(rows, every, others, seed, **OURS).us(rows, every, target)
     plain = Trees.fit(rows, every, others, seed, **PLAIN).us(rows, every, target)
@@ -89,7 +89,7 @@ def _target(rows: Rows, target: int, seed: int) -> Result:
     judge("XGBoost on leaves, log, corrected by a factor", lambda sampled: plain * _factor(rows, plain, sampled, target))
     judge("roofline, corrected by a factor", lambda sampled: base * _factor(rows, base, sampled, target))
     judge("constant", lambda sampled: np.full(len(every), np.median(rows.us[sampled, target])))
-    return found
+    return scores
 
 
 def _factor(rows: Rows, predicted: npt.NDArray[Any], sampled: Places, target: int) -> float:
@@ -141,11 +141,11 @@ def _machine(programs: Programs, seed: int) -> Result:
     machine = np.tile(programs.machine, programs.us.shape[1])
     result: Result = {}
     for place, facts in enumerate(programs.machines):
-        there = machine == place
-        if there.all():
+        held_out = machine == place
+        if held_out.all():
             raise DproSearchError("all programs were timed on one type of machine: give the table of another one, too")
-        predicted = AdditiveTrees.fit(rows, np.log(us), ~there, seed, Settings()).us(rows, there)
-        measured = us[there]
+        predicted = AdditiveTrees.fit(rows, np.log(us), ~held_out, seed, Settings()).us(rows, held_out)
+        measured = us[held_out]
         sampled = np.random.default_rng(seed).choice(len(measured), SAMPLES, replace=False)
         rest = np.setdiff1d(np.arange(len(measured)), sampled)
         factor = np.exp(np.median(np.log(measured[sampled] / predicted[sampled])))
@@ -157,13 +157,13 @@ def _machine(programs: Programs, seed: int) -> Result:
 def _curve(programs: Programs, seed: int) -> Result:
     """Error against the number of fitted tasks."""
     rows, us = LeafRows.of(programs), programs.us.T.ravel()
-    found: Result = {}
+    scores: Result = {}
     for tasks in (140, 300, 600, 1200, 2400):
         if tasks < len(np.unique(programs.task)):
             prediction = left_out(programs, rows, seed, Settings(), tasks, limit=2)
             known = prediction.group >= 0
-            found[f"{tasks} tasks"] = errors(scaled(prediction, us)[known], us[known])
-    return found
+            scores[f"{tasks} tasks"] = errors(scaled(prediction, us)[known], us[known])
+    return scores
 
 
 def _paper(programs: Programs, rows: Rows, seed: int) -> Result:
@@ -182,7 +182,7 @@ def _paper(programs: Programs, rows: Rows, seed: int) -> Result:
         "paper": ({}, "kmeans"), "paper, no positions": ({"positions": False}, "kmeans"), "paper, MMD": ({"distance": "mmd"}, "kmeans"),
         "paper, no distance": ({"distance": "none"}, "kmeans"), "paper, log": ({"target": "log"}, "kmeans"), "paper, random": ({}, "random"),
     }  # fmt: skip
-    found: Result = {}
+    scores: Result = {}
     for name, (changes, choice) in ways.items():
         random = np.random.default_rng(seed)
         sampled = by_clusters(rows, every, SAMPLES, seed) if choice == "kmeans" else random.choice(every, SAMPLES, replace=False)
@@ -190,11 +190,11 @@ def _paper(programs: Programs, rows: Rows, seed: int) -> Result:
         predictor = Predictor(Settings(**changes), seed).fit(source, source_us)
         speed = predictor.samples_per_s_ / predictor.settings.epochs
         predictor.fine_tune(samples(sampled, target), rows.us[sampled, target], samples(rest, target), epochs=30)
-        found[name] = errors(predictor.predict(samples(rest, target)), rows.us[rest, target]) | {"fitted_samples_per_s": speed}
+        scores[name] = errors(predictor.predict(samples(rest, target)), rows.us[rest, target]) | {"fitted_samples_per_s": speed}
     start = time.process_time()
     Trees.fit(rows, every, others, seed, **OURS).us(rows, every, target)
-    found["trees (speed only)"] = {"fitted_samples_per_s": len(source) / (time.process_time() - start)}
-    return found
+    scores["trees (speed only)"] = {"fitted_samples_per_s": len(source) / (time.process_time() - start)}
+    return scores
 
 
 def _paper_models(programs: Programs, rows: Rows, seed: int) -> Result:

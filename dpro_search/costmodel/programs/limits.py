@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class GpuLimits:
-    """What one streaming multiprocessor (NVIDIA) or compute unit (AMD) holds at once.
+    """Limits of one streaming multiprocessor (NVIDIA) or compute unit (AMD).
 
     Attributes
     ----------

@@ -100,7 +100,7 @@ TEXT: dict[str, tuple[Layer, tuple[tuple[int, int, int], ...], int]] = {
 
 
 def _speech(model: str) -> Iterator[Op]:
-    """What comes before the layers: convolutions over frames or samples."""
+    """Convolutions over frames or samples, which come before the layers."""
     if model.startswith("whisper"):
         width = TEXT[model][0].width
         for frames in (500, 1000, 3000):

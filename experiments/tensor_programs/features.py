@@ -62,7 +62,7 @@ def of_nest(nest: Sequence[Any]) -> list[float]:
     columns = [np.log2(1 + whole), np.log2(1 + steps), *(np.log2(1 + traffic(extents, strides, size)) for size in CACHES_BYTES)]
     columns += [vector, gathers, sum(stride == 1 for stride in inner), sum(stride == 0 for stride in inner), len(strides)]
     columns += [inner[0] if inner else 0, np.log2(1 + max(inner[1:], default=0)), unroll]
-    # What stays in registers: inner loops as long as the written elements are few.
+    # Registers hold what inner loops write, as long as these elements are few.
     kept, reads, sums = 1, 0, 1
     for extent, *along in reversed(list(zip(extents, *strides, strict=True))):
         if along[0] != 0:

@@ -18,8 +18,8 @@ from experiments.tensor_programs.features import CACHES_BYTES, ELEMENT_BYTES, LI
 from experiments.tensor_programs.table import FEATURES, Programs
 
 Floats = npt.NDArray[np.float64]
-FMA_LATENCY_CYCLES = 4  # Of a multiply-add on x86-64 processors since 2015 (Fog, instruction tables).
-FUNCTION_CYCLES, CONFLICT_CYCLES = 12.0, 4.0  # Of exp and the like, and of a load that misses L1: starting values, as below.
+FMA_LATENCY_CYCLES = 4  # A multiply-add on x86-64 processors since 2015 (Fog, instruction tables).
+FUNCTION_CYCLES, CONFLICT_CYCLES = 12.0, 4.0  # exp and the like, and a load that misses L1: starting values, as below.
 L1_SETS, L1_WAYS = 64, 12  # 48 kB: Golden Cove; 8 ways on Zen.
 CACHE_BYTES_PER_CYCLE = (32.0, 16.0, 4.0)  # Into L1, L2 and L3, of one core: starting values that the fit corrects.
 

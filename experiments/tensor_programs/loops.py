@@ -22,7 +22,7 @@ KINDS = {0: 0, 1: 1, 2: 2, 3: 3}  # serial, parallel, vectorized, unrolled
 class LoopNest:
     """Loops around a leaf, outermost first."""
 
-    position: int  # Of the leaf, pre-order, returns counted.
+    position: int  # of the leaf in pre-order, returns counted
     extents: list[int]
     kinds: list[int]  # 0 serial, 1 parallel, 2 vectorized, 3 unrolled.
     unroll: int  # Largest body that is unrolled without being told so.

@@ -30,7 +30,7 @@ class Program:
     module: tvm.IRModule
     leaves: npt.NDArray[np.float32]  # [leaves, 164], log2(1 + x) of most.
     positions: npt.NDArray[np.int32]  # Pre-order, [leaves].
-    nests: list[LoopNest]  # Of each leaf.
+    nests: list[LoopNest]  # one for each leaf
 
 
 def target(isa: str) -> tvm.target.Target:

@@ -25,7 +25,7 @@ from experiments.tensor_programs.workloads import Task
 
 Floats = npt.NDArray[np.float64]
 FEATURES = 164
-SENTINELS_US = (1e7, 1e10)  # What tables put where a program ran out of memory or failed (Sailor, MetaSchedule).
+SENTINELS_US = (1e7, 1e10)  # Tables have these where a program ran out of memory or failed (Sailor, MetaSchedule).
 FASTEST_OPS_PER_S, SLOWEST_OPS_PER_S = 1e12, 1e6  # One core does less than the first and more than the second (medians).
 BUNDLED = tuple(sorted((Path(__file__).parent / "tables").glob("*.npz")))  # One for each type of machine.
 
@@ -36,13 +36,13 @@ class Programs:
 
     us: Floats  # [programs, targets].
     rounds: npt.NDArray[np.int64]  # Rounds that a time is the minimum of, [programs, targets]; -1: unknown.
-    leaves: list[npt.NDArray[np.float32]]  # Of each program, [its leaves, 164].
+    leaves: list[npt.NDArray[np.float32]]  # one array for each program, [its leaves, 164]
     positions: list[npt.NDArray[np.int64]]  # Likewise, [its leaves].
     nests: list[Any]  # Likewise: extents, kinds, unroll, strides, name of each leaf.
     task: npt.NDArray[np.int64]  # Places in `tasks`, [programs].
     tasks: list[Task]
     repeat: npt.NDArray[np.bool_]
-    load: Floats  # Of the machine, processes over one minute, [programs].
+    load: Floats  # processes that the machine ran, over one minute, [programs]
     hashes: list[str]
     isas: list[str]
     machine: npt.NDArray[np.int64]  # Places in `machines`, [programs].

@@ -23,6 +23,7 @@ from experiments.truth.accuracy import accuracy_toml
 from experiments.truth.calibrate import calibrated, one_factor
 from experiments.truth.compare import compared
 from experiments.truth.contradictions import contradictions
+from experiments.truth.covariances import covariances_toml
 from experiments.truth.intervals import intervals
 from experiments.truth.page import write_page
 from experiments.truth.predict import PREDICTORS
@@ -48,7 +49,7 @@ def main() -> int:
     parser.add_argument("--intervals", action="store_true", help="ratios of measured to predicted steps by domain, as JSON")
     parser.add_argument("--consistent", action="store_true", help="leave out rows that contradict themselves or others")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of the page")
-    parser.add_argument("--seeds", type=int, default=3, help="of the page")
+    parser.add_argument("--seeds", type=int, default=3, help="of the page, and of the fifths that `accuracy` learns from")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -76,7 +77,7 @@ def main() -> int:
     if options.intervals:
         return _intervals(scored)
     if options.verb == "accuracy":
-        print(accuracy_toml(scored), end="")
+        print(accuracy_toml(scored), covariances_toml(scored, range(options.seeds)), sep="\n", end="")
         return 0
     if options.one_factor is not None:
         scored = one_factor(scored, options.one_factor)

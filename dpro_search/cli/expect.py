@@ -101,6 +101,10 @@ def _print(answer: Expectation, *, with_next: bool) -> None:
         say(console, line)
     if not answer.causes:
         say(console, "Give what was measured, for example --measured tokens_per_second=9000, to compare it.")
+    for runs in answer.comparable:
+        low, middle, high = runs.mfu_pct
+        say(console, f"published: {runs.source}, {runs.runs} runs on {runs.devices[0]} to {runs.devices[1]} devices, "
+            f"MFU {low:.0f} to {high:.0f} %, median {middle:.0f} % (here {answer.mfu_pct or 0:.0f} %)")  # fmt: skip
     for cause in answer.causes:
         if cause.probability >= _LIKELY:
             severity = f" ({cause.severity})" if cause.severity else ""

@@ -4,6 +4,7 @@
 scores one predictor;
 ``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support;
 ``accuracy FOLDER [--predictor NAME]`` prints the errors as the file that the package ships;
+``comparable FOLDER`` prints the MFU of groups of runs as the file that the package ships;
 ``page FOLDER --out DIR [--seeds N]`` writes tables of all predictions and a picture (many minutes).
 """
 
@@ -21,6 +22,7 @@ from dpro_search.errors import DproSearchError, InputError
 from experiments.truth import peers
 from experiments.truth.accuracy import accuracy_toml
 from experiments.truth.calibrate import calibrated, one_factor
+from experiments.truth.comparable import comparable_toml
 from experiments.truth.compare import compared
 from experiments.truth.contradictions import contradictions
 from experiments.truth.covariances import covariances_toml
@@ -33,7 +35,7 @@ from experiments.truth.score import Predict, Scored, predicted, table
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.truth", description=__doc__)
-    parser.add_argument("verb", choices=["score", "compare", "accuracy", "page"])
+    parser.add_argument("verb", choices=["score", "compare", "accuracy", "comparable", "page"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--by", default="source", help="columns, with commas between them")
     parser.add_argument("--predictor", default="cold", help=", ".join([*PREDICTORS, *peers.PEERS]))
@@ -78,6 +80,9 @@ def main() -> int:
         return _intervals(scored)
     if options.verb == "accuracy":
         print(accuracy_toml(scored), covariances_toml(scored, range(options.seeds)), sep="\n", end="")
+        return 0
+    if options.verb == "comparable":
+        print(comparable_toml(scored), end="")
         return 0
     if options.one_factor is not None:
         scored = one_factor(scored, options.one_factor)

@@ -51,10 +51,20 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComparableRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """Published runs of a source that are most like the job: how many, their MFU in percent (least, median, most)."""
+    """Published runs of a source that are like the job.
+
+    Attributes
+    ----------
+    parameters, devices
+        The least and the most of them.
+    mfu_pct
+        Quantiles of 10, 50 and 90 % of the runs.
+    """
 
     source: str
     runs: int
+    parameters: tuple[float, float]
+    devices: tuple[int, int]
     mfu_pct: tuple[float, float, float]
 
 
@@ -69,6 +79,8 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
         Share of jobs like this one, with nothing wrong, whose value is at most the measured one, 0 to 100; None: nothing was given.
     verdict
         "as expected", "slower than expected", "faster than expected", "more memory than expected", ...; "not measured".
+    mfu_pct
+        Of the measured step, or of the expected one if none was measured; None: not known.
     values
         All quantities.
     causes
@@ -85,6 +97,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
     measured: float | None
     percentile: float | None
     verdict: str
+    mfu_pct: float | None
     values: Mapping[str, ExpectedValue]
     causes: tuple[Cause, ...]
     not_told_apart: tuple[str, ...]

@@ -24,6 +24,7 @@ from dpro_search.analysis.expect.quantities import ABOUT, Quantity
 from dpro_search.analysis.expect.signals import signals
 from dpro_search.errors import InputError
 from dpro_search.kinds import JobInScenario
+from dpro_search.kinds._work import efficiency
 from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.prepared import PreparedJob
 from dpro_search.parallel.workload import Workload
@@ -90,6 +91,7 @@ def expect(
     devices, per_host = workload.strategy.devices, workload.cluster.ranks_per_host or workload.strategy.devices
     return Expectation(
         quantity=name,
+        mfu_pct=efficiency(prepared.work, values[Quantity.STEP].measured or values[Quantity.STEP].expected).mfu_pct,
         expected=scalars.expected,
         interval=scalars.interval,
         measured=scalars.measured,
@@ -98,7 +100,7 @@ def expect(
         values=values,
         causes=causes,
         not_told_apart=_not_told_apart(causes, readings),
-        comparable=comparable_runs(prepared),
+        comparable=comparable_runs(workload),
         next=tuple(measurements(beliefs, devices, per_host, np.random.default_rng(seed))) if with_next else (),
         assumptions=prepared.assumptions,
     )

@@ -220,6 +220,11 @@ def _contradiction(first: Reading, second: Reading, facts: Facts) -> str:
         meant = _meant(reading, facts, lambda value, right=other.value: abs(math.log(value / right)) < math.log(_SLIP))
         if meant:
             return f"--measured: {said} contradict each other; probably {reading.name} is {meant}"
+    if {first.counts, second.counts} == {"flops", "tokens"}:
+        flops, other = (first, second) if first.counts == "flops" else (second, first)
+        share = other.value / flops.value
+        why = "FLOPs or parameters were probably counted otherwise (of one shard, without attention, or those computed again)"
+        return f"--measured: {said} contradict each other: {flops.name} is {share:.2f} times what {other.name} makes; {why}"
     return f"--measured: {said} contradict each other; give the one that you are sure of"
 
 

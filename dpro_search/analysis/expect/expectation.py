@@ -240,6 +240,6 @@ def _not_told_apart(causes: Sequence[Cause], readings: Sequence[Reading]) -> tup
             if best and apart[best] > _TELLS:
                 helps = f"the {ABOUT[Quantity(best)].words} would"
             else:
-                helps = f"no number does, but {texts[one.name].tells_apart}"
+                helps = f"no number does. {texts[one.name].tells_apart}"
             sentences.append(f"the given numbers do not tell {one.name} from {other.name}; {helps}")
     return tuple(sentences)

@@ -5,6 +5,7 @@ scores one predictor;
 ``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support;
 ``accuracy FOLDER [--predictor NAME]`` prints the errors as the file that the package ships;
 ``comparable FOLDER`` prints the MFU of groups of runs as the file that the package ships;
+``table FOLDER --out DIR`` writes ``accuracy.html``: every run, with filters, beside two formulas that anybody could use;
 ``page FOLDER --out DIR [--seeds N]`` writes tables of all predictions and a picture (many minutes).
 """
 
@@ -31,11 +32,12 @@ from experiments.truth.page import write_page
 from experiments.truth.predict import PREDICTORS
 from experiments.truth.rows import Row, read
 from experiments.truth.score import Predict, Scored, predicted, table
+from experiments.truth.table import table_html
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.truth", description=__doc__)
-    parser.add_argument("verb", choices=["score", "compare", "accuracy", "comparable", "page"])
+    parser.add_argument("verb", choices=["score", "compare", "accuracy", "comparable", "table", "page"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--by", default="source", help="columns, with commas between them")
     parser.add_argument("--predictor", default="cold", help=", ".join([*PREDICTORS, *peers.PEERS]))
@@ -50,7 +52,7 @@ def main() -> int:
     )
     parser.add_argument("--intervals", action="store_true", help="ratios of measured to predicted steps by domain, as JSON")
     parser.add_argument("--consistent", action="store_true", help="leave out rows that contradict themselves or others")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of the page")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of the page or table")
     parser.add_argument("--seeds", type=int, default=3, help="of the page, and of the fifths that `accuracy` learns from")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -75,6 +77,11 @@ def main() -> int:
     if options.verb == "page":
         fits = {"one factor": partial(one_factor, scored), "calibrated": partial(calibrated, scored)}
         write_page(options.out, scored, fits, range(options.seeds))
+        return 0
+    if options.verb == "table":
+        options.out.mkdir(parents=True, exist_ok=True)
+        others = {name: predict for name, predict in PREDICTORS.items() if name != options.predictor}
+        (options.out / "accuracy.html").write_text(table_html(scored, others))
         return 0
     if options.intervals:
         return _intervals(scored)

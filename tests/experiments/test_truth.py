@@ -44,6 +44,18 @@ def runs(tmp_path):
     return tmp_path
 
 
+def test_the_table_has_every_run_with_its_interval_and_what_formulas_say(runs, tmp_path):
+    done = called(truth, "table", runs, "--out", tmp_path / "page")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page" / "accuracy.html").read_text()
+    data = json.loads(page.split('<script id="data" type="application/json">')[1].split("</script>")[0])
+    (run,) = data["runs"]
+    assert (run["source"], run["gpu"], run["measured"]) == ("one", "H100", 4.0)
+    assert run["interval"][0] < run["predicted"] < run["interval"][1]
+    assert len(run["peers"]) == len(data["peers"]) == 2
+    assert "{{" not in page
+
+
 def test_errors_are_given_for_each_source_and_in_all(runs):
     facts = json.loads(score(runs, "--json").stdout)
     assert (facts["all"]["rows"], facts["all"]["supported"]) == (2, 1)

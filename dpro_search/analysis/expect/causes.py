@@ -32,6 +32,9 @@ SOCKET_BPS = (10e9, 25e9, 50e9)
 SOCKET_LATENCY_US = 30.0
 STALLS = (1.1, 1.25, 1.6, 2.2)
 SLOWER = (1.1, 1.25, 1.6, 2.2)
+SLOWED_DOWN = 4.0
+"""Times that a clock falls by at most: hardware slowdown and power brake cut it to a half or a quarter (nvidia-smi's manual,
+"Clocks Event Reasons": "reduced by a factor of 2 or more")."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +294,7 @@ def _drawn(factor: float) -> float:
 
 @_cause("power-or-thermal-cap")
 def _power_cap(situation: Situation) -> Iterator[Effect]:
-    for factor in SLOWER[:3]:
+    for factor in (*SLOWER, SLOWED_DOWN):
         yield Effect(
             words=f"the clock is at {1 / factor:.0%}",
             replay=situation.scaled(matmul=factor, attention=factor),

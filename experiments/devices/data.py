@@ -14,7 +14,7 @@ from dpro_search.cluster import Device
 from dpro_search.costmodel.devices.ops import Floats, Ops
 from dpro_search.costmodel.devices.profile import UsualShares, probe_places
 from dpro_search.errors import InputError
-from experiments.devices import aiconfigurator, deepbench, neusight, sailor
+from experiments.devices import aiconfigurator, aiter, deepbench, neusight, sailor, vidur
 from experiments.devices.fit import Measured
 from experiments.devices.sailor import OUT_OF_MEMORY_US
 from experiments.devices.table import Table, device_of, family_of, joined_tables
@@ -34,6 +34,8 @@ def tables(folder: Path, skipped: list[str], aiconfigurator_folder: Path | None 
         *neusight.read(folder, skipped),
         *sailor.read(folder, skipped, specs),
         *deepbench.read(folder, skipped, specs),
+        *aiter.read(folder, skipped),
+        *vidur.read(folder, skipped, specs),
         *aiconfigurator.read(aiconfigurator.systems_folder(aiconfigurator_folder), skipped),
     ):
         absurd = part.us >= OUT_OF_MEMORY_US
@@ -45,7 +47,8 @@ def tables(folder: Path, skipped: list[str], aiconfigurator_folder: Path | None 
     joined = {name: joined_tables(parts) for name, parts in found.items()}
     if not joined and not (folder / "neusight" / "model_ops.parquet").is_file():
         why = "; ".join(reason for reason in skipped if "aiconfigurator" not in reason)
-        raise InputError(f"{folder}: no measured ops; expected neusight/, sailor/ or deepbench/ in it{why and f' ({why})'}")
+        expected = "neusight/, sailor/, deepbench/, vidur/ or tuned/"
+        raise InputError(f"{folder}: no measured ops; expected {expected} in it{why and f' ({why})'}")
     return joined
 
 
@@ -107,7 +110,7 @@ def _target(name: str, one: Table, device: Device, seed: int, probed: bool) -> T
 def _thinned(table: Table, number: Floats) -> npt.NDArray[np.bool_]:
     """A mask of at most `MOST_OF_CATEGORY` ops of each category, those with the least numbers."""
     ops = table.ops
-    keys = np.column_stack([ops.kind, ops.precision, ops.backward, ops.special, ops.batch > 1])
+    keys = np.column_stack([ops.kind, ops.precision, ops.backward, ops.distinction, ops.batch > 1])
     of = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
     order = np.argsort(number, kind="stable")
     order = order[np.argsort(of[order], kind="stable")]

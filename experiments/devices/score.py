@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.correction import OpPoints, Similarity
+from dpro_search.costmodel.devices.correction import Similarity
 from dpro_search.costmodel.devices.features import features
 from dpro_search.costmodel.devices.model import BUDGETS
 from dpro_search.costmodel.devices.model_file import default_info, default_model
@@ -55,7 +55,7 @@ def scored(folder: Path, aiconfigurator: Path | None, part: str, seed: int, skip
 
 
 FEWEST_GROUPS = 3
-_GROUPS = {"family": protocol.by_family, "device": protocol.by_device}
+_GROUPS = {"family": protocol.by_family, "device": protocol.by_device, "source": protocol.by_source}
 _LEFT_OUT: dict[tuple[int, int, str], list[LeftOut]] = {}
 
 
@@ -82,8 +82,19 @@ def families(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """Architectures left out."""
     without = _left_out(inputs, seed, "family", skipped)
     rows = _rows(protocol.judged(without, seed), "predictor", "family", covered=True)
+    rows += _rows(protocol.from_data_sheets(without), "predictor, data sheet only", "family")
     rows += _rows(_of_base(without), "predictor, without trees of shapes", "family")
     return rows + _rows(baselines.roofline([one.target for one in without], protocol.by_family), "roofline", "family")
+
+
+def whole_sources(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Sources left out with the way in which they run ops; XGBoost beside it, and the predictor with a data sheet only."""
+    without = _left_out(inputs, seed, "source", skipped)
+    rows = _rows(protocol.judged(without, seed), "predictor", "source", covered=True)
+    rows += _rows(protocol.from_data_sheets(without), "predictor, data sheet only", "source")
+    some = [one.target for one in without]
+    rows += _rows(baselines.roofline(some, protocol.by_source), "roofline", "source")
+    return rows + _rows(baselines.xgboost_alone(some, seed, protocol.by_source, (0, 20, 100)), "XGBoost", "source")
 
 
 def single_devices(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
@@ -319,12 +330,12 @@ def _on_device(one: LeftOut, similarity: Similarity, budget: int, seed: int) -> 
     measured = None
     if budget:
         chosen = protocol.samples(part, budget, seed, np.flatnonzero(one.target.judge))
-        measured = similarity.residual(part.points[chosen], one.errors[chosen])
+        measured = similarity.residual(one.points[chosen], one.errors[chosen])
 
     def predict(device: str, model: str, ops: Any) -> Floats:
         us = models.predicted_us(one.forests, part.profile, ops)
         if measured is not None:
-            shift, _ = similarity.correction(measured, OpPoints.of(ops, features(ops, part.profile, USUAL)))
+            shift, _ = similarity.correction(measured, one.points_of(ops, features(ops, part.profile, USUAL)))
             us = us * np.exp(shift)
         return us
 
@@ -346,6 +357,7 @@ PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
     "xgboost": xgboost_alone,
     "unprobed": unprobed,
     "devices": single_devices,
+    "sources": whole_sources,
     "targets": other_targets,
     "random-samples": random_samples,
     "moved": moved_ops,

@@ -5,28 +5,36 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import xgboost
 
 import dpro_search.costmodel.devices as package
 from dpro_search._version import __version__
-from dpro_search.costmodel.devices.correction import COORDINATES
-from dpro_search.costmodel.devices.features import FEATURES, base_us
+from dpro_search.cluster import Provenance, bundled, device_toml
+from dpro_search.collect._files import write_file
+from dpro_search.costmodel.devices.choice import nearest_to_centres, stack_of
+from dpro_search.costmodel.devices.correction import COORDINATES, OpPoints
+from dpro_search.costmodel.devices.features import FEATURES, features
 from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, Widths
 from dpro_search.costmodel.devices.model_file import LATENCY_VERSION, LatencyInfo
-from dpro_search.costmodel.devices.ops import Floats
-from dpro_search.costmodel.devices.profile import DeviceProfile
-from experiments.devices.data import USUAL, Target, tables, targets
-from experiments.devices.fit import fit_domain, fit_trees, interval_width, save
-from experiments.devices.protocol import by_family, fitted, judged, left_out, similarity_of
+from dpro_search.costmodel.devices.profile import DeviceProfile, peak_flops_per_s, probe_places
+from dpro_search.costmodel.devices.profile_tables import read_profile_table
+from dpro_search.costmodel.devices.sampled import latency_on
+from dpro_search.costmodel.devices.written import OpSpec, ops_of
+from dpro_search.errors import InputError
+from experiments.devices.data import USUAL, tables, targets
+from experiments.devices.fit import fit_domain, fit_families, fit_trees, interval_width, save
+from experiments.devices.protocol import by_family, by_family_and_source, fitted, from_data_sheets, judged, left_out, similarity_of
 
 SEED = 0
-PROBED_BY = ("deepbench", "sailor", "neusight", "aiconfigurator")
+PROBED_BY = ("deepbench", "sailor", "neusight", "aiter", "aiconfigurator")
 SOURCES = (
     "NeuSight (sitar-lab/NeuSight 6945927, MIT)",
     "Sailor (eth-easl/sailor cf2c8e3, MIT), one GPU",
     "DeepBench (baidu-research/DeepBench da81ba7, Apache-2.0), training",
-    "aiconfigurator-core 0.12.0 (Apache-2.0), bf16 products and attention",
+    "AITER (ROCm/aiter, MIT), tuned kernels",
+    "aiconfigurator-core 0.12.0 (Apache-2.0): products, attention, experts, quantization",
 )
 
 
@@ -37,10 +45,12 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
     without = left_out(some, SEED, by_family)
     found = judged(without, SEED)
     of_budget = {budget: [one for one in found if one.budget == budget] for budget in BUDGETS}
-    specs = [_unprobed_errors(one.target, one.ratio) for one in without]
+    specs = [np.abs(one.log_error) for one in from_data_sheets(without)]
     forests = fit_trees([fitted(one) for one in some], SEED)
+    families, names = fit_families(by_family_and_source(some), SEED)
     model = LatencyModel(
         forests=forests,
+        families=families,
         similarity=similarity_of(without, SEED),
         widths=Widths(
             specs=interval_width(specs),
@@ -63,6 +73,7 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
         features=FEATURES,
         coordinates=COORDINATES,
         forest_bases=(forests[0].base, forests[1].base),
+        families=names,
         roughness=model.similarity.roughness,
         widths=model.widths,
         usual=model.usual,
@@ -73,10 +84,42 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
     return f"{path}: {size_kb:.0f} kB, {info.rows} ops of {len(some)} devices, {info.left_out_mape_pct}, {info.widths}"
 
 
+def device_of_table(path: Path, name: str | None, out: Path | None, budget: int) -> str:
+    """Write a device file with ops of a table of layers as its samples; says what was used, and what was not.
+
+    Raises
+    ------
+    InputError
+        The device or the file is not named, the table cannot be read, or its times contradict the data sheet.
+    """
+    if name is None or out is None or budget < 1:
+        raise InputError("name the device by --specs and the file to write by --out; --budget is at least 1")
+    device, measured = bundled.device(name), read_profile_table(path)
+    samples = [one for one in measured.samples if peak_flops_per_s(device, one.op.split()[1]) is not None]
+    if not samples:
+        raise InputError(f"{path}: no op in it is of a precision that {device.name} has")
+    ops = ops_of([OpSpec.parse(one.op) for one in samples], stack_of(device))
+    places = probe_places(ops, device)
+    others = np.setdiff1d(np.arange(len(samples)), places)
+    points = OpPoints.of(ops[others], features(ops[others], DeviceProfile(device=device), USUAL))
+    more = min(max(budget - len(places), 0), len(others))
+    chosen = [*places.tolist(), *(others[nearest_to_centres(points, more, SEED)].tolist() if more else [])][:budget]
+    known = device.provenance
+    exceptions = {**dict(known.exceptions), "samples": f"measured: {path.name}"}
+    device = msgspec.structs.replace(
+        device,
+        samples=tuple(samples[place] for place in chosen),
+        provenance=Provenance(source=known.source, exceptions=tuple(sorted(exceptions.items()))),
+    )
+    latency_on(device)  # says so if the times contradict the specs
+    write_file(out, device_toml(device).encode())
+    return "\n".join([f"{out}: {len(chosen)} of {len(samples)} ops as samples of {device.name}", *measured.left_out])
+
+
 def probes_toml(folder: Path, aiconfigurator: Path | None) -> str:
     """Write ``probes.toml`` into the package: what the sources' probes show of each device; says how many there are.
 
-    Of several sources the later one in `PROBED_BY` counts. Copies of the first two are of ops that do more beside. The least time
+    Of several sources the later one in `PROBED_BY` counts. Copies of the others are of ops that do more beside. The least time
     of an op is left out: it is that of a way to run ops, not of the device.
     """
     skipped: list[str] = []
@@ -102,11 +145,3 @@ def probes_toml(folder: Path, aiconfigurator: Path | None) -> str:
     path = Path(package.__file__).parent / "probes.toml"
     path.write_text("\n".join(lines) + "\n")
     return f"{path}: {len(found)} devices"
-
-
-def _unprobed_errors(target: Target, ratio: Floats) -> Floats:
-    """|log(predicted / measured)| of a device without probes, [n], by the trees of `ratio`, which were fitted with probes."""
-    part = target.measured
-    bare = DeviceProfile(device=part.profile.device)
-    moved = np.log(base_us(part.ops, bare, USUAL) / part.base_us)
-    return np.asarray(np.abs(ratio + moved - part.ratio)[target.judge])

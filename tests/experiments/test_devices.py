@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_folder_without_measurements_is_refused_in_one_line(tmp_path):
     done = called(devices, "score", tmp_path)
     assert done.returncode == 2
-    assert "no measured ops; expected neusight/, sailor/ or deepbench/ in it" in done.stderr
+    assert "no measured ops; expected neusight/, sailor/, deepbench/, vidur/ or tuned/ in it" in done.stderr
 
 
 def test_json_is_printed_whatever_a_folder_holds_and_says_what_was_left_out(tmp_path):
@@ -144,7 +144,13 @@ def test_samples_are_spread_over_categories():
 
     random = np.random.default_rng(0)
     category = np.repeat([1.0, 2.0, 3.0], [300, 30, 30])
-    points = OpPoints(at=random.normal(size=(360, len(COORDINATES))), kind=category, category=category)
+    points = OpPoints(
+        at=random.normal(size=(360, len(COORDINATES))),
+        kind=category,
+        category=category,
+        leaves=np.zeros((360, 0), np.uint8),
+        families=np.zeros((360, 0), np.float32),
+    )
     chosen = nearest_to_centres(points, 12, 0)
     assert len(set(chosen.tolist())) == 12
     assert set(category[chosen]) == {1.0, 2.0, 3.0}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpro_search.costmodel.devices.correction import OpPoints, Similarity
+from dpro_search.costmodel.devices.families import FamilyTrees
 from dpro_search.costmodel.devices.features import DEVICE_FEATURES, FEATURES, base_us, features
 from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile, UsualShares
@@ -69,10 +70,13 @@ class OpDomain:
         values = features[:, CHECKED_PLACES].astype(np.float64)
         with np.errstate(invalid="ignore"):
             outside = np.maximum(self.low[kind] - values, values - self.high[kind]).max(axis=1) - MARGIN
-        outside = np.where(np.isin(features[:, ELEMENT_PLACE], self.element_bytes), outside, np.inf)
+        # A precision for which a device states no peak makes no number.
+        known = np.isin(features[:, ELEMENT_PLACE], self.element_bytes) & np.isfinite(values).all(axis=1)
+        outside = np.where(known, outside, np.inf)
         return np.asarray(np.maximum(outside, 0.0))
 
 
+EVERY = 4  # One tree of so many tells which ops end in the same leaves.
 Forests = tuple[Forest, Forest]
 """Trees that see all features, and trees that see ops only, which were fitted to the errors of the first."""
 
@@ -83,11 +87,19 @@ def log_ratio(forests: Forests, features: Singles) -> Floats:
     return all_features.predict(features) + of_ops.predict(features)
 
 
+def points_of(ops: Ops, seen: Singles, forests: Forests, families: FamilyTrees) -> OpPoints:
+    """Points of n ops and their features, with what trees tell of them."""
+    base = forests[0]
+    some = Forest(feature=base.feature[::EVERY], threshold=base.threshold[::EVERY], leaf=base.leaf[::EVERY])
+    return OpPoints.of(ops, seen, some.leaves(seen), families.apart(ops, seen, log_ratio(forests, seen)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class LatencyModel:
     """A fitted predictor."""
 
     forests: Forests
+    families: FamilyTrees
     similarity: Similarity
     widths: Widths
     domain: OpDomain
@@ -112,7 +124,11 @@ class LatencyModel:
             raise InputError(
                 f"{profile.device.name}: the measured times are {middle:.3g} times those expected; are they in microseconds?"
             )
-        return DeviceLatency(model=self, profile=profile, measured=self.similarity.residual(OpPoints.of(ops, seen), errors))
+        return DeviceLatency(model=self, profile=profile, measured=self.similarity.residual(self.points(ops, seen), errors))
+
+    def points(self, ops: Ops, seen: Singles) -> OpPoints:
+        """Points of n ops and their features."""
+        return points_of(ops, seen, self.forests, self.families)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +147,7 @@ class DeviceLatency:
         if self.measured is None:
             half = np.full(len(ops), self._uncorrected())
         else:
-            shift, deviation = model.similarity.correction(self.measured, OpPoints.of(ops, seen))
+            shift, deviation = model.similarity.correction(self.measured, model.points(ops, seen))
             log = log + shift
             half = deviation * model.widths.deviations[_regime(len(self.measured.errors))]
         beyond = model.domain.beyond(seen)

@@ -16,17 +16,21 @@ import numpy.typing as npt
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.devices.correction import COORDINATES, PARTS, Similarity
+from dpro_search.costmodel.devices.families import FamilyTrees
 from dpro_search.costmodel.devices.features import FEATURES
 from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, OpDomain, Widths
-from dpro_search.costmodel.devices.ops import STACKS
+from dpro_search.costmodel.devices.ops import KINDS, STACKS
 from dpro_search.costmodel.devices.profile import UsualShares
 from dpro_search.costmodel.forest import ARRAY_NAME, Forest
 from dpro_search.errors import TraceFormatError, TraceVersionError
 
-LATENCY_VERSION = 1
+LATENCY_VERSION = 2
 FORESTS = "base", "shapes"
-_ARRAYS = re.compile(f"info|deviations|lengths|domain_low|domain_high|element_bytes|({'|'.join(FORESTS)})_{ARRAY_NAME}")
+FAMILIES = "families"
+_PLAIN = ("info", "deviations", "lengths", "domain_low", "domain_high", "element_bytes", f"{FAMILIES}_known", f"{FAMILIES}_base")
+_ARRAYS = re.compile(f"{'|'.join(_PLAIN)}|({'|'.join((*FORESTS, FAMILIES))})_{ARRAY_NAME}")
 _MOST = 1e9  # beyond any number of a fit
+_MOST_LOG = 100.0
 
 
 class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +46,14 @@ class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
     features: tuple[str, ...]
     coordinates: tuple[str, ...]
     forest_bases: tuple[float, float]
+    families: tuple[str, ...]  # "source architecture" of each family's trees.
     roughness: float
     widths: Widths
     usual: UsualShares
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
 
 
 def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
@@ -57,7 +66,10 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
     """
     try:
         arrays = read_columns(path, _ARRAYS)
-        info = msgspec.json.decode(arrays["info"].tobytes(), type=LatencyInfo)
+        text = arrays["info"].tobytes()
+        if msgspec.json.decode(text, type=_Versioned).version != LATENCY_VERSION:
+            raise TraceVersionError(f"{path}: fitted by another version of dpro-search; use the file that this version ships")
+        info = msgspec.json.decode(text, type=LatencyInfo)
         if info.version != LATENCY_VERSION or info.features != FEATURES or info.coordinates != COORDINATES:
             raise TraceVersionError(f"{path}: fitted by another version of dpro-search; use the file that this version ships")
         for wrong, what in _problems(arrays, info):
@@ -67,6 +79,7 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
         all_features, of_ops = (Forest.from_arrays(arrays, name, len(FEATURES), base) for name, base in bases)
         model = LatencyModel(
             forests=(all_features, of_ops),
+            families=_families(arrays),
             similarity=Similarity(deviations=arrays["deviations"], roughness=info.roughness, lengths=arrays["lengths"]),
             widths=info.widths,
             domain=OpDomain(low=arrays["domain_low"], high=arrays["domain_high"], element_bytes=arrays["element_bytes"]),
@@ -77,6 +90,18 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
             raise
         raise TraceFormatError(f"{path}: damaged or no file of op latencies ({error})") from error
     return model, info
+
+
+def _families(arrays: dict[str, npt.NDArray[Any]]) -> FamilyTrees:
+    forest = Forest.from_arrays(arrays, FAMILIES, len(FEATURES))
+    bases, known = arrays[f"{FAMILIES}_base"], arrays[f"{FAMILIES}_known"]
+    if bases.dtype.kind != "f" or bases.ndim != 1 or not len(bases) or len(forest.feature) % len(bases):
+        raise ValueError("families of another number")
+    if not (np.abs(bases) <= _MOST_LOG).all():
+        raise ValueError("families with impossible bases")
+    if known.dtype != np.bool_ or known.shape != (len(bases), len(KINDS), 2):
+        raise ValueError("known kinds of families of another shape")
+    return FamilyTrees(forest=forest, bases=bases.astype(np.float64), known=known)
 
 
 def _problems(arrays: dict[str, npt.NDArray[Any]], info: LatencyInfo) -> Iterator[tuple[bool, str]]:
@@ -90,7 +115,14 @@ def _problems(arrays: dict[str, npt.NDArray[Any]], info: LatencyInfo) -> Iterato
     yield not all(bool((array > 0).all() and (array <= _MOST).all()) for array in alike), "an impossible similarity"
     deviations, floors_us = info.widths.deviations, info.usual.floor_us
     yield len(deviations) != len(BUDGETS) or len(floors_us) != len(STACKS), "intervals or shares of another number"
-    scales = (info.roughness, info.widths.specs, *deviations, info.usual.matrix, info.usual.stream, *floors_us)
+    scales = (
+        info.roughness,
+        info.widths.specs,
+        *deviations,
+        *info.usual.matrix_by_precision.values(),
+        info.usual.stream,
+        *floors_us,
+    )
     yield not all(0 < scale <= _MOST for scale in scales), "an impossible scale"
 
 

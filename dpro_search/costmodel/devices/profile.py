@@ -27,6 +27,9 @@ last wave of tiles shows, and that vendors tune for."""
 PROBE_BYTES = 4e8
 """Bytes of a large copy: several times the largest L2 cache (128 MiB)."""
 MOST_PRECISIONS = 3
+CACHE_BYTES_PER_CYCLE = 18.0
+"""Bytes that a core and the L2 cache exchange in a cycle (empirical: quantization of tensors that fit in the cache, in tables of
+aiconfigurator-core: 15 to 18 on Ada and RTX Blackwell, 19 to 20 on Hopper, 21 to 23 on B200 and its siblings)."""
 USUAL_SHARE = 0.8
 """Share of a data sheet's rates that ops reach (the median of the shares that probes show on public data)."""
 BEYOND_PEAK = 4.0
@@ -55,6 +58,8 @@ class Rates:
 
     matrix_flops_per_s: Floats  # By precision, in the order of `PRECISIONS`.
     stream_bytes_per_s: float
+    cache_bytes: float  # Of the L2 cache.
+    cache_bytes_per_s: float  # Between cores and the L2 cache.
     floor_us: Floats  # By `STACKS`.
     matrix_share: Floats  # Share of the data sheet's peak, by precision.
     stream_share: float
@@ -65,8 +70,16 @@ class UsualShares:
     """Rates that devices usually reach, for those not probed: medians of the probes in public measurements."""
 
     matrix: float = USUAL_SHARE
+    eight_bits: float = 0.45  # Of fp8 and int8: engines quantize beside the product, and power limits the clock.
+    four_bits: float = 0.3
     stream: float = USUAL_SHARE
     floor_us: tuple[float, ...] = (36.0, 70.0, 12.0, 3.5)  # By `STACKS`.
+
+    @property
+    def matrix_by_precision(self) -> dict[str, float]:
+        """Usual share of the data sheet's peak by precision."""
+        shares = {"fp8": self.eight_bits, "int8": self.eight_bits, "fp4": self.four_bits}
+        return {precision: shares.get(precision, self.matrix) for precision in PRECISIONS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,18 +125,26 @@ class DeviceProfile:
         """Rates from probes where there are, else usual shares of the data sheet's."""
         device, probes = self.device, self.probes
         assert device.memory_bytes_per_s is not None
+        assert device.l2_cache_bytes is not None
+        assert device.cores is not None
+        assert device.clock_hz is not None
         shares = {
             precision: flops_per_s / peak
             for precision, flops_per_s in probes.matrix_flops_per_s.items()
             if (peak := peak_flops_per_s(device, precision)) is not None
         }
-        other = float(np.median(list(shares.values()))) if shares else usual.matrix
-        share = np.array([shares.get(precision, other) for precision in PRECISIONS])
+        usual_shares = usual.matrix_by_precision
+        # Precisions that were not probed reach more or less than usual as those do that were.
+        factors = [share / usual_shares[precision] for precision, share in shares.items()]
+        other = float(np.median(factors)) if factors else 1.0
+        share = np.array([shares.get(precision, usual_shares[precision] * other) for precision in PRECISIONS])
         peaks = np.array([peak_flops_per_s(device, precision) or np.nan for precision in PRECISIONS])
         stream = probes.stream_bytes_per_s or usual.stream * device.memory_bytes_per_s
         return Rates(
             matrix_flops_per_s=peaks * share,
             stream_bytes_per_s=stream,
+            cache_bytes=float(device.l2_cache_bytes),
+            cache_bytes_per_s=max(CACHE_BYTES_PER_CYCLE * device.cores * device.clock_hz, stream),
             floor_us=np.array(usual.floor_us) if probes.floor_us is None else np.full(len(STACKS), probes.floor_us),
             matrix_share=share,
             stream_share=stream / device.memory_bytes_per_s,
@@ -142,7 +163,7 @@ def peak_flops_per_s(device: Device, precision: str) -> float | None:
 
 
 def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
-    """Places of the ops among n to measure as probes, [at most 5]: products, the copy, the smallest op.
+    """Places of the ops among n to measure as probes, [at most 6]: products, the copy, the smallest ops.
 
     Only what the ops are decides. Products, two where there is one precision, are those nearest to `PROBE_SIZE` on each side;
     the copy is the one nearest to `PROBE_BYTES` of those that memory bounds.
@@ -162,8 +183,8 @@ def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
         cost = np.abs(np.log10(ops.moved_bytes[streams] / PROBE_BYTES)) + 0.3 * other
         places.append(int(streams[np.argmin(cost)]))
     size = (compute + memory) * (1 + ops.backward) * ops.kernels
-    plain = np.isin(ops.kind, _PLAIN)
-    places.append(int(np.argmin(np.where(plain, size, np.inf) if plain.any() else size)))
+    plain = [ops.kind == kind for kind in _PLAIN if (ops.kind == kind).any()] or [np.ones(len(ops), bool)]
+    places += [int(np.argmin(np.where(of_kind, size, np.inf))) for of_kind in plain]
     return np.array(list(dict.fromkeys(places)), dtype=np.int64)
 
 
@@ -171,20 +192,22 @@ def probes_of(ops: Ops, us: Floats, device: Device) -> Probes:
     """The rates that measured probes show, [n] each."""
     compute, memory = _at_data_sheet(ops, device)
     bound = compute > 0.5 * memory
-    smallest = int(np.argmin(np.maximum(compute, memory)))
-    floor_us = float(us[smallest] - np.maximum(compute, memory)[smallest] * 1e6 / USUAL_SHARE)
+    # The launch: the least that an op takes beside its roofline. Ops whose time is mostly their roofline tell nothing of it.
+    beside_us = us - np.maximum(compute, memory) * 1e6 / USUAL_SHARE
+    launches_us = beside_us[beside_us > us / 2]
+    floor_us = float(launches_us.min()) if len(launches_us) else None
     matrix: dict[str, float] = {}
     for place in np.flatnonzero(bound):
         precision = PRECISIONS[int(ops.precision[place])]
         rate = float(ops.flops[place] / us[place] * 1e6)
         matrix[precision] = max(rate, matrix.get(precision, 0.0))
     # A copy that takes no longer than launches does says nothing about memory.
-    streams = np.flatnonzero(~bound & (memory * 1e6 > 2 * max(floor_us, 0.0)))
+    streams = np.flatnonzero(~bound & (memory * 1e6 > 2 * (floor_us if floor_us is not None else us.min())))
     rates = ops.moved_bytes[streams] / us[streams] * 1e6
     return Probes(
         matrix_flops_per_s=matrix,
         stream_bytes_per_s=float(rates.max()) if len(streams) else None,
-        floor_us=floor_us if floor_us > us[smallest] / 2 else None,  # else the smallest op is not small enough to tell
+        floor_us=floor_us,
     )
 
 
@@ -198,6 +221,7 @@ def _at_data_sheet(ops: Ops, device: Device) -> tuple[Floats, Floats]:
 def _from_usual_product(ops: Ops) -> Floats:
     """Distance of products from one of `PROBE_SIZE` on each side whose sizes are multiples of 128."""
     distance = np.log2(ops.batch) + 4.0 * ops.backward + 0.1 * ops.transposes + 2.0 * (ops.stream_bytes > ops.matrix_bytes)
+    distance = distance + ops.special * (ops.kind == _GEMM)  # with a scale for each block
     for size in (ops.m, ops.n, ops.k):
         distance = distance + np.abs(np.log2(size / PROBE_SIZE)) + (np.round(size) % 128 != 0)
     return np.asarray(distance)

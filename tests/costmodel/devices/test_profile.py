@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from dpro_search.cluster import bundled
-from dpro_search.cluster.device import PRECISIONS
 from dpro_search.costmodel.devices import DeviceProfile, LibraryOpKind, Probes, gemm, joined, probe_places, probes_of, streamed
+from dpro_search.costmodel.devices.features import streamed_us
 from dpro_search.costmodel.devices.profile import UsualShares
 from dpro_search.errors import InputError
 
@@ -58,4 +58,22 @@ def test_times_in_other_units_are_refused(factor):
 def test_what_was_not_probed_reaches_the_usual_share():
     rates = DeviceProfile(device=A100, probes=Probes(matrix_flops_per_s={"bf16": 0.9 * 312e12})).rates(UsualShares())
     assert rates.stream_share == UsualShares().stream
-    assert rates.matrix_share == pytest.approx(np.full(len(PRECISIONS), 0.9))  # other precisions as the one that was probed
+    # Other precisions reach more than usual by as much as the one that was probed.
+    expected = np.array(list(UsualShares().matrix_by_precision.values())) * 0.9 / UsualShares().matrix
+    assert rates.matrix_share == pytest.approx(expected)
+
+
+def test_small_streamed_tensors_are_read_from_the_cache_and_large_ones_from_memory():
+    rates = DeviceProfile(device=A100).rates(UsualShares())
+    small, large = 0.2 * A100.l2_cache_bytes, 4.0 * A100.l2_cache_bytes
+    us = streamed_us(np.array([small, large]), rates)
+    assert small / us[0] * 1e6 == pytest.approx(rates.cache_bytes_per_s)
+    assert large / us[1] * 1e6 == pytest.approx(rates.stream_bytes_per_s)
+    assert rates.cache_bytes_per_s > rates.stream_bytes_per_s
+
+
+def test_the_launch_is_the_least_that_an_op_takes_beside_its_roofline():
+    every = joined([gemm(1, 64, 64, precision="bf16"), streamed(LibraryOpKind.ELEMENTWISE, 1, 64, moved=256, precision="bf16")])
+    places = probe_places(every, A100)
+    assert set(places.tolist()) == {0, 1}
+    assert probes_of(every, np.array([4.0, 2.0]), A100).floor_us == pytest.approx(2.0, abs=0.01)

@@ -137,7 +137,7 @@ def _quantized_gemm(size: Mapping[str, Any], precision: str, block_scaled: bool)
     m, n, k = (size[name] for name in ("m", "n", "k"))
     return gemm(
         m, n, k, precision=precision, stack=Stack.SERVING, transposes=1.0, block_scaled=block_scaled,
-        stream_bytes=(2 + ELEMENT_BYTES[precision]) * m * k, kernels=2.0,
+        stream_bytes=(2 + ELEMENT_BYTES[precision]) * m * k,
     )  # fmt: skip
 
 

@@ -363,5 +363,5 @@ PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
     "moved": moved_ops,
     "noise": noise,
 }
-ONCE = ("shipped", "shipped-models", "xgboost", "noise")
+ONCE = ("shipped", "shipped-models", "sources", "xgboost", "noise")
 ON_REQUEST = ("unprobed", "targets", "random-samples", "moved")

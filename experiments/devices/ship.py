@@ -119,8 +119,8 @@ def device_of_table(path: Path, name: str | None, out: Path | None, budget: int)
 def probes_toml(folder: Path, aiconfigurator: Path | None) -> str:
     """Write ``probes.toml`` into the package: what the sources' probes show of each device; says how many there are.
 
-    Of several sources the later one in `PROBED_BY` counts. Copies of the others are of ops that do more beside. The least time
-    of an op is left out: it is that of a way to run ops, not of the device.
+    Of several sources the later one in `PROBED_BY` counts. Copies count of NeuSight and aiconfigurator alone: those of the
+    others are of ops that do more beside. The least time of an op is left out: it is that of a way to run ops, not of the device.
     """
     skipped: list[str] = []
     found: dict[str, dict[str, tuple[float, str]]] = {}

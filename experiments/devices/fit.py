@@ -25,7 +25,7 @@ from dpro_search.costmodel.devices.correction import (
     shared_leaves,
 )
 from dpro_search.costmodel.devices.families import FamilyTrees
-from dpro_search.costmodel.devices.features import DEVICE_FEATURES, FEATURES, OP_FEATURES, base_us, features
+from dpro_search.costmodel.devices.features import DEVICE_FEATURES, FEATURES, OP_FEATURES, base_us, features, of_training
 from dpro_search.costmodel.devices.model import (
     CHECKED_PLACES,
     COVERAGE,
@@ -34,6 +34,7 @@ from dpro_search.costmodel.devices.model import (
     Forests,
     LatencyModel,
     OpDomain,
+    Trees,
 )
 from dpro_search.costmodel.devices.model_file import FAMILIES, FORESTS, LatencyInfo
 from dpro_search.costmodel.devices.ops import KINDS, Floats, Ops, Singles
@@ -141,15 +142,26 @@ class Measured:
 
 def fit_trees(parts: Sequence[Measured], seed: int) -> Forests:
     """Trees fitted to devices, each with the same weight, and in each kinds of ops alike."""
+    of_training_only = [part for part in (whole[of_training(whole.features)] for whole in parts) if len(part)]
+    every = _fitted(parts, seed)
+    return Forests(training=_fitted(of_training_only, seed) if of_training_only else every, every=every)
+
+
+def _fitted(parts: Sequence[Measured], seed: int) -> Trees:
     ratio = np.concatenate([part.ratio for part in parts])
     return boosted_trees(np.concatenate([part.features for part in parts]), ratio, tree_weights(parts), seed=seed)
 
 
-def boosted_trees(features: Singles, ratio: Floats, weight: Floats, *, seed: int, threads: int = 1) -> Forests:
+def forests_of(forests: Forests) -> tuple[Forest, Forest, Forest, Forest]:
+    """All of them in the order of `FORESTS`."""
+    return forests.training.base, forests.training.shapes, forests.every.base, forests.every.shapes
+
+
+def boosted_trees(features: Singles, ratio: Floats, weight: Floats, *, seed: int, threads: int = 1) -> Trees:
     """Trees fitted to log(latency / base), [n], and to its error by the shapes of ops alone."""
     base = _boosted(features, ratio, weight, EVERYTHING, BASE, seed, threads)
     left = ratio - base.predict(features)
-    return base, _boosted(features, left, weight, OF_OPS, SHAPES, seed + 1, threads)
+    return Trees(base=base, shapes=_boosted(features, left, weight, OF_OPS, SHAPES, seed + 1, threads))
 
 
 def fit_families(parts: Mapping[str, Sequence[Measured]], seed: int) -> tuple[FamilyTrees, tuple[str, ...]]:
@@ -322,7 +334,7 @@ def save(model: LatencyModel, info: LatencyInfo, path: Path) -> None:
         "element_bytes": model.domain.element_bytes,
     }
     arrays |= {f"{FAMILIES}_base": model.families.bases, f"{FAMILIES}_known": model.families.known}
-    for name, forest in zip((*FORESTS, FAMILIES), (*model.forests, model.families.forest), strict=True):
+    for name, forest in zip((*FORESTS, FAMILIES), (*forests_of(model.forests), model.families.forest), strict=True):
         arrays |= forest.arrays(name)
     data = io.BytesIO()
     np.savez_compressed(data, **arrays)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.costmodel.devices.features import base_us, features
-from dpro_search.costmodel.devices.model import Forests, log_ratio
+from dpro_search.costmodel.devices.model import Forests
 from dpro_search.costmodel.devices.ops import Floats, Ops
 from dpro_search.costmodel.devices.profile import DeviceProfile
 from experiments.devices.data import USUAL, Target
@@ -59,7 +59,7 @@ def errors_of(model: str, forests: Forests, targets: Sequence[Target], ops_of: M
 
 def predicted_us(forests: Forests, profile: DeviceProfile, ops: Ops) -> Floats:
     """Latencies, us, [n]."""
-    return np.asarray(base_us(ops, profile, USUAL) * np.exp(log_ratio(forests, features(ops, profile, USUAL))))
+    return np.asarray(base_us(ops, profile, USUAL) * np.exp(forests.log_ratio(features(ops, profile, USUAL))))
 
 
 def _measured(of: Measured, table: Table) -> Measured:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from dpro_search.costmodel.devices.choice import nearest_to_centres
 from dpro_search.costmodel.devices.correction import OpPoints, Similarity
 from dpro_search.costmodel.devices.families import FamilyTrees
-from dpro_search.costmodel.devices.features import base_us, features
-from dpro_search.costmodel.devices.model import BUDGETS, Forests, log_ratio, points_of
+from dpro_search.costmodel.devices.features import base_us, features, of_training
+from dpro_search.costmodel.devices.model import BUDGETS, Forests, points_of
 from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile
 from experiments.devices.data import USUAL, Target
@@ -114,8 +114,8 @@ def _predicted(target: Target, group: str, forests: Forests, families: FamilyTre
     return LeftOut(
         target=target,
         group=group,
-        ratio=log_ratio(forests, seen),
-        of_base=forests[0].predict(seen),
+        ratio=forests.log_ratio(seen),
+        of_base=np.where(of_training(seen), forests.training.base.predict(seen), forests.every.base.predict(seen)),
         forests=forests,
         families=families,
     )
@@ -148,7 +148,7 @@ def from_data_sheets(found: Sequence[LeftOut]) -> list[Judged]:
     for one in found:
         part = one.target.measured
         bare = DeviceProfile(device=part.profile.device)
-        log = np.log(base_us(part.ops, bare, USUAL)) + log_ratio(one.forests, features(part.ops, bare, USUAL))
+        log = np.log(base_us(part.ops, bare, USUAL)) + one.forests.log_ratio(features(part.ops, bare, USUAL))
         error = (log - np.log(part.us))[one.target.judge]
         result.append(Judged(target=one.target.name, group=one.group, budget=0, log_error=error, deviation=np.ones(len(error))))
     return result

@@ -24,7 +24,7 @@ from dpro_search.costmodel.devices.sampled import latency_on
 from dpro_search.costmodel.devices.written import OpSpec, ops_of
 from dpro_search.errors import InputError
 from experiments.devices.data import USUAL, tables, targets
-from experiments.devices.fit import fit_domain, fit_families, fit_trees, interval_width, save
+from experiments.devices.fit import fit_domain, fit_families, fit_trees, forests_of, interval_width, save
 from experiments.devices.protocol import by_family, by_family_and_source, fitted, from_data_sheets, judged, left_out, similarity_of
 
 SEED = 0
@@ -47,6 +47,7 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
     of_budget = {budget: [one for one in found if one.budget == budget] for budget in BUDGETS}
     specs = [np.abs(one.log_error) for one in from_data_sheets(without)]
     forests = fit_trees([fitted(one) for one in some], SEED)
+    training, training_shapes, every, shapes = forests_of(forests)
     families, names = fit_families(by_family_and_source(some), SEED)
     model = LatencyModel(
         forests=forests,
@@ -72,7 +73,7 @@ def ship(folder: Path, aiconfigurator: Path | None) -> str:
         },
         features=FEATURES,
         coordinates=COORDINATES,
-        forest_bases=(forests[0].base, forests[1].base),
+        forest_bases=(training.base, training_shapes.base, every.base, shapes.base),
         families=names,
         roughness=model.similarity.roughness,
         widths=model.widths,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
@@ -20,6 +21,7 @@ TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 CACHE_HELD, CACHE_FULL = 0.5, 1.0
 """Shares of the L2 cache up to which all streamed bytes hit, and from which on none does (empirical: H100 and L40S)."""
 _ELEMENT_BYTES = np.array([ELEMENT_BYTES[precision] for precision in PRECISIONS])
+_NARROWEST_BYTES = 2.0  # of an element, in training
 _TF32 = PRECISIONS.index("tf32")
 _ATTENTION = KINDS.index(LibraryOpKind.ATTENTION)
 _SMALLEST = 1e-3  # us, of a part of an op that is absent: its logarithm stays finite
@@ -74,6 +76,16 @@ _DEVICE = (
 FEATURES = (*_OP, *_BOTH, *_DEVICE)
 DEVICE_FEATURES = frozenset(_DEVICE)
 OP_FEATURES = frozenset(_OP)
+
+
+def of_training(features: Singles) -> npt.NDArray[np.bool_]:
+    """Whether ops are of those that training runs, [n]: in 16 bits and wider, no experts, attention of many plain queries."""
+    columns = {name: features[:, FEATURES.index(name)] for name in ("element_bytes", "log_m", "transposes")}
+    experts, attention = (
+        features[:, FEATURES.index(f"is_{kind}")] > 0 for kind in (LibraryOpKind.EXPERTS, LibraryOpKind.ATTENTION)
+    )
+    serving = attention & ((columns["log_m"] == 0) | (columns["transposes"] > 0))
+    return np.asarray((columns["element_bytes"] >= _NARROWEST_BYTES) & ~experts & ~serving)
 
 
 def base_us(ops: Ops, profile: DeviceProfile, usual: UsualShares) -> Floats:

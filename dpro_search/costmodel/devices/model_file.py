@@ -18,14 +18,14 @@ from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.devices.correction import COORDINATES, PARTS, Similarity
 from dpro_search.costmodel.devices.families import FamilyTrees
 from dpro_search.costmodel.devices.features import FEATURES
-from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, OpDomain, Widths
+from dpro_search.costmodel.devices.model import BUDGETS, Forests, LatencyModel, OpDomain, Trees, Widths
 from dpro_search.costmodel.devices.ops import KINDS, STACKS
 from dpro_search.costmodel.devices.profile import UsualShares
 from dpro_search.costmodel.forest import ARRAY_NAME, Forest
 from dpro_search.errors import TraceFormatError, TraceVersionError
 
-LATENCY_VERSION = 2
-FORESTS = "base", "shapes"
+LATENCY_VERSION = 3
+FORESTS = "training_base", "training_shapes", "base", "shapes"
 FAMILIES = "families"
 _PLAIN = ("info", "deviations", "lengths", "domain_low", "domain_high", "element_bytes", f"{FAMILIES}_known", f"{FAMILIES}_base")
 _ARRAYS = re.compile(f"{'|'.join(_PLAIN)}|({'|'.join((*FORESTS, FAMILIES))})_{ARRAY_NAME}")
@@ -45,7 +45,7 @@ class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
     left_out_mape_pct: dict[str, float]  # By number of measured ops of a device whose architecture was left out.
     features: tuple[str, ...]
     coordinates: tuple[str, ...]
-    forest_bases: tuple[float, float]
+    forest_bases: tuple[float, float, float, float]  # as `FORESTS`
     families: tuple[str, ...]  # "source architecture" of each family's trees.
     roughness: float
     widths: Widths
@@ -76,9 +76,9 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
             if wrong:
                 raise ValueError(what)
         bases = zip(FORESTS, info.forest_bases, strict=True)
-        all_features, of_ops = (Forest.from_arrays(arrays, name, len(FEATURES), base) for name, base in bases)
+        training, training_shapes, every, shapes = (Forest.from_arrays(arrays, name, len(FEATURES), base) for name, base in bases)
         model = LatencyModel(
-            forests=(all_features, of_ops),
+            forests=Forests(training=Trees(base=training, shapes=training_shapes), every=Trees(base=every, shapes=shapes)),
             families=_families(arrays),
             similarity=Similarity(deviations=arrays["deviations"], roughness=info.roughness, lengths=arrays["lengths"]),
             widths=info.widths,

@@ -178,7 +178,7 @@ class TestOtherDevices:
     @pytest.mark.parametrize("device", ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090", "NVIDIA H20"])
     def test_kernels_of_a_gpu_without_a_usual_machine_are_scaled_by_its_data_sheet(self, tmp_path, device):
         facts = self.asked(tmp_path, device)
-        assert facts["breakdown_us"]["compute"] != pytest.approx(100, rel=0.02)
+        assert facts["breakdown_us"]["compute"] != pytest.approx(100, rel=0.05)
         assert any("data sheet of NVIDIA" in sentence for sentence in facts["cluster"]["left_out"])
 
     @pytest.mark.parametrize("device", ["", "Accelerator 7"])

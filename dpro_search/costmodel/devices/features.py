@@ -79,13 +79,12 @@ OP_FEATURES = frozenset(_OP)
 
 
 def of_training(features: Singles) -> npt.NDArray[np.bool_]:
-    """Whether ops are of those that training runs, [n]: in 16 bits and wider, no experts, attention of many plain queries."""
-    columns = {name: features[:, FEATURES.index(name)] for name in ("element_bytes", "log_m", "transposes")}
-    experts, attention = (
-        features[:, FEATURES.index(f"is_{kind}")] > 0 for kind in (LibraryOpKind.EXPERTS, LibraryOpKind.ATTENTION)
-    )
-    serving = attention & ((columns["log_m"] == 0) | (columns["transposes"] > 0))
-    return np.asarray((columns["element_bytes"] >= _NARROWEST_BYTES) & ~experts & ~serving)
+    """Whether ops are of those that training runs, [n]: in 16 bits and wider, no experts, attention of more than one query."""
+    columns = {name: features[:, FEATURES.index(name)] for name in ("element_bytes", "log_m")}
+    kinds = LibraryOpKind.EXPERTS, LibraryOpKind.ATTENTION
+    experts, attention = (features[:, FEATURES.index(f"is_{kind}")] > 0 for kind in kinds)
+    decoding = attention & (columns["log_m"] == 0)
+    return np.asarray((columns["element_bytes"] >= _NARROWEST_BYTES) & ~experts & ~decoding)
 
 
 def base_us(ops: Ops, profile: DeviceProfile, usual: UsualShares) -> Floats:

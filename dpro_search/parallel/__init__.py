@@ -12,7 +12,8 @@ from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.kinds._job import JobInScenario
 from dpro_search.kinds._kind import DescribedKind, Wanted
 from dpro_search.parallel.export.targets import parallel_targets
-from dpro_search.parallel.file.description import ParallelDescription, described, other_device
+from dpro_search.parallel.file.description import ParallelDescription, described
+from dpro_search.parallel.file.job_devices import other_device
 from dpro_search.parallel.frameworks import FRAMEWORKS
 from dpro_search.parallel.model import NETWORKS, names
 from dpro_search.parallel.strategy import ParallelSettings

@@ -2,9 +2,9 @@
 
     python -m experiments.tensor_programs collect OUT [--programs N] [--pause-while FILE] [--share 0/2]   (environment tvm)
     python -m experiments.tensor_programs table OUT FILE
-    python -m experiments.tensor_programs score [FILE] [--seeds 0,1,2,3,4] [--parts target,model,paper] [--json]
+    python -m experiments.tensor_programs score [FILE ...] [--seeds 0,1,2,3,4] [--parts PART,PART] [--json]
 
-`score` without the part `paper` needs no framework; `paper` needs PyTorch.
+The parts `paper` and `paper-model` of `score` need PyTorch; the others need no framework.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from dpro_search.errors import DproSearchError
 
@@ -31,9 +32,11 @@ def main() -> int:
     packing.add_argument("out", type=Path)
     packing.add_argument("file", type=Path)
     scoring = verbs.add_parser("score")
-    scoring.add_argument("file", type=Path, nargs="?")
+    scoring.add_argument("files", type=Path, nargs="*", help="tables; those of the repository where none is given")
     scoring.add_argument("--seeds", default="0,1,2,3,4", help="with commas between them")
-    scoring.add_argument("--parts", default="target,model", help="target, model, paper (with commas between them)")
+    scoring.add_argument(
+        "--parts", default="target,model", help="target, model, machine, curve, paper, paper-model (with commas between them)"
+    )
     scoring.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -58,19 +61,19 @@ def _run(options: argparse.Namespace) -> int:
         from experiments.tensor_programs.score import noise, score
         from experiments.tensor_programs.table import BUNDLED, load
 
-        programs = load(options.file or BUNDLED)
-        found = {
-            f"{part}/{seed}": score(programs, part, int(seed))
-            for part in options.parts.split(",")
-            for seed in options.seeds.split(",")
-        }
+        files = options.files or BUNDLED
+        tables = {file.stem: load(file) for file in files}  # Each machine alone, but for the part that compares them.
+        results: dict[str, Any] = {f"{name} noise of times": {"all": noise(table)} for name, table in tables.items()}
+        for part in options.parts.split(","):
+            for seed in map(int, options.seeds.split(",")):
+                judged = {"all": load(*files)} if part == "machine" else tables
+                results |= {f"{name} {part}/{seed}": score(table, part, seed) for name, table in judged.items()}
         if options.json:
-            print(json.dumps({"noise": noise(programs), **found}, indent=2))
+            print(json.dumps(results, indent=2))
             return 0
-        print(f"noise of times: {noise(programs)}")
-        for key, rows in found.items():
+        for key, rows in results.items():
             for name, values in rows.items():
-                print(f"{key:10} {name:46} " + "  ".join(f"{one} {value:.1f}" for one, value in values.items()))
+                print(f"{key:36} {name:46} " + "  ".join(f"{one} {value:.1f}" for one, value in values.items()))
     return 0
 
 

@@ -42,7 +42,7 @@ def of_loops(programs: Programs) -> Floats:
     """What loops tell beyond that: vectors, register tiles and traffic between caches, [programs, columns]."""
     rows = []
     for leaves, nests in zip(programs.leaves, programs.nests, strict=True):
-        each = np.array([_of_nest(nest) for nest in nests])
+        each = np.array([of_nest(nest) for nest in nests])
         most = heaviest(leaves.astype(float))
         rows.append(np.concatenate([each[most], np.log2(1 + np.sum(2.0 ** each[:, :TRAFFICS] - 1, axis=0)), each.max(axis=0)]))
     return np.array(rows)
@@ -51,17 +51,18 @@ def of_loops(programs: Programs) -> Floats:
 TRAFFICS = 2 + len(CACHES_BYTES)  # Leading columns of a nest that add up over leaves.
 
 
-def _of_nest(nest: Sequence[Any]) -> list[float]:
-    extents, kinds, unroll, strides, _ = nest
+def of_nest(nest: Sequence[Any]) -> list[float]:
+    """Columns of one nest; the first `TRAFFICS` add up over leaves."""
+    extents, kinds, unroll, strides = nest[:4]
     whole = float(np.prod(extents, dtype=float))
     vector = float(extents[-1]) if kinds and kinds[-1] == VECTORIZED else 1.0
     inner = [abs(access[-1]) if access else 0 for access in strides]
     steps = whole / vector  # Iterations that no vector saves.
     gathers = sum(stride > 1 for stride in inner) * (vector > 1)
-    columns = [np.log2(1 + whole), np.log2(1 + steps), *(np.log2(1 + _traffic(extents, strides, size)) for size in CACHES_BYTES)]
+    columns = [np.log2(1 + whole), np.log2(1 + steps), *(np.log2(1 + traffic(extents, strides, size)) for size in CACHES_BYTES)]
     columns += [vector, gathers, sum(stride == 1 for stride in inner), sum(stride == 0 for stride in inner), len(strides)]
     columns += [inner[0] if inner else 0, np.log2(1 + max(inner[1:], default=0)), unroll]
-    # What stays in registers: inner loops as long as the written elements are few.
+    # Registers hold what inner loops write, as long as these elements are few.
     kept, reads, sums = 1, 0, 1
     for extent, *along in reversed(list(zip(extents, *strides, strict=True))):
         if along[0] != 0:
@@ -79,7 +80,7 @@ def _of_nest(nest: Sequence[Any]) -> list[float]:
     return [float(one) for one in columns]
 
 
-def _traffic(extents: Sequence[int], strides: Sequence[Sequence[int]], size: int) -> float:
+def traffic(extents: Sequence[int], strides: Sequence[Sequence[int]], size: int) -> float:
     """Bytes that move into a cache of `size` bytes: what inner loops touch while it fits, again if that changes."""
     moved = 0.0
     fits = len(extents)

@@ -6,6 +6,7 @@ and strides do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +22,14 @@ KINDS = {0: 0, 1: 1, 2: 2, 3: 3}  # serial, parallel, vectorized, unrolled
 class LoopNest:
     """Loops around a leaf, outermost first."""
 
-    position: int  # Of the leaf, pre-order, returns counted.
+    position: int  # of the leaf in pre-order, returns counted
     extents: list[int]
     kinds: list[int]  # 0 serial, 1 parallel, 2 vectorized, 3 unrolled.
     unroll: int  # Largest body that is unrolled without being told so.
     strides: list[list[int]]  # In elements, of each access (the store first) along each loop.
-    writes: str  # Name of the buffer.
+    buffers: list[int]  # Which buffer each access goes to, counted over the program.
+    sizes: list[int]  # Elements of these buffers.
+    loops: list[int]  # Which loop of the program each one is: leaves that share a loop run in turn.
 
 
 def nests(body: Any) -> list[LoopNest]:
@@ -40,6 +43,8 @@ class _Walk:
     def __init__(self) -> None:
         self.found: dict[Any, LoopNest] = {}
         self._loops: list[Any] = []
+        self._buffers: dict[Any, int] = {}
+        self._numbers: dict[Any, int] = {}
         self._unroll: list[int] = [0]
         self._step = 0
 
@@ -83,7 +88,9 @@ class _Walk:
             kinds=[KINDS.get(int(loop.kind), 0) for loop in loops],
             unroll=self._unroll[-1],
             strides=[_strides(buffer, indices, loops) for buffer, indices in accesses[:6]],
-            writes=str(node.buffer.name),
+            buffers=[self._buffers.setdefault(buffer, len(self._buffers)) for buffer, _ in accesses[:6]],
+            sizes=[math.prod(int(dim) for dim in buffer.shape) for buffer, _ in accesses[:6]],
+            loops=[self._numbers.setdefault(loop.loop_var, len(self._numbers)) for loop in loops],
         )
 
 

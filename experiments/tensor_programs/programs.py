@@ -7,16 +7,17 @@ counts as a step, too (the paper's return marks), so that two nests with the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import tvm
-from tvm import te, topi
+from tvm import te
 from tvm.s_tir import meta_schedule, transform
 
 from experiments.tensor_programs.loops import LoopNest, nests
+from experiments.tensor_programs.operators import tensors
 from experiments.tensor_programs.workloads import Task
 
 SCHEDULED_FOR = "x86-64-v3"
@@ -29,7 +30,7 @@ class Program:
     module: tvm.IRModule
     leaves: npt.NDArray[np.float32]  # [leaves, 164], log2(1 + x) of most.
     positions: npt.NDArray[np.int32]  # Pre-order, [leaves].
-    nests: list[LoopNest]  # Of each leaf.
+    nests: list[LoopNest]  # one for each leaf
 
 
 def target(isa: str) -> tvm.target.Target:
@@ -37,96 +38,23 @@ def target(isa: str) -> tvm.target.Target:
     return tvm.target.Target({"kind": "llvm", "mcpu": isa, "num-cores": 1})
 
 
-def _placeholder(*shape: int) -> te.Tensor:
-    return te.placeholder(shape, name=f"arg{len(shape)}")
+def compiled(module: tvm.IRModule, isas: Sequence[str]) -> list[Callable[..., None]]:
+    """A program's function for each x86-64 level: the code that `tvm.compile` makes, without checks of the arguments.
 
-
-def _conv2d(channels: int, height: int, filters: int, kernel: int, stride: int, padding: int) -> list[te.Tensor]:
-    data, weight, bias = (
-        _placeholder(1, channels, height, height),
-        _placeholder(filters, channels, kernel, kernel),
-        _placeholder(1, filters, 1, 1),
-    )
-    out = topi.nn.conv2d(data, weight, stride, padding, 1, "NCHW", out_dtype="float32")
-    return [data, weight, bias, topi.nn.relu(topi.add(out, bias))]
-
-
-def _depthwise(channels: int, height: int, kernel: int, stride: int, padding: int) -> list[te.Tensor]:
-    data, weight, bias = (
-        _placeholder(1, channels, height, height),
-        _placeholder(channels, 1, kernel, kernel),
-        _placeholder(1, channels, 1, 1),
-    )
-    out = topi.nn.depthwise_conv2d_nchw(data, weight, stride, padding, 1, "float32")
-    return [data, weight, bias, topi.nn.relu(topi.add(out, bias))]
-
-
-def _dense(rows: int, columns: int, inner: int) -> list[te.Tensor]:
-    data, weight, bias = _placeholder(rows, inner), _placeholder(columns, inner), _placeholder(columns)
-    return [data, weight, bias, topi.add(topi.nn.dense(data, weight), bias)]
-
-
-def _batch_matmul(batch: int, rows: int, columns: int, inner: int) -> list[te.Tensor]:
-    left, right = _placeholder(batch, rows, inner), _placeholder(batch, columns, inner)
-    return [left, right, topi.nn.batch_matmul(left, right)]
-
-
-def _softmax(rows: int, columns: int) -> list[te.Tensor]:
-    data = _placeholder(rows, columns)
-    return [data, topi.nn.softmax(data, axis=1)]
-
-
-def _layer_norm(rows: int, columns: int) -> list[te.Tensor]:
-    data, scale, shift = _placeholder(rows, columns), _placeholder(columns), _placeholder(columns)
-    return [data, scale, shift, topi.nn.layer_norm(data, scale, shift, [1])]
-
-
-def _max_pool(channels: int, height: int, kernel: int, stride: int, padding: int) -> list[te.Tensor]:
-    data = _placeholder(1, channels, height, height)
-    return [data, topi.nn.pool2d(data, [kernel] * 2, [stride] * 2, [1, 1], [padding] * 4, "max")]
-
-
-def _mean_pool(channels: int, height: int) -> list[te.Tensor]:
-    data = _placeholder(1, channels, height, height)
-    return [data, topi.nn.global_pool(data, "avg")]
-
-
-def _add_relu(elements: int) -> list[te.Tensor]:
-    left, right = _placeholder(elements), _placeholder(elements)
-    return [left, right, topi.nn.relu(topi.add(left, right))]
-
-
-def _gelu(elements: int) -> list[te.Tensor]:
-    data = _placeholder(elements)
-    inside = te.compute(
-        (elements,), lambda i: data[i] * (0.5 + 0.5 * te.tanh(0.79788456 * (data[i] + 0.044715 * data[i] * data[i] * data[i])))
-    )
-    return [data, inside]
-
-
-def _lookup(rows: int, width: int, table: int) -> list[te.Tensor]:
-    weight, index = _placeholder(table, width), te.placeholder((rows,), dtype="int32", name="index")
-    return [weight, index, te.compute((rows, width), lambda i, j: weight[index[i], j])]
-
-
-BUILDERS: dict[str, Callable[..., list[te.Tensor]]] = {
-    "conv2d": _conv2d,
-    "depthwise": _depthwise,
-    "dense": _dense,
-    "batch_matmul": _batch_matmul,
-    "softmax": _softmax,
-    "layer_norm": _layer_norm,
-    "max_pool": _max_pool,
-    "mean_pool": _mean_pool,
-    "add_relu": _add_relu,
-    "gelu": _gelu,
-    "lookup": _lookup,
-}
-
-
-def tensors(task: Task) -> list[te.Tensor]:
-    """Arguments of a task's function, the result last."""
-    return BUILDERS[task.op](*task.dims)
+    Checks are no part of the program, and LLVM takes longer for them than for a small program. Passes before LLVM do not depend on
+    the level, and take long where padding is unrolled: they run once for all levels.
+    """
+    targets = [target(isa) for isa in isas]
+    first = targets[0].with_host(targets[0])
+    pipeline, finalize, _ = tvm.tirx.get_default_tir_pipeline(first)
+    general = tvm.tirx.transform.SkipAssert()(finalize()(pipeline(tvm.tirx.transform.BindTarget(first)(module))))
+    build = tvm.get_global_func("target.build.llvm")
+    functions = []
+    for one in targets:
+        parts = {name: part.with_attr("target", one.with_host(one)) for name, part in general.functions.items()}
+        bound = tvm.IRModule(parts, attrs=general.attrs)
+        functions.append(tvm.runtime.Executable(build(bound, one))["main"])
+    return functions
 
 
 def arguments(dims: list[te.Tensor], seed: int) -> list[tvm.runtime.Tensor]:
@@ -146,7 +74,7 @@ def arguments(dims: list[te.Tensor], seed: int) -> list[tvm.runtime.Tensor]:
 def random_programs(task: Task, count: int, seed: int) -> list[Program]:
     """Up to `count` programs of a task; fewer where it has few schedules. The same seed gives the same ones."""
     context = meta_schedule.TuneContext(
-        te.create_prim_func(tensors(task)),
+        te.create_prim_func(tensors(task.op, task.dims)),
         target=target(SCHEDULED_FOR),
         space_generator="post-order-apply",
         search_strategy="replay-trace",

@@ -1,14 +1,18 @@
 """Measured tensor programs as one file, and checks of what it holds.
 
-File (npz): `us` [programs, ISA targets] float32; `leaf_count`, `task`, `seed`, `repeat`, `load` [programs]; `leaves` [leaves, 164]
-float16 (log2(1 + x) of most); `positions` [all leaves]; `about`: bytes of JSON, packed by LZMA: tasks, targets, machine, and
-the loops of each leaf (`loops.LoopNest`).
+One file holds one type of machine (processor family and model); `load` joins several.
+
+File (npz): `us` [programs, ISA targets] float32; `rounds` likewise, how many rounds a time is the minimum of (0: one call; older
+files have none); `leaf_count`, `task`, `seed`, `repeat`, `load` [programs]; `leaves` [leaves, 164] float16 (log2(1 + x) of most);
+`positions` [all leaves]; `about`: bytes of JSON, packed by LZMA: tasks, targets, machine, and the loops of each leaf
+(`loops.LoopNest`).
 """
 
 from __future__ import annotations
 
 import json
 import lzma
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +25,9 @@ from experiments.tensor_programs.workloads import Task
 
 Floats = npt.NDArray[np.float64]
 FEATURES = 164
-SENTINELS_US = (1e7, 1e10)  # What tables put where a program ran out of memory or failed (Sailor, MetaSchedule).
+SENTINELS_US = (1e7, 1e10)  # Tables have these where a program ran out of memory or failed (Sailor, MetaSchedule).
 FASTEST_OPS_PER_S, SLOWEST_OPS_PER_S = 1e12, 1e6  # One core does less than the first and more than the second (medians).
-BUNDLED = Path(__file__).parent / "programs.npz"
+BUNDLED = tuple(sorted((Path(__file__).parent / "tables").glob("*.npz")))  # One for each type of machine.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +35,18 @@ class Programs:
     """Compact ASTs with times."""
 
     us: Floats  # [programs, targets].
-    leaves: list[npt.NDArray[np.float32]]  # Of each program, [its leaves, 164].
+    rounds: npt.NDArray[np.int64]  # Rounds that a time is the minimum of, [programs, targets]; -1: unknown.
+    leaves: list[npt.NDArray[np.float32]]  # one array for each program, [its leaves, 164]
     positions: list[npt.NDArray[np.int64]]  # Likewise, [its leaves].
     nests: list[Any]  # Likewise: extents, kinds, unroll, strides, name of each leaf.
     task: npt.NDArray[np.int64]  # Places in `tasks`, [programs].
     tasks: list[Task]
     repeat: npt.NDArray[np.bool_]
-    load: Floats  # Of the machine, processes over one minute, [programs].
+    load: Floats  # processes that the machine ran, over one minute, [programs]
     hashes: list[str]
     isas: list[str]
-    machine: dict[str, Any]
+    machine: npt.NDArray[np.int64]  # Places in `machines`, [programs].
+    machines: list[dict[str, Any]]
 
     def __len__(self) -> int:
         return len(self.us)
@@ -49,15 +55,23 @@ class Programs:
         """Some of them."""
         chosen = np.arange(len(self))[places]
         return Programs(
-            us=self.us[chosen], leaves=[self.leaves[i] for i in chosen], positions=[self.positions[i] for i in chosen],
+            us=self.us[chosen], rounds=self.rounds[chosen],
+            leaves=[self.leaves[i] for i in chosen], positions=[self.positions[i] for i in chosen],
             nests=[self.nests[i] for i in chosen], task=self.task[chosen], tasks=self.tasks, repeat=self.repeat[chosen],
-            load=self.load[chosen], hashes=[self.hashes[i] for i in chosen], isas=self.isas, machine=self.machine,
+            load=self.load[chosen], hashes=[self.hashes[i] for i in chosen], isas=self.isas, machine=self.machine[chosen],
+            machines=self.machines,
         )  # fmt: skip
 
     @property
     def leaf_counts(self) -> npt.NDArray[np.int64]:
         """Of each program."""
         return np.array([len(one) for one in self.leaves])
+
+    @property
+    def timed_often(self) -> npt.NDArray[np.bool_]:
+        """Times that are the minimum of as many rounds as `timing.ROUNDS` asks for since a second thread of the core was taken into
+        account, [programs, targets]; before, none had more than five."""
+        return np.isin(self.rounds, (24, 12, 8, 4)) | ((self.rounds == 2) & (self.us > 40_000))
 
     def used_by(self, model: str) -> npt.NDArray[np.bool_]:
         """Programs of tasks that a model runs, whichever other model runs them, too."""
@@ -103,45 +117,89 @@ def pack(out: Path, file: Path) -> str:
     if not paths:
         raise DproSearchError(f"{out}: no chunk is there; run collect first")
     columns: dict[str, list[Any]] = {
-        name: [] for name in ("us", "leaf_count", "leaves", "positions", "task", "seed", "repeat", "load")
+        name: [] for name in ("us", "rounds", "leaf_count", "leaves", "positions", "task", "seed", "repeat", "load")
     }
-    tasks: dict[str, int] = {}
-    nests, hashes, machine = [], [], {}
+    tasks: dict[tuple[str, tuple[int, ...]], int] = {}
+    models: list[list[str]] = []
+    nests, hashes, machines = [], [], []
     for path in paths:
         with np.load(path) as chunk:
             count = len(chunk["us"])
             columns["us"].append(chunk["us"])
+            columns["rounds"].append(chunk["rounds"])
             columns["leaf_count"].append(chunk["leaf_count"])
             columns["leaves"].append(chunk["leaves"])
             columns["positions"].append(chunk["positions"])
-            columns["task"].append(np.full(count, tasks.setdefault(str(chunk["task"]), len(tasks))))
+            op, dims, users = json.loads(str(chunk["task"]))
+            place = tasks.setdefault((op, tuple(dims)), len(tasks))
+            models[place:] = [sorted({*users, *(models[place] if place < len(models) else ())}), *models[place + 1 :]]
+            columns["task"].append(np.full(count, place))
             columns["seed"].append(np.full(count, int(chunk["seed"])))
             columns["repeat"].append(np.full(count, bool(chunk["repeat"])))
             machine = json.loads(str(chunk["machine"]))
             columns["load"].append(np.full(count, machine.pop("load")))
+            machine.pop("time")
+            machines += [machine] if machine not in machines else []
             nests += json.loads(str(chunk["nests"]))
             hashes += [str(one) for one in chunk["hash"]]
-    about = {"tasks": [json.loads(one) for one in tasks], "isas": list(ISAS), "machine": machine, "nests": nests, "hashes": hashes}
+    if len(machines) > 1:
+        raise DproSearchError(
+            f"{out}: chunks of {len(machines)} machines or versions: {machines}; keep each in a folder of its own"
+        )
+    listed = [[op, dims, users] for (op, dims), users in zip(tasks, models, strict=True)]
+    about = {"tasks": listed, "isas": list(ISAS), "machine": machines[0], "nests": nests, "hashes": hashes}
     packed = lzma.compress(json.dumps(about, separators=(",", ":")).encode())
-    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    whole = {name: np.concatenate(parts) for name, parts in columns.items()}
     np.savez_compressed(
         file,
-        us=joined["us"].astype(np.float32),
-        leaf_count=joined["leaf_count"].astype(np.int16),
-        leaves=np.asfortranarray(joined["leaves"].astype(np.float16)),
-        positions=joined["positions"].astype(np.int16),
-        task=joined["task"].astype(np.int16),
-        seed=joined["seed"].astype(np.int16),
-        repeat=joined["repeat"],
-        load=joined["load"].astype(np.float16),
+        us=whole["us"].astype(np.float32),
+        rounds=whole["rounds"],
+        leaf_count=whole["leaf_count"].astype(np.int16),
+        leaves=np.asfortranarray(whole["leaves"].astype(np.float16)),
+        positions=whole["positions"].astype(np.int16),
+        task=whole["task"].astype(np.int16),
+        seed=whole["seed"].astype(np.int16),
+        repeat=whole["repeat"],
+        load=whole["load"].astype(np.float16),
         about=np.frombuffer(packed, dtype=np.uint8),
     )
-    count = int((~joined["repeat"]).sum())
+    count = int((~whole["repeat"]).sum())
     return f"{file}: {count} programs and {len(nests) - count} repeats of {len(tasks)} tasks, {file.stat().st_size / 1e6:.2f} MB"
 
 
-def load(file: Path = BUNDLED) -> Programs:
-    """Reads and checks a file."""
+def load(*files: Path) -> Programs:
+    """Reads, checks and joins files; without one, those that are bundled."""
+    return joined([_read(file) for file in files or BUNDLED])
+
+
+def joined(tables: Sequence[Programs]) -> Programs:
+    """Several tables as one; tasks with the same op and dims become one, with the models of all."""
+    models: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for table in tables:
+        for task in table.tasks:
+            known = models.setdefault((task.op, task.dims), [])
+            known.extend(model for model in task.models if model not in known)
+    places = {key: place for place, key in enumerate(models)}
+    task = [places[table.tasks[one].op, table.tasks[one].dims] for table in tables for one in table.task]
+    machines = list(range(len(tables)))
+    return Programs(
+        us=np.concatenate([table.us for table in tables]),
+        rounds=np.concatenate([table.rounds for table in tables]),
+        leaves=[one for table in tables for one in table.leaves],
+        positions=[one for table in tables for one in table.positions],
+        nests=[one for table in tables for one in table.nests],
+        task=np.array(task, dtype=np.int64),
+        tasks=[Task(op=op, dims=dims, models=tuple(users)) for (op, dims), users in models.items()],
+        repeat=np.concatenate([table.repeat for table in tables]),
+        load=np.concatenate([table.load for table in tables]),
+        hashes=[one for table in tables for one in table.hashes],
+        isas=tables[0].isas,
+        machine=np.repeat(machines, [len(table) for table in tables]),
+        machines=[table.machines[0] for table in tables],
+    )
+
+
+def _read(file: Path) -> Programs:
     if not file.is_file():
         raise DproSearchError(f"{file}: no such table; make it with: python -m experiments.tensor_programs table OUT {file}")
     with np.load(file) as table:
@@ -149,6 +207,7 @@ def load(file: Path = BUNDLED) -> Programs:
         ends = np.cumsum(table["leaf_count"].astype(int))[:-1]
         programs = Programs(
             us=table["us"].astype(float),
+            rounds=table["rounds"].astype(np.int64) if "rounds" in table else np.full(table["us"].shape, -1),
             leaves=np.split(np.ascontiguousarray(table["leaves"]).astype(np.float32), ends),
             positions=np.split(table["positions"].astype(np.int64), ends),
             nests=about["nests"],
@@ -158,18 +217,19 @@ def load(file: Path = BUNDLED) -> Programs:
             load=table["load"].astype(float),
             hashes=about["hashes"],
             isas=about["isas"],
-            machine=about["machine"],
+            machine=np.zeros(len(table["us"]), dtype=np.int64),
+            machines=[about["machine"]],
         )
     check(programs, str(file))
     return programs
 
 
 def distinct(programs: Programs) -> Programs:
-    """Each program once, without repeats."""
-    seen: set[tuple[int, str]] = set()
+    """Each program once on each machine, without repeats."""
+    seen: set[tuple[int, int, str]] = set()
     chosen = []
     for place in range(len(programs)):
-        key = (int(programs.task[place]), programs.hashes[place])
+        key = (int(programs.machine[place]), int(programs.task[place]), programs.hashes[place])
         if not programs.repeat[place] and key not in seen:
             seen.add(key)
             chosen.append(place)
@@ -178,7 +238,11 @@ def distinct(programs: Programs) -> Programs:
 
 def noise_pct(programs: Programs) -> Floats:
     """Distance of two timings of the same program on another occasion in per cent of the first, [pairs, targets]."""
-    first = {(int(programs.task[i]), programs.hashes[i]): i for i in range(len(programs)) if not programs.repeat[i]}
-    pairs = [(first.get((int(programs.task[i]), programs.hashes[i])), i) for i in np.flatnonzero(programs.repeat)]
-    known = np.array([pair for pair in pairs if pair[0] is not None], dtype=np.int64).reshape(-1, 2)
+    keys = [
+        (int(machine), int(task), name)
+        for machine, task, name in zip(programs.machine, programs.task, programs.hashes, strict=True)
+    ]
+    first = {keys[i]: i for i in np.flatnonzero(~programs.repeat)[::-1]}
+    pairs = [(first[keys[i]], i) for i in np.flatnonzero(programs.repeat) if keys[i] in first]
+    known = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return np.asarray(100 * np.abs(programs.us[known[:, 1]] / programs.us[known[:, 0]] - 1))

@@ -11,7 +11,7 @@ from dpro_search.collect.trace import CollectiveKind
 from dpro_search.errors import InputError
 from dpro_search.parallel.costs.block_times import nearest
 from dpro_search.parallel.costs.compile import EXPERTS, BlockCollective, BlockProgram, LocalOp, compile_block, kept_of_matmuls
-from dpro_search.parallel.costs.exchange import backward_tensors, gradient_buckets, parameter_collectives, shared_elements
+from dpro_search.parallel.costs.exchange import backward_tensors, gradient_buckets, parameter_collectives
 from dpro_search.parallel.costs.groups import UNSCALED, Groups
 from dpro_search.parallel.costs.recorded import BlockCut, ModelledWork, PassWork, RankWork
 from dpro_search.parallel.gpu_ops import NARROW, OpCosts, slowest
@@ -21,19 +21,11 @@ from dpro_search.parallel.model import Block, Op, OpType, elements
 from dpro_search.parallel.runtime import Selective
 from dpro_search.parallel.steps.step_graph import LayerCosts
 from dpro_search.parallel.strategy import Recompute, Strategy, key_without
-from dpro_search.parallel.workload import SharedResults, Workload, copies_embedding, ranks_of, recomputed, stages_of
-
-ADAM_PASSES_BYTES = 30.0
-"""Read and written by Adam for each parameter: gradient (4), two moments and the fp32 parameter twice (24), the parameter (2)."""
-
+from dpro_search.parallel.workload import SharedResults, Workload, copies_embedding, recomputed
 
 NO_HOST_LINK = "how fast a device reaches its host's memory is not known: give the cluster's file pcie.rate or host_link_rate"
-NO_HOST_RATE = "how fast the host's memory is is not known: give the cluster's file host_memory_rate"
 COPY_SHARE = 0.88
 """Share of the rate of a link to the host that copies of pinned memory reach: 55.6 of 63 GB/s on H100 (nvbandwidth's README)."""
-HOST_ADAM_SHARE = 0.45
-"""Share of the rate of the host's memory that an update on its processors reaches with `ADAM_PASSES_BYTES`: 2.57 s for 10 billion
-parameters on a DGX-2 with 256 GB/s (Ren et al. 2021, "ZeRO-Offload", table 4, CPU-Adam)."""
 
 CONTENTION = 0.2
 """By how much compute is slower beside collectives: Duan et al. ("Proteus", TPDS 2024) fit 0.1 to 0.3 to machines and models."""
@@ -202,7 +194,7 @@ class Pricer:
         elif is_layer and recompute is Recompute.SELECTIVE and workload.runtime.has_selective:
             backward_us += forward * self._selective_us(program)
         if is_layer and workload.strategy.offload_activations:
-            copy_us = self._copied_us(self.kept(block).held_bytes(recompute))
+            copy_us = self.copied_us(self.kept(block).held_bytes(recompute))
             together = max if workload.runtime.overlap_offload else operator.add
             forward_us, backward_us = together(forward_us, copy_us), together(backward_us, copy_us)
         costs = LayerCosts(forward_us=forward_us, backward_us=backward_us)
@@ -310,8 +302,8 @@ class Pricer:
             for backward, steps in ((False, program.forward), (True, program.backward))
         ]
         held = sum(weight.elements for weight in program.weights if not weight.sparse) * self._workload.element_bytes
-        copied_us = self._moved_us(2 * held) if cut.sharded else 0.0
-        reduce_us, forward_us, backward_us = self._moved_us(2 * held), passes[0] + copied_us, passes[1] + copied_us
+        copied_us = self.moved_us(2 * held) if cut.sharded else 0.0
+        reduce_us, forward_us, backward_us = self.moved_us(2 * held), passes[0] + copied_us, passes[1] + copied_us
         if self._workload.cluster.groups[0].host.device.kind == "gpu":
             added_us = self._split_us(program, cut, side_by_side=True)
             return ModelledWork(
@@ -391,12 +383,13 @@ class Pricer:
     def _accumulated_us(self, program: BlockProgram) -> float:
         """Time to add a micro-batch's gradients to the gradients of earlier micro-batches."""
         held = sum(weight.elements for weight in program.weights if weight.trained)
-        return self._moved_us(held * self._workload.accumulate_bytes) if held else 0.0
+        return self.moved_us(held * self._workload.accumulate_bytes) if held else 0.0
 
-    def _moved_us(self, count_bytes: float) -> float:
+    def moved_us(self, count_bytes: float) -> float:
+        """Time to read and write so many bytes of the device's memory."""
         return self._workload.scales.memory * self._ops.moved_us(count_bytes)
 
-    def _copied_us(self, count_bytes: float) -> float:
+    def copied_us(self, count_bytes: float) -> float:
         """Time to copy bytes between the device's memory and the host's.
 
         Raises
@@ -447,7 +440,7 @@ class Pricer:
         if isinstance(step, BlockCollective):
             copies = step.copies if self._workload.runtime.tokens_once_a_host else 0
             size_bytes = step.elements * self._element_bytes(step)
-            return step.repeats * self._exchanged_us(step.type, size_bytes, step.axis, copies)
+            return step.repeats * self.exchanged_us(step.type, size_bytes, step.axis, copies)
         compute = {OpType.MATMUL: self._matmul, OpType.CONVOLUTION: self._matmul, OpType.ATTENTION: self._attention}
         factor = compute.get(step.op.type, self._workload.scales.memory)
         if backward:
@@ -467,19 +460,20 @@ class Pricer:
         whole = not workload.frozen_bytes or workload.frozen_bytes == workload.product_bytes
         if whole or not op.fixed or op.type is not OpType.MATMUL or "vocab" in op.dims:
             return 0.0
-        return self._moved_us(elements(op.weight, step.sizes) * (workload.frozen_bytes + workload.element_bytes))
+        return self.moved_us(elements(op.weight, step.sizes) * (workload.frozen_bytes + workload.element_bytes))
 
     def _ring_us(self, op_us: float, beside: Sequence[BlockCollective]) -> float:
         """Time of an op in as many parts as a ring has ranks. The input of the next part is transferred during each part."""
         element_bytes = self._workload.element_bytes
-        sends = [(self._exchanged_us(each.type, each.elements * element_bytes, each.axis), each.repeats) for each in beside]
+        sends = [(self.exchanged_us(each.type, each.elements * element_bytes, each.axis), each.repeats) for each in beside]
         parts = self.groups.placements[beside[0].axis].ranks
         hops = (sum(send_us for send_us, repeats in sends if hop < repeats) for hop in range(parts))
         return sum(
             self._beside(op_us / parts, hop_us) if hop < parts - 1 else op_us / parts + hop_us for hop, hop_us in enumerate(hops)
         )
 
-    def _exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str, copies: int = 0) -> float:
+    def exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str, copies: int = 0) -> float:
+        """Time of a collective over the ranks of an axis of the strategy."""
         scales = self._workload.scales
         factor = scales.between if self.groups.placements[axis].nodes > 1 else scales.inside
         return factor * self.groups.us(kind, size_bytes, axis, copies)
@@ -491,20 +485,18 @@ class Pricer:
         strategy = self._workload.strategy
         for collective in parameter_collectives(program, strategy, fixed_share=share):
             if collective.gradient:
-                reduce_us += self._exchanged_us(
+                reduce_us += self.exchanged_us(
                     collective.type, collective.elements * self._workload.gradient_bytes, collective.axis
                 )
             else:
-                gather_us += self._exchanged_us(
-                    collective.type, collective.elements * self._workload.element_bytes, collective.axis
-                )
+                gather_us += self.exchanged_us(collective.type, collective.elements * self._workload.element_bytes, collective.axis)
         if strategy.offload_optimizer and self._workload.runtime.host_parameters and self._sharded:
-            held, trained = self._shard_elements(program, share), self._shard_elements(program, 0.0)
-            gather_us += self._copied_us(held * self._workload.element_bytes)
-            reduce_us += self._copied_us(trained * self._workload.gradient_bytes)
+            held, trained = self.shard_elements(program, share), self.shard_elements(program, 0.0)
+            gather_us += self.copied_us(held * self._workload.element_bytes)
+            reduce_us += self.copied_us(trained * self._workload.gradient_bytes)
         return gather_us, reduce_us
 
-    def _shard_elements(self, program: BlockProgram, fixed_share: float) -> float:
+    def shard_elements(self, program: BlockProgram, fixed_share: float) -> float:
         """Parameters of which a rank has the optimizer's part; those that are not trained count a share."""
         strategy, total = self._workload.strategy, 0.0
         for weight in program.weights:
@@ -539,77 +531,5 @@ class Pricer:
         ]
         buckets = gradient_buckets(backward, runtime.bucket_bytes, runtime.first_bucket_bytes)
         check_us = self._check_us("replicas")
-        sums = [
-            sum(check_us + self._exchanged_us(CollectiveKind.ALL_REDUCE, size, "replicas") for size in full) for full in buckets
-        ]
+        sums = [sum(check_us + self.exchanged_us(CollectiveKind.ALL_REDUCE, size, "replicas") for size in full) for full in buckets]
         return tuple(replace(layer, reduce_us=sum_us) for layer, sum_us in zip(layers, reversed(sums), strict=True))
-
-    def shared_us(self) -> float:
-        """At the end of a step, the sum of gradients of which tensor parallel ranks have parts, on the rank that has most."""
-        if not self._workload.strategy.sequence_parallel:
-            return 0.0
-        ranks = ranks_of(self._workload, self._known)
-        distinct = {block.name: block for blocks in ranks for block in blocks}
-        shared = {name: shared_elements(self.program(block)) for name, block in distinct.items()}
-        most = max(sum(shared[block.name] for block in blocks) for blocks in ranks)
-        if not most:
-            return 0.0
-        return self._exchanged_us(CollectiveKind.ALL_REDUCE, most * self._workload.gradient_bytes, "tp")
-
-    def tied_us(self) -> float:
-        """At the end of a step, the sum of the gradients of both copies of an embedding."""
-        if not copies_embedding(self._workload) or self._workload.frozen:
-            return 0.0
-        embedding = self.program(stages_of(self._workload, self._known)[0][0])
-        elements = next(weight.tensors[0] for weight in embedding.weights if weight.op == "tokens")
-        return self._exchanged_us(CollectiveKind.ALL_REDUCE, elements * self._workload.gradient_bytes, "first and last stage")
-
-    def copies_us(self) -> float:
-        """At the end of a step, the sum of the gradients of both copies of a stage, on the rank that has most (DualPipe)."""
-        if self._workload.strategy.copies == 1:
-            return 0.0
-        most = max(
-            sum(self._shard_elements(self.program(block), 0.0) for block in blocks)
-            for blocks in ranks_of(self._workload, self._known)
-        )
-        return self._exchanged_us(CollectiveKind.ALL_REDUCE, most * self._workload.gradient_bytes, "first and last stage")
-
-    def norm_us(self) -> float:
-        """Before the update, the sum over all ranks of the squares of gradients: one number."""
-        if not self._workload.runtime.clip_gradients:
-            return 0.0
-        return self._exchanged_us(CollectiveKind.ALL_REDUCE, 4.0, "world")
-
-    def update_us(self, blocks: tuple[Block, ...]) -> float:
-        """The optimizer's work for some blocks on one rank."""
-        held_bytes: dict[str, tuple[float, int]] = {}
-        held_elements: dict[str, float] = {}
-        for block in {block.name: block for block in blocks}.values():  # equal blocks hold as much
-            weights = [weight for weight in self.program(block).weights if weight.trained]
-            held = self._shard_elements(self.program(block), 0.0)
-            held_bytes[block.name] = held * ADAM_PASSES_BYTES, len(weights)
-            held_elements[block.name] = held
-        if self._workload.times is not None and self._workload.times.times.updates:
-            fixed_us, each_us = self._workload.times.update
-            return self._workload.scales.compute * (fixed_us + each_us * sum(held_elements[block.name] for block in blocks))
-        if self._workload.strategy.offload_optimizer:
-            return self._host_update_us(sum(held_elements[block.name] for block in blocks))
-        moved_us = self._moved_us(sum(held_bytes[block.name][0] for block in blocks))
-        tensors = sum(held_bytes[block.name][1] for block in blocks)
-        host_us = self._workload.scales.host * tensors * self._workload.runtime.host.parameter_us
-        return max(moved_us, host_us)
-
-    def _host_update_us(self, count: float) -> float:
-        """Time of the update of some parameters on the host, whose devices share its memory's rate.
-
-        What does not live there is copied before and behind it, gradients as they are summed and parameters in 16 bits.
-        """
-        workload = self._workload
-        host = workload.cluster.groups[0].host
-        if host.memory_bytes_per_s is None:
-            raise InputError(NO_HOST_RATE)
-        ranks = min(host.devices, workload.strategy.devices)
-        update_us = ranks * count * ADAM_PASSES_BYTES / (host.memory_bytes_per_s * HOST_ADAM_SHARE) * 1e6
-        if workload.runtime.host_parameters and self._sharded:
-            return update_us
-        return update_us + self._copied_us(count * (workload.gradient_bytes + workload.element_bytes))

@@ -22,22 +22,23 @@ import msgspec
 
 from dpro_search._regular_files import read_regular
 from dpro_search._toml import TomlFile
-from dpro_search.cluster import Cluster, Device, bundled, parse_cluster
+from dpro_search.cluster import Cluster, Device, parse_cluster
 from dpro_search.cluster.link import BETWEEN, INSIDE
 from dpro_search.cluster.names import file_beside
-from dpro_search.cluster.this_machine import core_of_this_machine
 from dpro_search.collect.capture import read_graph
 from dpro_search.collect.tables.parallel_times import ParallelTimes
 from dpro_search.errors import InputError
 from dpro_search.kinds._kind import Description
 from dpro_search.parallel.captured import captured_model
 from dpro_search.parallel.costs.block_times import BlockTimes
-from dpro_search.parallel.costs.pricer import NO_HOST_LINK, NO_HOST_RATE
+from dpro_search.parallel.costs.pricer import NO_HOST_LINK
 from dpro_search.parallel.costs.recorded import RecordedTimes
+from dpro_search.parallel.costs.step_end import NO_HOST_RATE
+from dpro_search.parallel.file.job_devices import CPU_FRAMEWORK, other_device, with_known_devices
 from dpro_search.parallel.file.keys import JobToml, ModelTable, Precision, converted, fail_at_setting, unknown_text
 from dpro_search.parallel.file.usual_strategy import usual_strategy
 from dpro_search.parallel.frameworks import FRAMEWORKS, ON_WHEELS, as_compiled, as_of_version, with_attention, with_cuda, with_loss
-from dpro_search.parallel.gpu_ops import OpCosts, achieved_by, capped_clock
+from dpro_search.parallel.gpu_ops import achieved_by, capped_clock
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.model import (
     TARGETS,
@@ -68,8 +69,6 @@ CAPTURED = {
 """Keys that say what a captured model says itself."""
 _USUAL_RANK = 16  # of adapters, to say what a blank leaves out
 _LONGEST_US = 1e12
-CPU_FRAMEWORK = "pytorch-gloo"
-_USUAL_BYTES_PER_S = 1e10  # that a core moves, before it is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,56 +311,6 @@ def _times(file: TomlFile, job_file: JobToml, files: dict[str, Path]) -> Paralle
         file.fail("times", f"{job_file.times} was recorded in {times.precision}, and the job runs in {job_file.precision}")
     files["times"] = path
     return times
-
-
-def other_device(device: Device, recorded_device: str) -> str | None:
-    """A warning where a GPU, as its driver calls it, is not the device of a job; None: it is."""
-    return (
-        None
-        if bundled.is_called(device, recorded_device)
-        else f"times are those of {recorded_device}, and the job's cluster has {device.name}"
-    )
-
-
-def with_known_devices(cluster: Cluster, precision: str, framework: str, times: ParallelTimes | None = None) -> Cluster:
-    """The cluster with everything about its devices that predictions need.
-
-    Raises
-    ------
-    InputError
-        Hosts have devices of several kinds, the devices are TPUs, or nobody says how fast the device is.
-    """
-    refuse_tpus(cluster)
-    kinds = {group.host.device.name for group in cluster.groups}
-    if len(kinds) > 1:
-        raise InputError(f"devices of one kind are needed, not {' and '.join(sorted(kinds))}")
-    if framework == CPU_FRAMEWORK:
-        cluster = _with_peaks(cluster, times)
-    OpCosts(cluster.groups[0].host.device, precision)
-    return cluster
-
-
-def refuse_tpus(cluster: Cluster) -> None:
-    """Raises `InputError` for a cluster of TPUs, on which prices of kernels and of NCCL's collectives do not hold."""
-    if cluster.has_tpus:
-        raise InputError(f"{cluster.name} has TPUs: described jobs have no cost model for TPUs yet")
-
-
-def _with_peaks(cluster: Cluster, times: ParallelTimes | None) -> Cluster:
-    """The cluster with what the recording, or else Linux, says of a core without a data sheet: by it other shapes are scaled."""
-    (group, *others) = cluster.groups
-    device = group.host.device
-    if others or device.kind != "cpu" or device.memory_bytes_per_s is not None:
-        return cluster
-    if times is not None and times.memory_bytes_per_s:
-        peak = msgspec.structs.replace(device.peak, fp32=times.flops_per_s, bf16=times.flops_per_s)
-        device = msgspec.structs.replace(device, peak=peak, memory_bytes_per_s=times.memory_bytes_per_s, cores=1)
-    else:
-        core = core_of_this_machine(_USUAL_BYTES_PER_S)
-        peak = msgspec.structs.replace(core.peak, bf16=core.peak.fp32)
-        device = msgspec.structs.replace(device, peak=peak, memory_bytes_per_s=core.memory_bytes_per_s, cores=1)
-    host = msgspec.structs.replace(group.host, device=device)
-    return msgspec.structs.replace(cluster, groups=(msgspec.structs.replace(group, host=host),))
 
 
 def model_of(name: str, folder: Path = Path()) -> tuple[Model, Path | None]:

@@ -8,7 +8,8 @@ import msgspec
 
 from dpro_search.cluster import Cluster
 from dpro_search.errors import InputError
-from dpro_search.parallel.file.description import MOST, ParallelDescription, global_batch_of, options_on, refuse_tpus
+from dpro_search.parallel.file.description import MOST, ParallelDescription, global_batch_of, options_on
+from dpro_search.parallel.file.job_devices import refuse_tpus
 from dpro_search.parallel.file.keys import PRECISIONS
 from dpro_search.parallel.file.usual_strategy import usual_strategy
 from dpro_search.parallel.gpu_ops import OpCosts

@@ -10,7 +10,8 @@ from typing import get_args
 from dpro_search.cluster import Device, parse_cluster
 from dpro_search.errors import InputError
 from dpro_search.kinds._kind import Wanted
-from dpro_search.parallel.file.description import CPU_FRAMEWORK, model_of, with_known_devices
+from dpro_search.parallel.file.description import model_of
+from dpro_search.parallel.file.job_devices import CPU_FRAMEWORK, with_known_devices
 from dpro_search.parallel.file.keys import PRECISIONS
 from dpro_search.parallel.file.usual_strategy import needed_bytes, usual_strategy
 from dpro_search.parallel.frameworks import FRAMEWORKS, Attention, attention_of

@@ -10,6 +10,7 @@ from dpro_search.parallel.costs.domain import Domain, domain_of
 from dpro_search.parallel.costs.pricer import OpTime, Pricer, passes_key
 from dpro_search.parallel.costs.recorded import RankWork
 from dpro_search.parallel.costs.scales import Scales
+from dpro_search.parallel.costs.step_end import StepEnd
 from dpro_search.parallel.legality import check_strategy
 from dpro_search.parallel.memory.peak import PeakMemory, fits, mean_state_bytes, peak_memory
 from dpro_search.parallel.model import Block
@@ -180,19 +181,21 @@ def step_us(workload: Workload) -> float:
 
 def step_costs(workload: Workload, known: SharedResults | None = None) -> StepCosts:
     """Costs of the parts of a step."""
+    known = known or SharedResults()
     strategy, pricer = workload.strategy, Pricer(workload, known)
+    end = StepEnd(workload, known, pricer)
     stages = stages_of(workload, known)
     stream = strategy.micro_batch * workload.sequence * workload.model.hidden / strategy.cp
     sent_bytes = stream * workload.element_bytes / (strategy.tp if strategy.sequence_parallel else 1)
     return StepCosts(
         stages=tuple(pricer.stage(stage) for stage in stages),
         send_us=workload.scales.between * pricer.groups.send_us(sent_bytes),
-        update_us=tuple(pricer.update_us(blocks) for blocks in ranks_of(workload, known)),
-        tied_us=pricer.tied_us(),
+        update_us=tuple(end.update_us(blocks) for blocks in ranks_of(workload, known)),
+        tied_us=end.tied_us(),
         copies=strategy.copies,
-        copies_us=pricer.copies_us(),
-        shared_us=pricer.shared_us(),
-        norm_us=pricer.norm_us(),
+        copies_us=end.copies_us(),
+        shared_us=end.shared_us(),
+        norm_us=end.norm_us(),
         gathers_every_pass=strategy.zero_stage == 3 and (strategy.reshard or not workload.reduces_once),
         regather=strategy.reshard,
         reduces_every_pass=strategy.zero_stage >= 2 and not workload.reduces_once,

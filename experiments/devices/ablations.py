@@ -9,7 +9,6 @@ import numpy.typing as npt
 from scipy.special import inv_boxcox
 from scipy.stats import boxcox
 
-from dpro_search.costmodel.devices.model import Forests
 from experiments.devices.data import Target
 from experiments.devices.fit import Measured, boosted_trees, fit_families, tree_weights
 from experiments.devices.protocol import Judged, LeftOut, fitted, similarity_of
@@ -30,16 +29,15 @@ def of_other_targets(targets: Sequence[Target], seed: int, group: Callable[[Targ
         middle, scale = float(np.mean(made)), float(np.std(made)) / float(np.std(logs))
         features = np.concatenate([part.features for part in parts])
         trees = boosted_trees(features, (made - middle) / scale, tree_weights(parts), seed=seed)
-        forests = Forests(training=trees, every=trees)
         for target in targets:
             if group(target) == name:
                 part = target.measured
-                predicted = forests.log_ratio(part.features) * scale + middle
+                predicted = trees.log_ratio(part.features) * scale + middle
                 log = predicted if kind == "log" else np.log(np.maximum(inv_boxcox(predicted, power), 1e-3))
                 log = np.where(np.isfinite(log), log, logs.max())
                 ratio = np.asarray(log - np.log(part.base_us))
                 found[target.name] = LeftOut(
-                    target=target, group=name, ratio=ratio, of_base=ratio, forests=forests, families=no_families
+                    target=target, group=name, ratio=ratio, of_base=ratio, trees=trees, families=no_families
                 )
     return [found[target.name] for target in targets]
 

@@ -55,6 +55,7 @@ class _TableKind(NamedTuple):
     sizes: tuple[str, ...]  # Columns that tell shapes apart.
     dtype: str = ""  # Column of the operands' type; empty: bf16.
     dtypes: tuple[str, ...] = ("bfloat16",)  # Types that are used.
+    drawn_by: int | None = None  # Number of the first sizes that decide whether a row is used; None: all.
 
 
 def read(folder: Path | None, skipped: list[str]) -> list[Table]:
@@ -98,7 +99,7 @@ def _of_table(file: Path, name: str, kind: _TableKind, device: Device) -> Iterat
         if peak_flops_per_s(device, precision) is None:
             continue
         keep = _usable(columns) & (columns[kind.dtype] == dtype if kind.dtype else True)
-        keep &= _spread([columns[size].astype(np.int64) for size in kind.sizes]) % ONE_IN[name] == 0
+        keep &= _spread([columns[size].astype(np.int64) for size in kind.sizes[: kind.drawn_by]]) % ONE_IN[name] == 0
         if keep.any():
             chosen = {column: values[keep] for column, values in columns.items()}
             us = chosen["latency"].astype(float) * 1e3
@@ -180,8 +181,11 @@ def _latent_products(size: Mapping[str, Any], precision: str, _: bool) -> Ops:
 
 
 def _quantize(size: Mapping[str, Any], precision: str, _: bool) -> Ops:
+    """From 16 bits to those of `precision`."""
     op, rows, length = STREAMED["quantize"], size["m"], size["k"]
-    return streamed(op.kind, rows, length, moved=op.tensors * 2 * rows * length, precision=precision, stack=Stack.SERVING)
+    return streamed(
+        op.kind, rows, length, moved=op.tensors * ELEMENT_BYTES[precision] * rows * length, precision=precision, stack=Stack.SERVING
+    )
 
 
 _HEADS = ("batch_size", "isl", "num_heads", "head_dim")
@@ -192,7 +196,8 @@ _TABLE_KINDS = {
         ("fp8", "fp8_block", "nvfp4"),
     ),
     "context": _TableKind(
-        ENGINE, "attention/*/*/context_attention_perf.parquet", _attention, (*_HEADS, "num_key_value_heads")
+        ENGINE, "attention/*/*/context_attention_perf.parquet", _attention, (*_HEADS, "num_key_value_heads"),
+        drawn_by=len(_HEADS),
     ),
     "encoder": _TableKind(ENGINE, "encoder_attention/*/*/encoder_attention_perf.parquet", _attention, _HEADS),
     "generation": _TableKind(
@@ -204,7 +209,7 @@ _TABLE_KINDS = {
         ("bfloat16", "fp8_block", "nvfp4"),
     ),
     "bmm": _TableKind(ENGINE, "mla_bmm/*/*/mla_bmm_perf.parquet", _latent_products, ("num_tokens", "num_heads"), "bmm_dtype"),
-    "quantize": _TableKind(ENGINE, "quantize/*/*/scale_matrix_perf.parquet", _quantize, ("m", "k")),
+    "quantize": _TableKind(ENGINE, "quantize/*/*/scale_matrix_perf.parquet", _quantize, ("m", "k"), dtypes=("fp8",)),
     "latent": _TableKind("trtllm", "mla/*/*/*_mla_perf.parquet", _latent, ("batch_size", "isl", "num_heads", "step")),
 }  # fmt: skip
 

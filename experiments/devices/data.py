@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.ops import Floats, Ops
+from dpro_search.costmodel.devices.ops import KINDS, Floats, LibraryOpKind, Ops
 from dpro_search.costmodel.devices.profile import UsualShares, probe_places
 from dpro_search.errors import InputError
 from experiments.devices import aiconfigurator, aiter, deepbench, neusight, sailor, vidur
@@ -52,6 +52,26 @@ def tables(folder: Path, skipped: list[str], aiconfigurator_folder: Path | None 
     return joined
 
 
+def of_training(found: Mapping[str, Table]) -> dict[str, Table]:
+    """The ops that training runs, by target: what the fit for them is made of, and judged by.
+
+    They are `Ops.of_training` but for some rows, which made whole steps and moved profiles worse. AITER has the best of hundreds of
+    kernels, not the library's choice. Of aiconfigurator: products of latent attention, of another layout; and attention on A100,
+    whose table is of an older engine than all others and does not say whether a window was used.
+    """
+    kept = {}
+    for name, one in found.items():
+        source, device = name.split(" ", 1)
+        ops = one.ops
+        chosen = ops.of_training & (source != "aiter")
+        if source == "aiconfigurator":
+            chosen &= (ops.kind != KINDS.index(LibraryOpKind.GEMM)) | (ops.batch == 1) & (ops.transposes > 0)
+            chosen &= (ops.kind != KINDS.index(LibraryOpKind.ATTENTION)) | (not device.startswith("a100"))
+        if chosen.any():
+            kept[name] = one[chosen]
+    return kept
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A device under one way to run and time ops: what a fit takes of it, and what is judged."""
@@ -79,8 +99,12 @@ def targets(
     *,
     probed: bool = True,
     described: Mapping[str, Device] = MappingProxyType({}),
+    others: bool = False,
 ) -> list[Target]:
-    """All that have specs, bundled or `described` ones, and enough ops. Probes are chosen from all ops of a target."""
+    """All that have specs, bundled or `described` ones, and enough ops. Probes are chosen from all ops of a target.
+
+    `others`: only ops that are not of training are judged; targets that have few of them are for the fit alone.
+    """
     result = []
     for name, one in sorted(found.items()):
         try:
@@ -88,17 +112,19 @@ def targets(
             if len(one) < FEWEST:
                 skipped.append(f"{name}: {len(one)} ops are too few to judge")
                 continue
-            result.append(_target(name, one, device, seed, probed))
+            result.append(_target(name, one, device, seed, probed, others))
         except InputError as error:
             skipped.append(f"{name}: {error}")
     return result
 
 
-def _target(name: str, one: Table, device: Device, seed: int, probed: bool) -> Target:
+def _target(name: str, one: Table, device: Device, seed: int, probed: bool, others: bool) -> Target:
     number = drawn(one.ops, seed)
     fit = _thinned(one, number)
     judge = np.zeros(len(one), dtype=bool)
-    judge[np.argsort(drawn(one.ops, seed + 1000), kind="stable")[:MOST_JUDGED]] = True
+    judged = np.flatnonzero(~one.ops.of_training) if others else np.arange(len(one))
+    if len(judged) >= FEWEST:
+        judge[judged[np.argsort(drawn(one.ops, seed + 1000)[judged], kind="stable")[:MOST_JUDGED]]] = True
     probes = np.zeros(len(one), dtype=bool)
     probes[probe_places(one.ops, device)] = True
     kept = fit | judge | probes

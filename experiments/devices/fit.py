@@ -21,22 +21,20 @@ from dpro_search.costmodel.devices.correction import (
     PARTS,
     OpPoints,
     Similarity,
-    family_products,
     shared_leaves,
 )
 from dpro_search.costmodel.devices.families import FamilyTrees
-from dpro_search.costmodel.devices.features import DEVICE_FEATURES, FEATURES, OP_FEATURES, base_us, features, of_training
+from dpro_search.costmodel.devices.features import DEVICE_FEATURES, FEATURES, OP_FEATURES, base_us, features
 from dpro_search.costmodel.devices.model import (
     CHECKED_PLACES,
     COVERAGE,
     ELEMENT_PLACE,
     KIND_PLACES,
-    Forests,
     LatencyModel,
     OpDomain,
     Trees,
 )
-from dpro_search.costmodel.devices.model_file import FAMILIES, FORESTS, LatencyInfo
+from dpro_search.costmodel.devices.model_file import FITS, TREES, LatencyInfo
 from dpro_search.costmodel.devices.ops import KINDS, Floats, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile, UsualShares, probe_places, probes_of
 from dpro_search.costmodel.forest import Forest
@@ -70,6 +68,7 @@ _DEVIATIONS = len(PARTS)
 START = np.log([0.15, 0.05, 0.1, 0.15, 0.15, 0.08, 0.1, 0.2, 1.0, *(4.0 for _ in COORDINATES)])
 """Start of the search for a similarity: deviations of the parts of an error, roughness, lengths."""
 _LOW, _HIGH = np.log(1e-2), np.log(100.0)
+_ROUNDING = 1e-9  # Of a variance, added to the noise.
 _PRIOR = 0.05  # Weight of a length's start: decides only where errors leave a length open.
 
 
@@ -140,28 +139,22 @@ class Measured:
         )
 
 
-def fit_trees(parts: Sequence[Measured], seed: int) -> Forests:
+def fit_trees(parts: Sequence[Measured], seed: int) -> Trees:
     """Trees fitted to devices, each with the same weight, and in each kinds of ops alike."""
-    of_training_only = [part for part in (whole[of_training(whole.features)] for whole in parts) if len(part)]
-    every = _fitted(parts, seed)
-    return Forests(training=_fitted(of_training_only, seed) if of_training_only else every, every=every)
-
-
-def _fitted(parts: Sequence[Measured], seed: int) -> Trees:
     ratio = np.concatenate([part.ratio for part in parts])
     return boosted_trees(np.concatenate([part.features for part in parts]), ratio, tree_weights(parts), seed=seed)
 
 
-def forests_of(forests: Forests) -> tuple[Forest, Forest, Forest, Forest]:
-    """All of them in the order of `FORESTS`."""
-    return forests.training.base, forests.training.shapes, forests.every.base, forests.every.shapes
-
-
 def boosted_trees(features: Singles, ratio: Floats, weight: Floats, *, seed: int, threads: int = 1) -> Trees:
-    """Trees fitted to log(latency / base), [n], and to its error by the shapes of ops alone."""
-    base = _boosted(features, ratio, weight, EVERYTHING, BASE, seed, threads)
+    """Trees fitted to log(latency / base), [n], and to its error by the shapes of ops alone.
+
+    Kinds that none of the ops is of are no features: each tree draws from the others.
+    """
+    unknown = {place for place in KIND_PLACES if not (features[:, place] > 0).any()}
+    everything, of_ops = (tuple(place for place in places if place not in unknown) for places in (EVERYTHING, OF_OPS))
+    base = _boosted(features, ratio, weight, everything, BASE, seed, threads)
     left = ratio - base.predict(features)
-    return Trees(base=base, shapes=_boosted(features, left, weight, OF_OPS, SHAPES, seed + 1, threads))
+    return Trees(base=base, shapes=_boosted(features, left, weight, of_ops, SHAPES, seed + 1, threads))
 
 
 def fit_families(parts: Mapping[str, Sequence[Measured]], seed: int) -> tuple[FamilyTrees, tuple[str, ...]]:
@@ -271,12 +264,15 @@ class Group:
     @staticmethod
     def of(points: OpPoints, spread: Floats) -> Group:
         at = points.at / spread
+        # In single precision both may have negative eigenvalues.
+        families = points.families.astype(float)
+        trees = float(max(points.leaves.shape[1], 1))
         return Group(
             ((at[:, None, :] - at[None, :, :]) ** 2).transpose(2, 0, 1),
             (points.kind[:, None] == points.kind[None, :]).astype(float),
             (points.category[:, None] == points.category[None, :]).astype(float),
-            shared_leaves(points, points).astype(float),
-            family_products(points, points).astype(float),
+            np.round(shared_leaves(points, points).astype(float) * trees) / trees,
+            families @ families.T,
         )
 
     def negative_log_likelihood(self, logs: Floats, errors: Floats) -> tuple[float, Floats]:
@@ -290,7 +286,7 @@ class Group:
         nearer = narrow**2 * np.exp(-roughness * distance) * self.same
         covariance = device**2 + kind**2 * self.same_kind + category**2 * self.same + near + nearer
         covariance = covariance + leaves**2 * self.leaves + families**2 * self.families
-        covariance[np.diag_indices_from(covariance)] += noise**2
+        covariance[np.diag_indices_from(covariance)] += noise**2 + _ROUNDING * covariance.diagonal().mean()
         factor = cho_factor(covariance, lower=True)
         weights = cho_solve(factor, errors)
         value = float(0.5 * errors @ weights + np.log(np.diag(factor[0])).sum())
@@ -325,17 +321,20 @@ def fit_domain(parts: Sequence[Singles]) -> OpDomain:
 
 def save(model: LatencyModel, info: LatencyInfo, path: Path) -> None:
     """Write a fitted model."""
-    arrays: dict[str, np.ndarray] = {
-        "info": np.frombuffer(msgspec.json.encode(info), dtype=np.uint8),
-        "deviations": model.similarity.deviations,
-        "lengths": model.similarity.lengths,
-        "domain_low": model.domain.low.astype(np.float32),
-        "domain_high": model.domain.high.astype(np.float32),
-        "element_bytes": model.domain.element_bytes,
-    }
-    arrays |= {f"{FAMILIES}_base": model.families.bases, f"{FAMILIES}_known": model.families.known}
-    for name, forest in zip((*FORESTS, FAMILIES), (*forests_of(model.forests), model.families.forest), strict=True):
-        arrays |= forest.arrays(name)
+    arrays: dict[str, np.ndarray] = {"info": np.frombuffer(msgspec.json.encode(info), dtype=np.uint8)}
+    for name, fit in zip(FITS, (model.training, model.every), strict=True):
+        own = {
+            "deviations": fit.similarity.deviations,
+            "lengths": fit.similarity.lengths,
+            "domain_low": fit.domain.low.astype(np.float32),
+            "domain_high": fit.domain.high.astype(np.float32),
+            "element_bytes": fit.domain.element_bytes,
+            "families_base": fit.families.bases,
+            "families_known": fit.families.known,
+        }
+        for part, forest in (*zip(TREES, (fit.trees.base, fit.trees.shapes), strict=True), ("families", fit.families.forest)):
+            own |= forest.arrays(part)
+        arrays |= {f"{name}_{key}": array for key, array in own.items()}
     data = io.BytesIO()
     np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
     path.write_bytes(data.getvalue())

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
 from dpro_search.costmodel.devices.features import parts_us
+from dpro_search.costmodel.devices.model import OpsFit
 from dpro_search.costmodel.devices.model_file import default_model
 from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, STACKS, Floats, LibraryOpKind, Ops, Stack, attention, gemm
 from dpro_search.costmodel.devices.profile import DeviceProfile, peak_flops_per_s
@@ -31,10 +32,16 @@ from experiments.devices.models import predicted_us
 from experiments.devices.protocol import LeftOut
 
 _ALIKE = "square or sequence that takes as long"
+
+
+def _half_width(fit: OpsFit) -> float:
+    return fit.widths.deviations[0] * float(np.sqrt(fit.similarity.variance))
+
+
 _WIDTHS: Mapping[str, Callable[[], float]] = {
     _ALIKE: lambda: float(np.log(UNKNOWN_SIZES)),
-    "predicted ratio, specs only": lambda: default_model().widths.specs,
-    "predicted ratio, probes": lambda: default_model().widths.deviations[0] * float(np.sqrt(default_model().similarity.variance)),
+    "predicted ratio, specs only": lambda: default_model().training.widths.specs,
+    "predicted ratio, probes": lambda: _half_width(default_model().training),
 }
 """Half widths of the intervals of what-ifs: those of predictions."""
 FEWEST, MOST = 50, 400  # ops that two devices of a source have both
@@ -73,8 +80,8 @@ def _moved_us(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftO
     least = np.minimum(us, LEAST_US)
     bare = [DeviceProfile(device=part.profile.device) for part in (before, after)]
     probed = [_longest(ops, part.profile) for part in (before, after)]
-    specs = [predicted_us(to.forests, profile, ops) for profile in bare]
-    probes = [predicted_us(to.forests, part.profile, ops) for part in (before, after)]
+    specs = [predicted_us(to.trees, profile, ops) for profile in bare]
+    probes = [predicted_us(to.trees, part.profile, ops) for part in (before, after)]
     return {
         "roofline ratio": least + (us - least) * _peaks(before, after, ops),
         "ratio of probed rates": least + (us - least) * probed[1] / probed[0],
@@ -106,7 +113,7 @@ def _alike(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftOut)
         for precision, stack in np.unique(np.stack((ops.precision, ops.stack))[:, of_kind], axis=1).T.astype(int).tolist():
             mine = of_kind & (ops.precision == precision) & (ops.stack == stack)
             series = _series(kind, PRECISIONS[precision], STACKS[stack])
-            before_us, after_us = (predicted_us(to.forests, part.profile, series) for part in (before, after))
+            before_us, after_us = (predicted_us(to.trees, part.profile, series) for part in (before, after))
             at = np.log(np.maximum.accumulate(before_us))
             found[mine] = np.exp(np.interp(np.log(us[mine]), at, np.log(after_us / before_us)))
     return found

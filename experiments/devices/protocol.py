@@ -17,8 +17,8 @@ import numpy.typing as npt
 from dpro_search.costmodel.devices.choice import nearest_to_centres
 from dpro_search.costmodel.devices.correction import OpPoints, Similarity
 from dpro_search.costmodel.devices.families import FamilyTrees
-from dpro_search.costmodel.devices.features import base_us, features, of_training
-from dpro_search.costmodel.devices.model import BUDGETS, Forests, points_of
+from dpro_search.costmodel.devices.features import base_us, features
+from dpro_search.costmodel.devices.model import BUDGETS, Trees, points_of
 from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile
 from experiments.devices.data import USUAL, Target
@@ -33,7 +33,7 @@ class LeftOut:
     group: str  # That was left out together.
     ratio: Floats  # Predicted log(latency / base), [n].
     of_base: Floats  # Likewise, of the trees alone that see all features, [n].
-    forests: Forests
+    trees: Trees
     families: FamilyTrees  # Of families of other groups.
 
     @property
@@ -48,7 +48,7 @@ class LeftOut:
 
     def points_of(self, ops: Ops, features: Singles) -> OpPoints:
         """Ops on the target as a correction sees them."""
-        return points_of(ops, features, self.forests, self.families)
+        return points_of(ops, features, self.trees, self.families)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,17 +78,18 @@ def by_device(target: Target) -> str:
 
 
 def left_out(targets: Sequence[Target], seed: int, group: Callable[[Target], str]) -> list[LeftOut]:
-    """Predictions for all targets, each by a fit without its group."""
+    """Predictions for all targets of which ops are judged, each by a fit without its group."""
     predictions: dict[str, LeftOut] = {}
     families, names = fit_families(by_family_and_source(targets), seed)
-    for name in sorted({group(target) for target in targets}):
-        forests = fit_trees([fitted(target) for target in targets if group(target) != name], seed)
+    judged_targets = [target for target in targets if target.judge.any()]
+    for name in sorted({group(target) for target in judged_targets}):
+        trees = fit_trees([fitted(target) for target in targets if group(target) != name], seed)
         touched = {family_and_source(target) for target in targets if group(target) == name}
         others = families.chosen(np.array([one not in touched for one in names], dtype=bool))
-        for target in targets:
+        for target in judged_targets:
             if group(target) == name:
-                predictions[target.name] = _predicted(target, name, forests, others)
-    return [predictions[target.name] for target in targets]
+                predictions[target.name] = _predicted(target, name, trees, others)
+    return [predictions[target.name] for target in judged_targets]
 
 
 def by_source(target: Target) -> str:
@@ -109,14 +110,14 @@ def by_family_and_source(targets: Sequence[Target]) -> dict[str, list[Measured]]
     return parts
 
 
-def _predicted(target: Target, group: str, forests: Forests, families: FamilyTrees) -> LeftOut:
+def _predicted(target: Target, group: str, trees: Trees, families: FamilyTrees) -> LeftOut:
     seen = target.measured.features
     return LeftOut(
         target=target,
         group=group,
-        ratio=forests.log_ratio(seen),
-        of_base=np.where(of_training(seen), forests.training.base.predict(seen), forests.every.base.predict(seen)),
-        forests=forests,
+        ratio=trees.log_ratio(seen),
+        of_base=trees.base.predict(seen),
+        trees=trees,
         families=families,
     )
 
@@ -148,7 +149,7 @@ def from_data_sheets(found: Sequence[LeftOut]) -> list[Judged]:
     for one in found:
         part = one.target.measured
         bare = DeviceProfile(device=part.profile.device)
-        log = np.log(base_us(part.ops, bare, USUAL)) + one.forests.log_ratio(features(part.ops, bare, USUAL))
+        log = np.log(base_us(part.ops, bare, USUAL)) + one.trees.log_ratio(features(part.ops, bare, USUAL))
         error = (log - np.log(part.us))[one.target.judge]
         result.append(Judged(target=one.target.name, group=one.group, budget=0, log_error=error, deviation=np.ones(len(error))))
     return result

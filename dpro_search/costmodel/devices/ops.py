@@ -26,6 +26,11 @@ ELEMENT_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0
 LEAST_OUTPUT_BYTES = 2.0
 """Size of an element that products of 8 and 4 bits write: engines keep activations in 16 bits between products."""
 
+_BYTES = np.array([ELEMENT_BYTES[precision] for precision in PRECISIONS])
+
+LATENT = 2.0
+"""Number of latent attention where other attention has whether it is causal."""
+
 
 class LibraryOpKind(StrEnum):
     """Kind of computation of an op."""
@@ -33,13 +38,13 @@ class LibraryOpKind(StrEnum):
     GEMM = "gemm"  # one product, or a batch of them
     CONVOLUTION = "convolution"
     ATTENTION = "attention"  # fused: scores are never stored
-    EXPERTS = "experts"  # products of a mixture of experts: a group of rows for each expert
     SOFTMAX = "softmax"
     NORM = "norm"
     ELEMENTWISE = "elementwise"  # also dropout and sums with a residual
     EMBEDDING = "embedding"
     LOSS = "loss"  # with the product that makes the logits
     OPTIMIZER = "optimizer"
+    EXPERTS = "experts"  # products of a mixture of experts: a group of rows for each expert
 
 
 class Stack(StrEnum):
@@ -82,7 +87,7 @@ class Ops:
     window : array [n]
         Length of a convolution's filter along one side; 0 of other ops. Negative: with stride.
     transposes : array [n]
-        Of a product: 0 neither operand, 1 the right one, 2 the left one, 3 both.
+        Of a product: 0 neither operand, 1 the right one, 2 the left one, 3 both. Of attention: 1 causal, `LATENT`.
     """
 
     kind: Floats
@@ -115,9 +120,19 @@ class Ops:
 
     @property
     def distinction(self) -> Floats:
-        """Number that sets apart ops of a kind that other kernels compute, [n]: of attention decoding, and shared heads of keys."""
-        attention = 1.0 * (self.special > 1) + 2.0 * (self.m == 1)
-        return np.where(self.kind == KINDS.index(LibraryOpKind.ATTENTION), attention, self.special)
+        """Number that sets apart ops of a kind that other kernels compute, [n]; negative of decoding steps and latent attention."""
+        return np.where(self._of_engines, -1.0 - (self.special > 1), self.special)
+
+    @property
+    def of_training(self) -> npt.NDArray[np.bool_]:
+        """Whether training runs such ops, [n]: 16 bits and wider, no experts, no decoding steps, no latent attention."""
+        wide = _BYTES[self.precision.astype(int)] >= LEAST_OUTPUT_BYTES
+        return np.asarray(wide & (self.kind != KINDS.index(LibraryOpKind.EXPERTS)) & ~self._of_engines)
+
+    @property
+    def _of_engines(self) -> npt.NDArray[np.bool_]:
+        attention = self.kind == KINDS.index(LibraryOpKind.ATTENTION)
+        return np.asarray(attention & ((self.m == 1) & (self.n > 1) | (self.transposes == LATENT)))
 
     @property
     def matrix(self) -> Floats:
@@ -282,7 +297,7 @@ def latent_attention(
         flops=2 * batch * heads * pairs * (key_dim + value_dim),
         matrix_bytes=_element_bytes(precision) * batch * (heads * queries * (key_dim + value_dim) + stored),
         special=np.where(decoding, heads, 1.0),
-        transposes=1.0,
+        transposes=LATENT,
     )
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
-from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, LibraryOpKind, Ops
+from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, LEAST_OUTPUT_BYTES, STACKS, Floats, LibraryOpKind, Ops
 from dpro_search.errors import InputError
 
 PROBE_SIZE = 4096
@@ -40,6 +40,7 @@ _PRODUCTS = tuple(
     KINDS.index(kind) for kind in (LibraryOpKind.GEMM, LibraryOpKind.CONVOLUTION, LibraryOpKind.ATTENTION, LibraryOpKind.LOSS)
 )
 _GEMM = KINDS.index(LibraryOpKind.GEMM)
+_ELEMENT_BYTES = np.array([ELEMENT_BYTES[precision] for precision in PRECISIONS])
 _PLAIN = (_GEMM, KINDS.index(LibraryOpKind.ELEMENTWISE))  # One kernel, whose least time is that of a launch.
 
 
@@ -134,8 +135,9 @@ class DeviceProfile:
             if (peak := peak_flops_per_s(device, precision)) is not None
         }
         usual_shares = usual.matrix_by_precision
-        # Precisions that were not probed reach more or less than usual as those do that were.
-        factors = [share / usual_shares[precision] for precision, share in shares.items()]
+        # Precisions that were not probed reach more or less than usual as those do that were, first those of 16 bits and wider.
+        wide = [precision for precision in shares if ELEMENT_BYTES[precision] >= LEAST_OUTPUT_BYTES]
+        factors = [shares[precision] / usual_shares[precision] for precision in wide or shares]
         other = float(np.median(factors)) if factors else 1.0
         share = np.array([shares.get(precision, usual_shares[precision] * other) for precision in PRECISIONS])
         peaks = np.array([peak_flops_per_s(device, precision) or np.nan for precision in PRECISIONS])
@@ -163,51 +165,62 @@ def peak_flops_per_s(device: Device, precision: str) -> float | None:
 
 
 def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
-    """Places of the ops among n to measure as probes, [at most 6]: products, the copy, the smallest ops.
+    """Places of the ops among n to measure as probes, [at most 8]: products, the copy, the smallest op.
 
     Only what the ops are decides. Products, two where there is one precision, are those nearest to `PROBE_SIZE` on each side;
-    the copy is the one nearest to `PROBE_BYTES` of those that memory bounds.
+    the copy is the one nearest to `PROBE_BYTES` of those that memory bounds. Ops that training runs are asked first: of the others
+    only products in 8 and 4 bits are probes beside these, for they have rates of their own.
     """
+    usual, narrow = np.flatnonzero(ops.of_training), np.flatnonzero(_ELEMENT_BYTES[ops.precision.astype(int)] < LEAST_OUTPUT_BYTES)
+    if not len(usual):
+        return _places(ops, device)
+    products = _products(ops[narrow], _commonest(ops[narrow].precision[ops[narrow].flops > 0]), 1)
+    return np.concatenate([usual[_places(ops[usual], device)], narrow[products]])
+
+
+def _places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
     compute, memory = _at_data_sheet(ops, device)
-    places: list[int] = []
     precisions = _commonest(ops.precision[ops.flops > 0])
-    for precision in precisions:
-        of = np.flatnonzero((ops.precision == precision) & np.isin(ops.kind, _PRODUCTS) & (ops.flops > 0))
-        of = of[ops.kind[of] == _GEMM] if (ops.kind[of] == _GEMM).any() else of
-        places += of[np.argsort(_from_usual_product(ops[of]), kind="stable")][
-            : 3 - len(precisions) if len(precisions) < 3 else 1
-        ].tolist()
+    places = _products(ops, precisions, max(MOST_PRECISIONS - len(precisions), 1)).tolist()
     streams = np.flatnonzero((memory > 0) & (compute < 0.3 * memory))
     if len(streams):
         other = ops.kernels[streams] + np.abs(ops.special[streams]) + (ops.flops[streams] > 0) + 2 * ops.backward[streams]
         cost = np.abs(np.log10(ops.moved_bytes[streams] / PROBE_BYTES)) + 0.3 * other
         places.append(int(streams[np.argmin(cost)]))
     size = (compute + memory) * (1 + ops.backward) * ops.kernels
-    plain = [ops.kind == kind for kind in _PLAIN if (ops.kind == kind).any()] or [np.ones(len(ops), bool)]
-    places += [int(np.argmin(np.where(of_kind, size, np.inf))) for of_kind in plain]
+    plain = np.isin(ops.kind, _PLAIN)
+    places.append(int(np.argmin(np.where(plain, size, np.inf) if plain.any() else size)))
     return np.array(list(dict.fromkeys(places)), dtype=np.int64)
+
+
+def _products(ops: Ops, precisions: Floats, count: int) -> npt.NDArray[np.int64]:
+    """Places of the `count` most usual products at each precision."""
+    places: list[int] = []
+    for precision in precisions:
+        of = np.flatnonzero((ops.precision == precision) & np.isin(ops.kind, _PRODUCTS) & (ops.flops > 0))
+        of = of[ops.kind[of] == _GEMM] if (ops.kind[of] == _GEMM).any() else of
+        places += of[np.argsort(_from_usual_product(ops[of]), kind="stable")][:count].tolist()
+    return np.array(places, dtype=np.int64)
 
 
 def probes_of(ops: Ops, us: Floats, device: Device) -> Probes:
     """The rates that measured probes show, [n] each."""
     compute, memory = _at_data_sheet(ops, device)
     bound = compute > 0.5 * memory
-    # The launch: the least that an op takes beside its roofline. Ops whose time is mostly their roofline tell nothing of it.
-    beside_us = us - np.maximum(compute, memory) * 1e6 / USUAL_SHARE
-    launches_us = beside_us[beside_us > us / 2]
-    floor_us = float(launches_us.min()) if len(launches_us) else None
+    smallest = int(np.argmin(np.maximum(compute, memory)))
+    floor_us = float(us[smallest] - np.maximum(compute, memory)[smallest] * 1e6 / USUAL_SHARE)
     matrix: dict[str, float] = {}
     for place in np.flatnonzero(bound):
         precision = PRECISIONS[int(ops.precision[place])]
         rate = float(ops.flops[place] / us[place] * 1e6)
         matrix[precision] = max(rate, matrix.get(precision, 0.0))
     # A copy that takes no longer than launches does says nothing about memory.
-    streams = np.flatnonzero(~bound & (memory * 1e6 > 2 * (floor_us if floor_us is not None else us.min())))
+    streams = np.flatnonzero(~bound & (memory * 1e6 > 2 * max(floor_us, 0.0)))
     rates = ops.moved_bytes[streams] / us[streams] * 1e6
     return Probes(
         matrix_flops_per_s=matrix,
         stream_bytes_per_s=float(rates.max()) if len(streams) else None,
-        floor_us=floor_us,
+        floor_us=floor_us if floor_us > us[smallest] / 2 else None,  # else the smallest op is not small enough to tell
     )
 
 

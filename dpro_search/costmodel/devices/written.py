@@ -58,7 +58,7 @@ STREAMED: Mapping[str, Streamed] = {
     "add_rms_norm": Streamed(LibraryOpKind.NORM, 4, 0, timed=False),  # the sum with a residual is written, too
     "silu_mul": Streamed(LibraryOpKind.ELEMENTWISE, 3, 1, timed=False),
     "rope": Streamed(LibraryOpKind.ELEMENTWISE, 2, 2, timed=False),
-    "quantize": Streamed(LibraryOpKind.ELEMENTWISE, 1.5, 0, timed=False),  # from 16 to 8 bits
+    "quantize": Streamed(LibraryOpKind.ELEMENTWISE, 3, 0, timed=False),  # from 16 to 8 bits: fp8 or int8
 }
 
 # Sizes of an op by name: those that must be given, and those that have a value if they are not.

@@ -91,6 +91,18 @@ def test_a_decoding_step_takes_what_reading_its_cache_takes():
     assert many.matrix_bytes[0] / few.matrix_bytes[0] == pytest.approx(4, rel=0.01)
 
 
+def test_samples_in_eight_bits_change_nothing_of_what_training_runs():
+    profile = DeviceProfile(device=bundled.device("h100-sxm"))
+    model, ops = default_model(), some_ops()
+    narrow = gemm(ops.m, ops.n, ops.k, precision="fp8", stack=Stack.SERVING, transposes=1.0)
+    us = 1.5 * model.on(profile).predict(narrow).us
+    sampled = model.on(profile, narrow[:20], us[:20])
+    assert sampled.predict(ops).us == pytest.approx(model.on(profile).predict(ops).us, rel=1e-12)
+    assert np.median(sampled.predict(narrow[20:]).us / us[20:]) == pytest.approx(1.0, abs=0.15)
+    both = sampled.predict(joined([narrow, ops]))
+    assert both.us == pytest.approx([*sampled.predict(narrow).us, *sampled.predict(ops).us])
+
+
 def test_sizes_beyond_what_was_measured_widen_and_then_refuse():
     rows = [2.0**13, 2.0**23, 2.0**60]
     ops = streamed(LibraryOpKind.SOFTMAX, rows, 4096.0, moved=[row * 4096 * 8 for row in rows], precision="fp32")

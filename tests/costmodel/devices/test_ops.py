@@ -77,3 +77,17 @@ def test_an_op_without_size_is_refused_with_its_place():
 def test_a_filter_larger_than_its_image_is_refused():
     with pytest.raises(InputError, match="larger than its image"):
         convolution(1, 3, 8, 4, 7, precision="fp32")
+
+
+def test_training_runs_neither_decoding_steps_nor_latent_attention_nor_experts_nor_eight_bits():
+    ops = joined(
+        [
+            attention(4, 32, 8, 2048, 2048, 128, causal=True, precision="bf16"),
+            gemm(64, 64, 64, precision="fp32"),
+            attention(4, 32, 8, 1, 2048, 128, causal=True, precision="bf16"),
+            latent_attention(4, 32, 2048, 2048, precision="bf16"),
+            experts(64, 1024, 512, 8, 2, precision="bf16"),
+            gemm(64, 64, 64, precision="fp8"),
+        ]
+    )
+    assert ops.of_training.tolist() == [True, True, False, False, False, False]

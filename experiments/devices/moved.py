@@ -18,7 +18,6 @@ import numpy.typing as npt
 from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
 from dpro_search.costmodel.devices.features import parts_us
-from dpro_search.costmodel.devices.model import OpsFit
 from dpro_search.costmodel.devices.model_file import default_model
 from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, STACKS, Floats, LibraryOpKind, Ops, Stack, attention, gemm
 from dpro_search.costmodel.devices.profile import DeviceProfile, peak_flops_per_s
@@ -32,16 +31,10 @@ from experiments.devices.models import predicted_us
 from experiments.devices.protocol import LeftOut
 
 _ALIKE = "square or sequence that takes as long"
-
-
-def _half_width(fit: OpsFit) -> float:
-    return fit.widths.deviations[0] * float(np.sqrt(fit.similarity.variance))
-
-
 _WIDTHS: Mapping[str, Callable[[], float]] = {
     _ALIKE: lambda: float(np.log(UNKNOWN_SIZES)),
     "predicted ratio, specs only": lambda: default_model().training.widths.specs,
-    "predicted ratio, probes": lambda: _half_width(default_model().training),
+    "predicted ratio, probes": lambda: default_model().training.probed_half_width,
 }
 """Half widths of the intervals of what-ifs: those of predictions."""
 FEWEST, MOST = 50, 400  # ops that two devices of a source have both

@@ -113,6 +113,11 @@ class OpsFit:
         """Points of n ops and their features."""
         return points_of(ops, seen, self.trees, self.families)
 
+    @property
+    def probed_half_width(self) -> float:
+        """Half width of the interval of an op on a device of which rates were probed, and no other op was measured."""
+        return self.widths.deviations[0] * float(np.sqrt(self.similarity.variance))
+
     def residual(self, ops: Ops, seen: Singles, measured_log: Floats) -> Residual[OpPoints] | None:
         """Errors of the trees on measured ops, by log(latency / base), [n]; None: no op was measured."""
         if not len(ops):
@@ -219,9 +224,10 @@ class DeviceLatency:
         return _Predicted(log + shift, deviation * fit.widths.deviations[_regime(len(measured.errors))], beyond)
 
     def _uncorrected(self, fit: OpsFit) -> float:
+        """Half width without measured ops; probes of the device never make it larger than its data sheet alone does."""
         probes = self.profile.probes
         if probes.matrix_flops_per_s or probes.stream_bytes_per_s is not None:
-            return fit.widths.deviations[0] * float(np.sqrt(fit.similarity.variance))
+            return min(fit.probed_half_width, fit.widths.specs)
         return fit.widths.specs
 
 

@@ -50,6 +50,14 @@ def test_intervals_narrow_from_specs_to_probes_to_samples():
     assert specs > probed > sampled
 
 
+def test_probes_make_no_interval_wider():
+    profiles = (DeviceProfile(device=bundled.device("h100-sxm")), DeviceProfile(device=bundled.device("h100-sxm"), probes=PROBED))
+    for precision in ("bf16", "fp8"):
+        op = gemm(4096, 4096, 4096, precision=precision, stack=Stack.SERVING, transposes=1.0)
+        specs, probed = (default_model().on(profile).predict(op) for profile in profiles)
+        assert probed.high_us[0] / probed.us[0] <= specs.high_us[0] / specs.us[0]
+
+
 def test_samples_of_a_device_that_is_slower_than_expected_make_all_its_ops_slower():
     ops = some_ops()
     model = default_model()

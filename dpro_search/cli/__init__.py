@@ -41,6 +41,7 @@ VERBS = {
     "import": Verb("dpro_search.cli.import_", "Convert the raw files of a recorded job to a trace."),
     "replay": Verb("dpro_search.cli.replay", "Predict the iteration time of a trace, as recorded or changed."),
     "diagnose": Verb("dpro_search.cli.diagnose", "Show what an iteration waits for and what improvements would gain."),
+    "expect": Verb("dpro_search.cli.expect", "Say whether a measured job is as expected, and why it may not be."),
     "diff": Verb("dpro_search.cli.diff", "Show what explains the change between two recordings of a job."),
     "describe": Verb("dpro_search.cli.describe", "Write the description of a parallel job that was not recorded."),
     "capture": Verb("dpro_search.cli.capture", "Capture the training step of a PyTorch model without running it."),

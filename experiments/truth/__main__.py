@@ -4,6 +4,7 @@
 scores one predictor;
 ``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support;
 ``accuracy FOLDER [--predictor NAME]`` prints the errors as the file that the package ships;
+``comparable FOLDER`` prints the MFU of groups of runs as the file that the package ships;
 ``page FOLDER --out DIR [--seeds N]`` writes tables of all predictions and a picture (many minutes).
 """
 
@@ -21,8 +22,10 @@ from dpro_search.errors import DproSearchError, InputError
 from experiments.truth import peers
 from experiments.truth.accuracy import accuracy_toml
 from experiments.truth.calibrate import calibrated, one_factor
+from experiments.truth.comparable import comparable_toml
 from experiments.truth.compare import compared
 from experiments.truth.contradictions import contradictions
+from experiments.truth.covariances import covariances_toml
 from experiments.truth.intervals import intervals
 from experiments.truth.page import write_page
 from experiments.truth.predict import PREDICTORS
@@ -32,7 +35,7 @@ from experiments.truth.score import Predict, Scored, predicted, table
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.truth", description=__doc__)
-    parser.add_argument("verb", choices=["score", "compare", "accuracy", "page"])
+    parser.add_argument("verb", choices=["score", "compare", "accuracy", "comparable", "page"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--by", default="source", help="columns, with commas between them")
     parser.add_argument("--predictor", default="cold", help=", ".join([*PREDICTORS, *peers.PEERS]))
@@ -48,7 +51,7 @@ def main() -> int:
     parser.add_argument("--intervals", action="store_true", help="ratios of measured to predicted steps by domain, as JSON")
     parser.add_argument("--consistent", action="store_true", help="leave out rows that contradict themselves or others")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of the page")
-    parser.add_argument("--seeds", type=int, default=3, help="of the page")
+    parser.add_argument("--seeds", type=int, default=3, help="of the page, and of the fifths that `accuracy` learns from")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
@@ -76,7 +79,10 @@ def main() -> int:
     if options.intervals:
         return _intervals(scored)
     if options.verb == "accuracy":
-        print(accuracy_toml(scored), end="")
+        print(accuracy_toml(scored), covariances_toml(scored, range(options.seeds)), sep="\n", end="")
+        return 0
+    if options.verb == "comparable":
+        print(comparable_toml(scored), end="")
         return 0
     if options.one_factor is not None:
         scored = one_factor(scored, options.one_factor)

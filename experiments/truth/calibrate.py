@@ -37,7 +37,7 @@ def one_factor(scored: Sequence[Scored], seed: int) -> list[Scored]:
     """
     fitted = fifth((found.row for found in scored), seed)
     seen = consistent([found for found in scored if found.timed and group_of(found.row) in fitted])
-    fit = pooled(_lines(seen, -np.log1p([found.error for found in seen]), np.ones((len(seen), 1)), _model_of))
+    fit = pooled(error_lines(seen, -np.log1p([found.error for found in seen]), np.ones((len(seen), 1)), _model_of))
 
     def factor(kind: Kind) -> float:
         return float(np.exp(fit.share(kind) * fit.parameters(kind)[0]))
@@ -57,17 +57,18 @@ def learned(rows: Sequence[Scored], places: Iterable[Kind]) -> Mapping[Kind, Flo
     share = dict.fromkeys(at, 0.0)
     for number in range(ROUNDS if rows else 0):
         values = np.array([at[kind] for kind in kinds])
-        base = _logs(steps, values)
+        base = log_steps(steps, values)
         if number % 2 == 0:  # they change little in a round
-            slopes = np.array([(_logs(steps, values + step) - base) / STEP for step in STEP * np.eye(len(MEASURED))]).T
-        found = pooled(_lines(rows, measured - base + np.sum(slopes * values, axis=1), slopes, group_of))
+            slopes = np.array([(log_steps(steps, values + step) - base) / STEP for step in STEP * np.eye(len(MEASURED))]).T
+        found = pooled(error_lines(rows, measured - base + np.sum(slopes * values, axis=1), slopes, group_of))
         for kind in at:
             at[kind] = at[kind] + np.clip(found.parameters(kind) - at[kind], -FARTHEST, FARTHEST)
             share[kind] = found.share(kind)
     return {kind: share[kind] * values for kind, values in at.items()}
 
 
-def _lines(rows: Sequence[Scored], errors: Floats, slopes: Floats, groups: Callable[[Row], object]) -> Errors:
+def error_lines(rows: Sequence[Scored], errors: Floats, slopes: Floats, groups: Callable[[Row], object]) -> Errors:
+    """The errors of rows, as straight lines of the parameters of their GPU, framework and publisher."""
     kinds = [kind_of(found.row) for found in rows]
     names = [f"{groups(found.row)} {kind}" for found, kind in zip(rows, kinds, strict=True)]
     return Errors(errors=errors, slopes=slopes, kinds=kinds, groups=names)
@@ -83,7 +84,7 @@ def scales_of(values: Floats) -> Scales:
     return replace(Scales(), **found)  # type: ignore[arg-type]  # all of `MEASURED` are numbers
 
 
-def _logs(steps: Sequence[StepPrices], values: Floats) -> Floats:
+def log_steps(steps: Sequence[StepPrices], values: Floats) -> Floats:
     """Logarithms of predicted steps with parameters of their own, [rows, parameters]."""
     pairs = zip(steps, values, strict=True)
     return np.log([each.scaled(scales_of(own)).step_us(each.workload.strategy) / 1e6 for each, own in pairs])

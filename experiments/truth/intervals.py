@@ -93,14 +93,19 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 
 def _of(rows: _Rows) -> tuple[float, float]:
-    """Quantiles of a source that is not known: what sources have in common, what each has of its own, and what its rows differ by.
+    return source_quantiles(rows.logs, rows.sources)
 
+
+def source_quantiles(errors: Floats, sources: npt.NDArray[np.str_]) -> tuple[float, float]:
+    """Quantiles of the errors, [rows], of a source that is not known.
+
+    They hold what sources have in common, what each has of its own, and what its rows differ by.
     Each source is a guess at what another may have of its own, and its rows at what rows may differ by; all pairs of both have the
     same weight. As the middle of n sources is not known for certain either, and they are nearer to it than another one would be,
     what they have of their own counts sqrt((n + 1) / (n - 1)) times (the width of a normal prediction from n values).
     """
-    names = sorted(set(rows.sources))
-    left = [rows.logs[rows.sources == name] for name in names]
+    names = sorted(set(sources))
+    left = [errors[sources == name] for name in names]
     middles = np.array([np.median(logs) for logs in left])
     own = (middles - np.median(middles)) * np.sqrt((len(names) + 1) / max(len(names) - 1, 1))
     apart = [logs - middle for logs, middle in zip(left, middles, strict=True)]

@@ -31,6 +31,11 @@ class Accuracy:
     gaps, ordered
         Pairs of runs that differ in the strategy only: from which predicted gap (slower over faster, less 1), and by the harder
         domain of the two the share of the pairs from there to the next gap whose measured order is the predicted one.
+    spread
+        Standard deviations of logarithms: of each efficiency of `Scales` that is learned (`MEASURED`), of the part of an error that
+        jobs which differ in the strategy only share ("group"), and of the rest ("row").
+    memory_ratio
+        Measured over predicted memory: quantiles of 5 and 95 %.
     """
 
     on: str
@@ -38,6 +43,8 @@ class Accuracy:
     ratio: Mapping[Domain, tuple[float, float]]
     gaps: tuple[float, ...]
     ordered: Mapping[Domain, tuple[float, ...]]
+    spread: Mapping[str, float]
+    memory_ratio: tuple[float, float]
 
     def interval_us(self, step_us: float, domain: Domain, vendor: str = "") -> tuple[float, float]:
         """The interval that holds a measured step in 9 of 10 cases."""
@@ -81,4 +88,6 @@ def accuracy() -> Accuracy:
         ratio={domain: (float(values["ratio"][domain][0]), float(values["ratio"][domain][1])) for domain in Domain},
         gaps=tuple(map(float, values["gaps"])),
         ordered={domain: tuple(map(float, values["ordered"][domain])) for domain in Domain},
+        spread={name: float(width) for name, width in values["spread"].items()},
+        memory_ratio=(float(values["memory"]["ratio"][0]), float(values["memory"]["ratio"][1])),
     )

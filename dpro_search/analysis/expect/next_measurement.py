@@ -1,0 +1,143 @@
+"""`worth`: how much a further measurement is expected to tell about the cause, for its cost in device-minutes.
+
+The information that a measurement gives about the cause is the expected loss of entropy of the causes' probabilities (Lindley 1956,
+"On a measure of the information provided by an experiment"), by draws of causes, severities and errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from dpro_search.analysis.expect.posterior import Beliefs, Floats, log_t, noise_of, normalised, of_causes
+from dpro_search.analysis.expect.quantities import ABOUT, Quantity
+
+DRAWS = 400
+_ENOUGH = 0.5  # Of the most that a measurement tells: the cheapest one that tells so much comes first.
+_TOO_LITTLE_BITS = 0.02
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement that has not been made.
+
+    Attributes
+    ----------
+    name
+        As ``--measured`` takes it.
+    words
+        What it is.
+    information_bits
+        By how much it is expected to lower the entropy of the causes.
+    entropy_bits
+        The entropy now.
+    device_minutes
+        What it costs.
+    command
+        How it is made; it prints a line that ``--also`` reads, or says what to look at.
+    """
+
+    name: str
+    words: str
+    information_bits: float
+    entropy_bits: float
+    device_minutes: float
+    command: str
+
+
+_GEMM = (
+    "python -c \"import torch,time; a=torch.randn(8192,8192,device='cuda',dtype=torch.bfloat16); "
+    "[a@a for _ in range(50)]; torch.cuda.synchronize(); t=time.time(); [a@a for _ in range(200)]; torch.cuda.synchronize(); "
+    "print(f'gemm={2*8192**3*200/(time.time()-t)/1e12:.0f}TFLOP/s')\""
+)
+_MINUTES = {  # of the devices that take part (estimated)
+    Quantity.STEP: 2.0,
+    Quantity.MEMORY: 0.1,
+    Quantity.UTILISATION: 0.2,
+    Quantity.POWER: 0.2,
+    Quantity.GEMM: 0.5,
+    Quantity.ALL_REDUCE: 1.0,
+    Quantity.ONE_HOST: 5.0,
+}
+_NAMES = {
+    Quantity.STEP: "step_time",
+    Quantity.MEMORY: "memory",
+    Quantity.UTILISATION: "utilisation",
+    Quantity.POWER: "power",
+    Quantity.GEMM: "gemm",
+    Quantity.ALL_REDUCE: "all_reduce",
+    Quantity.ONE_HOST: "one_host_step_time",
+}
+
+
+def measurements(beliefs: Beliefs, devices: int, per_host: int, rng: np.random.Generator) -> list[Measurement]:
+    """All measurements that have not been made and tell something, the one to make first at the front.
+
+    That is the cheapest of those that tell at least half as much as any.
+    """
+    entropy = entropy_bits(beliefs, beliefs.probabilities[None])[0]
+    taking_part = {Quantity.GEMM: 1, Quantity.ONE_HOST: per_host}
+    listed = []
+    for quantity in beliefs.spread.quantities:
+        if quantity in beliefs.measured:
+            continue
+        bits = information_bits(beliefs, quantity, rng)
+        if bits > _TOO_LITTLE_BITS:
+            minutes = _MINUTES[quantity] * taking_part.get(quantity, devices)
+            words, command = ABOUT[quantity].words, _command(quantity, devices, per_host)
+            listed.append(
+                Measurement(
+                    name=_NAMES[quantity],
+                    words=words,
+                    information_bits=bits,
+                    entropy_bits=float(entropy),
+                    device_minutes=minutes,
+                    command=command,
+                )
+            )
+    most = max((each.information_bits for each in listed), default=0.0)
+    return sorted(listed, key=lambda each: (each.information_bits < _ENOUGH * most, each.device_minutes, -each.information_bits))
+
+
+def information_bits(beliefs: Beliefs, quantity: Quantity, rng: np.random.Generator) -> float:
+    """Expected loss of entropy of the causes by a measurement of a quantity."""
+    names = [*beliefs.measured, quantity]
+    shift, seen = beliefs.moved(names), np.array(list(beliefs.measured.values()))
+    sides = np.ones(len(names))
+    both_sides = (beliefs.spread.of(names, sides) + beliefs.spread.of(names, -sides)) / 2
+    covariance = both_sides + noise_of(names) + of_causes(shift)  # [hypotheses, quantities, quantities]
+    logs = np.log([one.prior for one in beliefs.hypotheses])
+    before = normalised(logs + log_t(seen - shift[:, :-1], covariance[:, :-1, :-1])) if len(seen) else normalised(logs)
+    drawn = rng.choice(len(logs), size=DRAWS, p=before)
+    known, last = covariance[drawn, :-1, :-1], covariance[drawn, -1, :-1]
+    gain = np.linalg.solve(known, last[..., None])[..., 0] if len(seen) else last
+    middle = shift[drawn, -1] + np.sum((seen - shift[drawn, :-1]) * gain, axis=1)
+    width = np.sqrt(np.maximum(covariance[drawn, -1, -1] - np.sum(last * gain, axis=1), 1e-12))
+    values = middle + width * rng.standard_normal(DRAWS)
+    observed = np.column_stack([np.tile(seen, (DRAWS, 1)), values])
+    after = logs + log_t(observed[:, None, :] - shift[None], covariance[None])
+    return float(entropy_bits(beliefs, before[None])[0] - entropy_bits(beliefs, normalised(after)).mean())
+
+
+def entropy_bits(beliefs: Beliefs, probabilities: Floats) -> Floats:
+    """Entropy of the causes, whatever their severity, for each row of probabilities of the hypotheses, [rows]."""
+    causes: Sequence[tuple[str, ...]] = [one.causes for one in beliefs.hypotheses]
+    places: Mapping[tuple[str, ...], int] = {cause: number for number, cause in enumerate(dict.fromkeys(causes))}
+    sums = np.zeros((len(probabilities), len(places)))
+    for number, cause in enumerate(causes):
+        sums[:, places[cause]] += probabilities[:, number]
+    return np.asarray(-(sums * np.log2(np.maximum(sums, 1e-300))).sum(axis=1))
+
+
+def _command(quantity: Quantity, devices: int, per_host: int) -> str:
+    """How the measurement is made."""
+    return {
+        Quantity.STEP: "time 20 steps after the first 10, and divide",
+        Quantity.MEMORY: "nvidia-smi --query-gpu=memory.used --format=csv   # while the job runs; the largest",
+        Quantity.UTILISATION: "nvidia-smi --query-gpu=utilization.gpu --format=csv -l 1   # for 20 s while the job runs; the mean",
+        Quantity.POWER: "nvidia-smi --query-gpu=power.draw --format=csv -l 1   # for 20 s while the job runs; the mean",
+        Quantity.GEMM: _GEMM,
+        Quantity.ALL_REDUCE: f"mpirun -np {devices} -N {min(per_host, devices)} all_reduce_perf -b 1G -e 1G -g 1   # column busbw",
+        Quantity.ONE_HOST: f"torchrun --nnodes 1 --nproc-per-node {per_host} ...   # 1/{devices // per_host} of the global batch",
+    }[quantity]

@@ -116,7 +116,7 @@ def _print(answer: Expectation, *, with_next: bool) -> None:
     if with_next:
         for number, each in enumerate(answer.next[:_SHOWN_MEASUREMENTS], 1):
             worth = f"tells {each.information_bits:.2f} of {each.entropy_bits:.2f} bits, {each.device_minutes:.3g} device-minutes"
-            say(console, f"next {number}: {each.name}, {each.words} ({worth})", "bold")
+            say(console, f"next {number}: {each.words} ({worth})", "bold")
             console.print(f"  {each.command}", soft_wrap=True, highlight=False, markup=False)
         if not answer.next:
             say(console, "No further number would tell much about the cause.")

@@ -32,6 +32,10 @@ _NUMBERS: Mapping[str, str] = {
 """Measured numbers of a question, as ``--measured`` takes them. Others cannot be given: they are of another number of devices."""
 
 
+_IN_FILE = ("attention", "compiled")
+"""Keys of a job's file that no ``--set`` changes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """An answer beside what came out.
@@ -108,7 +112,7 @@ def _command(question: Mapping[str, Any]) -> str:
     words = ["dpro-search", "expect", f"{question['id']}.toml"]
     if question["kind"] == "cause":
         words += [word for text in _measured(question) for word in ("--measured", text)]
-    if question["kind"] == "ranking":
+    if question["kind"] == "ranking":  # of changes that only the file can say, each has a file of its own
         return "; ".join(
             shlex.join(
                 [
@@ -195,7 +199,7 @@ def _ranking(question: Mapping[str, Any]) -> Answer:
     keys = list(question.get("changes") or range(len(question["jobs"])))
     rates = {}
     for key in keys:
-        with _job(question["job"] if isinstance(key, str) else question["jobs"][key]) as job:
+        with _job(_changed(question["job"], key) if isinstance(key, str) else question["jobs"][key]) as job:
             here, plan = job.under(job.job.scenario(_settings(key))) if isinstance(key, str) else (job, Plan())
             prediction = here.predict(plan)
             work = here.work
@@ -214,7 +218,18 @@ def _ranking(question: Mapping[str, Any]) -> Answer:
 
 
 def _settings(change: str) -> tuple[str, ...]:
-    return tuple(change.split(","))
+    return tuple(part for part in change.split(",") if part.partition("=")[0] not in _IN_FILE)
+
+
+def _changed(text: str, change: str) -> str:
+    """The job's text with what only the file can say."""
+    lines = text.strip().splitlines()
+    for part in change.split(","):
+        name, _, value = part.partition("=")
+        if name in _IN_FILE:
+            lines = [line for line in lines if line.partition("=")[0].strip() != name]
+            lines.insert(0, f"{name} = {value if value in ('true', 'false') else repr(value)}")
+    return "\n".join(lines)
 
 
 def summary(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from experiments.questions.answers import Answer, summary
 
 _HEAD = """# Fifty questions from public threads
 
-People asked these questions in public, and the outcome is known. The list was [written down](README.md) before any of them was answered; `python -m experiments.questions --page experiments/questions/page.md`
-writes this page. A job's file holds what the thread says; `questions.toml` has it with the words that prove the outcome. An answer agrees where what came out lies in its 90 % interval, where it fits
-or does not, where the first of an order is right, and where the cause is among the first three.
+People asked these questions in public, and the outcome is known. The list was [written down](README.md) before any of them was
+answered; `python -m experiments.questions --page experiments/questions/page.md` writes this page. A job's file holds what the
+thread says; `questions.toml` has it with the words that prove the outcome. An answer agrees where what came out lies in its 90
+% interval, where it fits or does not, where the first of an order is right, and where the cause is among the first three.
 """
 _TITLES = {
     "time": "How fast should it be?",

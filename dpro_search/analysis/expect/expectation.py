@@ -15,7 +15,7 @@ import numpy as np
 
 from dpro_search.analysis.expect.answer import Cause, Expectation, ExpectedValue
 from dpro_search.analysis.expect.causes import CAUSES, Situation, cause_texts
-from dpro_search.analysis.expect.hypotheses import MOST_CAUSES, NONE, beliefs_of, by_cause
+from dpro_search.analysis.expect.hypotheses import MOST_CAUSES, NONE, beliefs_of, by_cause, prior_shares
 from dpro_search.analysis.expect.measured import Facts, Reading, one_host_work, read_measured
 from dpro_search.analysis.expect.next_measurement import measurements
 from dpro_search.analysis.expect.posterior import Beliefs, Hypothesis
@@ -31,8 +31,8 @@ from dpro_search.parallel.workload import Workload
 from dpro_search.space.plan import Plan
 
 _SEEN = 0.1  # of a logarithm, from which on a cause is said to change a quantity
-_LIKELY = 0.1  # probability of causes that are compared with each other
-_APART = 3.0  # Ratio of probabilities, from which on one cause is told from another.
+_LIKELY = 0.05  # probability of causes that are compared with each other
+_APART = 3.0  # Ratio of likelihoods, from which on one cause is told from another.
 _TELLS = 0.1  # of a logarithm: a quantity that two causes move apart by so much tells them apart
 _OUTSIDE = (5.0, 95.0)
 
@@ -177,12 +177,7 @@ def _causes(beliefs: Beliefs, expected: Mapping[Quantity, float], measured: set[
                 severity=", ".join(filter(None, one.words)),
                 would_be={quantity.value: expected[quantity] * math.exp(one.logs.get(quantity, 0.0)) for quantity in expected},
                 would_also_see=_would_see(one, expected, measured)
-                + tuple(
-                    sentence
-                    for text in about
-                    for sentence in (text.also_seen, text.tells_apart and f"look at: {text.tells_apart}")
-                    if sentence
-                ),
+                + tuple(sentence for text in about for sentence in (text.also_seen, text.tells_apart) if sentence and names),
                 links=tuple(link for text in about for link in text.links),
             )
         )
@@ -228,12 +223,13 @@ def _less(quantity: Quantity) -> str:
 
 def _not_told_apart(causes: Sequence[Cause], readings: Sequence[Reading]) -> tuple[str, ...]:
     """Sentences on likely causes that the given numbers do not tell apart, with a number or a look that would."""
-    texts, sentences = cause_texts(), []
+    texts, shares, sentences = cause_texts(), prior_shares(), []
     given = {reading.key.quantity.value for reading in readings}
     likely = [cause for cause in causes if cause.probability >= _LIKELY and cause.name in CAUSES]
     for place, one in enumerate(likely):
         for other in likely[place + 1 :]:
-            if one.probability > _APART * other.probability:
+            evidence = (one.probability / shares[one.name]) / (other.probability / shares[other.name])
+            if abs(math.log(evidence)) > math.log(_APART):
                 continue
             apart = {name: abs(math.log(one.would_be[name] / other.would_be[name])) for name in one.would_be.keys() - given}
             best = max(sorted(apart), key=lambda name: apart[name], default="")

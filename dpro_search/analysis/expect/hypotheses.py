@@ -108,7 +108,7 @@ class CauseReplays:
             if logs is None:
                 continue
             if effect.graded:
-                words = f"{said} to {effect.words}" if said else f"up to: {effect.words}"
+                words = f"between: {said}, and {effect.words}" if said else f"less than: {effect.words}"
                 severities += [(words, between) for between in _between(before, logs)]
             severities.append((effect.words, logs))
             before, said = logs, effect.words

@@ -220,14 +220,29 @@ def _contradiction(first: Reading, second: Reading, facts: Facts) -> str:
         meant = _meant(reading, facts, lambda value, right=other.value: abs(math.log(value / right)) < math.log(_SLIP))
         if meant:
             return f"--measured: {said} contradict each other; probably {reading.name} is {meant}"
-    if {first.counts, second.counts} == {"flops", "tokens"}:
-        flops, other = (first, second) if first.counts == "flops" else (second, first)
-        share = other.value / flops.value
-        why = "FLOPs or parameters were probably counted otherwise (of one shard, without attention, or those computed again)"
-        return f"--measured: {said} contradict each other: {flops.name} is {share:.2f} times what {other.name} makes; {why}"
+    flops, other = (first, second) if first.counts == "flops" else (second, first)
+    if flops.counts == "flops":
+        return f"--measured: {said} contradict each other: {_flops_text(flops, other, facts)}"
     return f"--measured: {said} contradict each other; give the one that you are sure of"
 
 
 def one_host_work(work: Work, hosts: int) -> Work:
     """The work of a step on one of several equal hosts."""
     return replace(work, devices=max(work.devices // hosts, 1), tokens=None if work.tokens is None else work.tokens / hosts)
+
+
+def _flops_text(flops: Reading, other: Reading, facts: Facts) -> str:
+    """Why a number of FLOPs is another than what a duration, a rate or another number of FLOPs makes of the job."""
+    peak = facts.work.peak_flops_per_s
+    if other.counts == "flops" and peak:
+        rate, share = (flops, other) if flops.name.endswith("per_device") else (other, flops)
+        return (
+            f"they mean a peak of {rate.number / share.number / 1e12:.0f} TFLOP/s, and that of {facts.work.device} in "
+            f"{facts.work.precision} is {peak / 1e12:.0f}: the MFU was probably counted otherwise, by the peak of another type, "
+            "of sparse matrices or of another device"
+        )
+    made = other.value / flops.value
+    return (
+        f"{flops.name} says {made:.2f} times as much as {other.name}: FLOPs were probably counted otherwise (parameters of one "
+        "shard, attention, FLOPs computed again, or the peak of another device or type)"
+    )

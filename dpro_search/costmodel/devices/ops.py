@@ -131,8 +131,8 @@ class Ops:
 
     @property
     def _of_engines(self) -> npt.NDArray[np.bool_]:
-        attention = self.kind == KINDS.index(LibraryOpKind.ATTENTION)
-        return np.asarray(attention & ((self.m == 1) & (self.n > 1) | (self.transposes == LATENT)))
+        decoding = (self.m == 1) & (self.n > 1)
+        return np.asarray((self.kind == KINDS.index(LibraryOpKind.ATTENTION)) & (decoding | (self.transposes == LATENT)))
 
     @property
     def matrix(self) -> Floats:
@@ -316,8 +316,7 @@ def experts(
 ) -> Ops:
     """Feed-forward products of a mixture of experts on one device, without the router: two grouped products.
 
-    They count as one product and one kernel. Numbers of these distinguish backward passes from forward ones, and some engines fuse
-    all of it: with two or three of them whole training steps were predicted 20 to 30 % too long.
+    They count as one product and one kernel, for some engines fuse all of it.
 
     Parameters
     ----------

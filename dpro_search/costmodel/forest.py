@@ -46,6 +46,10 @@ class Forest:
         """Sum of the leaves that n rows of features reach, [n]."""
         return np.asarray(_sum_leaves(np.ascontiguousarray(features), self.feature, self.threshold, self.leaf)) + self.base
 
+    def leaves(self, features: Singles) -> npt.NDArray[np.uint8]:
+        """Numbers of the leaves that n rows of features reach, modulo 256, [n, trees]."""
+        return np.asarray(_leaves(np.ascontiguousarray(features), self.feature, self.threshold))
+
     @property
     def digest(self) -> str:
         """A text that distinguishes these trees from any others."""
@@ -116,6 +120,19 @@ class Forest:
                 leaf[number, place - nodes] = values[node]
         base = float(str(learner["learner_model_param"]["base_score"]).strip("[]"))
         return Forest(feature=feature, threshold=threshold, leaf=leaf, base=base)
+
+
+@njit(nogil=True)
+def _leaves(rows: Singles, feature: npt.NDArray[np.uint8], threshold: Singles) -> npt.NDArray[np.uint8]:
+    trees, nodes = feature.shape
+    reached = np.zeros((len(rows), trees), np.uint8)
+    for tree in range(trees):
+        for row in range(len(rows)):
+            place = 0
+            while place < nodes:
+                place = 2 * place + 1 + (rows[row, feature[tree, place]] >= threshold[tree, place])
+            reached[row, tree] = (place - nodes) % 256
+    return reached
 
 
 @njit(nogil=True)

@@ -3,10 +3,14 @@
     python -m experiments.devices score FOLDER [--aiconfigurator DIR] [--seeds 0,1,2,3,4] [--cache FILE] [--json]
     python -m experiments.devices ship FOLDER [--aiconfigurator DIR]
     python -m experiments.devices probes FOLDER [--aiconfigurator DIR]
+    python -m experiments.devices samples TABLE --specs DEVICE --out FILE.toml [--budget 100]
 
-FOLDER has neusight/, sailor/ and deepbench/ (public measurements). aiconfigurator-core is taken where it is installed, or from
-the folder that it was unpacked to. Five seeds take about ten minutes on an idle core; with --cache FILE parts and seeds that are in
-the file are not computed again.
+FOLDER has neusight/, sailor/, deepbench/, vidur/ or tuned/ (public measurements). aiconfigurator-core is taken where it is
+installed, or from the folder that it was unpacked to. A seed takes about fifteen minutes on an idle core; with --cache FILE parts
+and seeds that are in the file are not computed again.
+
+TABLE is a table of layers that were measured on DEVICE (`costmodel.devices.profile_tables`): `samples` writes a device file with as
+many of its ops as --budget says, chosen by what they are.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.devices", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=["score", "ship", "probes"])
+    parser.add_argument("verb", choices=["score", "ship", "probes", "samples"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--aiconfigurator", type=Path, metavar="DIR")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="with commas between them")
@@ -37,11 +41,17 @@ def main() -> int:
     )
     parser.add_argument("--cache", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--specs", metavar="DEVICE", help="of samples: the bundled device that the table is of")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="of samples: the device file to write")
+    parser.add_argument("--budget", type=int, default=100, metavar="N", help="of samples: number of ops (default: 100)")
     options = parser.parse_args()
     if options.verb != "score":
-        from experiments.devices.ship import probes_toml, ship
+        from experiments.devices.ship import device_of_table, probes_toml, ship
 
         try:
+            if options.verb == "samples":
+                print(device_of_table(options.folder, options.specs, options.out, options.budget))
+                return 0
             print((ship if options.verb == "ship" else probes_toml)(options.folder, options.aiconfigurator))
         except DproSearchError as error:
             return _failed(error)

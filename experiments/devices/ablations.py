@@ -9,9 +9,8 @@ import numpy.typing as npt
 from scipy.special import inv_boxcox
 from scipy.stats import boxcox
 
-from dpro_search.costmodel.devices.model import log_ratio
 from experiments.devices.data import Target
-from experiments.devices.fit import Measured, boosted_trees, tree_weights
+from experiments.devices.fit import Measured, boosted_trees, fit_families, tree_weights
 from experiments.devices.protocol import Judged, LeftOut, fitted, similarity_of
 
 
@@ -21,6 +20,7 @@ def of_other_targets(targets: Sequence[Target], seed: int, group: Callable[[Targ
     A transform has the mean and deviation of the ratio's logarithm, so that the settings of the trees fit it as well.
     """
     found: dict[str, LeftOut] = {}
+    no_families = fit_families({}, seed)[0]
     for name in sorted({group(target) for target in targets}):
         parts = [fitted(target) for target in targets if group(target) != name]
         us = np.concatenate([part.us for part in parts])
@@ -28,15 +28,17 @@ def of_other_targets(targets: Sequence[Target], seed: int, group: Callable[[Targ
         made, power = (logs, 0.0) if kind == "log" else boxcox(us)
         middle, scale = float(np.mean(made)), float(np.std(made)) / float(np.std(logs))
         features = np.concatenate([part.features for part in parts])
-        forests = boosted_trees(features, (made - middle) / scale, tree_weights(parts), seed=seed)
+        trees = boosted_trees(features, (made - middle) / scale, tree_weights(parts), seed=seed)
         for target in targets:
             if group(target) == name:
                 part = target.measured
-                predicted = log_ratio(forests, part.features) * scale + middle
+                predicted = trees.log_ratio(part.features) * scale + middle
                 log = predicted if kind == "log" else np.log(np.maximum(inv_boxcox(predicted, power), 1e-3))
                 log = np.where(np.isfinite(log), log, logs.max())
                 ratio = np.asarray(log - np.log(part.base_us))
-                found[target.name] = LeftOut(target=target, group=name, ratio=ratio, of_base=ratio, forests=forests)
+                found[target.name] = LeftOut(
+                    target=target, group=name, ratio=ratio, of_base=ratio, trees=trees, families=no_families
+                )
     return [found[target.name] for target in targets]
 
 
@@ -53,8 +55,8 @@ def judged_with_random_samples(found: Sequence[LeftOut], seed: int, budgets: Seq
                 chosen = _random_samples(part, budget, seed, np.flatnonzero(one.target.judge))
                 rest = one.target.judge.copy()
                 rest[chosen] = False
-                measured = similarity.residual(part.points[chosen], one.errors[chosen])
-                shift, deviation = similarity.correction(measured, part.points[rest])
+                measured = similarity.residual(one.points[chosen], one.errors[chosen])
+                shift, deviation = similarity.correction(measured, one.points[rest])
                 error = shift - one.errors[rest]
                 result.append(Judged(target=one.target.name, group=group, budget=budget, log_error=error, deviation=deviation))
     return result

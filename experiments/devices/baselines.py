@@ -14,7 +14,7 @@ from experiments.devices.data import Target
 from experiments.devices.fit import even_weights
 from experiments.devices.protocol import Judged, samples
 
-PEAKS = UsualShares(matrix=1.0, stream=1.0)
+PEAKS = UsualShares(matrix=1.0, eight_bits=1.0, four_bits=1.0, stream=1.0)
 """A plain roofline: a device reaches what its data sheet says."""
 _ONE_IN = 3  # Ops that are fitted: each target needs fits of its own.
 _SAMPLE_WEIGHT = 0.5

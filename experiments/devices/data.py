@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.ops import Floats, Ops
+from dpro_search.costmodel.devices.ops import KINDS, Floats, LibraryOpKind, Ops
 from dpro_search.costmodel.devices.profile import UsualShares, probe_places
 from dpro_search.errors import InputError
-from experiments.devices import aiconfigurator, deepbench, neusight, sailor
+from experiments.devices import aiconfigurator, aiter, deepbench, neusight, sailor, vidur
 from experiments.devices.fit import Measured
 from experiments.devices.sailor import OUT_OF_MEMORY_US
 from experiments.devices.table import Table, device_of, family_of, joined_tables
@@ -34,6 +34,8 @@ def tables(folder: Path, skipped: list[str], aiconfigurator_folder: Path | None 
         *neusight.read(folder, skipped),
         *sailor.read(folder, skipped, specs),
         *deepbench.read(folder, skipped, specs),
+        *aiter.read(folder, skipped),
+        *vidur.read(folder, skipped, specs),
         *aiconfigurator.read(aiconfigurator.systems_folder(aiconfigurator_folder), skipped),
     ):
         absurd = part.us >= OUT_OF_MEMORY_US
@@ -45,8 +47,29 @@ def tables(folder: Path, skipped: list[str], aiconfigurator_folder: Path | None 
     joined = {name: joined_tables(parts) for name, parts in found.items()}
     if not joined and not (folder / "neusight" / "model_ops.parquet").is_file():
         why = "; ".join(reason for reason in skipped if "aiconfigurator" not in reason)
-        raise InputError(f"{folder}: no measured ops; expected neusight/, sailor/ or deepbench/ in it{why and f' ({why})'}")
+        expected = "neusight/, sailor/, deepbench/, vidur/ or tuned/"
+        raise InputError(f"{folder}: no measured ops; expected {expected} in it{why and f' ({why})'}")
     return joined
+
+
+def of_training(found: Mapping[str, Table]) -> dict[str, Table]:
+    """The ops that training runs, by target: what the fit for them is made of, and judged by.
+
+    They are `Ops.of_training` but for some rows, which made whole steps and moved profiles worse. AITER has the best of hundreds of
+    kernels, not the library's choice. Of aiconfigurator: products of latent attention, of another layout; and attention on A100,
+    whose table is of an older engine than all others and does not say whether a window was used.
+    """
+    kept = {}
+    for name, one in found.items():
+        source, device = name.split(" ", 1)
+        ops = one.ops
+        chosen = ops.of_training & (source != "aiter")
+        if source == "aiconfigurator":
+            chosen &= (ops.kind != KINDS.index(LibraryOpKind.GEMM)) | (ops.batch == 1) & (ops.transposes > 0)
+            chosen &= (ops.kind != KINDS.index(LibraryOpKind.ATTENTION)) | (not device.startswith("a100"))
+        if chosen.any():
+            kept[name] = one[chosen]
+    return kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +99,12 @@ def targets(
     *,
     probed: bool = True,
     described: Mapping[str, Device] = MappingProxyType({}),
+    others: bool = False,
 ) -> list[Target]:
-    """All that have specs, bundled or `described` ones, and enough ops. Probes are chosen from all ops of a target."""
+    """All that have specs, bundled or `described` ones, and enough ops. Probes are chosen from all ops of a target.
+
+    `others`: only ops that are not of training are judged; targets that have few of them are for the fit alone.
+    """
     result = []
     for name, one in sorted(found.items()):
         try:
@@ -85,17 +112,19 @@ def targets(
             if len(one) < FEWEST:
                 skipped.append(f"{name}: {len(one)} ops are too few to judge")
                 continue
-            result.append(_target(name, one, device, seed, probed))
+            result.append(_target(name, one, device, seed, probed, others))
         except InputError as error:
             skipped.append(f"{name}: {error}")
     return result
 
 
-def _target(name: str, one: Table, device: Device, seed: int, probed: bool) -> Target:
+def _target(name: str, one: Table, device: Device, seed: int, probed: bool, others: bool) -> Target:
     number = drawn(one.ops, seed)
     fit = _thinned(one, number)
     judge = np.zeros(len(one), dtype=bool)
-    judge[np.argsort(drawn(one.ops, seed + 1000), kind="stable")[:MOST_JUDGED]] = True
+    judged = np.flatnonzero(~one.ops.of_training) if others else np.arange(len(one))
+    if len(judged) >= FEWEST:
+        judge[judged[np.argsort(drawn(one.ops, seed + 1000)[judged], kind="stable")[:MOST_JUDGED]]] = True
     probes = np.zeros(len(one), dtype=bool)
     probes[probe_places(one.ops, device)] = True
     kept = fit | judge | probes
@@ -107,7 +136,7 @@ def _target(name: str, one: Table, device: Device, seed: int, probed: bool) -> T
 def _thinned(table: Table, number: Floats) -> npt.NDArray[np.bool_]:
     """A mask of at most `MOST_OF_CATEGORY` ops of each category, those with the least numbers."""
     ops = table.ops
-    keys = np.column_stack([ops.kind, ops.precision, ops.backward, ops.special, ops.batch > 1])
+    keys = np.column_stack([ops.kind, ops.precision, ops.backward, ops.distinction, ops.batch > 1])
     of = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
     order = np.argsort(number, kind="stable")
     order = order[np.argsort(of[order], kind="stable")]

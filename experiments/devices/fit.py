@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,24 +16,32 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.correction import COORDINATES, OpPoints, Similarity
-from dpro_search.costmodel.devices.features import FEATURES, OP_FEATURES, base_us, features
+from dpro_search.costmodel.devices.correction import (
+    COORDINATES,
+    PARTS,
+    OpPoints,
+    Similarity,
+    shared_leaves,
+)
+from dpro_search.costmodel.devices.families import FamilyTrees
+from dpro_search.costmodel.devices.features import DEVICE_FEATURES, FEATURES, OP_FEATURES, base_us, features
 from dpro_search.costmodel.devices.model import (
     CHECKED_PLACES,
     COVERAGE,
     ELEMENT_PLACE,
     KIND_PLACES,
-    Forests,
     LatencyModel,
     OpDomain,
+    Trees,
 )
-from dpro_search.costmodel.devices.model_file import FORESTS, LatencyInfo
-from dpro_search.costmodel.devices.ops import Floats, Ops, Singles
+from dpro_search.costmodel.devices.model_file import FITS, TREES, LatencyInfo
+from dpro_search.costmodel.devices.ops import KINDS, Floats, Ops, Singles
 from dpro_search.costmodel.devices.profile import DeviceProfile, UsualShares, probe_places, probes_of
 from dpro_search.costmodel.forest import Forest
 
 EVERYTHING = tuple(range(len(FEATURES)))
 OF_OPS = tuple(place for place, name in enumerate(FEATURES) if name in OP_FEATURES)
+NOT_OF_DEVICES = tuple(place for place, name in enumerate(FEATURES) if name not in DEVICE_FEATURES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +61,14 @@ BASE = TreeSettings()
 SHAPES = TreeSettings(trees=150, depth=9, learning_rate=0.08, leaf_weight=3.0)
 """Deep, for shapes have quirks; these trees see nothing of the device, so that they cannot learn devices by heart."""
 
-START = np.log([0.15, 0.05, 0.1, 0.15, 0.15, 0.08, 1.0, *(4.0 for _ in COORDINATES)])
+FAMILY = TreeSettings(trees=60, depth=6, learning_rate=0.12, leaf_weight=4.0)
+FEWEST_OF_FAMILY = 300  # ops
+"""Ops of a family that its own trees need."""
+_DEVIATIONS = len(PARTS)
+START = np.log([0.15, 0.05, 0.1, 0.15, 0.15, 0.08, 0.1, 0.2, 1.0, *(4.0 for _ in COORDINATES)])
 """Start of the search for a similarity: deviations of the parts of an error, roughness, lengths."""
 _LOW, _HIGH = np.log(1e-2), np.log(100.0)
+_ROUNDING = 1e-9  # Of a variance, added to the noise.
 _PRIOR = 0.05  # Weight of a length's start: decides only where errors leave a length open.
 
 
@@ -126,17 +139,44 @@ class Measured:
         )
 
 
-def fit_trees(parts: Sequence[Measured], seed: int) -> Forests:
+def fit_trees(parts: Sequence[Measured], seed: int) -> Trees:
     """Trees fitted to devices, each with the same weight, and in each kinds of ops alike."""
     ratio = np.concatenate([part.ratio for part in parts])
     return boosted_trees(np.concatenate([part.features for part in parts]), ratio, tree_weights(parts), seed=seed)
 
 
-def boosted_trees(features: Singles, ratio: Floats, weight: Floats, *, seed: int, threads: int = 1) -> Forests:
-    """Trees fitted to log(latency / base), [n], and to its error by the shapes of ops alone."""
-    base = _boosted(features, ratio, weight, EVERYTHING, BASE, seed, threads)
+def boosted_trees(features: Singles, ratio: Floats, weight: Floats, *, seed: int, threads: int = 1) -> Trees:
+    """Trees fitted to log(latency / base), [n], and to its error by the shapes of ops alone.
+
+    Kinds that none of the ops is of are no features: each tree draws from the others.
+    """
+    unknown = {place for place in KIND_PLACES if not (features[:, place] > 0).any()}
+    everything, of_ops = (tuple(place for place in places if place not in unknown) for places in (EVERYTHING, OF_OPS))
+    base = _boosted(features, ratio, weight, everything, BASE, seed, threads)
     left = ratio - base.predict(features)
-    return base, _boosted(features, left, weight, OF_OPS, SHAPES, seed + 1, threads)
+    return Trees(base=base, shapes=_boosted(features, left, weight, of_ops, SHAPES, seed + 1, threads))
+
+
+def fit_families(parts: Mapping[str, Sequence[Measured]], seed: int) -> tuple[FamilyTrees, tuple[str, ...]]:
+    """Trees of each family that has enough ops, from devices by family; and the families' names."""
+    names = tuple(name for name, some in parts.items() if sum(map(len, some)) >= FEWEST_OF_FAMILY)
+    forests = []
+    known = np.zeros((len(names), len(KINDS), 2), dtype=bool)
+    for number, name in enumerate(names):
+        some = parts[name]
+        features, ratio = np.concatenate([part.features for part in some]), np.concatenate([part.ratio for part in some])
+        forests.append(_boosted(features, ratio, tree_weights(some), NOT_OF_DEVICES, FAMILY, seed, 1))
+        for part in some:
+            known[number, part.ops.kind.astype(int), part.ops.backward.astype(int)] = True
+    nodes = 2**FAMILY.depth
+    none = np.zeros((0, nodes - 1))
+    empty = Forest(feature=none.astype(np.uint8), threshold=none.astype(np.float32), leaf=np.zeros((0, nodes), np.float32))
+    joint = Forest(
+        feature=np.concatenate([empty.feature, *(forest.feature for forest in forests)]),
+        threshold=np.concatenate([empty.threshold, *(forest.threshold for forest in forests)]),
+        leaf=np.concatenate([empty.leaf, *(forest.leaf for forest in forests)]),
+    )
+    return FamilyTrees(forest=joint, bases=np.array([forest.base for forest in forests]), known=known), names
 
 
 def _boosted(
@@ -198,15 +238,17 @@ def fit_similarity(groups: Sequence[tuple[OpPoints, Floats]], most: int = 120, s
     def cost(logs: Floats) -> tuple[float, Floats]:
         likelihoods = [group.negative_log_likelihood(logs, errors) for group, errors in parts]
         prior = _PRIOR * len(parts)
-        value = sum(one for one, _ in likelihoods) + prior * float(((logs - START)[6:] ** 2).sum())
+        value = sum(one for one, _ in likelihoods) + prior * float(((logs - START)[_DEVIATIONS:] ** 2).sum())
         slope = np.sum([one for _, one in likelihoods], axis=0)
-        slope[6:] += 2 * prior * (logs - START)[6:]
+        slope[_DEVIATIONS:] += 2 * prior * (logs - START)[_DEVIATIONS:]
         return value, slope
 
     bounds = [(_LOW, _HIGH)] * len(START)
     likelihoods = minimize(cost, START, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
     values = np.exp(likelihoods.x)
-    return Similarity(deviations=values[:6], roughness=float(values[6]), lengths=values[7:] * spread)
+    return Similarity(
+        deviations=values[:_DEVIATIONS], roughness=float(values[_DEVIATIONS]), lengths=values[_DEVIATIONS + 1 :] * spread
+    )
 
 
 @dataclass(frozen=True)
@@ -216,27 +258,35 @@ class Group:
     squared: Floats  # By coordinate, [coordinates, n, n].
     same_kind: Floats
     same: Floats
+    leaves: Floats
+    families: Floats
 
     @staticmethod
     def of(points: OpPoints, spread: Floats) -> Group:
         at = points.at / spread
+        # In single precision both may have negative eigenvalues.
+        families = points.families.astype(float)
+        trees = float(max(points.leaves.shape[1], 1))
         return Group(
             ((at[:, None, :] - at[None, :, :]) ** 2).transpose(2, 0, 1),
             (points.kind[:, None] == points.kind[None, :]).astype(float),
             (points.category[:, None] == points.category[None, :]).astype(float),
+            np.round(shared_leaves(points, points).astype(float) * trees) / trees,
+            families @ families.T,
         )
 
     def negative_log_likelihood(self, logs: Floats, errors: Floats) -> tuple[float, Floats]:
         """And its slope along the logarithms of deviations, roughness and lengths."""
         values = np.exp(logs)
-        device, kind, category, wide, narrow, noise, roughness = values[:7]
-        inverse = values[7:] ** -2
+        device, kind, category, wide, narrow, noise, leaves, families, roughness = values[: _DEVIATIONS + 1]
+        inverse = values[_DEVIATIONS + 1 :] ** -2
         total = np.tensordot(inverse, self.squared, axes=1)
         distance = np.sqrt(total + 1e-12)
         near = wide**2 * np.exp(-0.5 * total) * self.same_kind
         nearer = narrow**2 * np.exp(-roughness * distance) * self.same
         covariance = device**2 + kind**2 * self.same_kind + category**2 * self.same + near + nearer
-        covariance[np.diag_indices_from(covariance)] += noise**2
+        covariance = covariance + leaves**2 * self.leaves + families**2 * self.families
+        covariance[np.diag_indices_from(covariance)] += noise**2 + _ROUNDING * covariance.diagonal().mean()
         factor = cho_factor(covariance, lower=True)
         weights = cho_solve(factor, errors)
         value = float(0.5 * errors @ weights + np.log(np.diag(factor[0])).sum())
@@ -249,6 +299,8 @@ class Group:
             (middle * near).sum(),
             (middle * nearer).sum(),
             noise**2 * np.trace(middle),
+            leaves**2 * (middle * self.leaves).sum(),
+            families**2 * (middle * self.families).sum(),
             -0.5 * roughness * (middle * nearer * distance).sum(),
             *(0.5 * inverse * np.tensordot(self.squared, middle * along, axes=((1, 2), (0, 1)))),
         ]
@@ -269,16 +321,20 @@ def fit_domain(parts: Sequence[Singles]) -> OpDomain:
 
 def save(model: LatencyModel, info: LatencyInfo, path: Path) -> None:
     """Write a fitted model."""
-    arrays: dict[str, np.ndarray] = {
-        "info": np.frombuffer(msgspec.json.encode(info), dtype=np.uint8),
-        "deviations": model.similarity.deviations,
-        "lengths": model.similarity.lengths,
-        "domain_low": model.domain.low.astype(np.float32),
-        "domain_high": model.domain.high.astype(np.float32),
-        "element_bytes": model.domain.element_bytes,
-    }
-    for name, forest in zip(FORESTS, model.forests, strict=True):
-        arrays |= forest.arrays(name)
+    arrays: dict[str, np.ndarray] = {"info": np.frombuffer(msgspec.json.encode(info), dtype=np.uint8)}
+    for name, fit in zip(FITS, (model.training, model.every), strict=True):
+        own = {
+            "deviations": fit.similarity.deviations,
+            "lengths": fit.similarity.lengths,
+            "domain_low": fit.domain.low.astype(np.float32),
+            "domain_high": fit.domain.high.astype(np.float32),
+            "element_bytes": fit.domain.element_bytes,
+            "families_base": fit.families.bases,
+            "families_known": fit.families.known,
+        }
+        for part, forest in (*zip(TREES, (fit.trees.base, fit.trees.shapes), strict=True), ("families", fit.families.forest)):
+            own |= forest.arrays(part)
+        arrays |= {f"{name}_{key}": array for key, array in own.items()}
     data = io.BytesIO()
     np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
     path.write_bytes(data.getvalue())

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpro_search.costmodel.devices.features import base_us, features
-from dpro_search.costmodel.devices.model import Forests, log_ratio
+from dpro_search.costmodel.devices.model import Trees
 from dpro_search.costmodel.devices.ops import Floats, Ops
 from dpro_search.costmodel.devices.profile import DeviceProfile
 from experiments.devices.data import USUAL, Target
@@ -30,7 +30,7 @@ class ModelError:
     backward: Floats
 
 
-def without_model(targets: Sequence[Target], ops_of: ModelOps, model: str, seed: int) -> Forests:
+def without_model(targets: Sequence[Target], ops_of: ModelOps, model: str, seed: int) -> Trees:
     """Trees fitted to all devices, from which every shape that a model has was taken out, on every device."""
     taken = {shape for (_, name), table in ops_of.items() if name == model for shape in _shapes(table.ops)}
     by_name = {one.name: one.measured for one in targets}
@@ -42,14 +42,14 @@ def without_model(targets: Sequence[Target], ops_of: ModelOps, model: str, seed:
     return fit_trees([part for part in parts if len(part)], seed)
 
 
-def errors_of(model: str, forests: Forests, targets: Sequence[Target], ops_of: ModelOps) -> list[ModelError]:
+def errors_of(model: str, trees: Trees, targets: Sequence[Target], ops_of: ModelOps) -> list[ModelError]:
     """Errors on the model's ops, by target."""
     by_name = {one.name: one.measured for one in targets}
     return [
         ModelError(
             model=model,
             target=target,
-            log_error=np.log(predicted_us(forests, by_name[target].profile, table.ops) / table.us),
+            log_error=np.log(predicted_us(trees, by_name[target].profile, table.ops) / table.us),
             backward=table.ops.backward,
         )
         for (target, name), table in sorted(ops_of.items())
@@ -57,9 +57,9 @@ def errors_of(model: str, forests: Forests, targets: Sequence[Target], ops_of: M
     ]
 
 
-def predicted_us(forests: Forests, profile: DeviceProfile, ops: Ops) -> Floats:
+def predicted_us(trees: Trees, profile: DeviceProfile, ops: Ops) -> Floats:
     """Latencies, us, [n]."""
-    return np.asarray(base_us(ops, profile, USUAL) * np.exp(log_ratio(forests, features(ops, profile, USUAL))))
+    return np.asarray(base_us(ops, profile, USUAL) * np.exp(trees.log_ratio(features(ops, profile, USUAL))))
 
 
 def _measured(of: Measured, table: Table) -> Measured:

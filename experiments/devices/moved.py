@@ -33,8 +33,8 @@ from experiments.devices.protocol import LeftOut
 _ALIKE = "square or sequence that takes as long"
 _WIDTHS: Mapping[str, Callable[[], float]] = {
     _ALIKE: lambda: float(np.log(UNKNOWN_SIZES)),
-    "predicted ratio, specs only": lambda: default_model().widths.specs,
-    "predicted ratio, probes": lambda: default_model().widths.deviations[0] * float(np.sqrt(default_model().similarity.variance)),
+    "predicted ratio, specs only": lambda: default_model().training.widths.specs,
+    "predicted ratio, probes": lambda: default_model().training.probed_half_width,
 }
 """Half widths of the intervals of what-ifs: those of predictions."""
 FEWEST, MOST = 50, 400  # ops that two devices of a source have both
@@ -73,8 +73,8 @@ def _moved_us(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftO
     least = np.minimum(us, LEAST_US)
     bare = [DeviceProfile(device=part.profile.device) for part in (before, after)]
     probed = [_longest(ops, part.profile) for part in (before, after)]
-    specs = [predicted_us(to.forests, profile, ops) for profile in bare]
-    probes = [predicted_us(to.forests, part.profile, ops) for part in (before, after)]
+    specs = [predicted_us(to.trees, profile, ops) for profile in bare]
+    probes = [predicted_us(to.trees, part.profile, ops) for part in (before, after)]
     return {
         "roofline ratio": least + (us - least) * _peaks(before, after, ops),
         "ratio of probed rates": least + (us - least) * probed[1] / probed[0],
@@ -106,7 +106,7 @@ def _alike(before: Measured, after: Measured, ops: Ops, us: Floats, to: LeftOut)
         for precision, stack in np.unique(np.stack((ops.precision, ops.stack))[:, of_kind], axis=1).T.astype(int).tolist():
             mine = of_kind & (ops.precision == precision) & (ops.stack == stack)
             series = _series(kind, PRECISIONS[precision], STACKS[stack])
-            before_us, after_us = (predicted_us(to.forests, part.profile, series) for part in (before, after))
+            before_us, after_us = (predicted_us(to.trees, part.profile, series) for part in (before, after))
             at = np.log(np.maximum.accumulate(before_us))
             found[mine] = np.exp(np.interp(np.log(us[mine]), at, np.log(after_us / before_us)))
     return found

@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
-CROSS_DEVICE = ("shipped", "families", "devices", "xgboost", "unprobed", "noise", "targets", "random-samples")
+CROSS_DEVICE = (
+    "shipped",
+    "families",
+    "other-families",
+    "devices",
+    "sources",
+    "xgboost",
+    "unprobed",
+    "noise",
+    "targets",
+    "random-samples",
+)
 ERRORS = ("mape_pct", "median_ape_pct", "p90_ape_pct", "covered_pct")
 
 
@@ -17,7 +28,12 @@ def summary(found: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
     return {
         "cross_device": _by(found, CROSS_DEVICE, ("predictor", "left_out", "budget"), "target"),
         "by_source": _by(found, CROSS_DEVICE, ("predictor", "left_out", "budget", "source"), "target"),
-        "by_target": _by(found, ("shipped", "families", "devices"), ("predictor", "left_out", "budget", "target"), "target"),
+        "by_target": _by(
+            found,
+            ("shipped", "families", "other-families", "devices", "sources"),
+            ("predictor", "left_out", "budget", "target"),
+            "target",
+        ),
         "moved_ops": _by(found, ("moved",), ("predictor", "kind"), "target"),
         "cross_model": _by(found, ("cross-model", "shipped-models"), ("left_out", "source", "passes"), "model"),
         "by_model": _by(found, ("cross-model", "shipped-models"), ("left_out", "model", "passes"), "target"),

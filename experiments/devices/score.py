@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpro_search.cluster import Device
-from dpro_search.costmodel.devices.correction import OpPoints, Similarity
+from dpro_search.cluster.device import PRECISIONS
+from dpro_search.costmodel.devices.correction import Similarity
 from dpro_search.costmodel.devices.features import features
 from dpro_search.costmodel.devices.model import BUDGETS
 from dpro_search.costmodel.devices.model_file import default_info, default_model
-from dpro_search.costmodel.devices.ops import Floats
+from dpro_search.costmodel.devices.ops import KINDS, Floats
 from dpro_search.costmodel.devices.profile import DeviceProfile, profile_of
 from dpro_search.costmodel.intervals import Durations
 from dpro_search.errors import InputError
 from experiments.devices import ablations, baselines, models, moved, neusight, protocol, whole_models
 from experiments.devices.aiconfigurator import between_engines, systems_folder
-from experiments.devices.data import USUAL, Target, tables, targets
+from experiments.devices.data import USUAL, Target, of_training, tables, targets
 from experiments.devices.protocol import Judged, LeftOut
 from experiments.devices.table import Table, device_of
 
@@ -34,6 +35,7 @@ class Inputs(NamedTuple):
     folder: Path
     aiconfigurator: Path | None
     tables: dict[str, Table]
+    training: dict[str, Table]  # Of these the ops of training.
     described: Mapping[str, Device]  # Devices that the folder describes.
     left: tuple[str, ...]  # What was left out, in words.
 
@@ -42,7 +44,8 @@ class Inputs(NamedTuple):
 def _inputs(folder: Path, aiconfigurator: Path | None) -> Inputs:
     skipped: list[str] = []
     found = tables(folder, skipped, aiconfigurator)
-    return Inputs(folder, systems_folder(aiconfigurator), found, neusight.described(folder, []), tuple(skipped))
+    described = neusight.described(folder, [])
+    return Inputs(folder, systems_folder(aiconfigurator), found, of_training(found), described, tuple(skipped))
 
 
 def scored(folder: Path, aiconfigurator: Path | None, part: str, seed: int, skipped: list[str]) -> Rows:
@@ -55,23 +58,27 @@ def scored(folder: Path, aiconfigurator: Path | None, part: str, seed: int, skip
 
 
 FEWEST_GROUPS = 3
-_GROUPS = {"family": protocol.by_family, "device": protocol.by_device}
-_LEFT_OUT: dict[tuple[int, int, str], list[LeftOut]] = {}
+_GROUPS = {"family": protocol.by_family, "device": protocol.by_device, "source": protocol.by_source}
+_LEFT_OUT: dict[tuple[int, int, str, bool], list[LeftOut]] = {}
 
 
-def _left_out(inputs: Inputs, seed: int, how: str, skipped: list[str]) -> list[LeftOut]:
+def _left_out(inputs: Inputs, seed: int, how: str, skipped: list[str], *, others: bool = False) -> list[LeftOut]:
     """Kept, for several parts need it."""
-    key = (id(inputs.tables), seed, how)
+    key = (id(inputs.tables), seed, how, others)
     if key not in _LEFT_OUT:
         _LEFT_OUT.clear()
-        _LEFT_OUT[key] = protocol.left_out(_enough(inputs, seed, how, skipped), seed, _GROUPS[how])
+        _LEFT_OUT[key] = protocol.left_out(_enough(inputs, seed, how, skipped, others=others), seed, _GROUPS[how])
     return _LEFT_OUT[key]
 
 
-def _enough(inputs: Inputs, seed: int, how: str, skipped: list[str], *, probed: bool = True) -> list[Target]:
-    """The targets, none if there are too few groups to leave one out and to learn from the errors on the others."""
-    some = targets(inputs.tables, seed, skipped, probed=probed, described=inputs.described)
-    groups = {_GROUPS[how](one) for one in some}
+def _enough(inputs: Inputs, seed: int, how: str, skipped: list[str], *, probed: bool = True, others: bool = False) -> list[Target]:
+    """The targets, none if there are too few groups to leave one out and to learn from the errors on the others.
+
+    Ops of training are fitted and judged by themselves; `others` are judged by a fit to all ops.
+    """
+    measured = inputs.tables if others else inputs.training
+    some = targets(measured, seed, skipped, probed=probed, described=inputs.described, others=others)
+    groups = {_GROUPS[how](one) for one in some if one.judge.any()}
     if len(groups) >= FEWEST_GROUPS:
         return some
     skipped.append(f"{inputs.folder}: too few to leave a {how} out ({', '.join(sorted(groups))}); --parts shipped scores them")
@@ -82,8 +89,41 @@ def families(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """Architectures left out."""
     without = _left_out(inputs, seed, "family", skipped)
     rows = _rows(protocol.judged(without, seed), "predictor", "family", covered=True)
+    rows += _rows(protocol.from_data_sheets(without), "predictor, data sheet only", "family")
     rows += _rows(_of_base(without), "predictor, without trees of shapes", "family")
     return rows + _rows(baselines.roofline([one.target for one in without], protocol.by_family), "roofline", "family")
+
+
+def other_families(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Architectures left out, ops that are not of training: 8 and 4 bits, experts, decoding steps; XGBoost beside it."""
+    without = _left_out(inputs, seed, "family", skipped, others=True)
+    rows = _rows(protocol.judged(without, seed), "predictor, other ops", "family", covered=True)
+    rows += _rows(protocol.from_data_sheets(without), "predictor, other ops, data sheet only", "family")
+    rows += _rows(baselines.roofline([one.target for one in without], protocol.by_family), "roofline, other ops", "family")
+    return rows + _by_kind(without)
+
+
+def _by_kind(without: Sequence[LeftOut]) -> Rows:
+    """Errors of other ops by kind and precision, with the probes of the device as rates only."""
+    rows: Rows = []
+    for one in without:
+        ops, error = one.target.measured.ops, np.abs(np.expm1(-one.errors)) * 100
+        for kind, precision in np.unique(np.stack((ops.kind, ops.precision))[:, one.target.judge], axis=1).T.astype(int).tolist():
+            chosen = one.target.judge & (ops.kind == kind) & (ops.precision == precision)
+            name = f"other ops, {KINDS[kind]} {PRECISIONS[precision]}"
+            rows.append({"predictor": name, "left_out": "family", "target": one.target.name, "budget": 0,
+                         "rows": int(chosen.sum()), **_errors(error[chosen]), "covered_pct": None})  # fmt: skip
+    return rows
+
+
+def whole_sources(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
+    """Sources left out with the way in which they run ops; XGBoost beside it, and the predictor with a data sheet only."""
+    without = _left_out(inputs, seed, "source", skipped)
+    rows = _rows(protocol.judged(without, seed), "predictor", "source", covered=True)
+    rows += _rows(protocol.from_data_sheets(without), "predictor, data sheet only", "source")
+    some = [one.target for one in without]
+    rows += _rows(baselines.roofline(some, protocol.by_source), "roofline", "source")
+    return rows + _rows(baselines.xgboost_alone(some, seed, protocol.by_source, (0, 20, 100)), "XGBoost", "source")
 
 
 def single_devices(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
@@ -175,16 +215,17 @@ def _errors(error: Floats) -> dict[str, float]:
 
 
 def shipped(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
-    """The predictor that the package ships, on devices that it was not fitted to."""
-    known = set(default_info().devices)
+    """The predictor that the package ships, on ops of devices that the fit which predicts them has not seen."""
+    of_fit = {True: set(default_info().training.devices), False: set(default_info().every.devices)}
     rows: Rows = []
     for one in targets(inputs.tables, seed, skipped, described=inputs.described):
-        if one.name in known:
-            continue
         part = one.measured
+        judge = one.judge & np.array([one.name not in of_fit[bool(of_training)] for of_training in part.ops.of_training])
+        if judge.sum() <= max(BUDGETS):
+            continue
         for budget in BUDGETS:
-            chosen = protocol.samples(part, budget, seed, np.flatnonzero(one.judge))
-            rest = one.judge.copy()
+            chosen = protocol.samples(part, budget, seed, np.flatnonzero(judge))
+            rest = judge.copy()
             rest[chosen] = False
             measured_ops = (part.ops[chosen], part.us[chosen]) if budget else (None, None)
             found = default_model().on(part.profile, *measured_ops).predict(part.ops[rest])
@@ -270,14 +311,14 @@ def _model_ops(inputs: Inputs) -> dict[tuple[str, str], Table]:
 
 def cross_model(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
     """Models left out on devices that were measured: their ops, and NeuSight's whole steps."""
-    some = targets(inputs.tables, seed, skipped, described=inputs.described)
+    some = targets(inputs.training, seed, skipped, described=inputs.described)
     ops_of = _model_ops(inputs)
     cases = whole_models.cases(inputs.folder)
     by_name = {one.name: one.measured for one in some}
     rows: Rows = []
     for model in sorted({model for _, model in ops_of}):
-        forests = models.without_model(some, ops_of, model, seed)
-        for one in models.errors_of(model, forests, some, ops_of):
+        trees = models.without_model(some, ops_of, model, seed)
+        for one in models.errors_of(model, trees, some, ops_of):
             for passes, mask in (("forward", one.backward == 0), ("backward", one.backward > 0)):
                 if mask.any():
                     error = np.abs(np.expm1(one.log_error[mask])) * 100
@@ -288,8 +329,8 @@ def cross_model(inputs: Inputs, seed: int, skipped: list[str]) -> Rows:
             if f"neusight {case['model']}" == model and target in by_name:
                 profile = by_name[target].profile
 
-                def predict(device: str, name: str, ops: Any, forests: Any = forests, profile: Any = profile) -> Floats:
-                    return models.predicted_us(forests, profile, ops)
+                def predict(device: str, name: str, ops: Any, trees: Any = trees, profile: Any = profile) -> Floats:
+                    return models.predicted_us(trees, profile, ops)
 
                 rows.append(_step_row(case, whole_models.predicted_us(case, predict), "model", 0))
     return rows
@@ -319,12 +360,12 @@ def _on_device(one: LeftOut, similarity: Similarity, budget: int, seed: int) -> 
     measured = None
     if budget:
         chosen = protocol.samples(part, budget, seed, np.flatnonzero(one.target.judge))
-        measured = similarity.residual(part.points[chosen], one.errors[chosen])
+        measured = similarity.residual(one.points[chosen], one.errors[chosen])
 
     def predict(device: str, model: str, ops: Any) -> Floats:
-        us = models.predicted_us(one.forests, part.profile, ops)
+        us = models.predicted_us(one.trees, part.profile, ops)
         if measured is not None:
-            shift, _ = similarity.correction(measured, OpPoints.of(ops, features(ops, part.profile, USUAL)))
+            shift, _ = similarity.correction(measured, one.points_of(ops, features(ops, part.profile, USUAL)))
             us = us * np.exp(shift)
         return us
 
@@ -341,15 +382,17 @@ PARTS: dict[str, Callable[[Inputs, int, list[str]], Rows]] = {
     "shipped": shipped,
     "shipped-models": shipped_models,
     "families": families,
+    "other-families": other_families,
     "whole-steps": whole_steps,
     "cross-model": cross_model,
     "xgboost": xgboost_alone,
     "unprobed": unprobed,
     "devices": single_devices,
+    "sources": whole_sources,
     "targets": other_targets,
     "random-samples": random_samples,
     "moved": moved_ops,
     "noise": noise,
 }
-ONCE = ("shipped", "shipped-models", "xgboost", "noise")
+ONCE = ("shipped", "shipped-models", "sources", "xgboost", "noise")
 ON_REQUEST = ("unprobed", "targets", "random-samples", "moved")

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpro_search.cluster import bundled
-from dpro_search.costmodel.devices import gemm
+from dpro_search.costmodel.devices import Stack, attention, gemm, joined
 from dpro_search.costmodel.devices.choice import nearest_to_centres
 from experiments.devices import __main__ as devices
 from experiments.devices import deepbench, sailor
-from experiments.devices.data import drawn
+from experiments.devices.data import drawn, of_training
 from experiments.devices.table import device_of, family_of, table
 from tests.every_case import every_case
 from tests.in_process import called
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_folder_without_measurements_is_refused_in_one_line(tmp_path):
     done = called(devices, "score", tmp_path)
     assert done.returncode == 2
-    assert "no measured ops; expected neusight/, sailor/ or deepbench/ in it" in done.stderr
+    assert "no measured ops; expected neusight/, sailor/, deepbench/, vidur/ or tuned/ in it" in done.stderr
 
 
 def test_json_is_printed_whatever_a_folder_holds_and_says_what_was_left_out(tmp_path):
@@ -144,7 +144,31 @@ def test_samples_are_spread_over_categories():
 
     random = np.random.default_rng(0)
     category = np.repeat([1.0, 2.0, 3.0], [300, 30, 30])
-    points = OpPoints(at=random.normal(size=(360, len(COORDINATES))), kind=category, category=category)
+    points = OpPoints(
+        at=random.normal(size=(360, len(COORDINATES))),
+        kind=category,
+        category=category,
+        leaves=np.zeros((360, 0), np.uint8),
+        families=np.zeros((360, 0), np.float32),
+    )
     chosen = nearest_to_centres(points, 12, 0)
     assert len(set(chosen.tolist())) == 12
     assert set(category[chosen]) == {1.0, 2.0, 3.0}
+
+
+def test_the_fit_for_training_takes_no_rows_of_tuned_kernels_or_of_other_layouts():
+    ops = joined(
+        [
+            gemm(64, 128, 256, precision="bf16", transposes=1.0),
+            gemm(64, 512, 128, batch=16, precision="bf16"),  # of latent attention
+            gemm(64, 128, 256, precision="fp8", transposes=1.0),
+            attention(1, 8, 8, 64, 64, 64, causal=True, precision="bf16", stack=Stack.SERVING),
+        ]
+    )
+    names = ("aiconfigurator h100-sxm", "aiconfigurator a100-sxm-80gb", "neusight T4", "aiter mi300x")
+    kept = of_training({name: table(ops, np.arange(1.0, 5.0), name) for name in names})
+    assert {name: sorted(one.us.tolist()) for name, one in kept.items()} == {
+        "aiconfigurator h100-sxm": [1.0, 4.0],
+        "aiconfigurator a100-sxm-80gb": [1.0],
+        "neusight T4": [1.0, 2.0, 4.0],
+    }

@@ -14,12 +14,19 @@ def points(at, kind=0.0):
     at = np.asarray(at, dtype=float)
     whole = np.zeros((len(at), WIDTH))
     whole[:, 0] = at
-    return OpPoints(at=whole, kind=np.full(len(at), kind), category=np.full(len(at), kind))
+    return op_points(whole, np.full(len(at), kind), np.full(len(at), kind))
+
+
+def op_points(at, kind, category, random=None):
+    trees = 0 if random is None else 4
+    leaves = np.zeros((len(at), 0), np.uint8) if random is None else random.integers(0, 3, (len(at), trees)).astype(np.uint8)
+    families = np.zeros((len(at), trees // 2)) if random is None else random.normal(size=(len(at), trees // 2))
+    return OpPoints(at=at, kind=kind, category=category, leaves=leaves, families=families.astype(np.float32))
 
 
 def test_the_slope_of_the_likelihood_is_its_derivative():
     random = np.random.default_rng(0)
-    some = OpPoints(at=random.normal(size=(12, WIDTH)), kind=random.integers(0, 2, 12), category=random.integers(0, 3, 12))
+    some = op_points(random.normal(size=(12, WIDTH)), random.integers(0, 2, 12), random.integers(0, 3, 12), random)
     group, errors = Group.of(some, np.ones(WIDTH)), random.normal(size=12) * 0.3
     value, slope = group.negative_log_likelihood(START, errors)
     assert np.isfinite(value)

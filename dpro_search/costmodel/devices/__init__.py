@@ -8,8 +8,10 @@ from dpro_search.costmodel.devices.ops import Ops as Ops
 from dpro_search.costmodel.devices.ops import Stack as Stack
 from dpro_search.costmodel.devices.ops import attention as attention
 from dpro_search.costmodel.devices.ops import convolution as convolution
+from dpro_search.costmodel.devices.ops import experts as experts
 from dpro_search.costmodel.devices.ops import gemm as gemm
 from dpro_search.costmodel.devices.ops import joined as joined
+from dpro_search.costmodel.devices.ops import latent_attention as latent_attention
 from dpro_search.costmodel.devices.ops import streamed as streamed
 from dpro_search.costmodel.devices.profile import DeviceProfile as DeviceProfile
 from dpro_search.costmodel.devices.profile import Probes as Probes

@@ -12,11 +12,13 @@ import numpy as np
 
 from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
-from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, Floats, LibraryOpKind, Ops, Singles
+from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, STACKS, Floats, LibraryOpKind, Ops, Singles, Stack
 from dpro_search.costmodel.devices.profile import DeviceProfile, Rates, UsualShares
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 """Rows and columns that a multiprocessor computes at a time in the vendors' libraries (CUTLASS's default shapes)."""
+CACHE_HELD, CACHE_FULL = 0.5, 1.0
+"""Shares of the L2 cache up to which all streamed bytes hit, and from which on none does (empirical: H100 and L40S)."""
 _ELEMENT_BYTES = np.array([ELEMENT_BYTES[precision] for precision in PRECISIONS])
 _TF32 = PRECISIONS.index("tf32")
 _ATTENTION = KINDS.index(LibraryOpKind.ATTENTION)
@@ -86,7 +88,23 @@ def parts_us(ops: Ops, rates: Rates) -> tuple[Floats, Floats, Floats]:
     peak = rates.matrix_flops_per_s[ops.precision.astype(int)]
     compute = ops.flops / peak * 1e6
     memory = ops.matrix_bytes / rates.stream_bytes_per_s * 1e6
-    return compute, memory, ops.stream_bytes / rates.stream_bytes_per_s * 1e6
+    in_engine = ops.stack == STACKS.index(Stack.SERVING)
+    return (
+        compute,
+        memory,
+        np.where(in_engine, cached_us(ops.stream_bytes, rates), ops.stream_bytes / rates.stream_bytes_per_s * 1e6),
+    )
+
+
+def cached_us(moved: Floats, rates: Rates) -> Floats:
+    """Time of bytes that an engine's op streams, us, [n]: at the rate of the L2 cache where they fit, else at that of the memory.
+
+    What such an op streams was just written by another op of the CUDA graph, or is read again by the next one. Between half of the
+    cache and all of it the part that hits falls to nothing. Together with the launch this is a ramp: small tensors do not reach the
+    memory's rate. Ops that are launched one by one take their launch at these sizes, and trees know what they take beside it.
+    """
+    hits = np.clip((CACHE_FULL - moved / rates.cache_bytes) / (CACHE_FULL - CACHE_HELD), 0.0, 1.0)
+    return np.asarray(moved * (hits / rates.cache_bytes_per_s + (1 - hits) / rates.stream_bytes_per_s) * 1e6)
 
 
 def features(ops: Ops, profile: DeviceProfile, usual: UsualShares) -> Singles:

@@ -16,17 +16,34 @@ import numpy.typing as npt
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.trace_check import read_columns
 from dpro_search.costmodel.devices.correction import COORDINATES, PARTS, Similarity
+from dpro_search.costmodel.devices.families import FamilyTrees
 from dpro_search.costmodel.devices.features import FEATURES
-from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, OpDomain, Widths
-from dpro_search.costmodel.devices.ops import STACKS
+from dpro_search.costmodel.devices.model import BUDGETS, LatencyModel, OpDomain, OpsFit, Trees, Widths
+from dpro_search.costmodel.devices.ops import KINDS, STACKS
 from dpro_search.costmodel.devices.profile import UsualShares
 from dpro_search.costmodel.forest import ARRAY_NAME, Forest
 from dpro_search.errors import TraceFormatError, TraceVersionError
 
-LATENCY_VERSION = 1
-FORESTS = "base", "shapes"
-_ARRAYS = re.compile(f"info|deviations|lengths|domain_low|domain_high|element_bytes|({'|'.join(FORESTS)})_{ARRAY_NAME}")
+LATENCY_VERSION = 4
+FITS = "training", "every"
+TREES = "base", "shapes"
+"""Forests of each fit beside that of `families`; the names of arrays begin with that of the fit."""
+PLAIN = "deviations", "lengths", "domain_low", "domain_high", "element_bytes", "families_known", "families_base"
+_ARRAYS = re.compile(f"info|({'|'.join(FITS)})_({'|'.join(PLAIN)}|({'|'.join((*TREES, 'families'))})_{ARRAY_NAME})")
 _MOST = 1e9  # beyond any number of a fit
+_MOST_LOG = 100.0
+
+
+class FitInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Description of the arrays of one fit."""
+
+    devices: tuple[str, ...]
+    rows: int
+    left_out_mape_pct: dict[str, float]  # By number of measured ops of a device whose architecture was left out.
+    forest_bases: tuple[float, float]  # of base and shapes
+    families: tuple[str, ...]  # "source architecture" of each family's trees.
+    roughness: float
+    widths: Widths
 
 
 class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,17 +51,17 @@ class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = LATENCY_VERSION
     sources: tuple[str, ...]
-    devices: tuple[str, ...]
-    rows: int
     fitted_at: str
     versions: dict[str, str]
-    left_out_mape_pct: dict[str, float]  # By number of measured ops of a device whose architecture was left out.
     features: tuple[str, ...]
     coordinates: tuple[str, ...]
-    forest_bases: tuple[float, float]
-    roughness: float
-    widths: Widths
+    training: FitInfo
+    every: FitInfo
     usual: UsualShares
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
 
 
 def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
@@ -57,21 +74,17 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
     """
     try:
         arrays = read_columns(path, _ARRAYS)
-        info = msgspec.json.decode(arrays["info"].tobytes(), type=LatencyInfo)
+        text = arrays["info"].tobytes()
+        if msgspec.json.decode(text, type=_Versioned).version != LATENCY_VERSION:
+            raise TraceVersionError(f"{path}: fitted by another version of dpro-search; use the file that this version ships")
+        info = msgspec.json.decode(text, type=LatencyInfo)
         if info.version != LATENCY_VERSION or info.features != FEATURES or info.coordinates != COORDINATES:
             raise TraceVersionError(f"{path}: fitted by another version of dpro-search; use the file that this version ships")
-        for wrong, what in _problems(arrays, info):
+        for wrong, what in _impossible_shares(info.usual):
             if wrong:
                 raise ValueError(what)
-        bases = zip(FORESTS, info.forest_bases, strict=True)
-        all_features, of_ops = (Forest.from_arrays(arrays, name, len(FEATURES), base) for name, base in bases)
-        model = LatencyModel(
-            forests=(all_features, of_ops),
-            similarity=Similarity(deviations=arrays["deviations"], roughness=info.roughness, lengths=arrays["lengths"]),
-            widths=info.widths,
-            domain=OpDomain(low=arrays["domain_low"], high=arrays["domain_high"], element_bytes=arrays["element_bytes"]),
-            usual=info.usual,
-        )
+        training, every = (_fit(arrays, name, part) for name, part in zip(FITS, (info.training, info.every), strict=True))
+        model = LatencyModel(training=training, every=every, usual=info.usual)
     except (OSError, ValueError, KeyError, *DAMAGED) as error:
         if isinstance(error, TraceVersionError):
             raise
@@ -79,7 +92,34 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
     return model, info
 
 
-def _problems(arrays: dict[str, npt.NDArray[Any]], info: LatencyInfo) -> Iterator[tuple[bool, str]]:
+def _fit(arrays: dict[str, npt.NDArray[Any]], name: str, info: FitInfo) -> OpsFit:
+    own = {key.removeprefix(f"{name}_"): array for key, array in arrays.items() if key.startswith(f"{name}_")}
+    for wrong, what in _problems(own, info):
+        if wrong:
+            raise ValueError(f"{name}: {what}")
+    base, shapes = (Forest.from_arrays(own, part, len(FEATURES), at) for part, at in zip(TREES, info.forest_bases, strict=True))
+    return OpsFit(
+        trees=Trees(base=base, shapes=shapes),
+        families=_families(own),
+        similarity=Similarity(deviations=own["deviations"], roughness=info.roughness, lengths=own["lengths"]),
+        widths=info.widths,
+        domain=OpDomain(low=own["domain_low"], high=own["domain_high"], element_bytes=own["element_bytes"]),
+    )
+
+
+def _families(arrays: dict[str, npt.NDArray[Any]]) -> FamilyTrees:
+    forest = Forest.from_arrays(arrays, "families", len(FEATURES))
+    bases, known = arrays["families_base"], arrays["families_known"]
+    if bases.dtype.kind != "f" or bases.ndim != 1 or not len(bases) or len(forest.feature) % len(bases):
+        raise ValueError("families of another number")
+    if not (np.abs(bases) <= _MOST_LOG).all():
+        raise ValueError("families with impossible bases")
+    if known.dtype != np.bool_ or known.shape != (len(bases), len(KINDS), 2):
+        raise ValueError("known kinds of families of another shape")
+    return FamilyTrees(forest=forest, bases=bases.astype(np.float64), known=known)
+
+
+def _problems(arrays: dict[str, npt.NDArray[Any]], info: FitInfo) -> Iterator[tuple[bool, str]]:
     """Check for values that no fit gives, each with its message; compiled loops look at no bounds."""
     domain = {arrays["domain_low"].shape, arrays["domain_high"].shape}
     yield domain != {OpDomain.shape()} or arrays["element_bytes"].ndim != 1, "a domain of another shape"
@@ -88,10 +128,15 @@ def _problems(arrays: dict[str, npt.NDArray[Any]], info: LatencyInfo) -> Iterato
     numbers = (*alike, *(arrays[name] for name in ("domain_low", "domain_high", "element_bytes")))
     yield any(array.dtype.kind != "f" or bool(np.isnan(array).any()) for array in numbers), "arrays that are no numbers"
     yield not all(bool((array > 0).all() and (array <= _MOST).all()) for array in alike), "an impossible similarity"
-    deviations, floors_us = info.widths.deviations, info.usual.floor_us
-    yield len(deviations) != len(BUDGETS) or len(floors_us) != len(STACKS), "intervals or shares of another number"
-    scales = (info.roughness, info.widths.specs, *deviations, info.usual.matrix, info.usual.stream, *floors_us)
+    yield len(info.widths.deviations) != len(BUDGETS), "intervals of another number"
+    scales = info.roughness, info.widths.specs, *info.widths.deviations
     yield not all(0 < scale <= _MOST for scale in scales), "an impossible scale"
+
+
+def _impossible_shares(usual: UsualShares) -> Iterator[tuple[bool, str]]:
+    yield len(usual.floor_us) != len(STACKS), "launches of another number"
+    scales = *usual.matrix_by_precision.values(), usual.stream, *usual.floor_us
+    yield not all(0 < scale <= _MOST for scale in scales), "an impossible share"
 
 
 def default_model() -> LatencyModel:

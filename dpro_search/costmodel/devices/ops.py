@@ -23,6 +23,13 @@ Singles = npt.NDArray[np.float32]
 Numbers = float | npt.ArrayLike
 
 ELEMENT_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5, "int8": 1.0}
+LEAST_OUTPUT_BYTES = 2.0
+"""Size of an element that products of 8 and 4 bits write: engines keep activations in 16 bits between products."""
+
+_BYTES = np.array([ELEMENT_BYTES[precision] for precision in PRECISIONS])
+
+LATENT = 2.0
+"""Number of latent attention where other attention has whether it is causal."""
 
 
 class LibraryOpKind(StrEnum):
@@ -37,6 +44,7 @@ class LibraryOpKind(StrEnum):
     EMBEDDING = "embedding"
     LOSS = "loss"  # with the product that makes the logits
     OPTIMIZER = "optimizer"
+    EXPERTS = "experts"  # products of a mixture of experts: a group of rows for each expert
 
 
 class Stack(StrEnum):
@@ -74,11 +82,12 @@ class Ops:
     kernels : array [n]
         Least number of kernels.
     special : array [n]
-        Transcendental functions or divisions for each element streamed.
+        Transcendental functions or divisions for each element streamed. Of a product 1: its operands have a scale for each block of
+        elements; of attention query heads for each head of keys.
     window : array [n]
         Length of a convolution's filter along one side; 0 of other ops. Negative: with stride.
     transposes : array [n]
-        Of a product: 0 neither operand, 1 the right one, 2 the left one, 3 both.
+        Of a product: 0 neither operand, 1 the right one, 2 the left one, 3 both. Of attention: 1 causal, `LATENT`.
     """
 
     kind: Floats
@@ -110,6 +119,22 @@ class Ops:
         return self.matrix_bytes + self.stream_bytes
 
     @property
+    def distinction(self) -> Floats:
+        """Number that sets apart ops of a kind that other kernels compute, [n]; negative of decoding steps and latent attention."""
+        return np.where(self._of_engines, -1.0 - (self.special > 1), self.special)
+
+    @property
+    def of_training(self) -> npt.NDArray[np.bool_]:
+        """Whether training runs such ops, [n]: 16 bits and wider, no experts, no decoding steps, no latent attention."""
+        wide = _BYTES[self.precision.astype(int)] >= LEAST_OUTPUT_BYTES
+        return np.asarray(wide & (self.kind != KINDS.index(LibraryOpKind.EXPERTS)) & ~self._of_engines)
+
+    @property
+    def _of_engines(self) -> npt.NDArray[np.bool_]:
+        decoding = (self.m == 1) & (self.n > 1)
+        return np.asarray((self.kind == KINDS.index(LibraryOpKind.ATTENTION)) & (decoding | (self.transposes == LATENT)))
+
+    @property
     def matrix(self) -> Floats:
         """The columns side by side, [n, columns]."""
         return np.stack([getattr(self, field.name) for field in dataclasses.fields(self)], axis=1)
@@ -134,8 +159,12 @@ def gemm(
     stream_bytes: Numbers = 0.0,
     kernels: Numbers = 1.0,
     kind: LibraryOpKind = LibraryOpKind.GEMM,
+    block_scaled: bool = False,
 ) -> Ops:
-    """Products of m x k with k x n matrices; `stream_bytes` of a bias, say, or of a loss, which is its `kind` then."""
+    """Products of m x k with k x n matrices; `stream_bytes` of a bias, say, or of a loss, which is its `kind` then.
+
+    `block_scaled`: operands of 8 or 4 bits have a scale for each block of elements (128 x 128, 1 x 128, 16, 32).
+    """
     m, n, k, batch = _columns(m, n, k, batch)
     element = _element_bytes(precision)
     return _ops(
@@ -149,7 +178,8 @@ def gemm(
         k=k,
         products=products,
         flops=2 * products * batch * m * n * k,
-        matrix_bytes=products * element * batch * (m * k + k * n + m * n),
+        matrix_bytes=products * batch * (element * (m * k + k * n) + max(element, LEAST_OUTPUT_BYTES) * m * n),
+        special=float(block_scaled),
         transposes=transposes,
         stream_bytes=stream_bytes,
         kernels=kernels,
@@ -205,7 +235,11 @@ def attention(
     stack: Stack = Stack.PYTORCH,
     backward: bool = False,
 ) -> Ops:
-    """Fused attention. Backward: five products instead of two (Dao 2023, section 3.2). Causal: about half of the products."""
+    """Fused attention. Backward: five products instead of two (Dao 2023, section 3.2). Causal: about half of the products.
+
+    With one query for each head it is the attention of a decoding step: memory bounds it, for keys and values are read once for all
+    query heads that share them (grouped-query attention, Ainslie et al. 2023).
+    """
     batch, heads, kv_heads, queries, keys, head_dim = _columns(batch, heads, kv_heads, queries, keys, head_dim)
     pairs = queries * (keys - queries / 2) if causal else queries * keys
     products = 5.0 if backward else 2.0
@@ -224,6 +258,97 @@ def attention(
         matrix_bytes=_element_bytes(precision) * moved,
         special=heads / kv_heads,
         transposes=1.0 if causal else 0.0,
+    )
+
+
+def latent_attention(
+    batch: Numbers,
+    heads: Numbers,
+    queries: Numbers,
+    keys: Numbers,
+    *,
+    latent: Numbers = 512.0,
+    rotary: Numbers = 64.0,
+    head_dim: Numbers = 128.0,
+    precision: str,
+    stack: Stack = Stack.SERVING,
+) -> Ops:
+    """Multi-head latent attention (DeepSeek-V2 2024, section 2.1), causal.
+
+    Several queries: each head has keys of `head_dim` + `rotary` and values of `head_dim`. One query, a decoding step: all heads
+    share one latent vector of `latent` + `rotary` for each key, whose first part is the value, too (weights are absorbed).
+    """
+    batch, heads, queries, keys, latent, rotary, head_dim = _columns(batch, heads, queries, keys, latent, rotary, head_dim)
+    decoding = queries == 1
+    key_dim = np.where(decoding, latent, head_dim) + rotary
+    value_dim = np.where(decoding, latent, head_dim)
+    pairs = queries * (keys - queries / 2)
+    stored = keys * np.where(decoding, key_dim, heads * (key_dim + value_dim))
+    return _ops(
+        LibraryOpKind.ATTENTION,
+        precision,
+        stack,
+        backward=False,
+        batch=batch * heads,
+        m=queries,
+        n=keys,
+        k=key_dim,
+        products=2.0,
+        flops=2 * batch * heads * pairs * (key_dim + value_dim),
+        matrix_bytes=_element_bytes(precision) * batch * (heads * queries * (key_dim + value_dim) + stored),
+        special=np.where(decoding, heads, 1.0),
+        transposes=LATENT,
+    )
+
+
+def experts(
+    tokens: Numbers,
+    hidden: Numbers,
+    inner: Numbers,
+    experts: Numbers,
+    top_k: Numbers,
+    *,
+    all_experts: Numbers = 0.0,
+    precision: str,
+    stack: Stack = Stack.SERVING,
+    gated: bool = True,
+    block_scaled: bool = False,
+) -> Ops:
+    """Feed-forward products of a mixture of experts on one device, without the router: two grouped products.
+
+    They count as one product and one kernel, for some engines fuse all of it.
+
+    Parameters
+    ----------
+    tokens, top_k
+        Tokens, each of which goes to `top_k` of `all_experts` (0: of `experts`), all experts alike.
+    hidden, inner
+        Sizes of a token and of an expert's inner layer, as far as they are on this device.
+    experts
+        Experts on this device.
+    gated
+        The first product makes two inner layers, one of which gates the other (SwiGLU).
+    """
+    tokens, hidden, inner, experts, top_k, all_experts = _columns(tokens, hidden, inner, experts, top_k, all_experts)
+    everywhere = np.where(all_experts > 0, all_experts, experts)
+    rows = np.maximum(tokens * top_k * experts / everywhere, 1.0)
+    # Experts that at least one token goes to: weights of the others are not read.
+    used = np.minimum(np.maximum(experts * (1 - (1 - np.minimum(top_k / everywhere, 1.0)) ** tokens), 1.0), rows)
+    element, output = _element_bytes(precision), max(_element_bytes(precision), LEAST_OUTPUT_BYTES)
+    matrices = 3.0 if gated else 2.0
+    activations = rows * ((element + output) * hidden + (matrices * output + element) * inner)
+    return _ops(
+        LibraryOpKind.EXPERTS,
+        precision,
+        stack,
+        backward=False,
+        batch=used,
+        m=np.maximum(rows / used, 1.0),
+        n=inner,
+        k=hidden,
+        flops=2 * matrices * rows * hidden * inner,
+        matrix_bytes=element * used * matrices * hidden * inner + activations,
+        special=float(block_scaled),
     )
 
 

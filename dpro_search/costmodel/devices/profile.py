@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dpro_search.cluster import Device
 from dpro_search.cluster.device import PRECISIONS
-from dpro_search.costmodel.devices.ops import KINDS, STACKS, Floats, LibraryOpKind, Ops
+from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, KINDS, LEAST_OUTPUT_BYTES, STACKS, Floats, LibraryOpKind, Ops
 from dpro_search.errors import InputError
 
 PROBE_SIZE = 4096
@@ -27,6 +27,9 @@ last wave of tiles shows, and that vendors tune for."""
 PROBE_BYTES = 4e8
 """Bytes of a large copy: several times the largest L2 cache (128 MiB)."""
 MOST_PRECISIONS = 3
+CACHE_BYTES_PER_CYCLE = 18.0
+"""Bytes that a core and the L2 cache exchange in a cycle (empirical: quantization of tensors that fit in the cache, in tables of
+aiconfigurator-core: 15 to 18 on Ada and RTX Blackwell, 19 to 20 on Hopper, 21 to 23 on B200 and its siblings)."""
 USUAL_SHARE = 0.8
 """Share of a data sheet's rates that ops reach (the median of the shares that probes show on public data)."""
 BEYOND_PEAK = 4.0
@@ -37,6 +40,7 @@ _PRODUCTS = tuple(
     KINDS.index(kind) for kind in (LibraryOpKind.GEMM, LibraryOpKind.CONVOLUTION, LibraryOpKind.ATTENTION, LibraryOpKind.LOSS)
 )
 _GEMM = KINDS.index(LibraryOpKind.GEMM)
+_ELEMENT_BYTES = np.array([ELEMENT_BYTES[precision] for precision in PRECISIONS])
 _PLAIN = (_GEMM, KINDS.index(LibraryOpKind.ELEMENTWISE))  # One kernel, whose least time is that of a launch.
 
 
@@ -55,6 +59,8 @@ class Rates:
 
     matrix_flops_per_s: Floats  # By precision, in the order of `PRECISIONS`.
     stream_bytes_per_s: float
+    cache_bytes: float  # Of the L2 cache.
+    cache_bytes_per_s: float  # Between cores and the L2 cache.
     floor_us: Floats  # By `STACKS`.
     matrix_share: Floats  # Share of the data sheet's peak, by precision.
     stream_share: float
@@ -65,8 +71,16 @@ class UsualShares:
     """Rates that devices usually reach, for those not probed: medians of the probes in public measurements."""
 
     matrix: float = USUAL_SHARE
+    eight_bits: float = 0.45  # Of fp8 and int8: engines quantize beside the product, and power limits the clock.
+    four_bits: float = 0.3
     stream: float = USUAL_SHARE
     floor_us: tuple[float, ...] = (36.0, 70.0, 12.0, 3.5)  # By `STACKS`.
+
+    @property
+    def matrix_by_precision(self) -> dict[str, float]:
+        """Usual share of the data sheet's peak by precision."""
+        shares = {"fp8": self.eight_bits, "int8": self.eight_bits, "fp4": self.four_bits}
+        return {precision: shares.get(precision, self.matrix) for precision in PRECISIONS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,18 +126,27 @@ class DeviceProfile:
         """Rates from probes where there are, else usual shares of the data sheet's."""
         device, probes = self.device, self.probes
         assert device.memory_bytes_per_s is not None
+        assert device.l2_cache_bytes is not None
+        assert device.cores is not None
+        assert device.clock_hz is not None
         shares = {
             precision: flops_per_s / peak
             for precision, flops_per_s in probes.matrix_flops_per_s.items()
             if (peak := peak_flops_per_s(device, precision)) is not None
         }
-        other = float(np.median(list(shares.values()))) if shares else usual.matrix
-        share = np.array([shares.get(precision, other) for precision in PRECISIONS])
+        usual_shares = usual.matrix_by_precision
+        # Precisions that were not probed reach more or less than usual as those do that were, first those of 16 bits and wider.
+        wide = [precision for precision in shares if ELEMENT_BYTES[precision] >= LEAST_OUTPUT_BYTES]
+        factors = [shares[precision] / usual_shares[precision] for precision in wide or shares]
+        other = float(np.median(factors)) if factors else 1.0
+        share = np.array([shares.get(precision, usual_shares[precision] * other) for precision in PRECISIONS])
         peaks = np.array([peak_flops_per_s(device, precision) or np.nan for precision in PRECISIONS])
         stream = probes.stream_bytes_per_s or usual.stream * device.memory_bytes_per_s
         return Rates(
             matrix_flops_per_s=peaks * share,
             stream_bytes_per_s=stream,
+            cache_bytes=float(device.l2_cache_bytes),
+            cache_bytes_per_s=max(CACHE_BYTES_PER_CYCLE * device.cores * device.clock_hz, stream),
             floor_us=np.array(usual.floor_us) if probes.floor_us is None else np.full(len(STACKS), probes.floor_us),
             matrix_share=share,
             stream_share=stream / device.memory_bytes_per_s,
@@ -142,20 +165,23 @@ def peak_flops_per_s(device: Device, precision: str) -> float | None:
 
 
 def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
-    """Places of the ops among n to measure as probes, [at most 5]: products, the copy, the smallest op.
+    """Places of the ops among n to measure as probes, [at most 8]: products, the copy, the smallest op.
 
     Only what the ops are decides. Products, two where there is one precision, are those nearest to `PROBE_SIZE` on each side;
-    the copy is the one nearest to `PROBE_BYTES` of those that memory bounds.
+    the copy is the one nearest to `PROBE_BYTES` of those that memory bounds. Ops that training runs are asked first: of the others
+    only products in 8 and 4 bits are probes beside these, for they have rates of their own.
     """
+    usual, narrow = np.flatnonzero(ops.of_training), np.flatnonzero(_ELEMENT_BYTES[ops.precision.astype(int)] < LEAST_OUTPUT_BYTES)
+    if not len(usual):
+        return _places(ops, device)
+    products = _products(ops[narrow], _commonest(ops[narrow].precision[ops[narrow].flops > 0]), 1)
+    return np.concatenate([usual[_places(ops[usual], device)], narrow[products]])
+
+
+def _places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
     compute, memory = _at_data_sheet(ops, device)
-    places: list[int] = []
     precisions = _commonest(ops.precision[ops.flops > 0])
-    for precision in precisions:
-        of = np.flatnonzero((ops.precision == precision) & np.isin(ops.kind, _PRODUCTS) & (ops.flops > 0))
-        of = of[ops.kind[of] == _GEMM] if (ops.kind[of] == _GEMM).any() else of
-        places += of[np.argsort(_from_usual_product(ops[of]), kind="stable")][
-            : 3 - len(precisions) if len(precisions) < 3 else 1
-        ].tolist()
+    places = _products(ops, precisions, max(MOST_PRECISIONS - len(precisions), 1)).tolist()
     streams = np.flatnonzero((memory > 0) & (compute < 0.3 * memory))
     if len(streams):
         other = ops.kernels[streams] + np.abs(ops.special[streams]) + (ops.flops[streams] > 0) + 2 * ops.backward[streams]
@@ -165,6 +191,16 @@ def probe_places(ops: Ops, device: Device) -> npt.NDArray[np.int64]:
     plain = np.isin(ops.kind, _PLAIN)
     places.append(int(np.argmin(np.where(plain, size, np.inf) if plain.any() else size)))
     return np.array(list(dict.fromkeys(places)), dtype=np.int64)
+
+
+def _products(ops: Ops, precisions: Floats, count: int) -> npt.NDArray[np.int64]:
+    """Places of the `count` most usual products at each precision."""
+    places: list[int] = []
+    for precision in precisions:
+        of = np.flatnonzero((ops.precision == precision) & np.isin(ops.kind, _PRODUCTS) & (ops.flops > 0))
+        of = of[ops.kind[of] == _GEMM] if (ops.kind[of] == _GEMM).any() else of
+        places += of[np.argsort(_from_usual_product(ops[of]), kind="stable")][:count].tolist()
+    return np.array(places, dtype=np.int64)
 
 
 def probes_of(ops: Ops, us: Floats, device: Device) -> Probes:
@@ -198,6 +234,7 @@ def _at_data_sheet(ops: Ops, device: Device) -> tuple[Floats, Floats]:
 def _from_usual_product(ops: Ops) -> Floats:
     """Distance of products from one of `PROBE_SIZE` on each side whose sizes are multiples of 128."""
     distance = np.log2(ops.batch) + 4.0 * ops.backward + 0.1 * ops.transposes + 2.0 * (ops.stream_bytes > ops.matrix_bytes)
+    distance = distance + ops.special * (ops.kind == _GEMM)  # with a scale for each block
     for size in (ops.m, ops.n, ops.k):
         distance = distance + np.abs(np.log2(size / PROBE_SIZE)) + (np.round(size) % 128 != 0)
     return np.asarray(distance)

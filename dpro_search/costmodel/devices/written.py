@@ -18,8 +18,10 @@ from dpro_search.costmodel.devices.ops import (
     Stack,
     attention,
     convolution,
+    experts,
     gemm,
     joined,
+    latent_attention,
     streamed,
 )
 from dpro_search.errors import InputError
@@ -33,6 +35,7 @@ class Streamed(NamedTuple):
     special: float  # Transcendental functions or divisions for each element.
     backward_tensors: float = 0.0
     backward_kernels: int = 1
+    timed: bool = True  # Whether the package's own program can time it; kernels of inference engines come with tables only.
 
 
 STREAMED: Mapping[str, Streamed] = {
@@ -51,13 +54,20 @@ STREAMED: Mapping[str, Streamed] = {
     "softmax": Streamed(LibraryOpKind.SOFTMAX, 2, 1, 3),
     "layer_norm": Streamed(LibraryOpKind.NORM, 2, 0, 4, 2),
     "embedding": Streamed(LibraryOpKind.EMBEDDING, 2, 0, 2),
+    "rms_norm": Streamed(LibraryOpKind.NORM, 2, 0, timed=False),
+    "add_rms_norm": Streamed(LibraryOpKind.NORM, 4, 0, timed=False),  # the sum with a residual is written, too
+    "silu_mul": Streamed(LibraryOpKind.ELEMENTWISE, 3, 1, timed=False),
+    "rope": Streamed(LibraryOpKind.ELEMENTWISE, 2, 2, timed=False),
+    "quantize": Streamed(LibraryOpKind.ELEMENTWISE, 3, 0, timed=False),  # from 16 to 8 bits: fp8 or int8
 }
 
 # Sizes of an op by name: those that must be given, and those that have a value if they are not.
 SIZES: Mapping[str, tuple[tuple[str, ...], Mapping[str, int]]] = {
-    "gemm": (("m", "n", "k"), {"batch": 1, "transposes": 0}),
+    "gemm": (("m", "n", "k"), {"batch": 1, "transposes": 0, "block_scaled": 0}),
     "convolution": (("images", "inputs", "outputs", "side", "window"), {"stride": 1, "padding": 0}),
     "attention": (("batch", "heads", "queries", "head_dim"), {"kv_heads": 0, "keys": 0, "causal": 1}),
+    "latent_attention": (("batch", "heads", "queries"), {"keys": 0, "latent": 512, "rotary": 64, "head_dim": 128}),
+    "experts": (("tokens", "hidden", "inner", "experts", "top_k"), {"all_experts": 0, "gated": 1, "block_scaled": 0}),
     **{name: (("rows", "length"), {}) for name in STREAMED},
 }
 _MOST = 2**40  # of a size: products of three stay finite
@@ -100,7 +110,8 @@ class OpSpec:
                 raise InputError(f"{self.name} has no size '{key}'; it has {', '.join((*needed, *usual))}")
             if not (1 if key in needed else 0) <= value <= _MOST:
                 raise InputError(f"{self.name}: {key}={value} is impossible")
-        if self.backward and self.name in STREAMED and not STREAMED[self.name].backward_tensors:
+        no_backward = ("latent_attention", "experts", *(name for name, op in STREAMED.items() if not op.backward_tensors))
+        if self.backward and self.name in no_backward:
             raise InputError(f"{self.name} has no backward pass of its own")
         kept = tuple((key, given[key]) for key in (*needed, *usual) if key in given and given[key] != usual.get(key))
         object.__setattr__(self, "sizes", kept)
@@ -143,6 +154,7 @@ class OpSpec:
         sizes = {key: self.size(key) for key in (*needed, *usual)}
         if self.name == "attention":
             sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]
+        if self.name in ("attention", "latent_attention"):
             sizes["keys"] = sizes["keys"] or sizes["queries"]
         return sizes
 
@@ -154,7 +166,9 @@ class OpSpec:
             m, n, k, batch = (float(size[key]) for key in ("m", "n", "k", "batch"))
             if self.backward:  # the gradients of both operands
                 return gemm(m, k, n, batch=batch, products=2, kernels=2, **common)  # type: ignore[arg-type]
-            return gemm(m, n, k, batch=batch, transposes=float(size["transposes"]), **common)  # type: ignore[arg-type]
+            return gemm(
+                m, n, k, batch=batch, transposes=float(size["transposes"]), block_scaled=bool(size["block_scaled"]), **common  # type: ignore[arg-type]
+            )  # fmt: skip
         if self.name == "convolution":
             shape = (float(size[key]) for key in ("images", "inputs", "outputs", "side", "window"))
             products = 2.0 if self.backward else 1.0
@@ -162,6 +176,11 @@ class OpSpec:
         if self.name == "attention":
             shape = (float(size[key]) for key in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim"))
             return attention(*shape, causal=bool(size["causal"]), **common)  # type: ignore[arg-type]
+        if self.name == "latent_attention":
+            return latent_attention(**size, precision=self.precision, stack=stack)
+        if self.name == "experts":
+            flags = {key: bool(size.pop(key)) for key in ("gated", "block_scaled")}
+            return experts(**size, **flags, precision=self.precision, stack=stack)  # type: ignore[arg-type]
         op = STREAMED[self.name]
         rows, length = float(size["rows"]), float(size["length"])
         tensors = op.backward_tensors if self.backward else op.tensors

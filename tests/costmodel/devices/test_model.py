@@ -50,6 +50,14 @@ def test_intervals_narrow_from_specs_to_probes_to_samples():
     assert specs > probed > sampled
 
 
+def test_probes_make_no_interval_wider():
+    profiles = (DeviceProfile(device=bundled.device("h100-sxm")), DeviceProfile(device=bundled.device("h100-sxm"), probes=PROBED))
+    for precision in ("bf16", "fp8"):
+        op = gemm(4096, 4096, 4096, precision=precision, stack=Stack.SERVING, transposes=1.0)
+        specs, probed = (default_model().on(profile).predict(op) for profile in profiles)
+        assert probed.high_us[0] / probed.us[0] <= specs.high_us[0] / specs.us[0]
+
+
 def test_samples_of_a_device_that_is_slower_than_expected_make_all_its_ops_slower():
     ops = some_ops()
     model = default_model()
@@ -59,9 +67,48 @@ def test_samples_of_a_device_that_is_slower_than_expected_make_all_its_ops_slowe
 
 
 def test_a_precision_that_was_never_measured_is_refused():
-    prediction = default_model().on(a100()).predict(gemm(512, 512, 512, precision="int8"))
+    prediction = default_model().on(a100()).predict(gemm(512, 512, 512, precision="fp64"))
     assert prediction.origin[0] == PredictionOrigin.REFUSED
     assert np.isnan(prediction.us[0])
+
+
+def test_a_precision_that_a_device_has_no_units_for_is_refused():
+    prediction = default_model().on(a100()).predict(gemm(512, 512, 512, precision="fp8", stack=Stack.SERVING))
+    assert prediction.origin[0] == PredictionOrigin.REFUSED
+    assert np.isnan(prediction.us[0])
+
+
+def test_eight_and_four_bits_are_faster_than_sixteen_where_a_device_computes_them():
+    on_b200 = default_model().on(DeviceProfile(device=bundled.device("b200-sxm")))
+    us = [
+        on_b200.predict(gemm(8192, 8192, 8192, precision=precision, stack=Stack.SERVING, transposes=1.0)).us[0]
+        for precision in ("bf16", "fp8", "fp4")
+    ]
+    assert us[0] > us[1] > us[2] > 0
+
+
+def test_a_decoding_step_takes_what_reading_its_cache_takes():
+    h100 = bundled.device("h100-sxm")
+    few, many = (
+        attention(64, 32, kv_heads, 1, 8192, 128, causal=True, precision="bf16", stack=Stack.SERVING) for kv_heads in (8, 32)
+    )
+    for op in (few, many):
+        us = default_model().on(DeviceProfile(device=h100)).predict(op).us[0]
+        ideal_us = op.matrix_bytes[0] / h100.memory_bytes_per_s * 1e6
+        assert ideal_us < us < 2 * ideal_us
+    assert many.matrix_bytes[0] / few.matrix_bytes[0] == pytest.approx(4, rel=0.01)
+
+
+def test_samples_in_eight_bits_change_nothing_of_what_training_runs():
+    profile = DeviceProfile(device=bundled.device("h100-sxm"))
+    model, ops = default_model(), some_ops()
+    narrow = gemm(ops.m, ops.n, ops.k, precision="fp8", stack=Stack.SERVING, transposes=1.0)
+    us = 1.5 * model.on(profile).predict(narrow).us
+    sampled = model.on(profile, narrow[:20], us[:20])
+    assert sampled.predict(ops).us == pytest.approx(model.on(profile).predict(ops).us, rel=1e-12)
+    assert np.median(sampled.predict(narrow[20:]).us / us[20:]) == pytest.approx(1.0, abs=0.15)
+    both = sampled.predict(joined([narrow, ops]))
+    assert both.us == pytest.approx([*sampled.predict(narrow).us, *sampled.predict(ops).us])
 
 
 def test_sizes_beyond_what_was_measured_widen_and_then_refuse():

@@ -6,7 +6,20 @@ import pytest
 
 from dpro_search.cluster import bundled
 from dpro_search.cluster.device import PRECISIONS
-from dpro_search.costmodel.devices import DeviceProfile, LibraryOpKind, Probes, gemm, joined, probe_places, probes_of, streamed
+from dpro_search.costmodel.devices import (
+    DeviceProfile,
+    LibraryOpKind,
+    Probes,
+    Stack,
+    experts,
+    gemm,
+    joined,
+    probe_places,
+    probes_of,
+    streamed,
+)  # fmt: skip
+from dpro_search.costmodel.devices.features import base_us, cached_us
+from dpro_search.costmodel.devices.ops import STACKS
 from dpro_search.costmodel.devices.profile import UsualShares
 from dpro_search.errors import InputError
 
@@ -58,4 +71,38 @@ def test_times_in_other_units_are_refused(factor):
 def test_what_was_not_probed_reaches_the_usual_share():
     rates = DeviceProfile(device=A100, probes=Probes(matrix_flops_per_s={"bf16": 0.9 * 312e12})).rates(UsualShares())
     assert rates.stream_share == UsualShares().stream
-    assert rates.matrix_share == pytest.approx(np.full(len(PRECISIONS), 0.9))  # other precisions as the one that was probed
+    # Other precisions reach more than usual by as much as the one that was probed.
+    expected = np.array(list(UsualShares().matrix_by_precision.values())) * 0.9 / UsualShares().matrix
+    assert rates.matrix_share == pytest.approx(expected)
+
+
+def test_small_streamed_tensors_are_read_from_the_cache_and_large_ones_from_memory():
+    rates = DeviceProfile(device=A100).rates(UsualShares())
+    small, large = 0.2 * A100.l2_cache_bytes, 4.0 * A100.l2_cache_bytes
+    us = cached_us(np.array([small, large]), rates)
+    assert small / us[0] * 1e6 == pytest.approx(rates.cache_bytes_per_s)
+    assert large / us[1] * 1e6 == pytest.approx(rates.stream_bytes_per_s)
+    assert rates.cache_bytes_per_s > rates.stream_bytes_per_s
+
+
+def test_only_engines_stream_from_the_cache():
+    profile, moved = DeviceProfile(device=A100), 0.2 * A100.l2_cache_bytes
+    us = [
+        base_us(streamed(LibraryOpKind.NORM, 64, 1024, moved=moved, precision="bf16", stack=stack), profile, UsualShares())[0]
+        - profile.rates(UsualShares()).floor_us[STACKS.index(stack)]
+        for stack in (Stack.SERVING, Stack.PYTORCH)
+    ]
+    assert us[0] < us[1]
+    assert us[1] == pytest.approx(moved / profile.rates(UsualShares()).stream_bytes_per_s * 1e6)
+
+
+def test_products_in_eight_bits_are_probes_beside_those_of_training_and_change_no_other_rate():
+    h100 = bundled.device("h100-sxm")
+    others = joined([gemm([512, 4096], 4096, 4096, precision="fp8"), experts(64, 4096, 1024, 8, 2, precision="bf16")])
+    places = probe_places(joined([others, ops()]), h100)
+    assert places.tolist() == [*(probe_places(ops(), h100) + len(others)).tolist(), 1]
+    both = Probes(matrix_flops_per_s={"bf16": 7e14, "fp8": 1.8e15})
+    wide = Probes(matrix_flops_per_s={"bf16": 7e14})
+    shares = [DeviceProfile(device=h100, probes=probes).rates(UsualShares()).matrix_share for probes in (both, wide)]
+    fp32 = PRECISIONS.index("fp32")
+    assert shares[0][fp32] == shares[1][fp32]

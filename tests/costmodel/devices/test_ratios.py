@@ -44,7 +44,7 @@ def test_known_probes_agree_with_the_data_sheet(name):
 
 
 def test_devices_that_were_measured_publicly_have_probes():
-    assert known_probes(H100).matrix_flops_per_s.keys() == {"bf16", "fp32"}
+    assert known_probes(H100).matrix_flops_per_s.keys() == {"bf16", "fp32", "fp8"}
     assert known_probes(msgspec.structs.replace(H100, name="another")).stream_bytes_per_s is None
 
 

@@ -30,6 +30,7 @@ from dpro_search.report.units import duration
 from dpro_search.space.plan import Plan
 
 if TYPE_CHECKING:
+    from dpro_search.analysis.expect import Expectation
     from dpro_search.deploy.export import ExportedFiles
     from dpro_search.search import Trial
 
@@ -134,6 +135,36 @@ class Recording(Tabular):
             gains=tuple(facts["gains"]),
             facts=facts,
         )
+
+    @speaks_python
+    def expect(
+        self,
+        measured: Mapping[str, object] | None = None,
+        *,
+        changes: Mapping[str, object] | None = None,
+        with_next: bool = False,
+    ) -> Expectation:
+        """Compare a described job with measured numbers, and rank the causes that could explain a difference.
+
+        Parameters
+        ----------
+        measured
+            The numbers, like ``{"tokens_per_second": 9000, "memory": "61GiB"}``; ``dpro-search expect --help`` has their names.
+        changes
+            Settings of the job, like ``{"tp": 4}``.
+        with_next
+            Whether to say which measurement to make next.
+
+        Raises
+        ------
+        InputError
+            The job was recorded, or numbers contradict each other or the hardware.
+        """
+        from dpro_search.analysis.expect import expect
+
+        job = job_of(self.source)
+        here, plan = job.under(job.job.scenario(_texts(changes)))
+        return expect(here, _texts(measured), plan=plan, with_next=with_next)
 
     @speaks_python
     def search(

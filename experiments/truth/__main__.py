@@ -5,6 +5,7 @@ scores one predictor;
 ``compare FOLDER --predictor NAME,NAME,...`` scores several predictors on the rows that all of them support;
 ``accuracy FOLDER [--predictor NAME]`` prints the errors as the file that the package ships;
 ``comparable FOLDER`` prints the MFU of groups of runs as the file that the package ships;
+``next-plan FOLDER [--json]`` scores which plan to run next, on groups of runs of one job (minutes);
 ``table FOLDER --out DIR`` writes ``accuracy.html``: every run, with filters, beside two formulas that anybody could use;
 ``page FOLDER --out DIR [--seeds N]`` writes tables of all predictions and a picture (many minutes).
 """
@@ -28,16 +29,19 @@ from experiments.truth.compare import compared
 from experiments.truth.contradictions import contradictions
 from experiments.truth.covariances import covariances_toml
 from experiments.truth.intervals import intervals
+from experiments.truth.next_plan import regrets
 from experiments.truth.page import write_page
 from experiments.truth.predict import PREDICTORS
 from experiments.truth.rows import Row, read
 from experiments.truth.score import Predict, Scored, predicted, table
 from experiments.truth.table import table_html
 
+_MOST_RUNS = 12  # of a group, in the figures of `next-plan`
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.truth", description=__doc__)
-    parser.add_argument("verb", choices=["score", "compare", "accuracy", "comparable", "table", "page"])
+    parser.add_argument("verb", choices=["score", "compare", "accuracy", "comparable", "next-plan", "table", "page"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--by", default="source", help="columns, with commas between them")
     parser.add_argument("--predictor", default="cold", help=", ".join([*PREDICTORS, *peers.PEERS]))
@@ -77,6 +81,9 @@ def main() -> int:
     if options.verb == "page":
         fits = {"one factor": partial(one_factor, scored), "calibrated": partial(calibrated, scored)}
         write_page(options.out, scored, fits, range(options.seeds))
+        return 0
+    if options.verb == "next-plan":
+        print(json.dumps(regrets(scored, _MOST_RUNS), indent=None if options.json else 2))
         return 0
     if options.verb == "table":
         options.out.mkdir(parents=True, exist_ok=True)

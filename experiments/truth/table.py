@@ -15,6 +15,7 @@ from typing import Any
 from dpro_search.errors import DproSearchError
 from dpro_search.parallel.answers.accuracy import accuracy
 from dpro_search.parallel.costs.domain import domain_of
+from dpro_search.parallel.model import Network
 from experiments.truth.contradictions import contradictions
 from experiments.truth.jobs import workload_of
 from experiments.truth.rows import Row
@@ -64,7 +65,8 @@ def _run(one: Scored, peers: Mapping[str, Callable[[Row], Predicted]], wrong: st
         "measured": _rounded(measured_s),
         "predicted": _rounded(one.prediction.step_s),
         "interval": [_rounded(low_s), _rounded(high_s)],
-        "peers": [_peer(predict, row) for predict in peers.values()],
+        # Formulas of peers are those of transformers.
+        "peers": [None if isinstance(workload.model, Network) else _peer(predict, row) for predict in peers.values()],
         "contradicts": wrong,
     }
 

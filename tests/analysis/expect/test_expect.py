@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import dpro_search
 from dpro_search.analysis.expect import Expectation, expect
 from dpro_search.analysis.expect.causes import CAUSES, Situation, cause_texts, effects_of
 from dpro_search.analysis.expect.quantities import Quantity
 from dpro_search.analysis.expect.signals import signals
+from dpro_search.collect.sample import sample_trace_path
 from dpro_search.errors import InputError
 from dpro_search.kinds import JobInScenario, job_of, load_source
 from dpro_search.space.scenario import Scenario
@@ -206,6 +210,16 @@ def test_options_describe_a_job_and_settings_change_it(job_file):
     assert any("how the job runs was not given" in sentence for sentence in named["assumptions"])
     full = verb("expect", job_file, "--set", "recompute=full")
     assert full["values"]["step_us"]["expected"] > verb("expect", job_file)["values"]["step_us"]["expected"] * 1.1
+
+
+def test_python_gives_the_same_answer(job_file):
+    answer = dpro_search.load(job_file).expect({"mfu": "20%", "memory": "50GiB"}, changes={"micro_batch": 1}, with_next=True)
+    printed = verb("expect", job_file, "--measured", "mfu=20%", "--measured", "memory=50GiB", "--set", "micro_batch=1", "--next")
+    assert json.loads(msgspec.json.encode(answer)) == printed
+
+
+def test_a_recorded_job_is_not_compared():
+    assert "write it down as a job.toml" in refusal("expect", sample_trace_path(), "--measured", "step_time=1s")
 
 
 def test_a_job_must_be_described_once(job_file):

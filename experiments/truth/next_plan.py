@@ -1,0 +1,145 @@
+"""`regrets`: which run to make next, on published groups of runs of one job under several strategies, revealed one at a time.
+
+``python -m experiments.truth next-plan FOLDER``. After each run a policy names the plan that it would keep; its regret is how much
+longer that plan takes than the fastest one of the group.
+
+* *correlated*: `PlanBeliefs`, whose errors in common are those of ``parallel/answers/accuracy.toml``.
+* *predicted order*: the plans in the order of their predictions; the fastest measured one is kept.
+* *random*: the plans in random order; the fastest measured one is kept.
+* *TPE*: Optuna's sampler on measured values, with the settings as its parameters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpro_search.parallel.answers.accuracy import accuracy
+from dpro_search.parallel.costs.scales import MEASURED
+from dpro_search.parallel.steps.step_prices import StepPrices
+from dpro_search.search.plan_beliefs import PlanBeliefs
+from experiments.truth.calibrate import STEP, log_steps
+from experiments.truth.contradictions import consistent
+from experiments.truth.jobs import workload_of
+from experiments.truth.rows import Row
+from experiments.truth.score import Scored, group_of
+
+SOURCES = ("hf-ultrascale-playbook", "vtrain", "megatron-bridge", "internevo")
+FEWEST = 5  # runs of a group
+NOISE = 0.02  # of a measured step
+_SEEDS = range(10)
+_SETTINGS = ("dp", "tp", "pp", "cp", "ep", "vpp", "zero_stage", "micro_batch", "recompute")
+
+Policy = Callable[[Sequence[Scored], np.ndarray, int], list[int]]  # the plan that is kept after each run
+
+
+def regrets(scored: Sequence[Scored], runs: int) -> dict[str, Any]:
+    """Mean regret in per cent of each policy before any run and after each, and how many runs it needs for 2 %."""
+    groups = list(groups_of(scored))
+    answer: dict[str, Any] = {"groups": len(groups), "runs": sum(map(len, groups))}
+    for name, policy, seeds in (
+        ("correlated", _correlated, (0,)),
+        ("predicted order", _predicted_order, (0,)),
+        ("random", _random, _SEEDS),
+        ("TPE", _tpe, _SEEDS),
+    ):
+        lost = np.array([[_lost(members, policy, seed, runs) for seed in seeds] for members in groups]).mean(axis=1)
+        means = lost.mean(axis=0) * 100
+        enough = np.flatnonzero(means <= 2.0)
+        answer[name] = {
+            "regret_mean_pct": [round(float(mean), 2) for mean in means],
+            "runs_for_2_pct": int(enough[0]) if len(enough) else None,
+        }
+    return answer
+
+
+def groups_of(scored: Sequence[Scored]) -> Iterator[list[Scored]]:
+    """Groups of runs that differ in the strategy only; of several runs of one strategy the fastest."""
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], Scored]] = defaultdict(dict)
+    for one in consistent([each for each in scored if each.timed]):
+        if one.row.text("source").startswith(SOURCES):
+            strategy = tuple(one.row.text(name) for name in _SETTINGS)
+            before = groups[group_of(one.row)].get(strategy)
+            if before is None or _seconds(one.row) < _seconds(before.row):
+                groups[group_of(one.row)][strategy] = one
+    for group in groups.values():
+        if len(group) >= FEWEST:
+            yield list(group.values())
+
+
+def _seconds(row: Row) -> float:
+    return row.number("step_time_s") or np.inf
+
+
+def _lost(members: Sequence[Scored], policy: Policy, seed: int, runs: int) -> list[float]:
+    measured = np.log([_seconds(one.row) for one in members])
+    kept = policy(members, measured, seed)[: runs + 1]
+    kept += [kept[-1]] * (runs + 1 - len(kept))
+    return [float(np.exp(measured[plan] - measured.min()) - 1) for plan in kept]
+
+
+def beliefs_of(members: Sequence[Scored]) -> PlanBeliefs:
+    """The plans of a group as they are predicted."""
+    steps = [StepPrices(workload_of(one.row)) for one in members]
+    base = log_steps(steps, np.zeros((len(steps), len(MEASURED))))
+    moved = [log_steps(steps, np.tile(step, (len(steps), 1))) - base for step in STEP * np.eye(len(MEASURED))]
+    spread = accuracy().spread
+    slopes = np.array(moved).T / STEP * [spread[name] for name in MEASURED]
+    covariance = slopes @ slopes.T + spread["group"] ** 2 + spread["row"] ** 2 * np.eye(len(steps))
+    return PlanBeliefs(logs=base, covariance=covariance, noise=NOISE)
+
+
+def _correlated(members: Sequence[Scored], measured: np.ndarray, seed: int) -> list[int]:
+    beliefs = beliefs_of(members)
+    kept, runs = [beliefs.best], dict[int, float]()
+    while len(runs) < len(members):
+        now = beliefs.after(runs)
+        worth = now.worth()
+        worth[list(runs)] = -1.0
+        plan = (
+            int(np.argmax(worth)) if worth.max() > 0 else min(set(range(len(members))) - set(runs), key=lambda each: now.logs[each])
+        )
+        runs[plan] = float(measured[plan])
+        kept.append(beliefs.after(runs).best)
+    return kept
+
+
+def _predicted_order(members: Sequence[Scored], measured: np.ndarray, seed: int) -> list[int]:
+    return _fastest_so_far(np.argsort([one.prediction.step_s for one in members]).tolist(), measured)
+
+
+def _random(members: Sequence[Scored], measured: np.ndarray, seed: int) -> list[int]:
+    return _fastest_so_far(np.random.default_rng(seed).permutation(len(members)).tolist(), measured)
+
+
+def _tpe(members: Sequence[Scored], measured: np.ndarray, seed: int) -> list[int]:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    values = {name: sorted({one.row.text(name) for one in members}) for name in _SETTINGS}
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=2))
+    order: list[int] = []
+    for _ in range(20 * len(members)):
+        trial = study.ask()
+        asked = [trial.suggest_categorical(name, choices) for name, choices in values.items() if len(choices) > 1]
+        names = [name for name, choices in values.items() if len(choices) > 1]
+        plan = next((n for n, one in enumerate(members) if [one.row.text(name) for name in names] == asked), None)
+        if plan is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)  # no such run was published
+            continue
+        study.tell(trial, float(measured[plan]))
+        if plan not in order:
+            order.append(plan)
+        if len(order) >= min(len(members), 12):
+            break
+    rest = [plan for plan in np.random.default_rng(seed).permutation(len(members)).tolist() if plan not in order]
+    return _fastest_so_far([*order, *rest], measured)
+
+
+def _fastest_so_far(order: Sequence[int], measured: np.ndarray) -> list[int]:
+    """The plan that is kept: before any run the first of the order, then the fastest measured one."""
+    fastest = [min(order[:count], key=lambda plan: measured[plan]) for count in range(1, len(order) + 1)]
+    return [order[0], *fastest]

@@ -22,11 +22,14 @@ from dpro_search.analysis.expect.posterior import Beliefs, Hypothesis
 from dpro_search.analysis.expect.published import comparable_runs
 from dpro_search.analysis.expect.quantities import ABOUT, Quantity
 from dpro_search.analysis.expect.signals import signals
+from dpro_search.analysis.expect.unstated import PossibleJobs, possible_jobs
 from dpro_search.errors import InputError
 from dpro_search.kinds import JobInScenario
 from dpro_search.kinds._work import efficiency
+from dpro_search.parallel.answers.accuracy import accuracy
 from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.prepared import PreparedJob
+from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.workload import Workload
 from dpro_search.space.plan import Plan
 
@@ -72,16 +75,18 @@ def expect(
         raise InputError(f"{job.title} is not compared with what is expected: write it down as a job.toml (dpro-search describe)")
     prepared = job.job.prepared(job.scenario)
     strategy = prepared.space.strategy(Plan() if plan is None else plan)
-    workload = replace(prepared.prices.workload, strategy=strategy)
+    described = replace(prepared.prices.workload, strategy=strategy)
+    possible = possible_jobs(prepared.description, described, frozenset((plan or Plan()).settings))
+    workload = possible.likely
     readings = read_measured(measured, files, _facts(prepared, workload))
     expected = signals(workload, list(Quantity))
     for reading in readings:
         if reading.key.quantity not in expected:
             raise InputError(f"--measured {reading.name}: it is not known what to expect of such a job; leave it out")
-    step_us, domain = expected[Quantity.STEP], prepared.prices.domain(strategy)
-    low_us, high_us = prepared.interval_us(step_us, strategy, domain)
     situation = Situation(
-        workload=workload, framework=prepared.description.framework, step_ratio=(low_us / step_us, high_us / step_us)
+        workload=workload,
+        framework=prepared.description.framework,
+        step_ratio=_step_ratio(prepared, possible, expected[Quantity.STEP]),
     )
     beliefs = beliefs_of(situation, readings, expected)
     causes = _causes(beliefs, expected, {reading.key.quantity for reading in readings})
@@ -102,8 +107,21 @@ def expect(
         not_told_apart=_not_told_apart(causes, readings),
         comparable=comparable_runs(workload),
         next=tuple(measurements(beliefs, devices, per_host, np.random.default_rng(seed))) if with_next else (),
-        assumptions=prepared.assumptions,
+        assumptions=(*prepared.assumptions, *possible.assumptions),
     )
+
+
+def _step_ratio(prepared: PreparedJob, possible: PossibleJobs, step_us: float) -> tuple[float, float]:
+    """Quantiles of 5 and 95 % of measured over expected step time, with those of the other jobs that the description may mean."""
+    workload = possible.likely
+    domain = StepPrices(workload).domain(workload.strategy)
+    low_us, high_us = prepared.interval_us(step_us, workload.strategy, domain)
+    for other in possible.others:
+        other_low_us, other_high_us = accuracy().interval_us(
+            StepPrices(other).step_us(other.strategy), domain, prepared.description.gpu_vendor
+        )
+        low_us, high_us = min(low_us, other_low_us), max(high_us, other_high_us)
+    return low_us / step_us, high_us / step_us
 
 
 def _facts(prepared: PreparedJob, workload: Workload) -> Facts:

@@ -167,6 +167,29 @@ def test_a_cause_that_would_not_fit_in_memory_is_none(tmp_path):
     assert "no-flash-attention" not in {cause.name for cause in answer.causes}
 
 
+def described(folder: Path, text: str) -> JobInScenario:
+    (folder / "job.toml").write_text(text)
+    return job_of(load_source(folder / "job.toml"))
+
+
+def test_the_interval_holds_what_the_file_does_not_say(tmp_path, healthy):
+    stated = expect(described(tmp_path, JOB + 'recompute = "none"\n'))
+    value, wider = stated.values[Quantity.STEP], healthy.values[Quantity.STEP]
+    assert value.expected == wider.expected
+    assert value.interval[1] < wider.interval[1]
+    assert any("whether activations are computed again is not said" in sentence for sentence in healthy.assumptions)
+    assert not any("computed again" in sentence for sentence in stated.assumptions)
+
+
+def test_a_job_that_ran_is_taken_to_fit_in_memory(tmp_path):
+    text = JOB.replace("micro_batch = 2", "micro_batch = 8").replace("dgx-a100-80", "dgx-a100-40")
+    answer = expect(described(tmp_path, text))
+    assert any("would not fit in memory" in sentence for sentence in answer.assumptions)
+    assert answer.values[Quantity.MEMORY].expected < 40 * 2**30
+    stated = expect(described(tmp_path, text + 'recompute = "none"\n'))
+    assert any("does not fit in memory" in sentence for sentence in stated.assumptions)
+
+
 def test_the_tokens_of_an_mfu_are_those_of_a_rate(job, healthy):
     by_mfu = expect(job, ["mfu=30%"]).values[Quantity.STEP].measured
     flops = expect(job, ["flops_per_device=93.6TFLOP/s"]).values[Quantity.STEP].measured  # 30 % of 312

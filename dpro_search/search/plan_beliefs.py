@@ -2,14 +2,17 @@
 
 The logarithm of a measured step is that of its prediction plus an error. Errors of plans have a normal distribution in common:
 efficiencies of devices, links and hosts that are other than predicted move all plans, each by its slopes; the rest is each plan's
-own. So the run of one plan says something about the others, and it is worth what it is expected to make the plan better that is
-chosen in the end: the knowledge gradient (Frazier, Powell and Dayanik 2009, "The knowledge-gradient policy for correlated normal
-beliefs", INFORMS Journal on Computing 21).
+own. So the run of one plan says something about the others.
+
+The plan to run next is the one that would be fastest if each were one standard deviation faster than is believed (a lower
+confidence bound; Srinivas et al. 2010, "Gaussian process optimization in the bandit setting"). A further run is worth what it
+is expected to make the plan better that is chosen in the end: the knowledge gradient (Frazier, Powell and Dayanik 2009, "The
+knowledge-gradient policy for correlated normal beliefs", INFORMS Journal on Computing 21).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,8 +73,7 @@ class PlanBeliefs:
         fastest = np.min(self.logs[:, None, None] + moved[:, :, None] * nodes, axis=0)
         return np.asarray(np.maximum(self.logs.min() - fastest @ weights, 0.0))
 
-    def next_plan(self) -> int:
-        """The plan whose run is worth most; of several that are worth as much, the one that is believed to be fastest."""
-        worth = self.worth()
-        equal = np.flatnonzero(worth >= worth.max() - 1e-12)
-        return int(equal[np.argmin(self.logs[equal])])
+    def next_plan(self, but: Collection[int] = ()) -> int:
+        """The plan to run next, without those that were run; raises `ValueError` if all were."""
+        optimistic = self.logs - np.sqrt(np.maximum(np.diag(self.covariance), 0.0))
+        return min((plan for plan in range(len(self.logs)) if plan not in but), key=lambda plan: float(optimistic[plan]))

@@ -48,4 +48,12 @@ def test_the_worth_is_the_expected_gain_of_the_plan_that_is_chosen():
         after = start.after({0: truth[0] + start.noise * rng.standard_normal()})
         gains.append(truth[start.best] - truth[after.best])
     assert np.mean(gains) == pytest.approx(start.worth()[0], rel=0.15)
-    assert start.next_plan() == int(np.argmax(start.worth()))
+
+
+def test_of_plans_that_may_be_fastest_the_less_certain_one_is_run_first():
+    start = beliefs([0.0, 0.02, 0.3], [0.01, 0.15, 0.05])
+    assert start.best == 0
+    assert start.next_plan() == 1
+    assert start.next_plan(but={1}) == 0
+    with pytest.raises(ValueError, match="empty"):
+        start.next_plan(but={0, 1, 2})

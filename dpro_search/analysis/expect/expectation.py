@@ -106,7 +106,7 @@ def expect(
         causes=causes,
         not_told_apart=_not_told_apart(causes, readings),
         comparable=comparable_runs(workload),
-        next=tuple(measurements(beliefs, devices, per_host, np.random.default_rng(seed))) if with_next else (),
+        next=tuple(measurements(beliefs, devices, per_host, workload.precision, np.random.default_rng(seed))) if with_next else (),
         assumptions=(*prepared.assumptions, *possible.assumptions),
     )
 

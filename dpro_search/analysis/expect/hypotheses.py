@@ -153,7 +153,7 @@ class CauseReplays:
 
 @lru_cache(maxsize=1)
 def prior_shares() -> Mapping[str, float]:
-    """Of jobs with a cause, the share with each: by the public threads that had it, and half a thread more for each."""
+    """The share of jobs with a cause that have each: by the public threads that had it, and half a thread more for each."""
     threads = {name: text.threads + 0.5 for name, text in cause_texts().items() if name != NONE}
     return {name: count / sum(threads.values()) for name, count in threads.items()}
 

@@ -1,4 +1,4 @@
-"""`worth`: how much a further measurement is expected to tell about the cause, for its cost in device-minutes.
+"""`measurements`: how much a further measurement is expected to tell about the cause, for its cost in device-minutes.
 
 The information that a measurement gives about the cause is the expected loss of entropy of the causes' probabilities (Lindley 1956,
 "On a measure of the information provided by an experiment"), by draws of causes, severities and errors.
@@ -24,18 +24,16 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    name
-        As ``--measured`` takes it.
-    words
-        What it is.
+    name, words
+        Its name, as ``--measured`` takes it, and in words.
     information_bits
         By how much it is expected to lower the entropy of the causes.
     entropy_bits
         The entropy now.
     device_minutes
-        What it costs.
+        Its cost: minutes times the devices that take part.
     command
-        How it is made; it prints a line that ``--also`` reads, or says what to look at.
+        A command that makes it; it prints a line that ``--also`` reads, or says what to look at.
     """
 
     name: str
@@ -47,10 +45,13 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _GEMM = (
-    "python -c \"import torch,time; a=torch.randn(8192,8192,device='cuda',dtype=torch.bfloat16); "
+    "python -c \"import torch,time; {before}a=torch.randn(8192,8192,device='cuda',dtype=torch.{dtype}); "
     "[a@a for _ in range(50)]; torch.cuda.synchronize(); t=time.time(); [a@a for _ in range(200)]; torch.cuda.synchronize(); "
-    "print(f'gemm={2*8192**3*200/(time.time()-t)/1e12:.0f}TFLOP/s')\""
+    "print(f'gemm={{2*8192**3*200/(time.time()-t)/1e12:.0f}}TFLOP/s')\""
 )
+_TF32 = "torch.backends.cuda.matmul.allow_tf32=True; "
+_DTYPES = {"bf16": ("bfloat16", ""), "fp16": ("float16", ""), "fp32": ("float32", ""), "tf32": ("float32", _TF32)}
+"""Type of a tensor in PyTorch, and a statement before, for products in a precision. Narrow types need kernels of their own."""
 _MINUTES = {  # of the devices that take part (estimated)
     Quantity.STEP: 2.0,
     Quantity.MEMORY: 0.1,
@@ -71,7 +72,7 @@ _NAMES = {
 }
 
 
-def measurements(beliefs: Beliefs, devices: int, per_host: int, rng: np.random.Generator) -> list[Measurement]:
+def measurements(beliefs: Beliefs, devices: int, per_host: int, precision: str, rng: np.random.Generator) -> list[Measurement]:
     """All measurements that have not been made and tell something, the one to make first at the front.
 
     That is the cheapest of those that tell at least half as much as any.
@@ -85,7 +86,7 @@ def measurements(beliefs: Beliefs, devices: int, per_host: int, rng: np.random.G
         bits = information_bits(beliefs, quantity, rng)
         if bits > _TOO_LITTLE_BITS:
             minutes = _MINUTES[quantity] * taking_part.get(quantity, devices)
-            words, command = ABOUT[quantity].words, _command(quantity, devices, per_host)
+            words, command = ABOUT[quantity].words, _command(quantity, devices, per_host, precision)
             listed.append(
                 Measurement(
                     name=_NAMES[quantity],
@@ -130,14 +131,16 @@ def entropy_bits(beliefs: Beliefs, probabilities: Floats) -> Floats:
     return np.asarray(-(sums * np.log2(np.maximum(sums, 1e-300))).sum(axis=1))
 
 
-def _command(quantity: Quantity, devices: int, per_host: int) -> str:
-    """How the measurement is made."""
+def _command(quantity: Quantity, devices: int, per_host: int, precision: str) -> str:
+    """A command or a note that says how the measurement is made."""
+    dtype, before = _DTYPES.get(precision, ("", ""))
+    product = _GEMM.format(dtype=dtype, before=before) if dtype else f"time products of 8192 x 8192 matrices in {precision}"
     return {
         Quantity.STEP: "time 20 steps after the first 10, and divide",
         Quantity.MEMORY: "nvidia-smi --query-gpu=memory.used --format=csv   # while the job runs; the largest",
         Quantity.UTILISATION: "nvidia-smi --query-gpu=utilization.gpu --format=csv -l 1   # for 20 s while the job runs; the mean",
         Quantity.POWER: "nvidia-smi --query-gpu=power.draw --format=csv -l 1   # for 20 s while the job runs; the mean",
-        Quantity.GEMM: _GEMM,
+        Quantity.GEMM: product,
         Quantity.ALL_REDUCE: f"mpirun -np {devices} -N {min(per_host, devices)} all_reduce_perf -b 1G -e 1G -g 1   # column busbw",
         Quantity.ONE_HOST: f"torchrun --nnodes 1 --nproc-per-node {per_host} ...   # 1/{devices // per_host} of the global batch",
     }[quantity]

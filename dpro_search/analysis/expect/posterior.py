@@ -101,7 +101,7 @@ class Beliefs:
 
     @cached_property
     def log_likelihoods(self) -> Floats:
-        """Of each hypothesis, [hypotheses]."""
+        """Logarithm of the likelihood of each hypothesis, [hypotheses]."""
         names = list(self.measured)
         if not names:
             return np.zeros(len(self.hypotheses))
@@ -120,7 +120,7 @@ class Beliefs:
 
     @cached_property
     def probabilities(self) -> Floats:
-        """Of each hypothesis, [hypotheses]; their sum is 1."""
+        """Probability of each hypothesis, [hypotheses]; their sum is 1."""
         return normalised(np.log([one.prior for one in self.hypotheses]) + self.log_likelihoods)
 
     def percentile(self, quantity: Quantity) -> float:

@@ -29,7 +29,7 @@ _MOVE = 0.1  # of the logarithm of an efficiency, to find slopes
 
 
 def signals(workload: Workload, quantities: Collection[Quantity]) -> dict[Quantity, float]:
-    """What a workload would show. A quantity that it does not have, or whose parts are not known, is left out.
+    """The quantities that a workload would show. A quantity that it does not have, or whose parts are not known, is left out.
 
     Raises
     ------

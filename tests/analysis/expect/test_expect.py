@@ -144,6 +144,15 @@ def test_a_slow_network_is_told_from_a_slow_device_by_an_all_reduce(job, healthy
     assert told.causes[0].name == "slow-device-or-host"
 
 
+def test_a_product_is_timed_in_the_type_of_the_job(tmp_path, job):
+    def command(one: JobInScenario) -> str:
+        return next(each.command for each in expect(one, ["mfu=15%"], with_next=True).next if each.name == "gemm")
+
+    assert "dtype=torch.bfloat16" in command(job)
+    half = described(tmp_path, JOB.replace("framework", 'precision = "fp16"\nframework'))
+    assert "dtype=torch.float16" in command(half)
+
+
 def test_numbers_that_were_given_are_not_asked_for_again(job):
     answer = expect(job, ["step_time=20s", "gemm=250TFLOP/s"], with_next=True)
     assert not {"step_time", "gemm"} & {each.name for each in answer.next}

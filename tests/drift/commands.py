@@ -94,7 +94,7 @@ COMMANDS: Mapping[str, str] = {
     "diff ddp": "diff {ddp_mlp} {ddp_blocks}",
     "diff fsdp": "diff {fsdp_mlp} {fsdp_mlp_prefetch}",
     **{f"run {name}": f"run {{{name}}} --trials 12 --seed 3 --out {{new}} {more}" for name, more in _SEARCHED.items()},
-    "expect described": "expect {described_dense} --measured mfu=30% --measured memory=40GiB --next",
+    "expect described": "expect {described_dense} --measured mfu=30% --measured memory=40GiB",
     "run on clusters": "run {described_dense} --trials 6 --cluster 2xhgx-h100,4xhgx-a100 --out {new}",
     "export ddp": "export {run ddp_blocks} --out {new}",
     "export horovod": "export {run resnet50_2ranks_2gbit} --out {new}",

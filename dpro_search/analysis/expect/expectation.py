@@ -90,7 +90,13 @@ def expect(
     )
     beliefs = beliefs_of(situation, readings, expected)
     causes = _causes(beliefs, expected, {reading.key.quantity for reading in readings})
-    values = {quantity.value: _value(quantity, expected[quantity], beliefs) for quantity in Quantity if quantity in expected}
+    device = prepared.description.device
+    limits = {Quantity.UTILISATION: 1.0, Quantity.MEMORY: device.memory_bytes, Quantity.POWER: device.power_w}
+    values = {
+        quantity.value: _value(quantity, expected[quantity], limits.get(quantity), beliefs)
+        for quantity in Quantity
+        if quantity in expected
+    }
     first = readings[0] if readings else None
     name, scalars = _as_given(first, values)
     devices, per_host = workload.strategy.devices, workload.cluster.ranks_per_host or workload.strategy.devices
@@ -142,10 +148,11 @@ def _facts(prepared: PreparedJob, workload: Workload) -> Facts:
 # The answer.
 
 
-def _value(quantity: Quantity, expected: float, beliefs: Beliefs) -> ExpectedValue:
+def _value(quantity: Quantity, expected: float, limit: float | None, beliefs: Beliefs) -> ExpectedValue:
+    """A quantity with its interval, which ends at what a device has; `limit`: None where that is not known."""
     spread = beliefs.spread
     low, high = (math.exp(sign * spread.half_width(quantity, above=sign > 0)) for sign in (-1, 1))
-    most = 1.0 if quantity is Quantity.UTILISATION else math.inf
+    most = math.inf if limit is None else max(limit, expected)
     log = beliefs.measured.get(quantity)
     return ExpectedValue(
         words=ABOUT[quantity].words,

@@ -57,32 +57,37 @@ def expect(
 
     Example: dpro-search expect job.toml --measured tokens_per_second_per_device=5200 --measured memory=61GiB --next
     """
+    import msgspec
+
     from dpro_search.analysis.expect import expect as answer_of
     from dpro_search.cli.printing import print_json
     from dpro_search.kinds import Wanted, job_of, load_source
 
     if job is not None and any((model, cluster, global_batch, sequence, precision, framework)):
         raise InputError(f"{job}: a file says model, cluster, batch and precision itself; change them with --set, or leave it out")
+    assumed: tuple[str, ...] = ()
     if job is not None:
         recorded = job_of(load_source(job))
     elif model is None or cluster is None:
         raise InputError("name a job.toml, or give --model and --cluster; 'dpro-search describe --list' prints names")
     else:
-        recorded = _described(
+        recorded, assumed = _described(
             Wanted(
                 model=model, cluster=cluster, global_batch=global_batch, sequence=sequence, precision=precision, framework=framework
             )
         )
     here, plan = recorded.under(recorded.job.scenario(tuple(changes or ())))
     answer = answer_of(here, measured or (), also or (), plan=plan, with_next=show_next)
+    answer = msgspec.structs.replace(answer, assumptions=(*assumed, *answer.assumptions))
     if as_json:
         print_json(answer)
     else:
         _print(answer, with_next=show_next)
 
 
-def _described(request: Wanted) -> JobInScenario:
-    """A job of which only options are given, so that its strategy is a usual one."""
+def _described(request: Wanted) -> tuple[JobInScenario, tuple[str, ...]]:
+    """A job of which only options are given, so that its strategy is a usual one; and sentences on what was not given."""
+    import tomllib
     from tempfile import TemporaryDirectory
 
     from dpro_search.kinds import description_text, job_of, load_source
@@ -90,7 +95,10 @@ def _described(request: Wanted) -> JobInScenario:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "job.toml"
         path.write_text(description_text(request).partition("\n[runs]")[0])
-        return job_of(load_source(path))
+        values = tomllib.loads(path.read_text())
+        blanks = [name for name in ("global_batch", "sequence", "precision", "framework") if getattr(request, name) is None]
+        assumed = tuple(f"{name} was not given: {values[name]} is taken" for name in blanks if name in values)
+        return job_of(load_source(path)), assumed
 
 
 def _print(answer: Expectation, *, with_next: bool) -> None:

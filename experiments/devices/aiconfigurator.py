@@ -30,7 +30,7 @@ ENGINE, QUANTIZED_ENGINE = "vllm", "sglang"
 ONE_IN = {
     "gemm": 8, "quantized": 8, "context": 8, "encoder": 2, "generation": 8, "experts": 4, "bmm": 1, "quantize": 2, "latent": 2,
 }  # fmt: skip
-"""Of the shapes: the package has 35,742 products for each system and precision."""
+"""One in so many shapes of each kind is read: the package has 35,742 products for each system and precision."""
 PRECISIONS = {"bfloat16": ("bf16", False), "fp8": ("fp8", False), "fp8_block": ("fp8", True), "nvfp4": ("fp4", True)}
 """Its types of operands, with whether they have a scale for each block; others have weights of 4 bits and products of 16."""
 _NAMES = {"a100_sxm": "a100-sxm-80gb", "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm", "h100_sxm": "h100-sxm",
@@ -143,7 +143,7 @@ def _quantized_gemm(size: Mapping[str, Any], precision: str, block_scaled: bool)
 
 
 def _attention(size: Mapping[str, Any], precision: str, _: bool) -> Ops:
-    """Of a prompt, causal, or of an encoder, whose table has no heads of keys."""
+    """Attention of a prompt, causal, or of an encoder, whose table has no heads of keys."""
     batch, length, heads, head_dim = (size[name] for name in ("batch_size", "isl", "num_heads", "head_dim"))
     causal = "num_key_value_heads" in size
     kv_heads = np.where(size["num_key_value_heads"] == 0, heads, size["num_key_value_heads"]) if causal else heads

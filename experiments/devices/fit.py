@@ -68,7 +68,7 @@ _DEVIATIONS = len(PARTS)
 START = np.log([0.15, 0.05, 0.1, 0.15, 0.15, 0.08, 0.1, 0.2, 1.0, *(4.0 for _ in COORDINATES)])
 """Start of the search for a similarity: deviations of the parts of an error, roughness, lengths."""
 _LOW, _HIGH = np.log(1e-2), np.log(100.0)
-_ROUNDING = 1e-9  # Of a variance, added to the noise.
+_ROUNDING = 1e-9  # Share of a variance that is added to the noise.
 _PRIOR = 0.05  # Weight of a length's start: decides only where errors leave a length open.
 
 
@@ -323,7 +323,7 @@ def save(model: LatencyModel, info: LatencyInfo, path: Path) -> None:
     """Write a fitted model."""
     arrays: dict[str, np.ndarray] = {"info": np.frombuffer(msgspec.json.encode(info), dtype=np.uint8)}
     for name, fit in zip(FITS, (model.training, model.every), strict=True):
-        own = {
+        of_fit = {
             "deviations": fit.similarity.deviations,
             "lengths": fit.similarity.lengths,
             "domain_low": fit.domain.low.astype(np.float32),
@@ -333,8 +333,8 @@ def save(model: LatencyModel, info: LatencyInfo, path: Path) -> None:
             "families_known": fit.families.known,
         }
         for part, forest in (*zip(TREES, (fit.trees.base, fit.trees.shapes), strict=True), ("families", fit.families.forest)):
-            own |= forest.arrays(part)
-        arrays |= {f"{name}_{key}": array for key, array in own.items()}
+            of_fit |= forest.arrays(part)
+        arrays |= {f"{name}_{key}": array for key, array in of_fit.items()}
     data = io.BytesIO()
     np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
     path.write_bytes(data.getvalue())

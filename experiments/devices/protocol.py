@@ -34,7 +34,7 @@ class LeftOut:
     ratio: Floats  # Predicted log(latency / base), [n].
     of_base: Floats  # Likewise, of the trees alone that see all features, [n].
     trees: Trees
-    families: FamilyTrees  # Of families of other groups.
+    families: FamilyTrees  # Trees of the families of other groups.
 
     @property
     def errors(self) -> Floats:
@@ -98,7 +98,7 @@ def by_source(target: Target) -> str:
 
 
 def family_and_source(target: Target) -> str:
-    """What trees of a family are fitted to: an architecture under one way to run ops."""
+    """The rows that trees of a family are fitted to: an architecture under one way to run ops."""
     return f"{by_source(target)} {target.family}"
 
 

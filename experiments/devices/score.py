@@ -35,7 +35,7 @@ class Inputs(NamedTuple):
     folder: Path
     aiconfigurator: Path | None
     tables: dict[str, Table]
-    training: dict[str, Table]  # Of these the ops of training.
+    training: dict[str, Table]  # The ops of training among them.
     described: Mapping[str, Device]  # Devices that the folder describes.
     left: tuple[str, ...]  # What was left out, in words.
 

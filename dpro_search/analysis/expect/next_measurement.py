@@ -15,7 +15,7 @@ from dpro_search.analysis.expect.posterior import Beliefs, Floats, log_t, noise_
 from dpro_search.analysis.expect.quantities import ABOUT, Quantity
 
 DRAWS = 400
-_ENOUGH = 0.5  # Of the most that a measurement tells: the cheapest one that tells so much comes first.
+_ENOUGH = 0.5  # The cheapest measurement that tells this share of what the best one tells comes first.
 _TOO_LITTLE_BITS = 0.02
 
 

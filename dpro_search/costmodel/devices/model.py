@@ -177,7 +177,7 @@ class LatencyModel:
 
 
 class _Predicted(NamedTuple):
-    """Of n ops log(latency / base), its half width in the logarithm, and doublings beyond what was measured, [n] each."""
+    """log(latency / base) of n ops, its half width in the logarithm, and doublings beyond what was measured, [n] each."""
 
     log: Floats
     half: Floats

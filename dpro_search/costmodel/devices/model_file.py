@@ -93,17 +93,17 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
 
 
 def _fit(arrays: dict[str, npt.NDArray[Any]], name: str, info: FitInfo) -> OpsFit:
-    own = {key.removeprefix(f"{name}_"): array for key, array in arrays.items() if key.startswith(f"{name}_")}
-    for wrong, what in _problems(own, info):
+    of_fit = {key.removeprefix(f"{name}_"): array for key, array in arrays.items() if key.startswith(f"{name}_")}
+    for wrong, what in _problems(of_fit, info):
         if wrong:
             raise ValueError(f"{name}: {what}")
-    base, shapes = (Forest.from_arrays(own, part, len(FEATURES), at) for part, at in zip(TREES, info.forest_bases, strict=True))
+    base, shapes = (Forest.from_arrays(of_fit, part, len(FEATURES), at) for part, at in zip(TREES, info.forest_bases, strict=True))
     return OpsFit(
         trees=Trees(base=base, shapes=shapes),
-        families=_families(own),
-        similarity=Similarity(deviations=own["deviations"], roughness=info.roughness, lengths=own["lengths"]),
+        families=_families(of_fit),
+        similarity=Similarity(deviations=of_fit["deviations"], roughness=info.roughness, lengths=of_fit["lengths"]),
         widths=info.widths,
-        domain=OpDomain(low=own["domain_low"], high=own["domain_high"], element_bytes=own["element_bytes"]),
+        domain=OpDomain(low=of_fit["domain_low"], high=of_fit["domain_high"], element_bytes=of_fit["element_bytes"]),
     )
 
 

@@ -59,7 +59,7 @@ class Rates:
 
     matrix_flops_per_s: Floats  # By precision, in the order of `PRECISIONS`.
     stream_bytes_per_s: float
-    cache_bytes: float  # Of the L2 cache.
+    cache_bytes: float  # Size of the L2 cache.
     cache_bytes_per_s: float  # Between cores and the L2 cache.
     floor_us: Floats  # By `STACKS`.
     matrix_share: Floats  # Share of the data sheet's peak, by precision.
@@ -71,7 +71,7 @@ class UsualShares:
     """Rates that devices usually reach, for those not probed: medians of the probes in public measurements."""
 
     matrix: float = USUAL_SHARE
-    eight_bits: float = 0.45  # Of fp8 and int8: engines quantize beside the product, and power limits the clock.
+    eight_bits: float = 0.45  # Share in fp8 and int8: engines quantize beside the product, and power limits the clock.
     four_bits: float = 0.3
     stream: float = USUAL_SHARE
     floor_us: tuple[float, ...] = (36.0, 70.0, 12.0, 3.5)  # By `STACKS`.

@@ -148,7 +148,7 @@ def _layer_ops(row: Row, precision: str, left_out: Counter[str]) -> Iterator[tup
     split = _whole(row, "num_tensor_parallel_workers", 1)
     tokens, hidden, heads = (_whole(row, name) for name in ("num_tokens", "n_embd", "n_head"))
     kv_heads, head_dim = _whole(row, "n_kv_head", heads), hidden // heads
-    inner = _whole(row, "n_expanded_embd", 4 * hidden)
+    inner = _whole(row, "n_expanded_embd")
     gated = row.get("use_gated_mlp", "").lower() in ("true", "1", "1.0")
     queries, keys = max(heads // split, 1) * head_dim, max(kv_heads // split, 1) * head_dim
     up = (2 if gated else 1) * inner // split

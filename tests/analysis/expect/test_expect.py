@@ -241,6 +241,8 @@ def test_options_describe_a_job_and_settings_change_it(job_file):
     named = verb("expect", "--model", "llama2-7b", "--cluster", "1xdgx-a100-80", "--framework", "fsdp", "--measured", "mfu=40%")
     assert named["quantity"] == "mfu"
     assert any("how the job runs was not given" in sentence for sentence in named["assumptions"])
+    assert "global_batch was not given: 32 is taken" in named["assumptions"], "4 a device"
+    assert not any("framework was not given" in sentence for sentence in named["assumptions"])
     full = verb("expect", job_file, "--set", "recompute=full")
     assert full["values"]["step_us"]["expected"] > verb("expect", job_file)["values"]["step_us"]["expected"] * 1.1
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.deploy.plan_beliefs import PlanBeliefs
 from dpro_search.parallel.answers.accuracy import accuracy
 from dpro_search.parallel.costs.scales import MEASURED
 from dpro_search.parallel.steps.step_prices import StepPrices
 from experiments.truth.calibrate import STEP, log_steps
 from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import workload_of
+from experiments.truth.plan_beliefs import PlanBeliefs
 from experiments.truth.rows import Row
 from experiments.truth.score import Scored, group_of
 

@@ -75,6 +75,8 @@ def import_(
             if measured_us
             else "how long an iteration takes was not measured: record more than one whole step"
         )
+        if trace.meta.unprofiled_us is not None:
+            lines.append(f"a step without the profiler took {microseconds(trace.meta.unprofiled_us)}")
         facts["steps_left_out"] = {str(step): why for step, why in unmeasured_steps(trace).items()}
         lines += filter(None, [unmeasured_text(trace)])
     print_trace(facts, lines, as_json)

@@ -73,6 +73,7 @@ class TraceMeta(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
     recorded_at: str = ""
     overhead_pct: float | None = None  # traced over untraced steps
+    unprofiled_us: float | None = None  # median step of an imported job between its profiled steps, by the hosts' clocks
     peak_rss_bytes: int | None = None  # largest of all ranks
     allocator: AllocatorReport | None = None
     idle_cycle_cpu_us: float | None = None  # CPU time of one wake-up of the communication thread with nothing to do

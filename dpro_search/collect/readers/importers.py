@@ -34,6 +34,7 @@ HEAD_BYTES = 1 << 16
 _NUMBER = re.compile(r"\d+")
 
 IMPORTERS = (
+    "dpro_search.collect.readers.recorder",
     "dpro_search.collect.readers.kineto.importer",
     "dpro_search.collect.readers.straggler_analysis",
     "dpro_search.collect.readers.byteps.importer",

@@ -9,6 +9,7 @@ The file is what these lines of the training script write:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,8 @@ _HOW = (
 )
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _Side = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+ParameterRow = tuple[str, tuple[_Side, ...], str]
+"""Name, shape and dtype of a parameter."""
 
 
 def with_parameters(trace: Trace, path: Path) -> Trace:
@@ -44,18 +47,23 @@ def with_parameters(trace: Trace, path: Path) -> Trace:
     if not path.is_file():
         raise InputError(f"--parameters {path}: no such file; {_HOW}")
     try:
-        rows = msgspec.json.decode(read_regular(path), type=list[tuple[str, tuple[_Side, ...], str]])
+        rows = msgspec.json.decode(read_regular(path), type=list[ParameterRow])
     except DAMAGED as error:
         raise InputError(f"--parameters {path}: not a list of [name, shape, dtype] ({error}); {_HOW}") from error
     unknown = next((f"{name}: {dtype}" for name, _, dtype in rows if dtype_of(dtype) not in _BYTES), None)
     if unknown is not None:
         raise InputError(f"--parameters {path}: {unknown} is no type of a parameter (known: {', '.join(_BYTES)})")
-    count = _gradients_of_a_step(trace)
+    count = gradients_of_a_step(trace)
     if count != len(rows):
         raise InputError(
             f"--parameters {path}: {len(rows)} parameters, but a step of the profile makes {count} gradients; leave out those "
             "that need none"
         )
+    return with_parameter_rows(trace, rows)
+
+
+def with_parameter_rows(trace: Trace, rows: Sequence[ParameterRow]) -> Trace:
+    """The trace with a tensor for each parameter, whose dtypes are known, in the reverse of the order of `rows`."""
     added = tuple(_tensor(name, shape, dtype_of(dtype)) for name, shape, dtype in reversed(rows))
     return replace(trace, tensors=(*trace.tensors, *added))
 
@@ -64,7 +72,8 @@ def _tensor(name: str, shape: tuple[int, ...], dtype: str) -> TensorInfo:
     return TensorInfo(name=name, node=GRADIENT, dtype=dtype, shape=shape, size_bytes=math.prod(shape) * _BYTES[dtype])
 
 
-def _gradients_of_a_step(trace: Trace) -> int:
+def gradients_of_a_step(trace: Trace) -> int:
+    """Number of gradients that a step of the profile makes on rank 0; 0: no profiled step shows it."""
     events = trace.events
     if GRADIENT not in trace.names or not len(trace.steps.index):
         return 0

@@ -123,6 +123,9 @@ class ProfiledJob(Job):
                     "the step whose kernels take as long as recorded"
                 )
         steps, meta = self.recorded_steps, self.trace.meta
+        if on_cluster.unprofiled_us is None and meta.unprofiled_us is not None and meta.devices:
+            time = time_text(meta.unprofiled_us)
+            yield f"host threads are as slow as in the profile; a step without it took {time}, see --set measured=TIME"
         if unmeasured := steps.unmeasured:
             yield unmeasured
         residual_us, measured_us = steps.clock_residual_us, steps.measured.median_us

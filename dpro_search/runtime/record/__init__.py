@@ -1,0 +1,21 @@
+"""Recorder for PyTorch training scripts on any number of hosts; `dpro_search.record` is its public name.
+
+A rank writes two files for each window of recorded steps into a folder that all ranks share: ``window0/rank00003.json.gz``, the
+profile of PyTorch's profiler, and ``window0/rank00003.job.json``, which describes the job as this rank sees it. `dpro-search import`
+reads the folder. Standard library and PyTorch only; Python 3.8 and later.
+"""
+
+from .recorder import Recorder
+
+__all__ = ["AccelerateTracker", "LightningCallback", "Recorder", "TransformersCallback"]
+
+_TRAINERS = {"AccelerateTracker": "accelerate", "LightningCallback": "lightning", "TransformersCallback": "transformers"}
+
+
+def __getattr__(name):
+    """The class for a trainer, whose module imports that trainer."""
+    if name not in _TRAINERS:
+        raise AttributeError("module %r has no attribute %r" % (__name__, name))
+    from importlib import import_module
+
+    return getattr(import_module("." + _TRAINERS[name], __name__), name)

@@ -11,13 +11,20 @@ Every rank does so, and ``dpro-search import runs/rec --out trace`` makes the tr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpro_search.runtime import record as _record
 from dpro_search.runtime.record import Recorder
 
+if TYPE_CHECKING:
+    from dpro_search.runtime.record.accelerate import AccelerateTracker
+    from dpro_search.runtime.record.lightning import LightningCallback
+    from dpro_search.runtime.record.transformers import TransformersCallback
+
 __all__ = ["AccelerateTracker", "LightningCallback", "Recorder", "TransformersCallback"]
 
 
-def __getattr__(name: str) -> Any:
-    return getattr(_record, name)
+if not TYPE_CHECKING:  # a type checker would take any name for known
+
+    def __getattr__(name: str) -> Any:
+        return getattr(_record, name)

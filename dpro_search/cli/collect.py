@@ -25,7 +25,9 @@ def _comms() -> list[str]:
 
 
 def collect(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The training command of one rank.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD...", help="The training command of one rank, or one that starts all.")
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Trace folder to write; must not exist.")],
     framework: Annotated[
         str,
@@ -59,7 +61,13 @@ def collect(
     warmup: Annotated[int, typer.Option("--warmup", help="Steps to skip at the start.")] = 5,
     untraced: Annotated[int, typer.Option("--untraced", help="Steps to time without the profiler, after the warm-up.")] = 8,
     traced: Annotated[int, typer.Option("--traced", help="Steps to profile after that; later steps are timed without it.")] = 11,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Stop the job if it takes longer.")] = 3600,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="The command starts the ranks itself; torchrun, srun, mpirun... are known to.")
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", help="Stop the job if it takes longer; an hour, of attached jobs never."),
+    ] = None,
     keep_raw: Annotated[
         Path | None, typer.Option("--keep-raw", metavar="DIR", help="Also keep the raw files in this folder.")
     ] = None,
@@ -68,9 +76,10 @@ def collect(
     """Run a training job with recording hooks and write a trace.
 
     The training script stays unchanged; it must run at least warmup + untraced + traced + 2 steps. Horovod runs on Gloo, or on
-    MPI with HOROVOD_CONTROLLER=mpi; with MXNet always on MPI.
+    MPI with HOROVOD_CONTROLLER=mpi; with MXNet always on MPI. A command that starts the ranks of a PyTorch job runs as it is,
+    on its own hosts and GPUs: a recorder enters each rank, and a step is one of the optimizer.
 
-    Example: dpro-search collect --framework tensorflow --comm horovod --out T --hosts 2 -- python train.py
+    Example: dpro-search collect --out T -- torchrun --nproc-per-node 8 train.py
     """
     import numpy as np
 
@@ -78,12 +87,20 @@ def collect(
     from dpro_search.cli.printing.progress import JobProgress
     from dpro_search.cli.printing.trace import print_trace, trace_facts
     from dpro_search.collect.launch.host_limits import HostLimits
+    from dpro_search.collect.launch.launched_ranks import launches_ranks, record_launched
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
     from dpro_search.collect.launch.step_times import Schedule
     from dpro_search.errors import InputError
     from dpro_search.kinds import launcher_for
     from dpro_search.quantities import parse_rate_bps
 
+    schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
+    if attach or launches_ranks(command):
+        trace = record_launched(command, out, schedule, keep_raw=keep_raw, timeout_s=timeout)
+        measured_us = trace.meta.unprofiled_us
+        line = f"iteration {'unknown' if measured_us is None else microseconds(measured_us)} without the profiler"
+        print_trace(trace_facts(trace, out) | {"measured_iteration_us": measured_us, "overhead_pct": None}, [line], as_json)
+        return
     launcher = launcher_for(framework, comm)
     if ranks_per_host > 1 and rate is None:
         raise InputError(
@@ -95,10 +112,9 @@ def collect(
         ranks=ranks,
         ranks_per_host=ranks_per_host,
         cores=default_cores(ranks, ranks_per_host, limits),
-        timeout_s=timeout,
+        timeout_s=3600 if timeout is None else timeout,
         limits=limits,
     )
-    schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
     try:
         with JobProgress(stderr_console()) as progress:
             progress.begin(f"recording {ranks} ranks", steps=schedule.steps, announced=False)

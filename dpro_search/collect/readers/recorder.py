@@ -1,7 +1,7 @@
-"""Folders of the recorder in training scripts (`runtime.record`): the ranks' profiles of one window, and what they say of the job.
+"""Folders of the recorder in training scripts (`runtime.record`): all ranks' profiles of a window, and what they say of the job.
 
-A folder ``window1`` holds ``rank00003.json.gz``, a Kineto profile, and ``rank00003.job.json`` of each rank that wrote both. The last
-window of which all ranks' files are whole is read; without one, the window with the most ranks, and a warning names the others.
+A folder ``window1`` holds ``rank00003.json.gz``, a Kineto profile, and ``rank00003.job.json`` of each rank that wrote both. The
+last window of which all ranks' files are whole is read; without one, that with the most ranks, and a warning names the others.
 """
 
 from __future__ import annotations
@@ -52,12 +52,9 @@ class RecorderJobFile(msgspec.Struct, frozen=True, kw_only=True):
 
     def unprofiled_us(self) -> list[float]:
         """Durations of the steps that no window slowed, without the first of the job."""
-        first = self.first_timed_step
-        slowed = {
-            step for begin, end in self.slowed_steps for step in range(max(begin, first), min(end, first + len(self.step_us)))
-        }
-        steps = enumerate(self.step_us, first)
-        return [us for step, us in steps if step >= _SETTLED_STEPS and step not in slowed]
+        slow = [(0, _SETTLED_STEPS), *self.slowed_steps]
+        steps = enumerate(self.step_us, self.first_timed_step)
+        return [us for step, us in steps if not any(begin <= step < end for begin, end in slow)]
 
 
 def recognise(head: bytes, path: Path) -> bool:

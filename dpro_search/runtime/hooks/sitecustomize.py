@@ -32,3 +32,8 @@ if os.environ.get("DPRO_SEARCH_HOOK_OUT"):
         import dpro_search_recorder as recorder
 
     recorder.install()
+
+if os.environ.get("DPRO_SEARCH_RECORD_TO"):
+    import dpro_search_attach
+
+    dpro_search_attach.install()

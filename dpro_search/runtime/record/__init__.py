@@ -1,9 +1,13 @@
 """Recorder for PyTorch training scripts on any number of hosts; `dpro_search.record` is its public name.
 
 A rank writes two files for each window of recorded steps into a folder that all ranks share: ``window0/rank00003.json.gz``, the
-profile of PyTorch's profiler, and ``window0/rank00003.job.json``, which describes the job as this rank sees it. `dpro-search import`
-reads the folder. Standard library and PyTorch only; Python 3.8 and later.
+profile of PyTorch's profiler, and ``window0/rank00003.job.json``, which describes the job as this rank sees it.
+`dpro-search import` reads the folder. Standard library and PyTorch only; Python 3.8 and later.
 """
+
+from __future__ import annotations
+
+from typing import Any
 
 from .recorder import Recorder
 
@@ -12,7 +16,7 @@ __all__ = ["AccelerateTracker", "LightningCallback", "Recorder", "TransformersCa
 _TRAINERS = {"AccelerateTracker": "accelerate", "LightningCallback": "lightning", "TransformersCallback": "transformers"}
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     """The class for a trainer, whose module imports that trainer."""
     if name not in _TRAINERS:
         raise AttributeError("module %r has no attribute %r" % (__name__, name))

@@ -12,7 +12,7 @@ import resource
 import socket
 import sys
 import time
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 # Environment variables that a recording may hold, by the begin of their names; never one that may hold a secret.
 _PUBLIC = re.compile(
@@ -35,7 +35,7 @@ def clock_pair() -> dict[str, int]:
 
 
 def place_in_job() -> dict[str, int]:
-    """Rank, number of ranks and rank within the host: those of torch.distributed, else those that the launcher set, else 0, 1, 0."""
+    """Rank, number of ranks, rank within the host: those of torch.distributed, else the launcher's, else 0, 1, 0."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, world = distributed.get_rank(), distributed.get_world_size()
@@ -57,14 +57,15 @@ def _launched(name: str, otherwise: int) -> int:
 def job_facts(model: Any = None) -> dict[str, Any]:
     """Facts of this process; `model` is the one that trains (None: those that DDP or FSDP wrapped are looked for)."""
     facts: dict[str, Any] = {"host": socket.gethostname(), "environment": public_environment(os.environ)}
-    for name, read in {
+    readers: dict[str, Callable[[], Any]] = {
         "versions": _versions,
         "device": _device,
         "groups": _groups,
         "memory": _memory,
         "models": lambda: [_model(each) for each in _models(model)],
         "parameters": lambda: _parameters(_models(model)),
-    }.items():
+    }
+    for name, read in readers.items():
         try:
             facts[name] = read()
         except Exception as error:  # a version of PyTorch that keeps it elsewhere

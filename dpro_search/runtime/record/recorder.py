@@ -84,6 +84,11 @@ class Recorder:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def describe(self, model: Any, batch_size: int | None) -> None:
+        """Tell what a trainer knows, where the recorder was not told it before."""
+        self._model = model if self._model is None else self._model
+        self._batch_size = batch_size if self._batch_size is None else self._batch_size
+
     def start(self) -> None:
         """Begin to count steps."""
         if self._active or os.environ.get(OFF) == "0" or os.environ.get(_ACTIVE) == str(os.getpid()):

@@ -4,7 +4,7 @@
 #   scripts/make_env.sh tensorflow      TensorFlow 2.15.1 + Horovod 0.28.1 (Gloo and MPI)
 #   scripts/make_env.sh torch           PyTorch 2.13.0 for CPU (DistributedDataParallel over Gloo)
 #   scripts/make_env.sh mxnet           MXNet 1.9.1 for CPU (KVStore parameter servers) + Horovod 0.28.1 (MPI)
-#   scripts/make_env.sh parallel        torchtitan, megatron-core, DeepSpeed, Accelerate on the torch environment: exports are read by them
+#   scripts/make_env.sh parallel        torchtitan, megatron-core, DeepSpeed, Accelerate, Lightning on the torch environment: they read exports, are recorded
 #   scripts/make_env.sh tvm             TVM 0.27.0 for experiments/tensor_programs
 #   scripts/make_env.sh synchronisation  PyTorch 2.13.0 for CPU, Ray 2.60.0 (parameter servers) and scikit-learn (data; experiments/adsp)
 #   scripts/make_env.sh jax             JAX 0.10.2 for CPU: programs compiled by XLA are read as text (Apache-2.0)
@@ -79,7 +79,7 @@ install_parallel() {
     local torch; torch=$("$root/torch/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))') ||
         fail "needs the torch environment: scripts/make_env.sh torch"
     echo "$torch" >"$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-environment.pth"
-    "$1/bin/pip" install -q torchtitan==0.3.0 accelerate==1.15.0 triton==3.9.0 transformers==5.24.0 hjson py-cpuinfo msgpack ninja
+    "$1/bin/pip" install -q torchtitan==0.3.0 accelerate==1.15.0 triton==3.9.0 transformers==5.24.0 lightning==2.6.6 hjson py-cpuinfo msgpack ninja
     # Megatron-Bridge's config needs Transformer Engine, which is built for GPUs: its source is read, not imported.
     "$1/bin/pip" install -q --no-deps megatron-core==0.16.1 megatron-bridge==0.3.1 deepspeed==0.19.8
     "$1/bin/python" -c 'import torchtitan.trainer, accelerate, deepspeed.runtime.config, megatron.core.transformer'
@@ -137,7 +137,7 @@ case $framework in
     torch) pins="torch==2.13.0 numpy" ;;
     synchronisation) pins="torch==2.13.0 ray==2.60.0 numpy scipy scikit-learn msgspec numba networkx" ;;
     mxnet) pins="mxnet==1.9.1 numpy==1.23.5 horovod==0.28.1 mpi, names copied" ;;
-    parallel) pins="torchtitan==0.3.0 accelerate==1.15.0 megatron-core==0.16.1 megatron-bridge==0.3.1 deepspeed==0.19.8 transformers==5.24.0" ;;
+    parallel) pins="torchtitan==0.3.0 accelerate==1.15.0 megatron-core==0.16.1 megatron-bridge==0.3.1 deepspeed==0.19.8 transformers==5.24.0 lightning==2.6.6" ;;
     tvm) pins="apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1" ;;
     jax) pins="jax==0.10.2 numpy" ;;
     peers) pins="llm-analysis==0.2.2 mlsysim==0.3.0" ;;

@@ -1,4 +1,4 @@
-"""The code inside jobs runs on Python 3.8; but for synchronisation schemes, without the package."""
+"""The code inside jobs runs on Python 3.8; but for the recorder and synchronisation schemes, without the package."""
 
 import ast
 import os
@@ -14,7 +14,7 @@ from tests.every_case import every_case
 
 RUNTIME = Path(dpro_search.runtime.__file__).parent
 FILES = sorted(RUNTIME.rglob("*.py"))
-IN_PACKAGE = {"schemes", "synchronisation"}  # folders whose modules a job imports as parts of the package
+IN_PACKAGE = {"record", "schemes", "synchronisation"}  # folders whose modules a job imports as parts of the package
 FLAT = sorted({path.relative_to(RUNTIME).parts[0] for path in FILES if path.parent != RUNTIME} - IN_PACKAGE)
 # Imports modules by their names, and prints what went wrong; frameworks may be missing.
 _IMPORT_ALL = """
@@ -24,7 +24,8 @@ for name in sys.argv[2:]:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name.split(".")[0] not in ("torch", "tensorflow", "mxnet", "horovod", "numpy", "mpi4py", "ray"):
+        frameworks = ("torch", "tensorflow", "mxnet", "horovod", "transformers", "lightning", "accelerate")
+        if error.name.split(".")[0] not in (*frameworks, "numpy", "mpi4py", "ray"):
             print(name, error)
     except Exception as error:
         print(name, error)
@@ -53,7 +54,7 @@ def test_python_3_8_imports_the_modules_by_their_flat_names(folder: str) -> None
     assert imported_by_python_3_8(RUNTIME / folder, [RUNTIME / folder]) == ""
 
 
-def test_python_3_8_imports_synchronisation_schemes_from_the_package() -> None:
+def test_python_3_8_imports_the_others_from_the_package() -> None:
     assert imported_by_python_3_8(RUNTIME.parents[1], [RUNTIME / folder for folder in sorted(IN_PACKAGE)]) == ""
 
 

@@ -1,7 +1,7 @@
 """Recorder as a tracker of Hugging Face Accelerate: ``Accelerator(log_with=[AccelerateTracker("runs/rec")])``.
 
-It begins with ``accelerator.init_trackers`` and ends with ``accelerator.end_training``. Scripts log when they like, so that a step
-is one of the first optimizer.
+It begins with the first step of an optimizer, and ends with ``accelerator.end_training``. Scripts log when they like, so that a
+step is one of the optimizer.
 """
 
 from __future__ import annotations
@@ -24,15 +24,12 @@ class AccelerateTracker(GeneralTracker):  # type: ignore[misc]
     def __init__(self, folder: str, **settings: Any) -> None:
         super().__init__()
         self.recorder = Recorder(folder, **settings)
-        self._steps: Any = None
+        self._steps = OptimizerSteps(self.recorder)  # Accelerate starts trackers on the main process only
 
     @property
     def tracker(self) -> Recorder:
         """The recorder, for ``accelerator.get_tracker("dpro_search", unwrap=True)``."""
         return self.recorder
-
-    def start(self) -> None:
-        self._steps = OptimizerSteps(self.recorder)
 
     def store_init_configuration(self, values: Any) -> None:
         """The recorder does not keep a script's own configuration, which may hold secrets."""
@@ -41,6 +38,5 @@ class AccelerateTracker(GeneralTracker):  # type: ignore[misc]
         """The recorder keeps no values."""
 
     def finish(self) -> None:
-        if self._steps is not None:
-            self._steps.remove()
+        self._steps.remove()
         self.recorder.close()

@@ -176,7 +176,7 @@ class Recorder:
             # A window slows the steps of its warm-up, and the one in which its files are written.
             slowed_steps=[[begin - self.schedule.warmup, end + 1] for begin, end in profiled],
         )
-        write_json(job_path(self._folder, self._window, self._description["rank"]), self._description)
+        write_json(job_path(self._folder, self._description["window"], self._description["rank"]), self._description)
 
     def _guarded(self, action: Any) -> None:
         """Do something that may fail; the job goes on without it."""
@@ -199,4 +199,5 @@ class Recorder:
 
 
 def _warn(text: str) -> None:
-    print("dpro-search: recorder: %s" % text, file=sys.stderr, flush=True)
+    sys.stderr.write("dpro-search: recorder: %s\n" % text)  # at once: other ranks write lines of their own
+    sys.stderr.flush()

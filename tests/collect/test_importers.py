@@ -30,7 +30,7 @@ def test_a_file_of_no_known_format_is_named_with_what_was_looked_for(tmp_path):
     (tmp_path / "notes.txt").write_text("loss went down")
     line = message(tmp_path / "notes.txt")
     assert str(tmp_path / "notes.txt") in line
-    assert "looked for a Kineto profile" in line
+    assert "looked for a folder of dpro_search.record, a Kineto profile" in line
 
 
 def test_an_empty_file_and_an_empty_folder(tmp_path):

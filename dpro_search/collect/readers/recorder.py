@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ _FORMAT = "dpro-search recorder"
 _JOB, _PROFILE = ".job.json", ".json.gz"
 _SETTLED_STEPS = 5  # of a job: the first steps are slower
 _LEAST_STEPS = 3  # whose median is a time of a step
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
 _PLACE = ("RANK", "LOCAL_RANK", "GROUP_RANK")  # variables that differ between ranks
 
 
@@ -36,9 +37,9 @@ class RecorderJobFile(msgspec.Struct, frozen=True, kw_only=True):
 
     format: str
     version: int
-    rank: int
-    world_size: int
-    window: int
+    rank: _Count
+    world_size: _Count
+    window: _Count
     profile_bytes: int
     clocks: tuple[Mapping[str, int], ...] = ()
     environment: dict[str, str] = {}

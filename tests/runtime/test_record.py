@@ -123,3 +123,43 @@ def test_older_pythons_import_the_public_name(version):
     code = "from dpro_search.record import Recorder; print(Recorder('x').schedule.steps)"
     done = subprocess.run([interpreters[0], "-B", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "5\n"
+
+
+ATTACHED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch.optim.optimizer
+print(sorted(torch.optim.optimizer.hooks))
+"""
+FAKE_OPTIMIZERS = """
+hooks = []
+def register_optimizer_step_post_hook(hook):
+    hooks.append(type(hook).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "hooks", "warning"),
+    [
+        ("12,2,5,1000,3", ["method"], ""),
+        ("", ["method"], ""),
+        ("12,2", ["method"], ""),
+        ("1,2,5,1000,3", [], "wait=1"),
+        ("soon", [], "soon"),
+    ],
+)
+def test_variables_of_the_environment_bring_the_recorder_into_a_job_and_cannot_stop_it(schedule, hooks, warning, tmp_path):
+    package = tmp_path / "torch" / "optim"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "optimizer.py").write_text(FAKE_OPTIMIZERS)
+    env = {
+        "PYTHONPATH": str(ROOT / "dpro_search" / "runtime" / "hooks"),
+        "DPRO_SEARCH_RECORD_TO": str(tmp_path),
+        "DPRO_SEARCH_RECORD_SCHEDULE": schedule,
+    }
+    done = subprocess.run([sys.executable, "-c", ATTACHED, tmp_path], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(hooks)
+    assert warning in done.stderr
+    assert len(done.stderr.splitlines()) == (1 if warning else 0)

@@ -19,11 +19,16 @@ def install():
 
 
 def _attach():
-    record = _loaded()
-    schedule = importlib.import_module(_PACKAGE + ".schedule").RecordSchedule
-    steps = importlib.import_module(_PACKAGE + ".optimizer_steps").OptimizerSteps
-    chosen = schedule.from_text(os.environ["DPRO_SEARCH_RECORD_SCHEDULE"])
-    steps(record.Recorder(os.environ["DPRO_SEARCH_RECORD_TO"], **chosen._asdict()))
+    """Begin to count steps; whatever fails, the job runs, without a recorder."""
+    try:
+        record = _loaded()
+        schedule = importlib.import_module(_PACKAGE + ".schedule").RecordSchedule
+        steps = importlib.import_module(_PACKAGE + ".optimizer_steps").OptimizerSteps
+        text = os.environ.get("DPRO_SEARCH_RECORD_SCHEDULE", "")
+        chosen = schedule.from_text(text)._asdict() if text else {}
+        steps(record.Recorder(os.environ["DPRO_SEARCH_RECORD_TO"], **chosen))
+    except Exception as error:
+        sys.stderr.write("dpro-search: recorder: this process is not recorded: %s\n" % error)
 
 
 def _loaded():

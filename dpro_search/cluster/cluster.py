@@ -9,11 +9,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from dpro_search.cluster.device import Device, Provenance
 from dpro_search.cluster.host import Host
 from dpro_search.cluster.link import BETWEEN, INSIDE, Link, Torus
 from dpro_search.errors import InputError
+
+Int32s = npt.NDArray[np.int32]
 
 _MOST_HOSTS = 1_000_000
 
@@ -123,6 +127,19 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Host of a rank, and its device there; raises `InputError` if there is no such rank."""
         group, host, device = self._find(rank)
         return self._firsts[group][1] + host, device
+
+    def places(self, ranks: Sequence[int]) -> tuple[Int32s, Int32s]:
+        """Hosts of ranks, and their devices there, [ranks] each; raises `InputError` if there is no such rank."""
+        if not len(ranks):
+            return np.zeros(0, np.int32), np.zeros(0, np.int32)
+        for extreme in (min(ranks), max(ranks)):
+            self._find(extreme)  # raises
+        firsts = np.array(self._firsts, np.int32)
+        per_host = np.array([group.host.devices for group in self.groups], np.int32)
+        rank = np.array(ranks, np.int32)
+        group = np.searchsorted(firsts[:, 0], rank, side="right") - 1
+        host, device = np.divmod(rank - firsts[group, 0], per_host[group])
+        return firsts[group, 1] + host, device
 
     def first_rank(self, host: int) -> int:
         """The first rank of a host, by the host's number."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+
 from dpro_search.cluster import Cluster
 from dpro_search.cluster.host import Host
 from dpro_search.cluster.link import Link
@@ -85,19 +87,18 @@ def placement_of(cluster: Cluster, ranks: Iterable[int], concurrent: int | None 
     -----
     Hosts with fewer of the ranks than others are taken to have as many.
     """
-    devices: dict[int, list[int]] = {}
-    for rank in sorted(set(ranks)):
-        host, device = cluster.place(rank)
-        devices.setdefault(host, []).append(device)
-    if not devices:
+    host, device = cluster.places(sorted(set(ranks)))
+    if not len(host):
         raise InputError("a group needs at least one rank")
-    hosts, first = list(devices), max(devices.values(), key=len)
-    per_node = len(first)
+    hosts, begin, count = np.unique(host, return_index=True, return_counts=True)
+    fullest = int(count.argmax())
+    per_node = int(count[fullest])
+    first = device[begin[fullest] :]
     return Placement(
         ranks_per_node=per_node,
         nodes=len(hosts),
-        stride=first[1] - first[0] if per_node > 1 else 1,
-        node_stride=max((hosts[-1] - hosts[0]) // max(len(hosts) - 1, 1), 1),
+        stride=int(first[1] - first[0]) if per_node > 1 else 1,
+        node_stride=max(int(hosts[-1] - hosts[0]) // max(len(hosts) - 1, 1), 1),
         concurrent=max((cluster.ranks_per_host or per_node) // per_node, 1) if concurrent is None else concurrent,
     )
 

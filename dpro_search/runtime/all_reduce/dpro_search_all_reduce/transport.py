@@ -60,7 +60,8 @@ class AllReduce:
         if not isinstance(choice, Choice):
             choice = Choice() if choice is None else Choice.load(choice)
         self._vendor = MPI.get_vendor()[0]
-        self._ranges = choice.ranges(self.ranks, max(map(len, self.hosts)), self._vendor)
+        self._choice, self._layout = choice, (self.ranks, max(map(len, self.hosts)))
+        self._ranges = choice.ranges(*self._layout, self._vendor)
         self._even = len(set(map(len, self.hosts))) == 1
         self._library = _LIBRARIES[self._vendor](self._comm) if self._vendor in _LIBRARIES else None
         self._limit_s, self._check = time_limit_s, check
@@ -128,6 +129,24 @@ class AllReduce:
         if (narrow or by_rank) and name not in IN_RANK_ORDER:
             name = "gather" if size_bytes * self.ranks <= _GATHERED_BYTES else "direct"
         return name, segment
+
+    def candidates(self, size_bytes):
+        """(algorithm, bytes of a segment) of the choice, of the library's default, and of what may be as fast; each once."""
+        others = self._choice.alternatives(*self._layout, size_bytes, self._vendor)
+        listed = [self.algorithm(size_bytes), (NATIVE, 0), *others]
+        return [one for one in dict.fromkeys(listed) if self._even or one[0] != "hierarchy"]
+
+    def prepare(self, candidates):
+        """Make what the first call of each algorithm makes, its connections and communicators; all ranks together."""
+        buffer = np.zeros(1 << 12)
+        for name, segment_bytes in candidates:
+            self.sum(buffer, algorithm=name, segment_bytes=segment_bytes)
+
+    def least(self, values):
+        """The smallest of each value over all ranks, a list of as many."""
+        smallest = np.array(values, np.float64)
+        self._comm.Allreduce(_IN_PLACE, smallest, MPI.MIN)
+        return smallest.tolist()
 
     def close(self):
         """Free the communicators; all ranks together."""

@@ -107,7 +107,7 @@ class CheckedAllReduce:
     def __init__(self, all_reduce, say=lambda line: print(line, file=sys.stderr, flush=True)):
         self._all_reduce, self._say = all_reduce, say
         self._sizes, self._active = {}, None
-        self._period_s, self.cost_s = 0.0, 0.0
+        self._period_s, self.cost_s, self._dearest_s = 0.0, 0.0, 0.0
 
     def sum(self, buffer, average=False):
         """Replace a buffer by its sum over all ranks; arguments and errors are those of `AllReduce.sum`."""
@@ -131,6 +131,16 @@ class CheckedAllReduce:
             self._before(size, began)
         return buffer
 
+    def settled(self, size_bytes):
+        """Whether the check of a size has ended."""
+        size = self._sizes.get(size_bytes)
+        return size is not None and size.trial is None and size.watched_s is not None
+
+    def kept(self, size_bytes):
+        """(algorithm, bytes of a segment) by which buffers of so many bytes are summed now; (None, None): as without the check."""
+        size = self._sizes.get(size_bytes)
+        return (None, None) if size is None else size.algorithm
+
     def _before(self, size, began):
         """Count the calls of a size that is not checked yet, and begin its check if no other one is under way."""
         size.began_s.append(began)
@@ -147,7 +157,7 @@ class CheckedAllReduce:
             period_s = median(after - before for before, after in zip(began_s, began_s[1:]))
             self._period_s = max(self._period_s, self._all_reduce.least([period_s])[0])
         candidates = self._all_reduce.candidates(size.size_bytes)
-        if self._left_s() <= 0:  # the check of other sizes was dear
+        if self._left_s() <= self._dearest_s:  # another pass might cost as much as the dearest one did
             del candidates[1:]
         default = next((index for index, one in enumerate(candidates) if one[0] == NATIVE), 0)
         size.trial, size.others, self._active = Trial(candidates, default), 0, size
@@ -161,7 +171,8 @@ class CheckedAllReduce:
         times_s = size.trial.add(time_s)
         if times_s is None:
             return
-        self.cost_s += size.trial.agree(self._all_reduce.least(times_s), self._left_s())
+        cost_s = size.trial.agree(self._all_reduce.least(times_s), self._left_s())
+        self.cost_s, self._dearest_s = self.cost_s + cost_s, max(self._dearest_s, cost_s)
         if size.trial.kept is not None:
             self._keep(size)
 
@@ -192,7 +203,7 @@ class CheckedAllReduce:
         size.watched_s = []
         if typical_s > _DRIFT * size.typical_s or size.typical_s > _DRIFT * typical_s:
             size.window = min(2 * size.window, _MOST_WATCHED_CALLS)  # load that comes and goes is not followed for ever
-            self.cost_s, size.watched_s = 0.0, None
+            self.cost_s, self._dearest_s, size.watched_s = 0.0, 0.0, None
 
 
 class _Size:

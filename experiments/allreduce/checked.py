@@ -122,7 +122,8 @@ def lines(path: Path) -> list[str]:
         large = [row.default_us / row.us for row in rows if row.size_bytes in (1 << 20, 1 << 22, 1 << 24)]
         unchecked = sum(row.table_us > (1 + _BEHIND) * min(row.default_us, row.fixed_us) for row in rows if row.table_us)
         summary.append(
-            f"| {place.name} | {line['session']} | {len(rows)} | {statistics.median(ratios):+.1%} | {max(ratios):+.1%} | {min(ratios):+.1%}"
+            f"| {place.name} | {line['session']} | {len(rows)}"
+            f" | {statistics.median(ratios):+.1%} | {max(ratios):+.1%} | {min(ratios):+.1%}"
             f" | {sum(ratio > _BEHIND for ratio in ratios)} | {unchecked} | {statistics.median(large):.2f}x |"
         )
         behind += [

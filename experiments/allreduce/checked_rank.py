@@ -2,14 +2,16 @@
 
     mpirun -np N python checked_rank.py REQUEST RESULT
 
-REQUEST is JSON: choice (a table of all-reduces), sizes_bytes, rounds, longest_s, seed; or buckets_bytes, compute_s, steps, repeats for
-the cost of the check in training steps. Rank 0 writes RESULT. All ranks run on one machine and read the same clock.
+REQUEST is JSON: choice (a table of all-reduces), sizes_bytes, rounds, longest_s, seed; or, for the cost of the check in training
+steps, choice, buckets_bytes, compute_s, steps, repeats. Rank 0 writes RESULT. All ranks run on one machine and read the same clock.
 """
 
 import json
 import random
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from dpro_search_all_reduce import AllReduce, CheckedAllReduce, Choice
@@ -22,13 +24,11 @@ _WORLD = MPI.COMM_WORLD
 
 
 def main() -> None:
-    with open(sys.argv[1]) as file:
-        request = json.load(file)
+    request = json.loads(Path(sys.argv[1]).read_text())
     all_reduce = AllReduce(choice=Choice(request["choice"]))
     result = _training(all_reduce, request) if "buckets_bytes" in request else _sizes(all_reduce, request)
     if all_reduce.rank == 0:
-        with open(sys.argv[2], "w") as file:
-            json.dump(result, file)
+        Path(sys.argv[2]).write_text(json.dumps(result))
     all_reduce.close()
 
 
@@ -60,21 +60,17 @@ def _sizes(all_reduce: AllReduce, request: dict) -> list:
                 timed = int(min(max(_CELL_S / expected_s[name], 1), _MOST_CALLS))
                 summing = checked if name == "checked" else all_reduce
                 rounds_us[name].append(_typical_s(summing, buffer, None if name == "checked" else name, timed) * 1e6)
-        kept = joined(*checked.kept(size_bytes))
+        kept, chosen = joined(*checked.kept(size_bytes)), joined(*all_reduce.algorithm(size_bytes))
         rows.append(
             {
                 "size_bytes": size_bytes,
                 "rounds_us": rounds_us,
                 "kept": kept,
-                "table": _table_choice(all_reduce, size_bytes),
+                "table": chosen,
                 **check,
             }
         )
     return rows
-
-
-def _table_choice(all_reduce: AllReduce, size_bytes: int) -> str:
-    return joined(*all_reduce.algorithm(size_bytes))
 
 
 def _typical_s(summing: AllReduce | CheckedAllReduce, buffer: np.ndarray, name: str | None, calls: int) -> float:
@@ -99,13 +95,17 @@ def _training(all_reduce: AllReduce, request: dict) -> dict:
     lines: list = []
     for _ in range(request["repeats"]):
         checked = CheckedAllReduce(all_reduce, say=lines.append)
-        seconds["checked"].append(_steps_s(lambda buffer: checked.sum(buffer), buffers, request))  # noqa: B023
+        seconds["checked"].append(_steps_s(checked.sum, buffers, request))
         kept = {buffer.nbytes: checked.kept(buffer.nbytes) for buffer in buffers}
-        seconds["kept"].append(_steps_s(lambda buffer: all_reduce.sum(buffer, False, *kept[buffer.nbytes]), buffers, request))  # noqa: B023
+        seconds["kept"].append(_steps_s(_by_kept(all_reduce, kept), buffers, request))
     return {"seconds": seconds, "lines": lines}
 
 
-def _steps_s(run, buffers: list, request: dict) -> float:
+def _by_kept(all_reduce: AllReduce, kept: dict) -> Callable[[np.ndarray], object]:
+    return lambda buffer: all_reduce.sum(buffer, False, *kept[buffer.nbytes])
+
+
+def _steps_s(run: Callable[[np.ndarray], object], buffers: list, request: dict) -> float:
     _WORLD.Barrier()
     began = time.monotonic()
     for _ in range(request["steps"]):

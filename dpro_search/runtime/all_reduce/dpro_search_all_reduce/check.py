@@ -5,7 +5,7 @@ again, the job's own calls go in turn through the chosen algorithm, the MPI libr
 each. A call counts with its shortest time over all ranks, which is that of the last rank to begin: the others' times contain the
 wait for it. All ranks decide from the same times, which they exchange before anything changes. Sizes are checked one after the
 other, and no further call is made by a slower algorithm once the check has cost `_SHARE` of the first `_STEPS` steps. Afterwards
-calls are only timed; if the time of a size has changed by `_DRIFT`, it is checked again.
+large sums are only timed; if the time of a size has changed by `_DRIFT`, it is checked again.
 
 The algorithms add in different orders, so that the last bits of a sum depend on what is kept. Sums of 16-bit floats, which are made
 in the order of ranks, and buffers on devices are not checked.
@@ -25,6 +25,8 @@ _CLEAR = 1.1  # times the slowest call of the best algorithm, beyond which the o
 _TIE = 1.02  # times the best algorithm's duration, up to which the library's default is preferred
 _WATCHED_CALLS, _MOST_WATCHED_CALLS = 256, 1 << 14  # between two looks at whether a size's time has changed
 _DRIFT = 1.5
+_WATCHED_BYTES = 1 << 18  # smaller sums are not watched: their times change with every disturbance, and they cost little
+_MOST_SETTLED = 256  # buffers that are held in memory, as many as the registry holds
 _ABANDONED_CALLS = 64  # of other sizes, after which a size that does not come back no longer holds them up
 
 
@@ -107,10 +109,14 @@ class CheckedAllReduce:
     def __init__(self, all_reduce, say=lambda line: print(line, file=sys.stderr, flush=True)):
         self._all_reduce, self._say = all_reduce, say
         self._sizes, self._active = {}, None
+        self._settled = {}  # Small buffers whose check has ended, by identity: (buffer, algorithm, bytes of a segment).
         self._period_s, self.cost_s, self._dearest_s = 0.0, 0.0, 0.0
 
     def sum(self, buffer, average=False):
         """Replace a buffer by its sum over all ranks; arguments and errors are those of `AllReduce.sum`."""
+        settled = self._settled.get(id(buffer))
+        if settled is not None and settled[0] is buffer:  # a look at the clock would cost a small sum some per cent
+            return self._all_reduce.sum(buffer, average, settled[1], settled[2])
         memory = self._all_reduce.registry.memory(buffer)
         if memory.narrow or memory.on_device or self._all_reduce.ranks == 1:
             return self._all_reduce.sum(buffer, average)
@@ -125,10 +131,12 @@ class CheckedAllReduce:
         size.calls += 1
         if size.trial is not None:
             self._pass(size, ended - began)
-        elif size.watched_s is not None:
-            self._watch(size, ended - began)
-        else:
+        elif size.watched_s is None:
             self._before(size, began)
+        elif size_bytes >= _WATCHED_BYTES:
+            self._watch(size, ended - began)
+        elif len(self._settled) < _MOST_SETTLED:
+            self._settled[id(buffer)] = buffer, name, segment_bytes
         return buffer
 
     def settled(self, size_bytes):

@@ -105,6 +105,17 @@ def test_algorithms_close_to_the_chosen_one_are_its_alternatives():
     assert Choice(table).alternatives(4, 1, 2048) == []
 
 
+def test_between_measured_sizes_the_default_takes_what_the_algorithm_takes_that_open_mpi_uses_there():
+    """Among four ranks Open MPI 4.1 changes from recursive doubling to Rabenseifner's algorithm at 8 KiB."""
+    own = {"native recursive-doubling": (20, 90), "native rabenseifner": (60, 70), "native ring": (80, 90), "native": (20, 70)}
+    rows = [row(name, size, us) for name, times in own.items() for size, us in zip((1024, 65536), times, strict=True)]
+    ((_, table),) = choices([measured(*rows)]).items()
+    choice = Choice(table)
+    assert of_size(choice.ranges(4, 1), 7000)[0] == "native"
+    assert of_size(choice.ranges(4, 1), 12000)[0] == "native recursive-doubling"
+    assert of_size(choice.ranges(4, 1), 60000)[0] == "native"
+
+
 def test_a_table_of_other_backends_gives_none():
     assert choices([measured(row("ring", 1024, 1, "mpi"))]) == {}
 

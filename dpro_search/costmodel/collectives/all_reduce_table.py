@@ -23,7 +23,7 @@ from dpro_search.costmodel.collectives.counts import Points
 from dpro_search.costmodel.collectives.model_file import CommunicationModel
 from dpro_search.costmodel.collectives.series import series_name
 from dpro_search.errors import InputError
-from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import NATIVE, parted
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.choice import NATIVE, OF_LIBRARY, parted
 
 OF_LIBRARIES = tuple(LIBRARIES.values())  # how the algorithms of an MPI library itself begin
 _STEPS = 8  # into which the interval from a size to the next is divided
@@ -32,6 +32,27 @@ _SLOW = 0.75  # quantile of a session's rounds by which algorithms are compared
 _TIE = 0.03  # relative gain over the default that is no reason to leave it: rounds of one algorithm differ by as much
 _CLOSE = 1.5  # times the chosen algorithm's duration, up to which another one is listed as an alternative
 _ALTERNATIVES = 2
+_OPEN_MPI = "mpi4py"
+Rules = tuple[tuple[int, str], ...]
+# Algorithms of Open MPI's own choice for operations that commute, for fewer ranks than the number: (from bytes, algorithm). Source:
+# Open MPI 4.1, ompi/mca/coll/tuned/coll_tuned_decision_fixed.c. They are averages over its developers' clusters, and change to and
+# fro: 4 to 8 KiB between two ranks go around a ring, sizes below and above do not.
+_OPEN_MPI_RULES: Mapping[int, Rules] = {
+    4: (
+        (0, "ring"),
+        (8, "recursive-doubling"),
+        (4096, "ring"),
+        (8192, "recursive-doubling"),
+        (16384, "ring"),
+        (65536, "segmented-ring"),
+        (262144, "rabenseifner"),
+    ),
+    8: ((0, "ring"), (16, "recursive-doubling"), (8192, "rabenseifner")),
+    16: ((0, "recursive-doubling"), (8192, "rabenseifner")),
+    32: ((0, "segmented-ring"), (64, "recursive-doubling"), (4096, "rabenseifner")),
+    64: ((0, "segmented-ring"), (128, "rabenseifner")),
+    128: ((0, "recursive-doubling"), (262144, "rabenseifner")),
+}
 BySize = Sequence[tuple[float, Mapping[str, float]]]
 
 
@@ -46,8 +67,9 @@ class Range(NamedTuple):
 def choices(tables: Sequence[CommTable]) -> dict[float | None, dict[str, Any]]:
     """The table of the fastest measured algorithms, by the rate of the links; empty: none of `LIBRARIES` was measured.
 
-    Between two sizes durations are interpolated, both as logarithms. Below the smallest and above the largest size that was
-    measured, the library chooses. Where several MPI libraries were measured, the first of `LIBRARIES` counts.
+    Between two sizes durations are interpolated, both as logarithms; that of Open MPI's default is then that of the algorithm which
+    it uses there. Below the smallest and above the largest size that was measured, the library chooses. Where several MPI libraries
+    were measured, the first of `LIBRARIES` counts.
 
     Parameters
     ----------
@@ -63,7 +85,9 @@ def choices(tables: Sequence[CommTable]) -> dict[float | None, dict[str, Any]]:
     sessions = [f"{table.header.machine}, {table.header.started_at[:10]}" for table in tables]
     origin = f"measured on {'; '.join(dict.fromkeys(sessions))}"
     return {
-        rate_bps: _as_table(origin, {layout: _safest(_slow_by_size(some)) for layout, some in sorted(by_layout.items())})
+        rate_bps: _as_table(
+            origin, {layout: _safest(_slow_by_size(some), _rules(layout[0], backend)) for layout, some in sorted(by_layout.items())}
+        )
         for rate_bps, by_layout in rows.items()
     }
 
@@ -118,7 +142,23 @@ def predicted_us(
             f"the model has {'; '.join(model.costs)}, and no all-reduce of {backend} with {ranks_per_host} ranks on a host;"
             f" measure them with 'dpro-search fit --collect comm --backends {backend}'"
         )
-    return {name: model.predict(one, points).us for name, one in known_series.items()}
+    predicted = {name: model.predict(one, points).us for name, one in known_series.items()}
+    rules = _rules(ranks, backend)
+    if NATIVE in predicted and rules and all(name in predicted for _, name in rules):
+        predicted[NATIVE] = np.array([predicted[_default_at(rules, size)][i] for i, size in enumerate(sizes_bytes)])
+    return predicted
+
+
+def _rules(ranks: int, backend: str | None) -> Rules:
+    """The library's own choice among so many ranks: (from bytes, algorithm); empty: not known."""
+    if backend != _OPEN_MPI:
+        return ()
+    rules = next((rules for fewer_than, rules in _OPEN_MPI_RULES.items() if ranks < fewer_than), ())
+    return tuple((start, OF_LIBRARY + name) for start, name in rules)
+
+
+def _default_at(rules: Rules, size_bytes: float) -> str:
+    return next(name for start, name in reversed(rules) if start <= size_bytes)
 
 
 def _slow_by_size(rows: Sequence[AllReduceRow]) -> list[tuple[float, Mapping[str, float]]]:
@@ -130,9 +170,9 @@ def _slow_by_size(rows: Sequence[AllReduceRow]) -> list[tuple[float, Mapping[str
     return [(float(size), slow_us[size]) for size in sorted(slow_us)]
 
 
-def _safest(by_size: BySize) -> list[Range]:
+def _safest(by_size: BySize, rules: Rules) -> list[Range]:
     """The fastest algorithm between two measured sizes each, or the library's default if it is as fast or was not measured."""
-    ranges = [Range(0, NATIVE), *map(_safe, _interpolated(by_size)), Range(int(by_size[-1][0]) + 1, NATIVE)]
+    ranges = [Range(0, NATIVE), *map(_safe, _interpolated(by_size, rules)), Range(int(by_size[-1][0]) + 1, NATIVE)]
     return [one for i, one in enumerate(ranges) if i == 0 or one[1:] != ranges[i - 1][1:]]
 
 
@@ -154,16 +194,22 @@ def _fastest(by_size: BySize) -> list[Range]:
     return [one for i, one in enumerate(ranges) if i == 0 or one.algorithm != ranges[i - 1].algorithm]
 
 
-def _interpolated(by_size: BySize) -> Iterator[tuple[int, Mapping[str, float]]]:
+def _interpolated(by_size: BySize, rules: Rules = ()) -> Iterator[tuple[int, Mapping[str, float]]]:
     """(from bytes, duration by algorithm, us): at the given sizes, and between two of them by the logarithms of both.
 
-    Between two sizes only algorithms that are known at both of them take part.
+    Between two sizes only algorithms that are known at both of them take part; the default takes what the algorithm takes that it
+    uses there by `rules`.
     """
     points = [by_size[0]]
     for (low, at_low), (high, at_high) in pairwise(by_size):
         sizes = np.geomspace(low, high, _STEPS + 1)
         between = {name: np.geomspace(at_low[name], at_high[name], _STEPS + 1) for name in at_low if name in at_high}
-        points += [(float(sizes[i]), {name: float(us[i]) for name, us in between.items()}) for i in range(1, _STEPS) if between]
+        for i in range(1, _STEPS) if between else ():
+            interpolated_us = {name: float(us[i]) for name, us in between.items()}
+            default = _default_at(rules, sizes[i]) if rules else NATIVE
+            if NATIVE in interpolated_us and default in interpolated_us:
+                interpolated_us[NATIVE] = interpolated_us[default]
+            points.append((float(sizes[i]), interpolated_us))
         points.append((high, at_high))
     yield int(by_size[0][0]), by_size[0][1]
     for (low, _), (high, taken_us) in pairwise(points):

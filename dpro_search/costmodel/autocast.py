@@ -1,0 +1,87 @@
+"""Types in which PyTorch's autocast computes ops on GPUs: ``policy(op, kernel)``, and what it casts for them.
+
+The lists are those of ``aten/src/ATen/autocast_mode.h`` (PyTorch 2.13): `AT_FORALL_LOWER_PRECISION_FP` for products, and
+`AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` for what stays in single precision (in the documentation "Autocast Op Reference").
+What is in none of them, batch norm and most element-wise ops among it, computes in the widest type that it reads. Autocast keeps
+the cast of a parameter until the forward pass ends; each cast has one of the gradient in the backward pass.
+
+`AT_FORALL_FP32_SET_OPT_DTYPE` converts within the op's kernel, so no cast is launched. ``sum`` is such an op, but counts as one of
+any type here: most sums of a profile are gradients of biases, and the backward pass runs outside of autocast.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+from dpro_search.collect.trace import Shapes
+from dpro_search.graph.event_names import kernel_class
+
+PRODUCT_CLASSES = ("gemm", "convolution", "attention")
+_PRODUCTS = re.compile(
+    r"(?:cudnn_|miopen_|slow_)?conv(?:olution|_|\d|$)|(?:add|badd|addb|b)?b?mm$|(?:add)?mv$|addr$|matmul|linear$|einsum|prelu"
+    r"|.*attention|(?:thnn_fused_)?(?:lstm|gru)_cell|rnn_\w+_cell|chain_matmul|linalg_(?:vecdot|multi_dot)"
+)
+_SINGLE = re.compile(
+    "(?:acos|asin|cosh|cosine_similarity|cdist|dist|erfinv|exp|expm1|group_norm|layer_norm|log|log10|log1p|log2|logsumexp|pdist|pow"
+    "|reciprocal|renorm|rms_norm|rsqrt|sinh|softplus|tan|.*loss.*)$"
+)
+_SINGLE_WITHIN = re.compile("(?:cumprod|cumsum|linalg_matrix_norm|linalg_vector_norm|log_softmax|norm|prod|softmax)$")
+_SINGLE_KERNELS = re.compile(r"(?:layer|group|rms)_?norm|soft_?max|nll_loss|cross_entropy", re.IGNORECASE)
+_BASE = re.compile(r"^aten::_*(?:native_|fused_)*|(?:_forward|_backward(?:_data|_input|_weight)?)?_?$")
+
+
+class AutocastPolicy(StrEnum):
+    """How autocast chooses the type of an op."""
+
+    PRODUCT = "product"  # in the lower type
+    SINGLE = "single"  # in single precision
+    WIDEST = "widest"  # in the widest type that it reads
+
+
+def policy(op: str, kernel: str) -> AutocastPolicy:
+    """How autocast chooses the type of a kernel, by the framework's op that launched it (empty: not recorded) and by its name."""
+    base = base_name(op)
+    if _PRODUCTS.match(base):
+        return AutocastPolicy.PRODUCT
+    if _SINGLE.match(base) or _SINGLE_WITHIN.match(base):
+        return AutocastPolicy.SINGLE
+    if op.startswith("aten::"):
+        return AutocastPolicy.WIDEST
+    if kernel_class(kernel) in PRODUCT_CLASSES:
+        return AutocastPolicy.PRODUCT
+    return AutocastPolicy.SINGLE if _SINGLE_KERNELS.search(kernel) else AutocastPolicy.WIDEST
+
+
+def base_name(op: str) -> str:
+    """Name of an op of either pass without what tells its variants apart: "layer_norm" of "aten::native_layer_norm_backward"."""
+    return _BASE.sub("", op) if op.startswith("aten::") else ""
+
+
+class Operands(NamedTuple):
+    """Elements that an op of the forward pass reads: what other ops made, and parameters; None: the shapes are not known."""
+
+    activations: int | None
+    weights: int | None
+
+
+def operands(op: str, shapes: Shapes | None) -> Operands:
+    """Operands of a product, or the input of another op, that autocast would cast where they have another type."""
+    base = base_name(op)
+    has_weights = not base.startswith(("bmm", "baddbmm")) and "attention" not in base
+    if shapes is None:
+        return Operands(None, None if has_weights else 0)
+    first = 1 if base in ("addmm", "baddbmm", "addmv") else 0
+    sizes = [math.prod(shape) for shape in shapes[first : first + 2]]
+    if not _PRODUCTS.match(base):
+        return Operands(sizes[0] if sizes else None, 0)
+    if len(sizes) < 2:
+        return Operands(None, None if has_weights else 0)
+    return Operands(sizes[0], sizes[1]) if has_weights else Operands(sum(sizes), 0)
+
+
+def casts_input(op: str) -> bool:
+    """Whether an op in single precision has its input cast by a kernel before it, and not within its own."""
+    return not _SINGLE_WITHIN.match(base_name(op))

@@ -1,7 +1,7 @@
 """Types in which PyTorch's autocast computes ops on GPUs: ``policy(op, kernel)``, and what it casts for them.
 
-The lists are those of ``aten/src/ATen/autocast_mode.h`` (PyTorch 2.13): `AT_FORALL_LOWER_PRECISION_FP` for products, and
-`AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` for what stays in single precision (in the documentation "Autocast Op Reference").
+The lists are those of ``aten/src/ATen/autocast_mode.h`` (PyTorch 2.13; in the documentation "Autocast Op Reference"):
+`AT_FORALL_LOWER_PRECISION_FP` for products, `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` for what stays in single precision.
 What is in none of them, batch norm and most element-wise ops among it, computes in the widest type that it reads. Autocast keeps
 the cast of a parameter until the forward pass ends; each cast has one of the gradient in the backward pass.
 

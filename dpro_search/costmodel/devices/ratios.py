@@ -10,11 +10,12 @@ nearer both come to their peaks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -152,10 +153,14 @@ class PrecisionRatios:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._latency: DeviceLatency | None = None
         self._kernel_us: dict[OpSpec, float] = {}
-        with suppress(InputError):  # specs that the predictor needs are missing
-            self._latency = latency_on(device)
+
+    @cached_property
+    def _latency(self) -> DeviceLatency | None:
+        """The predictor; None: specs that it needs are missing."""
+        with suppress(InputError):
+            return latency_on(self.device)
+        return None
 
     def of_product(self, spec: OpSpec | None, before: str, after: str) -> Ratio:
         """Time of a product's kernel in `after` over that in `before`, with a 90 % interval.
@@ -172,6 +177,12 @@ class PrecisionRatios:
         """
         if before == after:
             return Ratio(1.0, 1.0, 1.0)
+        ratio = self._of_latencies(spec, before, after)
+        is_wider = ELEMENT_BYTES[after] > ELEMENT_BYTES[before] or (before, after) == ("tf32", "fp32")
+        # No wider type makes a product faster.
+        return Ratio(*(max(end, 1.0) for end in ratio)) if is_wider else ratio
+
+    def _of_latencies(self, spec: OpSpec | None, before: str, after: str) -> Ratio:
         by_peaks = self._of_peaks(before, after)
         if spec is None:
             return by_peaks
@@ -205,17 +216,23 @@ class PrecisionRatios:
         ends = sorted((peaks[0] / peaks[1], ELEMENT_BYTES[after] / ELEMENT_BYTES[before]))
         return Ratio(float(np.sqrt(ends[0] * ends[1])), ends[0] / EFFICIENCY, ends[1] * EFFICIENCY)
 
+    def price(self, specs: Iterable[OpSpec], precisions: Sequence[str]) -> None:
+        """Predict ops in each precision, all at once, which is faster than one by one; `of_product` needs nothing else then."""
+        in_each = {replace(spec, precision=precision) for spec in specs for precision in precisions} - self._kernel_us.keys()
+        new = sorted(in_each)
+        self._kernel_us |= dict.fromkeys(new, math.nan)
+        if not new or self._latency is None:
+            return
+        # Engines' ops have the shortest launch; of convolutions only those that PyTorch calls one by one were measured.
+        ops = joined([spec.ops(Stack.PYTORCH if spec.name == "convolution" else Stack.SERVING) for spec in new])
+        floor_us = self._latency.profile.rates(self._latency.model.usual).floor_us[ops.stack.astype(int)]
+        whole_us = self._latency.predict(ops).us
+        kernel_us = np.where(whole_us >= MUCH * floor_us, whole_us - floor_us, np.nan)
+        self._kernel_us |= dict(zip(new, kernel_us.tolist(), strict=True))
+
     def _without_launch_us(self, spec: OpSpec) -> float:
-        """Predicted time of an op's kernels; NaN if it is hardly longer than its launch."""
-        if spec not in self._kernel_us:
-            us = np.nan
-            if self._latency is not None:
-                # Engines' ops have the shortest launch; of convolutions only those that PyTorch calls one by one were measured.
-                stack = Stack.PYTORCH if spec.name == "convolution" else Stack.SERVING
-                floor_us = self._latency.profile.rates(self._latency.model.usual).floor_us[list(Stack).index(stack)]
-                whole_us = float(self._latency.predict(spec.ops(stack)).us[0])
-                us = whole_us - floor_us if whole_us >= MUCH * floor_us else np.nan
-            self._kernel_us[spec] = us
+        """Predicted time of an op's kernels; NaN if it is hardly longer than its launch, or not known."""
+        self.price([spec], [spec.precision])
         return self._kernel_us[spec]
 
 

@@ -53,6 +53,11 @@ class StepsOnCluster:
         return None if recorded.cluster is None else Placed(cluster=recorded.cluster, ranks=recorded.ranks)
 
     @property
+    def device(self) -> Device | None:
+        """The GPU of the first rank; None: it is not known."""
+        return self._recorded_place[0].known_device if self.moved_to is None else self.moved_to.cluster.devices[0]
+
+    @property
     def recorded_on(self) -> str:
         """A sentence that says how the recorded cluster is known, or why it is not."""
         return self._recorded_place[1]
@@ -86,11 +91,9 @@ def steps_on(
 
 def _in_precision(on_cluster: StepsOnCluster, precision: str) -> StepsOnCluster:
     """Steps on a cluster in another precision."""
-    steps, moved_to = on_cluster.steps, on_cluster.moved_to
+    steps, device = on_cluster.steps, on_cluster.device
     if not steps.has_launches:
         raise InputError(f"precision={precision}: the trace ({steps.trace.meta.format}) has no kernels with launches")
-    recorded, _ = recorded_place(steps.trace.meta, needed=False)
-    device = recorded.known_device if moved_to is None else moved_to.cluster.devices[0]
     if device is None:
         raise InputError(
             f"precision={precision}: the trace does not say on what GPUs it was recorded, or no device file describes them; "

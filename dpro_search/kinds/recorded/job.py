@@ -277,7 +277,9 @@ class ProfiledJob(Job):
         return self._profile_diagnosis(here)
 
     def _profile_diagnosis(self, here: JobInScenario) -> ProfileDiagnosis:
-        return diagnosis(here, recorded_replay(here.lowered(Plan())), is_profiled=here.scenario.measured_us is None)
+        replay, scenario = recorded_replay(here.lowered(Plan())), here.scenario
+        device = None if scenario.precision is not None else self._unplanned(replace(scenario, plan=Plan())).on_cluster.device
+        return diagnosis(here, replay, is_profiled=scenario.measured_us is None, device=device)
 
     def tensor_groups(self, here: JobInScenario, step: int | None, best: Plan | None) -> TensorGroups | None:
         recorded = () if step is None else recorded_groups(self.trace, step)

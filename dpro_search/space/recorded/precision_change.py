@@ -125,6 +125,14 @@ def precision_change(trace: Trace, ops: RecordedOps, device: Device, precision: 
     return _Change(trace, ops, kernels, PrecisionRatios(device), precision).result()
 
 
+def lower_precision(trace: Trace, ops: RecordedOps, device: Device) -> str | None:
+    """The 16-bit type that the GPU has units for, for ops all of whose products are known to be wider; else None."""
+    kernels = _Kernels.of(trace, ops)
+    if trace.meta.framework == "xla" or not kernels.products_us or not kernels.all_single:
+        return None
+    return next((one for one in ("bf16", "fp16") if device.peak_flops_per_s(one) is not None), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Kernels:
     """The kernels among ops, in the order in which each stream runs them."""
@@ -180,8 +188,10 @@ class _Kernels:
 
     @property
     def all_single(self) -> bool:
-        """Whether every product is known to be in single precision, or TF32."""
-        return all(precisions and set(precisions) <= {"fp32", "tf32"} for precisions in self.products_us)
+        """Whether products are known to be in single precision, or TF32, but for a part that is too small to matter."""
+        products_us = self.products_us
+        single_us = sum(us for one, us in products_us.items() if one and set(one) <= {"fp32", "tf32"})
+        return single_us >= (1 - _WORTH_SAYING) * sum(products_us.values())
 
 
 def _kinds(trace: Trace, described: Ints) -> Iterator[_Kind]:
@@ -215,6 +225,8 @@ class _Change:
         )
         self._by_peaks_us = self._inferred_us = 0.0
         self._of_kind: dict[int, Ratio] = {}
+        specs = {kind.spec for kind in kernels.kinds if kind.spec is not None}
+        ratios.price(specs, [one for one in TARGETS if one == "fp32" or ratios.device.peak_flops_per_s(one) is not None])
 
     def result(self) -> PrecisionChange:
         """The change of all ops."""

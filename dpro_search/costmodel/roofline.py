@@ -26,6 +26,7 @@ LEAST_US = 2.0
 _HALF = re.compile(
     r"(?<![a-z0-9])(?:fp16|f16|half|hmma|h\d{3,}|bf16|bfloat16)|s\d+16(?:gemm|fprop|dgrad|wgrad)|_f16|16f", re.IGNORECASE
 )
+_BRAIN = re.compile("bf16|bfloat16", re.IGNORECASE)
 _TENSOR = re.compile(r"tf32|s1688|tensorop|xmma.*tf|s\d{2,}gemm", re.IGNORECASE)
 _HALVES = ("float16", "bfloat16", "half", "c10::half", "c10::bfloat16")
 _EIGHT_BITS = re.compile(r"e4m3|e5m2|float8|fp8|nvjet_(?:sm\d+_)?qq", re.IGNORECASE)
@@ -75,7 +76,7 @@ def dtype_of_kernel(name: str) -> str:
 def product_precision(name: str, dtype: str) -> str:
     """The precision of a matrix product's kernel, one of `cluster.device.PRECISIONS`, from its name and its first tensor's type."""
     if dtype.lower() in _HALVES or _HALF.search(name):
-        return "bf16" if "bf" in dtype.lower() or "bf16" in name.lower() else "fp16"
+        return "bf16" if "bf" in dtype.lower() or _BRAIN.search(name) else "fp16"
     return "tf32" if _TENSOR.search(name) else "fp32"
 
 
@@ -104,7 +105,7 @@ def element_precision(name: str, dtype: str) -> str:
         return "fp32" if lower in _WIDE else "bf16" if "bf" in lower else "fp16"
     if lower:
         return ""
-    if "bfloat16" in name.lower():
+    if _BRAIN.search(name):
         return "bf16"
     return "fp16" if re.search("half", name, re.IGNORECASE) else "fp32" if "float" in name else ""
 

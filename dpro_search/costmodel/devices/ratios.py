@@ -232,7 +232,8 @@ class PrecisionRatios:
 
     def _without_launch_us(self, spec: OpSpec) -> float:
         """Predicted time of an op's kernels; NaN if it is hardly longer than its launch, or not known."""
-        self.price([spec], [spec.precision])
+        if spec not in self._kernel_us:
+            self.price([spec], [spec.precision])
         return self._kernel_us[spec]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -164,7 +165,7 @@ class _Kernels:
             is_backward=np.array([one in backward for one in event.tolist()], np.bool_),
         )
 
-    @property
+    @cached_property
     def products_us(self) -> dict[tuple[str, ...], float]:
         """Time of products by the precisions that they may have been recorded in."""
         total_us = np.bincount(self.kind, weights=self.us, minlength=len(self.kinds))
@@ -174,7 +175,7 @@ class _Kernels:
                 by_precision[kind.precisions] = by_precision.get(kind.precisions, 0.0) + us
         return by_precision
 
-    @property
+    @cached_property
     def recorded(self) -> str | None:
         """The precision of most of the products' time; None: of half of it or more nothing is known."""
         products_us = self.products_us
@@ -186,7 +187,7 @@ class _Kernels:
                 known_us[precisions[0]] += us
         return max(known_us, key=lambda precision: known_us[precision], default=None)
 
-    @property
+    @cached_property
     def all_single(self) -> bool:
         """Whether products are known to be in single precision, or TF32, but for a part that is too small to matter."""
         products_us = self.products_us
@@ -386,12 +387,15 @@ class _Change:
                     added_us[:, row] += casts.count[kernel] * launch_us
 
     def _launch_us(self, row_of_event: dict[int, int]) -> Floats:
-        """Host time of an added kernel, [3]: median and quartiles of those before recorded element-wise kernels."""
+        """Host time of an added kernel, [3]: median and quartiles of those before element-wise kernels, or before any kernels."""
         kernels, ops = self._kernels, self._ops
         is_small = np.array([kernel_class(kind.name) == "elementwise" for kind in kernels.kinds], np.bool_)[kernels.kind]
-        events = ops.event[kernels.rows[is_small & kernels.is_model]].tolist()
-        recorded_us = [float(ops.duration_us[row_of_event[event]]) for event in events if event in row_of_event]
-        return np.percentile(recorded_us, (50, 25, 75)) if recorded_us else np.zeros(3)
+        for chosen in (is_small & kernels.is_model, kernels.is_model):
+            events = ops.event[kernels.rows[chosen]].tolist()
+            recorded_us = [float(ops.duration_us[row_of_event[event]]) for event in events if event in row_of_event]
+            if recorded_us:
+                return np.percentile(recorded_us, (50, 25, 75))
+        return np.zeros(3)
 
     # Sentences.
 

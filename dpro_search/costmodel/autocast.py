@@ -1,4 +1,4 @@
-"""Types in which PyTorch's autocast computes ops on GPUs: ``policy(op, kernel)``, and what it casts for them.
+"""Types in which PyTorch's autocast computes ops on GPUs: ``policy(op, kernel)``; what it casts; and kernels by what decides it.
 
 The lists are those of ``aten/src/ATen/autocast_mode.h`` (PyTorch 2.13; in the documentation "Autocast Op Reference"):
 `AT_FORALL_LOWER_PRECISION_FP` for products, `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` for what stays in single precision.
@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from dpro_search.collect.trace import Shapes
+from dpro_search.costmodel.devices import OpSpec
+from dpro_search.costmodel.roofline import element_precision, product_precisions
 from dpro_search.graph.event_names import kernel_class
 
 PRODUCT_CLASSES = ("gemm", "convolution", "attention")
+FP8_MULTIPLE = 16  # of each side of a product in fp8
 _PRODUCTS = re.compile(
     r"(?:cudnn_|miopen_|slow_)?conv(?:olution|_|\d|$)|(?:add|badd|addb|b)?b?mm$|(?:add)?mv$|addr$|matmul|linear$|einsum|prelu"
     r"|.*attention|(?:thnn_fused_)?(?:lstm|gru)_cell|rnn_\w+_cell|chain_matmul|linalg_(?:vecdot|multi_dot)"
@@ -58,6 +62,51 @@ def policy(op: str, kernel: str) -> AutocastPolicy:
 def base_name(op: str) -> str:
     """Name of an op of either pass without what tells its variants apart: "layer_norm" of "aten::native_layer_norm_backward"."""
     return _BASE.sub("", op) if op.startswith("aten::") else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelKind:
+    """What kernels of one name, op and shapes have in common."""
+
+    name: str
+    op: str  # The framework's op that launched it; empty: not recorded.
+    shapes: Shapes | None  # Of the op's inputs; None: not recorded.
+    policy: AutocastPolicy
+    is_product: bool  # Whether it is a product's own kernel, and not a copy or sum beside it.
+    precisions: tuple[str, ...]  # A product's own kernel may be in one of these; empty: it is not known.
+    element: str  # What it reads (`roofline.element_precision`).
+    is_fixed: bool  # Whether it belongs to the optimizer.
+    spec: OpSpec | None = None  # The product; None: its sizes are not known.
+
+    @staticmethod
+    def of(name: str, dtype: str, op: str, shapes: Shapes | None) -> KernelKind:
+        """The kind of a kernel by its name, its first tensor's type, its op and the shapes of that."""
+        computes, what = policy(op, name), kernel_class(name)
+        is_product = computes is AutocastPolicy.PRODUCT and what in PRODUCT_CLASSES
+        return KernelKind(
+            name=name,
+            op=op,
+            shapes=shapes,
+            policy=computes,
+            is_product=is_product,
+            precisions=product_precisions(name, dtype) if is_product else (),
+            element=element_precision(name, dtype),
+            is_fixed=what == "optimizer",
+        )
+
+    @property
+    def fits_fp8(self) -> bool:
+        """Whether it is a single product whose sides are multiples of 16, as `torch._scaled_mm` needs, and wider than fp8."""
+        if self.spec is None or self.spec.name != "gemm" or self.precisions == ("fp8",):
+            return False
+        sizes = self.spec.all_sizes
+        return sizes["batch"] == 1 and all(sizes[side] % FP8_MULTIPLE == 0 for side in ("m", "n", "k"))
+
+    @property
+    def is_batch_norm_nchw(self) -> bool:
+        """Whether it is a batch norm of images that are not channels-last."""
+        is_norm = "batch_norm" in base_name(self.op) or "cudnn::bn_" in self.name
+        return is_norm and "nhwc" not in self.name.lower()
 
 
 class Operands(NamedTuple):

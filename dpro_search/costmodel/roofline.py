@@ -31,6 +31,7 @@ _TENSOR = re.compile(r"tf32|s1688|tensorop|xmma.*tf|s\d{2,}gemm", re.IGNORECASE)
 _HALVES = ("float16", "bfloat16", "half", "c10::half", "c10::bfloat16")
 _EIGHT_BITS = re.compile(r"e4m3|e5m2|float8|fp8|nvjet_(?:sm\d+_)?qq", re.IGNORECASE)
 _SINGLE = re.compile(r"[sc]gemm|scudnn|simt|ffma|float|f32f32|_SB_")
+OTHER = "other"  # than floating-point numbers of 16 or 32 bits
 _WIDE = ("float32", "float", "c10::float")
 
 
@@ -96,15 +97,12 @@ def product_precisions(name: str, dtype: str) -> tuple[str, ...]:
 
 
 def element_precision(name: str, dtype: str) -> str:
-    """The type of what a kernel reads, "fp32", "bf16" or "fp16", by its name and its first tensor's type.
-
-    Empty: neither tells, or it is of another type, like integers.
-    """
+    """The type of what a kernel reads ("fp32", "bf16", "fp16", `OTHER`), by its name and first tensor's type; empty: not known."""
     lower = dtype.lower()
     if lower in _WIDE or lower in _HALVES:
         return "fp32" if lower in _WIDE else "bf16" if "bf" in lower else "fp16"
     if lower:
-        return ""
+        return OTHER
     if _BRAIN.search(name):
         return "bf16"
     return "fp16" if re.search("half", name, re.IGNORECASE) else "fp32" if "float" in name else ""

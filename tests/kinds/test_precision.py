@@ -126,6 +126,11 @@ def test_the_precision_changes_on_the_other_gpu() -> None:
     assert predicted(on_a100(), *changes, "precision=fp8", cluster="hgx-h100").iteration_us > 0
 
 
+def test_what_was_in_tf32_is_in_fp32_on_a_gpu_without() -> None:
+    moved = predicted(on_a100(), "launch=0", "precision=fp16", cluster="dgx-1-v100")
+    assert moved.breakdown_us["compute"] < 0.7 * predicted(on_a100(), "launch=0", cluster="dgx-1-v100").breakdown_us["compute"]
+
+
 def test_plans_of_ddp_follow_in_another_precision() -> None:
     job = ProfiledDdp.of(Trace.load(sample_trace_path("resnet50_ddp_a100")), PlanOptions())
     moved = under(job, "precision=bf16")

@@ -16,17 +16,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from dpro_search.cluster import Device
 from dpro_search.collect.trace import EventKind, Floats, Ints, Trace
-from dpro_search.costmodel.autocast import PRODUCT_CLASSES, AutocastPolicy, base_name, casts_input, operands, policy
-from dpro_search.costmodel.devices import OpSpec
+from dpro_search.costmodel.autocast import FP8_MULTIPLE, AutocastPolicy, KernelKind, base_name, casts_input, operands
 from dpro_search.costmodel.devices.ratios import PrecisionRatios
 from dpro_search.costmodel.devices.recorded import RecordedSpecs
-from dpro_search.costmodel.roofline import EFFICIENCY, LEAST_US, Ratio, element_precision, product_precisions
+from dpro_search.costmodel.roofline import EFFICIENCY, LEAST_US, OTHER, Ratio
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.event_names import kernel_class
@@ -42,7 +40,6 @@ _SAME = Ratio(1.0, 1.0, 1.0)
 _BATCH_NORM_NCHW = 1.39
 """Time of batch norms in bf16 over that in fp32 where images are not channels-last, for PyTorch then takes kernels of its own in
 place of cuDNN's (measured: ResNet-50 on an H200, 30 against 21.6 ms of 128 images, experiments/validation/gpu_jobs.md)."""
-_FP8_MULTIPLE = 16  # of each side of a product, for `torch._scaled_mm`
 _LEAST_KNOWN = 0.5  # share of the products' time whose recorded precision must be known
 _BACKWARD = re.compile(r"autograd::engine::evaluate_function|Backward\d*$")
 _WORTH_SAYING = 0.005  # share of the products' time
@@ -65,20 +62,6 @@ class PrecisionChange:
             fixed_us = np.minimum(fixed_us + self.least_us, ops.duration_us)
             changed.append(replace(ops, duration_us=fixed_us + (ops.duration_us - fixed_us) * ratio + added_us))
         return changed
-
-
-class _Kind(NamedTuple):
-    """What kernels of one name, op and shapes have in common."""
-
-    name: str
-    op: str
-    shapes: int  # -1: not recorded.
-    policy: AutocastPolicy
-    is_product: bool  # Whether it is a product's own kernel, and not a copy or sum beside it.
-    precisions: tuple[str, ...]  # A product's own kernel may have been recorded in one of these; empty: it is not known.
-    element: str  # What it reads; empty: not known, or no floating-point number.
-    spec: OpSpec | None  # The product; None: its sizes are not known.
-    is_fixed: bool  # Whether it belongs to the optimizer.
 
 
 @dataclass
@@ -123,7 +106,7 @@ def precision_change(trace: Trace, ops: RecordedOps, device: Device, precision: 
             f"precision={precision}: neither names nor types of the products' kernels tell the recorded precision; "
             "profile with record_shapes=True"
         )
-    return _Change(trace, ops, kernels, PrecisionRatios(device), precision).result()
+    return _Change(ops, kernels, PrecisionRatios(device), precision).result()
 
 
 def lower_precision(trace: Trace, ops: RecordedOps, device: Device) -> str | None:
@@ -139,7 +122,7 @@ class _Kernels:
     """The kernels among ops, in the order in which each stream runs them."""
 
     rows: Ints  # Place of each among the ops, [k].
-    kinds: tuple[_Kind, ...]
+    kinds: tuple[KernelKind, ...]
     kind: Ints  # Number of its kind, [k].
     us: Floats  # Recorded durations, [k].
     is_model: np.ndarray[tuple[int], np.dtype[np.bool_]]  # Whether the model's passes launched it: no hook, no optimizer, [k].
@@ -178,14 +161,13 @@ class _Kernels:
     @cached_property
     def recorded(self) -> str | None:
         """The precision of most of the products' time; None: of half of it or more nothing is known."""
-        products_us = self.products_us
-        if products_us.get((), 0.0) > (1 - _LEAST_KNOWN) * sum(products_us.values()):
+        us_of: dict[str, float] = {}
+        for precisions, us in self.products_us.items():
+            usual = precisions[0] if precisions else ""
+            us_of[usual] = us_of.get(usual, 0.0) + us
+        if us_of.pop("", 0.0) > (1 - _LEAST_KNOWN) * sum(self.products_us.values()):
             return None
-        known_us = {precisions[0]: 0.0 for precisions in products_us if precisions}
-        for precisions, us in products_us.items():
-            if precisions:
-                known_us[precisions[0]] += us
-        return max(known_us, key=lambda precision: known_us[precision], default=None)
+        return max(us_of, key=lambda precision: us_of[precision], default=None)
 
     @cached_property
     def all_single(self) -> bool:
@@ -195,36 +177,27 @@ class _Kernels:
         return single_us >= (1 - _WORTH_SAYING) * sum(products_us.values())
 
 
-def _kinds(trace: Trace, described: Ints) -> Iterator[_Kind]:
+def _kinds(trace: Trace, described: Ints) -> Iterator[KernelKind]:
     """Kinds of kernels from name, element type, op and shapes, [4, kinds]."""
     specs = RecordedSpecs(trace)
-    for name_number, dtype_number, op_number, shapes in described.T.tolist():
-        name = trace.names[name_number]
-        op = trace.names[op_number] if op_number >= 0 else ""
-        dtype = trace.dtypes[dtype_number] if dtype_number >= 0 else ""
-        computes, what = policy(op, name), kernel_class(name)
-        is_product = computes is AutocastPolicy.PRODUCT and what in PRODUCT_CLASSES
-        element = element_precision(name, dtype)
-        spec = specs.of(op, shapes, dtype or "float32") if is_product and op and shapes >= 0 else None
-        yield _Kind(
-            name=name, op=op, shapes=shapes, policy=computes, is_product=is_product, element=element, spec=spec,
-            precisions=product_precisions(name, dtype) if is_product else (), is_fixed=what == "optimizer",
-        )  # fmt: skip
+    for name, dtype_number, op_number, shapes in described.T.tolist():
+        op, dtype = (names[n] if n >= 0 else "" for names, n in ((trace.names, op_number), (trace.dtypes, dtype_number)))
+        kind = KernelKind.of(trace.names[name], dtype, op, trace.shapes[shapes] if shapes >= 0 else None)
+        yield replace(kind, spec=specs.of(op, shapes, dtype or "float32")) if kind.is_product and op and shapes >= 0 else kind
 
 
 class _Change:
     """Ratios and casts of one change, kernel by kernel."""
 
-    def __init__(self, trace: Trace, ops: RecordedOps, kernels: _Kernels, ratios: PrecisionRatios, precision: str) -> None:
-        self._trace, self._ops, self._kernels, self._ratios, self._precision = trace, ops, kernels, ratios, precision
+    def __init__(self, ops: RecordedOps, kernels: _Kernels, ratios: PrecisionRatios, precision: str) -> None:
+        self._ops, self._kernels, self._ratios, self._precision = ops, kernels, ratios, precision
         self._lower = "bf16" if precision == "fp8" else precision  # of what is no product in fp8
         self._ratio = np.ones((3, len(kernels.rows)))
         self._casts, self._scalings = _Casts(), _Casts()
         # Sums with an input in single precision are in it: that is the residual stream of a model whose norms are.
-        self._sums_are_single = any(
-            kind.policy is AutocastPolicy.SINGLE and "norm" in kind.op + kind.name for kind in kernels.kinds
-        )
-        self._by_peaks_us = self._inferred_us = 0.0
+        single = (kind for kind in kernels.kinds if kind.policy is AutocastPolicy.SINGLE)
+        self._sums_are_single = any("norm" in kind.op + kind.name for kind in single)
+        self._by_peaks_us = self._inferred_us = self._batch_norm_us = 0.0
         self._of_kind: dict[int, Ratio] = {}
         specs = {kind.spec for kind in kernels.kinds if kind.spec is not None}
         ratios.price(specs, [one for one in TARGETS if one == "fp32" or ratios.device.peak_flops_per_s(one) is not None])
@@ -260,56 +233,51 @@ class _Change:
 
         The backward pass casts the gradient of each cast; these are spread over its products.
         """
-        kernels, is_low, before, lowered = self._kernels, False, -1, []
-        casts, backward_products = [], []
+        kernels, lowered = self._kernels, []
+        casts: list[tuple[int, int | None]] = []  # Kernel, and elements.
+        backward_products = []
+        is_low = reads_low = False  # The type of what ran last, and of what the current product reads.
+        op_before: KernelKind | None = None  # The product that ran last, if nothing else did since, and its own kernel.
+        own_before: KernelKind | None = None
         for kernel in stream:
             kind = kernels.kinds[kernels.kind[kernel]]
             if kind.is_fixed or not kernels.is_model[kernel]:
                 lowered.append(False)
                 continue
             is_backward = bool(kernels.is_backward[kernel])
-            starts = kind.is_product and (before < 0 or self._starts_another(before, kernel))
             if kind.policy is AutocastPolicy.PRODUCT:
-                if starts and is_backward:
-                    backward_products.append(kernel)
-                elif starts:
-                    casts += [(kernel, elements) for elements in self._cast_elements(kind, is_low=is_low)]
-                is_low, before = True, kernel if kind.is_product else before
-            elif kind.policy is AutocastPolicy.SINGLE:
-                if is_low and not is_backward and casts_input(kind.op) and kind.element in ("fp32", ""):
-                    casts.append((kernel, operands(kind.op, self._shapes(kind)).activations))
-                is_low, before = False, -1
+                if op_before is None or (op_before.op, op_before.shapes) != (kind.op, kind.shapes):
+                    reads_low, own_before = is_low, None
+                if kind.is_product and (own_before is None or own_before.name == kind.name):
+                    if is_backward:
+                        backward_products.append(kernel)
+                    else:
+                        casts += [(kernel, elements) for elements in self._cast_elements(kind, reads_low=reads_low)]
+                is_low, op_before = True, kind
+                own_before = own_before or (kind if kind.is_product else None)
             else:
-                is_low = is_low and not (self._sums_are_single and base_name(kind.op) == "add" and not is_backward)
-                before = -1
+                is_single = kind.policy is AutocastPolicy.SINGLE
+                if is_single and is_low and not is_backward and casts_input(kind.op) and kind.element in ("fp32", ""):
+                    casts.append((kernel, operands(kind.op, kind.shapes).activations))
+                is_sum = self._sums_are_single and base_name(kind.op) == "add" and not is_backward
+                is_low, op_before = is_low and not is_single and not is_sum, None
             lowered.append(is_low)
-        total_us = 0.0
-        for kernel, elements in casts:
-            us = self._ratios.moved_us((4.0 + 2.0) * (elements or 0))
+        casts_us = [self._ratios.moved_us((4.0 + 2.0) * (elements or 0)) for _, elements in casts]
+        for (kernel, _), us in zip(casts, casts_us, strict=True):
             self._casts.add(kernel, us)
-            total_us += us
         for kernel in backward_products:
-            self._casts.add(kernel, total_us / len(backward_products), len(casts) / len(backward_products))
+            self._casts.add(kernel, sum(casts_us) / len(backward_products), len(casts) / len(backward_products))
         return lowered
 
-    def _starts_another(self, before: int, kernel: int) -> bool:
-        """Whether a product's kernel belongs to another op than the product's kernel before it."""
-        kinds, number = self._kernels.kinds, self._kernels.kind
-        old, new = kinds[number[before]], kinds[number[kernel]]
-        return (old.op, old.shapes) != (new.op, new.shapes) or old.name == new.name
-
-    def _cast_elements(self, kind: _Kind, *, is_low: bool) -> Iterator[int | None]:
+    def _cast_elements(self, kind: KernelKind, *, reads_low: bool) -> Iterator[int | None]:
         """Elements of each cast of a product of the forward pass; None: not known."""
         if not kind.precisions or kind.precisions[0] in _LOWER:
             return
-        read = operands(kind.op, self._shapes(kind))
+        read = operands(kind.op, kind.shapes)
         if read.weights != 0:
             yield read.weights
-        if not is_low:
+        if not reads_low:
             yield read.activations
-
-    def _shapes(self, kind: _Kind) -> tuple[tuple[int, ...], ...] | None:
-        return self._trace.shapes[kind.shapes] if kind.shapes >= 0 else None
 
     # Ratios.
 
@@ -324,7 +292,7 @@ class _Change:
                 self._of_kind[number] = self._of_product(kind)
             if kind.spec is None:
                 self._by_peaks_us += us
-            if self._fits_fp8(kind) and kind.spec is not None:
+            if self._precision == "fp8" and kind.fits_fp8 and kind.spec is not None:
                 sizes = kind.spec.all_sizes
                 elements = sizes["m"] * sizes["k"] + sizes["k"] * sizes["n"]
                 # Read for the largest element; read again, scaled and written.
@@ -332,38 +300,32 @@ class _Change:
             return self._of_kind[number]
         if self._precision not in _LOWER:
             return self._raised(kind)
-        if kind.policy is AutocastPolicy.SINGLE or kind.element in _LOWER or self._kernels.recorded in _LOWER:
-            return _SAME  # stays in fp32, or autocast was recorded
+        if kind.policy is AutocastPolicy.SINGLE or kind.element in (*_LOWER, OTHER) or self._kernels.recorded in _LOWER:
+            return _SAME  # stays in fp32, holds no such numbers, or autocast was recorded
         of_bytes, element = PrecisionRatios.of_bytes("fp32", self._lower), kind.element or self._kernels.all_single
         if kind.policy is AutocastPolicy.PRODUCT and element:
             return of_bytes
         self._inferred_us += us
         middle = of_bytes.middle if is_low and element else 1.0
-        if is_low and self._lower == "bf16" and _is_batch_norm_nchw(kind):
+        if is_low and self._lower == "bf16" and kind.is_batch_norm_nchw:
+            self._batch_norm_us += us
             return Ratio(_BATCH_NORM_NCHW, of_bytes.low, _BATCH_NORM_NCHW * EFFICIENCY)
         return Ratio(middle, of_bytes.low, 1.0)
 
-    def _of_product(self, kind: _Kind) -> Ratio:
+    def _of_product(self, kind: KernelKind) -> Ratio:
         """Ratio of a product's kernel; the interval holds all precisions that it may have been recorded in."""
-        possible = kind.precisions or TARGETS[:-1]
-        known = [one for one in possible if one == "fp32" or self._ratios.device.peak_flops_per_s(one) is not None]
-        usual = kind.precisions[0] if kind.precisions else self._kernels.recorded
+        has = {one: self._ratios.device.peak_flops_per_s(one) is not None for one in TARGETS} | {"fp32": True}
+        possible = kind.precisions or tuple(one for one in TARGETS if has[one])
+        before = ["fp32" if one == "tf32" and not has["tf32"] else one for one in possible]  # on a GPU without TF32
         after = [self._precision]
-        if self._precision == "fp8" and not (kind.spec is not None and self._fits_fp8(kind)):
+        if self._precision == "fp8" and not kind.fits_fp8:
             maybe = kind.spec is None and kernel_class(kind.name) == "gemm"
             after = ["bf16", "fp8"] if maybe else ["bf16"]
-        ratios = [self._ratios.of_product(kind.spec, one, target) for one in known or ("fp32",) for target in after]
-        middle = self._ratios.of_product(kind.spec, usual if usual in known else known[0], after[0]).middle
-        return Ratio(middle, min(one.low for one in ratios), max(one.high for one in ratios))
+        ratios = [self._ratios.of_product(kind.spec, one, target) for one in before for target in after]
+        usual = before.index(self._kernels.recorded) if not kind.precisions and self._kernels.recorded in before else 0
+        return Ratio(ratios[usual * len(after)].middle, min(one.low for one in ratios), max(one.high for one in ratios))
 
-    def _fits_fp8(self, kind: _Kind) -> bool:
-        """Whether a product runs in fp8: a single one, with sides that are multiples of 16."""
-        if self._precision != "fp8" or kind.spec is None or kind.spec.name != "gemm" or kind.precisions == ("fp8",):
-            return False
-        sizes = kind.spec.all_sizes
-        return sizes["batch"] == 1 and all(sizes[side] % _FP8_MULTIPLE == 0 for side in ("m", "n", "k"))
-
-    def _raised(self, kind: _Kind) -> Ratio:
+    def _raised(self, kind: KernelKind) -> Ratio:
         """Ratio of a kernel that is no product, in a model without autocast."""
         if kind.element not in ("fp16", "bf16"):
             return _SAME if kind.element or self._kernels.all_single else Ratio(1.0, 1.0, 2.0 * EFFICIENCY)
@@ -421,7 +383,7 @@ class _Change:
         if precision == "fp8":
             device_us, count = (sum(values.values()) / steps for values in (self._scalings.us, self._scalings.count))
             yield (
-                f"fp8 is for single products whose sides are multiples of {_FP8_MULTIPLE}; the largest elements and casts of their "
+                f"fp8 is for single products whose sides are multiples of {FP8_MULTIPLE}; the largest elements and casts of their "
                 f"operands are {count:.0f} kernels a step and rank, {time_text(device_us)}"
             )
         if self._by_peaks_us > _WORTH_SAYING * whole_us:
@@ -435,9 +397,6 @@ class _Change:
                 f"kernels that compute in the type that they read ({share * 100:.0f} % of the kernels' time) have that of the op "
                 "before them; the interval holds both types, and layouts of images as recorded"
             )
+        if self._batch_norm_us:
+            yield f"batch norms of images that are not channels-last take {_BATCH_NORM_NCHW:g} times as long in bf16, as on an H200"
         yield "host threads take as long as recorded, and longer where they launch added kernels"
-
-
-def _is_batch_norm_nchw(kind: _Kind) -> bool:
-    is_norm = "batch_norm" in base_name(kind.op) or "cudnn::bn_" in kind.name
-    return is_norm and "nhwc" not in kind.name.lower()

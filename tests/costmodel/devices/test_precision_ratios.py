@@ -83,7 +83,7 @@ def test_what_a_kernel_reads_is_known_by_type_or_name_or_is_not() -> None:
     assert element_precision("vectorized_elementwise_kernel<4, AddFunctor<c10::BFloat16> >", "") == "bf16"
     assert element_precision("vectorized_elementwise_kernel<4, AddFunctor<c10::Half> >", "") == "fp16"
     assert element_precision("vectorized_elementwise_kernel", "float16") == "fp16"
-    assert element_precision("vectorized_elementwise_kernel<float>", "int64") == ""
+    assert element_precision("vectorized_elementwise_kernel<float>", "int64") == "other"
     assert element_precision("triton_poi_fused_0", "") == ""
 
 

@@ -42,6 +42,7 @@ _BATCH_NORM_NCHW = 1.39
 place of cuDNN's (measured: ResNet-50 on an H200, 30 against 21.6 ms of 128 images, experiments/validation/gpu_jobs.md)."""
 _LEAST_KNOWN = 0.5  # share of the products' time whose recorded precision must be known
 _BACKWARD = re.compile(r"autograd::engine::evaluate_function|Backward\d*$")
+_CAST = re.compile("float16_copy|LoadWithCast|StoreWithCast")  # kernels of PyTorch that copy to another type
 _WORTH_SAYING = 0.005  # share of the products' time
 
 
@@ -327,10 +328,10 @@ class _Change:
 
     def _raised(self, kind: KernelKind) -> Ratio:
         """Ratio of a kernel that is no product, in a model without autocast."""
+        if self._kernels.recorded in _LOWER and _CAST.search(kind.name):
+            return Ratio(0.0, 0.0, 1.0)
         if kind.element not in ("fp16", "bf16"):
             return _SAME if kind.element or self._kernels.all_single else Ratio(1.0, 1.0, 2.0 * EFFICIENCY)
-        if "copy" in kind.name.lower():  # a cast that was recorded
-            return Ratio(0.0, 0.0, 1.0)
         return PrecisionRatios.of_bytes(kind.element, "fp32")
 
     # Where casts go.

@@ -127,6 +127,18 @@ def test_what_ran_in_16_bits_keeps_its_casts_and_types_in_any_other_16_bits(tmp_
     assert kernel(trace, ops, wider, "ampere")[1] >= KERNEL_US
 
 
+def test_casts_that_were_recorded_are_gone_in_single_precision_and_other_copies_are_not(tmp_path: Path) -> None:
+    cast, copy = (
+        "vectorized_elementwise_kernel<4, bfloat16_copy_kernel_cuda>",
+        "elementwise_kernel<direct_copy_kernel<c10::BFloat16> >",
+    )
+    half = ("aten::addmm", "ampere_bf16_s16816gemm_bf16_128x64", LINEAR[2])
+    trace = profiled(tmp_path, [("aten::copy_", cast, [[9]]), half, ("aten::copy_", copy, [[9]])], dtype="c10::BFloat16")
+    ops, change = changed(trace, "fp32")
+    assert kernel(trace, ops, change, "vectorized") == [LEAST_US, LEAST_US, KERNEL_US]
+    assert kernel(trace, ops, change, "elementwise")[0] > 1.9 * KERNEL_US
+
+
 def test_fp8_is_for_products_whose_sides_are_multiples_of_16(tmp_path: Path) -> None:
     trace = profiled(tmp_path, [LINEAR, ODD])
     ops, change = changed(trace, "fp8", "h100")

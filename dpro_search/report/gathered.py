@@ -32,7 +32,7 @@ from dpro_search.report import Facts
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline, kinds_by_name, measured_lanes, predicted_lanes, typical_step
 from dpro_search.report.units import count
-from dpro_search.search.run_folder import RunInfo, Trial
+from dpro_search.search.run_folder import RunInfo, SearchedCluster, Trial
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.plan_json import decoded
@@ -119,6 +119,15 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         cluster=None if info.cluster is None else info.cluster.facts,
         planner=gathered.planner(result, read, info, least_plans),
     )
+
+
+def _options_of(cluster: SearchedCluster | None) -> list[str]:
+    """Options of `replay` for the cluster of a search; its name ends with the changes."""
+    if cluster is None:
+        return []
+    name = cluster.name.removesuffix("".join(f", {change}" for change in cluster.changes))
+    changes = [word for change in cluster.changes for word in ("--set", change)]
+    return [*(["--cluster", name] if cluster.machines is not None else []), *changes]
 
 
 def _refuse_impossible(path: Path, content: object) -> None:
@@ -234,7 +243,6 @@ class _Gathered:
         )
         memory = here.objective().facts().memory
         price = work.price_per_device_hour_usd
-        cluster = info.cluster
         return Planner(
             plans=plans,
             best=None if best is None else best.plan,
@@ -244,11 +252,7 @@ class _Gathered:
             tokens=work.tokens,
             flops_us=None if work.flops is None or not work.peak_flops_per_s else work.flops / work.peak_flops_per_s * 1e6,
             usd_per_us=None if price is None else price * work.devices / 3600e6,
-            command=[
-                *("dpro-search", "replay", str(self.path)),
-                *(["--cluster", cluster.name] if cluster is not None and cluster.machines is not None else []),
-                *(word for change in (cluster.changes if cluster is not None else ()) for word in ("--set", change)),
-            ],
+            command=["dpro-search", "replay", str(self.path), *_options_of(info.cluster)],
         )
 
     def _held_out(self) -> list[HeldOutStep]:

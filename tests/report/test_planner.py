@@ -16,6 +16,7 @@ from dpro_search.kinds import STEP_PARTS, job_of, load_source
 from dpro_search.parallel.answers.priced import drawn_micro_batches, order_texts, priced_plans
 from dpro_search.parallel.job import ParallelJob
 from dpro_search.parallel.schedule import Schedule
+from dpro_search.parallel.search.changes import change_text
 from dpro_search.parallel.steps.pipeline import pipeline_orders
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.report import render
@@ -144,6 +145,18 @@ def test_a_limit_of_the_search_holds_for_further_plans(run, tmp_path):
     assert planner.limit_bytes == 40 * 2**30
     for one in planner.plans:
         assert (one.prediction.infeasible is None) == ((one.prediction.peak_memory_bytes or 0) <= 40 * 2**30)
+
+
+def test_the_line_of_a_plan_names_the_cluster_and_the_changes_of_its_search(run, tmp_path):
+    words = ("--cluster", "4xhgx-h100", "--set", "compute=0.9", "--set", "tp=4")
+    assert dpro("run", run.parent / "job.toml", "--quiet", "--trials", "4", "--out", tmp_path / "run", *words).returncode == 0
+    planner = facts_of_run(tmp_path / "run", None, least_plans=12).planner
+    assert planner is not None
+    assert planner.command[-6:] == [*words]
+    for one in planner.plans[::3]:
+        plan = ["--set", change_text(one.plan.settings)] if one.plan.settings else []
+        answer = dpro(*planner.command[1:], *plan, "--json")
+        assert json.loads(answer.stdout)["predicted_iteration_us"] == pytest.approx(one.prediction.iteration_us, rel=1e-9)
 
 
 def test_the_option_says_how_many_plans(run, tmp_path):

@@ -54,7 +54,8 @@ def accelerate_part(plan: Plan, facts: JobFacts) -> Part:
         batches = f"The loader's batches are of {strategy.micro_batch} sequences, under `with accelerator.accumulate(model):`"
     launcher = 'accelerate launch --config_file "$FOLDER/accelerate.yaml"'
     if strategy.devices > each:
-        launcher += ' --main_process_ip "$HEAD" --machine_rank "${SLURM_NODEID:-$MACHINE_RANK}"'
+        number = "${SLURM_NODEID:-${MACHINE_RANK:?is not set: the number of this host, from 0}}"
+        launcher += f' --main_process_ip "$HEAD" --machine_rank "{number}"'
     return Part(
         env={} if strategy.pp > 1 else {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(strategy.micro_batches)},
         files={"accelerate.yaml": _yaml(content).encode()},

@@ -1,4 +1,4 @@
-"""Write the table of docs/clusters.md from the bundled data: python scripts/make_cluster_tables.py"""
+"""Write the table of dpro_search/cluster/README.md from the bundled data: python scripts/make_cluster_tables.py"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dpro_search.cluster import Host, bundled
 
-PAGE = Path(__file__).parents[1] / "docs" / "clusters.md"
+PAGE = Path(__file__).parents[1] / "dpro_search" / "cluster" / "README.md"
 _MARKED = re.compile(r"(<!-- machines: written by scripts/make_cluster_tables.py -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -62,6 +62,10 @@ def efficiency_of(here: JobInScenario, scenario: Scenario, given: Mapping[str, f
     change = scenario.cluster
     devices = change.ranks or (None if change.machines is None else len(change.machines.devices))
     work = work_of(trace, change.machines, given, devices)
+    if scenario.precision is not None:
+        device = _device("" if trace is None else trace.meta.device, change.machines)
+        peak = None if device is None else device.peak_flops_per_s(scenario.precision)
+        work = with_options(replace(work, precision=scenario.precision, peak_flops_per_s=peak), given)
     batch = math.prod(scale.factor for scale in scenario.scales if scale.what == "batch")
     work = replace(
         work,

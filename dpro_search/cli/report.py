@@ -21,6 +21,16 @@ def report(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="TRACE", help="Path of the search's trace, if it has moved.")
     ] = None,
+    plans: Annotated[
+        int | None,
+        typer.Option(
+            "--plans",
+            metavar="N",
+            min=1,
+            help="Plans of a described job to show; if the search priced fewer, others are priced.",
+            show_default="200",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page: the gain of the best plans with its uncertainty, and the breakdown of an iteration.
@@ -33,7 +43,7 @@ def report(
     from dpro_search.errors import InputError
     from dpro_search.kinds import described_in
     from dpro_search.report import render
-    from dpro_search.report.gathered import facts_of_run, facts_of_source
+    from dpro_search.report.gathered import LEAST_PLANS, facts_of_run, facts_of_source
 
     folder = folder_of(source, sample)
     if out.is_dir():
@@ -44,7 +54,10 @@ def report(
     if trace is not None and not searched:
         raise InputError(f"--trace {trace}: {folder} is a trace itself; leave the option out")
     with stderr_console().status("reading the trace") as status:
-        facts = facts_of_run(folder, trace, status.update) if searched else facts_of_source(folder, status.update)
+        if searched:
+            facts = facts_of_run(folder, trace, status.update, least_plans=plans or LEAST_PLANS)
+        else:
+            facts = facts_of_source(folder, status.update)
         write_file(out, render(facts).encode())
     if as_json:
         print_json({"report": str(out)})

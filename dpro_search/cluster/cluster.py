@@ -122,12 +122,12 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def place(self, rank: int) -> tuple[int, int]:
         """Host of a rank, and its device there; raises `InputError` if there is no such rank."""
         group, host, device = self._find(rank)
-        return self._firsts[group][1] + host, device
+        return self.firsts[group][1] + host, device
 
     def first_rank(self, host: int) -> int:
         """The first rank of a host, by the host's number."""
-        group = bisect.bisect_right(self._firsts, host, key=lambda first: first[1]) - 1
-        rank, first_host = self._firsts[group]
+        group = bisect.bisect_right(self.firsts, host, key=lambda first: first[1]) - 1
+        rank, first_host = self.firsts[group]
         return rank + (host - first_host) * self.groups[group].host.devices
 
     def host_of(self, rank: int) -> Host:
@@ -240,7 +240,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"{self.name}: " + "; ".join([*kinds, *between])
 
     @cached_property
-    def _firsts(self) -> tuple[tuple[int, int], ...]:
+    def firsts(self) -> tuple[tuple[int, int], ...]:
         """First rank and first host of each group."""
         firsts, rank, host = [], 0, 0
         for group in self.groups:
@@ -256,8 +256,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Group of a rank, its host there, and its device on the host."""
         if not 0 <= rank <= self._last_rank:
             raise InputError(f"{self.name} has no rank {rank}: ranks are 0 to {self._last_rank}")
-        group = bisect.bisect_right(self._firsts, rank, key=lambda first: first[0]) - 1
-        return group, *divmod(rank - self._firsts[group][0], self.groups[group].host.devices)
+        group = bisect.bisect_right(self.firsts, rank, key=lambda first: first[0]) - 1
+        return group, *divmod(rank - self.firsts[group][0], self.groups[group].host.devices)
 
     def _placed(self, ranks: Iterable[int]) -> list[_Place]:
         """The places of ranks in ascending order, without repetition."""
@@ -268,7 +268,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             while not 0 <= rank < end:
                 if rank < 0 or group == len(self.groups):
                     self._find(rank)  # raises
-                (first, first_host), kind = self._firsts[group], self.groups[group]
+                (first, first_host), kind = self.firsts[group], self.groups[group]
                 devices, end, group = kind.host.devices, first + kind.count * kind.host.devices, group + 1
             host, device = divmod(rank - first, devices)
             places.append(_Place(group - 1, first_host + host, device, kind.host.nic_of(device), rank))

@@ -26,8 +26,13 @@ LEAST_US = 2.0
 _HALF = re.compile(
     r"(?<![a-z0-9])(?:fp16|f16|half|hmma|h\d{3,}|bf16|bfloat16)|s\d+16(?:gemm|fprop|dgrad|wgrad)|_f16|16f", re.IGNORECASE
 )
+_BRAIN = re.compile("bf16|bfloat16", re.IGNORECASE)
 _TENSOR = re.compile(r"tf32|s1688|tensorop|xmma.*tf|s\d{2,}gemm", re.IGNORECASE)
 _HALVES = ("float16", "bfloat16", "half", "c10::half", "c10::bfloat16")
+_EIGHT_BITS = re.compile(r"e4m3|e5m2|float8|fp8|nvjet_(?:sm\d+_)?qq", re.IGNORECASE)
+_SINGLE = re.compile(r"[sc]gemm|scudnn|simt|ffma|float|f32f32|_SB_")
+OTHER = "other"  # than floating-point numbers of 16 or 32 bits
+_WIDE = ("float32", "float", "c10::float")
 
 
 class Ratio(NamedTuple):
@@ -72,8 +77,35 @@ def dtype_of_kernel(name: str) -> str:
 def product_precision(name: str, dtype: str) -> str:
     """The precision of a matrix product's kernel, one of `cluster.device.PRECISIONS`, from its name and its first tensor's type."""
     if dtype.lower() in _HALVES or _HALF.search(name):
-        return "bf16" if "bf" in dtype.lower() or "bf16" in name.lower() else "fp16"
+        return "bf16" if "bf" in dtype.lower() or _BRAIN.search(name) else "fp16"
     return "tf32" if _TENSOR.search(name) else "fp32"
+
+
+def product_precisions(name: str, dtype: str) -> tuple[str, ...]:
+    """Precisions that a matrix product's kernel may have, by its name and its first tensor's type; empty: neither tells any.
+
+    Unlike `product_precision` nothing is assumed of a name that tells nothing.
+    """
+    lower = dtype.lower()
+    if _EIGHT_BITS.search(name) or "float8" in lower:
+        return ("fp8",)
+    if _HALF.search(name) or lower in _HALVES or _TENSOR.search(name):
+        return (product_precision(name, dtype),)
+    if _SINGLE.search(name):
+        return ("fp32",)
+    return ("fp32", "tf32") if lower in _WIDE else ()
+
+
+def element_precision(name: str, dtype: str) -> str:
+    """The type of what a kernel reads ("fp32", "bf16", "fp16", `OTHER`), by its name and first tensor's type; empty: not known."""
+    lower = dtype.lower()
+    if lower in _WIDE or lower in _HALVES:
+        return "fp32" if lower in _WIDE else "bf16" if "bf" in lower else "fp16"
+    if lower:
+        return OTHER
+    if _BRAIN.search(name):
+        return "bf16"
+    return "fp16" if re.search("half", name, re.IGNORECASE) else "fp32" if "float" in name else ""
 
 
 def _memory_ratio(before: Device, after: Device) -> float:

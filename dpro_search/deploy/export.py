@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dpro_search.collect._files import written_folder
 from dpro_search.deploy.losses import tolerance_of
+from dpro_search.deploy.measure_scripts import BASELINE, MeasuredPlan, measure_files
 from dpro_search.deploy.parts.part import FOLDER, HELPERS, JobFacts, Part, Servers, Target
 from dpro_search.deploy.parts.tensorflow_step import step_files
 from dpro_search.deploy.targets import more_servers, parts_of
@@ -21,6 +22,10 @@ _START_SERVERS = {
     True: "Start server N on the host of worker N, cyclically.",
     False: "Start each server on a host of its own.",
 }
+_MEASURE = (
+    "To measure the plan beside the baseline, fill in `measure_torchrun.sh` and start it, or `sbatch measure_slurm.sh`. It ends "
+    "with the commands that give the times to dpro-search."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,7 @@ def export_plan(
     expected: tuple[Prediction, Prediction] | None = None,
     known: Sequence[Target] = (),
     about: Sequence[str] = (),
+    measured: MeasuredPlan | None = None,
 ) -> ExportedFiles:
     """Write the folder `out`, whole or not at all: ``plan.json``, ``README.md``, and what each target needs.
 
@@ -64,6 +70,8 @@ def export_plan(
         All targets that there are, for the error about a field that none of `targets` can express.
     about
         Further sentences for people.
+    measured
+        The plan in its run folder: scripts are written that measure it beside the baseline, if the targets say how ranks start.
 
     Raises
     ------
@@ -77,20 +85,37 @@ def export_plan(
     parts = {target: _in_folder(part, out) for target, part in parts_of(plan, targets, facts, known).items()}
     if os.pathsep in os.path.realpath(out) and any(part.changes_script or part.on_path for part in parts.values()):
         raise InputError(f"--out {out}: PYTHONPATH cannot name a folder with '{os.pathsep}'; choose another")
+    contents = _files(parts)
+    if measured is not None and any(part.short_run is not None for part in parts.values()):
+        try:
+            today: Mapping[Target, Part] | InputError = {
+                target: _in_folder(part, out / BASELINE) for target, part in parts_of(Plan(), targets, facts, known).items()
+            }
+        except InputError as refusal:
+            today = refusal
+        scripts = measure_files(measured, parts, today, expected)
+        if scripts and not isinstance(today, InputError):
+            contents |= {f"{BASELINE}/{name}": content for name, content in _files(today).items()}
+        contents |= scripts
+        about = (*about, *([_MEASURE] if scripts else []))
+    contents |= {"plan.json": plan.to_json(), "README.md": _readme(plan, parts, facts, expected, about).encode()}
+    with written_folder(out) as folder:
+        for name, content in contents.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+    env = {key: value for part in parts.values() for key, value in part.env.items()}
+    usage = [*_usage(parts, str(out)), *_needs(plan, facts), *about]
+    return ExportedFiles(folder=out, files=tuple(sorted(contents)), usage="\n".join(usage), env=env)
+
+
+def _files(parts: Mapping[Target, Part]) -> dict[str, bytes]:
+    """The files of all targets by their names."""
     contents = {f"{target}.env": _lines(part.env) for target, part in parts.items() if part.env or target.always_env}
     step: dict[str, object] = {}
     for part in parts.values():
         contents |= part.files
         step |= part.step
-    if step:
-        contents |= step_files(step)
-    contents |= {"plan.json": plan.to_json(), "README.md": _readme(plan, parts, facts, expected, about).encode()}
-    with written_folder(out) as folder:
-        for name, content in contents.items():
-            (folder / name).write_bytes(content)
-    env = {key: value for part in parts.values() for key, value in part.env.items()}
-    usage = [*_usage(parts, str(out)), *_needs(plan, facts), *about]
-    return ExportedFiles(folder=out, files=tuple(sorted(contents)), usage="\n".join(usage), env=env)
+    return contents | step_files(step) if step else contents
 
 
 def _in_folder(part: Part, folder: Path) -> Part:

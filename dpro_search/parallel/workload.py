@@ -22,7 +22,7 @@ from dpro_search.parallel.memory.kept import Kept
 from dpro_search.parallel.model import Architecture, Block, Model, blocks_of
 from dpro_search.parallel.runtime import GRAPH_TIMES, HostTimes, Runtime
 from dpro_search.parallel.schedule import stages_on
-from dpro_search.parallel.steps.step_graph import LayerCosts
+from dpro_search.parallel.steps.step_costs import LayerCosts
 from dpro_search.parallel.strategy import Recompute, Strategy
 
 _DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0}

@@ -147,6 +147,18 @@ class Engine:
         return LabelTimes(layout=self.layout, **simulated(self.graph, self.layout, self._kernel, duration_us)._asdict())
 
 
+class Retimed:
+    """A valid graph that is replayed once with one set of durations after the other, of which only the end is needed."""
+
+    def __init__(self, graph: ReplayGraph) -> None:
+        self._graph, self._layout = graph, lay_out(graph)
+        self._kernel = kernel_of(graph, self._layout)
+
+    def end_us(self, duration_us: Floats) -> float:
+        """The latest end under these durations, [ops]. Raises `GraphError` for a deadlock."""
+        return float(simulated(self._graph, self._layout, self._kernel, duration_us[self._layout.op_of]).end_us.max())
+
+
 def ends_us(graph: ReplayGraph, iterations: int, longer: Floats | None = None) -> Floats:
     """When each of some iterations of a valid graph ends, [iterations]: all that a prediction needs of a replay.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -19,6 +19,9 @@ from dpro_search.search.run_folder import ClusterFacts
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.tensor_groups import TensorGroups
+
+if TYPE_CHECKING:
+    from dpro_search.report.planner import Planner
 
 Json = Mapping[str, Any]
 
@@ -57,6 +60,8 @@ class Facts:
         Mean error of the predictions of what was validated: as they were, and corrected by the other measurements; None: not known.
     timeline
         One step, predicted and measured.
+    planner
+        All priced plans of a parallel job; None: it was not searched, or is another kind of job.
     groups
         Which tensors travel together, by setting; None: not known.
     held_out
@@ -83,6 +88,7 @@ class Facts:
     validation: Validation | None = None
     sample_runs: Validation | None = None
     corrected_pct: tuple[float, float] | None = None
+    planner: Planner | None = None
     groups: TensorGroups | None = None
     held_out: Sequence[HeldOutStep] = ()
     terms: Sequence[Term] = ()

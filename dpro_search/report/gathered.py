@@ -7,9 +7,9 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -32,12 +32,17 @@ from dpro_search.report import Facts
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline, kinds_by_name, measured_lanes, predicted_lanes, typical_step
 from dpro_search.report.units import count
-from dpro_search.search.run_folder import RunInfo
+from dpro_search.search.run_folder import RunInfo, SearchedCluster, Trial
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan
 from dpro_search.space.plan_json import decoded
 from dpro_search.space.scenario import Scenario
 
+if TYPE_CHECKING:
+    from dpro_search.report.planner import Planner
+    from dpro_search.search.result import SearchResult
+
+LEAST_PLANS = 200  # of a described job
 _HELD_OUT = 6  # steps, spread over the recording
 _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
 
@@ -50,8 +55,15 @@ def facts_of_source(path: Path, on_part: OnPart = lambda part: None) -> Facts:
     return _Gathered(path, on_part).facts(Path(os.path.realpath(path)).name)
 
 
-def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: None) -> Facts:
-    """The content of a report of a search; `trace` is the path of its trace, if it has moved; `on_part` as in `facts_of_source`.
+def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: None, *, least_plans: int = LEAST_PLANS) -> Facts:
+    """The content of a report of a search; `on_part` as in `facts_of_source`.
+
+    Parameters
+    ----------
+    trace
+        The path of its trace, if it has moved.
+    least_plans
+        Plans of a described job to show: if the search priced fewer, further ones are priced.
 
     Raises
     ------
@@ -87,7 +99,8 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
     ]
     names = {ranked.plan: ranked.name for ranked in (*result.plans, *result.front) if ranked.name}
     names[Plan()] = gathered.unchanged
-    trials = trials_of_run(run / "trials.jsonl", result.trials, gathered.notes, names)
+    read = read_trials(run / "trials.jsonl", result.trials, gathered.notes)
+    trials = [_row(trial, names) for trial in read]
     if (work := gathered.here.work) is not None:
         for trial in trials:
             trial["cost_per_million_tokens"] = efficiency(work, trial["iteration_us"]).cost_per_million_tokens
@@ -104,7 +117,17 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         validation=validation,
         corrected_pct=_corrected_pct(run),
         cluster=None if info.cluster is None else info.cluster.facts,
+        planner=gathered.planner(result, read, info, least_plans),
     )
+
+
+def _options_of(cluster: SearchedCluster | None) -> list[str]:
+    """Options of `replay` for the cluster of a search; its name ends with the changes."""
+    if cluster is None:
+        return []
+    name = cluster.name.removesuffix("".join(f", {change}" for change in cluster.changes))
+    changes = [word for change in cluster.changes for word in ("--set", change)]
+    return [*(["--cluster", name] if cluster.machines is not None else []), *changes]
 
 
 def _refuse_impossible(path: Path, content: object) -> None:
@@ -197,6 +220,41 @@ class _Gathered:
         planned = None if best is None else job.parallel_setting(self.here, best, best_name)
         return tuple(setting for setting in (described, planned) if setting is not None)
 
+    def planner(self, result: SearchResult, trials: Sequence[Trial], info: RunInfo, least: int) -> Planner | None:
+        """All priced plans of a described parallel job; None for other jobs."""
+        from dpro_search.parallel.job import ParallelJob, limit_bytes
+
+        job, here, work = self.here.job, self.here, self.here.work
+        if not isinstance(job, ParallelJob) or work is None:
+            return None
+        from dpro_search.parallel.answers.priced import priced_plans
+        from dpro_search.report.planner import Planner
+
+        if (limit := info.options.get("memory_limit_bytes")) is not None:
+            here = here.limited_to(int(limit))
+        best = next((ranked for ranked in result.plans if ranked.plan != Plan() and ranked.prediction.infeasible is None), None)
+        first = [(Plan(), result.baseline), *([] if best is None else [(best.plan, best.prediction)])]
+        plans = priced_plans(
+            here,
+            [*first, *((trial.plan, trial.prediction) for trial in trials)],
+            [plan for plan, _ in reversed(first)],
+            least,
+            lambda done: self.on_part(f"pricing plans: {done}"),
+        )
+        memory = here.objective().facts().memory
+        price = work.price_per_device_hour_usd
+        return Planner(
+            plans=plans,
+            best=None if best is None else best.plan,
+            unchanged=self.unchanged,
+            limit_bytes=limit_bytes(here, job.prepared(here.scenario)),
+            searched_bytes=None if memory is UNSET else memory.limit_bytes,
+            tokens=work.tokens,
+            flops_us=None if work.flops is None or not work.peak_flops_per_s else work.flops / work.peak_flops_per_s * 1e6,
+            usd_per_us=None if price is None else price * work.devices / 3600e6,
+            command=["dpro-search", "replay", str(self.path), *_options_of(info.cluster)],
+        )
+
     def _held_out(self) -> list[HeldOutStep]:
         """Some profiled steps, each predicted from the others, if the kind of job supports that."""
         if self.trace is None:
@@ -229,36 +287,41 @@ def step_timeline(here: JobInScenario, trace: Trace | None, step: int | None, no
 
 
 def trials_of_run(path: Path, count: int, notes: list[str], names: Mapping[Plan, str]) -> list[dict[str, Any]]:
-    """The readable part of the journal, without locking it: a search may be writing it.
+    """The readable part of the journal as rows of the report.
 
     `names` are those of plans that are known by another name than `describe` gives.
     """
-    from dpro_search.search.run_folder import Trial
+    return [_row(trial, names) for trial in read_trials(path, count, notes)]
 
+
+def read_trials(path: Path, count: int, notes: list[str]) -> list[Trial]:
+    """The readable part of the journal, without locking it: a search may be writing it."""
     try:
         with open_regular(path) as file:
             lines = list(itertools.islice(file, count))
     except OSError as error:
         notes.append(f"the progress of the search is not shown ({path}: {error.strerror})")
         return []
-    trials: list[dict[str, Any]] = []
+    trials: list[Trial] = []
     for number, line in enumerate(lines):
         try:
-            trial = decoded(line, Trial)
+            trials.append(decoded(line, Trial))
         except DAMAGED as error:
             notes.append(f"trials from {number} on are not shown ({path}: line {number + 1} is damaged: {error})")
             break
-        trials.append(
-            {
-                "number": trial.number,
-                "origin": trial.origin,
-                "iteration_us": trial.prediction.iteration_us,
-                "peak_memory_bytes": trial.prediction.peak_memory_bytes,
-                "infeasible": trial.prediction.infeasible,
-                "name": names.get(trial.plan) or describe(trial.plan),
-            }
-        )
     return trials
+
+
+def _row(trial: Trial, names: Mapping[Plan, str]) -> dict[str, Any]:
+    """A trial as `Facts.trials` has it."""
+    return {
+        "number": trial.number,
+        "origin": trial.origin,
+        "iteration_us": trial.prediction.iteration_us,
+        "peak_memory_bytes": trial.prediction.peak_memory_bytes,
+        "infeasible": trial.prediction.infeasible,
+        "name": names.get(trial.plan) or describe(trial.plan),
+    }
 
 
 def _validation(run: Path, gathered: _Gathered, names: Mapping[Plan, str]) -> Validation | None:

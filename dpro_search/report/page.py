@@ -42,10 +42,11 @@ def render(facts: Facts) -> str:
     """
     parts = [
         plans_section(facts),
+        _planner_section(facts),
         cluster_section(facts.cluster, facts.own_cluster),
         *(_of_settings(facts) if facts.settings else _of_ranks(facts)),
         groups_section(facts.groups),
-        search_section(facts.trials, facts.unchanged),
+        search_section(facts.trials, facts.unchanged, draws_all=facts.planner is None),
         quality_section(
             facts.held_out,
             facts.terms,
@@ -58,17 +59,32 @@ def render(facts: Facts) -> str:
         provenance_section(facts.provenance, facts.notes),
     ]
     title = _title(facts)
-    style, script = _asset("report.css"), _asset("report.js")
+    style = _asset("report.css") + (_asset("planner.css") if facts.planner is not None else "")
+    scripts = [_asset("report.js"), *([] if facts.planner is None else [_asset("planner.js")])]
+    digests = " ".join(map(_digest, scripts))
     return template("page").render(
         name=title,
         job=([facts.name] if title != facts.name else []) + [value for name, value in facts.provenance if name in _BELOW_TITLE],
         verdict=verdict(facts),
         sections=[part for part in parts if part is not None],
-        policy=f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'; form-action 'none'",
+        policy=f"default-src 'none'; style-src {_digest(style)}; script-src {digests}; base-uri 'none'; form-action 'none'",
         style=unescaped(style),
-        script=unescaped(script),
+        scripts=[unescaped(script) for script in scripts],
         data=unescaped(embedded(facts.timeline.compact())),
+        plans=None if facts.planner is None else unescaped(embedded(_plans_data(facts))),
     )
+
+
+def _planner_section(facts: Facts) -> Section | None:
+    from dpro_search.report.planner import planner_section
+
+    return planner_section(facts.planner)
+
+
+def _plans_data(facts: Facts) -> dict[str, Any] | None:
+    from dpro_search.report.planner import planner_data
+
+    return None if facts.planner is None else planner_data(facts.planner)
 
 
 def _title(facts: Facts) -> str:

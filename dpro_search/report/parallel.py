@@ -22,7 +22,7 @@ EFFICIENCY: Mapping[str, tuple[str, Callable[[float], str]]] = {  # keys of `rep
 }
 _COMPUTED = ("embedding", "convolution", "matmul", "pointwise", "gather", "compute")  # parts that share a colour
 _PASSES = {"forward": "forward", "backward": "backward", "update": "optimizer", "comm": "communication", "idle": "bubble"}
-_MEMORY: Mapping[str, tuple[str, str]] = {  # categories of memory: class of the colour, and name
+MEMORY: Mapping[str, tuple[str, str]] = {  # categories of memory: class of the colour, and name
     "weights": ("attention", "parameters"),
     "gradients": ("mlp", "gradients"),
     "optimizer": ("update", "optimizer state"),
@@ -130,21 +130,21 @@ def memory_section(settings: Sequence[ParallelSetting]) -> Section:
     rows = []
     for setting in settings:
         parts = [
-            BarPart(length=size, kind=_MEMORY[key][0], tip=f"{_MEMORY[key][1]}: {units.size(size)}")
-            for key in _MEMORY
+            BarPart(length=size, kind=MEMORY[key][0], tip=f"{MEMORY[key][1]}: {units.size(size)}")
+            for key in MEMORY
             if (size := setting.memory_bytes.get(key, 0.0)) > 0
         ]
         if (free := (setting.limit_bytes or 0.0) - setting.peak_bytes) > 0:
             parts.append(BarPart(length=free, kind="idle", tip=f"free: {units.size(free)}"))
         rows.append((setting.name, f"{units.size(setting.peak_bytes)}, {_margin(setting)}", parts))
-    present = [key for key in _MEMORY if any(setting.memory_bytes.get(key) for setting in settings)]
+    present = [key for key in MEMORY if any(setting.memory_bytes.get(key) for setting in settings)]
     columns = ("for", *(f"{setting.short_name}#" for setting in settings))
     numbers = table(
         "Memory by purpose",
         columns,
-        ((_MEMORY[key][1], *(units.size(setting.memory_bytes.get(key, 0.0)) for setting in settings)) for key in present),
+        ((MEMORY[key][1], *(units.size(setting.memory_bytes.get(key, 0.0)) for setting in settings)) for key in present),
     )
-    key = [(f"part {_MEMORY[name][0]}", _MEMORY[name][1]) for name in present] + [("part idle", "free")]
+    key = [(f"part {MEMORY[name][0]}", MEMORY[name][1]) for name in present] + [("part idle", "free")]
     caption = "Predicted peak memory of the rank that needs most, and what is left of the device's memory."
     return Section("memory", "Memory", [figure(stacked("Memory", rows), caption, numbers, key)])
 

@@ -11,6 +11,7 @@ from dpro_search.report.html import Element, Section, figure, name_of, table
 
 _TRIAL = Mapping[str, Any]
 _MOST_DOTS = 4000  # more only make the page slow
+_FEW_DOTS = 1000  # where the page has another chart of all plans
 
 
 def best_so_far(trials: Sequence[_TRIAL]) -> list[_TRIAL]:
@@ -29,24 +30,26 @@ def pareto_front(trials: Sequence[_TRIAL]) -> list[_TRIAL]:
     return best_so_far(known)
 
 
-def search_section(trials: Sequence[_TRIAL], unchanged: str = "as recorded") -> Section | None:
+def search_section(trials: Sequence[_TRIAL], unchanged: str = "as recorded", *, draws_all: bool = True) -> Section | None:
     """Progress, and the front of time against memory where plans differ in memory; None without trials.
 
-    `unchanged` is the name of the setting without a plan.
+    `unchanged` is the name of the setting without a plan. `draws_all`: False where another chart of the page has every plan.
     """
     if not trials:
         return None
     front = pareto_front(trials)
     memories = {trial["peak_memory_bytes"] for trial in trials} - {None}
-    return Section("search", "The search", [_progress(trials, unchanged), *(_front(trials, front) if len(memories) > 1 else [])])
+    fronts = _front(trials, front) if len(memories) > 1 else []
+    content = [_progress(trials, unchanged, _MOST_DOTS if draws_all else _FEW_DOTS), *(fronts if draws_all else fronts[1:])]
+    return Section("search", "The search", content)
 
 
-def _progress(trials: Sequence[_TRIAL], unchanged: str) -> Element:
+def _progress(trials: Sequence[_TRIAL], unchanged: str, most_dots: int) -> Element:
     best = best_so_far(trials)
     steps = [(trial["number"], trial["iteration_us"]) for trial in best]
     if steps:
         steps.append((trials[-1]["number"], steps[-1][1]))
-    shown = trials[:: len(trials) // _MOST_DOTS + 1]
+    shown = trials[:: len(trials) // most_dots + 1]
     dots = [_dot(trial, "number", marked) for marked, some in ((False, shown), (True, best)) for trial in some]
     unchanged_us = trials[0]["iteration_us"]
     result = f"the best is {units.duration(best[-1]['iteration_us'])}" if best else "none stays within the memory limit"

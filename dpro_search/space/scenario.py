@@ -6,6 +6,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
     fusion_threshold_bytes=16MiB  cycle_time_us=5ms  servers=4  p3=on           settings of a `Plan`
     ranks=64  cores=2  rate=200gbit  recorded_on=dgx-1-v100                     the cluster
     global_batch=512  sequence=8192  precision=fp8                              the training, of a job that was written down
+    precision=bf16                                                              of a profile of a GPU, too
     speeds=1:1:2:3  delay=20ms  target_loss=0.3                                 workers of unequal speed, trained to a loss
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
     launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0  compile=1  where kernels and their launches were recorded

@@ -91,7 +91,7 @@ def _by_rounds(table: CommTable) -> list[str]:
     repeated = [row for row in table.rows if row.backend in LIBRARIES and len(row.rounds_us) > 2]
     halves = [CommTable(header=table.header, rows=tuple(_half(row, first) for row in repeated), dropped={}) for first in (0, 1)]
     for seen, judged in (halves, reversed(halves)):
-        known, made = _places(seen), choices(seen)
+        known, made = _places(seen), choices([seen])
         for place, cells in _places(judged).items():
             for size, cell in cells.items():
                 library = [name for name in cell if name.startswith(LIBRARIES[place[0]]) and name != _default(place)]
@@ -127,7 +127,7 @@ def _row(table: CommTable, models: Sequence[CommunicationModel | None], place: P
     backend, ranks, ranks_per_host, rate_bps = place
     rows = tuple(row for row in table.rows if row.backend == backend and row.size_bytes != size_bytes)
     others = CommTable(header=table.header, rows=rows, dropped={})
-    chosen = _name(choices(others)[rate_bps], place, size_bytes, cell)
+    chosen = _name(choices([others])[rate_bps], place, size_bytes, cell)
     sizes = np.array(sorted({row.size_bytes for row in table.rows}), dtype=np.float64)
     by_model: list[str | None] = []
     for model in models:

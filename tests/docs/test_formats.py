@@ -1,4 +1,4 @@
-"""docs/formats.md names everything that the files have."""
+"""docs/formats.md and the page of traces that it links to name everything that the files have."""
 
 import dataclasses
 from pathlib import Path
@@ -10,8 +10,9 @@ from dpro_search.space.plan import setting_names
 from tests.faults.processes import SEARCH
 from tests.in_process import succeeds
 
-PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
-WRITTEN = PAGE[PAGE.index("## Files that dpro-search writes") :]
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "formats.md").read_text()
+WRITTEN = PAGE[PAGE.index("## Files that dpro-search writes") :] + (ROOT / "dpro_search" / "collect" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

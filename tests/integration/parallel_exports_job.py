@@ -17,7 +17,8 @@ def torchtitan(folder):
 
     sys.path.insert(0, str(folder))
     try:
-        config = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "planned"])
+        words = ["--module", "torchtitan_plan", "--config", "planned", "--training.steps", "7", "--metrics.log_freq", "1"]
+        config = ConfigManager().parse_args(words)
     finally:
         sys.path.remove(str(folder))
         sys.modules.pop("torchtitan_plan")
@@ -35,6 +36,7 @@ def torchtitan(folder):
     parts = parallelism.module_fqns_per_model_part or []
     return {
         "type": type(config).__qualname__,
+        "short": [config.training.steps, config.metrics.log_freq],  # as `measure_torchrun.sh` has it
         "ranks": dims.world_size,
         "tp": parallelism.tensor_parallel_degree,
         "reshard": parallelism.fsdp_reshard_after_forward,

@@ -51,6 +51,16 @@ def test_an_algorithm_that_the_mpi_library_has_not_is_left_to_its_choice_and_sai
     assert done.stderr.count("'native tree' are by the library's own choice: Open MPI has no algorithm 'tree'") == 1
 
 
+def test_a_bad_choice_of_a_table_is_replaced_in_the_first_steps_of_a_job():
+    done = run(4, "checked")
+    assert done.returncode == 0, done.stderr
+    kept = re.findall(r"^all-reduce of (\d+) bytes by (.+) \(in this job: (.+)\)$", done.stdout, re.MULTILINE)
+    assert [int(size) for size, _, _ in kept] == [1 << 22, 1 << 23], done.stdout  # rank 0 says it once for each size
+    assert kept[0][1] == "native", done.stdout
+    assert kept[0][2].startswith("gather ")
+    assert kept[1][1] in ("native", "ring")
+
+
 def test_a_rank_with_another_buffer_is_named_on_all_ranks():
     done = run(3, "differs")
     assert done.stdout.count("said: rank 1 sums 101 elements of the same type, rank 0 sums 100") == 3, done.stdout

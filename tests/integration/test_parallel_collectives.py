@@ -20,7 +20,8 @@ from dpro_search.parallel.costs.groups import Groups
 from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.model import Architecture, Attention, Experts, FeedForward, Layer, blocks_of
 from dpro_search.parallel.steps.pipeline import pipeline_orders
-from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
+from dpro_search.parallel.steps.step_costs import LayerCosts, StepCosts
+from dpro_search.parallel.steps.step_graph import step_graph
 from dpro_search.parallel.strategy import Strategy
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]

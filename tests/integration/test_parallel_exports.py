@@ -52,6 +52,7 @@ def test_torchtitan_makes_the_configuration(read):
     configuration = read["torchtitan fsdp"]
     assert (configuration["type"], configuration["tp"], configuration["reshard"]) == ("Trainer.Config", 2, "always")
     assert configuration["batch"] == [2, 64, 4096]
+    assert configuration["short"] == [7, 1]
 
 
 def test_stages_of_torchtitan(read):

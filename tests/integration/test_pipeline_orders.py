@@ -9,7 +9,8 @@ import pytest
 from dpro_search.errors import InputError
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.steps.pipeline import pipeline_orders
-from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
+from dpro_search.parallel.steps.step_costs import LayerCosts, StepCosts
+from dpro_search.parallel.steps.step_graph import step_graph
 
 pytestmark = [pytest.mark.integration, pytest.mark.one_core]
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from dpro_search.errors import InputError
 from dpro_search.parallel.schedule import Schedule, stages_on
 from dpro_search.parallel.steps.pipeline import pipeline_orders
-from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
+from dpro_search.parallel.steps.step_costs import LayerCosts, StepCosts
+from dpro_search.parallel.steps.step_graph import step_graph
 from dpro_search.replay import replay
 
 

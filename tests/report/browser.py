@@ -34,6 +34,11 @@ class Page:
 
     def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False, phone: bool = False) -> None:
         """Load a file in a window of a size, and wait until it is complete."""
+        self.load(path, width=width, height=height, dark=dark, phone=phone)
+        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def load(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False, phone: bool = False) -> None:
+        """The same without a script that waits until all is drawn: the page may have scripts disabled."""
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if phone else 1, mobile=phone
         )
@@ -44,7 +49,6 @@ class Page:
         self._call("Page.navigate", url=path.resolve().as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._note(self._message())
-        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression, after its promise."""
@@ -65,6 +69,21 @@ class Page:
         """Press at one point and release at another."""
         for kind, (x, y) in (("mousePressed", start), ("mouseMoved", end), ("mouseReleased", end)):
             self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
+    def press(self, *keys: str) -> None:
+        """Press keys one after the other."""
+        for key in keys:
+            for kind in ("rawKeyDown", "keyUp"):
+                self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def named(self) -> list[tuple[str, str]]:
+        """Role and name of everything that a screen reader comes to."""
+        nodes = self._call("Accessibility.getFullAXTree")["nodes"]
+        return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")]
+
+    def scripts(self, *, enabled: bool) -> None:
+        """Whether pages that are loaded from now on run their scripts."""
+        self._call("Emulation.setScriptExecutionDisabled", value=not enabled)
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Save what is shown as PNG."""

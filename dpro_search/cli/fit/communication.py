@@ -106,15 +106,12 @@ def measure_communication(request: CommRequest, out: Path, as_json: bool) -> Non
 
 
 def _write_choices(sources: Sequence[Path], out: Path) -> Path | None:
-    """The library of all-reduces with what tables of its own say is the fastest; None: no table has any."""
+    """Write the library of all-reduces with the choices from its tables, each a session; None: no table has any."""
     from dpro_search.collect.tables.all_reduces import read_comm_table
     from dpro_search.costmodel.collectives.all_reduce_table import choices
     from dpro_search.deploy.all_reduce import write_all_reduces
 
-    tables: dict[float | None, dict[str, Any]] = {}
-    for source in sources:
-        if not source.is_dir():
-            tables |= choices(read_comm_table(source))
+    tables = choices([read_comm_table(source) for source in sources if not source.is_dir()])
     if not tables:
         return None
     write_all_reduces(out / "all_reduces", tables)

@@ -1,4 +1,5 @@
-"""`OpLatency`: durations of recorded kernels on another GPU, by the predictor that is best for the device and the op.
+"""`OpLatency`: durations of recorded kernels on another GPU, by the predictor that is best for the device and the op;
+`PrecisionRatios`: by what they change in another precision.
 
 Measured ops that were moved to devices of left-out architectures decided which predictor is taken for which op
 (experiments/devices/README.md): for products, convolutions, norms and embeddings the ratio of predicted latencies; for element-wise
@@ -9,22 +10,24 @@ nearer both come to their peaks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
 from dpro_search.cluster import Device, bundled
 from dpro_search.costmodel.devices.choice import stack_of
 from dpro_search.costmodel.devices.model import DeviceLatency
-from dpro_search.costmodel.devices.ops import Floats, LibraryOpKind, Stack, joined
+from dpro_search.costmodel.devices.ops import ELEMENT_BYTES, Floats, LibraryOpKind, Stack, joined
+from dpro_search.costmodel.devices.profile import known_probes, peak_flops_per_s
 from dpro_search.costmodel.devices.sampled import latency_on
 from dpro_search.costmodel.devices.written import STREAMED, OpSpec
 from dpro_search.costmodel.intervals import Durations, PredictionOrigin
-from dpro_search.costmodel.roofline import LEAST_US, Ratio, kernel_ratio, product_precision
+from dpro_search.costmodel.roofline import EFFICIENCY, LEAST_US, Ratio, kernel_ratio, product_precision
 from dpro_search.errors import InputError
 from dpro_search.graph.event_names import kernel_class
 
@@ -34,6 +37,10 @@ SEQUENCES = np.round(2.0 ** np.arange(6, 16.5, 0.5))  # of one sample's causal a
 HEADS, HEAD_DIM = 32, 128  # of that attention: usual ones
 UNKNOWN_SIZES = 2.0
 """Uncertainty factor for ops whose sizes are unknown: it holds 91 % of measured products (experiments/devices/README.md)."""
+PAIR_ERROR = 1.5
+"""Uncertainty factor of the ratio of a product's times in two precisions. 1.24 holds 90 % of 621 pairs in single (or TF32) and half
+precision on five GPUs (Sailor's table, experiments/devices/README.md), but these ops are among those that the predictor was fitted
+to; the rest is estimated."""
 MUCH = 2.0
 """Times the launch that an op must take, to tell of its kernel: what was measured of fp32 holds the launch."""
 
@@ -130,6 +137,104 @@ class OpLatency:
         before_us, after_us = (one[known] for one in series_us)
         middle = np.exp(np.interp(np.log(us), np.log(np.maximum.accumulate(before_us)), np.log(after_us / before_us)))
         return middle, middle / UNKNOWN_SIZES, middle * UNKNOWN_SIZES
+
+
+class PrecisionRatios:
+    """Ratios of the times of kernels in two precisions on one device.
+
+    A product of known sizes changes as its predicted latencies do, without the launch; any other as the peaks of both precisions
+    and the bytes of their elements do.
+
+    Parameters
+    ----------
+    device
+        Without the specs that predictions of ops need, all kernels change by the rates of the data sheet.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._kernel_us: dict[OpSpec, float] = {}
+
+    @cached_property
+    def _latency(self) -> DeviceLatency | None:
+        """The predictor; None: specs that it needs are missing."""
+        with suppress(InputError):
+            return latency_on(self.device)
+        return None
+
+    def of_product(self, spec: OpSpec | None, before: str, after: str) -> Ratio:
+        """Time of a product's kernel in `after` over that in `before`, with a 90 % interval.
+
+        Parameters
+        ----------
+        spec
+            The op, at any precision; None: its sizes were not recorded.
+
+        Raises
+        ------
+        InputError
+            The device's file states no peak for one of the precisions.
+        """
+        if before == after:
+            return Ratio(1.0, 1.0, 1.0)
+        ratio = self._of_latencies(spec, before, after)
+        is_wider = ELEMENT_BYTES[after] > ELEMENT_BYTES[before] or (before, after) == ("tf32", "fp32")
+        # No wider type makes a product faster.
+        return Ratio(*(max(end, 1.0) for end in ratio)) if is_wider else ratio
+
+    def _of_latencies(self, spec: OpSpec | None, before: str, after: str) -> Ratio:
+        by_peaks = self._of_peaks(before, after)
+        if spec is None:
+            return by_peaks
+        before_us, after_us = (self._without_launch_us(replace(spec, precision=one)) for one in (before, after))
+        if not (before_us > 0 and after_us > 0):
+            return by_peaks
+        middle = after_us / before_us
+        if spec.name == "gemm" and "fp8" not in (before, after):
+            return Ratio(middle, middle / PAIR_ERROR, middle * PAIR_ERROR)
+        return Ratio(middle, min(middle / PAIR_ERROR, by_peaks.low), max(middle * PAIR_ERROR, by_peaks.high))
+
+    @staticmethod
+    def of_bytes(before: str, after: str) -> Ratio:
+        """Time of a kernel that memory bounds, whose elements change from one precision to another."""
+        middle = ELEMENT_BYTES[after] / ELEMENT_BYTES[before]
+        return Ratio(1.0, 1.0, 1.0) if middle == 1 else Ratio(middle, middle / EFFICIENCY, middle * EFFICIENCY)
+
+    def moved_us(self, size_bytes: float) -> float:
+        """Time of a kernel that reads and writes so many bytes in all; the least time of a kernel where that is longer."""
+        rate = known_probes(self.device).stream_bytes_per_s or self.device.memory_bytes_per_s
+        if rate is None:
+            raise InputError(f"{self.device.name}: the rate of its memory is not known; give memory_rate in a device file")
+        return max(size_bytes / rate * 1e6, LEAST_US)
+
+    def _of_peaks(self, before: str, after: str) -> Ratio:
+        """Ratio between those of the peaks and of the bytes: how far arithmetic bounds an op of unknown sizes is not known."""
+        peaks = [peak_flops_per_s(self.device, precision) for precision in (before, after)]
+        if peaks[0] is None or peaks[1] is None:
+            missing = before if peaks[0] is None else after
+            raise InputError(f"{self.device.name}: its peak in {missing} is not known; give it in [peak] of a device file")
+        ends = sorted((peaks[0] / peaks[1], ELEMENT_BYTES[after] / ELEMENT_BYTES[before]))
+        return Ratio(float(np.sqrt(ends[0] * ends[1])), ends[0] / EFFICIENCY, ends[1] * EFFICIENCY)
+
+    def price(self, specs: Iterable[OpSpec], precisions: Sequence[str]) -> None:
+        """Predict ops in each precision, all at once, which is faster than one by one; `of_product` needs nothing else then."""
+        in_each = {replace(spec, precision=precision) for spec in specs for precision in precisions} - self._kernel_us.keys()
+        new = sorted(in_each)
+        self._kernel_us |= dict.fromkeys(new, math.nan)
+        if not new or self._latency is None:
+            return
+        # Engines' ops have the shortest launch; of convolutions only those that PyTorch calls one by one were measured.
+        ops = joined([spec.ops(Stack.PYTORCH if spec.name == "convolution" else Stack.SERVING) for spec in new])
+        floor_us = self._latency.profile.rates(self._latency.model.usual).floor_us[ops.stack.astype(int)]
+        whole_us = self._latency.predict(ops).us
+        kernel_us = np.where(whole_us >= MUCH * floor_us, whole_us - floor_us, np.nan)
+        self._kernel_us |= dict(zip(new, kernel_us.tolist(), strict=True))
+
+    def _without_launch_us(self, spec: OpSpec) -> float:
+        """Predicted time of an op's kernels; NaN if it is hardly longer than its launch, or not known."""
+        if spec not in self._kernel_us:
+            self.price([spec], [spec.precision])
+        return self._kernel_us[spec]
 
 
 @cache

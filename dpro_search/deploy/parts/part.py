@@ -102,6 +102,24 @@ class JobFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortRun:
+    """How the ranks of a described job are started for a few steps: words and lines of bash.
+
+    `$FOLDER` is the folder of the exported files, `$SCRIPT` the user's training script and `$STEPS` the number of steps.
+    """
+
+    program: str  # What follows `torchrun` or `launcher`.
+    hosts: int
+    ranks_per_host: int
+    gpus: bool  # Whether ranks compute on GPUs.
+    script: str = "train.py"  # What the script is called; empty: the program needs none.
+    prepare: tuple[str, ...] = ()  # Lines before the start.
+    launcher: str | None = None  # In place of `torchrun`.
+    short: str = ""  # Arguments that end the run after `$STEPS` steps and log each; empty: the script's own.
+    logs_steps: bool = True  # Whether the log has step times in a form that is known.
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """The needs of one target that follows a plan."""
 
@@ -112,6 +130,7 @@ class Part:
     script: tuple[str, ...] = ()  # What changes in the training script, in words, a sentence each; empty: nothing.
     setup: tuple[str, ...] = ()  # What else must hold of the job, likewise.
     start: str | None = None  # How a job that follows this plan is started; None: as the target says.
+    short_run: ShortRun | None = None  # How its ranks are started to measure the plan; None: not known.
     on_path: bool = False  # Whether PYTHONPATH must name the folder though the training script stays as it is.
 
     @property

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.trace import Trace
+from dpro_search.costmodel.collectives.sharding import Sharding
 from dpro_search.graph.sharded_units import ROOT, ShardedUnits, sharded_units_of, unit_groups
 from dpro_search.kinds._diagnosis import Diagnosis, Table
 from dpro_search.kinds._job import JobInScenario
@@ -19,7 +20,6 @@ from dpro_search.kinds.recorded.planned import PlannableJob
 from dpro_search.quantities import size_text, time_text
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.memory import MemoryChange, units_changes
-from dpro_search.space.recorded.sharding import Sharding
 from dpro_search.space.recorded.step_edit import StepEdit
 from dpro_search.space.recorded.units import UnitPlan, cut_at_units, explain_units, with_units
 from dpro_search.space.scenario import Scale, Scenario

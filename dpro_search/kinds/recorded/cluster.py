@@ -1,4 +1,4 @@
-"""Recorded steps on a cluster, and as they run without a profiler: ``steps_on(recorded, change, unprofiled_us)``.
+"""Recorded steps on a cluster, in another precision, without a profiler: ``steps_on(recorded, change, unprofiled_us, precision)``.
 
 A profiler notes each op, launch and shape on the thread that it profiles, so that host-bound jobs take 1.2 to 2.2 times as long in
 their profiles (experiments/validation/gpu_jobs.md), while kernels take as long as ever. One number that any script measures, the
@@ -21,6 +21,7 @@ from dpro_search.kinds.recorded.replay import RecordedReplay
 from dpro_search.kinds.recorded.steps import RecordedSteps
 from dpro_search.quantities import time_text
 from dpro_search.space.recorded.cluster_change import Placed, Recorded, moved_ops
+from dpro_search.space.recorded.precision_change import precision_change
 from dpro_search.space.scenario import ClusterChange
 
 _ALIKE = 0.03
@@ -35,12 +36,13 @@ class StepsOnCluster:
 
     steps: RecordedSteps
     moved_to: Placed | None = None  # Another cluster; None: the recorded one.
-    # With the durations at the low and high ends of their 90 % intervals; None: on the recorded cluster, where they were measured.
+    # With the durations at the low and high ends of their 90 % intervals; None: as they were measured.
     model_ends: tuple[RecordedSteps, RecordedSteps] | None = None
     assumed: tuple[str, ...] = ()  # What was taken for granted, a sentence each.
     # A step without the profiler, and the ratio of the host threads' time in it to that in the profile; None: as in the profile.
     unprofiled_us: float | None = None
     host_factor: float = 1.0
+    precision: str | None = None  # None: as recorded.
 
     @cached_property
     def place(self) -> Placed | None:
@@ -49,6 +51,11 @@ class StepsOnCluster:
             return self.moved_to
         recorded, _ = self._recorded_place
         return None if recorded.cluster is None else Placed(cluster=recorded.cluster, ranks=recorded.ranks)
+
+    @property
+    def device(self) -> Device | None:
+        """The GPU of the first rank; None: it is not known."""
+        return self._recorded_place[0].known_device if self.moved_to is None else self.moved_to.cluster.devices[0]
 
     @property
     def recorded_on(self) -> str:
@@ -60,20 +67,48 @@ class StepsOnCluster:
         return recorded_place(self.steps.trace.meta, needed=False)
 
 
-def steps_on(recorded: RecordedSteps, change: ClusterChange, unprofiled_us: float | None = None) -> StepsOnCluster:
-    """The steps of a recording under a change of its cluster.
+def steps_on(
+    recorded: RecordedSteps, change: ClusterChange, unprofiled_us: float | None = None, precision: str | None = None
+) -> StepsOnCluster:
+    """The steps of a recording under a change of its cluster, and then of the precision.
 
     Parameters
     ----------
     unprofiled_us
         A step of the same job, measured without a profiler; None: host threads are as slow as in the profile.
+    precision
+        One of `precision_change.TARGETS`; None: as recorded.
 
     Raises
     ------
     InputError
-        The recorded cluster is not known, the ranks do not fit, the change is of processors, or no work of the host could make a
-        step that long.
+        The recorded cluster is not known, the ranks do not fit, the change is of processors, no work of the host could make a step
+        that long, or the GPU or the recorded precision is not known.
     """
+    on_cluster = _steps_on_cluster(recorded, change, unprofiled_us)
+    return on_cluster if precision is None else _in_precision(on_cluster, precision)
+
+
+def _in_precision(on_cluster: StepsOnCluster, precision: str) -> StepsOnCluster:
+    """Steps on a cluster in another precision."""
+    steps, device = on_cluster.steps, on_cluster.device
+    if not steps.has_launches:
+        raise InputError(f"precision={precision}: the trace ({steps.trace.meta.format}) has no kernels with launches")
+    if device is None:
+        raise InputError(
+            f"precision={precision}: the trace does not say on what GPUs it was recorded, or no device file describes them; "
+            "name the machine: --set recorded_on=hgx-h100, or a file"
+        )
+    change = precision_change(steps.trace, steps.ops, device, precision)
+    ends = (steps, *((steps, steps) if on_cluster.model_ends is None else on_cluster.model_ends))
+    middle, low, high = map(steps.with_ops, change.applied([one.ops for one in ends]))
+    return replace(
+        on_cluster, steps=middle, model_ends=(low, high), assumed=(*on_cluster.assumed, *change.assumed), precision=precision
+    )
+
+
+def _steps_on_cluster(recorded: RecordedSteps, change: ClusterChange, unprofiled_us: float | None) -> StepsOnCluster:
+    """The steps of a recording under a change of its cluster."""
     steps, host_factor = (recorded, 1.0) if unprofiled_us is None else without_profiler(recorded, unprofiled_us)
     if change == ClusterChange():
         return StepsOnCluster(steps=steps, unprofiled_us=unprofiled_us, host_factor=host_factor)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from dpro_search.cluster import Device
 from dpro_search.graph.event_names import origins
 from dpro_search.graph.recorded_collectives import GroupSpeed, Lateness, group_speeds, lateness
 from dpro_search.kinds._answers import fields_of
@@ -105,7 +106,9 @@ def _mean_us(gain: PredictedGain) -> float:
     return gain.predicted_iteration_us if gain.predicted_mean_us is UNSET else gain.predicted_mean_us
 
 
-def diagnosis(here: JobInScenario, replay: RecordedReplay, *, is_profiled: bool = True) -> ProfileDiagnosis:
+def diagnosis(
+    here: JobInScenario, replay: RecordedReplay, *, is_profiled: bool = True, device: Device | None = None
+) -> ProfileDiagnosis:
     """The diagnosis of a profile without a plan.
 
     Parameters
@@ -114,11 +117,13 @@ def diagnosis(here: JobInScenario, replay: RecordedReplay, *, is_profiled: bool 
         The job without a plan.
     is_profiled
         Whether host threads are as slow as the profiler made them.
+    device
+        The GPU, on which lower precision may be asked about; None: it is not known, or the precision is another one already.
     """
     trace = replay.steps.trace
     base, timeline = replay.iterations(), replay.timeline()
     punctuality, speeds = {row.rank: row for row in lateness(trace)}, group_speeds(trace)
-    gains = answers(replay, speeds, error=abs(here.replay_error))
+    gains = answers(replay, speeds, error=abs(here.replay_error), device=device)
     numbers, rows = trace.meta.numbers, replay.rows
     times = [msgspec.structs.replace(row, rank=numbers[row.rank]) for row in replay.rank_times]
     collective = next(iter(replay.steps.categories.collectives), "")

@@ -47,7 +47,7 @@ class ProfiledJob(Job):
     """Predictions of the recorded steps with other speeds. The empty plan is its only one: other plans need a model of the job."""
 
     trace: Trace
-    settings: ClassVar[tuple[str, ...]] = ("ranks", "rate", "recorded_on", "measured", *SCALES, *OP_SCALES)
+    settings: ClassVar[tuple[str, ...]] = ("ranks", "rate", "recorded_on", "precision", "measured", *SCALES, *OP_SCALES)
     abilities = ("samples", "steps")
     _last_unplanned: _Unplanned | None = None  # See `_unplanned`.
 
@@ -81,10 +81,11 @@ class ProfiledJob(Job):
         if last is not None and (last.scenario, last.steps) == (scenario, steps):
             return last
         recorded = self.recorded_steps
-        if last is not None and (last.scenario.cluster, last.scenario.measured_us) == (scenario.cluster, scenario.measured_us):
+        of_steps = (scenario.cluster, scenario.measured_us, scenario.precision)
+        if last is not None and (last.scenario.cluster, last.scenario.measured_us, last.scenario.precision) == of_steps:
             on_cluster = last.on_cluster
         else:
-            on_cluster = steps_on(recorded, scenario.cluster, scenario.measured_us)
+            on_cluster = steps_on(recorded, *of_steps)
         chosen = None if steps is None else steps.replayed
         without = () if chosen is None else tuple(step for step in recorded.numbers if step not in chosen)
         peak_memory_bytes, infeasible = self._memory(Plan(), on_cluster)
@@ -97,7 +98,7 @@ class ProfiledJob(Job):
                 model_ends=on_cluster.model_ends,
             ),
             error=ErrorModel(model=0.0),
-            as_recorded=not scenario.scales and place is None,
+            as_recorded=not scenario.scales and on_cluster.model_ends is None,
             cluster=ClusterSpec.of(self.trace.meta) if place is None else spec_on(place.cluster, place.ranks).spec,
             calibration=self._calibration(on_cluster),
             assumptions=(*on_cluster.assumed, *self.assumed(on_cluster, scenario.scales)),
@@ -167,8 +168,9 @@ class ProfiledJob(Job):
         """The peak memory of a plan (None: not known), and why it does not fit (None: it does).
 
         Without a plan it is the most that a rank's allocator had handed out while it was recorded; other speeds do not change it.
+        In another precision it is not known.
         """
-        return peak_bytes(self.trace.memory), None
+        return None if on_cluster.precision is not None else peak_bytes(self.trace.memory), None
 
     def _calibration(self, on_cluster: StepsOnCluster) -> Calibration:
         """The spread of the recorded steps, with that of other profiles as a prior (`costmodel.intervals`)."""
@@ -181,8 +183,13 @@ class ProfiledJob(Job):
         spread = (
             f"where 9 of 10 further steps should lie, from {steps_used} and the usual spread of steps in profiles of other jobs"
         )
-        if on_cluster.moved_to is not None:
-            models = "the errors of predicted NCCL collectives on systems left out of the fit, and an estimate for kernels"
+        if on_cluster.model_ends is not None:
+            collectives = (
+                ""
+                if on_cluster.moved_to is None
+                else "the errors of predicted NCCL collectives on systems left out of the fit, and "
+            )
+            models = f"{collectives}an estimate for kernels"
             return Calibration(
                 calibrated=False, model_error=(0.0, 0.0), widening=1.0, on=steps_used, rests_on=f"{spread}; also {models}"
             )
@@ -197,7 +204,7 @@ class ProfiledJob(Job):
     def measurement(self, scenario: Scenario) -> Measurement:
         measured, given_us = self.recorded_steps.measured, scenario.measured_us
         iterations_us = np.array(list(measured.iterations_us.values()))
-        if scenario.cluster != ClusterChange():
+        if scenario.cluster != ClusterChange() or scenario.precision is not None:
             return Measurement(iterations_us=iterations_us)
         if given_us is not None:
             return Measurement(median_us=given_us, iterations_us=iterations_us)
@@ -273,7 +280,9 @@ class ProfiledJob(Job):
         return self._profile_diagnosis(here)
 
     def _profile_diagnosis(self, here: JobInScenario) -> ProfileDiagnosis:
-        return diagnosis(here, recorded_replay(here.lowered(Plan())), is_profiled=here.scenario.measured_us is None)
+        replay, scenario = recorded_replay(here.lowered(Plan())), here.scenario
+        device = None if scenario.precision is not None else self._unplanned(replace(scenario, plan=Plan())).on_cluster.device
+        return diagnosis(here, replay, is_profiled=scenario.measured_us is None, device=device)
 
     def tensor_groups(self, here: JobInScenario, step: int | None, best: Plan | None) -> TensorGroups | None:
         recorded = () if step is None else recorded_groups(self.trace, step)

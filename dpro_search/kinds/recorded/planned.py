@@ -96,6 +96,8 @@ class PlannableJob(ProfiledJob):
         return 2 if any(name.startswith("Optimizer.step#Adam") for name in self.trace.names) else 0
 
     def _memory(self, plan: Plan, on_cluster: StepsOnCluster) -> tuple[int | None, str | None]:
+        if on_cluster.precision is not None:
+            return None, None
         changes = self._memory_changes(plan, on_cluster) if len(self.trace.memory) else None
         peak_memory_bytes = None if changes is None else peak_bytes(self.trace.memory, changes)
         needed, at_least = peak_memory_bytes, ""

@@ -6,17 +6,21 @@ Each is a text that ``replay --what-if`` takes and answers with the same iterati
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from dpro_search.cluster import Device
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.graph.recorded_collectives import GroupSpeed, slow_groups
 from dpro_search.kinds._diagnosis import PredictedGain
 from dpro_search.kinds.recorded.replay import RecordedReplay
+from dpro_search.replay.iterations import IterationTimes
 from dpro_search.replay.sensitivity import compute_us_of_ranks
+from dpro_search.space.recorded.precision_change import lower_precision, precision_change
 from dpro_search.space.recorded.scales import Bools
 from dpro_search.space.scenario import Scale
 
@@ -47,7 +51,7 @@ class _Question(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-def answers(replay: RecordedReplay, speeds: Sequence[GroupSpeed], *, error: float) -> list[Answer]:
+def answers(replay: RecordedReplay, speeds: Sequence[GroupSpeed], *, error: float, device: Device | None = None) -> list[Answer]:
     """The gain of each question that the trace can answer, largest first.
 
     Parameters
@@ -58,6 +62,8 @@ def answers(replay: RecordedReplay, speeds: Sequence[GroupSpeed], *, error: floa
         Speeds of its groups of ranks: each slow one is asked about.
     error
         Relative error of the replay of the recorded setting, where it is too large to be part of intervals.
+    device
+        The GPU that runs the job, which decides about lower precisions; None: these are not asked about.
     """
     questions = list(_questions(replay, speeds))
     on_steps = replay.fewer_steps(len(questions), _MOST_REPLAYED_OPS)
@@ -66,11 +72,12 @@ def answers(replay: RecordedReplay, speeds: Sequence[GroupSpeed], *, error: floa
     whole_us = base_mean_us if replay.stalls else base.iteration_us
     error_us = error * base.iteration_us
     given_answers = []
-    for question in questions:
-        try:
-            after = replace(on_steps, scales=(*on_steps.scales, Scale.parse(question.what_if))).iterations()
-        except InputError:
-            continue  # nothing in the trace is of this category, or a rank has nothing in common with the others
+    asked = [(question, after) for question in questions if (after := _scaled(on_steps, question.what_if)) is not None]
+    surely_us: dict[str, float] = {}  # gains at the far end of the interval, of changes that have one
+    for question, middle, slowest in _in_lower_precision(on_steps, device):
+        asked.append((question, middle))
+        surely_us[question.what_if] = base.iteration_us * (1 - _ratio(slowest.iteration_us, before.iteration_us))
+    for question, after in asked:
         iteration_us = base.iteration_us * _ratio(after.iteration_us, before.iteration_us)
         mean_us = base_mean_us * _ratio(after.mean_us or after.iteration_us, before_mean_us)
         gain_us = base_mean_us - mean_us if replay.stalls else base.iteration_us - iteration_us
@@ -81,10 +88,37 @@ def answers(replay: RecordedReplay, speeds: Sequence[GroupSpeed], *, error: floa
                 predicted_mean_us=mean_us,
                 gain_us=gain_us,
                 gain_pct=100 * gain_us / whole_us if whole_us > 0 else 0.0,
-                certain=gain_us > error_us,
+                certain=min(gain_us, surely_us.get(question.what_if, gain_us)) > error_us,
             )
         )
     return sorted(given_answers, key=lambda answer: -answer.gain_us)
+
+
+def _scaled(replay: RecordedReplay, what_if: str) -> IterationTimes | None:
+    """The steps with a change of speed; None: nothing in the trace is of its category, or a rank is unlike the others."""
+    try:
+        return replace(replay, scales=(*replay.scales, Scale.parse(what_if))).iterations()
+    except InputError:
+        return None
+
+
+def _in_lower_precision(
+    replay: RecordedReplay, device: Device | None
+) -> Iterator[tuple[_Question, IterationTimes, IterationTimes]]:
+    """The question about products in 16 bits, with the steps at the middle and at the slow end of the interval.
+
+    Nothing where products may have been in 16 bits already.
+    """
+    steps = replay.steps
+    precision = None if device is None or not steps.has_launches else lower_precision(steps.trace, steps.ops, device)
+    if device is None or precision is None:
+        return
+    with suppress(InputError):  # a rate is missing in the device's file
+        change = precision_change(steps.trace, steps.ops, device, precision)
+        middle, _, slow = change.applied([steps.ops] * 3)
+        question = _Question(f"precision={precision}", "precision", f"products in {precision} (autocast)")
+        replays = [replace(replay, steps=steps.with_ops(ops), model_ends=None) for ops in (middle, slow)]
+        yield question, replays[0].iterations(), replays[1].iterations()
 
 
 def _ratio(after_us: float, before_us: float) -> float:

@@ -19,7 +19,7 @@ from dpro_search.parallel.layout import layout_of
 from dpro_search.parallel.memory.kept import Kept, kept_of
 from dpro_search.parallel.model import Block, Op, OpType, elements
 from dpro_search.parallel.runtime import Selective
-from dpro_search.parallel.steps.step_graph import LayerCosts
+from dpro_search.parallel.steps.step_costs import LayerCosts
 from dpro_search.parallel.strategy import Recompute, Strategy, key_without
 from dpro_search.parallel.workload import SharedResults, Workload, copies_embedding, recomputed
 

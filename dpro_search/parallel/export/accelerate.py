@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dpro_search.deploy.parts.part import JobFacts, Part
-from dpro_search.parallel.export.workloads import checked_with, planned, refuse, refuse_details, stage_layers, transformer
+from dpro_search.parallel.export.workloads import (
+    checked_with,
+    planned,
+    refuse,
+    refuse_details,
+    short_run,
+    stage_layers,
+    transformer,
+)
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.strategy import Recompute, Strategy
 from dpro_search.parallel.workload import Workload
@@ -44,10 +52,15 @@ def accelerate_part(plan: Plan, facts: JobFacts) -> Part:
         batches = f"The loader's batches are the {strategy.micro_batch * strategy.micro_batches} sequences of a replica"
     else:
         batches = f"The loader's batches are of {strategy.micro_batch} sequences, under `with accelerator.accumulate(model):`"
+    launcher = 'accelerate launch --config_file "$FOLDER/accelerate.yaml"'
+    if strategy.devices > each:
+        number = "${SLURM_NODEID:-${MACHINE_RANK:?is not set: the number of this host, from 0}}"
+        launcher += f' --main_process_ip "$HEAD" --machine_rank "{number}"'
     return Part(
         env={} if strategy.pp > 1 else {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(strategy.micro_batches)},
         files={"accelerate.yaml": _yaml(content).encode()},
         start="accelerate launch --config_file accelerate.yaml train.py",
+        short_run=short_run(workload, facts, '"$SCRIPT"', launcher=launcher),
         setup=(
             f"{batches}; machine N gets `--machine_rank N --main_process_ip HEAD`.",
             *checked_with(workload, "accelerate"),

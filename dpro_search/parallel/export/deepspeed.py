@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from dpro_search.deploy.parts.part import JobFacts, Part, as_json
-from dpro_search.parallel.export.workloads import checked_with, planned, refuse, refuse_details, stage_layers, torchrun, transformer
+from dpro_search.parallel.export.workloads import (
+    checked_with,
+    planned,
+    refuse,
+    refuse_details,
+    short_run,
+    stage_layers,
+    torchrun,
+    transformer,
+)
 from dpro_search.parallel.gpu_ops import NARROW
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.strategy import Recompute
@@ -67,6 +76,9 @@ def deepspeed_part(plan: Plan, facts: JobFacts) -> Part:
     return Part(
         files={"deepspeed.json": as_json(content)},
         start=f"{torchrun(strategy, facts)} train.py",
+        short_run=short_run(
+            workload, facts, '"$SCRIPT"', prepare=('SCRIPT=$(realpath -- "$SCRIPT")', 'cd -- "$FOLDER"  # of deepspeed.json')
+        ),
         script=tuple(script),
         setup=checked_with(workload, "deepspeed"),
     )

@@ -13,6 +13,7 @@ from dpro_search.parallel.export.workloads import (
     planned,
     refuse,
     refuse_details,
+    short_run,
     stage_layers,
     torchrun,
     transformer,
@@ -46,6 +47,14 @@ def megatron_part(plan: Plan, facts: JobFacts) -> Part:
     return Part(
         files={"megatron_arguments.sh": text.encode(), "megatron_arguments.json": as_json(flat)},
         start=start,
+        short_run=short_run(
+            workload,
+            facts,
+            '"$SCRIPT" "${MEGATRON_ARGUMENTS[@]}"',
+            script="pretrain_gpt.py",
+            prepare=("# shellcheck source=/dev/null", '. "$FOLDER/megatron_arguments.sh"'),
+            short='--train-iters "$STEPS" --log-interval 1',
+        ),
         setup=(
             "In place of `...` come the arguments of the model, its data and its learning rate.",
             *checked_with(workload, "megatron-core"),
@@ -68,6 +77,13 @@ def bridge_part(plan: Plan, facts: JobFacts) -> Part:
     return Part(
         files={"megatron_bridge_overrides.txt": lines.encode()},
         start=f"{torchrun(workload.strategy, facts)} train.py $(cat megatron_bridge_overrides.txt)",
+        short_run=short_run(
+            workload,
+            facts,
+            '"$SCRIPT" "${overrides[@]}"',
+            prepare=('mapfile -t overrides < "$FOLDER/megatron_bridge_overrides.txt"',),
+            short='train.train_iters="$STEPS" logger.log_interval=1',
+        ),
         setup=(
             "`train.py` is a recipe that takes overrides of its `ConfigContainer` on the command line, as those in "
             "Megatron-Bridge's `examples/recipes` do.",

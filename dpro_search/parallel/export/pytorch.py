@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dpro_search.deploy.parts.part import JobFacts, Part, as_json, helper_file
 from dpro_search.parallel.export.torchtitan import SCHEDULES
-from dpro_search.parallel.export.workloads import checked_with, planned, refuse, refuse_details, stage_layers, torchrun, transformer
+from dpro_search.parallel.export.workloads import (
+    checked_with,
+    planned,
+    refuse,
+    refuse_details,
+    short_run,
+    stage_layers,
+    torchrun,
+    transformer,
+)
 from dpro_search.parallel.runtime import Selective
 from dpro_search.parallel.schedule import stages_on
 from dpro_search.parallel.strategy import Recompute
@@ -65,6 +74,7 @@ def pytorch_part(plan: Plan, facts: JobFacts) -> Part:
     return Part(
         files={"parallel_plan.json": as_json(content), "parallel_plan.py": helper_file("parallel_plan.py")},
         start=f"{torchrun(strategy, facts)} train.py",
+        short_run=short_run(workload, facts, '"$SCRIPT"', logs_steps=False),
         script=script,
         setup=checked_with(workload, "torch"),
     )

@@ -9,6 +9,7 @@ from dpro_search.parallel.export.workloads import (
     planned,
     refuse,
     refuse_details,
+    short_run,
     stage_layers,
     torchrun,
     transformer,
@@ -99,6 +100,13 @@ def torchtitan_part(plan: Plan, facts: JobFacts) -> Part:
         files={"torchtitan_plan.json": as_json(content), "torchtitan_plan.py": helper_file("torchtitan_plan.py")},
         start=f"{torchrun(strategy, facts)} -m torchtitan.train --module torchtitan_plan --config planned",
         on_path=True,
+        short_run=short_run(
+            workload,
+            facts,
+            "-m torchtitan.train --module torchtitan_plan --config planned",
+            script="",
+            short='--training.steps "$STEPS" --metrics.log_freq 1',
+        ),
         setup=(*_base(model.name), *_selective(workload), *checked_with(workload, "torchtitan")),
     )
 

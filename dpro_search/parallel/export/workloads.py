@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-from dpro_search.deploy.parts.part import JobFacts
+from dpro_search.deploy.parts.part import JobFacts, ShortRun
 from dpro_search.errors import InputError
 from dpro_search.parallel.model import Architecture, Experts
 from dpro_search.parallel.strategy import DEFAULTS, SETTINGS, Strategy
@@ -105,10 +106,22 @@ def refuse_details(
     )
 
 
+def short_run(workload: Workload, facts: JobFacts, program: str, **more: Any) -> ShortRun:
+    """How a plan's ranks run a few steps; `more` are fields of `ShortRun`."""
+    hosts, each = _hosts(workload.strategy, facts)
+    gpus = workload.cluster.groups[0].host.device.kind == "gpu"
+    return ShortRun(program=program, hosts=hosts, ranks_per_host=each, gpus=gpus, **more)
+
+
+def _hosts(strategy: Strategy, facts: JobFacts) -> tuple[int, int]:
+    """The number of hosts, and of ranks on each."""
+    each = min(facts.ranks_per_host or strategy.devices, strategy.devices)
+    return -(-strategy.devices // each), each
+
+
 def torchrun(strategy: Strategy, facts: JobFacts) -> str:
     """How the ranks of a plan are started, as far as it does not depend on the script."""
-    each = min(facts.ranks_per_host or strategy.devices, strategy.devices)
-    hosts = -(-strategy.devices // each)
+    hosts, each = _hosts(strategy, facts)
     where = "" if hosts == 1 else f" --nnodes {hosts} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
     return f"torchrun{where} --nproc-per-node {each}"
 

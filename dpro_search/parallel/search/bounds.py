@@ -12,7 +12,7 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats
 from dpro_search.parallel.schedule import V_SHAPED, Schedule, rounds, stages_on
-from dpro_search.parallel.steps.step_graph import StepCosts
+from dpro_search.parallel.steps.step_costs import StepCosts
 from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import Strategy
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from dpro_search.errors import InputError
 from dpro_search.parallel.frameworks import Framework
@@ -52,6 +54,7 @@ def choices_of(fixed: Fixed, framework: Framework, ranks_per_host: int) -> Choic
 
 
 Recomputation = tuple[Recompute, int]
+Option = TypeVar("Option")
 
 
 def recomputing(split: Strategy, again: Recomputation) -> Strategy:
@@ -97,6 +100,21 @@ class Candidates:
                         yield split
                         for again in self.recomputations(split):
                             yield recomputing(split, again)
+
+    def drawn(self, rng: np.random.Generator) -> Iterator[Strategy]:
+        """Strategies drawn at random without end: from each shape in turn, so that all degrees are among the first ones."""
+        shapes = list(self.shapes())
+        while shapes:
+            for place in rng.permutation(len(shapes)).tolist():
+                cuts = list(self.cuts(shapes[place]))
+                splits = (
+                    [split for plain in self.splits(_one_of(cuts, rng)) for split in (plain, *self.relaxed(plain))] if cuts else []
+                )
+                if splits:
+                    split = _one_of(splits, rng)
+                    options = [(Recompute.NONE, 0), *self.recomputations(split)]
+                    kind = _one_of(list(dict.fromkeys(kind for kind, _ in options)), rng)
+                    yield recomputing(split, _one_of([option for option in options if option[0] is kind], rng))
 
     def shapes(self) -> Iterator[Strategy]:
         """Degrees and micro-batches, with 1F1B and as many layers on each stage."""
@@ -243,6 +261,10 @@ class Candidates:
         except InputError:
             return False
         return True
+
+
+def _one_of(options: Sequence[Option], rng: np.random.Generator) -> Option:
+    return options[int(rng.integers(len(options)))]
 
 
 def _degrees(fixed: Fixed, choices: Choices) -> Iterator[tuple[int, int, int]]:

@@ -16,10 +16,11 @@ from dpro_search.parallel.memory.peak import PeakMemory, fits, mean_state_bytes,
 from dpro_search.parallel.model import Block
 from dpro_search.parallel.schedule import Schedule, stages_on
 from dpro_search.parallel.steps.pipeline import pipeline_orders
-from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
+from dpro_search.parallel.steps.step_costs import LayerCosts, StepCosts
+from dpro_search.parallel.steps.step_graph import step_graph
+from dpro_search.parallel.steps.step_graph import step_us as graph_step_us
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.parallel.workload import SharedResults, Workload, ranks_of, stages_of
-from dpro_search.replay.engine import ends_us
 from dpro_search.space.replay_graph import ReplayGraph
 
 _FOLDED = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
@@ -135,8 +136,7 @@ class StepPrices:
 
     @staticmethod
     def _replayed_us(costs: StepCosts, strategy: Strategy, micro_batches: int) -> float:
-        orders = pipeline_orders(strategy.schedule, strategy.pp, strategy.virtual_stages, micro_batches)
-        return float(ends_us(step_graph(costs, orders), 1)[0])
+        return graph_step_us(costs, strategy.schedule, strategy.pp, strategy.virtual_stages, micro_batches)
 
     def domain(self, strategy: Strategy) -> Domain:
         """The facts that the error of the prediction depends on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,24 @@ def first_launched(trace: Trace) -> Ints:
     launched = np.full(len(trace.events), -1, np.int64)
     launched[needs.source[launches]] = needs.target[launches]
     return launched
+
+
+def launched_within(trace: Trace, chosen: Callable[[str], bool]) -> set[int]:
+    """Device events that were launched within the spans of host threads whose names are chosen."""
+    events, needs = trace.events, trace.dependencies
+    launches = np.flatnonzero(needs.kind == DependencyKind.LAUNCH)
+    call, launched = needs.source[launches], needs.target[launches]
+    spans = np.flatnonzero(np.array([chosen(name) for name in trace.names] or [False])[events.name])
+    within: set[int] = set()
+    for rank, stream in sorted(set(zip(events.rank[spans].tolist(), events.stream[spans].tolist(), strict=True))):
+        spans_of_stream = spans[(events.rank[spans] == rank) & (events.stream[spans] == stream)]
+        spans_of_stream = spans_of_stream[np.argsort(events.start_us[spans_of_stream], kind="stable")]
+        covered_us = np.maximum.accumulate(events.end_us[spans_of_stream])  # the end of what began so far
+        on_stream = (events.rank[call] == rank) & (events.stream[call] == stream)
+        before = np.searchsorted(events.start_us[spans_of_stream], events.start_us[call[on_stream]], side="right") - 1
+        inside = (before >= 0) & (covered_us[np.maximum(before, 0)] >= events.start_us[call[on_stream]])
+        within |= set(launched[on_stream][inside].tolist())
+    return within
 
 
 def last_enqueues(trace: Trace, in_step: Bools) -> Floats:

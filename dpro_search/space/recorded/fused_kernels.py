@@ -17,17 +17,17 @@ from itertools import groupby
 
 import numpy as np
 
-from dpro_search.collect.trace import DependencyKind, EventKind, Floats, Ints, Trace
+from dpro_search.collect.trace import EventKind, Floats, Ints, Trace
 from dpro_search.errors import InputError
 from dpro_search.graph.event_names import kernel_class
-from dpro_search.space.recorded.events import LAUNCHES
+from dpro_search.space.recorded.events import LAUNCHES, launched_within
 from dpro_search.space.recorded.ops import RecordedOps
 from dpro_search.space.scenario import Scale
 
 FUSED = ("elementwise", "reduction", "normalization", "softmax")
 _COMPILED = "triton_"  # kernels of torch.compile, which has fused what it can
 # Spans of host threads that launch what is not of the model: hooks of gradients, DDP, FSDP, the optimizer.
-_OTHERS = (
+OUTSIDE_THE_MODEL = (
     "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
     "torch.distributed.ddp.reducer::",
     "FSDP::",
@@ -75,7 +75,7 @@ def _runs(trace: Trace, ops: RecordedOps, in_step: Ints, launches: dict[int, lis
     """Places of kernels that become one, two or more each."""
     events = trace.events
     can = np.array([kernel_class(name) in FUSED and not name.startswith(_COMPILED) for name in trace.names] or [False])
-    of_others = _launched_by_others(trace)
+    of_others = launched_within(trace, lambda name: name.startswith(OUTSIDE_THE_MODEL))
     device = ops.device[in_step]
     on_stream = np.flatnonzero(ops.on_device[in_step] & (ops.event[in_step] >= 0))
     on_stream = on_stream[np.argsort(device[on_stream], kind="stable")]
@@ -92,21 +92,3 @@ def _runs(trace: Trace, ops: RecordedOps, in_step: Ints, launches: dict[int, lis
         run = list(places)
         if fusable and len(run) > 1:
             yield run
-
-
-def _launched_by_others(trace: Trace) -> set[int]:
-    """Device events that were launched in spans of `_OTHERS`."""
-    events, needs = trace.events, trace.dependencies
-    launches = np.flatnonzero(needs.kind == DependencyKind.LAUNCH)
-    call, launched = needs.source[launches], needs.target[launches]
-    spans = np.flatnonzero(np.array([name.startswith(_OTHERS) for name in trace.names] or [False])[events.name])
-    by_others: set[int] = set()
-    for rank, stream in sorted(set(zip(events.rank[spans].tolist(), events.stream[spans].tolist(), strict=True))):
-        spans_of_stream = spans[(events.rank[spans] == rank) & (events.stream[spans] == stream)]
-        spans_of_stream = spans_of_stream[np.argsort(events.start_us[spans_of_stream], kind="stable")]
-        covered_us = np.maximum.accumulate(events.end_us[spans_of_stream])  # the end of what began so far
-        on_stream = (events.rank[call] == rank) & (events.stream[call] == stream)
-        before = np.searchsorted(events.start_us[spans_of_stream], events.start_us[call[on_stream]], side="right") - 1
-        inside = (before >= 0) & (covered_us[np.maximum(before, 0)] >= events.start_us[call[on_stream]])
-        by_others |= set(launched[on_stream][inside].tolist())
-    return by_others

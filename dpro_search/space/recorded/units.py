@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from dpro_search.collect.trace import CollectiveKind, Trace
 from dpro_search.costmodel.collectives.recorded import CollectivePrices
+from dpro_search.costmodel.collectives.sharding import Sharding
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.marked_spans import ThreadSpan
 from dpro_search.graph.sharded_units import ROOT, Gather, Reduction, ShardedUnits, StepUnits, UnitPasses
 from dpro_search.space.recorded.buckets import thread_devices
-from dpro_search.space.recorded.sharding import Sharding
 from dpro_search.space.recorded.step_edit import StepEdit
 
 _AGAIN = "again: "  # before the name of what is computed again

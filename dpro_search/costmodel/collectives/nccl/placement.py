@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from dpro_search.cluster import Cluster
 from dpro_search.cluster.host import Host
 from dpro_search.cluster.link import Link
 from dpro_search.errors import InputError
+
+Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +90,32 @@ def placement_of(cluster: Cluster, ranks: Iterable[int], concurrent: int | None 
     -----
     Hosts with fewer of the ranks than others are taken to have as many.
     """
-    devices: dict[int, list[int]] = {}
-    for rank in sorted(set(ranks)):
-        host, device = cluster.place(rank)
-        devices.setdefault(host, []).append(device)
-    if not devices:
+    host, device = _places(cluster, sorted(set(ranks)))
+    if not len(host):
         raise InputError("a group needs at least one rank")
-    hosts, first = list(devices), max(devices.values(), key=len)
-    per_node = len(first)
+    hosts, begin, count = np.unique(host, return_index=True, return_counts=True)
+    fullest = int(count.argmax())
+    per_node = int(count[fullest])
+    first = device[begin[fullest] :]
     return Placement(
         ranks_per_node=per_node,
         nodes=len(hosts),
-        stride=first[1] - first[0] if per_node > 1 else 1,
-        node_stride=max((hosts[-1] - hosts[0]) // max(len(hosts) - 1, 1), 1),
+        stride=int(first[1] - first[0]) if per_node > 1 else 1,
+        node_stride=max(int(hosts[-1] - hosts[0]) // max(len(hosts) - 1, 1), 1),
         concurrent=max((cluster.ranks_per_host or per_node) // per_node, 1) if concurrent is None else concurrent,
     )
+
+
+def _places(cluster: Cluster, ranks: Sequence[int]) -> tuple[Int32s, Int32s]:
+    """Hosts of ascending ranks, and their devices there, [ranks] each: `Cluster.place` of many at once."""
+    for rank in {*ranks[:1], *ranks[-1:]}:
+        cluster.place(rank)  # raises
+    firsts = np.array(cluster.firsts, np.int32)
+    per_host = np.array([group.host.devices for group in cluster.groups], np.int32)
+    numbers = np.array(ranks, np.int32)
+    group = np.searchsorted(firsts[:, 0], numbers, side="right") - 1
+    host, device = np.divmod(numbers - firsts[group, 0], per_host[group])
+    return firsts[group, 1] + host, device
 
 
 @lru_cache(maxsize=4096)

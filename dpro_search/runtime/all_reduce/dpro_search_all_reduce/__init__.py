@@ -5,13 +5,15 @@
     all_reduce = AllReduce(choice="all_reduces.json")        model = DistributedDataParallel(model)
     all_reduce.sum(gradients, average=True)                  model.register_comm_hook(None, hook(AllReduce()))
 
-`rounds` says who sends what, `memory` adds, `transport` sends, `choice` reads which algorithm is used for which size.
+`rounds` says who sends what, `memory` adds, `transport` sends, `choice` reads which algorithm is used for which size, `check` times
+it in the first steps of a job against the MPI library's default.
 """
 
+from .check import CheckedAllReduce
 from .choice import NATIVE, Choice
 from .rounds import ALGORITHMS
 
-__all__ = ["ALGORITHMS", "NATIVE", "AllReduce", "Choice"]
+__all__ = ["ALGORITHMS", "NATIVE", "AllReduce", "CheckedAllReduce", "Choice"]
 
 
 def __getattr__(name):

@@ -2,8 +2,10 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+from .check import CheckedAllReduce
 
-def hook(all_reduce):
+
+def hook(all_reduce, check=True):
     """A communication hook, for ``model.register_comm_hook(None, hook(all_reduce))``.
 
     Buckets are averaged one after the other on a thread of their own, while the backward pass goes on: MPI must have been
@@ -13,9 +15,14 @@ def hook(all_reduce):
     ----------
     all_reduce
         An `AllReduce`.
+    check
+        Whether the first steps time the choice for each bucket against the MPI library's default, and keep the faster one
+        (`CheckedAllReduce`). The last bits of sums then depend on which one that is, so nothing is checked where
+        `torch.use_deterministic_algorithms` is set.
     """
     import torch
 
+    summing = CheckedAllReduce(all_reduce) if check and not torch.are_deterministic_algorithms_enabled() else all_reduce
     thread = ThreadPoolExecutor(1, "all-reduce")
 
     def average(_, bucket):
@@ -28,7 +35,7 @@ def hook(all_reduce):
             try:
                 if device is not None:
                     filled.synchronize()
-                all_reduce.sum(tensor, average=True)
+                summing.sum(tensor, average=True)
             except BaseException as error:  # the backward pass raises it
                 future.set_exception(error)
             else:

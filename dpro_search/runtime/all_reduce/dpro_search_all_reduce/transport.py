@@ -26,7 +26,25 @@ _IN_PLACE, _SUM = MPI.IN_PLACE, MPI.SUM
 _LIBRARIES = {"Open MPI": OpenMpiAlgorithms, "MPICH": MpichAlgorithms}
 
 _Call = namedtuple("_Call", "memory tag segment")
-_Sent = namedtuple("_Sent", "start stop request peer")
+
+
+class _Sent:
+    """A message under way, in segments of one length; `requests` has one for each that was sent, None once it has left."""
+
+    __slots__ = "length", "peer", "requests", "start", "stop"
+
+    def __init__(self, message, length):
+        self.peer, self.start, self.stop = message
+        self.length, self.requests = length, [None] * -(-(self.stop - self.start) // length)
+
+    def segments(self):
+        """(start, stop) of each segment."""
+        return [(start, min(start + self.length, self.stop)) for start in range(self.start, self.stop, self.length)]
+
+    def overlapping(self, start, stop):
+        """Indices of the segments that hold some of these elements: computed, for a large tensor has thousands of segments."""
+        first, last = max(start, self.start), min(stop, self.stop)
+        return range((first - self.start) // self.length, -(-(last - self.start) // self.length)) if first < last else ()
 
 
 class AllReduce:
@@ -60,7 +78,8 @@ class AllReduce:
         if not isinstance(choice, Choice):
             choice = Choice() if choice is None else Choice.load(choice)
         self._vendor = MPI.get_vendor()[0]
-        self._ranges = choice.ranges(self.ranks, max(map(len, self.hosts)), self._vendor)
+        self._choice, self._layout = choice, (self.ranks, max(map(len, self.hosts)))
+        self._ranges = choice.ranges(*self._layout, self._vendor)
         self._even = len(set(map(len, self.hosts))) == 1
         self._library = _LIBRARIES[self._vendor](self._comm) if self._vendor in _LIBRARIES else None
         self._limit_s, self._check = time_limit_s, check
@@ -129,6 +148,24 @@ class AllReduce:
             name = "gather" if size_bytes * self.ranks <= _GATHERED_BYTES else "direct"
         return name, segment
 
+    def candidates(self, size_bytes):
+        """(algorithm, bytes of a segment) of the choice, of the library's default, and of what may be as fast; each once."""
+        others = self._choice.alternatives(*self._layout, size_bytes, self._vendor)
+        listed = [self.algorithm(size_bytes), (NATIVE, 0), *others]
+        return [one for one in dict.fromkeys(listed) if self._even or one[0] != "hierarchy"]
+
+    def prepare(self, candidates):
+        """Make what the first call of each algorithm makes, its connections and communicators; all ranks together."""
+        buffer = np.zeros(1 << 12)
+        for name, segment_bytes in candidates:
+            self.sum(buffer, algorithm=name, segment_bytes=segment_bytes)
+
+    def least(self, values):
+        """The smallest of each value over all ranks, a list of as many."""
+        smallest = np.array(values, np.float64)
+        self._comm.Allreduce(_IN_PLACE, smallest, MPI.MIN)
+        return smallest.tolist()
+
     def close(self):
         """Free the communicators; all ranks together."""
         self.registry.forget()
@@ -191,25 +228,26 @@ class AllReduce:
                     self._send(call, message, stage.combine, sent)
             chained = follows is not None and _forwards(stage, follows)
             ahead = self._receive(call, follows, halves[(number + 1) % 2], sent) if chained else None
+            forwarded = self._message(call, follows.sends[0], follows.combine, sent) if chained else None
             for start, stop, request, peer, at in posted:
                 self._wait(call, request, peer, stop - start)
                 if stage.combine == ADD:
                     self._settle(call, sent, start, stop)
                     call.memory.add(start, stop, halves[number % 2], at)
                 if chained:
-                    self._send(call, follows.sends[0]._replace(start=start, stop=stop), follows.combine, sent)
+                    self._send_segment(call, forwarded, start, stop)
             if stage.combine == SUM_BY_RANK and posted:
                 self._sum_by_rank(call, stage, halves[number % 2], sent)
             posted = ahead
-        for one in sent:
-            self._wait(call, one.request, one.peer, 0)
+        for message in sent:
+            self._leave(call, message, range(len(message.requests)))
 
     def _receive(self, call, stage, scratch, sent):
         """Post the receives of a stage: (start, stop, request, peer, place in the scratch memory) of each segment."""
         call.memory.ready()
         requests, place = [], 0
         for message in stage.receives:
-            for start, stop in _segments(message, call.segment, stage.combine):
+            for start, stop in _Sent(message, _segment_length(message, call.segment, stage.combine)).segments():
                 if stage.combine == COPY:
                     self._settle(call, sent, start, stop)
                     into = call.memory.buffer(start, stop)
@@ -221,16 +259,31 @@ class AllReduce:
         return requests
 
     def _send(self, call, message, combine, sent):
+        in_segments = self._message(call, message, combine, sent)
+        for start, stop in in_segments.segments():
+            self._send_segment(call, in_segments, start, stop)
+
+    def _message(self, call, message, combine, sent):
+        """A message that is about to be sent, put into `sent`."""
+        sent.append(_Sent(message, _segment_length(message, call.segment, combine)))
+        return sent[-1]
+
+    def _send_segment(self, call, message, start, stop):
         call.memory.ready()
-        for start, stop in _segments(message, call.segment, combine):
-            request = self._comm.Isend([call.memory.buffer(start, stop), MPI.BYTE], message.peer, call.tag)
-            sent.append(_Sent(start, stop, request, message.peer))
+        request = self._comm.Isend([call.memory.buffer(start, stop), MPI.BYTE], message.peer, call.tag)
+        message.requests[(start - message.start) // message.length] = request
 
     def _settle(self, call, sent, start, stop):
         """Wait until elements that are about to change have left."""
-        for one in [one for one in sent if one.start < stop and start < one.stop]:
-            self._wait(call, one.request, one.peer, 0)
-            sent.remove(one)
+        for message in sent:
+            self._leave(call, message, message.overlapping(start, stop))
+
+    def _leave(self, call, message, segments):
+        """Wait for segments of a message; those that are still to be sent are not waited for."""
+        for i in segments:
+            request, message.requests[i] = message.requests[i], None
+            if request is not None:
+                self._wait(call, request, message.peer, 0)
 
     def _sum_by_rank(self, call, stage, scratch, sent):
         start, stop = stage.receives[0][1:]
@@ -322,8 +375,6 @@ def _forwards(stage, follows):
     )
 
 
-def _segments(message, length, combine):
-    """The parts in which a message is sent; what is summed by rank comes whole."""
-    if combine == SUM_BY_RANK:
-        return [message[1:]]
-    return [(start, min(start + length, message.stop)) for start in range(message.start, message.stop, length)]
+def _segment_length(message, length, combine):
+    """Elements of the segments in which a message is sent; what is summed by rank comes whole."""
+    return max(message.stop - message.start, 1) if combine == SUM_BY_RANK else length

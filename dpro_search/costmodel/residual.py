@@ -6,7 +6,7 @@ others, and how uncertain that is: a Gaussian process with mean zero (Rasmussen 
 measurement the formula alone remains.
 
 Each model has its own covariance: `collectives.cost` over sizes and ranks, `devices.correction` over shapes of ops,
-`search.correction` over settings of a job, `search.plan_beliefs` over its plans. A file holds measurements and the constants of a
+`search.correction` over settings of a job, `analysis.plan_beliefs` over its plans. A file holds measurements and the constants of a
 covariance, never matrices: the residual is conditioned on them when it is first used.
 """
 

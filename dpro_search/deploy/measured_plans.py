@@ -29,7 +29,7 @@ from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.plan_json import decoded
 
 _FILE, _VERSION = "measured.jsonl", 1
-_LEAST_NOISE = 0.02
+LEAST_NOISE = 0.02
 """Standard deviation of a measured step's logarithm: published runs that were repeated differ by 1 to 3 % (experiments/truth)."""
 
 
@@ -83,7 +83,7 @@ class MeasuredTimes:
     def noise(self) -> float:
         """Standard deviation of the logarithm of `step_us`: that of one measurement, or more where measurements differ more."""
         logs = np.log([one.step_us for one in self.measurements])
-        return max(_LEAST_NOISE, float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0)
+        return max(LEAST_NOISE, float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0)
 
     @property
     def memory_bytes(self) -> int | None:

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from dpro_search.analysis.plan_beliefs import PlanBeliefs
 from dpro_search.parallel.answers.efficiencies import NOISE, log_steps_us, plan_errors
 from dpro_search.parallel.costs.scales import MEASURED
 from dpro_search.parallel.steps.step_prices import StepPrices
-from dpro_search.search.plan_beliefs import PlanBeliefs
 from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import workload_of
 from experiments.truth.rows import Row

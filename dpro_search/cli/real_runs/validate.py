@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpro_search._text import without_secrets
-from dpro_search.cli.options import HostChangeOption, HostCpusOption, JsonOption
+from dpro_search.cli.options import HostChangeOption, HostCpusOption, JsonOption, TrainingOption
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,6 +55,10 @@ def validate(
         bool,
         typer.Option("--paced", help="Ranks of a parallel job wait for recorded times in place of computing."),
     ] = False,
+    show_next: Annotated[
+        bool, typer.Option("--next", help="Run nothing: name the plan whose run helps most, and its cost.")
+    ] = False,
+    training: TrainingOption = None,
     host_cpus: HostCpusOption = None,
     host_change: HostChangeOption = None,
     as_json: JsonOption = False,
@@ -78,6 +82,9 @@ def validate(
     from dpro_search.space.plan_json import by_setting
 
     console = stderr_console()
+    if show_next:
+        _print_next(run, trace, training, as_json=as_json)
+        return
 
     def show(name: str, found: StepTimes | JobError) -> None:
         outcome = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
@@ -123,6 +130,20 @@ def validate(
         print_json(by_setting(validation) | {"recording_doubt": runs.doubt})
     else:
         _print(run, validation, calibration)
+
+
+def _print_next(run: Path, trace: Path | None, training: str | None, *, as_json: bool) -> None:
+    from dpro_search.analysis.next_run import next_run
+    from dpro_search.cli.printing import print_json, say, stdout_console
+    from dpro_search.kinds._measured_runs import SearchedRun
+    from dpro_search.quantities import parse_us
+
+    answer = next_run(SearchedRun.of(run, trace), None if training is None else parse_us(training))
+    if as_json:
+        print_json(answer)
+    else:
+        for line in answer.lines():
+            say(stdout_console(), line)
 
 
 def _rounds(count: int) -> str:

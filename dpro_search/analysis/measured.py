@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,16 @@ def record(
     )
 
 
+def measured_of(searched: SearchedRun, number: int) -> tuple[Plan, list[str]]:
+    """A plan by its number, and what was measured of it, as ``expect --measured`` takes it; empty where it was not measured."""
+    plan = searched.plan(number)[0]
+    times = measured_plans(searched.folder).get(plan)
+    if times is None:
+        return plan, []
+    memory = [] if times.memory_bytes is None else [f"memory={times.memory_bytes}"]
+    return plan, [f"step_time={times.step_us:.3f}us", *memory]
+
+
 def _steps(searched: SearchedRun, plan: Plan, step_time: str | None, log: Path | None) -> _Steps:
     """The measured steps; raises `InputError` where both or none of the two are given, or the log is of another batch."""
     if (step_time is None) == (log is None):
@@ -211,10 +222,10 @@ def _check_time(searched: SearchedRun, plan: Plan, prediction: Prediction, step_
         why = f"{step_us / predicted_us:.3g} times the prediction of {time_text(predicted_us)}"
     else:
         return
-    for words, factor in _units(searched, plan):
-        other_us = step_us * factor
-        if other_us >= floor_us and 1 / _NEAR < other_us / predicted_us < _NEAR:
-            raise InputError(f"{text}: a step of {time_text(step_us)} is {why}; probably {words} was meant, {time_text(other_us)}")
+    meant = [(abs(math.log(step_us * factor / predicted_us)), words, step_us * factor) for words, factor in _units(searched, plan)]
+    distance, words, other_us = min(meant)
+    if distance < math.log(_NEAR) and other_us >= floor_us:
+        raise InputError(f"{text}: a step of {time_text(step_us)} is {why}; probably {words} was meant, {time_text(other_us)}")
     raise InputError(f"{text}: a step of {time_text(step_us)} is {why}; check the unit, and that the plan is the one that ran")
 
 

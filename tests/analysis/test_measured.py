@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from dpro_search.errors import InputError
 from dpro_search.search import SearchResult
 from dpro_search.search.calibration import Calibration
 from dpro_search.space.plan import Plan
-from tests.kinds.verbs import printed, refusal, verb
+from tests.kinds.verbs import outcome, printed, refusal, verb
 from tests.parallel.jobs import text
 
 TITAN = (
@@ -251,3 +252,17 @@ def test_a_line_knows_its_version(run):
     (run / "measured.jsonl").write_text(json.dumps(line | {"version": 2}))
     with pytest.raises(InputError, match="later version"):
         reported(run)
+
+
+@pytest.mark.parametrize("tracker", ["mlflow", "wandb", "tensorboard"])
+def test_a_tracker_that_is_not_installed_is_named_with_its_extra(run, monkeypatch, tracker):
+    monkeypatch.setitem(sys.modules, tracker, None)
+    monkeypatch.delitem(sys.modules, f"dpro_search.deploy.trackers.{tracker}", raising=False)
+    status, _, error = outcome("report", run, "--out", run / "page.html", "--to", tracker)
+    assert status == 1
+    assert f"pip install 'dpro-search[{tracker}]'" in error
+
+
+def test_a_tracker_takes_runs_and_known_names_only(run, searched):
+    assert "known are mlflow, wandb, tensorboard" in refusal("report", run, "--out", run / "page.html", "--to", "excel:x")
+    assert "only of a run folder" in refusal("report", searched.parent / "job.toml", "--out", run / "page.html", "--to", "wandb")

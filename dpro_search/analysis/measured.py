@@ -143,7 +143,7 @@ def record(
         origin=steps.origin,
     )
     add_measurement(run, measurement)
-    if not isinstance(searched.job.job, ParallelJob):  # which learns from the measured plans themselves
+    if not searched.job.job.learns_speeds:  # Others learn from the measured plans themselves.
         fitted_calibration(run, searched.job.space.job.values).save(run)
     times, low, high = measured_plans(run)[plan], *prediction.interval_us
     return MeasuredAnswer(

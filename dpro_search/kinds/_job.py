@@ -187,7 +187,7 @@ class Job(ABC):
     ) -> Mapping[str, float]:
         """Changes of speed that measured plans make most probable, by the name of the setting.
 
-        It is empty for kinds whose predictions are corrected plan by plan (`search.calibration`).
+        Only for jobs of which `learns_speeds` is true.
 
         Parameters
         ----------
@@ -196,7 +196,12 @@ class Job(ABC):
         same_job
             Whether the changes are for plans of the same job, and not of another one on the same devices.
         """
-        return {}
+        raise NotImplementedError
+
+    @property
+    def learns_speeds(self) -> bool:
+        """Whether measured plans change speeds of devices and links (`learned`); else they correct plan by plan (`Calibration`)."""
+        return False
 
     # What people want to know about it.
 

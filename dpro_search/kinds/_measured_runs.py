@@ -79,6 +79,8 @@ def learned_changes(folder: Path, calibrate: Path | None, cluster: str | None) -
     if not source.is_file():  # A recording: its kind corrects plan by plan.
         return ()
     searched = SearchedRun.of(calibrate)
+    if not searched.job.job.learns_speeds:
+        return ()
     measured_us = {plan: (times.step_us, times.noise) for plan, times in measured_plans(calibrate).items()}
     if not measured_us:
         raise InputError(f"{calibrate}: no plan was measured; do that with 'dpro-search measured' or 'dpro-search validate'")

@@ -121,13 +121,18 @@ class ParallelJob(Job):
     # What measured plans say.
 
     def plan_errors(self, here: JobInScenario, predictions: Mapping[Plan, Prediction]) -> Floats:
-        return plan_errors(self._steps(here, predictions))
+        return plan_errors(self._steps(here, predictions)) if self.learns_speeds else super().plan_errors(here, predictions)
 
     def learned(
         self, here: JobInScenario, measured_us: Mapping[Plan, tuple[float, float]], *, same_job: bool
     ) -> Mapping[str, float]:
         times_us, noise = np.array(list(measured_us.values())).T
         return learned(self._steps(here, measured_us), np.log(times_us), noise, same_job=same_job)
+
+    @property
+    def learns_speeds(self) -> bool:
+        """Speeds of devices are learned unless the job has times of its own blocks, which say how fast these are."""
+        return self._described.times is None
 
     def _steps(self, here: JobInScenario, plans: Iterable[Plan]) -> list[tuple[StepPrices, Strategy]]:
         prepared = self.prepared(here.scenario)

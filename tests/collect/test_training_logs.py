@@ -216,3 +216,9 @@ def test_a_missing_file_and_a_folder_are_one_line(tmp_path):
     for path in (tmp_path / "none.log", tmp_path):
         with pytest.raises(InputError, match="cannot be read"):
             read_training_log(path)
+
+
+def test_the_hour_of_a_time_stamp_is_no_rank(log):
+    lines = [f"{hour}:00:01 INFO {MAXTEXT.format(step=hour, seconds=2.0)}" for hour in range(10, 20)]
+    trained = read(log, lines)
+    assert (trained.starts, trained.left_out) == (1, 1)

@@ -52,7 +52,7 @@ _LEAST_WRAPPED = 3  # Lines of equal, greatest length, from which on a log is ta
 _NARROWEST = 40  # Characters of a line of a terminal.
 _START = 10  # Characters by which the beginnings of two lines are compared.
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
-_LABEL = re.compile(r"^\s*(?:\[(?:rank|default)?(?P<torchrun>\d+)\]:?|(?P<srun>\d+):|\[\d+,(?P<mpirun>\d+)\]<std\w+>:)\s?")
+_LABEL = re.compile(r"^\s*(?:\[(?:rank|default)?(?P<torchrun>\d+)\]:?|(?P<srun>\d+):(?=\s)|\[\d+,(?P<mpirun>\d+)\]<std\w+>:)\s?")
 
 Unit = Literal["seconds of a step", "tokens a second and device", "samples a second"]
 

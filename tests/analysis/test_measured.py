@@ -15,6 +15,7 @@ from dpro_search.deploy.chosen import PlansOfRun
 from dpro_search.deploy.measured_plans import measured_plans, reported
 from dpro_search.deploy.validate import Validation
 from dpro_search.errors import InputError
+from dpro_search.kinds._measured_runs import learned_changes
 from dpro_search.search import SearchResult
 from dpro_search.search.calibration import Calibration
 from dpro_search.space.plan import Plan
@@ -191,8 +192,13 @@ def test_a_new_search_learns_from_it_also_for_other_plans(run, searched, tmp_pat
     plain = SearchResult.load(run)
     assert learned["baseline_us"] > plain.baseline.iteration_us * 1.1
     assert learned["stopped"] == verb("run", job, "--trials", 12, "--out", searched)["stopped"]
-    replayed = verb("replay", job, "--set", json.loads((tmp_path / "again/run.json").read_text())["options"]["set"])
-    assert replayed["predicted_iteration_us"] == pytest.approx(learned["baseline_us"])
+    changes = json.loads((tmp_path / "again/run.json").read_text())["options"]["set"]
+    assert verb("replay", job, "--set", changes)["predicted_iteration_us"] == pytest.approx(learned["baseline_us"])
+    measure(tmp_path / "again", 1, 1.0)
+    kept = dict(change.split("=") for change in learned_changes(job, tmp_path / "again", None))
+    assert {name: float(factor) for name, factor in kept.items()} == pytest.approx(
+        {name: float(factor) for name, factor in (change.split("=") for change in changes.split(","))}, abs=0.01
+    )
 
 
 def test_a_search_does_not_learn_from_a_folder_without_measurements(run, searched, tmp_path):
@@ -240,6 +246,8 @@ def test_a_recorded_job_is_corrected_plan_by_plan_also_without_the_recorded_sett
     assert [point.plan for point in session.changed] == [plan]
     measure(run, 0, 1.0)
     assert Calibration.load(run).sessions[0].recorded is not None
+    assert verb("validate", run, "--next")["plans"]
+    assert learned_changes(Path(json.loads((run / "run.json").read_text())["trace"]), run, None) == ()
     again = dpro_search.load().search(trials=4, sampler="mcmc", out=tmp_path / "again", calibrate=run)
     times = {ranked.plan: ranked.prediction.iteration_us for ranked in again.result.plans}
     assert times.get(plan, step_us(run, 1) * 1.1) > step_us(run, 1) * 1.02

@@ -104,7 +104,7 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         trials=trials,
         validation=validation,
         reported=[(named.get(one.plan) or describe(one.plan), one) for one in reported(run)],
-        corrected_pct=_corrected_pct(run),
+        corrected_pct=None if gathered.here.job.learns_speeds else _corrected_pct(run),
         cluster=None if info.cluster is None else info.cluster.facts,
     )
 

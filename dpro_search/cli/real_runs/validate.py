@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from dpro_search.collect.launch.step_times import StepTimes
     from dpro_search.deploy.validate import MeasuredPlan, Validation
-    from dpro_search.search.calibration import Calibration
 
 
 def validate(
@@ -129,7 +128,8 @@ def validate(
     if as_json:
         print_json(by_setting(validation) | {"recording_doubt": runs.doubt})
     else:
-        _print(run, validation, calibration)
+        learns = runs.predicted.job.learns_speeds
+        _print(run, validation, "it learns speeds of devices and links from these runs." if learns else calibration.summary)
 
 
 def _print_next(run: Path, trace: Path | None, training: str | None, *, as_json: bool) -> None:
@@ -150,7 +150,7 @@ def _rounds(count: int) -> str:
     return f"{count} finished round{'s' if count > 1 else ''}"
 
 
-def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
+def _print(run: Path, validation: Validation, calibrated: str) -> None:
     from rich import box
     from rich.table import Table
 
@@ -217,7 +217,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
         console.print(failure, style="yellow", markup=False, soft_wrap=True)
     for sentence in dict.fromkeys(_loss_sentence(plan) for plan in validation.plans if not validation.paced):
         console.print(sentence)
-    console.print(f"dpro-search run --calibrate {run}: {calibration.summary}", soft_wrap=True)
+    console.print(f"dpro-search run --calibrate {run}: {calibrated}", soft_wrap=True)
 
 
 def _print_splits(console: Console, validation: Validation) -> None:

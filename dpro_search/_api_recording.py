@@ -23,6 +23,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.measured import measured_iteration_us
 from dpro_search.kinds import Description, PlanOptions, Source, files_of, job_of, searchable
 from dpro_search.kinds._job_on_cluster import job_on_cluster
+from dpro_search.kinds._measured_runs import learned_changes
 from dpro_search.quantities import parse_bytes
 from dpro_search.report.html import table, to_text
 from dpro_search.report.timeline import typical_step
@@ -267,8 +268,11 @@ class Recording(Tabular):
             all_reduce_model=None if all_reduce_model is None else Path(all_reduce_model),
         )
         calibrated = None if calibrate is None else Path(calibrate)
-        job, named, place = job_on_cluster(job_of(self.source, options), cluster, _texts(changes), verb="run")
-        request = SearchRequest.of(self.folder, searchable(job), options.named | named | files_of(self.source), calibrated)
+        learned = learned_changes(self.folder, calibrated, cluster)
+        job, named, place = job_on_cluster(job_of(self.source, options), cluster, (*learned, *_texts(changes)), verb="run")
+        request = SearchRequest.of(
+            self.folder, searchable(job), options.named | named | files_of(self.source), None if learned else calibrated
+        )
         folder = usual_run(self.folder, sampler, seed) if out is None else Path(out)
         result = run_search(
             request.objective,

@@ -19,7 +19,13 @@ _LIKELY = 0.03  # Causes of less probability are not printed.
 
 
 def expect(
-    job: Annotated[Path | None, typer.Argument(metavar="JOB", help="A job.toml; without it --model and --cluster.")] = None,
+    job: Annotated[
+        Path | None, typer.Argument(metavar="JOB", help="A job.toml, or a run folder; without it --model and --cluster.")
+    ] = None,
+    number: Annotated[
+        int | None,
+        typer.Option("--plan", metavar="N", min=0, help="Of a run folder: the plan, with everything that was measured of it."),
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="M", help="A built-in model, or a config.json.")] = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="C", help="What the job runs on: 2xdgx-a100-80, 16xh100, or a TOML file.")
@@ -57,16 +63,28 @@ def expect(
 
     Example: dpro-search expect job.toml --measured tokens_per_second_per_device=5200 --measured memory=61GiB --next
     """
+    from dataclasses import replace
+
     import msgspec
 
     from dpro_search.analysis.expect import expect as answer_of
+    from dpro_search.analysis.measured import measured_of
     from dpro_search.cli.printing import print_json
     from dpro_search.kinds import Wanted, job_of, load_source
+    from dpro_search.kinds._measured_runs import SearchedRun
+    from dpro_search.space.plan import Plan
 
     if job is not None and any((model, cluster, global_batch, sequence, precision, framework)):
         raise InputError(f"{job}: a file says model, cluster, batch and precision itself; change them with --set, or leave it out")
     assumed: tuple[str, ...] = ()
-    if job is not None:
+    begins_with = Plan()
+    if job is not None and (job / "run.json").is_file():
+        searched = SearchedRun.of(job)
+        begins_with, texts = measured_of(searched, number or 0)
+        recorded, measured = searched.job, [*texts, *(measured or ())]
+    elif number is not None:
+        raise InputError(f"--plan {number}: only of a run folder")
+    elif job is not None:
         recorded = job_of(load_source(job))
     elif model is None or cluster is None:
         raise InputError("name a job.toml, or give --model and --cluster; 'dpro-search describe --list' prints names")
@@ -76,7 +94,8 @@ def expect(
                 model=model, cluster=cluster, global_batch=global_batch, sequence=sequence, precision=precision, framework=framework
             )
         )
-    here, plan = recorded.under(recorded.job.scenario(tuple(changes or ())))
+    scenario = recorded.job.scenario(tuple(changes or ()))
+    here, plan = recorded.under(replace(scenario, plan=begins_with.changed(**scenario.plan.settings)))
     answer = answer_of(here, measured or (), also or (), plan=plan, with_next=show_next)
     answer = msgspec.structs.replace(answer, assumptions=(*assumed, *answer.assumptions))
     if as_json:

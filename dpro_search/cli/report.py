@@ -31,6 +31,14 @@ def report(
             show_default="200",
         ),
     ] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="TRACKER[:PLACE]",
+            help="Also write plans, predictions, measurements and the page into mlflow:URI, wandb:PROJECT or tensorboard:DIR.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page: the gain of the best plans with its uncertainty, and the breakdown of an iteration.
@@ -40,6 +48,7 @@ def report(
     from dpro_search.cli.options.sample import folder_of
     from dpro_search.cli.printing import print_json, say, stderr_console
     from dpro_search.collect._files import write_file
+    from dpro_search.deploy.trackers import track
     from dpro_search.errors import InputError
     from dpro_search.kinds import described_in
     from dpro_search.report import render
@@ -51,6 +60,8 @@ def report(
     searched = (folder / "run.json").is_file()
     if not searched and folder.is_dir() and not (folder / "meta.json").is_file() and described_in(folder) is None:
         raise InputError(f"{folder}: neither a run folder (run.json) nor a trace folder (meta.json)")
+    if to and not searched:
+        raise InputError(f"--to {to[0]}: only of a run folder, and {folder} is none")
     if trace is not None and not searched:
         raise InputError(f"--trace {trace}: {folder} is a trace itself; leave the option out")
     with stderr_console().status("reading the trace") as status:
@@ -59,9 +70,10 @@ def report(
         else:
             facts = facts_of_source(folder, status.update)
         write_file(out, render(facts).encode())
+        places = [track(folder, out, each) for each in to or ()]
     if as_json:
-        print_json({"report": str(out)})
+        print_json({"report": str(out)} | ({"tracked": places} if places else {}))
     else:
         for note in facts.notes:
             say(stderr_console(), f"note: {note}")
-        print(f"report: {out}")
+        print("\n".join([f"report: {out}", *(f"tracked: {place}" for place in places)]))

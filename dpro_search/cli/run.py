@@ -111,7 +111,7 @@ def run(
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            "--calibrate", metavar="RUN", help="Correct predictions by the measurements of 'validate' in that run folder."
+            "--calibrate", metavar="RUN", help="Correct predictions by what 'validate' and 'measured' left in that run folder."
         ),
     ] = None,
     quantile: Annotated[
@@ -165,6 +165,7 @@ def run(
     from dpro_search.errors import InputError
     from dpro_search.kinds import PlanOptions, files_of, job_of, load_source, searchable
     from dpro_search.kinds._job_on_cluster import job_on_cluster
+    from dpro_search.kinds._measured_runs import learned_changes
     from dpro_search.quantities import parse_bytes
     from dpro_search.search import run_search
     from dpro_search.search.request import SearchRequest, usual_run
@@ -187,11 +188,14 @@ def run(
     plan_count = recorded.job.usual_trials if trials is None else trials
 
     def searched(cluster: str | None, out: Path, batch: int | None = None) -> tuple[JobOnCluster, SearchResult]:
-        changed = (*(changes or ()), *(() if batch is None else (f"global_batch={batch}",)))
+        learned = learned_changes(folder, calibrate, cluster)
+        changed = (*learned, *(changes or ()), *(() if batch is None else (f"global_batch={batch}",)))
         on_cluster = job_on_cluster(recorded, cluster, changed, verb="run")
         request = SearchRequest.of(
-            folder, searchable(on_cluster.job), options.named | on_cluster.named | files_of(source), calibrate
+            folder, searchable(on_cluster.job), options.named | on_cluster.named | files_of(source), None if learned else calibrate
         )
+        if learned and not quiet:
+            stderr_console().print(f"Measured plans change the times of parts of a step: {', '.join(learned)}.", soft_wrap=True)
         if request.note and not quiet:
             stderr_console().print(request.note, soft_wrap=True)
         with progress(stderr_console(), plan_count, shown=not (quiet or as_json)) as bar:

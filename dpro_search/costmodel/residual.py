@@ -6,8 +6,8 @@ others, and how uncertain that is: a Gaussian process with mean zero (Rasmussen 
 measurement the formula alone remains.
 
 Each model has its own covariance: `collectives.cost` over sizes and ranks, `devices.correction` over shapes of ops,
-`search.correction` over settings of a job. A file holds measurements and the constants of a covariance, never matrices: the
-residual is conditioned on them when it is first used.
+`search.correction` over settings of a job, `analysis.plan_beliefs` over its plans. A file holds measurements and the constants of a
+covariance, never matrices: the residual is conditioned on them when it is first used.
 """
 
 from __future__ import annotations
@@ -75,3 +75,8 @@ class Residual(Generic[Points]):
         expected = across @ self.weights.astype(across.dtype, copy=False)
         explained = np.einsum("ij,ij->i", across @ self._precision.astype(across.dtype, copy=False), across)
         return np.asarray(expected, dtype=np.float64), np.asarray(explained, dtype=np.float64)
+
+    def explained_covariance(self, points: Points) -> Floats:
+        """Covariance of the errors at some points that the measured ones explain, [points, points]."""
+        across = np.asarray(self.covariance(points, self.points), dtype=np.float64)
+        return np.asarray(across @ cho_solve(self._factor, across.T), dtype=np.float64)

@@ -1,13 +1,15 @@
-"""Which plan an export takes: the one that `validate` proved, else the best that it did not refute; or a plan by its number."""
+"""Which plan an export takes: the one that real runs proved, else the best that they did not refute; or a plan by its number."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpro_search._text import visible
 from dpro_search.collect._files import what_is
+from dpro_search.deploy.measured_plans import MeasuredTimes, measured_plans
 from dpro_search.deploy.validate import MeasuredPlan, Validation
 from dpro_search.errors import InputError
 from dpro_search.search import SearchResult
@@ -15,6 +17,8 @@ from dpro_search.search.result import RankedPlan
 from dpro_search.search.run_folder import read_run
 from dpro_search.space.describe import describe
 from dpro_search.space.plan import Plan, Prediction
+
+_SIGMAS = 1.96  # Half the width of a 95 % interval, in standard deviations.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +39,7 @@ class ChosenPlan:
         if self.number is None:
             return tuple(map(visible, self.notes))
         advice = "time it there beside the recorded setting" if self.elsewhere else "`dpro-search validate` does"
-        known = f"`validate` measured {self.measured}" if self.measured else f"not measured yet: {advice}"
+        known = f"measured: {self.measured}" if self.measured else f"not measured yet: {advice}"
         return tuple(map(visible, (f"This is plan {self.number} ({describe(self.plan)}): {known}.", *self.notes)))
 
 
@@ -80,7 +84,8 @@ class PlansOfRun:
         self.plans = {_number(path): Plan.load(path) for path in paths}
         searched = (source / "result.json").is_file()  # else a folder of plans alone
         self._result = SearchResult.load(source) if searched else None
-        self._verdicts = _verdicts(Validation.load(source))
+        measured = measured_plans(source) if self.info is not None else {}
+        self._verdicts = {**_reported(measured), **_verdicts(Validation.load(source))}
 
     def chosen(self, number: int) -> ChosenPlan:
         """Plan `number`; raises `InputError` if none exists."""
@@ -119,6 +124,20 @@ class PlansOfRun:
     def _ranked(self, number: int) -> RankedPlan | None:
         plans = () if self._result is None else self._result.plans
         return next((ranked for ranked in plans if ranked.plan == self.plans[number]), None)
+
+
+def _reported(measured: Mapping[Plan, MeasuredTimes]) -> Mapping[Plan, _Verdict]:
+    """Verdicts on plans that people measured, beside the recorded setting; without a time of that there are none."""
+    if Plan() not in measured:
+        return {}
+    base = measured[Plan()]
+    verdicts = {}
+    for plan, times in measured.items():
+        gain, noise = base.step_us / times.step_us, _SIGMAS * math.hypot(base.noise, times.noise)
+        low, high = gain / math.exp(noise), gain * math.exp(noise)
+        text = f"{gain:.2f}x the speed without a plan, as reported (95 %: {low:.2f} to {high:.2f})"
+        verdicts[plan] = _Verdict(gain if abs(math.log(gain)) > noise else 1.0, text)
+    return verdicts
 
 
 def _verdicts(validation: Validation | None) -> Mapping[Plan, _Verdict]:

@@ -18,17 +18,16 @@ from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.kept_rounds import FinishedRound, RoundsFile
 from dpro_search.deploy.measure_scripts import MeasuredPlan
+from dpro_search.deploy.measured_plans import fitted_calibration
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.deploy.targets import parts_of, targets_for, targets_named
 from dpro_search.deploy.validate import Validation, typical_us, validate
 from dpro_search.errors import DproSearchError, InputError, JobError
 from dpro_search.search import SearchResult
 from dpro_search.search.calibration import Calibration
-from dpro_search.search.correction import MeasuredPoint, Session
-from dpro_search.search.request import calibration_of
-from dpro_search.search.run_folder import RunInfo, SearchedCluster, read_run
+from dpro_search.search.run_folder import RunInfo, SearchedCluster
 from dpro_search.space.describe import describe
-from dpro_search.space.plan import Plan, Prediction
+from dpro_search.space.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +226,6 @@ def validate_run(
             "if you trust it, add --run-recorded-command; if not, give your own after '--'"
         )
     result = SearchResult.load(run)
-    earlier = calibration_of(read_run(run), run)
     chosen = [(number, ranked) for number, ranked in enumerate(result.plans, 1) if ranked.plan != Plan()][:top]
     plans = [(ranked.plan, ranked.prediction) for _, ranked in chosen]
     for plan, _ in plans:
@@ -259,46 +257,7 @@ def validate_run(
         validation = msgspec.structs.replace(validation, recorded_us=typical_us([recorded_us]))
     validation = msgspec.structs.replace(validation, paced=job.paced is not None, trained=job.trained())
     write_file(run / "validation.json", msgspec.json.format(msgspec.json.encode(validation), indent=1) + b"\n")
-    sessions = (*earlier.sessions, measured_session(validation, result.baseline, earlier))
-    calibration = Calibration.fit(sessions, knobs)
+    calibration = fitted_calibration(run, knobs)
     calibration.save(run)
     kept.remove()
     return validation, calibration
-
-
-def measured_session(validation: Validation, baseline: Prediction, held: Calibration | None = None) -> Session:
-    """The measurements of a validation, for a calibration: the recorded setting, and plans with equal losses.
-
-    Parameters
-    ----------
-    baseline
-        The prediction of the recorded setting.
-    held
-        The calibration of its predictions, which is removed: measurements correct uncorrected predictions.
-    """
-    held = held or Calibration()
-    noise = validation.noise_pct / 100
-
-    def point(plan: Plan, predicted: Prediction, measured_us: float, stability_pct: float = 0.0) -> MeasuredPoint:
-        plain = held.uncorrected(predicted, plan)
-        return MeasuredPoint(
-            plan=plan,
-            predicted_us=plain.iteration_us,
-            interval_us=plain.interval_us,
-            measured_us=measured_us,
-            noise=max(noise, stability_pct / 100),
-        )
-
-    return Session(
-        recorded=point(Plan(), baseline, validation.baseline_us),
-        changed=tuple(
-            point(
-                row.plan,
-                msgspec.structs.replace(baseline, iteration_us=row.predicted_us, interval_us=row.interval_us),
-                row.measured_us,
-                row.stability_pct,
-            )
-            for row in validation.plans
-        ),
-        recording_us=validation.recorded_us,
-    )

@@ -38,6 +38,7 @@ from dpro_search.machine import Calibration
 from dpro_search.quantities import memory_shortage_text
 from dpro_search.replay.lowered import Lowered
 from dpro_search.replay.timeline import Timeline
+from dpro_search.search.correction import plan_covariance
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.scenario import Scenario
@@ -176,6 +177,31 @@ class Job(ABC):
         all_us = np.array(list(steps_us.values()))
         error = float(np.abs(replayed_us / all_us - 1).mean())
         return _comparison(self.lower(Scenario(), steps=ProfiledSteps()), float(all_us.mean()), error)
+
+    def plan_errors(self, here: JobInScenario, predictions: Mapping[Plan, Prediction]) -> Floats:
+        """Covariance of the errors of predicted plans, as logarithms of step times, [plans, plans]."""
+        return plan_covariance(predictions, here.space.job.values)
+
+    def learned(
+        self, here: JobInScenario, measured_us: Mapping[Plan, tuple[float, float]], *, same_job: bool
+    ) -> Mapping[str, float]:
+        """Changes of speed that measured plans make most probable, by the name of the setting.
+
+        Only for jobs of which `learns_speeds` is true.
+
+        Parameters
+        ----------
+        measured_us
+            Time of a step, and the standard deviation of its logarithm, of each measured plan; at least one.
+        same_job
+            Whether the changes are for plans of the same job, and not of another one on the same devices.
+        """
+        raise NotImplementedError
+
+    @property
+    def learns_speeds(self) -> bool:
+        """Whether measured plans change speeds of devices and links (`learned`); else they correct plan by plan (`Calibration`)."""
+        return False
 
     # What people want to know about it.
 

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
+import numpy as np
+
+from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._answers import ComparedSetting, ParallelFacts, ParallelSetting, PlanMemory, SearchFacts, fields_of
@@ -29,7 +32,9 @@ from dpro_search.parallel.answers.diagnosis import (
     stage_facts,
     stage_spans,
 )
+from dpro_search.parallel.answers.efficiencies import learned, plan_errors
 from dpro_search.parallel.costs.domain import harder
+from dpro_search.parallel.costs.scales import MEASURED
 from dpro_search.parallel.file.description import ParallelDescription
 from dpro_search.parallel.file.usual_strategy import MEMORY_HEADROOM, usual_of
 from dpro_search.parallel.frameworks import FRAMEWORKS
@@ -38,6 +43,7 @@ from dpro_search.parallel.search.changes import change_text, remedies, single_ch
 from dpro_search.parallel.search.ranking import family, ranked
 from dpro_search.parallel.search.space import StrategySpace
 from dpro_search.parallel.settings import settings_of, strategy_text
+from dpro_search.parallel.steps.step_prices import StepPrices
 from dpro_search.parallel.strategy import ParallelSettings, Strategy
 from dpro_search.parallel.workload import Workload
 from dpro_search.quantities import size_text
@@ -61,7 +67,7 @@ class ParallelJob(Job):
     """
 
     title = TITLE
-    settings = ("ranks", "rate", "global_batch", "sequence", "precision", *SCALES)
+    settings = ("ranks", "rate", "global_batch", "sequence", "precision", *SCALES, *MEASURED)
     abilities = ("begins_with",)
 
     def __init__(self, description: ParallelDescription) -> None:
@@ -99,7 +105,7 @@ class ParallelJob(Job):
                 return prepared
         self.check_changes(scenario)
         for scale in scenario.scales:
-            if scale.rank is not None or scale.needs_ops:
+            if scale.rank is not None or scale.what not in (*SCALES, *MEASURED):
                 raise self.cannot("compute", f"be asked '{scale.text}': all ranks of a stage are one")
         if scenario.begins_with is not None:
             self.prepared(replace(scenario, begins_with=None)).space.check(scenario.begins_with)
@@ -111,6 +117,26 @@ class ParallelJob(Job):
 
     def workload(self, scenario: Scenario) -> Callable[[Plan], Workload]:
         return self.prepared(scenario).workload
+
+    # What measured plans say.
+
+    def plan_errors(self, here: JobInScenario, predictions: Mapping[Plan, Prediction]) -> Floats:
+        return plan_errors(self._steps(here, predictions)) if self.learns_speeds else super().plan_errors(here, predictions)
+
+    def learned(
+        self, here: JobInScenario, measured_us: Mapping[Plan, tuple[float, float]], *, same_job: bool
+    ) -> Mapping[str, float]:
+        times_us, noise = np.array(list(measured_us.values())).T
+        return learned(self._steps(here, measured_us), np.log(times_us), noise, same_job=same_job)
+
+    @property
+    def learns_speeds(self) -> bool:
+        """Speeds of devices are learned unless the job has times of its own blocks, which say how fast these are."""
+        return self._described.times is None
+
+    def _steps(self, here: JobInScenario, plans: Iterable[Plan]) -> list[tuple[StepPrices, Strategy]]:
+        prepared = self.prepared(here.scenario)
+        return [(prepared.prices, prepared.space.strategy(plan)) for plan in plans]
 
     # Answers.
 

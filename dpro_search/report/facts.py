@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from dpro_search.analysis.predict import Replay
 from dpro_search.analysis.search import SearchAnswer
+from dpro_search.deploy.measured_plans import Measurement
 from dpro_search.deploy.validate import Validation
 from dpro_search.kinds import Diagnosis, ParallelSetting, Term
 from dpro_search.report.quality import HeldOutStep
@@ -54,6 +55,8 @@ class Facts:
         Of a search, in order: ``number``, ``origin``, ``iteration_us``, ``peak_memory_bytes``, ``infeasible``, ``name``.
     validation
         Real runs of the plans; None: not validated.
+    reported
+        What people measured of the plans elsewhere, by the name of the plan.
     sample_runs
         The same of real runs that came with a bundled recording, where none of them is of a plan that was searched.
     corrected_pct
@@ -86,6 +89,7 @@ class Facts:
     cluster: ClusterFacts | None = None
     trials: Sequence[Json] = ()
     validation: Validation | None = None
+    reported: Sequence[tuple[str, Measurement]] = ()
     sample_runs: Validation | None = None
     corrected_pct: tuple[float, float] | None = None
     planner: Planner | None = None

@@ -23,6 +23,7 @@ from dpro_search.analysis.search import Deployment, search_answer, servers_note
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.sample import sample_of
 from dpro_search.collect.trace import Trace, TraceMeta
+from dpro_search.deploy.measured_plans import reported
 from dpro_search.deploy.validate import Validation, is_beyond_noise
 from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Description, JobInScenario, ParallelSetting, described_in, job_of, kind_of, load_source
@@ -115,7 +116,8 @@ def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: N
         baseline=result.baseline,
         trials=trials,
         validation=validation,
-        corrected_pct=_corrected_pct(run),
+        reported=[(named.get(one.plan) or describe(one.plan), one) for one in reported(run)],
+        corrected_pct=None if gathered.here.job.learns_speeds else _corrected_pct(run),
         cluster=None if info.cluster is None else info.cluster.facts,
         planner=gathered.planner(result, read, info, least_plans),
     )

@@ -54,6 +54,7 @@ def render(facts: Facts) -> str:
             facts.name_of_plan,
             facts.corrected_pct,
             described=facts.described,
+            reported=facts.reported,
             calibration=facts.replay.calibration,
         ),
         provenance_section(facts.provenance, facts.notes),

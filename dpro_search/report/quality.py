@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from dpro_search.deploy.measured_plans import Measurement
 from dpro_search.deploy.validate import Validation
 from dpro_search.kinds import Term
 from dpro_search.machine import IntervalSource
@@ -43,18 +44,21 @@ def quality_section(
     corrected_pct: tuple[float, float] | None = None,
     *,
     described: bool = False,
+    reported: Sequence[tuple[str, Measurement]] = (),
     calibration: IntervalSource | None = None,
 ) -> Section:
     """Errors of predictions first, then the basis of intervals (`calibration`) and the terms of the cost model."""
     content: list[Element] = []
-    if described:
+    if described and not reported:
         content.append(paragraph(_DESCRIBED, "quiet"))
     elif held_out:
         content.append(_held_out(held_out))
-    else:
+    elif not described:
         content.append(paragraph(_NO_HELD_OUT, "quiet"))
     if validation is not None:
         content.append(_plans(validation, name_of_plan))
+    if reported:
+        content.append(_reported(reported))
     if corrected_pct is not None:
         before, after = map(units.percent, corrected_pct)
         errors = f"Mean error of the predictions: {before}; {after} after each was corrected by the other measurements."
@@ -90,6 +94,15 @@ def _plans(validation: Validation, name_of_plan: Callable[[Plan], str]) -> Eleme
     plans = (_row(name_of(name_of_plan(row.plan)), row.predicted_us, row.measured_us, row.error_pct) for row in validation.plans)
     columns = ("setting", "predicted#", "measured#", "error#")
     return table("Predicted and measured step times", columns, (_row("as recorded", *recorded), *plans))
+
+
+def _reported(measurements: Sequence[tuple[str, Measurement]]) -> Element:
+    columns = ("setting", "predicted#", "measured#", "error#", "date", "origin")
+    rows = [
+        (*_row(name_of(name), one.predicted_us, one.step_us, (one.predicted_us / one.step_us - 1) * 100), one.when, one.origin)
+        for name, one in measurements
+    ]
+    return table("Predicted step times, and those that were measured elsewhere", columns, rows)
 
 
 def _row(name: Element | str, one_us: float, other_us: float, error_pct: float) -> tuple[Element | str, str, str, str]:

@@ -97,14 +97,16 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return "No correction: nothing was measured."
         changed = [point for session in self.sessions for point in session.changed]
         factors = [self._correction.of(point.plan, point.half_width)[0] for point in changed]
-        of_recorded = self._correction.of(Plan(), self.sessions[0].recorded.half_width)[0]
-        text = f"The correction changes the prediction of the recorded setting by {_percent(of_recorded)}"
+        recorded = next((session.recorded for session in self.sessions if session.recorded is not None), None)
+        parts = []
+        if recorded is not None:
+            parts.append(f"of the recorded setting by {_percent(self._correction.of(Plan(), recorded.half_width)[0])}")
         if factors:
             settings = "the measured setting" if len(factors) == 1 else f"the {len(factors)} measured settings"
             by = _percent(factors[0]) if len(factors) == 1 else f"{_percent(min(factors))} to {_percent(max(factors))}"
             carried = _percent(float(np.exp(self._correction.carried)))
-            text += f" and of {settings} by {by}; settings that are unlike all of these change by {carried}"
-        text += "."
+            parts.append(f"of {settings} by {by}; settings that are unlike all of these change by {carried}")
+        text = f"The correction changes the prediction {' and '.join(parts)}."
         if self.error_before_pct is not None and self.error_after_pct is not None:
             text += _error_sentence(self.error_before_pct, self.error_after_pct)
         if any(session.machine_changed for session in self.sessions):
@@ -219,7 +221,7 @@ def _error_sentence(before_pct: float, after_pct: float) -> str:
 
 
 def _usable(sessions: Sequence[Session]) -> bool:
-    points = [point for session in sessions for point in (session.recorded, *session.changed)]
+    points = [point for session in sessions for point in session.points]
     times = [us for point in points for us in (point.predicted_us, point.measured_us)]
     times += [session.recording_us for session in sessions if session.recording_us is not None]
     return all(0 < us < np.inf for us in times) and all(

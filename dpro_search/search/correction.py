@@ -27,7 +27,7 @@ import numpy as np
 
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.residual import Residual
-from dpro_search.space.plan import Plan
+from dpro_search.space.plan import Plan, Prediction
 
 Knobs = dict[str, bool | float | str]
 _Settings = Sequence[tuple[Knobs | None, float]]
@@ -38,7 +38,7 @@ _STATE = 0.05  # standard deviation of the machine's state; recordings of one jo
 _CHANGED = (
     0.05  # relative; if the recorded setting differs from its recording by more (and more than its noise), the machine has changed
 )
-_LEAST_NOISE = 0.04  # relative; of a median of a few runs
+LEAST_NOISE = 0.04  # relative; of a median of a few runs
 _RECORDING_NOISE = 0.01
 _SIMILAR_RATIO = 1.5  # logarithm of the ratio of two sizes at which their similarity has fallen to 1/e
 _SIGMAS = 1.645  # half the width of a normal distribution's 90 % interval, in standard deviations
@@ -51,7 +51,7 @@ class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
     predicted_us: float
     interval_us: tuple[float, float]
     measured_us: float
-    noise: float = _LEAST_NOISE
+    noise: float = LEAST_NOISE
 
     @property
     def residual(self) -> float:
@@ -65,16 +65,21 @@ class MeasuredPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """Interleaved runs, in one state of the machine."""
+    """Runs in one state of the machine: interleaved ones of `validate`, or runs that somebody else reported."""
 
-    recorded: MeasuredPoint  # The recorded setting.
+    recorded: MeasuredPoint | None = None  # The recorded setting; None: it was not measured.
     changed: tuple[MeasuredPoint, ...] = ()  # Other settings.
     recording_us: float | None = None  # What the recorded setting took when it was recorded; None: not known.
 
     @property
+    def points(self) -> tuple[MeasuredPoint, ...]:
+        """Everything that was measured, the recorded setting first."""
+        return self.changed if self.recorded is None else (self.recorded, *self.changed)
+
+    @property
     def machine_changed(self) -> bool:
         """Whether the recorded setting differs from its recording and its prediction by more than the noise."""
-        return abs(math.exp(self._change) - 1) > max(self.recorded.noise, _CHANGED)
+        return self.recorded is not None and abs(math.exp(self._change) - 1) > max(self.recorded.noise, _CHANGED)
 
     @property
     def state_spread(self) -> float:
@@ -84,7 +89,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _change(self) -> float:
         """Logarithm of the recorded setting's time over that of its recording, or over its prediction if that is nearer."""
-        if self.recording_us is None:
+        if self.recording_us is None or self.recorded is None:
             return 0.0
         return min(math.log(self.recorded.measured_us / self.recording_us), self.recorded.residual, key=abs)
 
@@ -123,18 +128,18 @@ class Correction:
     @cached_property
     def _points(self) -> list[MeasuredPoint]:
         """Measured points, and the recordings as points of a state that is 0, [observations]."""
-        measured = [point for session in self.sessions for point in (session.recorded, *session.changed)]
+        measured = [point for session in self.sessions for point in session.points]
         recordings = [
             msgspec.structs.replace(session.recorded, measured_us=session.recording_us)
             for session in self.sessions
-            if session.recording_us is not None
+            if session.recording_us is not None and session.recorded is not None
         ]
         return [*measured, *recordings[:1]]
 
     @cached_property
     def _session(self) -> Ints:
         """Number of the session of each observation, -1: the recording, [observations]."""
-        numbers = [number for number, session in enumerate(self.sessions) for _ in range(1 + len(session.changed))]
+        numbers = [number for number, session in enumerate(self.sessions) for _ in session.points]
         return np.array([*numbers, *[-1] * (len(self._points) - len(numbers))])
 
     @cached_property
@@ -142,7 +147,7 @@ class Correction:
         """Errors of the observations. All in one session share the state of the machine, which no other setting does."""
         state = np.array([session.state_spread**2 for session in self.sessions] + [0.0])[self._session]
         same_state = np.where(self._session[:, None] == self._session, state, 0.0)
-        noise = np.where(self._session >= 0, [max(point.noise, _LEAST_NOISE) for point in self._points], _RECORDING_NOISE)
+        noise = np.where(self._session >= 0, [max(point.noise, LEAST_NOISE) for point in self._points], _RECORDING_NOISE)
         return Residual(
             covariance=_covariance,
             points=[(self._knobs_under(point.plan), point.half_width / _SIGMAS) for point in self._points],
@@ -164,6 +169,27 @@ def _covariance(left: _Settings, right: _Settings) -> Floats:
     deviations = (np.array([deviation for _, deviation in settings]) for settings in (left, right))
     covariance: Floats = np.array(similarities) * np.outer(*deviations)
     return covariance
+
+
+def plan_covariance(predictions: Mapping[Plan, Prediction], recorded: Mapping[str, object]) -> Floats:
+    """Covariance of the logarithms' errors of predicted plans of one recorded job, [plans, plans].
+
+    Parameters
+    ----------
+    predictions
+        Plans, with the predictions whose intervals say how wide the errors are.
+    recorded
+        Recorded values of plan fields (`JobFacts.values`).
+    """
+    known = knobs_of(recorded)
+    settings = [
+        (
+            None if plan == Plan() else known | knobs_of(plan),
+            half_width(prediction.iteration_us, prediction.interval_us) / _SIGMAS,
+        )
+        for plan, prediction in predictions.items()
+    ]
+    return _covariance(settings, settings) + _STATE**2
 
 
 def half_width(predicted_us: float, interval_us: tuple[float, float]) -> float:
@@ -208,7 +234,9 @@ def mean_errors_pct(sessions: Sequence[Session], knobs: Knobs) -> tuple[float, f
     for number, session in enumerate(sessions):
         for left_out in session.changed:
             rest = msgspec.structs.replace(session, changed=tuple(point for point in session.changed if point is not left_out))
-            others = (*sessions[:number], rest, *sessions[number + 1 :])
+            others = tuple(other for other in (*sessions[:number], rest, *sessions[number + 1 :]) if other.points)
+            if not others:
+                continue
             factor, _ = Correction(others, knobs).of(left_out.plan, left_out.half_width)
             before.append(abs(left_out.predicted_us / left_out.measured_us - 1) * 100)
             after.append(abs(left_out.predicted_us * factor / left_out.measured_us - 1) * 100)

@@ -9,6 +9,7 @@ Whatever changes a job has a name and a unit, and the same text everywhere: ``--
     precision=bf16                                                              of a profile of a GPU, too
     speeds=1:1:2:3  delay=20ms  target_loss=0.3                                 workers of unequal speed, trained to a loss
     compute=0.9  rank1.compute=0.9  bandwidth=2  communication=0                scales of what was recorded
+    matmul=1.1  attention=1.1  memory=0.9  inside=1.2  between=1.3  checks=0    parts of a described job's step
     launch=0  loading=0  kernels.gemm=0.5  collectives.all_reduce=0  compile=1  where kernels and their launches were recorded
     unknown=0                                                                   where time is left that nothing explains
     module.Net_0.Block_1=0.5                                                    where modules were recorded
@@ -49,6 +50,12 @@ ScaledPart = Literal[
     "compute",
     "bandwidth",
     "communication",
+    "matmul",
+    "attention",
+    "memory",
+    "inside",
+    "between",
+    "checks",
     "host",
     "launch",
     "loading",
@@ -63,12 +70,13 @@ ScaledPart = Literal[
 ]
 CLUSTER_SETTINGS = ("ranks", "cores", "rate", "recorded_on", "speeds", "delay")
 SCALES = ("compute", "bandwidth", "communication")
+STEP_SCALES = ("matmul", "attention", "memory", "inside", "between", "checks")  # Parts of a described job's step.
 _USUAL = "rankN"  # what `rank3=usual` is called where settings are listed
 _GROUP = re.compile(r"ranks(?P<ranks>\d+(?:\+\d+)+)\.communication=(?P<factor>[0-9.]+)x?")
 _OF_A_SORT = ("kernels", "collectives", "module")
 OP_SCALES = ("host", "launch", "loading", "unknown", "kernels", "collectives", "module", "compile", "stages", "batch", _USUAL)
 _SCALE = re.compile(
-    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|host|launch|loading|unknown|compile|batch|(?:kernels|collectives|module)(?=\.))"
+    r"(?:rank(?P<rank>\d+)\.)?(?P<what>compute|bandwidth|communication|matmul|attention|memory|inside|between|checks|host|launch|loading|unknown|compile|batch|(?:kernels|collectives|module)(?=\.))"
     r"(?:\.(?P<only>(?<=module\.)[\w.]+|[a-z_]+))?=(?P<factor>[0-9.]+)x?"
 )
 
@@ -79,6 +87,7 @@ class Scale:
 
     text: str  # As it was written.
     # what, factor: "bandwidth" is that many times as high; all else takes that many times as long: "compute", "communication",
+    # parts of a described job's step (`STEP_SCALES`, see `parallel.costs.scales.Scales`),
     # "host" (what host threads do), "launch" (what they do between two launches, but for loading, and each launch), "loading" (of
     # input), "kernels" and "collectives" of one sort, "module" (what devices do for one). "usual": the ops of a rank take the time
     # that they usually take on the others. "compile": kernels that a compiler fuses take that many times as long as their longest.
@@ -274,7 +283,7 @@ class Scenario:
             near = difflib.get_close_matches(setting, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise InputError(f"'{text}': {job} has no knob '{setting}'{hint} (known: {', '.join(known)})")
-        if setting in (*SCALES, *OP_SCALES):
+        if setting in (*SCALES, *STEP_SCALES, *OP_SCALES):
             return replace(self, scales=(*self.scales, Scale.parse(f"{name}={value}")))
         try:
             if setting == "groups":

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dpro_search.parallel.answers.efficiencies import STEP, log_steps_us, scaled
 from dpro_search.parallel.costs.scales import MEASURED, Scales
 from dpro_search.parallel.steps.step_prices import StepPrices, step_us
 from experiments.truth.contradictions import consistent
@@ -17,7 +18,6 @@ from experiments.truth.score import Scored, fifth, group_of
 
 ROUNDS = 4  # of slopes: predictions are no straight lines of the efficiencies
 FARTHEST = 0.2  # that a parameter moves in a round, where slopes still hold
-STEP = 0.1  # of a parameter, to find slopes
 
 
 def calibrated(scored: Sequence[Scored], seed: int) -> list[Scored]:
@@ -78,18 +78,11 @@ def _model_of(row: Row) -> object:
     return row.text("source"), row.text("model")
 
 
-def scales_of(values: Floats) -> Scales:
-    """Those of a vector of parameters."""
-    found = {name: float(np.exp(value)) for name, value in zip(MEASURED, values, strict=True)}
-    return replace(Scales(), **found)  # type: ignore[arg-type]  # all of `MEASURED` are numbers
-
-
 def log_steps(steps: Sequence[StepPrices], values: Floats) -> Floats:
-    """Logarithms of predicted steps with parameters of their own, [rows, parameters]."""
-    pairs = zip(steps, values, strict=True)
-    return np.log([each.scaled(scales_of(own)).step_us(each.workload.strategy) / 1e6 for each, own in pairs])
+    """Logarithms of predicted steps in seconds with parameters of their own, [rows, parameters]."""
+    return log_steps_us([(each, each.workload.strategy) for each in steps], values) - np.log(1e6)
 
 
 def _with(found: Scored, values: Floats) -> Scored:
-    seconds = step_us(replace(workload_of(found.row), scales=scales_of(values))) / 1e6
+    seconds = step_us(replace(workload_of(found.row), scales=scaled(Scales(), values))) / 1e6
     return Scored(found.row, found.prediction._replace(step_s=seconds))

@@ -17,21 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.parallel.answers.accuracy import accuracy
+from dpro_search.analysis.plan_beliefs import PlanBeliefs
+from dpro_search.parallel.answers.efficiencies import NOISE, log_steps_us, plan_errors
 from dpro_search.parallel.costs.scales import MEASURED
 from dpro_search.parallel.steps.step_prices import StepPrices
-from experiments.truth.calibrate import STEP, log_steps
 from experiments.truth.contradictions import consistent
 from experiments.truth.jobs import workload_of
-from experiments.truth.plan_beliefs import PlanBeliefs
 from experiments.truth.rows import Row
 from experiments.truth.score import Scored, group_of
 
 SOURCES = ("hf-ultrascale-playbook", "vtrain", "megatron-bridge", "internevo")
 FEWEST = 5  # runs of a group
-NOISE = 0.02  # of a measured step
 CHOSEN_ON = "vtrain"  # the source whose groups the policy was chosen on
-REST = 0.1  # of each plan's own error: more than that of all published runs (0.063), chosen on vTrain
 _SEEDS = range(10)
 _SETTINGS = ("dp", "tp", "pp", "cp", "ep", "vpp", "zero_stage", "micro_batch", "recompute")
 
@@ -90,13 +87,9 @@ def _lost(members: Sequence[Scored], policy: Policy, seed: int, runs: int) -> li
 
 def beliefs_of(members: Sequence[Scored]) -> PlanBeliefs:
     """The plans of a group as they are predicted."""
-    steps = [StepPrices(workload_of(one.row)) for one in members]
-    base = log_steps(steps, np.zeros((len(steps), len(MEASURED))))
-    moved = [log_steps(steps, np.tile(step, (len(steps), 1))) - base for step in STEP * np.eye(len(MEASURED))]
-    spread = accuracy().spread
-    slopes = np.array(moved).T / STEP * [spread[name] for name in MEASURED]
-    covariance = slopes @ slopes.T + REST**2 * np.eye(len(steps))
-    return PlanBeliefs(logs=base, covariance=covariance, noise=NOISE)
+    steps = [(StepPrices(workload_of(one.row)), workload_of(one.row).strategy) for one in members]
+    logs = log_steps_us(steps, np.zeros((len(steps), len(MEASURED)))) - np.log(1e6)
+    return PlanBeliefs(logs=logs, covariance=plan_errors(steps), noise=NOISE)
 
 
 def _correlated(members: Sequence[Scored], measured: np.ndarray, seed: int) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 
 import dpro_search
 from dpro_search.cli import main
-from dpro_search.cli.validate import validate
+from dpro_search.cli.real_runs.validate import validate
 from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.deploy.step_split import ComparedSplit, StepSplit
 from dpro_search.deploy.validate import FailedPlan, Validation

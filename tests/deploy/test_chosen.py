@@ -70,7 +70,7 @@ def exported(run: Path, **options: object) -> tuple[Plan, str]:
 def test_the_plan_that_was_proved_is_taken_and_named(run):
     plan, usage = exported(validated(run, plans=(measured(GROUPED, 0.97), measured(CYCLE, 1.07), measured(THRESHOLD, 1.12))))
     assert plan == THRESHOLD
-    assert "This is plan 3 (fusion 1.0 MiB): `validate` measured 1.12x the recorded speed (95 %: 1.10 to 1.14)." in usage
+    assert "This is plan 3 (fusion 1.0 MiB): measured: 1.12x the recorded speed (95 %: 1.10 to 1.14)." in usage
 
 
 def test_a_gain_within_the_noise_is_no_proof(run):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec, wait_for
-from dpro_search.deploy.of_run import measured_session
+from dpro_search.deploy.measured_plans import measured_session
 from dpro_search.deploy.validate import is_beyond_noise, measured_plan, validate
 from dpro_search.errors import InputError, JobError
 from dpro_search.search.calibration import Calibration

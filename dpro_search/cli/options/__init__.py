@@ -10,6 +10,10 @@ import typer
 
 from dpro_search.errors import InputError
 
+TrainingOption = Annotated[
+    str | None,
+    typer.Option("--training", metavar="TIME", help="How long the job will train, like 200h: whether a further run pays off."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ClusterOption = Annotated[
     str | None,

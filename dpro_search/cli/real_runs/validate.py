@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpro_search._text import without_secrets
-from dpro_search.cli.options import HostChangeOption, HostCpusOption, JsonOption
+from dpro_search.cli.options import HostChangeOption, HostCpusOption, JsonOption, TrainingOption
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dpro_search.collect.launch.step_times import StepTimes
     from dpro_search.deploy.validate import MeasuredPlan, Validation
-    from dpro_search.search.calibration import Calibration
 
 
 def validate(
@@ -55,6 +54,10 @@ def validate(
         bool,
         typer.Option("--paced", help="Ranks of a parallel job wait for recorded times in place of computing."),
     ] = False,
+    show_next: Annotated[
+        bool, typer.Option("--next", help="Run nothing: name the plan whose run helps most, and its cost.")
+    ] = False,
+    training: TrainingOption = None,
     host_cpus: HostCpusOption = None,
     host_change: HostChangeOption = None,
     as_json: JsonOption = False,
@@ -78,6 +81,9 @@ def validate(
     from dpro_search.space.plan_json import by_setting
 
     console = stderr_console()
+    if show_next:
+        _print_next(run, trace, training, as_json=as_json)
+        return
 
     def show(name: str, found: StepTimes | JobError) -> None:
         outcome = f"failed: {visible(str(found))}" if isinstance(found, JobError) else microseconds(found.median_us)
@@ -122,14 +128,29 @@ def validate(
     if as_json:
         print_json(by_setting(validation) | {"recording_doubt": runs.doubt})
     else:
-        _print(run, validation, calibration)
+        learns = runs.predicted.job.learns_speeds
+        _print(run, validation, "it learns speeds of devices and links from these runs." if learns else calibration.summary)
+
+
+def _print_next(run: Path, trace: Path | None, training: str | None, *, as_json: bool) -> None:
+    from dpro_search.analysis.next_run import next_run
+    from dpro_search.cli.printing import print_json, say, stdout_console
+    from dpro_search.kinds._measured_runs import SearchedRun
+    from dpro_search.quantities import parse_us
+
+    answer = next_run(SearchedRun.of(run, trace), None if training is None else parse_us(training))
+    if as_json:
+        print_json(answer)
+    else:
+        for line in answer.lines():
+            say(stdout_console(), line)
 
 
 def _rounds(count: int) -> str:
     return f"{count} finished round{'s' if count > 1 else ''}"
 
 
-def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
+def _print(run: Path, validation: Validation, calibrated: str) -> None:
     from rich import box
     from rich.table import Table
 
@@ -196,7 +217,7 @@ def _print(run: Path, validation: Validation, calibration: Calibration) -> None:
         console.print(failure, style="yellow", markup=False, soft_wrap=True)
     for sentence in dict.fromkeys(_loss_sentence(plan) for plan in validation.plans if not validation.paced):
         console.print(sentence)
-    console.print(f"dpro-search run --calibrate {run}: {calibration.summary}", soft_wrap=True)
+    console.print(f"dpro-search run --calibrate {run}: {calibrated}", soft_wrap=True)
 
 
 def _print_splits(console: Console, validation: Validation) -> None:

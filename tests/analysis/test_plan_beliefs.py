@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.truth.plan_beliefs import PlanBeliefs
+from dpro_search.analysis.plan_beliefs import PlanBeliefs
 
 
 def beliefs(logs, slopes, rest=0.02, noise=0.01) -> PlanBeliefs:

@@ -1,0 +1,1 @@
+"""Verbs about real runs: those that this program makes, and those that somebody else made."""

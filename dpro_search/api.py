@@ -21,10 +21,10 @@ from pathlib import Path
 
 import msgspec
 
-from dpro_search._api_errors import speaks_python
-from dpro_search._api_recording import Recording
-from dpro_search._api_run import Run
-from dpro_search._api_values import Bytes, Diagnosis, Microseconds, RealRuns, Replay
+from dpro_search._api.errors import speaks_python
+from dpro_search._api.recording import Recording
+from dpro_search._api.run import Run
+from dpro_search._api.values import Bytes, Diagnosis, Microseconds, RealRuns, Replay
 from dpro_search.collect._files import write_file
 from dpro_search.collect.sample import sample_trace_path
 from dpro_search.errors import DproSearchError, InputError

@@ -12,8 +12,8 @@ import numpy as np
 
 from dpro_search._text import visible
 from dpro_search.analysis.next_run import NextRun, next_run
-from dpro_search.collect.readers.training_logs import TrainingLog, read_training_log
 from dpro_search.collect.trace import Floats
+from dpro_search.collect.training_logs import TrainingLog, read_training_log
 from dpro_search.deploy.measured_plans import Measurement, add_measurement, fitted_calibration, measured_plans, now_text
 from dpro_search.errors import InputError
 from dpro_search.kinds._measured_runs import SearchedRun
@@ -109,7 +109,7 @@ def record(
     step_time, memory
         As people write them: "12.4s", "71GiB"; None: from the log.
     log
-        What the training program printed (`collect.readers.training_logs`); None: `step_time` is given.
+        What the training program printed (`collect.training_logs`); None: `step_time` is given.
     trace
         Path of the search's trace, if it has moved.
     training_us

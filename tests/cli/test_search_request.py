@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 import dpro_search
-from dpro_search._api_errors import in_python
+from dpro_search._api.errors import in_python
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
 from dpro_search.kinds import job_of

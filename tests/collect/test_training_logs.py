@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro_search.collect.readers.training_logs import TrainingLog, read_training_log
+from dpro_search.collect.training_logs import TrainingLog, read_training_log
 from dpro_search.errors import InputError
 
 MEGATRON = (

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpro_search import _api_views as views
-from dpro_search._api_errors import page_path, speaks_python
-from dpro_search._api_values import RealRuns
-from dpro_search._api_views import Tabular, columns_of
+from dpro_search._api.errors import page_path, speaks_python
+from dpro_search._api.values import RealRuns
+from dpro_search._api.views import Tabular, columns_of
 from dpro_search.collect._files import write_file
 from dpro_search.errors import InputError
 from dpro_search.report.html import table, to_text

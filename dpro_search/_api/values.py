@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from dpro_search import _api_views as views
-from dpro_search._api_views import Tabular, columns_of
+from dpro_search._api.views import Tabular, columns_of
 from dpro_search._repr import short_call, short_repr
 from dpro_search.analysis import predict
 from dpro_search.graph.event_names import short_names

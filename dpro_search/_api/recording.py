@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from dpro_search import _api_views as views
-from dpro_search._api_errors import page_path, speaks_python
-from dpro_search._api_run import Run
-from dpro_search._api_values import Diagnosis, Microseconds, Replay
-from dpro_search._api_views import Tabular
+from dpro_search._api.errors import page_path, speaks_python
+from dpro_search._api.run import Run
+from dpro_search._api.values import Diagnosis, Microseconds, Replay
+from dpro_search._api.views import Tabular
 from dpro_search.analysis import predict
 from dpro_search.analysis.predict import ReplayRequest
 from dpro_search.collect._files import write_file

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from dpro_search import _api_views as views
+from dpro_search._api import views
 from dpro_search._api.errors import page_path, speaks_python
 from dpro_search._api.run import Run
 from dpro_search._api.values import Diagnosis, Microseconds, Replay

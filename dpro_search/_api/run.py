@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpro_search import _api_views as views
+from dpro_search._api import views
 from dpro_search._api.errors import page_path, speaks_python
 from dpro_search._api.values import RealRuns
 from dpro_search._api.views import Tabular, columns_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from dpro_search import _api_views as views
+from dpro_search._api import views
 from dpro_search._api.views import Tabular, columns_of
 from dpro_search._repr import short_call, short_repr
 from dpro_search.analysis import predict

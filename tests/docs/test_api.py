@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 import dpro_search
-from dpro_search import _api_recording, _api_values, api
+from dpro_search import api
+from dpro_search._api import recording, values
 from dpro_search.deploy.losses import Equivalence
 from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan
 from dpro_search.errors import InputError
@@ -22,7 +23,7 @@ from tests.sample import HOROVOD_SAMPLE
 
 def test_the_examples_in_its_docstrings_run():
     options = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
-    results = [doctest.testmod(module, optionflags=options) for module in (api, _api_recording, _api_values)]
+    results = [doctest.testmod(module, optionflags=options) for module in (api, recording, values)]
     assert [result.failed for result in results] == [0, 0, 0]
     assert sum(result.attempted for result in results) > 20
 

@@ -1,0 +1,1 @@
+"""Records of running jobs, made inside the processes of their ranks."""

@@ -141,7 +141,7 @@ def pipeline(job, rank, pace):
     stage = PipelineStage(module, stage_number, stages, torch.device("cpu"), group=mesh["pp"].get_group())
     schedule = Schedule1F1B(stage, job["micro_batches"], loss_fn=lambda output, target: (output - target).pow(2).mean())
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-6)
-    rows = torch.randn(job["micro_batches"] * 2, job["width"])
+    rows = torch.randn(job["micro_batches"] * job["rows"], job["width"])
 
     def step():
         if stage_number == 0:

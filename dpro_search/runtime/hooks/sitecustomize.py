@@ -32,3 +32,8 @@ if os.environ.get("DPRO_SEARCH_HOOK_OUT"):
         import dpro_search_recorder as recorder
 
     recorder.install()
+
+if os.environ.get("DPRO_SEARCH_STAMPS"):
+    import dpro_search_stamps
+
+    dpro_search_stamps.install(os.environ["DPRO_SEARCH_STAMPS"])

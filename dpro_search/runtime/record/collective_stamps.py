@@ -247,7 +247,7 @@ class CollectiveStamps:
                 ranks = dist.get_process_group_ranks(group)
             except (ValueError, KeyError, RuntimeError):  # a group that another library made
                 ranks = list(range(group.size()))
-            self._file.describe_group(number, group.group_name, ranks)
+            self._file.describe_group(number, group.group_name, ranks, group._get_backend_name())
         return number
 
     # CUDA.
@@ -315,6 +315,7 @@ class _File:
             "rank": rank,
             "world": world,
             "host": socket.gethostname(),
+            "boot": _boot(),
             "pid": os.getpid(),
             "wall_ns": time.time_ns(),
             "monotonic_ns": time.monotonic_ns(),
@@ -344,14 +345,22 @@ class _File:
         os.posix_fallocate(self._descriptor, start, length)
         self._chunk = mmap.mmap(self._descriptor, length, offset=start)
 
-    def describe_group(self, number: int, name: str, ranks: list[int]) -> None:
+    def describe_group(self, number: int, name: str, ranks: list[int], backend: str) -> None:
         with self._groups_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"group": number, "name": name, "ranks": ranks}) + "\n")
+            file.write(json.dumps({"group": number, "name": name, "ranks": ranks, "backend": backend}) + "\n")
 
     def close(self) -> None:
         with self._lock:
             os.ftruncate(self._descriptor, HEADER_BYTES + self._records * RECORD.size)
             os.close(self._descriptor)
+
+
+def _boot() -> str:
+    """Identity of the machine's start: processes of one share the monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _bytes(value: Any) -> int:

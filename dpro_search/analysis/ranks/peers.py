@@ -1,0 +1,47 @@
+"""Which ranks do the same work, and how much longer one of them takes than the others."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpro_search.analysis.ranks.steps import Floats
+from dpro_search.collect.readers.stamps import RankStamps
+from dpro_search.collect.readers.stamps.records import FIRST_COLLECTIVE
+
+_LEAST_HISTORY = 10
+
+
+def peer_classes(stamps: Sequence[RankStamps]) -> tuple[tuple[int, ...], ...]:
+    """Places of ranks that issue the same operations on as many bytes in a step, class by class."""
+    classes: dict[tuple[tuple[int, int, int], ...], list[int]] = defaultdict(list)
+    for place, each in enumerate(stamps):
+        records = each.records[each.records["operation"] >= FIRST_COLLECTIVE]
+        steps = np.unique(records["step"])
+        part = records[records["step"] == steps[len(steps) // 2]] if len(steps) else records
+        signature = Counter(zip(part["operation"].tolist(), part["size_bytes"].tolist(), strict=True))
+        classes[tuple(sorted((*key, count) for key, count in signature.items()))].append(place)
+    return tuple(map(tuple, classes.values()))
+
+
+def peer_excess_us(own_us: Floats, classes: Sequence[Sequence[int]], hosts: Sequence[str], history: Floats) -> Floats:
+    """How much longer each rank takes than its peers, [R], of its own times in one step, [R].
+
+    The reference is the lower median of the peers on other hosts, or, where there are none, of the other peers; a rank without peers is
+    compared with its own median over the steps before, `history` [n, R].
+    """
+    excess = np.zeros(len(own_us))
+    for places in classes:
+        for place in places:
+            others = [other for other in places if other != place]
+            elsewhere = [other for other in others if hosts[other] != hosts[place]]
+            reference = elsewhere or others
+            if reference:
+                excess[place] = own_us[place] - np.quantile(own_us[reference], 0.5, method="lower")
+                continue
+            before = history[:, place][~np.isnan(history[:, place])] if len(history) else history.ravel()
+            if len(before) >= _LEAST_HISTORY:
+                excess[place] = own_us[place] - float(np.median(before))
+    return excess

@@ -59,7 +59,9 @@ def report(name: str, folder: Path) -> Counter[str]:
         if not right:
             print(f"  {name} step {row['first']}: {row['title']} {sorted(row['truth'])} but {sorted(row['answer'])}")
     counts["alarms in healthy steps"] = len(alarms)
-    print(f"{name}: {counts['rank and kind right']} of {counts['periods']} right, {len(alarms)} alarms {alarms[:6]} in {steps} steps")
+    print(
+        f"{name}: {counts['rank and kind right']} of {counts['periods']} right, {len(alarms)} alarms {alarms[:6]} in {steps} steps"
+    )
     return counts
 
 

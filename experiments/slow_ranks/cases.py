@@ -16,7 +16,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "pipeline-4": {"kind": "pipeline", "ranks": 4, "hosts": 4, "blocks": 1, "block_us": 3000, "width": 192, "step_us": 110_000},
     "pipeline-2x4": {"kind": "pipeline", "ranks": 8, "hosts": 4, "blocks": 1, "block_us": 4000, "width": 192, "step_us": 140_000},
 }
-_MORE = {"input_us": 2000, "stages": 4, "micro_batches": 6, "rows": 64}
+_MORE = {"input_us": 2000, "stages": 4, "micro_batches": 6, "rows": 256}
 
 
 def job_of(name: str, seed: int, cases: int) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _case(kind: str, job: dict[str, Any], per_host: int, draws: random.Random) -
 
 def _one(kind: str, ranks: list[int], draws: random.Random) -> dict[str, Any]:
     """A disturbance of a drawn size: a share of compute or of a step, for a link the factor by which its rate falls."""
-    low, high = {"compute": (0.25, 0.8), "host": (0.25, 0.8), "input": (0.15, 0.5), "jitter": (0.5, 0.8), "link": (10, 25)}[kind]
+    low, high = {"compute": (0.25, 0.8), "host": (0.25, 0.8), "input": (0.15, 0.5), "jitter": (0.5, 0.8), "link": (8, 16)}[kind]
     return {"kind": kind, "ranks": ranks, "size": draws.uniform(low, high), "share": 0.6}
 
 
@@ -69,11 +69,13 @@ def score(job: dict[str, Any], changes: Sequence[tuple[int, Any]]) -> tuple[list
         answer = set(_answer_at(changes, first + VERDICT - 1))
         who = {rank for _, ranks in truth for rank in ranks} == {rank for _, ranks in answer for rank in ranks}
         rows.append({"first": first, "title": parts[0]["title"], "truth": truth, "answer": answer, "who": who})
-    alarms = [(step, set(new) - set(old)) for (_, old), (step, new) in zip([(0, ()), *changes], changes, strict=False) if set(new) - set(old)]
+    alarms = [
+        (step, set(new) - set(old))
+        for (_, old), (step, new) in zip([(0, ()), *changes], changes, strict=False)
+        if set(new) - set(old)
+    ]
     quiet = [
-        (step, new)
-        for step, new in alarms
-        if all(not (each["first"] <= step < each["end"] + VERDICT) for each in job["schedule"])
+        (step, new) for step, new in alarms if all(not (each["first"] <= step < each["end"] + VERDICT) for each in job["schedule"])
     ]
     return rows, quiet
 

@@ -25,13 +25,13 @@ class Pace:
         self._job = job
         self._disturbances = [each for each in job["schedule"] if rank in each["ranks"] and each["kind"] != "link"]
         self._draws = random.Random(job["seed"] * 1000 + rank)
-        self._hit_block = -1
-        self._active = []
+        self._hit_block, self._delays, self._active = -1, [], []
         self._spread = job.get("spread", 0.02)
 
     def begins_step(self, step):
         self._active = [each for each in self._disturbances if each["first"] <= step < each["end"]]
         self._hit_block = self._draws.randrange(self._job["blocks"])
+        self._delays = [each for each in self._active if each["kind"] == "jitter" and self._draws.random() < each["share"]]
 
     def reads_input(self):
         extra = sum(each["size"] * self._job["step_us"] for each in self._active if each["kind"] == "input")
@@ -42,8 +42,9 @@ class Pace:
         for each in self._active:
             if each["kind"] in ("compute", "host"):
                 us *= 1 + each["size"]
-            elif each["kind"] == "jitter" and backward and block == self._hit_block and self._draws.random() < each["share"]:
-                us += self._draws.expovariate(1.0) * each["size"] * self._job["step_us"]
+        if backward and block == self._hit_block:
+            us += sum(self._draws.expovariate(1.0) * each["size"] * self._job["step_us"] for each in self._delays)
+            self._delays = []
         time.sleep(us / 1e6)
 
 

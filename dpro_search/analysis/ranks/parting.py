@@ -18,7 +18,8 @@ def parting_of(stamps: Sequence[RankStamps]) -> Parting | None:
         parts = {stamps[place].rank: part_of(stamps[place], number) for place, number in numbers.items()}
         operations = {stamps[place].rank: stamps[place].operations for place in numbers}
         last = {
-            rank: (operations[rank][int(part["operation"][-1])].strip("_"), int(part["sequence"][-1])) for rank, part in parts.items()
+            rank: (operations[rank][int(part["operation"][-1])].strip("_"), int(part["sequence"][-1]))
+            for rank, part in parts.items()
         }
         at_ns = max(int(part["enqueue_ns"][-1]) for part in parts.values())
         common = min(number for _, number in last.values())

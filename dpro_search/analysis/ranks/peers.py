@@ -11,7 +11,8 @@ from dpro_search.analysis.ranks.steps import Floats
 from dpro_search.collect.readers.stamps import RankStamps
 from dpro_search.collect.readers.stamps.records import FIRST_COLLECTIVE
 
-_LEAST_HISTORY = 10
+_LEAST_HISTORY = 20
+_LEAST_PEERS = 3
 
 
 def peer_classes(stamps: Sequence[RankStamps]) -> tuple[tuple[int, ...], ...]:
@@ -29,19 +30,27 @@ def peer_classes(stamps: Sequence[RankStamps]) -> tuple[tuple[int, ...], ...]:
 def peer_excess_us(own_us: Floats, classes: Sequence[Sequence[int]], hosts: Sequence[str], history: Floats) -> Floats:
     """How much longer each rank takes than its peers, [R], of its own times in one step, [R].
 
-    The reference is the lower median of the peers on other hosts, or, where there are none, of the other peers; a rank without peers is
-    compared with its own median over the steps before, `history` [n, R].
+    The reference is the lower median of the peers on other hosts, or, where there are none, of the other peers. Two ranks alone are often
+    the ends of a pipeline, which differ for good; therefore one and two ranks are compared with their own usual times, `history` [n, R]
+    (NaN where a rank was slow), as soon as those are known.
     """
     excess = np.zeros(len(own_us))
+    usual_us = median_of(history)
     for places in classes:
         for place in places:
             others = [other for other in places if other != place]
             elsewhere = [other for other in others if hosts[other] != hosts[place]]
-            reference = elsewhere or others
-            if reference:
-                excess[place] = own_us[place] - np.quantile(own_us[reference], 0.5, method="lower")
-                continue
-            before = history[:, place][~np.isnan(history[:, place])] if len(history) else history.ravel()
-            if len(before) >= _LEAST_HISTORY:
-                excess[place] = own_us[place] - float(np.median(before))
+            if len(places) < _LEAST_PEERS and not np.isnan(usual_us[place]):
+                excess[place] = own_us[place] - usual_us[place]
+            elif others:
+                excess[place] = own_us[place] - np.quantile(own_us[elsewhere or others], 0.5, method="lower")
     return excess
+
+
+def median_of(history: Floats) -> Floats:
+    """Median of each column, [C], of values, [n, C]; NaN where too few are known."""
+    enough = (~np.isnan(history)).sum(axis=0) >= _LEAST_HISTORY
+    median = np.full(history.shape[1], np.nan)
+    if enough.any():
+        median[enough] = np.nanmedian(history[:, enough], axis=0)
+    return median

@@ -30,9 +30,7 @@ class _Event:
     mark: int
 
 
-def step_gain_us(
-    stamps: Sequence[RankStamps], begins_ns: Ints, steps: Ints, less_us: Floats, *, is_input: bool
-) -> float | None:
+def step_gain_us(stamps: Sequence[RankStamps], begins_ns: Ints, steps: Ints, less_us: Floats, *, is_input: bool) -> float | None:
     """Mean gain in a step, in us, over the steps in which anything is removed.
 
     Parameters
@@ -59,9 +57,7 @@ def step_gain_us(
 
 
 def _events(stamps: Sequence[RankStamps], begins_ns: Ints, first: int, last: int) -> list[list[_Event]]:
-    names = {
-        (place, number): group.name for group, numbers in groups_of(stamps).items() for place, number in numbers.items()
-    }
+    names = {(place, number): group.name for group, numbers in groups_of(stamps).items() for place, number in numbers.items()}
     origin_ns = begins_ns.astype(np.int64)
     events = []
     for place, each in enumerate(stamps):
@@ -111,7 +107,9 @@ def _transfers(events: Sequence[Sequence[_Event]]) -> dict[Hashable, float]:
     for rank in events:
         for event in rank:
             if event.waits and event.key in enqueued:
-                transfers[event.key] = max(transfers.get(event.key, 0.0), event.until_us - max(enqueued[event.key], event.at_us), 0.0)
+                transfers[event.key] = max(
+                    transfers.get(event.key, 0.0), event.until_us - max(enqueued[event.key], event.at_us), 0.0
+                )
     return transfers
 
 

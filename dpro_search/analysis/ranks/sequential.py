@@ -21,10 +21,11 @@ Flags = npt.NDArray[np.bool_]
 _FALSE_ALARM = 1e-6  # of a column in one window
 _LEAST_STEPS, _MOST_STEPS = 12, 120
 _LEAST_S = 0.5
-_NOISES = 1.5  # a hit exceeds so many standard deviations of the noise
+_NOISES, _NOISES_OF_LARGEST = 1.5, 1.0  # a hit exceeds so many standard deviations of the noise
 _NOISE_STEPS = 64  # over which the noise is taken
 _RATE_STEPS = 256  # over which the rate of hits is taken
 _LEAST_RATE, _LEAST_RATE_LARGE = 0.07, 0.005
+_UNSEEN_HITS = 2  # hits that are added to those seen, so that few steps do not make a rate look small
 _LARGE = 2.5  # a large hit exceeds so many thresholds, and `_LEAST_LARGE` of a step
 _LEAST_LARGE = 0.08
 _QUIET_STEADY, _QUIET_JITTER = 10, 14  # steps without lateness after which it is over
@@ -60,6 +61,7 @@ class Exceedance:
         self._least, self._one_of_all = least, one_of_all
         self._values = np.zeros((0, columns))
         self._hits, self._large = np.zeros((0, columns), bool), np.zeros((0, columns), bool)
+        self._clean = np.zeros((0, columns), bool)  # neither named, nor in the steps before it was named
         self._lengths_us: list[float] = []
         self.active = np.zeros(columns, bool)
         self._false_alarm = np.ones(columns)
@@ -67,7 +69,7 @@ class Exceedance:
 
     def push(self, values: Floats, length_us: float) -> None:
         """Take the next step: each column's excess as a share of the step, [C], and the length of the step."""
-        threshold = max(self._least, _NOISES * self._noise())
+        threshold = max(self._least, (_NOISES_OF_LARGEST if self._one_of_all else _NOISES) * self._noise())
         hits = values > threshold
         large = values > max(_LARGE * threshold, _LEAST_LARGE)
         if self._one_of_all:
@@ -76,9 +78,15 @@ class Exceedance:
         keep = _RATE_STEPS - 1
         self._values = np.vstack([self._values[-keep:], values])
         self._hits, self._large = np.vstack([self._hits[-keep:], hits]), np.vstack([self._large[-keep:], large])
+        self._clean = np.vstack([self._clean[-keep:], ~self.active])
         self._lengths_us = [*self._lengths_us[-keep:], length_us]
         self._since += 1
         self._decide()
+
+    @property
+    def clean(self) -> Flags:
+        """Steps of each column that show how it is when it is not slow, the last `_NOISE_STEPS` of them, [n, C]."""
+        return self._clean[-_NOISE_STEPS:]
 
     def named(self) -> list[Excess]:
         """The columns that are slow now."""
@@ -101,10 +109,11 @@ class Exceedance:
         return int(np.clip(math.ceil(_LEAST_S * 1e6 / max(typical_us, 1.0)), _LEAST_STEPS, _MOST_STEPS))
 
     def _noise(self) -> float:
-        recent = self._values[-_NOISE_STEPS:, ~self.active]
-        if recent.size == 0 or len(recent) < 4:
+        recent = np.where(self._clean, self._values, np.nan)[-_NOISE_STEPS:]
+        recent = recent[:, (~np.isnan(recent)).sum(axis=0) >= 4]
+        if not recent.size:
             return 0.0
-        return 1.4826 * float(np.median(np.abs(recent - np.median(recent, axis=0))))
+        return 1.4826 * float(np.nanmedian(np.abs(recent - np.nanmedian(recent, axis=0))))
 
     def _decide(self) -> None:
         window = self._window()
@@ -115,10 +124,12 @@ class Exceedance:
         rate, large_rate = self._rate(self._hits, _LEAST_RATE), self._rate(self._large, _LEAST_RATE_LARGE)
         steady = binom.sf(hits.sum(axis=0) - 1, window, rate)
         seldom = np.where(_scattered(large), binom.sf(large.sum(axis=0) - 1, len(large), large_rate), 1.0)
+        enough_jitter = self._values[-spread_window:].mean(axis=0) >= max(2 * self._noise(), 2 * self._least)
         enough = (hits.mean(axis=0) >= 0.7) & (np.median(self._values[-window:], axis=0) >= self._least)
-        begins = ~self.active & (((steady < _FALSE_ALARM) & enough) | (seldom < _FALSE_ALARM))
+        begins = ~self.active & (((steady < _FALSE_ALARM) & enough) | ((seldom < _FALSE_ALARM) & enough_jitter))
         for column in np.flatnonzero(begins).tolist():
             self._since[column] = self._began(column, spread_window)
+            self._clean[-self._since[column] :, column] = False
         self.active |= begins
         self._false_alarm[begins] = np.minimum(steady, seldom)[begins]
         for column in np.flatnonzero(self.active & ~begins).tolist():
@@ -140,8 +151,8 @@ class Exceedance:
 
     def _rate(self, hits: Flags, least: float) -> float:
         """Rate at which unnamed columns hit, the last steps left out: there may be what is to be named."""
-        before = hits[: -_LEAST_STEPS, ~self.active]
-        return max(float(np.median(before.mean(axis=0))) if before.size else 0.0, least)
+        clean = self._clean[:-_LEAST_STEPS]
+        return max((int((hits[:-_LEAST_STEPS] & clean).sum()) + _UNSEEN_HITS) / max(int(clean.sum()), 1), least)
 
     def _began(self, column: int, window: int) -> int:
         """Steps since the change: the most likely one for a shift of the mean (CUSUM)."""

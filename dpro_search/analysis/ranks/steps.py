@@ -155,7 +155,8 @@ def _collectives(stamps: Sequence[RankStamps], offsets_ns: Ints, first: int, cou
         step = rows[0]["step"].astype(np.int64) - first
         row = np.clip(step, 0, count - 1)
         enqueue_us = np.stack(
-            [(part["enqueue_ns"] - origin_ns - offsets_ns[row, place]) / 1e3 for part, place in zip(rows, places, strict=True)], axis=1
+            [(part["enqueue_ns"] - origin_ns - offsets_ns[row, place]) / 1e3 for part, place in zip(rows, places, strict=True)],
+            axis=1,
         )
         arrived_us = enqueue_us + np.nan_to_num(np.stack([part["arrived_us"] for part in rows], axis=1))
         end_us = enqueue_us + np.stack([part["ended_us"] for part in rows], axis=1)

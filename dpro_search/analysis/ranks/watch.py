@@ -15,7 +15,7 @@ from dpro_search.analysis.ranks.answer import Finding, Parting, RanksAnswer, Ran
 from dpro_search.analysis.ranks.clocks import Clocks
 from dpro_search.analysis.ranks.links import Links
 from dpro_search.analysis.ranks.parting import parting_of
-from dpro_search.analysis.ranks.peers import peer_classes, peer_excess_us
+from dpro_search.analysis.ranks.peers import median_of, peer_classes, peer_excess_us
 from dpro_search.analysis.ranks.replay import step_gain_us
 from dpro_search.analysis.ranks.sequential import Exceedance, Excess
 from dpro_search.analysis.ranks.steps import Floats, StepMeasures, flows_from_next, measured
@@ -46,7 +46,7 @@ class Watch:
         self._tests: dict[str, Exceedance] = {}
         self._links: Links | None = None
         self._classes: tuple[tuple[int, ...], ...] = ()
-        self._own: dict[str, Floats] = {}
+        self._measured: dict[str, Floats] = {}
         self._clocks: Clocks | None = None
         self._recent: list[StepMeasures] = []
         self._replayed: tuple[list[RankStamps], np.ndarray] | None = None
@@ -138,7 +138,8 @@ class Watch:
         ranks = len(block)
         self._tests = {kind: Exceedance(ranks, LEAST_SHARE) for kind in ("compute", "input")}
         self._tests |= {kind: Exceedance(len(self._links.units), LEAST_SHARE, one_of_all=True) for kind in ("ring", "message")}
-        self._own = {kind: np.zeros((0, ranks)) for kind in ("compute", "input")}
+        columns = {"compute": ranks, "input": ranks, "ring": len(self._links.units), "message": len(self._links.units)}
+        self._measured = {kind: np.zeros((0, count)) for kind, count in columns.items()}
 
     def _test(self, measures: StepMeasures) -> None:
         assert self._links is not None
@@ -149,17 +150,26 @@ class Watch:
         for row, step in enumerate(measures.steps.tolist()):
             length_us = float(measures.length_us[row])
             for kind, own_us in (("compute", measures.compute_us[row]), ("input", measures.input_us[row])):
-                test = self._tests[kind]
-                history = self._own[kind]
-                excess_us = peer_excess_us(own_us, self._classes, hosts, history)
-                test.push(excess_us / length_us, length_us)
-                self._own[kind] = np.vstack([history, np.where(test.active, np.nan, own_us)])[-_HISTORY_STEPS:]
-            for kind, excess_us in (("ring", ring_us[row]), ("message", message_us[row])):
-                self._tests[kind].push(excess_us / length_us, length_us)
+                excess_us = peer_excess_us(own_us, self._classes, hosts, self._usual(kind))
+                self._push(kind, own_us, excess_us / length_us, length_us)
+            for kind, behind_us in (("ring", ring_us[row]), ("message", message_us[row])):
+                usual_us = median_of(self._usual(kind))
+                # Stages of a pipeline differ for good, neighbours in a ring do not.
+                usual_us = np.where(np.isnan(usual_us), 0.0 if kind == "ring" else behind_us, usual_us)
+                self._push(kind, behind_us, (behind_us - usual_us) / length_us, length_us)
             self._step, self._steps = step, self._steps + 1
             findings = tuple(sorted((each.kind, each.ranks) for each in self._findings(with_gain=False)))
             if findings != (self.changes[-1][1] if self.changes else ()):
                 self.changes.append((step, findings))
+
+    def _usual(self, kind: str) -> Floats:
+        """What a measure was in the last steps in which its column was not slow, [n, C]; NaN elsewhere."""
+        values = self._measured[kind]
+        return np.where(self._tests[kind].clean, values, np.nan) if len(values) else values
+
+    def _push(self, kind: str, measured_us: Floats, excess: Floats, length_us: float) -> None:
+        self._tests[kind].push(excess, length_us)
+        self._measured[kind] = np.vstack([self._measured[kind], measured_us])[-_HISTORY_STEPS:]
 
     def _findings(self, *, with_gain: bool) -> tuple[Finding, ...]:
         findings = []
@@ -183,13 +193,17 @@ class Watch:
         for each in [*self._tests["ring"].named(), *self._tests["message"].named()]:
             assert self._links is not None
             findings.append(self._finding("link", self._links.units[each.column], each, with_gain))
+        steady = {each.ranks for each in findings if each.kind in ("compute", "input")}
+        findings = [each for each in findings if each.kind != "jitter" or each.ranks not in steady]  # not told apart beside it
         once = {(each.kind, each.ranks): each for each in findings}
         return tuple(sorted(once.values(), key=lambda each: -each.by_us))
 
     def _finding(self, kind: str, places: tuple[int, ...], excess: Excess, with_gain: bool) -> Finding:
         step_us = float(np.median(self._recent[-1].length_us[-_HISTORY_STEPS:]))
         by_us = float(excess.values.mean()) * step_us
-        error_us = 1.96 * float(excess.values.std(ddof=1)) / len(excess.values) ** 0.5 * step_us if len(excess.values) > 1 else by_us
+        error_us = (
+            1.96 * float(excess.values.std(ddof=1)) / len(excess.values) ** 0.5 * step_us if len(excess.values) > 1 else by_us
+        )
         since = self._step - excess.steps_ago + 1
         return Finding(
             kind=kind,

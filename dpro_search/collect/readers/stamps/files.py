@@ -105,7 +105,9 @@ class StampFolder:
     def __post_init__(self) -> None:
         paths = sorted(self.path.glob("rank-*.stamps")) if self.path.is_dir() else []
         if not paths:
-            raise InputError(f"{self.path}: no rank-*.stamps; run the job with DPRO_SEARCH_STAMPS={self.path}, or name another folder")
+            raise InputError(
+                f"{self.path}: no rank-*.stamps; run the job with DPRO_SEARCH_STAMPS={self.path}, or name another folder"
+            )
         self.files = tuple(sorted((StampFile(path=path) for path in paths), key=lambda file: int(file.header["rank"])))
 
     @property

@@ -97,7 +97,7 @@ def _key(stamps: RankStamps, row: np.void, name: str | None) -> Hashable:
 
 
 def _transfers(events: Sequence[Sequence[_Event]]) -> dict[Hashable, float]:
-    """Time from the last enqueue of each collective to the end of the last wait for it, where that wait was real."""
+    """Time from the last enqueue of each collective to the first end of a wait for it: a wait for several may end later."""
     enqueued: dict[Hashable, float] = {}
     for rank in events:
         for event in rank:
@@ -107,9 +107,8 @@ def _transfers(events: Sequence[Sequence[_Event]]) -> dict[Hashable, float]:
     for rank in events:
         for event in rank:
             if event.waits and event.key in enqueued:
-                transfers[event.key] = max(
-                    transfers.get(event.key, 0.0), event.until_us - max(enqueued[event.key], event.at_us), 0.0
-                )
+                transfer_us = max(event.until_us - max(enqueued[event.key], event.at_us), 0.0)
+                transfers[event.key] = min(transfers.get(event.key, transfer_us), transfer_us)
     return transfers
 
 
@@ -147,13 +146,14 @@ def _ends(
 def _own_us(events: Sequence[_Event], less: dict[int, float] | None, is_input: bool) -> list[float]:
     """Own time before each event of a rank, less what is removed in its step."""
     own, free_us, forward_seen = [], events[0].at_us if events else 0.0, set()
+    marked = {event.step for event in events if event.mark == FORWARD}
     before_forward = []
     for event in events:
         own.append(max(event.at_us - free_us, 0.0))
         free_us = max(free_us, event.until_us)
         if event.mark == FORWARD:
             forward_seen.add(event.step)
-        before_forward.append(event.step not in forward_seen or event.mark == FORWARD)
+        before_forward.append(event.step in marked and (event.step not in forward_seen or event.mark == FORWARD))
     if less is None:
         return own
     for step, us in less.items():

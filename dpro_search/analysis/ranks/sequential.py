@@ -35,11 +35,12 @@ _STEADY = 0.6  # coefficient of variation below which a lateness is steady
 
 @dataclass(frozen=True, kw_only=True)
 class Excess:
-    """One named column: since which step (counted back from the last), its values since then, and how it was named."""
+    """One named column: since which step (counted back from the last), its values and the steps' lengths since then."""
 
     column: int
     steps_ago: int
     values: Floats
+    lengths_us: Floats
     steady: bool
     false_alarm: float
 
@@ -59,9 +60,12 @@ class Exceedance:
 
     def __init__(self, columns: int, least: float, *, one_of_all: bool = False) -> None:
         self._least, self._one_of_all = least, one_of_all
-        self._values = np.zeros((0, columns))
-        self._hits, self._large = np.zeros((0, columns), bool), np.zeros((0, columns), bool)
-        self._clean = np.zeros((0, columns), bool)  # neither named, nor in the steps before it was named
+        self._room = np.zeros((4 * _RATE_STEPS, columns))
+        self._hit_room, self._large_room, self._clean_room = (np.zeros(self._room.shape, bool) for _ in range(3))
+        self._count = 0
+        self._values, self._hits, self._large = self._room[:0], self._hit_room[:0], self._large_room[:0]
+        self._clean = self._clean_room[:0]  # neither named, nor in the steps before it was named
+        self._noise_now = 0.0
         self._lengths_us: list[float] = []
         self.active = np.zeros(columns, bool)
         self._false_alarm = np.ones(columns)
@@ -75,13 +79,23 @@ class Exceedance:
         if self._one_of_all:
             largest = np.arange(len(values)) == values.argmax()
             hits, large = hits & largest, large & largest
-        keep = _RATE_STEPS - 1
-        self._values = np.vstack([self._values[-keep:], values])
-        self._hits, self._large = np.vstack([self._hits[-keep:], hits]), np.vstack([self._large[-keep:], large])
-        self._clean = np.vstack([self._clean[-keep:], ~self.active])
-        self._lengths_us = [*self._lengths_us[-keep:], length_us]
+        self._keep(values, hits, large, length_us)
         self._since += 1
         self._decide()
+
+    def _keep(self, values: Floats, hits: Flags, large: Flags, length_us: float) -> None:
+        """Append a row to the tables, whose room is used again when it is full."""
+        if self._count == len(self._room):
+            for table in (self._room, self._hit_room, self._large_room, self._clean_room):
+                table[:_RATE_STEPS] = table[-_RATE_STEPS:]
+            self._count = _RATE_STEPS
+        row, self._count = self._count, self._count + 1
+        self._room[row], self._hit_room[row], self._large_room[row], self._clean_room[row] = values, hits, large, ~self.active
+        rows = slice(max(self._count - _RATE_STEPS, 0), self._count)
+        self._values, self._hits, self._large, self._clean = (
+            table[rows] for table in (self._room, self._hit_room, self._large_room, self._clean_room)
+        )
+        self._lengths_us = [*self._lengths_us[1 - _RATE_STEPS :], length_us]
 
     @property
     def clean(self) -> Flags:
@@ -98,6 +112,7 @@ class Exceedance:
                     column=column,
                     steps_ago=int(self._since[column]),
                     values=values,
+                    lengths_us=np.array(self._lengths_us[-len(values) :]),
                     steady=_is_steady(values, hits),
                     false_alarm=float(self._false_alarm[column]),
                 )
@@ -109,6 +124,12 @@ class Exceedance:
         return int(np.clip(math.ceil(_LEAST_S * 1e6 / max(typical_us, 1.0)), _LEAST_STEPS, _MOST_STEPS))
 
     def _noise(self) -> float:
+        """Standard deviation of clean values, by their median deviation; taken anew every eighth step."""
+        if self._count % 8 == 1 or len(self._values) < _LEAST_STEPS:
+            self._noise_now = self._noise_of_now()
+        return self._noise_now
+
+    def _noise_of_now(self) -> float:
         recent = np.where(self._clean, self._values, np.nan)[-_NOISE_STEPS:]
         recent = recent[:, (~np.isnan(recent)).sum(axis=0) >= 4]
         if not recent.size:

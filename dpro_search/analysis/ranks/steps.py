@@ -84,18 +84,18 @@ def measured(stamps: Sequence[RankStamps], offsets_ns: Ints, begins_ns: Ints, st
     begins_ns
         End of the step before the first one on each rank's clock, [R].
     steps
-        Numbers of consecutive steps, [n].
+        Numbers of the steps, ascending, [n].
     """
-    first, count, ranks = int(steps[0]), len(steps), len(stamps)
+    count, ranks = len(steps), len(stamps)
     shape = (count, ranks)
     end_ns = np.zeros(shape, np.int64)
     input_us, compute_us, waited_us = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     for place, each in enumerate(stamps):
         end_ns[:, place], input_us[:, place], compute_us[:, place], waited_us[:, place] = _one_rank(
-            each.records, int(begins_ns[place]), first, count
+            each.records, int(begins_ns[place]), steps
         )
     lengths = np.diff(np.vstack([begins_ns[None], end_ns]), axis=0) / 1e3
-    ended_us, last, collectives = _collectives(stamps, offsets_ns, first, count)
+    ended_us, last, collectives = _collectives(stamps, offsets_ns, steps)
     return StepMeasures(
         steps=steps,
         end_ns=end_ns[:, 0],
@@ -106,13 +106,13 @@ def measured(stamps: Sequence[RankStamps], offsets_ns: Ints, begins_ns: Ints, st
         ended_us=ended_us,
         last=last,
         collectives=collectives,
-        edges=_messages(stamps, offsets_ns, first, count),
+        edges=_messages(stamps, offsets_ns, steps),
     )
 
 
-def _one_rank(records: Records, begin_ns: int, first: int, count: int) -> tuple[Ints, Floats, Floats, Floats]:
+def _one_rank(records: Records, begin_ns: int, steps: Ints) -> tuple[Ints, Floats, Floats, Floats]:
     """End of each step, input, compute and waited time of one rank, [n] each."""
-    step = records["step"].astype(np.int64) - first
+    step, count = np.searchsorted(steps, records["step"]), len(steps)
     operation = records["operation"]
     at_us = (records["enqueue_ns"] - begin_ns) / 1e3
 
@@ -130,7 +130,7 @@ def _one_rank(records: Records, begin_ns: int, first: int, count: int) -> tuple[
     update_us = np.where(np.isnan(update_us), end_us, update_us)
     waits = np.flatnonzero(~np.isnan(records["resumed_us"]) & (operation >= FIRST_COLLECTIVE))
     wait_from = at_us[waits] + records["waiting_us"][waits]
-    wait_us = np.maximum(records["resumed_us"][waits] - records["waiting_us"][waits], 0)
+    wait_us = _alone_us(wait_from, at_us[waits] + records["resumed_us"][waits])
     waited_us: Floats = np.bincount(step[waits], wait_us, count).astype(np.float64)
     early = wait_from < forward_us[step[waits]]
     waited_before_forward_us = np.bincount(step[waits[early]], wait_us[early], count)
@@ -145,14 +145,23 @@ def _one_rank(records: Records, begin_ns: int, first: int, count: int) -> tuple[
     return (end_us * 1e3).astype(np.int64) + begin_ns, input_us, compute_us, waited_us
 
 
-def _collectives(stamps: Sequence[RankStamps], offsets_ns: Ints, first: int, count: int) -> tuple[Floats, Ints, Ints]:
+def _alone_us(from_us: Floats, until_us: Floats) -> Floats:
+    """Length of each interval without what intervals that began before it cover."""
+    order = np.argsort(from_us, kind="stable")
+    covered_us = np.concatenate([[-np.inf], np.maximum.accumulate(until_us[order])[:-1]])[: len(order)]
+    alone_us = np.zeros(len(order))
+    alone_us[order] = np.maximum(until_us[order] - np.maximum(from_us[order], covered_us), 0)
+    return alone_us
+
+
+def _collectives(stamps: Sequence[RankStamps], offsets_ns: Ints, steps: Ints) -> tuple[Floats, Ints, Ints]:
     """Summed ends, times as the last, [n, R] each, and matched collectives, [n]."""
-    ranks = len(stamps)
+    count, ranks = len(steps), len(stamps)
     ended_us, last, collectives = np.zeros((count, ranks)), np.zeros((count, ranks), np.int64), np.zeros(count, np.int64)
     seen = np.zeros((count, ranks), bool)
     for places, rows in matched(stamps):
         origin_ns = int(rows[0]["enqueue_ns"][0])
-        step = rows[0]["step"].astype(np.int64) - first
+        step = np.searchsorted(steps, rows[0]["step"])
         row = np.clip(step, 0, count - 1)
         enqueue_us = np.stack(
             [(part["enqueue_ns"] - origin_ns - offsets_ns[row, place]) / 1e3 for part, place in zip(rows, places, strict=True)],
@@ -160,7 +169,7 @@ def _collectives(stamps: Sequence[RankStamps], offsets_ns: Ints, first: int, cou
         )
         arrived_us = enqueue_us + np.nan_to_num(np.stack([part["arrived_us"] for part in rows], axis=1))
         end_us = enqueue_us + np.stack([part["ended_us"] for part in rows], axis=1)
-        whole = ~np.isnan(end_us).any(axis=1) & (step >= 0) & (step < count)
+        whole = ~np.isnan(end_us).any(axis=1) & (step < count)
         after_us = np.maximum(end_us - arrived_us.max(axis=1, keepdims=True), 0)[whole]
         step = step[whole]
         for column, place in enumerate(places):
@@ -171,9 +180,9 @@ def _collectives(stamps: Sequence[RankStamps], offsets_ns: Ints, first: int, cou
     return np.where(seen, ended_us, np.nan), last, collectives
 
 
-def _messages(stamps: Sequence[RankStamps], offsets_ns: Ints, first: int, count: int) -> dict[tuple[int, int], Floats]:
+def _messages(stamps: Sequence[RankStamps], offsets_ns: Ints, steps: Ints) -> dict[tuple[int, int], Floats]:
     """Transfer time of messages between each pair of ranks, from when both ends were ready to the end at the receiver."""
-    sent, received = (_ends(stamps, offsets_ns, first, operation) for operation in (SEND, RECEIVE))
+    sent, received = (_ends(stamps, offsets_ns, steps, operation) for operation in (SEND, RECEIVE))
     edges = {}
     for key, (sequence, ready_ns, _, _) in sent.items():
         source, destination, group = key
@@ -183,13 +192,13 @@ def _messages(stamps: Sequence[RankStamps], offsets_ns: Ints, first: int, count:
         _, mine, theirs = np.intersect1d(sequence, other_sequence, assume_unique=True, return_indices=True)
         transfer_us = np.maximum(end_ns[theirs] - np.maximum(ready_ns[mine], other_ready_ns[theirs]), 0) / 1e3
         usable = ~np.isnan(transfer_us)
-        total = np.bincount(np.clip(step[theirs] - first, 0, count - 1)[usable], transfer_us[usable], count)
+        total = np.bincount(step[theirs][usable], transfer_us[usable], len(steps))
         edges[source, destination] = edges.get((source, destination), 0) + total
     return edges
 
 
 def _ends(
-    stamps: Sequence[RankStamps], offsets_ns: Ints, first: int, operation: str
+    stamps: Sequence[RankStamps], offsets_ns: Ints, steps: Ints, operation: str
 ) -> dict[tuple[int, int, str], tuple[Ints, Floats, Floats, Ints]]:
     """Sequence, readiness, end and step of the messages of each (rank, other rank, group)."""
     ends = {}
@@ -202,11 +211,12 @@ def _ends(
             part = rows[(rows["group"] == number) & (rows["peer"] == peer)]
             if group is None or not 0 <= peer < len(group.ranks):
                 continue
-            enqueue_ns = part["enqueue_ns"].astype(np.float64) - offset_ns[np.clip(part["step"] - first, 0, len(offset_ns) - 1)]
+            row = np.minimum(np.searchsorted(steps, part["step"]), len(steps) - 1)
+            enqueue_ns = part["enqueue_ns"].astype(np.float64) - offset_ns[row]
             waits_us = np.nan_to_num(part["waiting_us"].astype(np.float64)) if operation == RECEIVE else 0.0
             ready_ns, end_ns = enqueue_ns + waits_us * 1e3, enqueue_ns + part["ended_us"] * 1e3
             key = each.rank, group.ranks[peer], group.name
-            ends[key] = part["sequence"].astype(np.int64), ready_ns, end_ns, part["step"].astype(np.int64)
+            ends[key] = part["sequence"].astype(np.int64), ready_ns, end_ns, row
     return ends
 
 

@@ -52,6 +52,7 @@ class Watch:
         self._replayed: tuple[list[RankStamps], np.ndarray] | None = None
         self._last: list[Records] = []
         self._steps, self._step = 0, -1
+        self._numbers: list[int] = []  # of the steps
         self.changes: list[tuple[int, tuple[tuple[str, tuple[int, ...]], ...]]] = []
 
     def feed(self, stamps: Sequence[RankStamps]) -> None:
@@ -103,7 +104,7 @@ class Watch:
         cuts = [int(np.searchsorted(each.records["step"], last, side="right")) for each in self._stamps]
         block = [_with(each, each.records[:cut]) for each, cut in zip(self._stamps, cuts, strict=True)]
         self._stamps = [_with(each, each.records[cut:]) for each, cut in zip(self._stamps, cuts, strict=True)]
-        steps = np.arange(first, last + 1)
+        steps = np.unique(ends[0][ends[0] <= last]).astype(np.int64)
         if self._clocks is None:
             self._prepare(block)
         assert self._clocks is not None
@@ -158,7 +159,9 @@ class Watch:
                 usual_us = np.where(np.isnan(usual_us), 0.0 if kind == "ring" else behind_us, usual_us)
                 self._push(kind, behind_us, (behind_us - usual_us) / length_us, length_us)
             self._step, self._steps = step, self._steps + 1
-            findings = tuple(sorted((each.kind, each.ranks) for each in self._findings(with_gain=False)))
+            self._numbers.append(step)
+            slow = any(test.active.any() for test in self._tests.values())
+            findings = tuple(sorted((each.kind, each.ranks) for each in self._findings(with_gain=False))) if slow else ()
             if findings != (self.changes[-1][1] if self.changes else ()):
                 self.changes.append((step, findings))
 
@@ -199,12 +202,10 @@ class Watch:
         return tuple(sorted(once.values(), key=lambda each: -each.by_us))
 
     def _finding(self, kind: str, places: tuple[int, ...], excess: Excess, with_gain: bool) -> Finding:
-        step_us = float(np.median(self._recent[-1].length_us[-_HISTORY_STEPS:]))
-        by_us = float(excess.values.mean()) * step_us
-        error_us = (
-            1.96 * float(excess.values.std(ddof=1)) / len(excess.values) ** 0.5 * step_us if len(excess.values) > 1 else by_us
-        )
-        since = self._step - excess.steps_ago + 1
+        excess_us = excess.values * excess.lengths_us
+        by_us = float(excess_us.mean())
+        error_us = 1.96 * float(excess_us.std(ddof=1)) / len(excess_us) ** 0.5 if len(excess_us) > 1 else by_us
+        since = self._numbers[-min(excess.steps_ago, len(self._numbers))]
         return Finding(
             kind=kind,
             ranks=tuple(self._stamps[place].rank for place in places),

@@ -28,6 +28,7 @@ class _Event:
     waits: bool
     step: int
     mark: int
+    transfer_from_us: float = 0.0  # of a wait: its end tells of the transfer from then on
 
 
 def step_gain_us(stamps: Sequence[RankStamps], begins_ns: Ints, steps: Ints, less_us: Floats, *, is_input: bool) -> float | None:
@@ -69,21 +70,23 @@ def _events(stamps: Sequence[RankStamps], begins_ns: Ints, first: int, last: int
 def _of_rank(
     stamps: RankStamps, part: np.ndarray, place: int, origin_ns: int, names: dict[tuple[int, int], str]
 ) -> Iterator[_Event]:
-    silent: list[tuple[float, Hashable]] = []
+    silent: list[tuple[float, float, Hashable]] = []  # enqueue, end and key of collectives for which nobody called `wait`
     for row in part:
         at_us, operation, step = (int(row["enqueue_ns"]) - origin_ns) / 1e3, int(row["operation"]), int(row["step"])
         if operation < FIRST_COLLECTIVE:
             if operation in (UPDATE, STEP) and silent:
-                yield from (_Event(at_us, at_us, key, True, step, 0) for _, key in silent)
+                last_us = max(enqueue_us for enqueue_us, _, _ in silent)
+                yield from (_Event(last_us, min(end_us, at_us), key, True, step, 0, -np.inf) for _, end_us, key in silent)
                 silent = []
             yield _Event(at_us, at_us, None, False, step, operation)
             continue
         key = _key(stamps, row, names.get((place, int(row["group"]))))
         yield _Event(at_us, at_us, key, False, step, 0)
-        if np.isnan(row["resumed_us"]):
-            silent.append((at_us, key))
-        else:
-            yield _Event(at_us + float(row["waiting_us"]), at_us + float(row["resumed_us"]), key, True, step, 0)
+        if not np.isnan(row["resumed_us"]):
+            wait_us = at_us + float(row["waiting_us"])
+            yield _Event(wait_us, at_us + float(row["resumed_us"]), key, True, step, 0, wait_us)
+        elif not np.isnan(row["ended_us"]):
+            silent.append((at_us, at_us + float(row["ended_us"]), key))
 
 
 def _key(stamps: RankStamps, row: np.void, name: str | None) -> Hashable:
@@ -107,7 +110,7 @@ def _transfers(events: Sequence[Sequence[_Event]]) -> dict[Hashable, float]:
     for rank in events:
         for event in rank:
             if event.waits and event.key in enqueued:
-                transfer_us = max(event.until_us - max(enqueued[event.key], event.at_us), 0.0)
+                transfer_us = max(event.until_us - max(enqueued[event.key], event.transfer_from_us), 0.0)
                 transfers[event.key] = min(transfers.get(event.key, transfer_us), transfer_us)
     return transfers
 

@@ -19,7 +19,7 @@ from dpro_search.analysis.ranks.peers import median_of, peer_classes, peer_exces
 from dpro_search.analysis.ranks.replay import step_gain_us
 from dpro_search.analysis.ranks.sequential import Exceedance, Excess
 from dpro_search.analysis.ranks.steps import Floats, StepMeasures, flows_from_next, measured
-from dpro_search.collect.readers.stamps import RECORD, RankStamps, StampFolder
+from dpro_search.collect.readers.stamps import RECORD, RankStamps, StampFolder, flight_recorder
 from dpro_search.collect.readers.stamps.records import STEP, Records
 
 LEAST_SHARE = 0.02  # of a step: the least lateness worth naming
@@ -265,7 +265,7 @@ def ranks(source: Path | str | Sequence[RankStamps], *, since: int = 0) -> Ranks
     Parameters
     ----------
     source
-        A folder of stamps, or the stamps themselves, one a rank.
+        A folder of stamps, or of JSON dumps of PyTorch's flight recorder (which tell where ranks part), or the stamps themselves.
     since
         First step that is looked at.
 
@@ -279,6 +279,10 @@ def ranks(source: Path | str | Sequence[RankStamps], *, since: int = 0) -> Ranks
     watch = Watch()
     if not isinstance(source, (str, Path)):
         watch.feed(source)
+        return watch.answer(silent=True)
+    dumps = flight_recorder.recognise(Path(source))
+    if dumps:
+        watch.feed(flight_recorder.read(dumps))
         return watch.answer(silent=True)
     folder = StampFolder(path=Path(source))
     while feed_from(watch, folder, since):

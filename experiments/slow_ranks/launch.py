@@ -46,7 +46,9 @@ def run_job(job: dict[str, Any], folder: Path, timeout_s: float) -> None:
                 "OMP_NUM_THREADS": "1",
                 "STAMPS_CODE": str(STAMPS_CODE),
             }
-            command = hosts.command(rank // per_host, [*_PRIORITY, str(TORCH_PYTHON), str(CODE / "worker.py"), str(folder / "job.json")])
+            command = hosts.command(
+                rank // per_host, [*_PRIORITY, str(TORCH_PYTHON), str(CODE / "worker.py"), str(folder / "job.json")]
+            )
             output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
             errors = (folder / f"rank{rank}.err").open("w")
             ranks.append(

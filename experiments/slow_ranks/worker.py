@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, os.environ["STAMPS_CODE"])
-from collective_stamps import CollectiveStamps  # noqa: E402
+from collective_stamps import CollectiveStamps
 
 
 class Pace:

@@ -8,15 +8,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.in_process import dpro
 
 from dpro_search.analysis.ranks import ranks
+from tests.in_process import dpro
 
 TORCH = Path(os.environ.get("DPRO_SEARCH_ENVS") or Path.home() / ".cache" / "dpro-search" / "envs") / "torch" / "bin" / "python"
 HOOKS = Path(__file__).parents[2] / "dpro_search" / "runtime" / "hooks"
 RANKS = 4
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(not TORCH.exists(), reason="scripts/make_env.sh torch makes the environment")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not TORCH.exists(), reason="scripts/make_env.sh torch makes the environment"),
+]
 
 
 def run_job(stamps: Path, slow_rank: str) -> None:

@@ -19,8 +19,8 @@ class Clocks:
 
     Ranks with one clock need none. The others are aligned by the median difference of the ends of all-rank collectives in the first
     steps: a collective ends on all ranks at almost the same moment. A difference that changes by more than twice the time that a
-    collective takes, in three steps in a row, is a jump of that clock: it becomes a note, and the offset changes with it. A link that
-    was slow from the first step on cannot be told from an offset.
+    collective takes, in three steps in a row, is a jump of that clock: it becomes a note, and the offset changes with it. A link
+    that was slow from the first step on cannot be told from an offset.
     """
 
     def __init__(self, stamps: Sequence[RankStamps]) -> None:

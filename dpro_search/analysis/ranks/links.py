@@ -1,8 +1,8 @@
 """How much slower each host's link is than the others', from when collectives and messages end.
 
-A ring passes data from neighbour to neighbour. Behind a slow link the two ranks that receive over it see the end of an all-reduce last:
-the one behind the link, and the one that the rank with the link sends to. Messages of pipelines tell the same directly: the time of an
-edge is the sum of what its two ends add (least squares with non-negative parts).
+A ring passes data from neighbour to neighbour. Behind a slow link the two ranks that receive over it see the end of an all-reduce
+last: the one behind the link, and the one that the rank with the link sends to. Messages of pipelines tell the same directly: the
+time of an edge is the sum of what its two ends add (least squares with non-negative parts).
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def groups_of(stamps: Sequence[RankStamps]) -> dict[Group, dict[int, int]]:
 def _is_collective(stamps: RankStamps) -> npt.NDArray[np.bool_]:
     names = np.array(stamps.operations)
     messages = np.isin(names, (SEND, RECEIVE, "recv_any_source_"))[stamps.records["operation"]]
-    return (stamps.records["operation"] >= FIRST_COLLECTIVE) & ~messages
+    flags: npt.NDArray[np.bool_] = (stamps.records["operation"] >= FIRST_COLLECTIVE) & ~messages
+    return flags
 
 
 def part_of(stamps: RankStamps, number: int) -> Records:

@@ -13,6 +13,7 @@ from dpro_search.collect.readers.stamps.records import FIRST_COLLECTIVE
 
 _LEAST_HISTORY = 20
 _LEAST_PEERS = 3
+_MANY_PEERS = 32
 
 
 def peer_classes(stamps: Sequence[RankStamps]) -> tuple[tuple[int, ...], ...]:
@@ -27,16 +28,24 @@ def peer_classes(stamps: Sequence[RankStamps]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, classes.values()))
 
 
-def peer_excess_us(own_us: Floats, classes: Sequence[Sequence[int]], hosts: Sequence[str], history: Floats) -> Floats:
+def has_small_classes(classes: Sequence[Sequence[int]]) -> bool:
+    """Whether any class has too few ranks to compare them with each other."""
+    return any(len(places) < _LEAST_PEERS for places in classes)
+
+
+def peer_excess_us(own_us: Floats, classes: Sequence[Sequence[int]], hosts: Sequence[str], usual_us: Floats | None) -> Floats:
     """How much longer each rank takes than its peers, [R], of its own times in one step, [R].
 
-    The reference is the lower median of the peers on other hosts, or, where there are none, of the other peers. Two ranks alone are often
-    the ends of a pipeline, which differ for good; therefore one and two ranks are compared with their own usual times, `history` [n, R]
-    (NaN where a rank was slow), as soon as those are known.
+    The reference is the lower median of the peers on other hosts, or, where there are none, of the other peers. Two ranks alone are
+    often the ends of a pipeline, which differ for good; therefore one and two ranks are compared with their own usual times,
+    `usual_us` [R], as soon as those are known.
     """
     excess = np.zeros(len(own_us))
-    usual_us = median_of(history)
+    usual_us = np.full(len(own_us), np.nan) if usual_us is None else usual_us
     for places in classes:
+        if len(places) > _MANY_PEERS:  # one host more or less does not move the median
+            excess[list(places)] = own_us[list(places)] - np.quantile(own_us[list(places)], 0.5, method="lower")
+            continue
         for place in places:
             others = [other for other in places if other != place]
             elsewhere = [other for other in others if hosts[other] != hosts[place]]

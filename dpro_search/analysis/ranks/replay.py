@@ -1,8 +1,8 @@
 """What a step would be shorter if a rank were not late: the events of all ranks are replayed with less own time.
 
-A rank's events are own times, enqueues and waits, in their order. A collective ends when its last rank has enqueued it and its transfer
-is over; a wait ends with its collective. Own times and transfers are taken from the stamps, so that only the removed lateness changes.
-The gain is the difference of two replays: with and without.
+A rank's events are own times, enqueues and waits, in their order. A collective ends when its last rank has enqueued it and its
+transfer is over; a wait ends with its collective. Own times and transfers are taken from the stamps, so that only the removed
+lateness changes. The gain is the difference of two replays: with and without.
 """
 
 from __future__ import annotations

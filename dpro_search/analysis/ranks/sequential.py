@@ -1,9 +1,9 @@
 """A sequential test: which columns of a series exceed a threshold far more often than those that are alike would by chance.
 
-In each step a column (a rank's own time beyond its peers', as a share of the step) hits if it exceeds ``max(least, 1.5 noise)``. A column
-is named when its hits among the last n steps have a probability below `_FALSE_ALARM` under the rate at which unnamed columns hit. The
-binomial bound needs no shape of the noise. It does need independent steps: therefore n steps last `_LEAST_S` at least, so that a
-pause of a moment is no slow rank.
+In each step a column (a rank's own time beyond its peers', as a share of the step) hits if it exceeds ``max(least, 1.5 noise)``. A
+column is named when its hits among the last n steps have a probability below `_FALSE_ALARM` under the rate at which unnamed columns
+hit. The binomial bound needs no shape of the noise. It does need independent steps: therefore n steps last `_LEAST_S` at least, so
+that a pause of a moment is no slow rank.
 """
 
 from __future__ import annotations

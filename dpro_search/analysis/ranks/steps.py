@@ -1,12 +1,12 @@
 """Measures of steps from stamps: each rank's own time, the waits it had and caused, and how long transfers took.
 
-A rank's *own time* is the part of a step in which it does not wait for a collective. It needs one rank's clock only. A rank waits from the
-call of `Work.wait` to its return. Where nobody calls it (DDP's reducer waits in C++), it waits from its last enqueue before the
-optimizer's step until the last of these collectives has ended. Own time before the first forward pass of a step is input; the rest is
-compute.
+A rank's *own time* is the part of a step in which it does not wait for a collective. It needs one rank's clock only. A rank waits
+from the call of `Work.wait` to its return. Where nobody calls it (DDP's reducer waits in C++), it waits from its last enqueue
+before the optimizer's step until the last of these collectives has ended. Own time before the first forward pass of a step is
+input; the rest is compute.
 
-Every rank is late for the same all-reduce if one is, but only that one has more own time: that tells the origin of a wait, also over the
-stages of a pipeline.
+Every rank is late for the same all-reduce if one is, but only that one has more own time: that tells the origin of a wait, also
+over the stages of a pipeline.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _collectives(stamps: Sequence[RankStamps], offsets_ns: Ints, steps: Ints) ->
 def _messages(stamps: Sequence[RankStamps], offsets_ns: Ints, steps: Ints) -> dict[tuple[int, int], Floats]:
     """Transfer time of messages between each pair of ranks, from when both ends were ready to the end at the receiver."""
     sent, received = (_ends(stamps, offsets_ns, steps, operation) for operation in (SEND, RECEIVE))
-    edges = {}
+    edges: dict[tuple[int, int], Floats] = {}
     for key, (sequence, ready_ns, _, _) in sent.items():
         source, destination, group = key
         if (destination, source, group) not in received:
@@ -193,7 +193,7 @@ def _messages(stamps: Sequence[RankStamps], offsets_ns: Ints, steps: Ints) -> di
         transfer_us = np.maximum(end_ns[theirs] - np.maximum(ready_ns[mine], other_ready_ns[theirs]), 0) / 1e3
         usable = ~np.isnan(transfer_us)
         total = np.bincount(step[theirs][usable], transfer_us[usable], len(steps))
-        edges[source, destination] = edges.get((source, destination), 0) + total
+        edges[source, destination] = edges.get((source, destination), np.zeros(len(steps))) + total
     return edges
 
 

@@ -15,7 +15,7 @@ from dpro_search.analysis.ranks.answer import Finding, Parting, RanksAnswer, Ran
 from dpro_search.analysis.ranks.clocks import Clocks
 from dpro_search.analysis.ranks.links import Links
 from dpro_search.analysis.ranks.parting import parting_of
-from dpro_search.analysis.ranks.peers import median_of, peer_classes, peer_excess_us
+from dpro_search.analysis.ranks.peers import has_small_classes, median_of, peer_classes, peer_excess_us
 from dpro_search.analysis.ranks.replay import step_gain_us
 from dpro_search.analysis.ranks.sequential import Exceedance, Excess
 from dpro_search.analysis.ranks.steps import Floats, StepMeasures, flows_from_next, measured
@@ -47,6 +47,7 @@ class Watch:
         self._links: Links | None = None
         self._classes: tuple[tuple[int, ...], ...] = ()
         self._measured: dict[str, Floats] = {}
+        self._usual_us: dict[str, Floats] = {}
         self._clocks: Clocks | None = None
         self._recent: list[StepMeasures] = []
         self._replayed: tuple[list[RankStamps], np.ndarray] | None = None
@@ -151,10 +152,12 @@ class Watch:
         for row, step in enumerate(measures.steps.tolist()):
             length_us = float(measures.length_us[row])
             for kind, own_us in (("compute", measures.compute_us[row]), ("input", measures.input_us[row])):
-                excess_us = peer_excess_us(own_us, self._classes, hosts, self._usual(kind))
+                excess_us = peer_excess_us(
+                    own_us, self._classes, hosts, self._usual(kind) if has_small_classes(self._classes) else None
+                )
                 self._push(kind, own_us, excess_us / length_us, length_us)
             for kind, behind_us in (("ring", ring_us[row]), ("message", message_us[row])):
-                usual_us = median_of(self._usual(kind))
+                usual_us = self._usual(kind)
                 # Stages of a pipeline differ for good, neighbours in a ring do not.
                 usual_us = np.where(np.isnan(usual_us), 0.0 if kind == "ring" else behind_us, usual_us)
                 self._push(kind, behind_us, (behind_us - usual_us) / length_us, length_us)
@@ -166,9 +169,11 @@ class Watch:
                 self.changes.append((step, findings))
 
     def _usual(self, kind: str) -> Floats:
-        """What a measure was in the last steps in which its column was not slow, [n, C]; NaN elsewhere."""
-        values = self._measured[kind]
-        return np.where(self._tests[kind].clean, values, np.nan) if len(values) else values
+        """Median of a measure over the last steps in which its column was not slow, [C]; NaN: not known. Taken anew every fourth step."""
+        if self._steps % 4 == 0 or kind not in self._usual_us:
+            values = self._measured[kind]
+            self._usual_us[kind] = median_of(np.where(self._tests[kind].clean, values, np.nan) if len(values) else values)
+        return self._usual_us[kind]
 
     def _push(self, kind: str, measured_us: Floats, excess: Floats, length_us: float) -> None:
         self._tests[kind].push(excess, length_us)

@@ -5,17 +5,17 @@
     with CollectiveStamps("stamps"):
         train()
 
-or, without a line added, ``DPRO_SEARCH_STAMPS=stamps`` with the folder of the hooks on PYTHONPATH. `dpro-search ranks stamps` reads the
-files of all ranks, also while the job runs, and names the rank that makes the others wait.
+or, without a line added, ``DPRO_SEARCH_STAMPS=stamps`` with the folder of the hooks on PYTHONPATH. `dpro-search ranks stamps` reads
+the files of all ranks, also while the job runs, and names the rank that makes the others wait.
 
-PyTorch sends each collective through an operator of its dispatcher (``c10d::allreduce_``, ``c10d::send``, ...), whether Python or C++
-issued it: DDP's reducer, FSDP, messages of pipelines. Each of these operators gets a kernel at its autograd key here that notes the
-time and calls PyTorch's own. Functional collectives (tensor parallelism of DTensor) pass below that key and are not seen. The end comes from the future of the work, or, where a backend has none (Gloo's messages), from the
-return of `Work.wait`. On CUDA, events on the streams stand for the arrival and the end; they are read once they have passed, and
-nothing is synchronised.
+PyTorch sends each collective through an operator of its dispatcher (``c10d::allreduce_``, ``c10d::send``, ...), whether Python or
+C++ issued it: DDP's reducer, FSDP, messages of pipelines. Each of these operators gets a kernel at its autograd key here that notes
+the time and calls PyTorch's own. Functional collectives (tensor parallelism of DTensor) pass below that key and are not seen. The
+end comes from the future of the work, or, where a backend has none (Gloo's messages), from the return of `Work.wait`. On CUDA,
+events on the streams stand for the arrival and the end; they are read once they have passed, and nothing is synchronised.
 
-Beside them stand three marks a step: the end of the optimizer's step (a step ends there), its begin, and the first forward pass after
-it. A job without `torch.optim` calls `CollectiveStamps.step` instead.
+Beside them stand three marks a step: the end of the optimizer's step (a step ends there), its begin, and the first forward pass
+after it. A job without `torch.optim` calls `CollectiveStamps.step` instead.
 
 A rank writes one file of records of 48 bytes (`RECORD`) through a shared mapping, so that a killed process loses nothing; space is
 reserved before it is used, so that a full disk ends the stamps and not the job. Standard library and PyTorch only.
@@ -42,8 +42,8 @@ VERSION = 1
 HEADER_BYTES = 4096  # JSON, padded with spaces; the records follow
 
 # enqueue_ns (monotonic clock; 0: no record); us from it on, NaN where unknown: arrival on the device's stream, end, begin of the
-# host's wait, end of the host's wait; sequence number within the group, or within the pair of ranks of a message; step; bytes; number
-# of the group; operation (place in OPERATIONS); unused; the other rank of a message within its group, or -1.
+# host's wait, end of the host's wait; sequence number within the group, or within the pair of ranks of a message; step; bytes;
+# number of the group; operation (place in OPERATIONS); unused; the other rank of a message within its group, or -1.
 RECORD = struct.Struct("<qffffIiqHBBhxx")
 OPERATIONS = (
     "none", "step", "forward", "update", "allreduce_", "allreduce_coalesced_", "reduce_", "broadcast_", "allgather_",
@@ -189,8 +189,8 @@ class CollectiveStamps:
 
         arrival = self._arrival() if on_device else None
         enqueue_ns = time.monotonic_ns()
-        # An ordinary call, without the key of this kernel: unlike `redispatch` it releases the interpreter's lock, which Gloo's threads
-        # take while they hold a mutex that the call needs.
+        # An ordinary call, without the key of this kernel: unlike `redispatch` it releases the interpreter's lock, which Gloo's
+        # threads take while they hold a mutex that the call needs.
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             result = operator(*args, **kwargs)
         try:

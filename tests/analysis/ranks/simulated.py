@@ -1,4 +1,4 @@
-"""Stamps of a simulated data-parallel job: compute with noise, four all-reduces in a ring in the backward pass, one optimizer step."""
+"""Stamps of a simulated data-parallel job: compute with noise, four all-reduces in the backward pass, one optimizer step."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.analysis.ranks.simulated import BUCKETS, SimulatedJob
 
 from dpro_search.analysis.ranks import RanksAnswer, Watch, ranks
+from tests.analysis.ranks.simulated import BUCKETS, SimulatedJob
 
 SLOW_FROM = 40
 
@@ -96,7 +96,7 @@ def test_a_clock_that_jumps_is_named_and_no_rank_is_slow() -> None:
 
 def test_ranks_that_part_are_named_with_their_last_operations() -> None:
     stop = 30 * BUCKETS + 1
-    job = SimulatedJob(last_collective={rank: stop + 1 for rank in range(8)} | {3: stop})
+    job = SimulatedJob(last_collective=dict.fromkeys(range(8), stop + 1) | {3: stop})
     parting = ranks(job.stamps()).parting
     assert parting is not None
     assert (parting.behind, parting.sequence, parting.last[3]) == ((3,), stop + 1, ("allreduce", stop))

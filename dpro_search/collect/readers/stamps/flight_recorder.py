@@ -1,9 +1,9 @@
 """Dumps of PyTorch's flight recorder: the last collectives of each rank, which it writes when a collective times out.
 
 Format: PyTorch's tutorial "Flight Recorder for debugging stuck jobs" (recipes, flight recorder) and ``torch/csrc/distributed/c10d/
-FlightRecorder.hpp``, versions 2.x. Only JSON is read. The default dump is a pickle, which can run code when it is opened; the error for one
-names the command that converts it. A dump has the times at which a rank enqueued a collective and, if the watchdog noticed, when it
-started and ended; it has no steps and no host. That tells where ranks part; it does not tell which rank is slow.
+FlightRecorder.hpp``, versions 2.x. Only JSON is read. The default dump is a pickle, which can run code when it is opened; the error
+for one names the command that converts it. A dump has the times at which a rank enqueued a collective and, if the watchdog noticed,
+when it started and ended; it has no steps and no host. That tells where ranks part; it does not tell which rank is slow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpro_search.errors import InputError, TraceFormatError
 
 _PICKLE = b"\x80"
 _TO_JSON = (
-    "a pickle, which is not opened; where you trust it: python -c 'import json, pickle, sys; "
+    "a pickle, which is not opened; if you trust it: python -c 'import json, pickle, sys; "
     'json.dump(pickle.load(open(sys.argv[1], "rb")), open(sys.argv[1] + ".json", "w"))\' FILE, and give the folder of the .json files'
 )
 _ITEM_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# As `dpro_search.runtime.record.collective_stamps.RECORD`, which defines the fields. Times in us count from `enqueue_ns` on; NaN: unknown.
+# As `dpro_search.runtime.record.collective_stamps.RECORD`, which defines the fields. Times in us count from `enqueue_ns` on; NaN:
+# unknown.
 RECORD = np.dtype(
     [
         ("enqueue_ns", "<i8"),

@@ -16,7 +16,7 @@ from dpro_search.collect.readers.stamps import StampFolder
 from experiments.slow_ranks.cases import JOBS, job_of, score
 from experiments.slow_ranks.launch import run_job
 
-_HEALTHY = {"kind": "ddp", "ranks": 4, "hosts": 4, "blocks": 2, "block_us": 1000, "width": 64, "step_us": 9000, "input_us": 500}
+_HEALTHY = {"kind": "ddp", "ranks": 4, "hosts": 4, "blocks": 2, "block_us": 500, "width": 64, "step_us": 6000, "input_us": 300}
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cases", type=int, default=20)
+    parser.add_argument("--cases", type=int, default=17)
     parser.add_argument("--jobs", nargs="*", default=list(JOBS))
     parser.add_argument("--healthy-steps", type=int, default=0)
     parser.add_argument("--score-only", action="store_true")

@@ -11,7 +11,7 @@ VERDICT = 20  # steps within which a verdict must have been given
 
 JOBS: dict[str, dict[str, Any]] = {
     "ddp-4": {"kind": "ddp", "ranks": 4, "hosts": 4, "blocks": 4, "block_us": 4000, "width": 192, "step_us": 60_000},
-    "ddp-16": {"kind": "ddp", "ranks": 16, "hosts": 4, "blocks": 2, "block_us": 16_000, "width": 192, "step_us": 140_000},
+    "ddp-16": {"kind": "ddp", "ranks": 16, "hosts": 4, "blocks": 2, "block_us": 16_000, "width": 320, "step_us": 140_000},
     "fsdp-4": {"kind": "fsdp", "ranks": 4, "hosts": 4, "blocks": 3, "block_us": 6000, "width": 192, "step_us": 90_000},
     "pipeline-4": {"kind": "pipeline", "ranks": 4, "hosts": 4, "blocks": 1, "block_us": 3000, "width": 192, "step_us": 110_000},
     "pipeline-2x4": {"kind": "pipeline", "ranks": 8, "hosts": 4, "blocks": 1, "block_us": 4000, "width": 192, "step_us": 140_000},

@@ -1,7 +1,7 @@
 """How long `ranks` takes for many ranks and steps: ``python -m experiments.slow_ranks.day FOLDER --ranks 1000 --steps 720``.
 
-Writes files of healthy ranks (equal work with noise, the given number of all-reduces a step), then reads them, with the time and the
-greatest memory of the reading process.
+Writes files of healthy ranks (equal work with noise, the given number of all-reduces a step), then reads them, with the time and
+the most memory of the reading process.
 """
 
 from __future__ import annotations

@@ -152,9 +152,8 @@ class Watch:
         for row, step in enumerate(measures.steps.tolist()):
             length_us = float(measures.length_us[row])
             for kind, own_us in (("compute", measures.compute_us[row]), ("input", measures.input_us[row])):
-                excess_us = peer_excess_us(
-                    own_us, self._classes, hosts, self._usual(kind) if has_small_classes(self._classes) else None
-                )
+                usual_us = self._usual(kind) if has_small_classes(self._classes) else None
+                excess_us = peer_excess_us(own_us, self._classes, hosts, usual_us)
                 self._push(kind, own_us, excess_us / length_us, length_us)
             for kind, behind_us in (("ring", ring_us[row]), ("message", message_us[row])):
                 usual_us = self._usual(kind)
@@ -169,7 +168,7 @@ class Watch:
                 self.changes.append((step, findings))
 
     def _usual(self, kind: str) -> Floats:
-        """Median of a measure over the last steps in which its column was not slow, [C]; NaN: not known. Taken anew every fourth step."""
+        """Median of a measure over the last steps in which its column was not slow, [C]; NaN: not known; taken every fourth step."""
         if self._steps % 4 == 0 or kind not in self._usual_us:
             values = self._measured[kind]
             self._usual_us[kind] = median_of(np.where(self._tests[kind].clean, values, np.nan) if len(values) else values)

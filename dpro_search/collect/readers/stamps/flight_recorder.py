@@ -23,8 +23,8 @@ from dpro_search.errors import InputError, TraceFormatError
 
 _PICKLE = b"\x80"
 _TO_JSON = (
-    "a pickle, which is not opened; if you trust it: python -c 'import json, pickle, sys; "
-    'json.dump(pickle.load(open(sys.argv[1], "rb")), open(sys.argv[1] + ".json", "w"))\' FILE, and give the folder of the .json files'
+    "a pickle, which is not opened; if you trust it run python -c 'import json, pickle, sys; "
+    'json.dump(pickle.load(open(sys.argv[1], "rb")), open(sys.argv[1] + ".json", "w"))\' FILE, and give the folder of the .json'
 )
 _ITEM_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
 _MARKS = ("none", "step", "forward", "update")

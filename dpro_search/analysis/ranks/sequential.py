@@ -19,8 +19,8 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 _FALSE_ALARM = 1e-6  # of a column in one window
-_LEAST_STEPS, _MOST_STEPS = 12, 120
-_LEAST_S = 0.5
+_LEAST_STEPS, _MOST_STEPS = 12, 200
+_LEAST_S = 0.8
 _NOISES, _NOISES_OF_LARGEST = 1.5, 1.0  # a hit exceeds so many standard deviations of the noise
 _NOISE_STEPS = 64  # over which the noise is taken
 _RATE_STEPS = 256  # over which the rate of hits is taken

@@ -6,7 +6,8 @@
             recorder.step()
 
 Every rank does so, and ``dpro-search import runs/rec --out trace`` makes the trace. `TransformersCallback`, `LightningCallback` and
-`AccelerateTracker` do the same in those trainers, which they import when they are first used.
+`AccelerateTracker` do the same in those trainers, which they import when they are first used. `CollectiveStamps` notes when each
+rank's collectives begin and end, by which ``dpro-search ranks`` names a slow rank.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from dpro_search.runtime.record import Recorder
 
 if TYPE_CHECKING:
     from dpro_search.runtime.record.accelerate import AccelerateTracker
+    from dpro_search.runtime.record.collective_stamps import CollectiveStamps
     from dpro_search.runtime.record.lightning import LightningCallback
     from dpro_search.runtime.record.transformers import TransformersCallback
 
-__all__ = ["AccelerateTracker", "LightningCallback", "Recorder", "TransformersCallback"]
+__all__ = ["AccelerateTracker", "CollectiveStamps", "LightningCallback", "Recorder", "TransformersCallback"]
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for known

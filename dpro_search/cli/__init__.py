@@ -42,6 +42,7 @@ VERBS = {
     "replay": Verb("dpro_search.cli.replay", "Predict the iteration time of a trace, as recorded or changed."),
     "diagnose": Verb("dpro_search.cli.diagnose", "Show what an iteration waits for and what improvements would gain."),
     "expect": Verb("dpro_search.cli.expect", "Say whether a measured job is as expected, and why it may not be."),
+    "ranks": Verb("dpro_search.cli.ranks", "Name the rank, host or link that makes the others of a running job wait."),
     "diff": Verb("dpro_search.cli.diff", "Show what explains the change between two recordings of a job."),
     "describe": Verb("dpro_search.cli.describe", "Write the description of a parallel job that was not recorded."),
     "capture": Verb("dpro_search.cli.capture", "Capture the training step of a PyTorch model without running it."),

@@ -37,3 +37,8 @@ if os.environ.get("DPRO_SEARCH_RECORD_TO"):
     import dpro_search_attach
 
     dpro_search_attach.install()
+
+if os.environ.get("DPRO_SEARCH_STAMPS"):
+    import dpro_search_stamps
+
+    dpro_search_stamps.install(os.environ["DPRO_SEARCH_STAMPS"])

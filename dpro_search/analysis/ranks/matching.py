@@ -1,0 +1,50 @@
+"""Matching collectives over ranks, by group and sequence number."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dpro_search.collect.readers.stamps.records import FIRST_COLLECTIVE, RECEIVE, SEND, Group, RankStamps, Records
+
+Ints = npt.NDArray[np.int64]
+
+
+def matched(stamps: Sequence[RankStamps]) -> Iterator[tuple[Ints, list[Records]]]:
+    """Places of the ranks of each group, and their records of the collectives that all of them have, in equal order."""
+    place_of = {each.rank: place for place, each in enumerate(stamps)}
+    for group, numbers in groups_of(stamps).items():
+        if len(numbers) < 2 or any(rank not in place_of for rank in group.ranks):
+            continue
+        places = np.array([place_of[rank] for rank in group.ranks])
+        parts = [part_of(stamps[place], numbers[place]) for place in places]
+        low, high = max(int(part["sequence"][0]) for part in parts), min(int(part["sequence"][-1]) for part in parts)
+        if high >= low and all(len(part) == int(part["sequence"][-1]) - int(part["sequence"][0]) + 1 for part in parts):
+            firsts = [int(part["sequence"][0]) for part in parts]
+            yield places, [part[low - first : high - first + 1] for part, first in zip(parts, firsts, strict=True)]
+
+
+def groups_of(stamps: Sequence[RankStamps]) -> dict[Group, dict[int, int]]:
+    """Number that each rank (by place) uses for each group."""
+    groups: dict[Group, dict[int, int]] = defaultdict(dict)
+    for place, each in enumerate(stamps):
+        for number, group in each.groups.items():
+            if each.rank in group.ranks and ((each.records["group"] == number) & _is_collective(each)).any():
+                groups[group][place] = number
+    return {group: numbers for group, numbers in groups.items() if len(numbers) == len(group.ranks)}
+
+
+def _is_collective(stamps: RankStamps) -> npt.NDArray[np.bool_]:
+    names = np.array(stamps.operations)
+    messages = np.isin(names, (SEND, RECEIVE, "recv_any_source_"))[stamps.records["operation"]]
+    flags: npt.NDArray[np.bool_] = (stamps.records["operation"] >= FIRST_COLLECTIVE) & ~messages
+    return flags
+
+
+def part_of(stamps: RankStamps, number: int) -> Records:
+    part = stamps.records[(stamps.records["group"] == number) & _is_collective(stamps)]
+    ordered: Records = part[np.argsort(part["sequence"], kind="stable")]
+    return ordered

@@ -1,0 +1,51 @@
+"""A DDP job on CPUs whose compute is a sleep; the rank SLOW_RANK sleeps longer in its backward pass from the 20th step on."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 60
+
+
+class Sleeping(torch.autograd.Function):
+    seconds = 0.005
+
+    @staticmethod
+    def forward(ctx, x):
+        time.sleep(0.005)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(Sleeping.seconds)
+        return gradient
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return Sleeping.apply(self.linear(x))
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Sequential(*[Block() for _ in range(4)]), bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        if step == 20 and os.environ.get("SLOW_RANK") == str(dist.get_rank()):
+            Sleeping.seconds = 0.02
+        model(torch.randn(4, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,8 @@
 
 A rank writes two files for each window of recorded steps into a folder that all ranks share: ``window0/rank00003.json.gz``, the
 profile of PyTorch's profiler, and ``window0/rank00003.job.json``, which describes the job as this rank sees it.
-`dpro-search import` reads the folder. `CollectiveStamps` notes when collectives begin and end, for `dpro-search ranks`. Standard library and PyTorch only; Python 3.8 and later.
+`dpro-search import` reads the folder. `CollectiveStamps` notes when collectives begin and end, for `dpro-search ranks`. Standard
+library and PyTorch only; Python 3.8 and later.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class _Steps:
-    """What was measured: durations in us, [readings], and how it was given."""
+    """Measured durations in us, [readings], and how they were given."""
 
     times_us: Floats
     text: str  # As the message of an error names it.

@@ -66,7 +66,7 @@ def base_name(op: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelKind:
-    """What kernels of one name, op and shapes have in common."""
+    """Properties that kernels of one name, op and shapes have in common."""
 
     name: str
     op: str  # The framework's op that launched it; empty: not recorded.

@@ -219,7 +219,7 @@ def measured_session(validation: Validation, baseline: Prediction, held: Calibra
 
 
 def _reported_session(lines: Sequence[Measurement], baseline: Prediction, held: Calibration) -> Session:
-    """What people reported as one session, each plan once."""
+    """The times that people reported, as one session with each plan once."""
     by_plan: dict[Plan, list[Measurement]] = {}
     for one in lines:
         by_plan.setdefault(one.plan, []).append(one)

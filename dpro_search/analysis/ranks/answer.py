@@ -136,5 +136,5 @@ class RanksAnswer(msgspec.Struct, frozen=True, kw_only=True):
             return [self.parting.sentence(), *self.notes]
         if self.step < 0:
             return ["no step that all ranks completed was seen yet", *self.notes]
-        found = [finding.sentence(self.step_us) for finding in self.findings]
-        return [*(found or [f"no rank is slow (steps up to {self.step}, {self.step_us / 1e3:.3g} ms each)"]), *self.notes]
+        sentences = [finding.sentence(self.step_us) for finding in self.findings]
+        return [*(sentences or [f"no rank is slow (steps up to {self.step}, {self.step_us / 1e3:.3g} ms each)"]), *self.notes]

@@ -30,7 +30,7 @@ class Clocks:
         self.notes: list[str] = []
 
     def offsets_ns(self, stamps: Sequence[RankStamps], steps: Ints) -> Ints:
-        """What each rank's clock is ahead of the first rank's, [n, R], in these n steps."""
+        """Time by which each rank's clock is ahead of the first rank's, in ns, [n, R], in these n steps."""
         offsets = np.zeros((len(steps), len(stamps)), np.int64)
         if self._one:
             return offsets

@@ -62,7 +62,7 @@ class Links:
         return np.nan_to_num(excess)
 
     def message_excess_us(self, edges: Mapping[tuple[int, int], Floats], ranks: Sequence[int], count: int) -> Floats:
-        """What each candidate adds to the messages over its link, [n, U]."""
+        """Time that each candidate adds to the messages over its link, in us, [n, U]."""
         unit = {ranks[place]: number for number, places in enumerate(self.units) for place in places}
         crossing = [(source, destination) for source, destination in edges if unit[source] != unit[destination]]
         excess = np.zeros((count, len(self.units)))

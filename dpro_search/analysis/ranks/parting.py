@@ -1,4 +1,4 @@
-"""Where ranks part: the first collective of a group that not all of its ranks enqueued, which is how a hang looks."""
+"""The first collective of a group that not all of its ranks enqueued, which is how a hang looks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step would be shorter if a rank were not late: the events of all ranks are replayed with less own time.
+"""Time by which a step would be shorter if a rank were not late: the events of all ranks are replayed with less time between them.
 
 A rank's events are own times, enqueues and waits, in their order. A collective ends when its last rank has enqueued it and its
 transfer is over; a wait ends with its collective. Own times and transfers are taken from the stamps, so that only the removed
@@ -20,7 +20,7 @@ from dpro_search.collect.readers.stamps.records import FIRST_COLLECTIVE, FORWARD
 
 @dataclass(frozen=True)
 class _Event:
-    """What a rank does at a time (us from its begin on): `key` is the collective that it enqueues or waits for, None for a mark."""
+    """An event of a rank at a time (us from its begin on): `key` is the collective that it enqueues or waits for, None for a mark."""
 
     at_us: float
     until_us: float  # of a wait; else `at_us`
@@ -148,20 +148,20 @@ def _ends(
 
 def _own_us(events: Sequence[_Event], less: dict[int, float] | None, is_input: bool) -> list[float]:
     """Own time before each event of a rank, less what is removed in its step."""
-    own, free_us, forward_seen = [], events[0].at_us if events else 0.0, set()
+    between_us, free_us, forward_seen = [], events[0].at_us if events else 0.0, set()
     marked = {event.step for event in events if event.mark == FORWARD}
     before_forward = []
     for event in events:
-        own.append(max(event.at_us - free_us, 0.0))
+        between_us.append(max(event.at_us - free_us, 0.0))
         free_us = max(free_us, event.until_us)
         if event.mark == FORWARD:
             forward_seen.add(event.step)
         before_forward.append(event.step in marked and (event.step not in forward_seen or event.mark == FORWARD))
     if less is None:
-        return own
+        return between_us
     for step, us in less.items():
         places = [place for place, event in enumerate(events) if event.step == step and before_forward[place] == is_input]
-        total = sum(own[place] for place in places)
+        total = sum(between_us[place] for place in places)
         for place in places:
-            own[place] *= max(1 - us / total, 0.0) if total > 0 else 1.0
-    return own
+            between_us[place] *= max(1 - us / total, 0.0) if total > 0 else 1.0
+    return between_us

@@ -189,10 +189,10 @@ def _messages(stamps: Sequence[RankStamps], offsets_ns: Ints, steps: Ints) -> di
         if (destination, source, group) not in received:
             continue
         other_sequence, other_ready_ns, end_ns, step = received[destination, source, group]
-        _, mine, theirs = np.intersect1d(sequence, other_sequence, assume_unique=True, return_indices=True)
-        transfer_us = np.maximum(end_ns[theirs] - np.maximum(ready_ns[mine], other_ready_ns[theirs]), 0) / 1e3
+        _, rows, other_rows = np.intersect1d(sequence, other_sequence, assume_unique=True, return_indices=True)
+        transfer_us = np.maximum(end_ns[other_rows] - np.maximum(ready_ns[rows], other_ready_ns[other_rows]), 0) / 1e3
         usable = ~np.isnan(transfer_us)
-        total = np.bincount(step[theirs][usable], transfer_us[usable], len(steps))
+        total = np.bincount(step[other_rows][usable], transfer_us[usable], len(steps))
         edges[source, destination] = edges.get((source, destination), np.zeros(len(steps))) + total
     return edges
 

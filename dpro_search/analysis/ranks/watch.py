@@ -74,7 +74,7 @@ class Watch:
             pass
 
     def parting(self) -> Parting | None:
-        """Where ranks part, if the job has ended or hangs."""
+        """The collective up to which all ranks went together, if the job has ended or hangs; None: they did not part."""
         return parting_of([_with(each, last) for each, last in zip(self._stamps, self._last, strict=True)])
 
     def answer(self, *, silent: bool = False) -> RanksAnswer:

@@ -72,12 +72,12 @@ def answers(replay: RecordedReplay, speeds: Sequence[GroupSpeed], *, error: floa
     whole_us = base_mean_us if replay.stalls else base.iteration_us
     error_us = error * base.iteration_us
     given_answers = []
-    asked = [(question, after) for question in questions if (after := _scaled(on_steps, question.what_if)) is not None]
+    answerable = [(question, after) for question in questions if (after := _scaled(on_steps, question.what_if)) is not None]
     surely_us: dict[str, float] = {}  # gains at the far end of the interval, of changes that have one
     for question, middle, slowest in _in_lower_precision(on_steps, device):
-        asked.append((question, middle))
+        answerable.append((question, middle))
         surely_us[question.what_if] = base.iteration_us * (1 - _ratio(slowest.iteration_us, before.iteration_us))
-    for question, after in asked:
+    for question, after in answerable:
         iteration_us = base.iteration_us * _ratio(after.iteration_us, before.iteration_us)
         mean_us = base_mean_us * _ratio(after.mean_us or after.iteration_us, before_mean_us)
         gain_us = base_mean_us - mean_us if replay.stalls else base.iteration_us - iteration_us

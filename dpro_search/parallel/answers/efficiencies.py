@@ -36,7 +36,7 @@ def scaled(scales: Scales, logs: Floats) -> Scales:
 def log_steps_us(steps: Steps, logs: Floats) -> Floats:
     """Logarithms of predicted steps in us, [plans], with efficiencies of their own, [plans, efficiencies]."""
     pairs = zip(steps, logs, strict=True)
-    return np.log([prices.scaled(scaled(prices.workload.scales, own)).step_us(strategy) for (prices, strategy), own in pairs])
+    return np.log([prices.scaled(scaled(prices.workload.scales, row)).step_us(strategy) for (prices, strategy), row in pairs])
 
 
 def slopes_at(steps: Steps, logs: Floats) -> Floats:
@@ -64,14 +64,14 @@ def learned(steps: Steps, measured: Floats, noise: Floats, *, same_job: bool) ->
         Whether the factors are for plans of the same job, so that the part of the error is included that all its plans share.
     """
     known = accuracy().spread
-    shared, own = known["group"] ** 2 * np.ones((len(steps), len(steps))), np.diag(REST**2 + noise**2)
+    shared, single = known["group"] ** 2 * np.ones((len(steps), len(steps))), np.diag(REST**2 + noise**2)
     logs = np.zeros(len(MEASURED))
     for _ in range(_ROUNDS):
         at = np.tile(logs, (len(steps), 1))
         slopes = slopes_at(steps, at)
         errors = measured - log_steps_us(steps, at) + slopes @ logs
         moved = slopes * _spread()
-        solved = np.linalg.solve(moved @ moved.T + shared + own, errors)
+        solved = np.linalg.solve(moved @ moved.T + shared + single, errors)
         logs = _spread() * (moved.T @ solved)
     group = known["group"] ** 2 * solved.sum() if same_job else 0.0
     return {name: float(np.exp(log + group)) for name, log in zip(MEASURED, logs, strict=True)}

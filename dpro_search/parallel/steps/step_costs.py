@@ -81,7 +81,7 @@ class LayerShape(NamedTuple):
 
 
 class StepStructure(NamedTuple):
-    """What decides which ops a step has, apart from the order of passes; fields are those of `StepCosts`, or whether they are 0."""
+    """The properties that decide which ops a step has, beside the order of passes: fields of `StepCosts`, or whether they are 0."""
 
     stages: tuple[tuple[LayerShape, ...], ...]
     sends: bool

@@ -168,7 +168,7 @@ class Watch:
                 self.changes.append((step, findings))
 
     def _usual(self, kind: str) -> Floats:
-        """Median of a measure over the last steps in which its column was not slow, [C]; NaN: not known; taken every fourth step."""
+        """Median of a measure over the last steps in which its column was not slow, [C]; NaN: not known; taken every 4th step."""
         if self._steps % 4 == 0 or kind not in self._usual_us:
             values = self._measured[kind]
             self._usual_us[kind] = median_of(np.where(self._tests[kind].clean, values, np.nan) if len(values) else values)

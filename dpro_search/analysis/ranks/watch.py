@@ -18,7 +18,7 @@ from dpro_search.analysis.ranks.parting import parting_of
 from dpro_search.analysis.ranks.peers import has_small_classes, median_of, peer_classes, peer_excess_us
 from dpro_search.analysis.ranks.replay import step_gain_us
 from dpro_search.analysis.ranks.sequential import Exceedance, Excess
-from dpro_search.analysis.ranks.steps import Floats, StepMeasures, flows_from_next, measured
+from dpro_search.analysis.ranks.steps import Floats, StepMeasures, measured
 from dpro_search.collect.readers.stamps import RECORD, RankStamps, StampFolder, flight_recorder
 from dpro_search.collect.readers.stamps.records import STEP, Records
 
@@ -135,7 +135,7 @@ class Watch:
 
     def _prepare(self, block: Sequence[RankStamps]) -> None:
         self._clocks = Clocks(block)
-        self._links = Links.of([each.host for each in block], flows_from_next(block))
+        self._links = Links.of([each.host for each in block])
         self._classes = peer_classes(block)
         ranks = len(block)
         self._tests = {kind: Exceedance(ranks, LEAST_SHARE) for kind in ("compute", "input")}

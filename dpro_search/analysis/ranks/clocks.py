@@ -58,7 +58,7 @@ class Clocks:
 def _end_differences_ns(stamps: Sequence[RankStamps], steps: Ints) -> tuple[np.ndarray, float]:
     """Median difference of the ends on each rank to those on the first, [n, R], and how far ends may lie apart."""
     differences, durations_ns = np.full((len(steps), len(stamps)), np.nan), [float(_LEAST_JUMP_NS)]
-    for places, rows in matched(stamps):
+    for _, places, rows in matched(stamps):
         if len(places) < len(stamps):
             continue
         at = np.argsort(places)

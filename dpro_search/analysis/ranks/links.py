@@ -26,39 +26,34 @@ class Links:
     ----------
     units
         Places of the ranks of each candidate, in the order of ranks.
-    from_next
-        Whether rings carry data from rank r + 1 to rank r.
     """
 
     units: tuple[tuple[int, ...], ...]
-    from_next: bool
 
     @staticmethod
-    def of(hosts: Sequence[str], from_next: bool) -> Links:
+    def of(hosts: Sequence[str]) -> Links:
         """Candidates of a job with these hosts, one a rank."""
         names = list(dict.fromkeys(hosts))
         if len(names) == 1:
-            return Links(units=tuple((place,) for place in range(len(hosts))), from_next=from_next)
-        return Links(
-            units=tuple(tuple(place for place, host in enumerate(hosts) if host == name) for name in names), from_next=from_next
-        )
+            return Links(units=tuple((place,) for place in range(len(hosts))))
+        return Links(units=tuple(tuple(place for place, host in enumerate(hosts) if host == name) for name in names))
 
     def ring_excess_us(self, ended_us: Floats) -> Floats:
-        """How much later collectives end behind each candidate's link than elsewhere, [n, U], of `ended_us`, [n, R]; 0: no ring."""
-        count, ranks = ended_us.shape
+        """How much later collectives end behind each candidate, [n, U], than elsewhere, of `ended_us`, [2, n, R]; 0: no ring."""
+        _, count, ranks = ended_us.shape
         unit = np.empty(ranks, np.int64)
         for number, places in enumerate(self.units):
             unit[list(places)] = number
         excess = np.zeros((count, len(self.units)))
         if len(self.units) < 3 or np.isnan(ended_us).all():
             return excess
-        sender = np.roll(np.arange(ranks), -1 if self.from_next else 1)
-        receivers = np.flatnonzero(unit != unit[sender])
-        for number in range(len(self.units)):
-            touches = (unit[receivers] == number) | (unit[sender[receivers]] == number)
-            if 0 < touches.sum() < len(receivers):
-                behind, elsewhere = ended_us[:, receivers[touches]], ended_us[:, receivers[~touches]]
-                excess[:, number] = behind.min(axis=1) - elsewhere.mean(axis=1)
+        for ended, sender in zip(ended_us, (np.roll(np.arange(ranks), 1), np.roll(np.arange(ranks), -1)), strict=True):
+            receivers = np.flatnonzero(unit != unit[sender])
+            for number in range(len(self.units)):
+                touches = (unit[receivers] == number) | (unit[sender[receivers]] == number)
+                if 0 < touches.sum() < len(receivers):
+                    behind, elsewhere = ended[:, receivers[touches]], ended[:, receivers[~touches]]
+                    excess[:, number] += behind.min(axis=1) - elsewhere.mean(axis=1)
         return np.nan_to_num(excess)
 
     def message_excess_us(self, edges: Mapping[tuple[int, int], Floats], ranks: Sequence[int], count: int) -> Floats:

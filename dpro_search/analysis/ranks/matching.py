@@ -13,8 +13,8 @@ from dpro_search.collect.readers.stamps.records import FIRST_COLLECTIVE, RECEIVE
 Ints = npt.NDArray[np.int64]
 
 
-def matched(stamps: Sequence[RankStamps]) -> Iterator[tuple[Ints, list[Records]]]:
-    """Places of the ranks of each group, and their records of the collectives that all of them have, in equal order."""
+def matched(stamps: Sequence[RankStamps]) -> Iterator[tuple[Group, Ints, list[Records]]]:
+    """Each group, the places of its ranks, and their records of the collectives that all of them have, in equal order."""
     place_of = {each.rank: place for place, each in enumerate(stamps)}
     for group, numbers in groups_of(stamps).items():
         if len(numbers) < 2 or any(rank not in place_of for rank in group.ranks):
@@ -24,7 +24,7 @@ def matched(stamps: Sequence[RankStamps]) -> Iterator[tuple[Ints, list[Records]]
         low, high = max(int(part["sequence"][0]) for part in parts), min(int(part["sequence"][-1]) for part in parts)
         if high >= low and all(len(part) == int(part["sequence"][-1]) - int(part["sequence"][0]) + 1 for part in parts):
             firsts = [int(part["sequence"][0]) for part in parts]
-            yield places, [part[low - first : high - first + 1] for part, first in zip(parts, firsts, strict=True)]
+            yield group, places, [part[low - first : high - first + 1] for part, first in zip(parts, firsts, strict=True)]
 
 
 def groups_of(stamps: Sequence[RankStamps]) -> dict[Group, dict[int, int]]:

@@ -38,22 +38,29 @@ def peer_excess_us(own_us: Floats, classes: Sequence[Sequence[int]], hosts: Sequ
 
     The reference is the lower median of the peers on other hosts, or, where there are none, of the other peers. Two ranks alone are
     often the ends of a pipeline, which differ for good; therefore one and two ranks are compared with their own usual times,
-    `usual_us` [R], as soon as those are known.
+    `usual_us` [R], as soon as those are known, less what the other ranks take beyond theirs: all may be slowed by something else.
     """
     excess = np.zeros(len(own_us))
     usual_us = np.full(len(own_us), np.nan) if usual_us is None else usual_us
+    beyond_us = own_us - usual_us
     for places in classes:
         if len(places) > _MANY_PEERS:  # one host more or less does not move the median
-            excess[list(places)] = own_us[list(places)] - np.quantile(own_us[list(places)], 0.5, method="lower")
+            excess[list(places)] = own_us[list(places)] - _lower_median(own_us[list(places)])
             continue
         for place in places:
             others = [other for other in places if other != place]
             elsewhere = [other for other in others if hosts[other] != hosts[place]]
             if len(places) < _LEAST_PEERS and not np.isnan(usual_us[place]):
-                excess[place] = own_us[place] - usual_us[place]
+                excess[place] = beyond_us[place] - _lower_median(np.delete(beyond_us, place))
             elif others:
-                excess[place] = own_us[place] - np.quantile(own_us[elsewhere or others], 0.5, method="lower")
+                excess[place] = own_us[place] - _lower_median(own_us[elsewhere or others])
     return excess
+
+
+def _lower_median(values: Floats) -> float:
+    """The lower of the two middle values, without those that are NaN; 0 for none."""
+    known = np.sort(values[~np.isnan(values)])
+    return float(known[(len(known) - 1) // 2]) if len(known) else 0.0
 
 
 def median_of(history: Floats) -> Floats:

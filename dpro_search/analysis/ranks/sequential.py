@@ -18,7 +18,7 @@ from scipy.stats import binom
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-_FALSE_ALARM = 1e-6  # of a column in one window
+_FALSE_ALARM = 5e-6  # of a column in one window
 _LEAST_STEPS, _MOST_STEPS = 12, 200
 _LEAST_S = 0.8
 _NOISES, _NOISES_OF_LARGEST = 1.5, 1.0  # a hit exceeds so many standard deviations of the noise

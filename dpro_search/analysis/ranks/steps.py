@@ -25,13 +25,12 @@ from dpro_search.collect.readers.stamps.records import (
     SEND,
     STEP,
     UPDATE,
+    Group,
     RankStamps,
     Records,
 )
 
 Floats = npt.NDArray[np.float64]
-
-_FROM_NEXT = ("gloo",)  # backends whose rings carry data from rank r + 1 to r; NCCL's carry it from r - 1 to r
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,8 @@ class StepMeasures:
     waited_us
         Time in which each rank waited for collectives, [n, R].
     ended_us
-        End of all-rank collectives on each rank from the last arrival on, summed over a step, [n, R]; NaN without any.
+        End of collectives on each rank from the last arrival on, summed over a step, [2, n, R]: of rings that carry data from rank
+        r - 1 to r, and of those that carry it from r + 1 to r; NaN for ranks without any.
     last
         Number of collectives at which each rank arrived last, [n, R].
     collectives
@@ -157,9 +157,9 @@ def _alone_us(from_us: Floats, until_us: Floats) -> Floats:
 def _collectives(stamps: Sequence[RankStamps], offsets_ns: Ints, steps: Ints) -> tuple[Floats, Ints, Ints]:
     """Summed ends, times as the last, [n, R] each, and matched collectives, [n]."""
     count, ranks = len(steps), len(stamps)
-    ended_us, last, collectives = np.zeros((count, ranks)), np.zeros((count, ranks), np.int64), np.zeros(count, np.int64)
+    ended_us, last, collectives = np.zeros((2, count, ranks)), np.zeros((count, ranks), np.int64), np.zeros(count, np.int64)
     seen = np.zeros((count, ranks), bool)
-    for places, rows in matched(stamps):
+    for group, places, rows in matched(stamps):
         origin_ns = int(rows[0]["enqueue_ns"][0])
         step = np.searchsorted(steps, rows[0]["step"])
         row = np.clip(step, 0, count - 1)
@@ -172,8 +172,10 @@ def _collectives(stamps: Sequence[RankStamps], offsets_ns: Ints, steps: Ints) ->
         whole = ~np.isnan(end_us).any(axis=1) & (step < count)
         after_us = np.maximum(end_us - arrived_us.max(axis=1, keepdims=True), 0)[whole]
         step = step[whole]
+        flows = _flows_from_next(group, stamps[0].operations)[rows[0]["operation"][whole]].astype(np.int64)
         for column, place in enumerate(places):
-            ended_us[:, place] += np.bincount(step, after_us[:, column], count)
+            for flow in (0, 1):
+                ended_us[flow, :, place] += np.bincount(step[flows == flow], after_us[flows == flow, column], count)
             last[:, place] += np.bincount(step, arrived_us[whole].argmax(axis=1) == column, count).astype(np.int64)
             seen[step, place] = True
         collectives += np.bincount(step, minlength=count)
@@ -220,6 +222,10 @@ def _ends(
     return ends
 
 
-def flows_from_next(stamps: Sequence[RankStamps]) -> bool:
-    """Whether rings carry data from rank r + 1 to rank r."""
-    return any(group.backend in _FROM_NEXT for group in stamps[0].groups.values())
+def _flows_from_next(group: Group, operations: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Whether the ring of each operation (by its number) carries data from rank r + 1 to r, rather than from r - 1 to r.
+
+    Gloo's all-gather passes data on to the next rank, its all-reduce to the one before (allgather_ring.h, allreduce.cc); what else
+    Gloo offers PyTorch is made of these. NCCL's rings pass data on to the next rank.
+    """
+    return np.array([group.backend == "gloo" and "gather" not in name for name in operations])

@@ -18,13 +18,14 @@ from dpro_search.analysis.ranks.parting import parting_of
 from dpro_search.analysis.ranks.peers import has_small_classes, median_of, peer_classes, peer_excess_us
 from dpro_search.analysis.ranks.replay import step_gain_us
 from dpro_search.analysis.ranks.sequential import Exceedance, Excess
-from dpro_search.analysis.ranks.steps import Floats, StepMeasures, flows_from_next, measured
+from dpro_search.analysis.ranks.steps import Floats, StepMeasures, measured
 from dpro_search.collect.readers.stamps import RECORD, RankStamps, StampFolder, flight_recorder
 from dpro_search.collect.readers.stamps.records import STEP, Records
 
 LEAST_SHARE = 0.02  # of a step: the least lateness worth naming
 _BLOCK_STEPS = 256
 _HISTORY_STEPS = 64
+_LEAST_USUAL, _LONGER = 20, 1.05
 _REPLAYED_STEPS = 16
 _READ_RECORDS = 4096
 _SILENT_S = 10.0  # a job that stamped nothing for so long has ended or hangs
@@ -48,6 +49,7 @@ class Watch:
         self._classes: tuple[tuple[int, ...], ...] = ()
         self._measured: dict[str, Floats] = {}
         self._usual_us: dict[str, Floats] = {}
+        self._usual_ended_us: list[float] = []  # of collectives, mean over ranks, in steps without a slow link
         self._clocks: Clocks | None = None
         self._recent: list[StepMeasures] = []
         self._replayed: tuple[list[RankStamps], np.ndarray] | None = None
@@ -135,7 +137,7 @@ class Watch:
 
     def _prepare(self, block: Sequence[RankStamps]) -> None:
         self._clocks = Clocks(block)
-        self._links = Links.of([each.host for each in block], flows_from_next(block))
+        self._links = Links.of([each.host for each in block])
         self._classes = peer_classes(block)
         ranks = len(block)
         self._tests = {kind: Exceedance(ranks, LEAST_SHARE) for kind in ("compute", "input")}
@@ -148,6 +150,7 @@ class Watch:
         self._recent = [*self._recent[-1:], measures]
         hosts = [each.host for each in self._stamps]
         ring_us = self._links.ring_excess_us(measures.ended_us)
+        ended_us = np.nansum(measures.ended_us, axis=0).mean(axis=1)
         message_us = self._links.message_excess_us(measures.edges, [each.rank for each in self._stamps], len(measures.steps))
         for row, step in enumerate(measures.steps.tolist()):
             length_us = float(measures.length_us[row])
@@ -155,6 +158,7 @@ class Watch:
                 usual_us = self._usual(kind) if has_small_classes(self._classes) else None
                 excess_us = peer_excess_us(own_us, self._classes, hosts, usual_us)
                 self._push(kind, own_us, excess_us / length_us, length_us)
+            ring_us[row] = np.where(self._is_longer(float(ended_us[row])), ring_us[row], np.minimum(ring_us[row], 0.0))
             for kind, behind_us in (("ring", ring_us[row]), ("message", message_us[row])):
                 usual_us = self._usual(kind)
                 # Stages of a pipeline differ for good, neighbours in a ring do not.
@@ -168,11 +172,19 @@ class Watch:
                 self.changes.append((step, findings))
 
     def _usual(self, kind: str) -> Floats:
-        """Median of a measure over the last steps in which its column was not slow, [C]; NaN: not known; taken every fourth step."""
+        """Median of a measure over the last steps in which its column was not slow, [C]; NaN: not known; taken every 4th step."""
         if self._steps % 4 == 0 or kind not in self._usual_us:
             values = self._measured[kind]
             self._usual_us[kind] = median_of(np.where(self._tests[kind].clean, values, np.nan) if len(values) else values)
         return self._usual_us[kind]
+
+    def _is_longer(self, ended_us: float) -> bool:
+        """Whether collectives take longer in this step than usual: a slow link makes them so, chance among neighbours does not."""
+        usual = self._usual_ended_us
+        longer = len(usual) < _LEAST_USUAL or ended_us > _LONGER * float(np.median(usual))
+        if not self._tests["ring"].active.any():
+            self._usual_ended_us = [*usual[1 - _HISTORY_STEPS :], ended_us]
+        return longer
 
     def _push(self, kind: str, measured_us: Floats, excess: Floats, length_us: float) -> None:
         self._tests[kind].push(excess, length_us)

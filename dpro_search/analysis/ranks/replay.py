@@ -1,4 +1,4 @@
-"""Time by which a step would be shorter if a rank were not late: the events of all ranks are replayed with less time between them.
+"""Gain of a step if a rank were not late, in us: the events of all ranks are replayed with less time between them.
 
 A rank's events are own times, enqueues and waits, in their order. A collective ends when its last rank has enqueued it and its
 transfer is over; a wait ends with its collective. Own times and transfers are taken from the stamps, so that only the removed
@@ -20,7 +20,7 @@ from dpro_search.collect.readers.stamps.records import FIRST_COLLECTIVE, FORWARD
 
 @dataclass(frozen=True)
 class _Event:
-    """An event of a rank at a time (us from its begin on): `key` is the collective that it enqueues or waits for, None for a mark."""
+    """An event of a rank, in us from its begin on; `key` is the collective that it enqueues or waits for, None for a mark."""
 
     at_us: float
     until_us: float  # of a wait; else `at_us`

@@ -26,6 +26,7 @@ _NOISE_STEPS = 64  # over which the noise is taken
 _RATE_STEPS = 256  # over which the rate of hits is taken
 _LEAST_RATE, _LEAST_RATE_LARGE = 0.07, 0.005
 _UNSEEN_HITS = 2  # hits that are added to those seen, so that few steps do not make a rate look small
+_LEAST_SHARE, _LEAST_LARGE_HITS = 0.7, 4  # of the hits and the large hits of a window, below which no column is named
 _LARGE = 2.5  # a large hit exceeds so many thresholds, and `_LEAST_LARGE` of a step
 _LEAST_LARGE = 0.08
 _QUIET_STEADY, _QUIET_JITTER = 10, 14  # steps without lateness after which it is over
@@ -142,12 +143,15 @@ class Exceedance:
             return
         spread_window = max(window, 20)
         hits, large = self._hits[-window:], self._large[-spread_window:]
+        many, some = hits.sum(axis=0) >= _LEAST_SHARE * window, large.sum(axis=0) >= _LEAST_LARGE_HITS
+        if not self.active.any() and not many.any() and not some.any():
+            return  # the usual case: the probabilities below need not be computed
         rate, large_rate = self._rate(self._hits, _LEAST_RATE), self._rate(self._large, _LEAST_RATE_LARGE)
         steady = binom.sf(hits.sum(axis=0) - 1, window, rate)
         seldom = np.where(_scattered(large), binom.sf(large.sum(axis=0) - 1, len(large), large_rate), 1.0)
         enough_jitter = self._values[-spread_window:].mean(axis=0) >= max(2 * self._noise(), 2 * self._least)
-        enough = (hits.mean(axis=0) >= 0.7) & (np.median(self._values[-window:], axis=0) >= self._least)
-        begins = ~self.active & (((steady < _FALSE_ALARM) & enough) | ((seldom < _FALSE_ALARM) & enough_jitter))
+        enough = many & (np.median(self._values[-window:], axis=0) >= self._least)
+        begins = ~self.active & (((steady < _FALSE_ALARM) & enough) | ((seldom < _FALSE_ALARM) & some & enough_jitter))
         for column in np.flatnonzero(begins).tolist():
             self._since[column] = self._began(column, spread_window)
             self._clean[-self._since[column] :, column] = False

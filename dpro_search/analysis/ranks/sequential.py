@@ -108,13 +108,16 @@ class Exceedance:
         named = []
         for column in np.flatnonzero(self.active).tolist():
             values, hits = self._span(column)
+            steady = _is_steady(values, hits)
+            if not steady and values.mean() < max(2 * self._noise_now, 2 * self._least):
+                continue  # neither steady nor large: noise with a mean
             named.append(
                 Excess(
                     column=column,
                     steps_ago=int(self._since[column]),
                     values=values,
                     lengths_us=np.array(self._lengths_us[-len(values) :]),
-                    steady=_is_steady(values, hits),
+                    steady=steady,
                     false_alarm=float(self._false_alarm[column]),
                 )
             )
@@ -151,11 +154,14 @@ class Exceedance:
         seldom = np.where(_scattered(large), binom.sf(large.sum(axis=0) - 1, len(large), large_rate), 1.0)
         enough_jitter = self._values[-spread_window:].mean(axis=0) >= max(2 * self._noise(), 2 * self._least)
         enough = many & (np.median(self._values[-window:], axis=0) >= self._least)
-        begins = ~self.active & (((steady < _FALSE_ALARM) & enough) | ((seldom < _FALSE_ALARM) & some & enough_jitter))
+        by_jitter = (seldom < _FALSE_ALARM) & some & enough_jitter
+        begins = ~self.active & (((steady < _FALSE_ALARM) & enough) | by_jitter)
         for column in np.flatnonzero(begins).tolist():
             self._since[column] = self._began(column, spread_window)
+            if not by_jitter[column] and not _is_steady(*self._span(column)):
+                continue  # neither steady nor large: noise with a mean
+            self.active[column] = True
             self._clean[-self._since[column] :, column] = False
-        self.active |= begins
         self._false_alarm[begins] = np.minimum(steady, seldom)[begins]
         for column in np.flatnonzero(self.active & ~begins).tolist():
             if self._is_over(column):

@@ -107,8 +107,8 @@ class Exceedance:
         """The columns that are slow now."""
         named = []
         for column in np.flatnonzero(self.active).tolist():
-            values, hits = self._span(column)
-            steady = _is_steady(values, hits)
+            values, _ = self._span(column)
+            steady = self._is_steady(column)
             if not steady and values.mean() < max(2 * self._noise_now, 2 * self._least):
                 continue  # neither steady nor large: noise with a mean
             named.append(
@@ -158,7 +158,7 @@ class Exceedance:
         begins = ~self.active & (((steady < _FALSE_ALARM) & enough) | by_jitter)
         for column in np.flatnonzero(begins).tolist():
             self._since[column] = self._began(column, spread_window)
-            if not by_jitter[column] and not _is_steady(*self._span(column)):
+            if not enough_jitter[column] and not self._is_steady(column):
                 continue  # neither steady nor large: noise with a mean
             self.active[column] = True
             self._clean[-self._since[column] :, column] = False
@@ -171,7 +171,7 @@ class Exceedance:
         """Whether the lateness ended: at most one of the last steps comes near to its mean."""
         values, hits = self._span(column)
         level = float(values[hits].mean()) if hits.any() else 0.0
-        quiet = _QUIET_STEADY if _is_steady(values, hits) else _QUIET_JITTER
+        quiet = _QUIET_STEADY if self._is_steady(column) else _QUIET_JITTER
         last, last_hits = self._values[-quiet:, column], self._hits[-quiet:, column]
         return int((last_hits & (last > _NEAR * level)).sum()) <= 1
 
@@ -179,6 +179,17 @@ class Exceedance:
         """Values and hits since the lateness began."""
         ago = int(min(self._since[column], len(self._values)))
         return self._values[-ago:, column], self._hits[-ago:, column]
+
+    def _is_steady(self, column: int) -> bool:
+        """Whether the lateness, in us, is about equal in all steps from its begin to its last hit, of which the last 24 count."""
+        values, hits = self._span(column)
+        us = values * np.array(self._lengths_us[-len(values) :])
+        if not hits.any():
+            return True
+        near = hits & (us > _NEAR * us[hits].mean())
+        until = len(hits) - int(near[::-1].argmax())
+        recent = us[max(until - 24, 0) : until]
+        return bool(recent.std() < _STEADY * abs(recent.mean()))
 
     def _rate(self, hits: Flags, least: float) -> float:
         """Rate at which unnamed columns hit, the last steps left out: there may be what is to be named."""
@@ -191,16 +202,6 @@ class Exceedance:
         middle = float(np.mean(values[-_LEAST_STEPS:])) / 2
         gain = np.cumsum((values - middle)[::-1])
         return int(gain.argmax()) + 1
-
-
-def _is_steady(values: Floats, hits: Flags) -> bool:
-    """Whether a lateness is about equal in all steps from its begin to its last hit, of which the last 24 are looked at."""
-    if not hits.any():
-        return True
-    near = hits & (values > _NEAR * values[hits].mean())
-    until = len(hits) - int(near[::-1].argmax())
-    recent = values[max(until - 24, 0) : until]
-    return bool(recent.std() < _STEADY * abs(recent.mean()))
 
 
 def _scattered(hits: Flags) -> Flags:

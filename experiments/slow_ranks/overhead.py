@@ -1,7 +1,7 @@
 """Processor time that stamps add to a DDP job with real compute: ``python -m experiments.slow_ranks.overhead``, runs in turn.
 
-Two ranks on one core each train a model of linear layers over Gloo, with and without stamps in turn. Printed: processor time a step of
-both ranks in each run, and the difference of the means.
+Two ranks on one core each train a model of linear layers over Gloo, with and without stamps in turn. Printed: processor time a step
+of both ranks in each run, and the difference of the means.
 """
 
 from __future__ import annotations

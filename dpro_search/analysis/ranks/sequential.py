@@ -26,6 +26,7 @@ _NOISE_STEPS = 64  # over which the noise is taken
 _RATE_STEPS = 256  # over which the rate of hits is taken
 _LEAST_RATE, _LEAST_RATE_LARGE = 0.07, 0.005
 _UNSEEN_HITS = 2  # hits that are added to those seen, so that few steps do not make a rate look small
+_LEAST_SHARE, _LEAST_LARGE_HITS = 0.7, 4  # of the hits and the large hits of a window, below which no column is named
 _LARGE = 2.5  # a large hit exceeds so many thresholds, and `_LEAST_LARGE` of a step
 _LEAST_LARGE = 0.08
 _QUIET_STEADY, _QUIET_JITTER = 10, 14  # steps without lateness after which it is over
@@ -106,14 +107,17 @@ class Exceedance:
         """The columns that are slow now."""
         named = []
         for column in np.flatnonzero(self.active).tolist():
-            values, hits = self._span(column)
+            values, _ = self._span(column)
+            steady = self._is_steady(column)
+            if not steady and values.mean() < max(2 * self._noise_now, 2 * self._least):
+                continue  # neither steady nor large: noise with a mean
             named.append(
                 Excess(
                     column=column,
                     steps_ago=int(self._since[column]),
                     values=values,
                     lengths_us=np.array(self._lengths_us[-len(values) :]),
-                    steady=_is_steady(values, hits),
+                    steady=steady,
                     false_alarm=float(self._false_alarm[column]),
                 )
             )
@@ -142,16 +146,22 @@ class Exceedance:
             return
         spread_window = max(window, 20)
         hits, large = self._hits[-window:], self._large[-spread_window:]
+        many, some = hits.sum(axis=0) >= _LEAST_SHARE * window, large.sum(axis=0) >= _LEAST_LARGE_HITS
+        if not self.active.any() and not many.any() and not some.any():
+            return  # the usual case: the probabilities below need not be computed
         rate, large_rate = self._rate(self._hits, _LEAST_RATE), self._rate(self._large, _LEAST_RATE_LARGE)
         steady = binom.sf(hits.sum(axis=0) - 1, window, rate)
         seldom = np.where(_scattered(large), binom.sf(large.sum(axis=0) - 1, len(large), large_rate), 1.0)
         enough_jitter = self._values[-spread_window:].mean(axis=0) >= max(2 * self._noise(), 2 * self._least)
-        enough = (hits.mean(axis=0) >= 0.7) & (np.median(self._values[-window:], axis=0) >= self._least)
-        begins = ~self.active & (((steady < _FALSE_ALARM) & enough) | ((seldom < _FALSE_ALARM) & enough_jitter))
+        enough = many & (np.median(self._values[-window:], axis=0) >= self._least)
+        by_jitter = (seldom < _FALSE_ALARM) & some & enough_jitter
+        begins = ~self.active & (((steady < _FALSE_ALARM) & enough) | by_jitter)
         for column in np.flatnonzero(begins).tolist():
             self._since[column] = self._began(column, spread_window)
+            if not enough_jitter[column] and not self._is_steady(column):
+                continue  # neither steady nor large: noise with a mean
+            self.active[column] = True
             self._clean[-self._since[column] :, column] = False
-        self.active |= begins
         self._false_alarm[begins] = np.minimum(steady, seldom)[begins]
         for column in np.flatnonzero(self.active & ~begins).tolist():
             if self._is_over(column):
@@ -161,7 +171,7 @@ class Exceedance:
         """Whether the lateness ended: at most one of the last steps comes near to its mean."""
         values, hits = self._span(column)
         level = float(values[hits].mean()) if hits.any() else 0.0
-        quiet = _QUIET_STEADY if _is_steady(values, hits) else _QUIET_JITTER
+        quiet = _QUIET_STEADY if self._is_steady(column) else _QUIET_JITTER
         last, last_hits = self._values[-quiet:, column], self._hits[-quiet:, column]
         return int((last_hits & (last > _NEAR * level)).sum()) <= 1
 
@@ -169,6 +179,17 @@ class Exceedance:
         """Values and hits since the lateness began."""
         ago = int(min(self._since[column], len(self._values)))
         return self._values[-ago:, column], self._hits[-ago:, column]
+
+    def _is_steady(self, column: int) -> bool:
+        """Whether the lateness, in us, is about equal in all steps from its begin to its last hit, of which the last 24 count."""
+        values, hits = self._span(column)
+        us = values * np.array(self._lengths_us[-len(values) :])
+        if not hits.any():
+            return True
+        near = hits & (us > _NEAR * us[hits].mean())
+        until = len(hits) - int(near[::-1].argmax())
+        recent = us[max(until - 24, 0) : until]
+        return bool(recent.std() < _STEADY * abs(recent.mean()))
 
     def _rate(self, hits: Flags, least: float) -> float:
         """Rate at which unnamed columns hit, the last steps left out: there may be what is to be named."""
@@ -181,16 +202,6 @@ class Exceedance:
         middle = float(np.mean(values[-_LEAST_STEPS:])) / 2
         gain = np.cumsum((values - middle)[::-1])
         return int(gain.argmax()) + 1
-
-
-def _is_steady(values: Floats, hits: Flags) -> bool:
-    """Whether a lateness is about equal in all steps from its begin to its last hit, of which the last 24 are looked at."""
-    if not hits.any():
-        return True
-    near = hits & (values > _NEAR * values[hits].mean())
-    until = len(hits) - int(near[::-1].argmax())
-    recent = values[max(until - 24, 0) : until]
-    return bool(recent.std() < _STEADY * abs(recent.mean()))
 
 
 def _scattered(hits: Flags) -> Flags:

@@ -173,11 +173,13 @@ def _collectives(stamps: Sequence[RankStamps], offsets_ns: Ints, steps: Ints) ->
         after_us = np.maximum(end_us - arrived_us.max(axis=1, keepdims=True), 0)[whole]
         step = step[whole]
         flows = _flows_from_next(group, stamps[0].operations)[rows[0]["operation"][whole]].astype(np.int64)
-        for column, place in enumerate(places):
-            for flow in (0, 1):
-                ended_us[flow, :, place] += np.bincount(step[flows == flow], after_us[flows == flow, column], count)
-            last[:, place] += np.bincount(step, arrived_us[whole].argmax(axis=1) == column, count).astype(np.int64)
-            seen[step, place] = True
+        for flow in (0, 1):
+            some = flows == flow
+            present, begins = np.unique(step[some], return_index=True)
+            if len(present):
+                ended_us[flow, present[:, None], places] += np.add.reduceat(after_us[some], begins, axis=0)
+        np.add.at(last, (step, places[arrived_us[whole].argmax(axis=1)]), 1)
+        seen[np.unique(step)[:, None], places] = True
         collectives += np.bincount(step, minlength=count)
     return np.where(seen, ended_us, np.nan), last, collectives
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -106,3 +108,15 @@ class SimulatedJob:
         size_bytes = 4 << 20 if operation >= 4 else 0
         at_ns = int(at_us * 1e3) + 1_000_000_000
         rows.append((at_ns, np.nan, ended_us, np.nan, np.nan, number, step, size_bytes, 0, operation, 0, -1, 0))
+
+
+def write(stamps: list[RankStamps], folder: Path) -> None:
+    """Files as the ranks write them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in stamps:
+        header = {"dpro_search_stamps": 1, "rank": each.rank, "world": each.world, "host": each.host, "boot": each.clock}
+        header |= {"record_bytes": RECORD.itemsize, "operations": list(each.operations)}
+        path = folder / f"rank-{each.rank:05d}.stamps"
+        path.write_bytes(json.dumps(header).encode().ljust(4095) + b"\n" + each.records.tobytes())
+        groups = [{"group": number, **asdict(group)} for number, group in each.groups.items()]
+        path.with_suffix(".groups").write_text("".join(json.dumps(group) + "\n" for group in groups))

@@ -45,7 +45,7 @@ def _is_collective(stamps: RankStamps) -> npt.NDArray[np.bool_]:
 
 
 def part_of(stamps: RankStamps, number: int) -> Records:
-    part = stamps.records[(stamps.records["group"] == number) & _is_collective(stamps)]
+    part: Records = stamps.records[(stamps.records["group"] == number) & _is_collective(stamps)]
     sequence = part["sequence"]
     if (sequence[1:] >= sequence[:-1]).all():
         return part

@@ -188,7 +188,10 @@ def test_another_batch_is_asked_for_like_any_other_change(job):
 def test_a_plan_is_exported_to_its_framework_or_to_another(run, tmp_path):
     assert "MEGATRON_ARGUMENTS" in verb("export", run, "--out", tmp_path / "out")["usage"]
     files = verb("export", run, "--out", tmp_path / "other", "--target", "pytorch")["files"]
-    assert {Path(file).name for file in files} == {"README.md", "parallel_plan.json", "parallel_plan.py", "plan.json"}
+    assert {Path(file).name for file in files} == {
+        *("README.md", "parallel_plan.json", "parallel_plan.py", "plan.json"),
+        *("measure_slurm.sh", "measure_torchrun.sh"),
+    }
     said = refusal("export", run, "--out", tmp_path / "no", "--target", "horovod")
     assert "a parallel job, whose plans are followed by torchtitan, megatron" in said
 

@@ -16,7 +16,8 @@ from report.test_planner import facts, planner, run
 from dpro_search.parallel.answers.priced import PricedPlan
 from dpro_search.parallel.schedule import V_SHAPED, Schedule
 from dpro_search.parallel.steps.pipeline import pipeline_orders
-from dpro_search.parallel.steps.step_graph import LayerCosts, StepCosts, step_graph
+from dpro_search.parallel.steps.step_costs import LayerCosts, StepCosts
+from dpro_search.parallel.steps.step_graph import step_graph
 from dpro_search.parallel.strategy import Strategy
 from dpro_search.replay.engine import ends_us
 from dpro_search.report import render

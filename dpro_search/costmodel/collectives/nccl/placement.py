@@ -108,8 +108,10 @@ def placement_of(cluster: Cluster, ranks: Iterable[int], concurrent: int | None 
 
 def _places(cluster: Cluster, ranks: Sequence[int]) -> tuple[Int32s, Int32s]:
     """Hosts of ascending ranks, and their devices there, [ranks] each: `Cluster.place` of many at once."""
-    for rank in {*ranks[:1], *ranks[-1:]}:
-        cluster.place(rank)  # raises
+    last = cluster.ranks - 1
+    missing = next((rank for rank in ranks if not 0 <= rank <= last), None)
+    if missing is not None:
+        cluster.place(missing)  # raises
     firsts = np.array(cluster.firsts, np.int32)
     per_host = np.array([group.host.devices for group in cluster.groups], np.int32)
     numbers = np.array(ranks, np.int32)

@@ -14,7 +14,7 @@ from dpro_search._text import visible
 from dpro_search.analysis.next_run import NextRun, next_run
 from dpro_search.collect.trace import Floats
 from dpro_search.collect.training_logs import TrainingLog, read_training_log
-from dpro_search.deploy.measured_plans import Measurement, add_measurement, fitted_calibration, measured_plans, now_text
+from dpro_search.deploy.measured_plans import ReportedStep, add_measurement, fitted_calibration, measured_plans, now_text
 from dpro_search.errors import InputError
 from dpro_search.kinds._measured_runs import SearchedRun
 from dpro_search.parallel.job import ParallelJob
@@ -34,7 +34,7 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     number, name
         The plan, 0 without one, and its settings in words.
     step_us, spread_us, steps
-        See `Measurement`.
+        See `ReportedStep`.
     predicted_us, interval_us, error_pct
         The prediction, its 90 % interval, and its error.
     within
@@ -130,7 +130,7 @@ def record(
         _check_memory(searched, memory_bytes)
     several = len(steps.times_us) > 1
     low_us, high_us = np.quantile(steps.times_us, (0.1, 0.9)).tolist()
-    measurement = Measurement(
+    measurement = ReportedStep(
         trace_digest=searched.info.trace_digest,
         plan=plan,
         predicted_us=prediction.iteration_us,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpro_search.collect._files import written_folder
 from dpro_search.deploy.losses import tolerance_of
-from dpro_search.deploy.measure_scripts import BASELINE, MeasuredPlan, measure_files
+from dpro_search.deploy.measure_scripts import BASELINE, PlanToMeasure, measure_files
 from dpro_search.deploy.parts.part import FOLDER, HELPERS, JobFacts, Part, Servers, Target
 from dpro_search.deploy.parts.tensorflow_step import step_files
 from dpro_search.deploy.targets import more_servers, parts_of
@@ -52,7 +52,7 @@ def export_plan(
     expected: tuple[Prediction, Prediction] | None = None,
     known: Sequence[Target] = (),
     about: Sequence[str] = (),
-    measured: MeasuredPlan | None = None,
+    measured: PlanToMeasure | None = None,
 ) -> ExportedFiles:
     """Write the folder `out`, whole or not at all: ``plan.json``, ``README.md``, and what each target needs.
 

@@ -23,7 +23,7 @@ _START_S = 180  # allowed for the start of a run in the time limit that is sugge
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredPlan:
+class PlanToMeasure:
     """The plan of a run folder that is measured: the folder, and the plan's number in it."""
 
     run: Path
@@ -42,7 +42,7 @@ class _Variant:
 
 
 def measure_files(
-    measured: MeasuredPlan,
+    measured: PlanToMeasure,
     planned: Mapping[Target, Part],
     baseline: Mapping[Target, Part] | InputError,
     expected: tuple[Prediction, Prediction] | None,
@@ -76,7 +76,7 @@ def _variant(name: str, number: int, folder: str, parts: Mapping[Target, Part]) 
     return _Variant(name=name, number=number, folder=folder, environment=environment, run=runs[0])
 
 
-def _torchrun_script(measured: MeasuredPlan, variants: Sequence[_Variant], alone: str) -> str:
+def _torchrun_script(measured: PlanToMeasure, variants: Sequence[_Variant], alone: str) -> str:
     run = variants[-1].run
     names = [variant.name for variant in variants]
     what = "baseline and plan in turn, ROUNDS times each" if len(names) > 1 else "the plan ROUNDS times"
@@ -159,7 +159,7 @@ def _sourced(name: str) -> tuple[str, str]:
     return "# shellcheck source=/dev/null", f'. "$FOLDER/{name}"'
 
 
-def _slurm_script(measured: MeasuredPlan, variants: Sequence[_Variant], expected: tuple[Prediction, Prediction] | None) -> str:
+def _slurm_script(measured: PlanToMeasure, variants: Sequence[_Variant], expected: tuple[Prediction, Prediction] | None) -> str:
     run = variants[-1].run
     gpus = f"#SBATCH --gpus-per-node={run.ranks_per_host}\n" if run.gpus else ""
     return f"""\

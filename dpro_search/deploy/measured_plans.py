@@ -33,7 +33,7 @@ LEAST_NOISE = 0.02
 """Standard deviation of a measured step's logarithm: published runs that were repeated differ by 1 to 3 % (experiments/truth)."""
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement of a plan, a line of ``measured.jsonl``.
 
     Attributes
@@ -72,7 +72,7 @@ class MeasuredTimes:
     """All measurements of one plan, in the order of their dates; at least one."""
 
     plan: Plan
-    measurements: Sequence[Measurement]
+    measurements: Sequence[ReportedStep]
 
     @property
     def step_us(self) -> float:
@@ -99,7 +99,7 @@ def measured_plans(run: Path) -> Mapping[Plan, MeasuredTimes]:
     InputError
         The folder is no run folder, or one of its files is damaged or belongs to another job.
     """
-    by_plan: dict[Plan, list[Measurement]] = {}
+    by_plan: dict[Plan, list[ReportedStep]] = {}
     for one in (*_validated(run), *reported(run)):
         by_plan.setdefault(one.plan, []).append(one)
     return {
@@ -107,7 +107,7 @@ def measured_plans(run: Path) -> Mapping[Plan, MeasuredTimes]:
     }
 
 
-def reported(run: Path) -> tuple[Measurement, ...]:
+def reported(run: Path) -> tuple[ReportedStep, ...]:
     """The lines of ``measured.jsonl``; errors are those of `measured_plans`."""
     path, digest = run / _FILE, read_run(run).trace_digest
     if not path.is_file():
@@ -115,7 +115,7 @@ def reported(run: Path) -> tuple[Measurement, ...]:
     measurements = []
     for number, line in enumerate(read_regular(path).splitlines(), 1):
         try:
-            one = decoded(line, Measurement)
+            one = decoded(line, ReportedStep)
         except (*DAMAGED, InputError) as error:
             raise InputError(f"{path}: line {number} is damaged ({error}); take the line out") from error
         if one.trace_digest != digest:
@@ -127,7 +127,7 @@ def reported(run: Path) -> tuple[Measurement, ...]:
     return tuple(measurements)
 
 
-def add_measurement(run: Path, measurement: Measurement) -> None:
+def add_measurement(run: Path, measurement: ReportedStep) -> None:
     """Append a measurement; raises `InputError` while a search writes the folder, `MissingCapabilityError` for a full disk."""
     with locked_run(run):
         lines = [msgspec.json.encode(one) + b"\n" for one in (*reported(run), measurement)]
@@ -143,15 +143,15 @@ def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def _validated(run: Path) -> list[Measurement]:
+def _validated(run: Path) -> list[ReportedStep]:
     """The settings of ``validation.json`` that have a measured time. Paced runs are left out, because they did not compute."""
     validation = Validation.load(run)
     if validation is None or validation.paced:
         return []
     digest, when = read_run(run).trace_digest, _date((run / "validation.json").stat().st_mtime)
 
-    def line(plan: Plan, predicted_us: float, interval_us: tuple[float, float], step_us: float) -> Measurement:
-        return Measurement(
+    def line(plan: Plan, predicted_us: float, interval_us: tuple[float, float], step_us: float) -> ReportedStep:
+        return ReportedStep(
             trace_digest=digest,
             plan=plan,
             predicted_us=predicted_us,
@@ -218,9 +218,9 @@ def measured_session(validation: Validation, baseline: Prediction, held: Calibra
     )
 
 
-def _reported_session(lines: Sequence[Measurement], baseline: Prediction, held: Calibration) -> Session:
+def _reported_session(lines: Sequence[ReportedStep], baseline: Prediction, held: Calibration) -> Session:
     """The times that people reported, as one session with each plan once."""
-    by_plan: dict[Plan, list[Measurement]] = {}
+    by_plan: dict[Plan, list[ReportedStep]] = {}
     for one in lines:
         by_plan.setdefault(one.plan, []).append(one)
     points = []

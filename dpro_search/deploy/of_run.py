@@ -17,7 +17,7 @@ from dpro_search.deploy.chosen import ChosenPlan, PlansOfRun
 from dpro_search.deploy.export import ExportedFiles, export_plan
 from dpro_search.deploy.jobs import RecordedJob
 from dpro_search.deploy.kept_rounds import FinishedRound, RoundsFile
-from dpro_search.deploy.measure_scripts import MeasuredPlan
+from dpro_search.deploy.measure_scripts import PlanToMeasure
 from dpro_search.deploy.measured_plans import fitted_calibration
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.deploy.targets import parts_of, targets_for, targets_named
@@ -85,7 +85,7 @@ def export_from(
     if to.doubt is not None:  # nothing is promised
         chosen, notes = replace(chosen, expected=None), (*notes, f"Warning: {to.doubt}.")
     chosen = replace(chosen, notes=notes)
-    measured = None if chosen.number is None else MeasuredPlan(run=source, number=chosen.number)
+    measured = None if chosen.number is None else PlanToMeasure(run=source, number=chosen.number)
     exported = export_plan(chosen.plan, out, to.targets(chosen.plan), to.facts, chosen.expected, known, chosen.about, measured)
     return replace(exported, number=chosen.number)
 

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from dpro_search.analysis.predict import Replay
 from dpro_search.analysis.search import SearchAnswer
-from dpro_search.deploy.measured_plans import Measurement
+from dpro_search.deploy.measured_plans import ReportedStep
 from dpro_search.deploy.validate import Validation
 from dpro_search.kinds import Diagnosis, ParallelSetting, Term
 from dpro_search.report.quality import HeldOutStep
@@ -89,7 +89,7 @@ class Facts:
     cluster: ClusterFacts | None = None
     trials: Sequence[Json] = ()
     validation: Validation | None = None
-    reported: Sequence[tuple[str, Measurement]] = ()
+    reported: Sequence[tuple[str, ReportedStep]] = ()
     sample_runs: Validation | None = None
     corrected_pct: tuple[float, float] | None = None
     planner: Planner | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dpro_search.deploy.measured_plans import Measurement
+from dpro_search.deploy.measured_plans import ReportedStep
 from dpro_search.deploy.validate import Validation
 from dpro_search.kinds import Term
 from dpro_search.machine import IntervalSource
@@ -44,7 +44,7 @@ def quality_section(
     corrected_pct: tuple[float, float] | None = None,
     *,
     described: bool = False,
-    reported: Sequence[tuple[str, Measurement]] = (),
+    reported: Sequence[tuple[str, ReportedStep]] = (),
     calibration: IntervalSource | None = None,
 ) -> Section:
     """Errors of predictions first, then the basis of intervals (`calibration`) and the terms of the cost model."""
@@ -96,7 +96,7 @@ def _plans(validation: Validation, name_of_plan: Callable[[Plan], str]) -> Eleme
     return table("Predicted and measured step times", columns, (_row("as recorded", *recorded), *plans))
 
 
-def _reported(measurements: Sequence[tuple[str, Measurement]]) -> Element:
+def _reported(measurements: Sequence[tuple[str, ReportedStep]]) -> Element:
     columns = ("setting", "predicted#", "measured#", "error#", "date", "origin")
     rows = [
         (*_row(name_of(name), one.predicted_us, one.step_us, (one.predicted_us / one.step_us - 1) * 100), one.when, one.origin)

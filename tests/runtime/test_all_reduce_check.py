@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro_search.runtime.all_reduce.dpro_search_all_reduce import check
-from dpro_search.runtime.all_reduce.dpro_search_all_reduce.check import CheckedAllReduce, Trial
+from dpro_search.runtime.all_reduce.dpro_search_all_reduce.check import CheckedAllReduce, SizeTimes
 
 MIB = 1 << 20
 RING, DEFAULT, HALVING = ("ring", 0), ("native", 0), ("halving-doubling", 0)
@@ -162,7 +162,7 @@ def test_ranks_that_measure_different_times_keep_the_same_algorithm():
 
     def run(all_reduce: Rank) -> None:
         now_s = 0.0
-        trial = Trial([RING, DEFAULT], 1)
+        trial = SizeTimes([RING, DEFAULT], 1)
         while trial.kept is None:
             times_s = trial.add(all_reduce.time_s[trial.candidates[trial.next()][0]])
             if times_s is not None:
@@ -181,7 +181,7 @@ def test_ranks_that_measure_different_times_keep_the_same_algorithm():
 
 
 def test_one_disturbed_call_of_the_tables_choice_decides_nothing():
-    trial = Trial([RING, DEFAULT], 1)
+    trial = SizeTimes([RING, DEFAULT], 1)
     for times_s in ([0.5, 0.2], [0.2, 0.1], [0.1, 0.2], [0.2, 0.1], [0.1, 0.2], [0.2, 0.1]):
         if trial.kept is None:
             trial.agree(times_s, 10.0)

@@ -92,7 +92,7 @@ class Parting(msgspec.Struct, frozen=True, kw_only=True):
         return "last " + ", ".join(f"rank {rank}: {name} {number}" for rank, (name, number) in shown)
 
 
-class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
+class RankShares(msgspec.Struct, frozen=True, kw_only=True):
     """One rank over the steps that were looked at last, in us a step."""
 
     rank: int
@@ -127,7 +127,7 @@ class RanksAnswer(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     findings: tuple[Finding, ...]
     parting: Parting | None
-    ranks: tuple[RankTimes, ...]
+    ranks: tuple[RankShares, ...]
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpro_search.collect.readers.stamps.records import FIRST_COLLECTIVE, RECEIVE, SEND, Group, RankStamps, Records
+from dpro_search.collect.readers.stamps.records import FIRST_COLLECTIVE, RECEIVE, SEND, RankStamps, Records, StampedGroup
 
 Ints = npt.NDArray[np.int64]
 
 
-def matched(stamps: Sequence[RankStamps]) -> Iterator[tuple[Group, Ints, list[Records]]]:
+def matched(stamps: Sequence[RankStamps]) -> Iterator[tuple[StampedGroup, Ints, list[Records]]]:
     """Each group, the places of its ranks, and their records of the collectives that all of them have, in equal order."""
     place_of = {each.rank: place for place, each in enumerate(stamps)}
     for group, numbers in groups_of(stamps).items():
@@ -27,9 +27,9 @@ def matched(stamps: Sequence[RankStamps]) -> Iterator[tuple[Group, Ints, list[Re
             yield group, places, [part[low - first : high - first + 1] for part, first in zip(parts, firsts, strict=True)]
 
 
-def groups_of(stamps: Sequence[RankStamps]) -> dict[Group, dict[int, int]]:
+def groups_of(stamps: Sequence[RankStamps]) -> dict[StampedGroup, dict[int, int]]:
     """Number that each rank (by place) uses for each group."""
-    groups: dict[Group, dict[int, int]] = defaultdict(dict)
+    groups: dict[StampedGroup, dict[int, int]] = defaultdict(dict)
     for place, each in enumerate(stamps):
         for number, group in each.groups.items():
             if each.rank in group.ranks and ((each.records["group"] == number) & _is_collective(each)).any():

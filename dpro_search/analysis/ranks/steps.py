@@ -25,9 +25,9 @@ from dpro_search.collect.readers.stamps.records import (
     SEND,
     STEP,
     UPDATE,
-    Group,
     RankStamps,
     Records,
+    StampedGroup,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -224,7 +224,7 @@ def _ends(
     return ends
 
 
-def _flows_from_next(group: Group, operations: Sequence[str]) -> npt.NDArray[np.bool_]:
+def _flows_from_next(group: StampedGroup, operations: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Whether the ring of each operation (by its number) carries data from rank r + 1 to r, rather than from r - 1 to r.
 
     Gloo's all-gather passes data on to the next rank, its all-reduce to the one before (allgather_ring.h, allreduce.cc); what else

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from dpro_search.analysis.ranks.answer import Finding, Parting, RanksAnswer, RankTimes
+from dpro_search.analysis.ranks.answer import Finding, Parting, RanksAnswer, RankShares
 from dpro_search.analysis.ranks.clocks import Clocks
 from dpro_search.analysis.ranks.links import Links
 from dpro_search.analysis.ranks.parting import parting_of
@@ -255,11 +255,11 @@ class Watch:
                 return int(measures.end_ns[place[0]]) + self._stamps[0].wall_less_clock_ns
         return 0
 
-    def _times(self, recent: StepMeasures) -> tuple[RankTimes, ...]:
+    def _times(self, recent: StepMeasures) -> tuple[RankShares, ...]:
         part = slice(-_HISTORY_STEPS, None)
         matched = max(int(recent.collectives[part].sum()), 1)
         return tuple(
-            RankTimes(
+            RankShares(
                 rank=each.rank,
                 host=each.host,
                 input_us=float(recent.input_us[part, place].mean()),

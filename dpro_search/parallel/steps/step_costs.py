@@ -1,7 +1,7 @@
 """`StepCosts`: what the parts of a step take, and `structure_of`: all of it that decides which ops a step has.
 
-Steps of one structure have the same graph, so that it is built once for many costs; `Part` names the part of the costs that an op
-takes, and `part_us` says how long that is.
+Steps of one structure have the same graph, so that it is built once for many costs; `StepPart` names the part of the costs that an
+op takes, and `part_us` says how long that is.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ class StepStructure(NamedTuple):
     cores: tuple[tuple[int, int], ...]
 
 
-PartName = Literal[
+StepPartName = Literal[
     "computes", "waits", "send", "gather", "reduce", "reduces", "gathers", "update", "copies", "shared", "tied", "norm"
 ]  # fmt: skip
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """The part of a step's costs that an op takes.
 
     Attributes
@@ -125,7 +125,7 @@ class Part(NamedTuple):
         Whether the layer's parameters are gathered beside it, which slows it down.
     """
 
-    name: PartName
+    name: StepPartName
     rank: int = -1
     stages: tuple[int, ...] = ()
     layer: int = -1
@@ -164,7 +164,7 @@ def structure_of(costs: StepCosts) -> StepStructure:
     )
 
 
-def part_us(costs: StepCosts, part: Part) -> float:
+def part_us(costs: StepCosts, part: StepPart) -> float:
     """Duration of a part, in microseconds. Ranks of a stage that share a core compute one after the other."""
     layers = [layer for stage in part.stages for layer in costs.stages[stage]]
     match part.name:
@@ -195,7 +195,7 @@ def part_us(costs: StepCosts, part: Part) -> float:
             return costs.norm_us
 
 
-def _computed_us(costs: StepCosts, part: Part, layers: Sequence[LayerCosts]) -> tuple[float, float]:
+def _computed_us(costs: StepCosts, part: StepPart, layers: Sequence[LayerCosts]) -> tuple[float, float]:
     """Duration of a pass, and the time of it in which the rank waits in collectives: through a stage, or through one layer."""
     assert part.direction, "a part that computes is one of a pass"
     direction = part.direction

@@ -16,7 +16,7 @@ from dpro_search.collect.trace import Floats
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.parallel.schedule import Schedule
 from dpro_search.parallel.steps.pipeline import Pass, pipeline_orders
-from dpro_search.parallel.steps.step_costs import Part, PartName, StepCosts, StepStructure, part_us, structure_of
+from dpro_search.parallel.steps.step_costs import StepCosts, StepPart, StepPartName, StepStructure, part_us, structure_of
 from dpro_search.replay.engine import Retimed
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import Int32s, ReplayGraph, SharedCores
@@ -67,7 +67,7 @@ class _Template:
         Its durations have no meaning.
     """
 
-    def __init__(self, graph: ReplayGraph, parts: Sequence[Part]) -> None:
+    def __init__(self, graph: ReplayGraph, parts: Sequence[StepPart]) -> None:
         self.graph, self._parts = graph, parts
         self._part_of: Int32s = graph.duration_us.astype(np.int32)
 
@@ -82,11 +82,11 @@ class _Template:
 
 
 class _StepGraph:
-    """Builds the graph; the duration of an op is the number of its `Part` until costs are known."""
+    """Builds the graph; the duration of an op is the number of its `StepPart` until costs are known."""
 
     def __init__(self, structure: StepStructure, orders: Sequence[Sequence[Pass]]) -> None:
         self._structure, self._orders, self._builder = structure, orders, GraphBuilder()
-        self._parts: dict[Part, int] = {}
+        self._parts: dict[StepPart, int] = {}
         ranks = range(len(orders))
         self._compute = [self._builder.add_device(rank, name=f"stage {rank}") for rank in ranks]
         self._exchange = [self._builder.add_device(rank, name=f"collectives {rank}") for rank in ranks]
@@ -122,7 +122,7 @@ class _StepGraph:
         self._updates()
         return _Template(self._builder.build(cores=self._shared_cores()), tuple(self._parts))
 
-    def _add_op(self, device: int, part: Part, name: str, kind: OpKind, after: Sequence[int]) -> int:
+    def _add_op(self, device: int, part: StepPart, name: str, kind: OpKind, after: Sequence[int]) -> int:
         number = self._parts.setdefault(part, len(self._parts))
         return self._builder.add_op(device, number, name=name, kind=kind, after=after)
 
@@ -205,11 +205,11 @@ class _StepGraph:
 
     def _whole(self, rank: int, done: Pass, after: list[int]) -> int:
         kind = OpKind.FORWARD if done.direction == "F" else OpKind.BACKWARD
-        part = Part("computes", rank if self._structure.cores else -1, (done.stage,), direction=done.direction)
+        part = StepPart("computes", rank if self._structure.cores else -1, (done.stage,), direction=done.direction)
         waits = any(layer.waits(done.direction) for layer in self._structure.stages[done.stage])
         return self._computed(rank, part, waits, f"{done.direction}{done.micro_batch} of stage {done.stage}", kind, after)
 
-    def _computed(self, rank: int, part: Part, waits: bool, name: str, kind: OpKind, after: Sequence[int]) -> int:
+    def _computed(self, rank: int, part: StepPart, waits: bool, name: str, kind: OpKind, after: Sequence[int]) -> int:
         """Work of a rank; of shared cores the ranks of its stage take turns, and none uses one while it waits."""
         op = self._add_op(self._compute[rank], part, name, kind, after)
         if waits and self._structure.cores:
@@ -219,7 +219,7 @@ class _StepGraph:
     def _received(self, rank: int, needed: Pass, after: Sequence[int]) -> int:
         """The op that brings what another rank has made, which begins when this rank has nothing else to do."""
         name = f"receives {needed.direction}{needed.micro_batch} of stage {needed.stage}"
-        return self._add_op(self._waiting[rank], Part("send"), name, OpKind.COMM, [*after, self._ends[needed]])
+        return self._add_op(self._waiting[rank], StepPart("send"), name, OpKind.COMM, [*after, self._ends[needed]])
 
     def _layers(self, rank: int, done: Pass, after: list[int]) -> int:
         """A pass layer by layer, with the collectives of each layer's parameters and gradients beside it."""
@@ -240,10 +240,10 @@ class _StepGraph:
                 ahead = structure.prefetch + 1
                 start = gathered[-ahead : -ahead + 1 or None] if structure.gathers_every_pass and len(gathered) >= ahead else []
                 exchange = (self._waiting if structure.blocking else self._exchange)[rank]
-                part = Part("gather", stages=(done.stage,), layer=number)
+                part = StepPart("gather", stages=(done.stage,), layer=number)
                 gather = self._add_op(exchange, part, f"gather for {label}", OpKind.COMM, needs if structure.blocking else start)
                 needs = [gather] if structure.blocking else [*needs, gather]
-            part = Part(
+            part = StepPart(
                 "computes",
                 rank if structure.cores else -1,
                 (done.stage,),
@@ -257,7 +257,7 @@ class _StepGraph:
             after = [compute]
             if done.direction in "BW" and layer.reduces:
                 exchange = (self._waiting if structure.blocking else self._exchange)[rank]
-                part = Part("reduce", stages=(done.stage,), layer=number)
+                part = StepPart("reduce", stages=(done.stage,), layer=number)
                 reduce = self._add_op(exchange, part, f"reduce of {label}", OpKind.COMM, [compute])
                 self._reduces[rank].append(reduce)
                 after = [reduce] if structure.blocking else after
@@ -273,7 +273,7 @@ class _StepGraph:
         device = (
             (self._forward_link if forward else self._backward_link)[rank] if self._structure.overlap_send else self._compute[rank]
         )
-        sent = self._add_op(device, Part("send"), f"send {done.direction}{done.micro_batch}", OpKind.COMM, [end])
+        sent = self._add_op(device, StepPart("send"), f"send {done.direction}{done.micro_batch}", OpKind.COMM, [end])
         self._arrivals[_made(done)] = sent
         if not self._structure.overlap_send:
             self._last[rank] = sent
@@ -283,34 +283,34 @@ class _StepGraph:
         after = [[*self._reduces[rank], *([] if last is None else [last])] for rank, last in enumerate(self._last)]
         if not self._reduces_beside:
             for rank, stages in enumerate(self._on_rank):
-                after[rank] = [self._alone(rank, "reduce gradients", Part("reduces", stages=tuple(stages)), after[rank])]
+                after[rank] = [self._alone(rank, "reduce gradients", StepPart("reduces", stages=tuple(stages)), after[rank])]
         after = self._summed_at_the_end(after)
         for rank, stages in enumerate(self._on_rank):
             if structure.updates:
-                after[rank] = [self._computed(rank, Part("update", rank), False, "update", OpKind.UPDATE, after[rank])]
+                after[rank] = [self._computed(rank, StepPart("update", rank), False, "update", OpKind.UPDATE, after[rank])]
             if not self._gathers_beside and any(self._gathering[stage] for stage in stages):
-                self._alone(rank, "gather parameters", Part("gathers", stages=tuple(stages)), after[rank])
+                self._alone(rank, "gather parameters", StepPart("gathers", stages=tuple(stages)), after[rank])
 
     def _summed_at_the_end(self, after: list[list[int]]) -> list[list[int]]:
         """The ops that each rank's update waits for, with the collectives that come once in a step."""
         structure = self._structure
-        once: list[tuple[bool, str, PartName]] = [
+        once: list[tuple[bool, str, StepPartName]] = [
             (structure.sums_copies, "reduce gradients of both copies", "copies"),
             (structure.sums_shared, "reduce shared gradients", "shared"),
         ]
         for takes_place, name, part in once:
             if takes_place:
-                after = [[self._alone(rank, name, Part(part), before)] for rank, before in enumerate(after)]
+                after = [[self._alone(rank, name, StepPart(part), before)] for rank, before in enumerate(after)]
         first, last = self._rank_of[0], self._rank_of[len(structure.stages) - 1]
         if structure.tied and first != last:
             both = [*after[first], *after[last]]
-            after[first] = after[last] = [self._alone(first, "reduce gradients of the tied embedding", Part("tied"), both)]
+            after[first] = after[last] = [self._alone(first, "reduce gradients of the tied embedding", StepPart("tied"), both)]
         if structure.sums_norms:
-            norm = self._alone(0, "sum norms of gradients", Part("norm"), [op for each in after for op in each])
+            norm = self._alone(0, "sum norms of gradients", StepPart("norm"), [op for each in after for op in each])
             after = [[norm] for _ in after]
         return after
 
-    def _alone(self, rank: int, name: str, part: Part, after: list[int]) -> int:
+    def _alone(self, rank: int, name: str, part: StepPart, after: list[int]) -> int:
         """Collectives beside which nothing is computed."""
         return self._add_op(self._exchange[rank], part, name, OpKind.COMM, after)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpro_search.collect.readers.stamps import RECORD, Group, RankStamps
+from dpro_search.collect.readers.stamps import RECORD, RankStamps, StampedGroup
 
 OPERATIONS = ("none", "step", "forward", "update", "allreduce_", "send", "recv_")
 BUCKETS = 4
@@ -56,7 +56,7 @@ class SimulatedJob:
         ready_us = np.zeros(self.ranks)
         for step in range(self.steps):
             ready_us = self._step(step, ready_us, rows, draws)
-        group = Group(name="0", ranks=tuple(range(self.ranks)), backend="gloo")
+        group = StampedGroup(name="0", ranks=tuple(range(self.ranks)), backend="gloo")
         return [
             RankStamps(
                 rank=rank,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dpro_search.collect.readers.stamps.records import RECORD, Group, RankStamps, Records
+from dpro_search.collect.readers.stamps.records import RECORD, RankStamps, Records, StampedGroup
 from dpro_search.errors import InputError, TraceFormatError
 
 VERSION = 1
@@ -34,7 +34,7 @@ class StampFile:
 
     path: Path
     header: dict[str, Any] = field(init=False)
-    groups: dict[int, Group] = field(init=False, default_factory=dict)
+    groups: dict[int, StampedGroup] = field(init=False, default_factory=dict)
     place: int = field(init=False, default=0)  # records that were taken
 
     def __post_init__(self) -> None:
@@ -89,7 +89,9 @@ class StampFile:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 entry = json.loads(line)
-                group = Group(name=str(entry["name"]), ranks=tuple(map(int, entry["ranks"])), backend=str(entry.get("backend", "")))
+                group = StampedGroup(
+                    name=str(entry["name"]), ranks=tuple(map(int, entry["ranks"])), backend=str(entry.get("backend", ""))
+                )
                 self.groups[int(entry["group"])] = group
             except (ValueError, KeyError, TypeError):
                 continue  # a half-written line of a killed rank

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from dpro_search.collect.readers._bytes import read_whole
-from dpro_search.collect.readers.stamps.records import RECEIVE, RECORD, SEND, Group, RankStamps
+from dpro_search.collect.readers.stamps.records import RECEIVE, RECORD, SEND, RankStamps, StampedGroup
 from dpro_search.errors import InputError, TraceFormatError
 
 _PICKLE = b"\x80"
@@ -85,7 +85,7 @@ def _stamps(path: Path, world: int) -> RankStamps:
     groups, numbers = {}, {}
     for number, (name, config) in enumerate(dump.pg_config.items()):
         numbers[name] = number
-        groups[number] = Group(name=name, ranks=_ranks(config, path), backend="nccl")
+        groups[number] = StampedGroup(name=name, ranks=_ranks(config, path), backend="nccl")
     operations, rows = list(_MARKS), []
     rank = _rank_of(path)
     for name, values in _entries(dump, numbers):

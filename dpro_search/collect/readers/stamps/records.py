@@ -35,7 +35,7 @@ Records = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class StampedGroup:
     """A process group: its name, its ranks in their order, and the library that communicates."""
 
     name: str
@@ -63,5 +63,5 @@ class RankStamps:
     clock: str
     wall_less_clock_ns: int
     operations: tuple[str, ...]
-    groups: dict[int, Group]
+    groups: dict[int, StampedGroup]
     records: Records

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from dpro_search.collect.readers.stamps.records import RECEIVE, RECORD, SEND, STEP, Group, RankStamps
+from dpro_search.collect.readers.stamps.records import RECEIVE, RECORD, SEND, STEP, RankStamps, StampedGroup
 from dpro_search.collect.trace import CollectiveKind, EventKind, Trace
 from dpro_search.errors import MissingCapabilityError
 
@@ -38,7 +38,9 @@ def stamps_of_trace(trace: Trace) -> list[RankStamps]:
         sequence[number] = group, counts[ranks]
         counts[ranks] += 1
     origin_us = float(min(events.start_us[rows].min(), trace.steps.start_us.min()))
-    table = {number: Group(name=str(number), ranks=tuple(numbers[rank] for rank in ranks)) for ranks, number in groups.items()}
+    table = {
+        number: StampedGroup(name=str(number), ranks=tuple(numbers[rank] for rank in ranks)) for ranks, number in groups.items()
+    }
     places = {number: ranks for ranks, number in groups.items()}
     records: list[list[tuple[object, ...]]] = [[] for _ in range(trace.meta.ranks)]
     for row in rows.tolist():

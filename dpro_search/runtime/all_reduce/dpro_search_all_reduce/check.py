@@ -30,7 +30,7 @@ _MOST_SETTLED = 256  # buffers that are held in memory, as many as the registry 
 _ABANDONED_CALLS = 64  # of other sizes, after which a size that does not come back no longer holds them up
 
 
-class Trial:
+class SizeTimes:
     """Times of some algorithms for one size, and which of them is kept.
 
     The first candidate is the table's choice. In a pass each remaining candidate is called once; every second pass goes backwards,
@@ -168,7 +168,7 @@ class CheckedAllReduce:
         if self._left_s() <= self._dearest_s:  # another pass might cost as much as the dearest one did
             del candidates[1:]
         default = next((index for index, one in enumerate(candidates) if one[0] == NATIVE), 0)
-        size.trial, size.others, self._active = Trial(candidates, default), 0, size
+        size.trial, size.others, self._active = SizeTimes(candidates, default), 0, size
         if size.trial.kept is None:
             self._all_reduce.prepare(candidates)
         else:

@@ -205,8 +205,9 @@ class _StepGraph:
 
     def _whole(self, rank: int, done: Pass, after: list[int]) -> int:
         kind = OpKind.FORWARD if done.direction == "F" else OpKind.BACKWARD
-        part = StepPart("computes", rank if self._structure.cores else -1, (done.stage,), direction=done.direction)
-        waits = any(layer.waits(done.direction) for layer in self._structure.stages[done.stage])
+        shared = bool(self._structure.cores)  # Only there a wait is an op of its own.
+        waits = shared and any(layer.waits(done.direction) for layer in self._structure.stages[done.stage])
+        part = StepPart("computes", rank if shared else -1, (done.stage,), direction=done.direction)
         return self._computed(rank, part, waits, f"{done.direction}{done.micro_batch} of stage {done.stage}", kind, after)
 
     def _computed(self, rank: int, part: StepPart, waits: bool, name: str, kind: OpKind, after: Sequence[int]) -> int:

@@ -27,4 +27,5 @@ def log(search: TrackedSearch, where: str | None) -> str:
             page.add_file(str(search.page))
             run.log_artifact(page)
         run.finish()
+    wandb.teardown()  # ends the process that writes, so that the last run's file is whole
     return f"Weights & Biases, project {project}, group {search.name}"

@@ -70,11 +70,11 @@ class KernelKind:
 
     name: str
     op: str  # The framework's op that launched it; empty: not recorded.
-    shapes: Shapes | None  # Of the op's inputs; None: not recorded.
+    shapes: Shapes | None  # Shapes of the op's inputs; None: not recorded.
     policy: AutocastPolicy
     is_product: bool  # Whether it is a product's own kernel, and not a copy or sum beside it.
     precisions: tuple[str, ...]  # A product's own kernel may be in one of these; empty: it is not known.
-    element: str  # What it reads (`roofline.element_precision`).
+    element: str  # Type of the elements that it reads (`roofline.element_precision`).
     is_fixed: bool  # Whether it belongs to the optimizer.
     spec: OpSpec | None = None  # The product; None: its sizes are not known.
 

@@ -118,7 +118,7 @@ class ParallelJob(Job):
     def workload(self, scenario: Scenario) -> Callable[[Plan], Workload]:
         return self.prepared(scenario).workload
 
-    # What measured plans say.
+    # Lessons of measured plans.
 
     def plan_errors(self, here: JobInScenario, predictions: Mapping[Plan, Prediction]) -> Floats:
         return plan_errors(self._steps(here, predictions)) if self.learns_speeds else super().plan_errors(here, predictions)

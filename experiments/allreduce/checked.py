@@ -40,7 +40,7 @@ _NETWORKS = {  # bytes of the buckets of DistributedDataParallel (the first of 1
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where all-reduces are measured."""
+    """A place of measurement: MPI library, ranks and links."""
 
     library: str  # Backend of the table: mpi4py (Open MPI) or mpi4py-mpich.
     ranks: int
@@ -143,7 +143,7 @@ class _Judged:
     default_us: float
     fixed: str
     fixed_us: float
-    table_us: float | None  # Of the table's choice, if it is one of the library's algorithms.
+    table_us: float | None  # Duration by the table's choice, if that is one of the library's algorithms.
 
 
 def _judged(row: dict[str, Any]) -> _Judged:

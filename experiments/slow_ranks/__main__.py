@@ -66,7 +66,7 @@ def report(name: str, folder: Path) -> Counter[str]:
 
 
 def changes_of(folder: Path) -> tuple[list, int]:
-    """What the answer was after each step in which it changed, and the number of steps."""
+    """The answer after each step in which it changed, and the number of steps."""
     watch, stamps = Watch(), StampFolder(path=folder / "stamps")
     while feed_from(watch, stamps):
         pass

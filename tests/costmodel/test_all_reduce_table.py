@@ -107,8 +107,13 @@ def test_algorithms_close_to_the_chosen_one_are_its_alternatives():
 
 def test_between_measured_sizes_the_default_takes_what_the_algorithm_takes_that_open_mpi_uses_there():
     """Among four ranks Open MPI 4.1 changes from recursive doubling to Rabenseifner's algorithm at 8 KiB."""
-    own = {"native recursive-doubling": (20, 90), "native rabenseifner": (60, 70), "native ring": (80, 90), "native": (20, 70)}
-    rows = [row(name, size, us) for name, times in own.items() for size, us in zip((1024, 65536), times, strict=True)]
+    taken = {
+        "native recursive-doubling": (20, 90),
+        "native rabenseifner": (60, 70),
+        "native ring": (80, 90),
+        "native": (20, 70),
+    }
+    rows = [row(name, size, us) for name, times in taken.items() for size, us in zip((1024, 65536), times, strict=True)]
     ((_, table),) = choices([measured(*rows)]).items()
     choice = Choice(table)
     assert of_size(choice.ranges(4, 1), 7000)[0] == "native"

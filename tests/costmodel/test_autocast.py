@@ -1,4 +1,4 @@
-"""What autocast does with ops, as its lists say."""
+"""Autocast treats ops as its lists say."""
 
 from dpro_search.costmodel.autocast import AutocastPolicy, base_name, casts_input, operands, policy
 from tests.every_case import every_case

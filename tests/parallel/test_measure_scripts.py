@@ -22,7 +22,7 @@ tp = 2
 pp = 4
 micro_batch = 1
 """
-# What stands for torchrun: it prints its arguments, a line each, between the variables that a run has.
+# A stand-in for torchrun: it prints its arguments, a line each, between the variables that a run has.
 RUNNER = '#!/bin/sh\nprintf "%s\\n" "$PYTHONPATH" "$@"\n'
 
 

@@ -108,11 +108,11 @@ class ShortRun:
     `$FOLDER` is the folder of the exported files, `$SCRIPT` the user's training script and `$STEPS` the number of steps.
     """
 
-    program: str  # What follows `torchrun` or `launcher`.
+    program: str  # The words that follow `torchrun` or `launcher`.
     hosts: int
     ranks_per_host: int
     gpus: bool  # Whether ranks compute on GPUs.
-    script: str = "train.py"  # What the script is called; empty: the program needs none.
+    script: str = "train.py"  # File name of the script; empty: the program needs none.
     prepare: tuple[str, ...] = ()  # Lines before the start.
     launcher: str | None = None  # In place of `torchrun`.
     short: str = ""  # Arguments that end the run after `$STEPS` steps and log each; empty: the script's own.

@@ -38,7 +38,7 @@ class StepsOnCluster:
     moved_to: Placed | None = None  # Another cluster; None: the recorded one.
     # With the durations at the low and high ends of their 90 % intervals; None: as they were measured.
     model_ends: tuple[RecordedSteps, RecordedSteps] | None = None
-    assumed: tuple[str, ...] = ()  # What was taken for granted, a sentence each.
+    assumed: tuple[str, ...] = ()  # Assumptions, a sentence each.
     # A step without the profiler, and the ratio of the host threads' time in it to that in the profile; None: as in the profile.
     unprofiled_us: float | None = None
     host_factor: float = 1.0

@@ -19,8 +19,8 @@ class LayerCosts:
 
     forward_us: float
     backward_us: float  # With what is computed again.
-    weights_us: float = 0.0  # Of `backward_us`, for the gradients of weights, which no other stage waits for.
-    # Of the passes, what the rank waits for in collectives; only where ranks share cores.
+    weights_us: float = 0.0  # Part of `backward_us`: gradients of weights, which no other stage waits for.
+    # Part of each pass in which the rank waits in collectives; only where ranks share cores.
     waits_forward_us: float = 0.0
     waits_backward_us: float = 0.0
     gather_us: float = 0.0  # All-gather of its parameters.
@@ -49,21 +49,21 @@ class StepCosts:
     send_us: float = 0.0  # Activations, or their gradients, of a micro-batch from one stage to the next.
     update_us: tuple[float, ...] = ()  # The optimizer's work on each rank; empty: none.
     tied_us: float = 0.0  # All-reduce of the gradients of an embedding of which the first and the last stage have a copy.
-    copies: int = 1  # Of each stage: the second half of `stages` are the same as the first, with micro-batches of their own.
+    copies: int = 1  # Copies of each stage: the second half of `stages` equals the first, with other micro-batches.
     copies_us: float = 0.0  # All-reduce of the gradients of both copies.
     shared_us: float = 0.0  # On every rank after its last pass: all-reduce of gradients of which tensor parallel ranks have parts.
     norm_us: float = 0.0  # All-reduce of the gradients' norm over all ranks; no rank updates before it.
     gathers_every_pass: bool = False  # Whether layers gather their parameters for every pass (ZeRO-3), or once.
-    regather: bool = True  # Of `gathers_every_pass`: gather again for the backward pass.
+    regather: bool = True  # With `gathers_every_pass`: gather again for the backward pass.
     reduces_every_pass: bool = False  # Whether layers reduce their gradients after every backward pass (ZeRO-2 and 3), or the last.
     prefetch: int = 1  # Layers whose parameters are gathered ahead.
     overlap: bool = True  # False: gradients are reduced after the last pass, and parameters gathered after the update.
     overlap_gathers: bool = True  # False: parameters are gathered after the update, though gradients are reduced beside passes.
-    slowed: float = 0.0  # What compute loses of the time of a collective that runs beside it.
+    slowed: float = 0.0  # Fraction of an overlapping collective's duration by which compute is slowed down.
     overlap_send: bool = True  # False: a rank computes nothing while it sends.
     blocking: bool = False  # A rank computes nothing while it exchanges parameters or gradients.
     receives: bool = False  # A rank computes nothing while it receives, and a message begins when both sides have come to it.
-    # Of each pipeline rank: the core that it computes on, and how many ranks of its stage do; empty: each has its own.
+    # The core of each pipeline rank, and how many ranks of its stage share it; empty: each has a core for itself.
     cores: tuple[tuple[int, int], ...] = ()
 
 

@@ -15,12 +15,12 @@ _TAIL_BYTES = 64
 
 
 def profile_path(folder: str, window: int, rank: int) -> str:
-    """Where a rank's profile of a window is."""
+    """Path of a rank's profile of a window."""
     return os.path.join(folder, "window%d" % window, "rank%05d.json.gz" % rank)
 
 
 def job_path(folder: str, window: int, rank: int) -> str:
-    """Where a rank describes the job of a window."""
+    """Path of the file in which a rank describes the job of a window."""
     return os.path.join(folder, "window%d" % window, "rank%05d.job.json" % rank)
 
 

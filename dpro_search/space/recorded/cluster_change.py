@@ -86,7 +86,7 @@ class MovedOps:
     # low, high: The ends of a 90 % interval, all durations at once.
     low: RecordedOps
     high: RecordedOps
-    assumed: tuple[str, ...]  # What was taken for granted, a sentence each.
+    assumed: tuple[str, ...]  # Assumptions, a sentence each.
 
 
 def moved_ops(trace: Trace, ops: RecordedOps, recorded: Recorded, target: Placed) -> MovedOps:

@@ -53,7 +53,7 @@ class PrecisionChange:
     ratio: Floats  # New over old time, of what an op takes above the least time of a kernel.
     added_us: Floats  # Casts, on the device and on the host.
     least_us: Floats  # The part of each op that no ratio changes, [n].
-    assumed: tuple[str, ...]  # What was taken for granted, a sentence each.
+    assumed: tuple[str, ...]  # Assumptions, a sentence each.
 
     def applied(self, ends: Sequence[RecordedOps]) -> list[RecordedOps]:
         """Three durations of the ops (middle, low, high) in the other precision."""
@@ -78,7 +78,7 @@ class _Casts:
 
 
 def precision_change(trace: Trace, ops: RecordedOps, device: Device, precision: str) -> PrecisionChange:
-    """What another precision changes of recorded ops.
+    """Changes of recorded ops in another precision.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ class _Change:
             return _SAME if kind.element or self._kernels.all_single else Ratio(1.0, 1.0, 2.0 * EFFICIENCY)
         return PrecisionRatios.of_bytes(kind.element, "fp32")
 
-    # Where casts go.
+    # Places of casts.
 
     def _add_casts(self, added_us: Floats) -> None:
         """Adds casts to the kernels that read them, and their launches to the host's time before the launch of these."""

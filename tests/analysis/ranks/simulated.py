@@ -50,7 +50,7 @@ class SimulatedJob:
     last_collective: dict[int, int] = field(default_factory=dict)  # of ranks that stop after so many collectives
 
     def stamps(self) -> list[RankStamps]:
-        """What the ranks would write."""
+        """Stamps as the ranks would write them."""
         draws = np.random.default_rng(self.seed)
         rows: list[list[tuple[float, ...]]] = [[] for _ in range(self.ranks)]
         ready_us = np.zeros(self.ranks)

@@ -1,4 +1,4 @@
-"""What `ranks` answers on simulated jobs: who is slow, of what kind, since when, and when nobody is."""
+"""Answers of `ranks` on simulated jobs: who is slow, of what kind, since when, and when nobody is."""
 
 from __future__ import annotations
 

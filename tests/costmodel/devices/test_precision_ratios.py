@@ -1,4 +1,4 @@
-"""By what kernels change in another precision on one GPU."""
+"""Ratios of kernels in another precision on one GPU."""
 
 from __future__ import annotations
 

@@ -60,6 +60,7 @@ class _Pacer:
         self._spans = spans
         self._draws = random.Random(int(os.environ["RANK"]))
         self._began: dict[tuple[int, int, bool], tuple[float, float]] = {}
+        self._passed = 0.0, 0.0  # when the last pass of a step ended, and the time of exchanges until then
         self._original = planned.step
         planned.step = self._step
 
@@ -80,13 +81,17 @@ class _Pacer:
         _wait_until(lambda: start_s + self._spans.exchanged_s - exchanged_s + us / 1e6)
 
     def updates(self) -> None:
-        self._waits(self._update_us)
+        """Wait until the recorded time between a step's passes and the next step is over; the optimizer's dispatch is within it."""
+        passed_s, exchanged_s = self._passed
+        self._spans.paced(self._update_us)
+        _wait_until(lambda: passed_s + self._spans.exchanged_s - exchanged_s + self._update_us / 1e6)
 
     def _step(self, inputs: Any, targets: Any) -> Any:
         self._spans.begins_step()
         loss = self._original(inputs, targets)
         if not self._zero_3:
             self._waits(sum(block[2] for part in self._us for block in part))
+        self._passed = time.perf_counter(), self._spans.exchanged_s
         return loss
 
     def _waits(self, us: float) -> None:

@@ -47,7 +47,8 @@ def expect(
             "--measured",
             metavar="NAME=VALUE",
             help="What was seen: step_time=12.4s, tokens_per_second=9000, tokens_per_second_per_device, samples_per_second, "
-            "mfu=38%, flops_per_device=400TFLOP/s; the same with one_host_ in front; memory=71GiB, utilisation=93%, power=520W, "
+            "mfu=38%, flops_per_device=400TFLOP/s; the same with one_host_ in front; median_step_time=12.1s, memory=71GiB, "
+            "utilisation=93%, power=520W, "
             "all_reduce=180GB/s (busbw of 1 GiB), gemm=610TFLOP/s.",
         ),
     ] = None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -93,6 +93,11 @@ class Situation:
         return self.host.device
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether ranks compute on GPUs, not on cores."""
+        return self.device.kind == "gpu"
+
+    @property
     def several_hosts(self) -> bool:
         """Whether its devices are on several hosts."""
         return self.workload.strategy.devices > (self.workload.cluster.ranks_per_host or 1)
@@ -103,8 +108,15 @@ class Situation:
         groups = tuple(HostGroup(count=group.count, host=host) for group in cluster.groups[:1])
         return replace(self.workload, cluster=msgspec.structs.replace(cluster, groups=groups))
 
+    @property
+    def recorded(self) -> bool:
+        """Whether its blocks and exchanges take the times that were recorded, which only factors change."""
+        return self.workload.times is not None
+
     def at_nic_rate(self, share: float) -> Workload:
         """The job with NICs of a part of the rate."""
+        if self.recorded:
+            return self.scaled(between=1 / share)
         nics = self.host.nics
         assert nics is not None
         cluster: Cluster = self.workload.cluster.at_nic_rate(nics.link.each_way_bps * share, "a possible cause")
@@ -210,7 +222,9 @@ def _sockets(situation: Situation) -> Iterator[Effect]:
 @_cause("no-gpudirect")
 def _no_gpudirect(situation: Situation) -> Iterator[Effect]:
     nics = situation.host.nics
-    if situation.several_hosts and nics is not None and nics.buffers == "device" and math.isfinite(nics.link.each_way_bps):
+    if not situation.on_gpus or not situation.several_hosts or nics is None:
+        return
+    if nics.buffers == "device" and math.isfinite(nics.link.each_way_bps):
         for share in (0.6, 0.35):
             link = msgspec.structs.replace(nics.link, rate_bps=nics.link.each_way_bps * share)
             host = msgspec.structs.replace(situation.host, nics=msgspec.structs.replace(nics, link=link, buffers="host"))
@@ -261,7 +275,7 @@ def _eager(situation: Situation) -> Iterator[Effect]:
 
 @_cause("host-bound")
 def _host_bound(situation: Situation) -> Iterator[Effect]:
-    for factor in (2.0, 4.0, 8.0):
+    for factor in (2.0, 4.0, 8.0) if situation.on_gpus else ():  # a core computes what it has started
         yield Effect(
             words=f"the host takes {factor:g} times as long to start work", replay=situation.scaled(host=factor), graded=True
         )
@@ -269,18 +283,18 @@ def _host_bound(situation: Situation) -> Iterator[Effect]:
 
 @_cause("input-stalls")
 def _input(situation: Situation) -> Iterator[Effect]:
-    yield from _stalls()
+    yield from _stalls(STALLS, {Quantity.STEP, Quantity.MEDIAN_STEP, Quantity.ONE_HOST})
 
 
 @_cause("checkpoint-in-window")
 def _checkpoints(situation: Situation) -> Iterator[Effect]:
-    yield from _stalls(STALLS[:3])
+    yield from _stalls(STALLS[:3], {Quantity.STEP, Quantity.ONE_HOST})  # most steps are as fast as ever
 
 
-def _stalls(factors: tuple[float, ...] = STALLS) -> Iterator[Effect]:
+def _stalls(factors: tuple[float, ...], longer: Collection[Quantity]) -> Iterator[Effect]:
     """Steps that wait for something outside of them, while no kernel runs."""
     for factor in factors:
-        idle = {Quantity.STEP: factor, Quantity.ONE_HOST: factor, Quantity.UTILISATION: 1 / factor, Quantity.POWER: _drawn(factor)}
+        idle = {**dict.fromkeys(longer, factor), Quantity.UTILISATION: 1 / factor, Quantity.POWER: _drawn(factor)}
         yield Effect(words=f"{1 - 1 / factor:.0%} of the time", factors=idle, graded=True)
 
 
@@ -297,7 +311,7 @@ def _power_cap(situation: Situation) -> Iterator[Effect]:
     for factor in (*SLOWER, SLOWED_DOWN):
         yield Effect(
             words=f"the clock is at {1 / factor:.0%}",
-            replay=situation.scaled(matmul=factor, attention=factor),
+            replay=situation.scaled(compute=factor) if situation.recorded else situation.scaled(matmul=factor, attention=factor),
             factors={Quantity.POWER: 1 / factor},
             graded=True,
         )
@@ -397,8 +411,11 @@ def _offloaded(situation: Situation) -> Iterator[Effect]:
 
 @_cause("memory-fragments")
 def _fragments(situation: Situation) -> Iterator[Effect]:
+    if not situation.on_gpus:
+        return
     yield Effect(words="a fifth more memory", factors={Quantity.MEMORY: 1.2}, graded=True)
-    yield Effect(words="half as much memory again, and retries", factors={Quantity.MEMORY: 1.5, Quantity.STEP: 1.2}, graded=True)
+    longer = dict.fromkeys((Quantity.STEP, Quantity.MEDIAN_STEP), 1.2)
+    yield Effect(words="half as much memory again, and retries", factors={Quantity.MEMORY: 1.5, **longer}, graded=True)
 
 
 @_cause("counted-otherwise")

@@ -28,6 +28,8 @@ _PAIRED_GRADES = 6  # severities of each of them
 _GRADE = 0.1  # of a logarithm, from one severity to the next
 _MOST_GRADES = 20
 _OVER_MEMORY = 1.1  # Predicted memory over that of the device, from which on the job would not have run.
+_RECORDED = 0.5  # How far off what was timed there is, over what a data sheet says of it (estimated).
+_CORES = 0.15  # Standard deviation of the logarithm of a core's speed: it shares its host with others (experiments/parallel).
 _ONE_PLACE = (
     # Causes of which a job has one at most: the slowest of them decides.
     {"half-the-nics", "wrong-nic-binding", "tcp-instead-of-rdma", "no-gpudirect", "network-contention"},
@@ -62,18 +64,26 @@ def beliefs_of(situation: Situation, readings: Sequence[Reading], expected: Mapp
 def _spread(situation: Situation, expected: Mapping[Quantity, float]) -> ErrorSpread:
     known = accuracy()
     rows = slopes(situation.workload, list(expected), expected)
-    widths = np.array([known.spread[name] for name in MEASURED])
+    widths = np.array([known.spread[name] for name in MEASURED]) * (_RECORDED if situation.recorded else 1.0)
     matrix = np.array([rows[quantity] * widths for quantity in expected])
     covariance = matrix @ matrix.T
     steps = np.array([float(quantity in (Quantity.STEP, Quantity.ONE_HOST)) for quantity in expected])
     covariance += known.spread["group"] ** 2 * np.outer(steps, steps) + np.diag(known.spread["row"] ** 2 * steps)
     covariance += np.diag([ABOUT[quantity].spread ** 2 for quantity in expected])
+    if Quantity.GEMM in expected and not situation.on_gpus:
+        place = list(expected).index(Quantity.GEMM)
+        covariance[place, place] += _CORES**2
     for place, quantity in enumerate(expected):
         covariance[place, place] += 1e-4 * (quantity is Quantity.MEMORY)
+    if Quantity.MEDIAN_STEP in expected:  # an error of the prediction is one of the mean and of the median alike
+        mean, median = (list(expected).index(quantity) for quantity in (Quantity.STEP, Quantity.MEDIAN_STEP))
+        covariance[median] = covariance[mean]
+        covariance[:, median] = covariance[:, mean]
     memory = peak_memory(situation.workload)
     least, most = known.memory_ratio
     ratios = {
         Quantity.STEP: situation.step_ratio,
+        Quantity.MEDIAN_STEP: situation.step_ratio,
         Quantity.ONE_HOST: situation.step_ratio,
         Quantity.MEMORY: (least * memory.allocated_bytes / memory.total_bytes, most),  # tensors alone, or all that is reserved
     }

@@ -45,6 +45,8 @@ class Facts:
         The most that a device takes; None: not known.
     hosts
         Number of hosts.
+    peak_is_measured
+        Whether the peak of a device is what a product reached there, which another product may exceed.
     """
 
     work: Work
@@ -55,6 +57,7 @@ class Facts:
     memory_bytes: float | None
     power_w: float | None
     hosts: int
+    peak_is_measured: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,13 +172,13 @@ def _check_hardware(reading: Reading, facts: Facts) -> None:
         raise InputError(
             f"{name}: a device takes {facts.power_w:.0f} W at most; the number is probably that of several, or of the host"
         )
-    if work.flops is None or not work.peak_flops_per_s:
+    if work.flops is None or not work.peak_flops_per_s or facts.peak_is_measured:
         return
     if quantity is Quantity.GEMM and reading.value > work.peak_flops_per_s:
         raise InputError(
             f"{name}: the peak in {work.precision} is {work.peak_flops_per_s / 1e12:.0f} TFLOP/s; was it sparse, or another type?"
         )
-    if quantity in (Quantity.STEP, Quantity.ONE_HOST):
+    if quantity in (Quantity.STEP, Quantity.MEDIAN_STEP, Quantity.ONE_HOST):
         share = work.flops / reading.value * 1e6 / work.peak_flops_per_s
         if share > 1:
             meant = _meant(reading, facts, lambda value: 0.05 < work.flops / value * 1e6 / work.peak_flops_per_s < 0.75)

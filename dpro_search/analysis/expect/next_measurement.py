@@ -49,11 +49,22 @@ _GEMM = (
     "[a@a for _ in range(50)]; torch.cuda.synchronize(); t=time.time(); [a@a for _ in range(200)]; torch.cuda.synchronize(); "
     "print(f'gemm={{2*8192**3*200/(time.time()-t)/1e12:.0f}}TFLOP/s')\""
 )
+_GEMM_ON_CORE = (
+    'OMP_NUM_THREADS=1 python -c "import torch,time; a=torch.randn(2048,2048,dtype=torch.{dtype}); '
+    "[a@a for _ in range(3)]; t=time.time(); [a@a for _ in range(20)]; "
+    "print(f'gemm={{2*2048**3*20/(time.time()-t)/1e12:.4f}}TFLOP/s')\""
+)
+_ALL_REDUCE_ON_CORES = (
+    'torchrun --nnodes {hosts} --nproc-per-node {per_host} --no-python python -c "import torch,time,torch.distributed as d; '
+    "d.init_process_group('gloo'); a=torch.zeros(2**26); d.all_reduce(a); t=time.time(); d.all_reduce(a); "
+    "print(f'all_reduce={{2*(1-1/d.get_world_size())*2**28/(time.time()-t)/1e9:.4f}}GB/s')\"   # with --rdzv-endpoint as in the job"
+)
 _TF32 = "torch.backends.cuda.matmul.allow_tf32=True; "
 _DTYPES = {"bf16": ("bfloat16", ""), "fp16": ("float16", ""), "fp32": ("float32", ""), "tf32": ("float32", _TF32)}
 """Type of a tensor in PyTorch, and a statement before, for products in a precision. Narrow types need kernels of their own."""
 _MINUTES = {  # of the devices that take part (estimated)
     Quantity.STEP: 2.0,
+    Quantity.MEDIAN_STEP: 0.1,
     Quantity.MEMORY: 0.1,
     Quantity.UTILISATION: 0.2,
     Quantity.POWER: 0.2,
@@ -63,6 +74,7 @@ _MINUTES = {  # of the devices that take part (estimated)
 }
 _NAMES = {
     Quantity.STEP: "step_time",
+    Quantity.MEDIAN_STEP: "median_step_time",
     Quantity.MEMORY: "memory",
     Quantity.UTILISATION: "utilisation",
     Quantity.POWER: "power",
@@ -72,7 +84,9 @@ _NAMES = {
 }
 
 
-def measurements(beliefs: Beliefs, devices: int, per_host: int, precision: str, rng: np.random.Generator) -> list[Measurement]:
+def measurements(
+    beliefs: Beliefs, devices: int, per_host: int, precision: str, rng: np.random.Generator, *, on_gpus: bool = True
+) -> list[Measurement]:
     """All measurements that have not been made and tell something, the one to make first at the front.
 
     That is the cheapest of those that tell at least half as much as any.
@@ -86,7 +100,7 @@ def measurements(beliefs: Beliefs, devices: int, per_host: int, precision: str, 
         bits = information_bits(beliefs, quantity, rng)
         if bits > _TOO_LITTLE_BITS:
             minutes = _MINUTES[quantity] * taking_part.get(quantity, devices)
-            words, command = ABOUT[quantity].words, _command(quantity, devices, per_host, precision)
+            words, command = ABOUT[quantity].words, _command(quantity, devices, per_host, precision, on_gpus=on_gpus)
             listed.append(
                 Measurement(
                     name=_NAMES[quantity],
@@ -131,16 +145,23 @@ def entropy_bits(beliefs: Beliefs, probabilities: Floats) -> Floats:
     return np.asarray(-(sums * np.log2(np.maximum(sums, 1e-300))).sum(axis=1))
 
 
-def _command(quantity: Quantity, devices: int, per_host: int, precision: str) -> str:
+def _command(quantity: Quantity, devices: int, per_host: int, precision: str, *, on_gpus: bool) -> str:
     """A command or a note that says how the measurement is made."""
     dtype, before = _DTYPES.get(precision, ("", ""))
     product = _GEMM.format(dtype=dtype, before=before) if dtype else f"time products of 8192 x 8192 matrices in {precision}"
+    all_reduce = f"mpirun -np {devices} -N {min(per_host, devices)} all_reduce_perf -b 1G -e 1G -g 1   # column busbw"
+    memory = "nvidia-smi --query-gpu=memory.used --format=csv   # while the job runs; the largest"
+    if not on_gpus:
+        memory = "grep VmHWM /proc/PID/status   # at the job's end, less what it was before the model was made"
+        product = _GEMM_ON_CORE.format(dtype=dtype or "float32")
+        all_reduce = _ALL_REDUCE_ON_CORES.format(hosts=max(devices // per_host, 1), per_host=min(per_host, devices))
     return {
         Quantity.STEP: "time 20 steps after the first 10, and divide",
-        Quantity.MEMORY: "nvidia-smi --query-gpu=memory.used --format=csv   # while the job runs; the largest",
+        Quantity.MEDIAN_STEP: "the median of the same steps' times, each taken alone",
+        Quantity.MEMORY: memory,
         Quantity.UTILISATION: "nvidia-smi --query-gpu=utilization.gpu --format=csv -l 1   # for 20 s while the job runs; the mean",
         Quantity.POWER: "nvidia-smi --query-gpu=power.draw --format=csv -l 1   # for 20 s while the job runs; the mean",
         Quantity.GEMM: product,
-        Quantity.ALL_REDUCE: f"mpirun -np {devices} -N {min(per_host, devices)} all_reduce_perf -b 1G -e 1G -g 1   # column busbw",
+        Quantity.ALL_REDUCE: all_reduce,
         Quantity.ONE_HOST: f"torchrun --nnodes 1 --nproc-per-node {per_host} ...   # 1/{devices // per_host} of the global batch",
     }[quantity]

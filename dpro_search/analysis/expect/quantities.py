@@ -25,7 +25,8 @@ from dpro_search.quantities import (
 class Quantity(StrEnum):
     """A number that a job has, whoever measures it."""
 
-    STEP = "step_us"
+    STEP = "step_us"  # Mean over the steps.
+    MEDIAN_STEP = "median_step_us"  # Of the steps: a few long ones do not move it.
     MEMORY = "memory_bytes"  # The most that a device holds.
     ONE_HOST = "one_host_step_us"  # A step on one host, where each device has as many sequences as in the job.
     ALL_REDUCE = "all_reduce_bytes_per_s"  # Bus bandwidth of an all-reduce of 1 GiB over all devices, as nccl-tests defines it.
@@ -59,10 +60,11 @@ class About:
 # Noise: most published runs that were repeated differ by 1 to 3 % (experiments/truth); all others are estimates.
 ABOUT: Mapping[Quantity, About] = {
     Quantity.STEP: About(words="step time", text=time_text, noise=0.02),
+    Quantity.MEDIAN_STEP: About(words="median step time", text=time_text, noise=0.02),
     Quantity.MEMORY: About(words="memory of a device", text=size_text, noise=0.01),
     Quantity.ONE_HOST: About(words="step time on one host", text=time_text, noise=0.02),
     Quantity.ALL_REDUCE: About(
-        words="bus bandwidth of a 1 GiB all-reduce", text=lambda value: f"{value / 1e9:.0f} GB/s", noise=0.05, spread=0.1
+        words="bus bandwidth of a 1 GiB all-reduce", text=lambda value: f"{value / 1e9:.3g} GB/s", noise=0.05, spread=0.1
     ),
     Quantity.GEMM: About(
         words="rate of a large matrix product", text=lambda value: f"{flops_text(value)}/s", noise=0.02, spread=0.04
@@ -161,6 +163,7 @@ def _step_keys(quantity: Quantity, prefix: str) -> dict[str, Key]:
 KEYS: Mapping[str, Key] = {
     **_step_keys(Quantity.STEP, ""),
     **_step_keys(Quantity.ONE_HOST, "one_host_"),
+    "median_step_time": Key(quantity=Quantity.MEDIAN_STEP, parse=parse_us, form="12.1s"),
     "memory": Key(quantity=Quantity.MEMORY, parse=lambda text: float(parse_bytes(text)), form="71GiB"),
     "all_reduce": Key(quantity=Quantity.ALL_REDUCE, parse=_bytes_per_s, form="180GB/s"),
     "gemm": Key(quantity=Quantity.GEMM, parse=_flops, form="610TFLOP/s"),

@@ -24,7 +24,7 @@ ALL_REDUCE_BYTES = 2**30
 GEMM_ROWS = 8192
 IDLE_POWER = 0.3
 """Share of its power that a device takes while its kernels wait for others (estimated: no measured run at hand has it)."""
-_OF_STEPS = {Quantity.STEP, Quantity.UTILISATION, Quantity.POWER}
+_OF_STEPS = {Quantity.STEP, Quantity.MEDIAN_STEP, Quantity.UTILISATION, Quantity.POWER}
 _MOVE = 0.1  # of the logarithm of an efficiency, to find slopes
 
 
@@ -42,7 +42,7 @@ def signals(workload: Workload, quantities: Collection[Quantity]) -> dict[Quanti
     for quantity in quantities:
         value: float | None
         match quantity:
-            case Quantity.STEP:
+            case Quantity.STEP | Quantity.MEDIAN_STEP:
                 value = step_us
             case Quantity.MEMORY:
                 value = prices.memory(workload.strategy).total_bytes
@@ -53,7 +53,7 @@ def signals(workload: Workload, quantities: Collection[Quantity]) -> dict[Quanti
             case Quantity.GEMM:
                 value = _gemm_flops_per_s(workload)
             case Quantity.UTILISATION:
-                value = _without_host_us(prices, workload) / step_us
+                value = _utilisation(prices, workload, step_us)
             case Quantity.POWER:
                 value = _power_w(prices, workload, step_us)
         if value is not None:
@@ -66,7 +66,7 @@ def slopes(workload: Workload, quantities: Collection[Quantity], shown: Mapping[
 
     `shown` are the values without a change; quantities that no efficiency moves have zeros.
     """
-    moved = [name for name in (Quantity.STEP, Quantity.ONE_HOST) if name in quantities]
+    moved = [name for name in (Quantity.STEP, Quantity.MEDIAN_STEP, Quantity.ONE_HOST) if name in quantities]
     columns: dict[Quantity, list[float]] = {name: [] for name in moved}
     for name in MEASURED:
         factor = getattr(workload.scales, name) * float(np.exp(_MOVE))
@@ -86,8 +86,10 @@ def on_one_host(workload: Workload) -> Workload | None:
     """The job on one of its hosts, each device with as many sequences; None: it runs on one, or does not fit on one."""
     cluster, strategy = workload.cluster, workload.strategy
     per_host = cluster.ranks_per_host
-    if not per_host or strategy.devices <= per_host or strategy.devices % per_host or workload.times is not None:
+    if not per_host or strategy.devices <= per_host or strategy.devices % per_host:
         return None
+    if workload.times is not None and cluster.groups[0].host.device.kind == "gpu":
+        return None  # their exchanges were not timed, and a step on one GPU stands for all
     hosts, rest = strategy.devices // per_host, strategy.tp * strategy.pp * strategy.cp
     if per_host % rest or strategy.global_batch % hosts:
         return None
@@ -111,10 +113,18 @@ def _one_host_us(workload: Workload) -> float | None:
 def _all_reduce_bytes_per_s(workload: Workload) -> float | None:
     """Bus bandwidth of an all-reduce over all devices: 2 (n - 1) / n of its bytes over its time (nccl-tests, PERFORMANCE.md)."""
     count, cluster, scales = workload.strategy.devices, workload.cluster, workload.scales
-    if count == 1 or cluster.groups[0].host.device.kind != "gpu":
+    if count == 1:
         return None
     placement = placement_of(cluster, range(count))
-    time_us = float(collective_us("all_reduce", ALL_REDUCE_BYTES, cluster, placement))
+    if cluster.groups[0].host.device.kind == "gpu":
+        time_us = float(collective_us("all_reduce", ALL_REDUCE_BYTES, cluster, placement))
+    elif workload.times is not None:
+        recorded_us = workload.times.collective_us("all_reduce", placement, ALL_REDUCE_BYTES)
+        if recorded_us is None:
+            return None
+        time_us = recorded_us
+    else:
+        return None
     time_us *= scales.communication * getattr(scales, _slowest_links(workload)) / scales.bandwidth
     return float(2 * (count - 1) / count * ALL_REDUCE_BYTES / time_us * 1e6)
 
@@ -125,17 +135,25 @@ def _slowest_links(workload: Workload) -> str:
 
 def _gemm_flops_per_s(workload: Workload) -> float | None:
     """Rate of one large product, by itself, so that the power limit does not lower the clock for long."""
-    device = workload.cluster.groups[0].host.device
+    device, scales = workload.cluster.groups[0].host.device, workload.scales
     if device.kind != "gpu":
-        return None
-    scales = workload.scales
+        if workload.times is None or not workload.times.times.flops_per_s:
+            return None
+        return workload.times.times.flops_per_s / (scales.compute * scales.matmul)
     costs = OpCosts(scales.device(device), workload.precision, workload.element_bytes, workload.runtime.kernels, continuous=True)
     time_us = costs.matmul_us(GEMM_ROWS, GEMM_ROWS, GEMM_ROWS) * scales.matmul
     return 2.0 * GEMM_ROWS**3 / time_us * 1e6
 
 
+def _utilisation(prices: StepPrices, workload: Workload, step_us: float) -> float | None:
+    """The share of the time in which a GPU runs kernels; those of NCCL that wait count. Cores have no such number."""
+    if workload.cluster.groups[0].host.device.kind != "gpu":
+        return None
+    return _without_host_us(prices, workload) / step_us
+
+
 def _without_host_us(prices: StepPrices, workload: Workload) -> float:
-    """The time of a step whose host starts everything at once: kernels of NCCL that wait count as running."""
+    """The time of a step whose host starts everything at once."""
     return prices.scaled(replace(workload.scales, host=0.0, checks=0.0)).step_us(workload.strategy)
 
 

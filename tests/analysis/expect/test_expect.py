@@ -73,7 +73,7 @@ def given(values: dict[str, float], *names: Quantity) -> list[str]:
 def test_without_a_number_everything_is_expected_and_nothing_is_judged(healthy):
     assert healthy.verdict == "not measured"
     assert healthy.causes == ()
-    assert {*healthy.values} == {*Quantity}
+    assert {*healthy.values} == {*Quantity} - {Quantity.MEDIAN_STEP}  # equal to the mean until somebody measured it
     assert healthy.values[Quantity.MEMORY].interval[1] <= 80 * 2**30, "no device holds more than it has"
     for value in healthy.values.values():
         assert value.interval[0] < value.expected <= value.interval[1]

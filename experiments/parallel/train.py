@@ -20,7 +20,7 @@ def loss_function(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def main():
+def main(before_step=lambda step: None):
     config, steps = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
     vocabulary = config["vocab_size"]
     length = config.get("n_positions") or config["max_position_embeddings"]
@@ -33,6 +33,7 @@ def main():
     size, batch = planned.sequences, planned.sequences * planned.data_ranks
     own = slice(planned.data_rank * size, (planned.data_rank + 1) * size)
     for step in range(steps):
+        before_step(step)
         tokens = torch.randint(vocabulary, (batch, length + 1), generator=generator)[own]
         loss = planned.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
         mean = planned.mean(loss)

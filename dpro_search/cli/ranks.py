@@ -18,7 +18,13 @@ _SLOW = 3  # exit status
 
 
 def ranks(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What CollectiveStamps wrote, or DPRO_SEARCH_STAMPS named.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="What CollectiveStamps wrote, NCCL's inspector, its RAS (ncclras -f json -v), or a flight recorder in JSON.",
+        ),
+    ],
     follow: Annotated[bool, typer.Option("--follow", help="Print a line whenever the answer changes, until the job ends.")] = False,
     since: Annotated[int, typer.Option("--since", metavar="STEP", min=0, help="Leave out the steps before this one.")] = 0,
     as_json: JsonOption = False,

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-def run_job(stamps: Path, slow_rank: str) -> None:
+def run_job(stamps: Path, slow_rank: str, parallel: str = "ddp") -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -31,6 +31,7 @@ def run_job(stamps: Path, slow_rank: str) -> None:
         "PYTHONPATH": str(HOOKS),
         "DPRO_SEARCH_STAMPS": str(stamps),
         "SLOW_RANK": slow_rank,
+        "PARALLEL": parallel,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(RANKS),
@@ -45,8 +46,9 @@ def run_job(stamps: Path, slow_rank: str) -> None:
             process.kill()
 
 
-def test_the_rank_that_is_slow_in_its_backward_pass_is_named(tmp_path: Path) -> None:
-    run_job(tmp_path / "stamps", slow_rank="2")
+@pytest.mark.parametrize("parallel", ["ddp", "tensor"])
+def test_the_rank_that_is_slow_in_its_backward_pass_is_named(tmp_path: Path, parallel: str) -> None:
+    run_job(tmp_path / "stamps", "2", parallel)
     answer = ranks(tmp_path / "stamps")
     assert [(finding.kind, finding.ranks) for finding in answer.findings] == [("compute", (2,))]
     assert abs(answer.findings[0].since_step - 20) <= 3

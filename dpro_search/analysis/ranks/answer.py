@@ -134,6 +134,8 @@ class RanksAnswer(msgspec.Struct, frozen=True, kw_only=True):
         """The answer in sentences."""
         if self.parting is not None:
             return [self.parting.sentence(), *self.notes]
+        if self.step < 0 and self.notes:
+            return list(self.notes)
         if self.step < 0:
             return ["no step that all ranks completed was seen yet", *self.notes]
         sentences = [finding.sentence(self.step_us) for finding in self.findings]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dpro_search.analysis.ranks.answer import Parting
 from dpro_search.analysis.ranks.matching import groups_of, part_of
 from dpro_search.collect.readers.stamps import RankStamps
+from dpro_search.collect.readers.stamps.nccl_ras import RasCommunicator, RasReport
 
 
 def parting_of(stamps: Sequence[RankStamps]) -> Parting | None:
@@ -41,3 +42,37 @@ def _first_difference(parts: Sequence[np.ndarray]) -> int | None:
     sizes = np.stack([part["size_bytes"][-count:] for part in parts])
     differing = np.flatnonzero((operations != operations[0]).any(axis=0) | (sizes != sizes[0]).any(axis=0))
     return int(parts[0]["sequence"][-count:][differing[0]]) if len(differing) else None
+
+
+def parting_of_counts(reports: Sequence[RasReport]) -> Parting | None:
+    """The parting that reports of NCCL's RAS show; None if all ranks of each communicator called as many collectives.
+
+    Ranks of a running job are a few calls apart for moments. With several reports only ranks count that are behind in the last one
+    and have not moved since the one before.
+    """
+    *before, last = reports
+    for communicator in last.communicators:
+        counts = {each.rank: each.collective_counts for each in communicator.ranks}
+        earlier = _counts_before(before[-1] if before else None, communicator)
+        for name in sorted({name for each in counts.values() for name in each}):
+            calls = {rank: each.get(name, 0) for rank, each in counts.items()}
+            most = max(calls.values())
+            behind = [rank for rank, number in calls.items() if number < most and earlier.get(rank, counts[rank]) == counts[rank]]
+            behind += communicator.missing
+            if behind:
+                least = min((calls[rank] for rank in behind if rank in calls), default=most)
+                return Parting(
+                    group=communicator.hash,
+                    sequence=least + 1,
+                    behind=tuple(sorted(behind)),
+                    last={rank: (name, number) for rank, number in calls.items()},
+                )
+    return None
+
+
+def _counts_before(report: RasReport | None, communicator: RasCommunicator) -> dict[int, Mapping[str, int]]:
+    """Counts of each rank of a communicator in an earlier report; empty: there is none."""
+    if report is None:
+        return {}
+    same = (each for each in report.communicators if each.hash == communicator.hash)
+    return {each.rank: each.collective_counts for one in same for each in one.ranks}

@@ -29,6 +29,9 @@ _UNSEEN_HITS = 2  # hits that are added to those seen, so that few steps do not 
 _LEAST_SHARE, _LEAST_LARGE_HITS = 0.7, 4  # of the hits and the large hits of a window, below which no column is named
 _LARGE = 2.5  # a large hit exceeds so many thresholds, and `_LEAST_LARGE` of a step
 _LEAST_LARGE = 0.08
+_LEAST_JITTER_US = 3000.0
+"""A delay that counts as jitter lasts so long at least: a time slice of Linux's scheduler (`base_slice_ns`, 2.8 to 3 ms with few
+cores). A healthy rank loses one now and then to other programs."""
 _QUIET_STEADY, _QUIET_JITTER = 10, 14  # steps without lateness after which it is over
 _NEAR = 0.4  # of the mean lateness
 _STEADY = 0.6  # coefficient of variation below which a lateness is steady
@@ -76,7 +79,7 @@ class Exceedance:
         """Take the next step: each column's excess as a share of the step, [C], and the length of the step."""
         threshold = max(self._least, (_NOISES_OF_LARGEST if self._one_of_all else _NOISES) * self._noise())
         hits = values > threshold
-        large = values > max(_LARGE * threshold, _LEAST_LARGE)
+        large = values > max(_LARGE * threshold, _LEAST_LARGE, _LEAST_JITTER_US / max(length_us, 1.0))
         if self._one_of_all:
             largest = np.arange(len(values)) == values.argmax()
             hits, large = hits & largest, large & largest
@@ -109,7 +112,7 @@ class Exceedance:
         for column in np.flatnonzero(self.active).tolist():
             values, _ = self._span(column)
             steady = self._is_steady(column)
-            if not steady and values.mean() < max(2 * self._noise_now, 2 * self._least):
+            if not steady and not self._is_jitter(column, values):
                 continue  # neither steady nor large: noise with a mean
             named.append(
                 Excess(
@@ -152,9 +155,9 @@ class Exceedance:
         rate, large_rate = self._rate(self._hits, _LEAST_RATE), self._rate(self._large, _LEAST_RATE_LARGE)
         steady = binom.sf(hits.sum(axis=0) - 1, window, rate)
         seldom = np.where(_scattered(large), binom.sf(large.sum(axis=0) - 1, len(large), large_rate), 1.0)
-        enough_jitter = self._values[-spread_window:].mean(axis=0) >= max(2 * self._noise(), 2 * self._least)
+        enough_jitter = some & (self._values[-spread_window:].mean(axis=0) >= max(2 * self._noise(), 2 * self._least))
         enough = many & (np.median(self._values[-window:], axis=0) >= self._least)
-        by_jitter = (seldom < _FALSE_ALARM) & some & enough_jitter
+        by_jitter = (seldom < _FALSE_ALARM) & enough_jitter
         begins = ~self.active & (((steady < _FALSE_ALARM) & enough) | by_jitter)
         for column in np.flatnonzero(begins).tolist():
             self._since[column] = self._began(column, spread_window)
@@ -166,6 +169,11 @@ class Exceedance:
         for column in np.flatnonzero(self.active & ~begins).tolist():
             if self._is_over(column):
                 self.active[column] = False
+
+    def _is_jitter(self, column: int, values: Floats) -> bool:
+        """Whether a lateness that is not steady is large: in its mean, and in several steps by what no healthy rank loses."""
+        large = self._large[-len(values) :, column]
+        return bool(values.mean() >= max(2 * self._noise_now, 2 * self._least) and large.sum() >= _LEAST_LARGE_HITS)
 
     def _is_over(self, column: int) -> bool:
         """Whether the lateness ended: at most one of the last steps comes near to its mean."""

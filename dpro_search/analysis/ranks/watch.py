@@ -14,12 +14,12 @@ import numpy as np
 from dpro_search.analysis.ranks.answer import Finding, Parting, RanksAnswer, RankShares
 from dpro_search.analysis.ranks.clocks import Clocks
 from dpro_search.analysis.ranks.links import Links
-from dpro_search.analysis.ranks.parting import parting_of
+from dpro_search.analysis.ranks.parting import parting_of, parting_of_counts
 from dpro_search.analysis.ranks.peers import has_small_classes, median_of, peer_classes, peer_excess_us
 from dpro_search.analysis.ranks.replay import step_gain_us
 from dpro_search.analysis.ranks.sequential import Exceedance, Excess
 from dpro_search.analysis.ranks.steps import Floats, StepMeasures, measured
-from dpro_search.collect.readers.stamps import RECORD, RankStamps, StampFolder, flight_recorder
+from dpro_search.collect.readers.stamps import RECORD, RankStamps, StampFolder, flight_recorder, nccl_inspector, nccl_ras
 from dpro_search.collect.readers.stamps.records import STEP, Records
 
 LEAST_SHARE = 0.02  # of a step: the least lateness worth naming
@@ -281,7 +281,8 @@ def ranks(source: Path | str | Sequence[RankStamps], *, since: int = 0) -> Ranks
     Parameters
     ----------
     source
-        A folder of stamps, or of JSON dumps of PyTorch's flight recorder (which tell where ranks part), or the stamps themselves.
+        A folder of stamps or of verbose logs of NCCL's inspector; a folder of JSON dumps of PyTorch's flight recorder, or reports
+        of NCCL's RAS, which tell where ranks part; or the stamps themselves.
     since
         First step that is looked at.
 
@@ -296,10 +297,12 @@ def ranks(source: Path | str | Sequence[RankStamps], *, since: int = 0) -> Ranks
     if not isinstance(source, (str, Path)):
         watch.feed(source)
         return watch.answer(silent=True)
-    dumps = flight_recorder.recognise(Path(source))
-    if dumps:
-        watch.feed(flight_recorder.read(dumps))
-        return watch.answer(silent=True)
+    if reports := nccl_ras.recognise(Path(source)):
+        return _answer_of_counts(nccl_ras.read(reports))
+    for reader in (nccl_inspector, flight_recorder):
+        if files := reader.recognise(Path(source)):
+            watch.feed(_from_step(reader.read(files), since))
+            return watch.answer(silent=reader is flight_recorder)  # the inspector logs what has ended: all ranks have as many
     folder = StampFolder(path=Path(source))
     while feed_from(watch, folder, since):
         pass
@@ -310,6 +313,22 @@ def ranks(source: Path | str | Sequence[RankStamps], *, since: int = 0) -> Ranks
         note = f"no stamps of {'rank' if len(missing) == 1 else 'ranks'} {named}: collectives with them are not matched"
         answer = msgspec.structs.replace(answer, notes=(*answer.notes, note))
     return answer
+
+
+def _from_step(stamps: Sequence[RankStamps], since: int) -> list[RankStamps]:
+    return [_with(each, each.records[each.records["step"] >= since]) for each in stamps]
+
+
+def _answer_of_counts(reports: Sequence[nccl_ras.RasReport]) -> RanksAnswer:
+    """The answer of NCCL's RAS, which knows no steps and no times."""
+    parting = parting_of_counts(reports)
+    if parting is None:
+        note = "all ranks called as many collectives: they do not part; which one is slow needs times (CollectiveStamps)"
+    elif len(reports) == 1:
+        note = "of a job that runs ranks are a few calls apart for moments: take a second report some seconds later, and give both"
+    else:
+        note = ""
+    return RanksAnswer(step=-1, steps=0, step_us=0.0, findings=(), parting=parting, ranks=(), notes=(note,) if note else ())
 
 
 def feed_from(watch: Watch, folder: StampFolder, since: int = 0) -> bool:

@@ -10,9 +10,10 @@ the files of all ranks, also while the job runs, and names the rank that makes t
 
 PyTorch sends each collective through an operator of its dispatcher (``c10d::allreduce_``, ``c10d::send``, ...), whether Python or
 C++ issued it: DDP's reducer, FSDP, messages of pipelines. Each of these operators gets a kernel at its autograd key here that notes
-the time and calls PyTorch's own. Functional collectives (tensor parallelism of DTensor) pass below that key and are not seen. The
-end comes from the future of the work, or, where a backend has none (Gloo's messages), from the return of `Work.wait`. On CUDA,
-events on the streams stand for the arrival and the end; they are read once they have passed, and nothing is synchronised.
+the time and calls PyTorch's own. Functional collectives (tensor parallelism of DTensor) pass below that key: their functions in
+Python are replaced, so that those of compiled code are not seen. The end comes from the future of the work, or, where there is none
+(Gloo's messages, functional collectives), from the return of the wait. On CUDA, events on the streams stand for the arrival and the
+end; they are read once they have passed, and nothing is synchronised.
 
 Beside them stand three marks a step: the end of the optimizer's step (a step ends there), its begin, and the first forward pass
 after it. A job without `torch.optim` calls `CollectiveStamps.step` instead.
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import math
 import mmap
@@ -51,6 +53,15 @@ OPERATIONS = (
     "reduce_scatter_tensor_coalesced_", "gather_", "scatter_", "alltoall_", "alltoall_base_", "barrier", "send", "recv_",
     "recv_any_source_",
 )  # fmt: skip
+_FUNCTIONAL = {  # functions of torch.distributed._functional_collectives, by their names of several versions, and their operators
+    "all_reduce": "allreduce_",
+    "all_gather_single": "_allgather_base_",
+    "all_gather_tensor": "_allgather_base_",
+    "reduce_scatter_single": "_reduce_scatter_base_",
+    "reduce_scatter_tensor": "_reduce_scatter_base_",
+    "all_to_all_single": "alltoall_base_",
+    "broadcast": "broadcast_",
+}
 _STEP, _FORWARD, _UPDATE, _FIRST_COLLECTIVE = 1, 2, 3, 4
 _ARRIVED, _ENDED, _WAITING, _RESUMED = 8, 12, 16, 20  # offsets in a record
 _MESSAGES = ("send", "recv_", "recv_any_source_")
@@ -70,21 +81,24 @@ class CollectiveStamps:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
-        self._file: _File | None = None
+        self._file: _StampFile | None = None
         self._lock = threading.Lock()
         self._step = 0
         self._sequence: dict[tuple[int, int, int], int] = {}
         self._groups: dict[Any, int] = {}
-        self._pending: dict[int, tuple[Any, mmap.mmap, int, int]] = {}  # by the identity of the work: itself, and its record
+        # By the identity of the work, or the address of a functional collective's result: what keeps that alive, and the record.
+        self._pending: dict[int, tuple[Any, mmap.mmap, int, int]] = {}
         self._order: deque[int] = deque()
         self._device: _DeviceClock | None = None
         self._undo = contextlib.ExitStack()
         self._leading_optimizer: int | None = None
         self._forward_hook: Any = None
+        self._thread = threading.local()  # Whether a thread is inside of a functional collective: one calls another.
 
     def __enter__(self) -> CollectiveStamps:
         self._replace_kernels()
         self._replace_wait()
+        self._replace_functional()
         self._listen_to_steps()
         return self
 
@@ -135,6 +149,63 @@ class CollectiveStamps:
 
         Work.wait = wait
         self._undo.callback(setattr, Work, "wait", original)
+
+    def _replace_functional(self) -> None:
+        import torch.distributed._functional_collectives as functional
+
+        for name, operation in _FUNCTIONAL.items():
+            if hasattr(functional, name):
+                self._replace_function(functional, name, self._called_functional, OPERATIONS.index(operation))
+        self._replace_function(functional, "wait_tensor", self._waited_functional)
+
+    def _replace_function(self, module: Any, name: str, called: Any, *before: Any) -> None:
+        import torch
+
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # a graph has no stamps
+                return original(*args, **kwargs)
+            return called(original, *before, *args, **kwargs)
+
+        setattr(module, name, replaced)
+        self._undo.callback(setattr, module, name, original)
+
+    def _called_functional(self, original: Any, operation: int, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self._thread, "inside", False):
+            return original(*args, **kwargs)
+        named = _signature(original).bind(*args, **kwargs).arguments
+        tensor = named["self"]
+        arrival = self._arrival() if tensor.is_cuda else None
+        enqueue_ns = time.monotonic_ns()
+        self._thread.inside = True
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self._thread.inside = False
+        result_tensor = getattr(result, "elem", result)  # of the tensor that waits when it is used
+        if _is_real(result_tensor):
+            with self._until_the_disk_is_full():
+                group = self._number(_resolved(named["group"], named.get("tag", "")))
+                where, offset = self._append(operation, enqueue_ns, group, -1, _bytes(tensor))
+                self._keep(result_tensor.data_ptr(), (arrival, result_tensor), where, offset, enqueue_ns)
+        return result
+
+    def _waited_functional(self, original: Any, tensor: Any) -> Any:
+        pending = self._pending.pop(tensor.data_ptr(), None) if _is_real(tensor) else None
+        if pending is None:
+            return original(tensor)
+        (arrival, _), where, offset, enqueue_ns = pending
+        _US.pack_into(where, offset + _WAITING, (time.monotonic_ns() - enqueue_ns) / 1e3)
+        result = original(tensor)
+        us = (time.monotonic_ns() - enqueue_ns) / 1e3
+        _US.pack_into(where, offset + _RESUMED, us)
+        if arrival is not None and self._device is not None:
+            self._device.ended(arrival, where, offset, enqueue_ns)
+        else:
+            _US.pack_into(where, offset + _ENDED, us)
+        return result
 
     def _listen_to_steps(self) -> None:
         from torch.optim import optimizer
@@ -193,55 +264,62 @@ class CollectiveStamps:
         # threads take while they hold a mutex that the call needs.
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             result = operator(*args, **kwargs)
-        try:
+        with self._until_the_disk_is_full():
             self._stamp(operation, enqueue_ns, arrival, args, result[-1] if isinstance(result, (tuple, list)) else result)
-        except OSError as error:  # the disk is full: the job goes on without stamps
-            print(f"dpro-search: stamps of collectives end here: {error}", file=sys.stderr)
-            self._undo.close()
         return result
 
+    @contextlib.contextmanager
+    def _until_the_disk_is_full(self) -> Any:
+        """The job goes on without stamps where they cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            print(f"dpro-search: stamps of collectives end here: {error}", file=sys.stderr)
+            self._undo.close()
+
     def _stamp(self, operation: int, enqueue_ns: int, arrival: Any, args: tuple[Any, ...], boxed: Any) -> None:
-        from torch._C._distributed_c10d import Work
+        from torch._C._distributed_c10d import ProcessGroup, Work
 
         place = next(place for place, value in enumerate(args) if type(value).__name__ == "ScriptObject")
         size_bytes = max(map(_bytes, args[:place]))
-        group = self._group(args[place])
         peer = args[place + 1] if OPERATIONS[operation] in _MESSAGES[:2] else -1
+        where, offset = self._append(operation, enqueue_ns, self._number(ProcessGroup.unbox(args[place])), peer, size_bytes)
+        work = Work.unbox(boxed)
+        self._keep(id(work), work, where, offset, enqueue_ns)
+        with contextlib.suppress(RuntimeError):  # a work without a future ends when somebody has waited for it
+            work.get_future().add_done_callback(functools.partial(self._ended, where, offset, enqueue_ns, arrival))
+
+    def _append(self, operation: int, enqueue_ns: int, group: int, peer: int, size_bytes: int) -> tuple[mmap.mmap, int]:
+        """Write the record of a collective; returns where it stands."""
         with self._lock:
             key = (group, peer, operation if peer >= 0 else 0)
             sequence = self._sequence[key] = self._sequence.get(key, -1) + 1
-        file = self._file
-        assert file is not None
-        nan = math.nan
-        where, offset = file.append(
-            enqueue_ns, nan, nan, nan, nan, sequence, self._step, size_bytes, group, operation, 0, min(peer, 32_767)
-        )
-        work = Work.unbox(boxed)
-        self._pending[id(work)] = work, where, offset, enqueue_ns
-        self._order.append(id(work))
+        assert self._file is not None
+        unknown = (math.nan,) * 4
+        return self._file.append(enqueue_ns, *unknown, sequence, self._step, size_bytes, group, operation, 0, min(peer, 32_767))
+
+    def _keep(self, key: int, alive: Any, where: mmap.mmap, offset: int, enqueue_ns: int) -> None:
+        """Keep a record for the wait that follows."""
+        self._pending[key] = alive, where, offset, enqueue_ns
+        self._order.append(key)
         if len(self._order) > _MOST_PENDING:
             self._pending.pop(self._order.popleft(), None)
-        with contextlib.suppress(RuntimeError):  # a work without a future ends when somebody has waited for it
-            work.get_future().add_done_callback(functools.partial(self._ended, id(work), where, offset, enqueue_ns, arrival))
 
-    def _ended(self, key: int, where: mmap.mmap, offset: int, enqueue_ns: int, arrival: Any, _: Any) -> None:
+    def _ended(self, where: mmap.mmap, offset: int, enqueue_ns: int, arrival: Any, _: Any) -> None:
         if arrival is not None and self._device is not None:
             self._device.ended(arrival, where, offset, enqueue_ns)
             return
         _US.pack_into(where, offset + _ENDED, (time.monotonic_ns() - enqueue_ns) / 1e3)
 
-    def _group(self, boxed: Any) -> int:
+    def _number(self, group: Any) -> int:
         """Number of a process group in this rank's file; the first call of all opens the file."""
-        from torch._C._distributed_c10d import ProcessGroup
-
-        group = ProcessGroup.unbox(boxed)
         number = self._groups.get(group)
         if number is None:
             import torch.distributed as dist
 
             with self._lock:
                 if self._file is None:
-                    self._file = _File(self._folder, dist.get_rank(), dist.get_world_size())
+                    self._file = _StampFile(self._folder, dist.get_rank(), dist.get_world_size())
                 number = self._groups[group] = len(self._groups)
             try:
                 ranks = dist.get_process_group_ranks(group)
@@ -300,7 +378,7 @@ class _DeviceClock:
                 _US.pack_into(where, offset + place, (ns - enqueue_ns) / 1e3)
 
 
-class _File:
+class _StampFile:
     """The file of one rank, which grows by chunks that are mapped into memory."""
 
     def __init__(self, folder: Path, rank: int, world: int) -> None:
@@ -367,6 +445,24 @@ def _bytes(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(map(_bytes, value))
     return value.numel() * value.element_size() if hasattr(value, "numel") else 0
+
+
+@functools.lru_cache(maxsize=None)
+def _signature(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _is_real(tensor: Any) -> bool:
+    """Whether a tensor has memory: graphs are traced with tensors that have none."""
+    return hasattr(tensor, "data_ptr") and type(tensor).__name__ not in ("FakeTensor", "FunctionalTensor")
+
+
+def _resolved(group: Any, tag: str) -> Any:
+    """The process group that a functional collective was called with, in one of the ways that PyTorch takes."""
+    import torch.distributed._functional_collectives as functional
+    from torch.distributed.distributed_c10d import ProcessGroup, _resolve_process_group
+
+    return group if isinstance(group, ProcessGroup) else _resolve_process_group(functional._resolve_group_name(group, tag))
 
 
 def install(folder: str) -> None:

@@ -1,13 +1,14 @@
-"""Draw predicted over measured step times: python scripts/make_picture.py [FOLDER of published runs]
+"""Draw predicted over measured step times: python scripts/make_picture.py [PAGE]
 
-``docs/predicted_over_measured.svg`` shows the validated jobs of ``experiments/results``. With a folder of published runs, which
-``experiments/truth/README.md`` describes, ``docs/published_gpu_runs.svg`` shows these (some minutes).
+``docs/predicted_over_measured.svg`` shows the validated jobs of ``experiments/results``. PAGE is the page of all published runs,
+``accuracy.html`` of ``python -m experiments.truth table``: ``docs/published_gpu_runs.svg`` shows its runs on GPUs.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from statistics import median
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the published runs are read and predicted by experiments/truth
 RESULTS = sorted((ROOT / "experiments" / "results").glob("validation-*.json"))
 
 _SIZE, _LEFT, _TOP, _ROW = 480, 64, 16, 20  # of the square, its margins, a line of the legend; in pixels
+
+_DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 
 _STYLE = (
     "text{fill:#222}.page{fill:#fff}.band{fill:#e4e4e4}.grid{stroke:#ccc}.equal{stroke:#666}@media(prefers-color-scheme:dark)"
@@ -87,21 +89,15 @@ def validated_jobs() -> Iterator[Point]:
             yield row.get("scheme", "ddp"), median(row["measured_us"]) / 1e6, row["predicted_us"] / 1e6
 
 
-def published_runs(folder: Path) -> Iterator[Point]:
-    """Published runs on GPUs that do not contradict themselves or others, predicted from public specifications."""
-    from experiments.truth.contradictions import contradictions
-    from experiments.truth.predict import PREDICTORS
-    from experiments.truth.rows import read
-    from experiments.truth.score import predicted
-
-    rows = list(read(folder))
-    wrong = contradictions(rows)
-    scored, _, _ = predicted([row for place, row in enumerate(rows) if place not in wrong], PREDICTORS["cold"])
-    for run in scored:
-        gpu = run.row.values["gpu"]
-        if run.timed and "TPU" not in gpu:
-            group = next((name for name, words in _GENERATIONS if any(word in gpu for word in words)), "other")
-            yield group, float(run.row.values["step_time_s"]), run.prediction.step_s
+def published_runs(page: Path) -> Iterator[Point]:
+    """Runs of the page on GPUs that do not contradict themselves or others, predicted from public specifications."""
+    embedded = _DATA.search(page.read_text("utf-8"))
+    if embedded is None:
+        raise SystemExit(f"{page}: no page of published runs; python -m experiments.truth table FOLDER --out DIR writes it")
+    for run in json.loads(embedded[1])["runs"]:
+        if "TPU" not in run["gpu"] and not run["contradicts"]:
+            group = next((name for name, words in _GENERATIONS if any(word in run["gpu"] for word in words)), "other")
+            yield group, run["measured"], run["predicted"]
 
 
 def drawn(chart: Chart, points: Sequence[Point]) -> str:
@@ -172,6 +168,6 @@ def _text(parent: ElementTree.Element, x: float, y: float, text: str, anchor: st
 
 
 if __name__ == "__main__":
-    for chart, points in [(VALIDATED, validated_jobs()), *((PUBLISHED, published_runs(Path(folder))) for folder in sys.argv[1:2])]:
+    for chart, points in [(VALIDATED, validated_jobs()), *((PUBLISHED, published_runs(Path(page))) for page in sys.argv[1:2])]:
         chart.path.write_text(drawn(chart, list(points)))
         print(chart.path)

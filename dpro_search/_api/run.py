@@ -21,6 +21,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.plan_json import by_setting
 
 if TYPE_CHECKING:
+    from dpro_search.analysis.measured import MeasuredAnswer
     from dpro_search.deploy.export import ExportedFiles
 
 
@@ -105,6 +106,30 @@ class Run(Tabular):
         from dpro_search.kinds import all_targets, deployed
 
         return export_from(self.folder, Path(out), all_targets(), deployed, targets=targets, number=plan)
+
+    @speaks_python
+    def measured(
+        self, plan: int, *, step_time: str | None = None, memory: str | None = None, log: str | Path | None = None
+    ) -> MeasuredAnswer:
+        """Store a real step time of a plan that ran elsewhere beside the prediction; the answer names the run to make next.
+
+        Parameters
+        ----------
+        plan
+            Its number; 0: the recorded or described setting.
+        step_time, memory
+            With units, like "12.4s" and "71GiB".
+        log
+            What the training program printed, in place of `step_time`.
+
+        Raises
+        ------
+        InputError
+            There is no such plan, the log has no steps, or the numbers contradict the plan or what devices can do.
+        """
+        from dpro_search.analysis.measured import record
+
+        return record(self.folder, plan, step_time=step_time, memory=memory, log=None if log is None else Path(log))
 
     @speaks_python
     def validate(

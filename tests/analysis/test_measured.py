@@ -57,6 +57,14 @@ def measure(run: Path, number: int, ratio: float, *more: object) -> dict:
     return verb("measured", run, "--plan", number, "--step-time", f"{step_us(run, number) * ratio:.0f}us", *more)
 
 
+def test_the_python_api_gives_the_answer_of_the_verb(run):
+    answer = dpro_search.load_run(run).measured(1, step_time=f"{step_us(run, 1) * 1.02:.0f}us")
+    assert (answer.number, answer.measurements) == (1, 1)
+    assert answer.error_pct == pytest.approx((1 / 1.02 - 1) * 100, abs=0.1)
+    with pytest.raises(InputError, match="step_time"):
+        dpro_search.load_run(run).measured(1)
+
+
 def test_a_time_is_compared_with_the_prediction_and_kept(run):
     answer = measure(run, 1, 1.1, "--memory", "40GiB")
     assert answer["error_pct"] == pytest.approx((1 / 1.1 - 1) * 100, abs=0.1)

@@ -12,7 +12,7 @@ from dpro_search.replay.replayer import settled_us
 from dpro_search.space.data_parallel import DataParallelJob
 from dpro_search.space.data_parallel_graph import fold
 from dpro_search.space.plan import Plan, Prediction, refuse_unknown
-from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations import PlanningFacts, PlanSpace
 from dpro_search.space.transformations.horovod import TensorFusion
 
 
@@ -38,7 +38,7 @@ class FusionObjective:
         self._number = {name: tensor for tensor, name in enumerate(names)}
         self.recorded = CommSettings(fusion_threshold_bytes=0, cycle_time_us=0.0, groups=None)
         facts = {"fusion_threshold_bytes": 0, "tensor_groups": None}
-        fusion = TensorFusion(JobFacts(name="a data-parallel job", tensors=self.tensors, values=facts))
+        fusion = TensorFusion(PlanningFacts(name="a data-parallel job", tensors=self.tensors, values=facts))
         self.space = PlanSpace(fusion.job, [fusion])
 
     def predict(self, plan: Plan) -> Prediction:

@@ -1,7 +1,7 @@
 """Reads TOML files into msgspec structs. Every error is one line with the file, the line, the key and the nearest legal name.
 
-A struct has a field for each key of its table and forbids other keys. A field whose type is a `Quantity` takes a text with a unit
-("100gbit"), or a number in the unit of the field.
+A struct has a field for each key of its table and forbids other keys. A field whose type is a `TomlQuantity` takes a text with a
+unit ("100gbit"), or a number in the unit of the field.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TomlError(InputError):
     """Something in a TOML file is wrong; the message says where."""
 
 
-class Quantity(float):
+class TomlQuantity(float):
     """A value in the unit of its field; a subclass names the parser of texts (`dpro_search.quantities`)."""
 
     parse: ClassVar[Callable[[str], float | None]]  # None: not limited, which is stored as infinity
@@ -174,7 +174,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _quantity(kind: type[Any], value: object) -> Any:
-    """For msgspec: a value of a type that it does not know, which is a `Quantity`."""
+    """For msgspec: a value of a type that it does not know, which is a `TomlQuantity`."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"must be a quantity, like a text with a unit, not {_shown(value)}")
     quantity = kind.parse(value if isinstance(value, str) else repr(value))

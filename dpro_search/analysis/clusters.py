@@ -15,7 +15,7 @@ ALMOST = 0.05
 """Iterations that differ by less count as equally fast: predictions are off by more."""
 
 
-class BestPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BestPlanOnCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The best plan on one cluster with one batch.
 
     Attributes
@@ -76,7 +76,7 @@ class ClusterChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         little.
     """
 
-    clusters: tuple[BestPlan | ImpossibleSearch, ...]
+    clusters: tuple[BestPlanOnCluster | ImpossibleSearch, ...]
     fastest: str | None
     cheapest: str | None
     fewest_devices: str | UnsetType | None = UNSET
@@ -91,11 +91,11 @@ class ClusterChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return any(row.global_batch is not UNSET for row in self.clusters)
 
 
-def best_plan(cluster: str, batch: int | None, here: JobInScenario, result: SearchResult) -> BestPlan:
+def best_plan(cluster: str, batch: int | None, here: JobInScenario, result: SearchResult) -> BestPlanOnCluster:
     """The best plan of a search on a cluster; `batch`: None, where one was asked for."""
     best = result.plans[0]
     gives = None if here.work is None else efficiency(here.work, best.prediction.iteration_us)
-    return BestPlan(
+    return BestPlanOnCluster(
         cluster=cluster,
         global_batch=UNSET if batch is None else batch,
         devices=here.cluster.ranks,
@@ -110,13 +110,13 @@ def best_plan(cluster: str, batch: int | None, here: JobInScenario, result: Sear
     )
 
 
-def choice(rows: Sequence[BestPlan | ImpossibleSearch], tokens_per_second: float | None = None) -> ClusterChoice:
+def choice(rows: Sequence[BestPlanOnCluster | ImpossibleSearch], tokens_per_second: float | None = None) -> ClusterChoice:
     """Choose among clusters and batches; `tokens_per_second`: what is fast enough, None: not asked for."""
-    fit = [row for row in rows if isinstance(row, BestPlan) and row.feasible]
+    fit = [row for row in rows if isinstance(row, BestPlanOnCluster) and row.feasible]
     fastest = max(fit, key=lambda row: row.batches_per_us, default=None)
     priced = [(row.cost_per_million_tokens, row) for row in fit if row.cost_per_million_tokens is not None]
     cheapest = min(priced, key=lambda priced_row: priced_row[0])[1] if priced else None
-    fewest: BestPlan | UnsetType | None = UNSET
+    fewest: BestPlanOnCluster | UnsetType | None = UNSET
     if tokens_per_second is not None:
         enough = [row for row in fit if (row.tokens_per_second or 0.0) >= tokens_per_second]
         fewest = min(enough, key=lambda row: (row.devices, 0 if row.global_batch is UNSET else row.global_batch), default=None)
@@ -124,7 +124,7 @@ def choice(rows: Sequence[BestPlan | ImpossibleSearch], tokens_per_second: float
         clusters=tuple(rows),
         fastest=None if fastest is None else fastest.cluster,
         cheapest=None if cheapest is None else cheapest.cluster,
-        fewest_devices=fewest.cluster if isinstance(fewest, BestPlan) else fewest,
+        fewest_devices=fewest.cluster if isinstance(fewest, BestPlanOnCluster) else fewest,
     )
     if not answer.of_batches:
         return answer
@@ -137,6 +137,6 @@ def choice(rows: Sequence[BestPlan | ImpossibleSearch], tokens_per_second: float
         answer,
         fastest_batch=None if fastest is None else fastest.global_batch,
         cheapest_batch=None if cheapest is None else cheapest.global_batch,
-        fewest_devices_batch=fewest.global_batch if isinstance(fewest, BestPlan) else fewest,
+        fewest_devices_batch=fewest.global_batch if isinstance(fewest, BestPlanOnCluster) else fewest,
         smallest_batch=min((batch for batch in near if batch is not UNSET), default=None),
     )

@@ -20,7 +20,7 @@ _UNEXPLAINED = "not explained by the replay"
 _QUANTILE = 1.645  # of the normal distribution: nine in ten differences between equal jobs are smaller
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
+class CauseOfDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the change.
 
     Attributes
@@ -78,7 +78,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     noise_pct: float | None
     breakdown_us: tuple[Mapping[str, float], Mapping[str, float]]
     ranks: tuple[RankChange, ...]
-    causes: tuple[Cause, ...]
+    causes: tuple[CauseOfDifference, ...]
     warnings: tuple[str, ...]
     max_regression_pct: float | None
     exceeded: bool
@@ -125,7 +125,7 @@ def difference(before: JobInScenario, after: JobInScenario, max_regression_pct: 
 
 def _causes(
     before: JobInScenario, after: JobInScenario, replayed_us: tuple[float, float], shown_us: tuple[float, float]
-) -> tuple[Cause, ...]:
+) -> tuple[CauseOfDifference, ...]:
     """The causes of the change of the shown iterations, the largest first."""
     first, second = _parts(before, replayed_us[0]), _parts(after, replayed_us[1])
     causes = [_cause(part, first.get(part, 0.0), second.get(part, 0.0)) for part in {**first, **second}]
@@ -159,9 +159,9 @@ def _parts(here: JobInScenario, iteration_us: float) -> Mapping[PathPart, float]
     return {part: us * scale for part, us in parts.items()}
 
 
-def _cause(part: PathPart, before_us: float, after_us: float) -> Cause:
+def _cause(part: PathPart, before_us: float, after_us: float) -> CauseOfDifference:
     kind = _KINDS.get(part.kind, "unexplained")
-    return Cause(part=kind, name=part.name, before_us=before_us, after_us=after_us, change_us=after_us - before_us)
+    return CauseOfDifference(part=kind, name=part.name, before_us=before_us, after_us=after_us, change_us=after_us - before_us)
 
 
 def _noise_us(jobs: tuple[JobInScenario, JobInScenario]) -> float | None:

@@ -18,7 +18,7 @@ from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
 from dpro_search.kinds import Comparison, Job, JobInScenario
 from dpro_search.kinds._answers import ConvergenceFacts, PlanFacts, Remedy, ReplayedStep, fields_of
-from dpro_search.kinds._job import Measurement
+from dpro_search.kinds._comparison import MeasuredIterations
 from dpro_search.machine import IntervalSource
 from dpro_search.replay.outputs import write_csv
 from dpro_search.space.plan import Plan, Prediction
@@ -229,7 +229,7 @@ def predicted(here: JobInScenario, plan: Plan, *, changed: bool) -> Replay:
     started = time.perf_counter()
     prediction = here.replayed(plan)
     seconds = time.perf_counter() - started
-    measurement = Measurement() if changed else here.measurement
+    measurement = MeasuredIterations() if changed else here.measurement
     measured_us = measurement.median_us
     answer = _answer(
         here,

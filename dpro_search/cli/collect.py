@@ -89,12 +89,12 @@ def collect(
     from dpro_search.collect.launch.host_limits import HostLimits
     from dpro_search.collect.launch.launched_ranks import launches_ranks, record_launched
     from dpro_search.collect.launch.ranks import JobSpec, default_cores
-    from dpro_search.collect.launch.step_times import Schedule
+    from dpro_search.collect.launch.step_times import StepSchedule
     from dpro_search.errors import InputError
     from dpro_search.kinds import launcher_for
     from dpro_search.quantities import parse_rate_bps
 
-    schedule = Schedule(warmup=warmup, untraced=untraced, traced=traced)
+    schedule = StepSchedule(warmup=warmup, untraced=untraced, traced=traced)
     if attach or launches_ranks(command):
         trace = record_launched(command, out, schedule, keep_raw=keep_raw, timeout_s=timeout)
         measured_us = trace.meta.unprofiled_us

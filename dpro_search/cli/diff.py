@@ -11,7 +11,7 @@ import typer
 from dpro_search.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from dpro_search.analysis.difference import Cause, Difference
+    from dpro_search.analysis.difference import CauseOfDifference, Difference
 
 _MOST_CAUSES = 15
 _MOST_RANKS = 8
@@ -93,7 +93,7 @@ def _print(answer: Difference) -> None:
         print_table(console, f"change on {ranks}", ("rank", *(part.replace("_", " ") for part in parts)), by_rank)
 
 
-def _times_us(causes: Sequence[Cause]) -> tuple[float, float, float]:
+def _times_us(causes: Sequence[CauseOfDifference]) -> tuple[float, float, float]:
     """The sums of several causes: before, after, and the change."""
     return (
         sum(cause.before_us for cause in causes),

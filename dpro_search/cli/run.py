@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from dpro_search.analysis.clusters import BestPlan, ImpossibleSearch
+    from dpro_search.analysis.clusters import BestPlanOnCluster, ImpossibleSearch
     from dpro_search.kinds._job_on_cluster import JobOnCluster
     from dpro_search.search import SearchResult
 
@@ -258,7 +258,7 @@ def run(
 
 def _of(
     cluster: str | None, batch: int | None, searched: Callable[..., tuple[JobOnCluster, SearchResult]], out: Path
-) -> BestPlan | ImpossibleSearch:
+) -> BestPlanOnCluster | ImpossibleSearch:
     """The best plan on one of several clusters, or with one of several batches, or why there cannot be one."""
     from msgspec import UNSET
 

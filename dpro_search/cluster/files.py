@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from dpro_search._text import visible
-from dpro_search._toml import Quantity, TomlFile
+from dpro_search._toml import TomlFile, TomlQuantity
 from dpro_search.cluster.base import Find, found_file, with_base
 from dpro_search.cluster.cluster import Cluster, HostGroup
 from dpro_search.cluster.device import PRECISIONS, Device, Peaks, Provenance, Sample
@@ -35,35 +35,35 @@ def _parse_text_rate(text: str) -> float:
     return rate_bps / 8
 
 
-class _Bytes(Quantity):
+class _Bytes(TomlQuantity):
     parse = parse_bytes
 
 
-class _BytesPerSecond(Quantity):
+class _BytesPerSecond(TomlQuantity):
     parse = _parse_text_rate
 
 
-class _BitsPerSecond(Quantity):
+class _BitsPerSecond(TomlQuantity):
     parse = parse_rate_bps
 
 
-class _Microseconds(Quantity):
+class _Microseconds(TomlQuantity):
     parse = parse_us
 
 
-class _FlopsPerSecond(Quantity):
+class _FlopsPerSecond(TomlQuantity):
     parse = parse_flops_per_s
 
 
-class _Hertz(Quantity):
+class _Hertz(TomlQuantity):
     parse = parse_hz
 
 
-class _Watts(Quantity):
+class _Watts(TomlQuantity):
     parse = parse_watts
 
 
-class _Number(Quantity):
+class _Number(TomlQuantity):
     parse = parse_number
 
 

@@ -30,7 +30,7 @@ _USUAL, _NOISE = 0.02, 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortRun:
+class FittedRun:
     """Data of one run for the fit.
 
     Attributes
@@ -98,13 +98,13 @@ class Convergence:
         return (float(np.exp(-half)), float(np.exp(half)))
 
 
-def fit_convergence(start_loss: float, levels: Sequence[float], runs: Sequence[ShortRun]) -> Convergence:
+def fit_convergence(start_loss: float, levels: Sequence[float], runs: Sequence[FittedRun]) -> Convergence:
     """The model that makes the runs agree best about the effective steps to each level.
 
     Parameters
     ----------
     start_loss, levels
-        The loss of the untrained model, and the falling losses of `ShortRun.reached_s`, [k]; the last one is the target.
+        The loss of the untrained model, and the falling losses of `FittedRun.reached_s`, [k]; the last one is the target.
 
     Raises `InputError` if no run reached the last level.
     """
@@ -127,7 +127,7 @@ def fit_convergence(start_loss: float, levels: Sequence[float], runs: Sequence[S
     )
 
 
-def _factors(runs: Sequence[ShortRun]) -> Floats:
+def _factors(runs: Sequence[FittedRun]) -> Floats:
     """Drift and staleness with which runs agree best."""
 
     def error(values: Floats) -> float:
@@ -143,7 +143,7 @@ def _factors(runs: Sequence[ShortRun]) -> Floats:
     return np.asarray(best.x)
 
 
-def _scheme_log_error(runs: Sequence[ShortRun]) -> float:
+def _scheme_log_error(runs: Sequence[FittedRun]) -> float:
     schemes = {run.scheme for run in runs}
     if len(schemes) < 2:
         return 0.0
@@ -179,7 +179,7 @@ def reached_at(times_s: Floats, losses: Floats, levels: Sequence[float]) -> Floa
     return np.array([times_s[result[0]] if len(result) else np.nan for result in below])
 
 
-def _log_needed(values: Floats, runs: Sequence[ShortRun]) -> Floats:
+def _log_needed(values: Floats, runs: Sequence[FittedRun]) -> Floats:
     """Logarithms of the effective steps that runs made until they reached each level, [runs, levels]."""
     drift, staleness = values
     rows = []

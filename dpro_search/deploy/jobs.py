@@ -46,7 +46,7 @@ _USES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class JobRun:
     """One run of a job: its steps, the first losses that it printed, and where the time of its steps went if it was paced."""
 
     times: StepTimes
@@ -129,7 +129,7 @@ class RecordedJob:
         """The runs so far of a job that is trained to a loss."""
         return ()
 
-    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
+    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> JobRun:
         """Run the job under a plan (the empty one: as recorded) and measure its steps.
 
         Parameters
@@ -167,8 +167,8 @@ class RecordedJob:
             )
             _require_followed(exported, report)
             if self.paced is not None:
-                return Run(times=steps, losses=(), split=self.paced.split(plan, work, warmup))
-            return Run(times=steps, losses=read_losses(report))
+                return JobRun(times=steps, losses=(), split=self.paced.split(plan, work, warmup))
+            return JobRun(times=steps, losses=read_losses(report))
 
     def helpers(self, plan: Plan) -> frozenset[str]:
         """Names of the files of a plan that the script has to use; empty: none, or the job is paced and is not probed."""

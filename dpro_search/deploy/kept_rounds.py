@@ -17,7 +17,7 @@ import numpy as np
 from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import write_file
 from dpro_search.collect.launch.step_times import StepTimes
-from dpro_search.deploy.jobs import RecordedJob, Run
+from dpro_search.deploy.jobs import JobRun, RecordedJob
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.step_split import ComparedSplit
 from dpro_search.space.plan import Plan
@@ -38,7 +38,7 @@ class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
     split: ComparedSplit | None = None
 
     @staticmethod
-    def of(number: int, run: Run) -> KeptRun:
+    def of(number: int, run: JobRun) -> KeptRun:
         times = run.times
         columns = (tuple(times.iteration_us.tolist()), tuple(times.compute_cpu_us.tolist()), tuple(times.comm_cpu_us.tolist()))
         return KeptRun(
@@ -51,7 +51,7 @@ class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
             split=run.split,
         )
 
-    def run(self) -> Run:
+    def run(self) -> JobRun:
         """The run as it was measured."""
         times = StepTimes(
             iteration_us=np.array(self.iteration_us),
@@ -59,7 +59,7 @@ class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
             comm_cpu_us=np.array(self.comm_cpu_us),
             peak_rss_bytes=self.peak_rss_bytes,
         )
-        return Run(times=times, losses=self.losses, split=self.split)
+        return JobRun(times=times, losses=self.losses, split=self.split)
 
 
 class FinishedRound(msgspec.Struct, frozen=True, kw_only=True):

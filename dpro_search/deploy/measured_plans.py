@@ -174,7 +174,7 @@ def fitted_calibration(run: Path, knobs: Mapping[str, object]) -> Calibration:
     Parameters
     ----------
     knobs
-        Recorded values of plan fields (`space.transformations.JobFacts.values`).
+        Recorded values of plan fields (`space.transformations.PlanningFacts.values`).
 
     Raises
     ------

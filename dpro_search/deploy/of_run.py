@@ -202,7 +202,7 @@ def validate_run(
     recorded_us, job
         The iterations of the recording, [n], and the job that runs again.
     knobs
-        Recorded values of plan fields (`space.transformations.JobFacts.values`).
+        Recorded values of plan fields (`space.transformations.PlanningFacts.values`).
     run_recorded_command
         Whether a command that comes from the trace may run.
     rounds, most_rounds, warmup, timeout_s, on_start, on_run

@@ -20,7 +20,7 @@ from dpro_search._regular_files import read_regular
 from dpro_search.collect._files import DAMAGED
 from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.collect.trace import Floats
-from dpro_search.deploy.jobs import Run
+from dpro_search.deploy.jobs import JobRun
 from dpro_search.deploy.kept_rounds import FinishedRound, KeptRun
 from dpro_search.deploy.losses import Equivalence, compare, tolerance_of, trained_to
 from dpro_search.deploy.step_split import ComparedSplit
@@ -37,14 +37,14 @@ _RECORDED = -1
 _CHANGED_PCT = 5.0  # recordings of one job differ by about 4 % from run to run
 
 
-class Job(Protocol):
+class RunnableJob(Protocol):
     """A job that can run; `jobs.RecordedJob` is one."""
 
-    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
+    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> JobRun:
         """One run under a plan, ended after `timeout_s`; the empty plan is the recorded setting."""
 
 
-class Probed(Job, Protocol):
+class Probed(RunnableJob, Protocol):
     """A job whose script has to change for some plans; `jobs.RecordedJob` is one."""
 
     def helpers(self, plan: Plan) -> frozenset[str]:
@@ -152,7 +152,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def validate(
-    job: Job,
+    job: RunnableJob,
     baseline: Prediction,
     plans: Sequence[tuple[Plan, Prediction]],
     *,
@@ -239,7 +239,7 @@ class _Rounds:
 
     def __init__(
         self,
-        job: Job,
+        job: RunnableJob,
         plans: Sequence[Plan],
         warmup: int,
         timeout_s: float | None,
@@ -252,7 +252,7 @@ class _Rounds:
         self._done = 0
         self._longest_s = 0.0  # of the recorded setting
         self._baseline_before = 0  # Runs of the recorded setting before this round.
-        self.ended: dict[int, list[Run]] = {number: [] for number in range(_RECORDED, len(plans))}
+        self.ended: dict[int, list[JobRun]] = {number: [] for number in range(_RECORDED, len(plans))}
         self.failures: dict[int, JobError] = {}
 
     def take(self, finished: FinishedRound) -> None:
@@ -319,7 +319,7 @@ class _Rounds:
         rows = [_times(finished) for number, finished in self.ended.items() if number not in self.failures]
         return all(_stability_pct(row) <= STABLE_PCT for row in rows)
 
-    def _keep(self, number: int, run: Run) -> None:
+    def _keep(self, number: int, run: JobRun) -> None:
         self.ended[number].append(run)
         self._on_run(self._names[number], run.times)
 
@@ -414,7 +414,7 @@ def is_beyond_noise(speedup: float, interval: tuple[float, float], noise_pct: fl
     return abs(speedup - 1) * 100 > noise_pct and not low <= 1 <= high
 
 
-def _times(runs: Sequence[Run]) -> list[Floats]:
+def _times(runs: Sequence[JobRun]) -> list[Floats]:
     return [run.times.iteration_us for run in runs]
 
 

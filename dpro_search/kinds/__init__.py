@@ -15,13 +15,13 @@ from dpro_search.collect.trace import Trace
 from dpro_search.collect.trace_meta import on_this_machine
 from dpro_search.errors import InputError
 from dpro_search.kinds import _names
-from dpro_search.kinds._answers import STEP_PARTS, ParallelSetting
+from dpro_search.kinds._answers import STEP_PARTS, ParallelSetting, Term
+from dpro_search.kinds._comparison import Comparison
 from dpro_search.kinds._diagnosis import Diagnosis, Table
-from dpro_search.kinds._job import Comparison, Job, JobInScenario, JobObjective
+from dpro_search.kinds._job import Job, JobInScenario, JobObjective
 from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._kind import AnyKind, DescribedKind, Description, Kind, Source, Wanted
 from dpro_search.kinds._options import COMPUTE, PlanOptions
-from dpro_search.kinds._terms import Term
 from dpro_search.space.scenario import Scenario
 from dpro_search.space.schemes import import_kinds_by
 

@@ -24,6 +24,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.graph.measured import ProfiledSteps
+from dpro_search.kinds._comparison import MeasuredIterations
 from dpro_search.kinds._diagnosis import (
     Diagnosis,
     PredictedGain,
@@ -34,7 +35,7 @@ from dpro_search.kinds._diagnosis import (
     gain_table,
     sorted_gains,
 )
-from dpro_search.kinds._job import Job, JobInScenario, Measurement, ranks_in_turn
+from dpro_search.kinds._job import Job, JobInScenario, ranks_in_turn
 from dpro_search.machine import calibration, machine_constants
 from dpro_search.quantities import time_text
 from dpro_search.replay.iterations import IterationTimes
@@ -224,8 +225,8 @@ class GpuClusterJob(Job):
     def plans(self, scenario: Scenario) -> PlanSpace:
         return self._space
 
-    def measurement(self, scenario: Scenario) -> Measurement:
-        return Measurement()
+    def measurement(self, scenario: Scenario) -> MeasuredIterations:
+        return MeasuredIterations()
 
     def questions(self, scenario: Scenario) -> Mapping[str, Plan]:
         return self._questions

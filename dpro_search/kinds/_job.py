@@ -7,10 +7,9 @@ refused with a line that names the kinds that can.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
@@ -28,11 +27,11 @@ from dpro_search.graph.measured import (
     replay_error,
     without_step,
 )
-from dpro_search.kinds._answers import ParallelSetting, PlanFacts, ReplayedStep, SearchFacts
+from dpro_search.kinds._answers import ParallelSetting, PlanFacts, SearchFacts, Term
+from dpro_search.kinds._comparison import Comparison, MeasuredIterations, compared_with
 from dpro_search.kinds._diagnosis import Diagnosis
 from dpro_search.kinds._names import registered
 from dpro_search.kinds._options import PlanOptions
-from dpro_search.kinds._terms import Term
 from dpro_search.kinds._work import Work
 from dpro_search.machine import Calibration
 from dpro_search.quantities import memory_shortage_text
@@ -65,30 +64,6 @@ _CHANGES = (
     ("target_loss", "target_loss", "be trained to a loss"),
     ("begins_with", "begins_with", "begin with another setting than the recorded one"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """The measured iterations that the prediction of the recorded setting is compared with, in us."""
-
-    median_us: float | None = None  # None: not measured.
-    mean_us: float | None = None  # Steps that stall make it longer than the median; None: not measured.
-    iterations_us: Floats = field(default_factory=lambda: np.zeros(0))  # [n]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Recorded steps beside their own replay."""
-
-    measured_us: float | None  # What was measured of an iteration; None: a single step was recorded, of which no iteration follows.
-    prediction: Prediction  # What was predicted of the same.
-    error_pct: float  # Signed for one step; the mean of absolute errors for several.
-    ops: int  # How many ops were replayed.
-    seconds: float = 0.0  # How long that took.
-    # baseline_us, baseline_error_pct: The mean of the other steps as a prediction of a held-out step, and its error; None: unknown.
-    baseline_us: float | None = None
-    baseline_error_pct: float | None = None
-    steps: tuple[ReplayedStep, ...] = ()  # Each step with its own durations, where the kind of job tells.
 
 
 class Job(ABC):
@@ -148,13 +123,13 @@ class Job(ABC):
 
     # What was measured, and how well the model fits it.
 
-    def measurement(self, scenario: Scenario) -> Measurement:
+    def measurement(self, scenario: Scenario) -> MeasuredIterations:
         """The measurement that the prediction of a scenario without a plan is compared with."""
         if self.trace is None:
-            return Measurement()
+            return MeasuredIterations()
         median_us, iterations_us = measured_iteration_us(self.trace), self.trace.iterations_us()
         has_mean = median_us is not None and len(iterations_us)
-        return Measurement(
+        return MeasuredIterations(
             median_us=median_us, mean_us=float(iterations_us.mean()) if has_mean else None, iterations_us=iterations_us
         )
 
@@ -170,13 +145,13 @@ class Job(ABC):
         if step is not None:
             others, measured_us = without_step(self.trace, step)
             lowered = self.lower(Scenario(), steps=ProfiledSteps(replayed=others, fitted=others))
-            return _comparison(lowered, measured_us, lowered.replayable.iterations().iteration_us / measured_us - 1)
+            return compared_with(lowered, measured_us, lowered.replayable.iterations().iteration_us / measured_us - 1)
         steps_us = profiled_iterations_us(self.trace)
         step_by_step = [self.lower(Scenario(), steps=ProfiledSteps(replayed=(number,))) for number in steps_us]
         replayed_us = np.array([lowered.replayable.iterations().iteration_us for lowered in step_by_step])
         all_us = np.array(list(steps_us.values()))
         error = float(np.abs(replayed_us / all_us - 1).mean())
-        return _comparison(self.lower(Scenario(), steps=ProfiledSteps()), float(all_us.mean()), error)
+        return compared_with(self.lower(Scenario(), steps=ProfiledSteps()), float(all_us.mean()), error)
 
     def plan_errors(self, here: JobInScenario, predictions: Mapping[Plan, Prediction]) -> Floats:
         """Covariance of the errors of predicted plans, as logarithms of step times, [plans, plans]."""
@@ -436,7 +411,7 @@ class JobInScenario:
         return replay_error(self.job.lower(Scenario()).replayable.iterations().iteration_us, measured_us)
 
     @property
-    def measurement(self) -> Measurement:
+    def measurement(self) -> MeasuredIterations:
         """The measurement that the prediction without a plan is compared with."""
         return self.job.measurement(self.scenario)
 
@@ -511,25 +486,6 @@ class JobObjective(Generic[OneJob]):
         return SearchFacts()
 
 
-def _comparison(lowered: Lowered, measured_us: float, error: float) -> Comparison:
-    """Recorded steps beside a job that is replayed from them, once again, to see how long that takes; `error` is relative."""
-    started = time.perf_counter()
-    prediction = lowered.reported()
-    seconds = time.perf_counter() - started
-    return Comparison(
-        measured_us=measured_us,
-        prediction=prediction,
-        error_pct=error * 100,
-        ops=lowered.replayable.op_count,
-        seconds=seconds,
-    )
-
-
-def ranks_in_turn(ranks: int, known: int) -> tuple[str, ...]:
-    """The assumption of a job of more ranks than were recorded, as a sentence; empty for others."""
-    return (f"{ranks} ranks compute like the {known} recorded ones, in turn",) if ranks > known else ()
-
-
 def _possible(prediction: Prediction) -> Prediction:
     """The prediction; raises `InputError` if time stamps must be damaged for an iteration to take so long."""
     us = prediction.iteration_us
@@ -539,3 +495,8 @@ def _possible(prediction: Prediction) -> Prediction:
             "or all are equal); record the job again, or take the damaged records out of the files"
         )
     return prediction
+
+
+def ranks_in_turn(ranks: int, known: int) -> tuple[str, ...]:
+    """The assumption of a job of more ranks than were recorded, as a sentence; empty for others."""
+    return (f"{ranks} ranks compute like the {known} recorded ones, in turn",) if ranks > known else ()

@@ -18,10 +18,10 @@ from dpro_search.graph.dataflow import DataflowGraph
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.graph.fsdp import FsdpGraph
 from dpro_search.graph.measured import ProfiledSteps
+from dpro_search.kinds._answers import Term, cost_terms
 from dpro_search.kinds._diagnosis import PredictedGain, sorted_gains
 from dpro_search.kinds._gpu_cluster import GpuClusterJob
 from dpro_search.kinds._job import Job, ranks_in_turn
-from dpro_search.kinds._terms import Term, cost_terms
 from dpro_search.machine import Calibration, Device, calibration, machine_constants
 from dpro_search.replay.lowered import Lowered
 from dpro_search.space.cluster import ClusterSpec

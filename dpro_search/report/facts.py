@@ -1,4 +1,4 @@
-"""`Facts`: all that a report shows, as plain values."""
+"""`PageFacts`: all that a report shows, as plain values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class PageFacts:
     """The contents of a report. A part that does not exist is None or empty, and its section states that or is left out.
 
     Attributes

@@ -29,7 +29,7 @@ from dpro_search.errors import DproSearchError, InputError
 from dpro_search.kinds import Description, JobInScenario, ParallelSetting, described_in, job_of, kind_of, load_source
 from dpro_search.kinds._job_on_cluster import searched_job
 from dpro_search.kinds._work import efficiency
-from dpro_search.report import Facts
+from dpro_search.report import PageFacts
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline, kinds_by_name, measured_lanes, predicted_lanes, typical_step
 from dpro_search.report.units import count
@@ -51,12 +51,14 @@ _MOST = 1e15  # of any time or size in a result: thirty years, a petabyte
 OnPart = Callable[[str], None]
 
 
-def facts_of_source(path: Path, on_part: OnPart = lambda part: None) -> Facts:
+def facts_of_source(path: Path, on_part: OnPart = lambda part: None) -> PageFacts:
     """The content of a report of a recording or a description; `on_part` is called with what is about to be done, in words."""
     return _Gathered(path, on_part).facts(Path(os.path.realpath(path)).name)
 
 
-def facts_of_run(run: Path, trace: Path | None, on_part: OnPart = lambda part: None, *, least_plans: int = LEAST_PLANS) -> Facts:
+def facts_of_run(
+    run: Path, trace: Path | None, on_part: OnPart = lambda part: None, *, least_plans: int = LEAST_PLANS
+) -> PageFacts:
     """The content of a report of a search; `on_part` as in `facts_of_source`.
 
     Parameters
@@ -171,7 +173,7 @@ class _Gathered:
 
     @property
     def unchanged(self) -> str:
-        """The name of the setting without a plan, as `Facts.unchanged`."""
+        """The name of the setting without a plan, as `PageFacts.unchanged`."""
         compared = self.here.objective().facts().baseline
         return f"as {self.here.job.origin}" if compared is UNSET or compared.usual_plan is None else "usual plan"
 
@@ -181,7 +183,7 @@ class _Gathered:
         sample = None if self.trace is None else sample_of(self.path)
         return None if sample is None or sample.validation is None else Validation.load(sample.folder)
 
-    def facts(self, name: str, best: Plan | None = None, best_name: str = "", **searched: Any) -> Facts:
+    def facts(self, name: str, best: Plan | None = None, best_name: str = "", **searched: Any) -> PageFacts:
         """All content; `searched` are the fields of a search."""
         self.on_part("replaying the recording")
         replay = predicted(self.here, Plan(), changed=self.trace is None)
@@ -198,7 +200,7 @@ class _Gathered:
             ("report made", f"{now} by dpro-search {__version__}"),
             ("with", shlex.join(["dpro-search", *without_secrets(sys.argv[1:])])),
         ]
-        return Facts(
+        return PageFacts(
             name=name,
             replay=replay,
             diagnosis=diagnosis,
@@ -315,7 +317,7 @@ def read_trials(path: Path, count: int, notes: list[str]) -> list[Trial]:
 
 
 def _row(trial: Trial, names: Mapping[Plan, str]) -> dict[str, Any]:
-    """A trial as `Facts.trials` has it."""
+    """A trial as `PageFacts.trials` has it."""
     return {
         "number": trial.number,
         "origin": trial.origin,

@@ -13,7 +13,7 @@ from dpro_search.analysis.search import PlanRow, SearchAnswer
 from dpro_search.deploy.validate import FailedPlan, MeasuredPlan, RefusedPlan, Validation
 from dpro_search.report import units
 from dpro_search.report.charts import IntervalMark, whiskers
-from dpro_search.report.facts import Facts
+from dpro_search.report.facts import PageFacts
 from dpro_search.report.html import Element, Section, bullets, figure, name_of, table
 from dpro_search.report.parallel import EFFICIENCY, setting_tiles
 from dpro_search.search.objective import StrategyFacts
@@ -46,7 +46,7 @@ class Verdict:
     tiles: tuple[tuple[str, str, str], ...]
 
 
-def verdict(facts: Facts) -> Verdict:
+def verdict(facts: PageFacts) -> Verdict:
     """The result; a gain is stated only as far as it is certain."""
     if facts.search is None:
         return _of_description(facts) if facts.described else _of_recording(facts)
@@ -104,7 +104,7 @@ class _Setting:
         return (name_of(self.name), *predicted, gain, *facts, self.memory or _NONE, *(measured if ran else ()))
 
 
-def plans_section(facts: Facts) -> Section | None:
+def plans_section(facts: PageFacts) -> Section | None:
     """The best plans with their intervals, and what real runs gave; None where nothing was searched."""
     search, validation = facts.search, facts.validation
     if search is None:
@@ -136,7 +136,7 @@ def plans_section(facts: Facts) -> Section | None:
     return Section("plans", "Best plans", [figure(chart, caption, rows, key), reasons])
 
 
-def _unchanged(facts: Facts, search: SearchAnswer, recorded_us: float | None) -> _Setting:
+def _unchanged(facts: PageFacts, search: SearchAnswer, recorded_us: float | None) -> _Setting:
     """The setting without a plan; before a validation, what was measured is its iteration in the recording."""
     same, compared = units.ratio(1.0), search.baseline
     setting = StrategyFacts() if compared is UNSET else compared
@@ -187,7 +187,7 @@ def _measured_gain(ran: MeasuredPlan | RefusedPlan | FailedPlan) -> str:
     return units.ratio(ran.speedup_measured) + ("" if ran.beyond_noise else " (within noise)")
 
 
-def _of_recording(facts: Facts) -> Verdict:
+def _of_recording(facts: PageFacts) -> Verdict:
     """The most important finding, and what it would gain."""
     replay, measured_us = facts.replay, facts.replay.measured_us
     taken_us = replay.iteration_us if measured_us is None else measured_us
@@ -218,7 +218,7 @@ def _of_recording(facts: Facts) -> Verdict:
     return Verdict("plain", "Recording", title, sentence, tuple(tiles))
 
 
-def _of_description(facts: Facts) -> Verdict:
+def _of_description(facts: PageFacts) -> Verdict:
     """The predicted step, with what it yields and costs."""
     predicted_us = facts.replay.iteration_us
     title = f"A step is predicted to take {units.duration(predicted_us)}"
@@ -238,7 +238,7 @@ def _first_clause(finding: str) -> str:
     return finding.rstrip(".") if end is None else finding[: end.start()]
 
 
-def _measured(facts: Facts, validation: Validation) -> Verdict:
+def _measured(facts: PageFacts, validation: Validation) -> Verdict:
     ran = validation.plans
     confirmed = [row for row in ran if row.beyond_noise and row.speedup_measured > 1]
     best = max(confirmed or ran, key=lambda row: row.speedup_measured)
@@ -263,7 +263,7 @@ def _measured(facts: Facts, validation: Validation) -> Verdict:
     return Verdict("open", NOT_CERTAIN, "No plan is faster by more than the noise", sentence, tiles)
 
 
-def _refused(facts: Facts, validation: Validation, first: RefusedPlan) -> Verdict:
+def _refused(facts: PageFacts, validation: Validation, first: RefusedPlan) -> Verdict:
     """All plans that ran compute something else, or failed."""
     return _no_speedup(
         validation,
@@ -275,7 +275,7 @@ def _refused(facts: Facts, validation: Validation, first: RefusedPlan) -> Verdic
     )
 
 
-def _failed(facts: Facts, validation: Validation, first: FailedPlan) -> Verdict:
+def _failed(facts: PageFacts, validation: Validation, first: FailedPlan) -> Verdict:
     """All plans failed in one of their runs."""
     measured = _NONE if first.measured_us is None else units.duration(first.measured_us)
     return _no_speedup(
@@ -303,7 +303,7 @@ def _notes(row: MeasuredPlan, validation: Validation) -> str:
     return "".join(f" {sentence}" for sentence in sentences)
 
 
-def _predicted(facts: Facts, search: SearchAnswer) -> Verdict:
+def _predicted(facts: PageFacts, search: SearchAnswer) -> Verdict:
     """The best plan by predictions alone, and how sure it is."""
     elsewhere = None if facts.cluster is None else facts.cluster.name
     to_measure = _VALIDATE if elsewhere is None else f"Run both on {elsewhere} to measure"
@@ -332,12 +332,12 @@ def _predicted(facts: Facts, search: SearchAnswer) -> Verdict:
     return Verdict("open", NOT_CERTAIN, "No certain gain was found", sentence, tiles)
 
 
-def _compared_with(facts: Facts) -> str:
+def _compared_with(facts: PageFacts) -> str:
     """The setting that speed-ups refer to."""
     return "the usual plan" if facts.unchanged == "usual plan" else f"the {facts.origin} setting"
 
 
-def _predicted_tiles(facts: Facts, search: SearchAnswer, best: PlanRow) -> tuple[tuple[str, str, str], ...]:
+def _predicted_tiles(facts: PageFacts, search: SearchAnswer, best: PlanRow) -> tuple[tuple[str, str, str], ...]:
     (base_low, base_high), (low, high) = search.baseline_interval_us, best.interval_us
     recorded_us = facts.replay.measured_us
     known = "" if recorded_us is None else f"; measured {units.duration(recorded_us)}"

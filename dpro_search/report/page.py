@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from dpro_search.report import units
-from dpro_search.report.facts import Facts
+from dpro_search.report.facts import PageFacts
 from dpro_search.report.groups import groups_section
 from dpro_search.report.headline import plans_section, verdict
 from dpro_search.report.html import Section, element, paragraph, table, template, unescaped
@@ -35,7 +35,7 @@ _KINDS = {
 }
 
 
-def render(facts: Facts) -> str:
+def render(facts: PageFacts) -> str:
     """The report as HTML.
 
     It loads nothing, and a policy inside it forbids that it ever does; every text from a file stays text.
@@ -76,19 +76,19 @@ def render(facts: Facts) -> str:
     )
 
 
-def _planner_section(facts: Facts) -> Section | None:
+def _planner_section(facts: PageFacts) -> Section | None:
     from dpro_search.report.planner import planner_section
 
     return planner_section(facts.planner)
 
 
-def _plans_data(facts: Facts) -> dict[str, Any] | None:
+def _plans_data(facts: PageFacts) -> dict[str, Any] | None:
     from dpro_search.report.planner import planner_data
 
     return None if facts.planner is None else planner_data(facts.planner)
 
 
-def _title(facts: Facts) -> str:
+def _title(facts: PageFacts) -> str:
     """The model and the cluster of a described job; else the name of what was read."""
     rows = dict(facts.provenance)
     if not {"model", "cluster"} <= rows.keys():
@@ -97,7 +97,7 @@ def _title(facts: Facts) -> str:
     return f"{rows['model']} on {facts.cluster.name if moved and facts.cluster else rows['cluster']}"
 
 
-def _of_ranks(facts: Facts) -> list[Section]:
+def _of_ranks(facts: PageFacts) -> list[Section]:
     """Sections on the ranks of a job and one of their steps."""
     findings = facts.diagnosis.findings[0 if facts.search is not None else 1 :]  # the headline has the first
     return [
@@ -107,7 +107,7 @@ def _of_ranks(facts: Facts) -> list[Section]:
     ]
 
 
-def _of_settings(facts: Facts) -> list[Section | None]:
+def _of_settings(facts: PageFacts) -> list[Section | None]:
     """Sections on the step of a parallel job in each of its settings."""
     return [
         comparison_section(facts.settings),

@@ -47,7 +47,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Parameters
         ----------
         recorded
-            Recorded values of plan fields (`JobFacts.values`), from which the similarity of two plans follows.
+            Recorded values of plan fields (`PlanningFacts.values`), from which the similarity of two plans follows.
 
         Raises
         ------

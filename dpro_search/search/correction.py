@@ -179,7 +179,7 @@ def plan_covariance(predictions: Mapping[Plan, Prediction], recorded: Mapping[st
     predictions
         Plans, with the predictions whose intervals say how wide the errors are.
     recorded
-        Recorded values of plan fields (`JobFacts.values`).
+        Recorded values of plan fields (`PlanningFacts.values`).
     """
     known = knobs_of(recorded)
     settings = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau
 
-from dpro_search.costmodel.convergence import Convergence, ShortRun, falling_levels, fit_convergence, reached_at
+from dpro_search.costmodel.convergence import Convergence, FittedRun, falling_levels, fit_convergence, reached_at
 from dpro_search.errors import InputError
 from dpro_search.replay.synchronisation import TimeToLoss, ranked
 from dpro_search.runtime.schemes import Pace, parse_scheme
@@ -35,12 +35,12 @@ def convergence_of(journal: Journal, workload: str) -> tuple[Convergence, float]
     return convergence, max(float(np.mean(extra)), 0.0) if extra else 0.0
 
 
-def _short_run(record: dict[str, Any], levels: Sequence[float]) -> ShortRun:
+def _short_run(record: dict[str, Any], levels: Sequence[float]) -> FittedRun:
     times, losses = np.array(record["losses"]).T
     smooth = np.convolve(losses, np.ones(3) / 3, mode="valid")  # as the target is checked
     ends = np.maximum(times[2:] - LAG_S, 0.0)
     applied = np.array(record["applied"], dtype=float).T
-    return ShortRun(
+    return FittedRun(
         commit_s=applied[0],
         steps=applied[2],
         weights=applied[3],

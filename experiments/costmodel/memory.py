@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.trace import Trace
 from dpro_search.costmodel.memory import peak_bytes
@@ -32,7 +32,7 @@ WHAT = ("in use", "played", "asked for")
 _TITLES = ("workload", "batch", "of batch", "stays MiB", "in use MiB", "predicted", "error", "played", "error")
 _TRAIN = Path(__file__).resolve().parents[1] / "workloads" / "train.py"
 _STEPS = 16
-SCHEDULE = Schedule(warmup=3, untraced=3, traced=5)
+SCHEDULE = StepSchedule(warmup=3, untraced=3, traced=5)
 
 
 def main() -> None:

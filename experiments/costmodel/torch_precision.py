@@ -23,7 +23,7 @@ from dpro_search.collect.assemble.torch.autocast import Lowering, ModuleRows
 from dpro_search.collect.assemble.torch.files import RawRank, read_rank
 from dpro_search.collect.assemble.torch.modules import RankModules
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.launchers import PYTORCH_DDP
 from dpro_search.collect.modules import LoweredOps, ModuleInfo
 from dpro_search.collect.recorded_names import AUTOGRAD_FUNCTION
@@ -37,7 +37,7 @@ from experiments.costmodel.bfloat16 import has_instructions, measure_parser, sav
 
 JOB = Path(__file__).with_name("torch_precision_job.py")
 MODELS = ("bert", "convnext", "gpt", "inception_v3", "mlp_mixer", "mobilenet", "resnet50", "vgg16")
-_SCHEDULE = Schedule(warmup=2, untraced=1, traced=7)
+_SCHEDULE = StepSchedule(warmup=2, untraced=1, traced=7)
 _CAST, _CAST_BACK = "aten::to", "ToCopyBackward0"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from dpro_search.collect.tables.parallel_times import ParallelTimes
-from dpro_search.deploy.jobs import Run
+from dpro_search.deploy.jobs import JobRun
 from dpro_search.deploy.step_split import StepSplit
 from dpro_search.errors import DproSearchError
 from dpro_search.kinds import JobInScenario, described_job, job_of, load_source, timed_job
@@ -133,7 +133,7 @@ def run_case(case: Case, path: Path, command: Sequence[str], number: int, *, nam
     assert isinstance(source, Description)
     job = job_of(source)
     try:
-        run: Run = described_job(source, job, path.parent, command, paced=case.paced).run(
+        run: JobRun = described_job(source, job, path.parent, command, paced=case.paced).run(
             plan_of(case, job) if plan is None else plan, warmup=WARMUP, timeout_s=600
         )
     except DproSearchError as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.collect.launch.step_times import Schedule, StepTimes
+from dpro_search.collect.launch.step_times import StepSchedule, StepTimes
 from dpro_search.collect.launchers import (
     MXNET_BYTEPS,
     MXNET_HOROVOD,
@@ -209,7 +209,7 @@ def _execute(run: Run, out: Path, python: str, steps: int) -> None:
     load, started = os.getloadavg()[0], time.time()
     rate = parse_rate_bps(run.rate)
     if run.number is None:
-        schedule = Schedule(warmup=WARMUP, untraced=steps // 2, traced=steps * 3 // 4)
+        schedule = StepSchedule(warmup=WARMUP, untraced=steps // 2, traced=steps * 3 // 4)
         needed = schedule.warmup + schedule.untraced + schedule.traced + 3
         run.scheme.launcher.record(run.spec(python, needed), out, rate_bps=rate, shaped=True, schedule=schedule)
         said = "recorded"

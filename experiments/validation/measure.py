@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from dpro_search.collect.launch.ranks import JobSpec
-from dpro_search.collect.launch.step_times import Schedule, StepTimes
+from dpro_search.collect.launch.step_times import StepSchedule, StepTimes
 from dpro_search.collect.launchers import TENSORFLOW_HOROVOD
 from dpro_search.collect.trace import Trace
 from dpro_search.deploy.export import export_plan
@@ -94,7 +94,7 @@ def _record(options: argparse.Namespace, workload: str, rate: str) -> None:
     raw = options.out / workload / f"raw-{rate}"
     shutil.rmtree(raw, ignore_errors=True)
     started = time.time()
-    schedule = Schedule(warmup=5, untraced=8, traced=11)
+    schedule = StepSchedule(warmup=5, untraced=8, traced=11)
     TENSORFLOW_HOROVOD.record(
         _spec(options, workload, 32, {}), out, rate_bps=parse_rate_bps(rate), shaped=True, schedule=schedule, keep_raw=raw
     )

@@ -13,7 +13,7 @@ from sample import sample
 
 from dpro_search.collect.assemble.common import RankFile, RawJobFile, read_job, read_json
 from dpro_search.collect.launch.ranks import JobSpec, hook_env, run_ranks
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.launchers import (
     MXNET_BYTEPS,
     MXNET_HOROVOD,
@@ -78,7 +78,7 @@ def spec(steps: int = 12) -> JobSpec:
 
 def test_a_job_is_recorded_with_the_schedule_it_was_asked_for(tmp_path):
     out, raw = tmp_path / "trace", tmp_path / "raw"
-    schedule = Schedule(warmup=3, untraced=4, traced=6)
+    schedule = StepSchedule(warmup=3, untraced=4, traced=6)
     trace = ToyLauncher().record(spec(), out, schedule=schedule, keep_raw=raw, rate_bps=1e9)
     assert Trace.load(out).meta == trace.meta
     hooks = [ToyLauncher().read_hook(raw / f"rank{rank}") for rank in range(2)]
@@ -228,7 +228,7 @@ def test_recordings_with_servers_know_where_these_run(launcher):
 
 
 def of_worker(launcher: Launcher, mode: str, tmp_path: Path) -> dict[str, str]:
-    schedule = Schedule(warmup=3, untraced=4, traced=3)
+    schedule = StepSchedule(warmup=3, untraced=4, traced=3)
     run = LaunchedJob(spec=spec(), folder=tmp_path, hosts=None, schedule=schedule, mode=mode, framework="mxnet")
     return dict(launcher.servers_of_run(run).worker_env(1))
 

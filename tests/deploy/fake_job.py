@@ -3,7 +3,7 @@
 import numpy as np
 
 from dpro_search.collect.launch.step_times import StepTimes
-from dpro_search.deploy.jobs import Run
+from dpro_search.deploy.jobs import JobRun
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.validate import validate
 from dpro_search.errors import JobError
@@ -38,7 +38,7 @@ class FakeJob:
         centre = self.medians_us[plan] * (1 + self.spread * self._rng.normal())
         us = centre * (1 + 0.01 * self._rng.normal(size=30))
         times = StepTimes(iteration_us=us, compute_cpu_us=us, comm_cpu_us=us)
-        return Run(times=times, losses=tuple(map(Loss, self.losses.get(plan, (3.0, 2.0, 1.0)))))
+        return JobRun(times=times, losses=tuple(map(Loss, self.losses.get(plan, (3.0, 2.0, 1.0)))))
 
 
 def validated(job, **options):

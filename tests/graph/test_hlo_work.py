@@ -3,13 +3,13 @@
 import pytest
 
 from dpro_search.collect.readers.xla import parse_hlo, scheduled_computations
-from dpro_search.graph.hlo import Work, instruction_work, program_work
+from dpro_search.graph.hlo import HloWork, instruction_work, program_work
 from tests.collect.xla.known import LAYERS, TARGETS, WIDTH, facts, module, names
 
 F32 = 4
 
 
-def work_of(line: str, *parameters: str, before: str = "") -> Work:
+def work_of(line: str, *parameters: str, before: str = "") -> HloWork:
     """Work of one instruction on parameters %p0, %p1, ... of the given shapes."""
     defined = "\n".join(f"  %p{number} = {shape} parameter({number})" for number, shape in enumerate(parameters))
     (read,) = parse_hlo(
@@ -21,7 +21,7 @@ def work_of(line: str, *parameters: str, before: str = "") -> Work:
 def test_a_matrix_product():
     work = work_of("f32[3,5,7]{2,1,0} dot(%p0, %p1), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, "
                    "rhs_contracting_dims={1}", "f32[3,5,4]{2,1,0}", "f32[3,4,7]{2,1,0}")  # fmt: skip
-    assert work == Work(2 * 3 * 5 * 7 * 4, 0, 0, F32 * 3 * (5 * 4 + 4 * 7), F32 * 3 * 5 * 7)
+    assert work == HloWork(2 * 3 * 5 * 7 * 4, 0, 0, F32 * 3 * (5 * 4 + 4 * 7), F32 * 3 * 5 * 7)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_fusion_reads_the_slice_and_writes_the_update():
 """
     shapes = ("f32[100,8]{1,0}", "s32[]", "f32[100,8]{1,0}", "f32[8]{0}")
     work = work_of("f32[100,8]{1,0} fusion(%p0, %p1, %p2, %p3), kind=kLoop, calls=%fused", *shapes, before=fused)
-    assert work == Work(0, 8, 0, (8 + 1 + 8) * F32, 8 * F32)
+    assert work == HloWork(0, 8, 0, (8 + 1 + 8) * F32, 8 * F32)
 
 
 def test_an_operand_that_is_also_used_whole_is_read_whole():
@@ -110,13 +110,13 @@ def test_a_product_of_cublas():
         '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}'
     )
     work = work_of(line, "bf16[64,128]{1,0}", "bf16[128,32]{1,0}")
-    assert work == Work(2 * 64 * 32 * 128, 0, 0, 2 * (64 * 128 + 128 * 32), 2 * 64 * 32)  # the workspace is not written
+    assert work == HloWork(2 * 64 * 32 * 128, 0, 0, 2 * (64 * 128 + 128 * 32), 2 * 64 * 32)  # the workspace is not written
 
 
 def test_what_is_not_known_is_counted():
     assert work_of('f32[8]{0} custom-call(%p0), custom_call_target="mine"', "f32[8]{0}").unknown == 1
     assert work_of("f32[8]{0} conjure(%p0)", "f32[8]{0}").unknown == 1
-    assert work_of('f32[8]{0} custom-call(), custom_call_target="AllocateBuffer"') == Work()
+    assert work_of('f32[8]{0} custom-call(), custom_call_target="AllocateBuffer"') == HloWork()
 
 
 @pytest.mark.parametrize(("program", "target"), [one for one in names() if not one[1].startswith("h100")])

@@ -8,7 +8,7 @@ import pytest
 
 from dpro_search.collect.launch.parameter_servers import byteps_servers, run_with_servers
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.launchers import MXNET_BYTEPS
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import JobError
@@ -27,7 +27,7 @@ def spec(python: str, steps: int = 14, **env: str) -> JobSpec:
 
 
 def test_a_recorded_job_can_be_replayed(byteps_python, tmp_path):
-    schedule = Schedule(warmup=3, untraced=4, traced=3)
+    schedule = StepSchedule(warmup=3, untraced=4, traced=3)
     partitions = {"BYTEPS_PARTITION_BYTES": "8192", "DMLC_NUM_SERVER": "1"}
     trace = MXNET_BYTEPS.record(spec(byteps_python, **partitions), tmp_path / "trace", schedule=schedule)
     assert (trace.meta.format, trace.meta.ranks, len(trace.tensors)) == ("mxnet-byteps", 3, TENSORS)
@@ -38,7 +38,7 @@ def test_a_recorded_job_can_be_replayed(byteps_python, tmp_path):
 
 
 def test_halves_are_seen_and_cut_by_their_own_length(byteps_python, tmp_path):
-    schedule = Schedule(warmup=3, untraced=4, traced=3)
+    schedule = StepSchedule(warmup=3, untraced=4, traced=3)
     plain = spec(byteps_python, BYTEPS_PARTITION_BYTES="8192", DMLC_NUM_SERVER="1")
     trace = MXNET_BYTEPS.record(replace(plain, command=(*plain.command, "fp16")), tmp_path / "trace", schedule=schedule)
     assert trace.meta.knobs["compression"] == "fp16"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.launchers import PYTORCH_DDP, PYTORCH_FSDP
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 TRAIN = Path(__file__).parents[2] / "experiments" / "workloads" / "torch_train.py"
 JOB = Path(__file__).with_name("fsdp_job.py")
-SCHEDULE = Schedule(warmup=3, untraced=4, traced=3)
+SCHEDULE = StepSchedule(warmup=3, untraced=4, traced=3)
 
 
 def spec(python: str, *how: object) -> JobSpec:

@@ -14,7 +14,7 @@ from dpro_search.collect.assemble.kvstore import assemble_kvstore
 from dpro_search.collect.launch import parameter_servers
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.launchers import MXNET_KVSTORE
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError, JobError, TraceFormatError
@@ -28,7 +28,7 @@ from tests.faults.processes import dpro
 pytestmark = pytest.mark.integration
 
 JOB = Path(__file__).with_name("kvstore_job.py")
-SCHEDULE = Schedule(warmup=3, untraced=4, traced=3)
+SCHEDULE = StepSchedule(warmup=3, untraced=4, traced=3)
 TENSORS = 12
 
 

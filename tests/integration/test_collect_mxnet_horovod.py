@@ -14,7 +14,7 @@ import pytest
 from dpro_search.collect.launch.mpi import run_mpi_job
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.launchers import MXNET_HOROVOD
 from dpro_search.collect.trace import EventKind, Trace
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 JOB = Path(__file__).with_name("mxnet_horovod_job.py")
 TRAIN = Path(__file__).parents[2] / "experiments" / "workloads" / "train.py"
-SCHEDULE = Schedule(warmup=3, untraced=4, traced=3)
+SCHEDULE = StepSchedule(warmup=3, untraced=4, traced=3)
 WHEN = ("--warmup", "3", "--untraced", "4", "--traced", "3")
 TENSORS = 12
 

@@ -12,7 +12,7 @@ import pytest
 
 from dpro_search.collect.assemble.torch.job import assemble_torch
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.launchers import PYTORCH_DDP
 from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.errors import InputError, JobError
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "experiments" / "workloads" / "torch_train.py"
 JOB = Path(__file__).with_name("ddp_job.py")
-SCHEDULE = Schedule(warmup=3, untraced=4, traced=3)
+SCHEDULE = StepSchedule(warmup=3, untraced=4, traced=3)
 
 
 def collect(out: Path, *job: object) -> subprocess.CompletedProcess[str]:

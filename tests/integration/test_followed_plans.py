@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.launchers import PYTORCH_DDP, TENSORFLOW_HOROVOD
 from dpro_search.collect.trace import TensorInfo, Trace
 from dpro_search.costmodel.precision import BUNDLED_TORCH_TABLE
@@ -98,7 +98,7 @@ def test_a_recording_under_exact_groups_knows_them_and_is_replayed_with_them(ten
     export_plan(Plan(tensor_groups=groups), tmp_path / "plan", (HOROVOD,))
     env = horovod_environment(Plan(tensor_groups=groups)) | {"DPRO_SEARCH_PLAN": str(tmp_path / "plan"), "OMP_NUM_THREADS": "1"}
     spec = JobSpec(command=(tensorflow_python, str(HOROVOD_JOB)), ranks=2, cores=default_cores(2), env=env)
-    trace = TENSORFLOW_HOROVOD.record(spec, tmp_path / "trace", schedule=Schedule(warmup=3, untraced=5, traced=6))
+    trace = TENSORFLOW_HOROVOD.record(spec, tmp_path / "trace", schedule=StepSchedule(warmup=3, untraced=5, traced=6))
     assert {frozenset(group) for group in trace.meta.settings.groups} == set(map(frozenset, groups))
     assert recorded_job(trace).spec.env["HOROVOD_DISABLE_GROUP_FUSION"] == "1"
     recorded = horovod_schedule(Horovod.of(trace, PlanOptions()).lower(Scenario())).job
@@ -125,7 +125,7 @@ def test_pytorch_trains_the_same(torch_job, torch_base, plan):
 @pytest.fixture(scope="module")
 def torch_trace(torch_job, tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded") / "trace"
-    PYTORCH_DDP.record(torch_job.spec, folder, schedule=Schedule(warmup=2, untraced=4, traced=4))
+    PYTORCH_DDP.record(torch_job.spec, folder, schedule=StepSchedule(warmup=2, untraced=4, traced=4))
     return Trace.load(folder)
 
 
@@ -215,7 +215,7 @@ def test_a_module_that_the_model_does_not_have_is_named(blocks_job):
 
 
 def test_the_modules_of_a_recorded_model_can_be_computed_again_at_a_price(blocks_job, tmp_path):
-    trace = PYTORCH_DDP.record(blocks_job.spec, tmp_path / "trace", schedule=Schedule(warmup=2, untraced=4, traced=4))
+    trace = PYTORCH_DDP.record(blocks_job.spec, tmp_path / "trace", schedule=StepSchedule(warmup=2, untraced=4, traced=4))
     assert [module.name for module in trace.modules] == ["0", "1", "2"]
     assert all(module.refusal == "" and module.member for module in trace.modules)
     # Of a block: the results of its first layer, activation and dropout, the dropout's mask, mean and deviation of each feature;

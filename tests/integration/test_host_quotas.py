@@ -14,7 +14,7 @@ from dpro_search.collect.launch.cpu_quota import hosts_with_quotas
 from dpro_search.collect.launch.host_limits import HostLimits
 from dpro_search.collect.launch.netns import ShapedHosts
 from dpro_search.collect.launch.ranks import JobSpec, default_cores, run_ranks
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.launchers import PYTORCH_DDP
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError
@@ -105,7 +105,7 @@ def test_a_recorded_job_keeps_its_quotas_and_runs_again_with_them(torch_python: 
     limits = HostLimits.parse("1,0.5", ["60s:h1.rate=1gbit"])
     command = (torch_python, str(Path(__file__).with_name("ddp_job.py")), "plain")
     spec = JobSpec(command=command, ranks=2, cores=default_cores(2, 1, limits), limits=limits)
-    schedule = Schedule(warmup=3, untraced=4, traced=3)
+    schedule = StepSchedule(warmup=3, untraced=4, traced=3)
     PYTORCH_DDP.record(spec, tmp_path / "trace", rate_bps=2e9, shaped=True, schedule=schedule)
     trace = Trace.load(tmp_path / "trace")
     assert trace.meta.host_cpus == (1.0, 0.5)

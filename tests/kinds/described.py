@@ -23,7 +23,7 @@ from typing import Any
 
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.collect.trace import TensorInfo
-from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
+from dpro_search.deploy.parts.part import PlanningFacts as DeployedFacts
 from dpro_search.deploy.parts.pytorch import DDP
 from dpro_search.errors import InputError
 from dpro_search.kinds import DescribedKind, Description, Job, PlanOptions
@@ -31,7 +31,7 @@ from dpro_search.kinds._gpu_cluster import DataParallelReplay, GpuClusterJob, Ra
 from dpro_search.space.data_parallel import layered_step
 from dpro_search.space.plan import Plan
 from dpro_search.space.programs.ddp_job import bucket_assignment
-from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
+from dpro_search.space.transformations import BucketSize, PlanningFacts, PlanSpace
 
 SHARE_OF_PEAK = 0.4  # that layers reach, in bf16 (assumed)
 BUCKET_BYTES = 25 * 2**20  # PyTorch's default
@@ -70,7 +70,7 @@ class DescribedJob(GpuClusterJob):
 
     def __init__(self, description: Transformer, cluster: Cluster, ranks: int | None) -> None:
         tensors = description.tensors
-        facts = JobFacts(name=KIND.title, tensors=tensors, values={"bucket_cap_bytes": BUCKET_BYTES})
+        facts = PlanningFacts(name=KIND.title, tensors=tensors, values={"bucket_cap_bytes": BUCKET_BYTES})
 
         def workload(plan: Plan, machines: Cluster) -> RankWorkload:
             """Layers take what they take on the machines' devices."""

@@ -21,7 +21,7 @@ from dpro_search.replay import replay
 from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.units import UnitPlan, with_units
 from dpro_search.space.scenario import Scenario
-from dpro_search.space.transformations import JobFacts
+from dpro_search.space.transformations import PlanningFacts
 from dpro_search.space.transformations.sharding import KeptUnits
 from tests.collect.kineto_files import AUTOGRAD, COLLECTIVES, MAIN, START, Profile, distributed
 from tests.kinds.conformance import KindConformance
@@ -227,7 +227,7 @@ def test_units_to_keep_are_written_with_a_plus_between_them(job: Any) -> None:
 def test_the_search_keeps_the_smallest_units_first() -> None:
     sizes = {"the root": 50, "0": 300, "1": 100, "2": 200}
     tensors = tuple(TensorInfo(name=name, node="", dtype="float32", shape=(), size_bytes=size) for name, size in sizes.items())
-    known, unknown = (KeptUnits(JobFacts(name="", tensors=some), ["2", "1", "0"]) for some in (tensors, ()))
+    known, unknown = (KeptUnits(PlanningFacts(name="", tensors=some), ["2", "1", "0"]) for some in (tensors, ()))
     assert known.choice.grids["small"] == ({"kept_units": ("1",)}, {"kept_units": ("1", "2")})
     assert "small" not in unknown.choice.grids
 

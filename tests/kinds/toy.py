@@ -28,8 +28,8 @@ from dpro_search.collect.trace import (
     Trace,
     TraceMeta,
 )
-from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Part, Target
+from dpro_search.deploy.parts.part import PlanningFacts as DeployedFacts
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds import Diagnosis, Job, JobInScenario, Kind, PlanOptions
@@ -47,7 +47,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
 from dpro_search.space.scenario import Scenario
 from dpro_search.space.schemes import SchemeSettings, counted
-from dpro_search.space.transformations import RECORDED, Choice, JobFacts, Knob, PlanSpace
+from dpro_search.space.transformations import RECORDED, Choice, Knob, PlanningFacts, PlanSpace
 from dpro_search.space.transformations._base import grid
 
 FORMAT = "toy-rounds"
@@ -112,7 +112,7 @@ class ToyJob(Job):
 
     def __init__(self, trace: Trace) -> None:
         self.trace, self.tensors = trace, trace.tensors
-        facts = JobFacts(name=self.title, tensors=trace.tensors, values={"rounds": ROUNDS})
+        facts = PlanningFacts(name=self.title, tensors=trace.tensors, values={"rounds": ROUNDS})
         self.space = PlanSpace(facts, [Rounds(facts)])
 
     def plans(self, scenario: Scenario) -> PlanSpace:

@@ -15,7 +15,7 @@ from dpro_search.deploy.validate import MeasuredPlan, Validation
 from dpro_search.kinds import Diagnosis, Term
 from dpro_search.kinds._diagnosis import CriticalOp, PredictedGain, RankFacts
 from dpro_search.replay.path.segments import PathSegment
-from dpro_search.report import Facts
+from dpro_search.report import PageFacts
 from dpro_search.report.quality import HeldOutStep
 from dpro_search.report.timeline import Lane, StepTimeline
 from dpro_search.space.plan import Plan, Prediction
@@ -142,10 +142,10 @@ def segment(kind: str, rank: int, start_us: float, duration_us: float) -> PathSe
     return PathSegment(kind=kind, rank=rank, name="", start_us=start_us, duration_us=duration_us, share_pct=share_pct)
 
 
-def facts(name: str = "made", op: str = "gemm@0") -> Facts:
+def facts(name: str = "made", op: str = "gemm@0") -> PageFacts:
     """A recording of two ranks; `op` is the name of whatever has one."""
     parts = {"compute": 60e3, "contention": 10e3, "exposed_communication": 30e3}
-    return Facts(
+    return PageFacts(
         name=name,
         replay=Replay(
             measured_us=98e3,
@@ -183,7 +183,7 @@ def facts(name: str = "made", op: str = "gemm@0") -> Facts:
     )
 
 
-def hostile_facts(op: str) -> Facts:
+def hostile_facts(op: str) -> PageFacts:
     """Facts in which every text that comes from a file is `op`."""
     lane = Lane(rank=0, measured=True, name=op)
     lane.add(op, "compute", 0.0, 90e3)

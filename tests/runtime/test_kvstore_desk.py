@@ -12,7 +12,7 @@ from dpro_search.runtime.synchronisation.kvstore.desk import (
     LARGEST,
     LEAVE,
     Desk,
-    Message,
+    DeskMessage,
     Row,
     desk_size,
     job_number,
@@ -34,7 +34,7 @@ class Job:
     def tell(self, kind: int, worker: int, at_s: float, *, scheme: Scheme | None = None, **more: float) -> list[Row]:
         """The rows of both after a message."""
         job = job_number(scheme or self.scheme, 2)
-        message = Message(kind=kind, worker=worker, job=job, **more)
+        message = DeskMessage(kind=kind, worker=worker, job=job, **more)
         table = self.desk.answered(pushed_value(message, 2), 1000.0 + at_s)
         assert table.shape == (desk_size(2),)
         return [row_of(table, each) for each in range(2)]
@@ -111,4 +111,4 @@ def test_a_worker_that_gives_another_scheme_finds_that_of_the_job() -> None:
     assert first.job == job_number(Asp(), 2) != job_number(Bsp(), 2) < LARGEST
     assert first.active == 0
     assert first.is_of_a_desk
-    assert not row_of(pushed_value(Message(kind=JOIN, worker=0, job=2), 2), 0).is_of_a_desk  # servers that only store
+    assert not row_of(pushed_value(DeskMessage(kind=JOIN, worker=0, job=2), 2), 0).is_of_a_desk  # servers that only store

@@ -9,7 +9,7 @@ from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.tensorflow.fusion_moves import Grouping, threshold_groups
-from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace, horovod_space
+from dpro_search.space.transformations import BucketSize, PlanningFacts, PlanSpace, horovod_space
 
 
 def tensors_of(sizes_bytes: list[int]) -> tuple[TensorInfo, ...]:
@@ -90,7 +90,7 @@ class KnobObjective:
 
     def __init__(self, best_bytes: int = 8 * 2**20, recorded_bytes: int = 2**18) -> None:
         self.tensors = tensors_of([2**20] * 100)
-        job = JobFacts(name="a job with one knob", tensors=self.tensors, values={"bucket_cap_bytes": recorded_bytes})
+        job = PlanningFacts(name="a job with one knob", tensors=self.tensors, values={"bucket_cap_bytes": recorded_bytes})
         self.space = PlanSpace(job, (BucketSize(job),))
         self._best_bytes, self._recorded_bytes = best_bytes, recorded_bytes
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dpro_search.collect.trace import CommSettings
 from dpro_search.replay.exchanges import Exchange
 from dpro_search.search.samplers._guide import (
-    Part,
     SyncTime,
+    TensorGroupPart,
     cut,
     fitted_sync_time,
     fusing_pays,
@@ -26,8 +26,8 @@ from dpro_search.space.plan import Plan
 SYNC = SyncTime(alpha_us=100.0, beta_us=1.0)
 
 
-def part(size_bytes: float, ready_us: float) -> Part:
-    return Part((f"t{ready_us}",), size_bytes, ready_us)
+def part(size_bytes: float, ready_us: float) -> TensorGroupPart:
+    return TensorGroupPart((f"t{ready_us}",), size_bytes, ready_us)
 
 
 def exchange(names: str, posted_us: float, ended_us: float, size_bytes: float = 10.0) -> Exchange:

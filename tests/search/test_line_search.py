@@ -13,7 +13,7 @@ from dpro_search.search.samplers import sampler_for
 from dpro_search.search.samplers._line_search import LineSearchSampler
 from dpro_search.space.plan import Plan, Prediction
 from dpro_search.space.schemes import KvstoreSettings
-from dpro_search.space.transformations import Credit, JobFacts, KeySlicing, PlanSpace, ServerCount, TensorPartition
+from dpro_search.space.transformations import Credit, KeySlicing, PlanningFacts, PlanSpace, ServerCount, TensorPartition
 
 
 class Store:
@@ -24,7 +24,7 @@ class Store:
     def __init__(self) -> None:
         self.tensors = tensors_of([400_000_000, 8_000_000, 100_000])
         values = {"servers": 1, "bigarray_bound": 1_000_000, "p3": False, "slice_threshold": 40_000}
-        facts = JobFacts(name="a store", tensors=self.tensors, values=values)
+        facts = PlanningFacts(name="a store", tensors=self.tensors, values=values)
         elements = tuple(tensor.size_bytes // 4 for tensor in self.tensors)
         self.space = PlanSpace(facts, (ServerCount(facts), KeySlicing(facts, elements)))
 
@@ -161,7 +161,9 @@ class Ridge:
 
     def __init__(self) -> None:
         self.tensors = tensors_of([8_000_000, 500_000])
-        facts = JobFacts(name="a store", tensors=self.tensors, values={"servers": 2, "partition_bytes": 4_096_000, "credit": 0})
+        facts = PlanningFacts(
+            name="a store", tensors=self.tensors, values={"servers": 2, "partition_bytes": 4_096_000, "credit": 0}
+        )
         self.space = PlanSpace(facts, (TensorPartition(facts), ServerCount(facts)))
 
     def predict(self, plan: Plan) -> Prediction:

@@ -16,7 +16,7 @@ from dpro_search.errors import InputError
 from dpro_search.search import run_search
 from dpro_search.search.samplers import SAMPLERS, sampler_for
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations import PlanningFacts, PlanSpace
 from dpro_search.space.transformations.horovod import TensorFusion
 
 
@@ -106,7 +106,7 @@ class Grouped(BusObjective):
 
     @property
     def space(self) -> PlanSpace:
-        job = JobFacts(name="a bus", tensors=self.tensors, values={"fusion_threshold_bytes": 0, "tensor_groups": None})
+        job = PlanningFacts(name="a bus", tensors=self.tensors, values={"fusion_threshold_bytes": 0, "tensor_groups": None})
         return PlanSpace(job, (TensorFusion(job),))
 
 

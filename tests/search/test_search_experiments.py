@@ -14,7 +14,7 @@ from dpro_search.kinds import JobInScenario
 from dpro_search.kinds.horovod.job import Horovod
 from dpro_search.search.samplers import SAMPLERS
 from dpro_search.space.plan import Plan, Prediction
-from dpro_search.space.transformations import BucketSize, JobFacts, PlanSpace
+from dpro_search.space.transformations import BucketSize, PlanningFacts, PlanSpace
 from experiments.search.samplers import Charged, prices_of, searched, table
 from tests.sample import horovod_trace_path
 
@@ -25,7 +25,7 @@ class Laborious:
     """A job whose replays take some time on a clock of its own."""
 
     def __init__(self) -> None:
-        job = JobFacts(name="a job with one knob", tensors=KnobObjective().tensors)
+        job = PlanningFacts(name="a job with one knob", tensors=KnobObjective().tensors)
         self.space = PlanSpace(job, (BucketSize(job),))
         self.replayed: list[Plan] = []
         self.now_s = 100.0

@@ -17,7 +17,7 @@ from dpro_search.errors import InputError
 from dpro_search.quantities import size_text, time_text
 
 
-class Measurement(StrEnum):
+class FitSubject(StrEnum):
     """The things that can be measured for training."""
 
     XLA = "xla"
@@ -44,7 +44,7 @@ def fit(
             help="Model folder to write; with --collect, the table or file (needed but for device).",
         ),
     ] = None,
-    collect: Annotated[Measurement | None, typer.Option("--collect", help="Measure instead of training.")] = None,
+    collect: Annotated[FitSubject | None, typer.Option("--collect", help="Measure instead of training.")] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="With --collect: total number of rows in the table (xla: 3000; comm: all).")
     ] = None,
@@ -120,22 +120,22 @@ def fit(
     """
     from dpro_search.cli.fit import clusters, communication, device
 
-    if collect is Measurement.PARALLEL:
+    if collect is FitSubject.PARALLEL:
         measure_parallel(sources or [], out, command, plans or [], as_json)
         return
     if collect is not None and sources:
         raise InputError("--collect measures and takes no TRACE or TABLE; train on its table with another 'dpro-search fit'")
-    if collect is Measurement.DEVICE:
+    if collect is FitSubject.DEVICE:
         options: dict[str, Any] = {"name": name, "python": python, "specs": specs, "trace": trace}
         device.measure_device(out, budget=budget, longest_s=longest or 0.2, as_json=as_json, **options)
         return
     if out is None:
         raise InputError("Missing option '--out': the folder, table or file to write")
-    if collect is Measurement.XLA:
+    if collect is FitSubject.XLA:
         clusters.measure_clusters(out, limit or 3000, models, workloads, python, as_json)
-    elif collect is Measurement.MACHINE:
+    elif collect is FitSubject.MACHINE:
         measure_this_machine(out, rounds, as_json)
-    elif collect is Measurement.COMM:
+    elif collect is FitSubject.COMM:
         request = communication.request_of(
             backends,
             ranks,

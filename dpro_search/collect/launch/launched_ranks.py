@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dpro_search.collect._files import require_new
 from dpro_search.collect.launch.ranks import end_process
-from dpro_search.collect.launch.step_times import Schedule
+from dpro_search.collect.launch.step_times import StepSchedule
 from dpro_search.collect.readers.importers import import_trace
 from dpro_search.collect.trace import Trace
 from dpro_search.errors import InputError, JobError, MissingCapabilityError
@@ -38,7 +38,7 @@ def launches_ranks(command: Sequence[str]) -> bool:
 
 
 def record_launched(
-    command: Sequence[str], out: Path, schedule: Schedule, *, keep_raw: Path | None = None, timeout_s: float | None = None
+    command: Sequence[str], out: Path, schedule: StepSchedule, *, keep_raw: Path | None = None, timeout_s: float | None = None
 ) -> Trace:
     """Run a command to its end and write the trace of its ranks to the new folder `out`.
 

@@ -14,7 +14,7 @@ from dpro_search.errors import InputError, JobError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class StepSchedule:
     """Which steps are skipped, timed, profiled; those after that are timed again."""
 
     warmup: int = 5

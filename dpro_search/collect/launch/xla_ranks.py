@@ -18,7 +18,7 @@ _PORT = 29501  # hosts have their ports for themselves
 Span = tuple[int, int]  # begin and end, ns, by the clock that all processes of this machine share
 
 
-class Exchange(msgspec.Struct, frozen=True, array_like=True):
+class TimedExchange(msgspec.Struct, frozen=True, array_like=True):
     """A collective to be timed, alone, among groups of devices that follow each other."""
 
     kind: str  # An HLO opcode: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"; or "nothing".
@@ -48,7 +48,7 @@ class StepRequest(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 3
     steps: int = 20
     profiled: int = 0
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[TimedExchange, ...] = ()
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from dpro_search.collect._files import require_new, scratch_folder, write_file
 from dpro_search.collect.assemble.common import RankFile, RawJobFile, read_json
 from dpro_search.collect.launch.netns import ShapedHosts, shaped_hosts
 from dpro_search.collect.launch.ranks import JobSpec, require_framework
-from dpro_search.collect.launch.step_times import Schedule, StepTimes, step_times
+from dpro_search.collect.launch.step_times import StepSchedule, StepTimes, step_times
 from dpro_search.collect.launch.while_running import Watch, watched
 from dpro_search.collect.this_machine import LoadMeter, load_warning, machine
 from dpro_search.collect.trace import Trace
@@ -50,7 +50,7 @@ class LaunchedJob:
     folder: Path  # Where its raw files go.
     hosts: ShapedHosts | None  # Hosts of its own; None: it runs on this machine as it is.
     # schedule, mode: Which steps are profiled, and whether they are: "time" only reads the clock.
-    schedule: Schedule
+    schedule: StepSchedule
     mode: Literal["record", "time"]
     framework: str  # Whose recorder is to enter the ranks.
 
@@ -79,7 +79,7 @@ class Launcher(ABC):
         *,
         rate_bps: float | None = None,
         shaped: bool = False,
-        schedule: Schedule | None = None,
+        schedule: StepSchedule | None = None,
         keep_raw: Path | None = None,
         watch: Watch | None = None,
     ) -> Trace:
@@ -120,7 +120,7 @@ class Launcher(ABC):
             write_file(raw / "job.json", msgspec.json.encode(job), private=holds_secrets(job.command))
             meter = LoadMeter()
             with watched(raw, watch):
-                self._run(spec, raw, schedule or Schedule(), "record", rate_bps, shaped)
+                self._run(spec, raw, schedule or StepSchedule(), "record", rate_bps, shaped)
             if (load := meter.read()) is not None:
                 write_file(raw / _LOAD, msgspec.json.encode(load))
             trace = self.trace_of(raw)
@@ -168,7 +168,7 @@ class Launcher(ABC):
         self.require(spec)
         with raw_folder(None) as raw:
             with watched(raw, watch):
-                self._run(spec, raw, Schedule(warmup=max(warmup, 2)), "time", rate_bps, shaped)
+                self._run(spec, raw, StepSchedule(warmup=max(warmup, 2)), "time", rate_bps, shaped)
             hooks = [self.read_hook(raw / f"rank{rank}") for rank in range(spec.ranks)]
             if expected_groups:
                 self.require_groups(hooks[0], expected_groups)
@@ -178,7 +178,7 @@ class Launcher(ABC):
         self,
         spec: JobSpec,
         folder: Path,
-        schedule: Schedule,
+        schedule: StepSchedule,
         mode: Literal["record", "time"],
         rate_bps: float | None,
         shaped: bool,

@@ -117,7 +117,7 @@ def spans_of(torus: Torus, places: Places, replica_groups: Sequence[Sequence[int
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TorusPart:
     """The chips of a group in one slice."""
 
     slice: int
@@ -126,7 +126,7 @@ class _Part:
     axes: tuple[Ints, ...] | None  # Positions on each axis, in the order of the span; None: no box.
 
 
-def _parts(places: Places, group: Ints) -> tuple[_Part, ...]:
+def _parts(places: Places, group: Ints) -> tuple[_TorusPart, ...]:
     """The parts of a group in each slice; raises `InputError` if they differ in their numbers of chips."""
     parts = []
     for number in dict.fromkeys(places.slices[group].tolist()):
@@ -134,7 +134,7 @@ def _parts(places: Places, group: Ints) -> tuple[_Part, ...]:
         chips = np.array(list(dict.fromkeys(map(tuple, places.coordinates[devices].tolist()))), np.int64)
         positions = tuple(np.unique(chips[:, axis]) for axis in range(_AXES))
         is_box = np.prod([len(values) for values in positions]) == len(chips)
-        parts.append(_Part(number, chips, len(devices), positions if is_box else None))
+        parts.append(_TorusPart(number, chips, len(devices), positions if is_box else None))
     if len({(len(part.chips), part.devices) for part in parts}) > 1:
         raise InputError("a replica group has unequal numbers of devices in its slices")
     return tuple(parts)
@@ -151,7 +151,7 @@ def _arc(values: Ints, size: int, wraps: bool) -> tuple[int, int, bool]:
     return int(values[(largest + 1) % len(values)]), int(size - gaps[largest]), False
 
 
-def _box_loads(torus: Torus, parts: Sequence[tuple[_Part, ...]]) -> Ints:
+def _box_loads(torus: Torus, parts: Sequence[tuple[_TorusPart, ...]]) -> Ints:
     """Number of boxes that use each link, [slices, axis, x, y, z]; a link is counted at the position that it leads on from."""
     loads = np.zeros((torus.slices, _AXES, *torus.sizes), np.int64)
     for part in (part for group_parts in parts for part in group_parts):
@@ -165,7 +165,7 @@ def _box_loads(torus: Torus, parts: Sequence[tuple[_Part, ...]]) -> Ints:
     return loads
 
 
-def _ring_loads(torus: Torus, parts: Sequence[tuple[_Part, ...]]) -> tuple[Ints, int]:
+def _ring_loads(torus: Torus, parts: Sequence[tuple[_TorusPart, ...]]) -> tuple[Ints, int]:
     """Messages on each link of the rings of groups that form no box, [slices, axis, direction, x, y, z], and the longest way."""
     shape = (torus.slices, _AXES, 2, *torus.sizes)
     loads, longest = np.zeros(shape, np.int64), 0
@@ -220,7 +220,7 @@ def _dcn_sharing(torus: Torus, places: Places, groups: Ints) -> int:
     return int(np.unique(pairs[:, 0], return_counts=True)[1].max())
 
 
-def _span(torus: Torus, parts: tuple[_Part, ...], loads: Ints, rings: tuple[Ints, int], dcn_sharing: int) -> GroupSpan:
+def _span(torus: Torus, parts: tuple[_TorusPart, ...], loads: Ints, rings: tuple[Ints, int], dcn_sharing: int) -> GroupSpan:
     """The span of a group; where its slices differ, the busiest links of all count."""
     first = parts[0]
     span = GroupSpan(
@@ -242,7 +242,7 @@ def _span(torus: Torus, parts: tuple[_Part, ...], loads: Ints, rings: tuple[Ints
     return replace(span, axes=tuple(spans))
 
 
-def _axis_span(torus: Torus, part: _Part, axis: int, loads: Ints) -> AxisSpan | None:
+def _axis_span(torus: Torus, part: _TorusPart, axis: int, loads: Ints) -> AxisSpan | None:
     assert part.axes is not None, "a box"
     values = part.axes[axis]
     if len(values) < 2:

@@ -176,7 +176,7 @@ class LatencyModel:
         return np.asarray(np.where(ops.of_training, self.training.trees.log_ratio(seen), self.every.trees.log_ratio(seen)))
 
 
-class _Predicted(NamedTuple):
+class _PredictedLatency(NamedTuple):
     """log(latency / base) of n ops, its half width in the logarithm, and doublings beyond what was measured, [n] each."""
 
     log: Floats
@@ -196,7 +196,7 @@ class DeviceLatency:
     def predict(self, ops: Ops) -> Durations:
         """Latencies with 90 % intervals, us, [n]; NaN where nothing like an op, or the device, was measured."""
         seen = features(ops, self.profile, self.model.usual)
-        log, half, beyond = (np.empty(len(ops)) for _ in _Predicted._fields)
+        log, half, beyond = (np.empty(len(ops)) for _ in _PredictedLatency._fields)
         of_training = ops.of_training
         for chosen, fit, measured in (
             (of_training, self.model.training, self.training),
@@ -216,12 +216,12 @@ class DeviceLatency:
         seen, model = features(ops, self.profile, self.model.usual), self.model
         return np.asarray(np.where(ops.of_training, model.training.domain.beyond(seen), model.every.domain.beyond(seen)))
 
-    def _by(self, fit: OpsFit, measured: Residual[OpPoints] | None, ops: Ops, seen: Singles) -> _Predicted:
+    def _by(self, fit: OpsFit, measured: Residual[OpPoints] | None, ops: Ops, seen: Singles) -> _PredictedLatency:
         log, beyond = fit.trees.log_ratio(seen), fit.domain.beyond(seen)
         if measured is None:
-            return _Predicted(log, np.full(len(ops), self._uncorrected(fit)), beyond)
+            return _PredictedLatency(log, np.full(len(ops), self._uncorrected(fit)), beyond)
         shift, deviation = fit.similarity.correction(measured, fit.points(ops, seen))
-        return _Predicted(log + shift, deviation * fit.widths.deviations[_regime(len(measured.errors))], beyond)
+        return _PredictedLatency(log + shift, deviation * fit.widths.deviations[_regime(len(measured.errors))], beyond)
 
     def _uncorrected(self, fit: OpsFit) -> float:
         """Half width without measured ops; probes of the device never make it larger than its data sheet alone does."""

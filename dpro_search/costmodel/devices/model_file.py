@@ -60,7 +60,7 @@ class LatencyInfo(msgspec.Struct, frozen=True, kw_only=True):
     usual: UsualShares
 
 
-class _Versioned(msgspec.Struct, frozen=True):
+class _VersionedModel(msgspec.Struct, frozen=True):
     version: int
 
 
@@ -75,7 +75,7 @@ def load(path: Path) -> tuple[LatencyModel, LatencyInfo]:
     try:
         arrays = read_columns(path, _ARRAYS)
         text = arrays["info"].tobytes()
-        if msgspec.json.decode(text, type=_Versioned).version != LATENCY_VERSION:
+        if msgspec.json.decode(text, type=_VersionedModel).version != LATENCY_VERSION:
             raise TraceVersionError(f"{path}: fitted by another version of dpro-search; use the file that this version ships")
         info = msgspec.json.decode(text, type=LatencyInfo)
         if info.version != LATENCY_VERSION or info.features != FEATURES or info.coordinates != COORDINATES:

@@ -38,7 +38,7 @@ _TIMES = {f"{prefix}{unit}": factor for unit, factor in (("us", 1.0), ("ms", 1e3
           for prefix in ("", "time_", "latency_", "median_", "mean_", "avg_", "kernel_")}  # fmt: skip
 
 
-class MeasuredOps(NamedTuple):
+class ProfiledOps(NamedTuple):
     """Ops of a table and their times, us, [n]; `left_out` says in words what was not used."""
 
     specs: tuple[OpSpec, ...]
@@ -54,7 +54,7 @@ class MeasuredOps(NamedTuple):
         return tuple(Sample(str(spec), float(np.median(times))) for spec, times in us_of.items())
 
 
-def read_profile_table(path: Path, *, precision: str = "fp16") -> MeasuredOps:
+def read_profile_table(path: Path, *, precision: str = "fp16") -> ProfiledOps:
     """Ops of a table in one of the formats above.
 
     Parameters
@@ -91,22 +91,22 @@ def read_profile_table(path: Path, *, precision: str = "fp16") -> MeasuredOps:
     reasons += [f"{path.name}: {count} {reason}" for reason, count in sorted(left_out.items())]
     us = np.array([time for _, time in pairs])
     _check_units(path, us)
-    return MeasuredOps(tuple(spec for spec, _ in pairs), us, tuple(reasons))
+    return ProfiledOps(tuple(spec for spec, _ in pairs), us, tuple(reasons))
 
 
-class _Format(NamedTuple):
+class _ProfileFormat(NamedTuple):
     ops: Callable[[Row, str, Counter[str]], Iterator[tuple[OpSpec, float]]]
     known: Sequence[str]
 
 
-def _format_of(path: Path, columns: Sequence[str]) -> _Format:
+def _format_of(path: Path, columns: Sequence[str]) -> _ProfileFormat:
     times = [name for name in columns if name in _TIMES]
     if {"num_tokens", "n_embd", "n_head"} <= set(columns):
-        return _Format(_layer_ops, (*_LAYER_SIZES, *(_median(name) for name in _LAYER_OPS), *_OTHER_STATISTICS))
+        return _ProfileFormat(_layer_ops, (*_LAYER_SIZES, *(_median(name) for name in _LAYER_OPS), *_OTHER_STATISTICS))
     if {"batch_size", "kv_cache_size", "is_prefill"} <= set(columns):
-        return _Format(_attention_ops, (*_ATTENTION_SIZES, *map(_median, _ATTENTION_TIMES), *_OTHER_STATISTICS))
+        return _ProfileFormat(_attention_ops, (*_ATTENTION_SIZES, *map(_median, _ATTENTION_TIMES), *_OTHER_STATISTICS))
     if times and ("op" in columns or {"m", "n", "k"} <= set(columns)):
-        return _Format(_products(times[0]), ("op", "m", "n", "k", "batch", "dtype", "precision", "backend", times[0]))
+        return _ProfileFormat(_products(times[0]), ("op", "m", "n", "k", "batch", "dtype", "precision", "backend", times[0]))
     raise InputError(
         f"{path}: no table of ops; it needs num_tokens, n_embd and n_head (Vidur's mlp.csv), batch_size, kv_cache_size and "
         "is_prefill (its attention.csv), or m, n, k (or op) and a time in us or ms"

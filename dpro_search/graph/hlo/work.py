@@ -59,7 +59,7 @@ _NO_SHAPE = HloShape("token")
 
 
 @dataclass(frozen=True)
-class Work:
+class HloWork:
     """Operations and bytes of one device."""
 
     matrix_flops: float = 0.0  # Operations of matrix products and convolutions, 2 for each multiplication with its addition.
@@ -77,8 +77,8 @@ class Work:
     def bytes(self) -> float:
         return self.read_bytes + self.written_bytes
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
+    def __add__(self, other: HloWork) -> HloWork:
+        return HloWork(
             self.matrix_flops + other.matrix_flops,
             self.vector_flops + other.vector_flops,
             self.transcendentals + other.transcendentals,
@@ -87,9 +87,9 @@ class Work:
             self.unknown + other.unknown,
         )
 
-    def times(self, count: float) -> Work:
+    def times(self, count: float) -> HloWork:
         """The work of so many executions; the number of unknown instructions stays."""
-        return Work(
+        return HloWork(
             self.matrix_flops * count,
             self.vector_flops * count,
             self.transcendentals * count,
@@ -98,15 +98,15 @@ class Work:
             self.unknown,
         )
 
-    def without_bytes(self) -> Work:
+    def without_bytes(self) -> HloWork:
         """The operations alone, as within a fusion."""
-        return Work(self.matrix_flops, self.vector_flops, self.transcendentals, unknown=self.unknown)
+        return HloWork(self.matrix_flops, self.vector_flops, self.transcendentals, unknown=self.unknown)
 
 
-_NONE = Work()
+_NONE = HloWork()
 
 
-def program_work(module: HloModule, *, each_loop_once: bool = False) -> Work:
+def program_work(module: HloModule, *, each_loop_once: bool = False) -> HloWork:
     """The work of one execution of a program on one device.
 
     Parameters
@@ -120,7 +120,7 @@ def program_work(module: HloModule, *, each_loop_once: bool = False) -> Work:
     return _schedule_work(module, module.entry, each_loop_once)
 
 
-def instruction_work(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> Work:
+def instruction_work(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> HloWork:
     """The work of one execution of an instruction; that of an asynchronous operation counts at its start.
 
     Loops, branches and calls have none of their own: their computations have schedules. Raises `TraceFormatError` with the line if
@@ -136,7 +136,7 @@ def instruction_work(module: HloModule, computation: HloComputation, instruction
         ) from error
 
 
-def _work(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> Work:
+def _work(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> HloWork:
     opcode = instruction.opcode
     if opcode in _NOTHING or opcode.endswith(("-done", "-update")):
         return _NONE
@@ -151,10 +151,10 @@ def _work(module: HloModule, computation: HloComputation, instruction: HloInstru
     result = _result(instruction)
     operations = _operations(module, computation, instruction, base, result)
     read, written = _bytes(computation, instruction, base, result)
-    return operations + Work(read_bytes=read, written_bytes=written)
+    return operations + HloWork(read_bytes=read, written_bytes=written)
 
 
-def _schedule_work(module: HloModule, computation: HloComputation, each_loop_once: bool) -> Work:
+def _schedule_work(module: HloModule, computation: HloComputation, each_loop_once: bool) -> HloWork:
     work = _NONE
     for instruction in computation:
         opcode = instruction.opcode
@@ -165,7 +165,7 @@ def _schedule_work(module: HloModule, computation: HloComputation, each_loop_onc
                 for key in ("body", "condition")
             )
             work += body.times(1 if turns is None else turns) + condition.times(1 if turns is None or each_loop_once else turns + 1)
-            work += Work(unknown=1) if turns is None else _NONE
+            work += HloWork(unknown=1) if turns is None else _NONE
         elif opcode == "conditional":
             branches = [_schedule_work(module, branch, each_loop_once) for branch in module.called_by(instruction)]
             work += max(branches, key=lambda branch: branch.flops, default=_NONE)
@@ -176,34 +176,36 @@ def _schedule_work(module: HloModule, computation: HloComputation, each_loop_onc
     return work
 
 
-def _operations(module: HloModule, computation: HloComputation, instruction: HloInstruction, base: str, result: HloShape) -> Work:
+def _operations(
+    module: HloModule, computation: HloComputation, instruction: HloInstruction, base: str, result: HloShape
+) -> HloWork:
     if base in _ELEMENTWISE:
-        return Work(vector_flops=result.size)
+        return HloWork(vector_flops=result.size)
     if base in _TRANSCENDENTAL:
-        return Work(transcendentals=result.size)
+        return HloWork(transcendentals=result.size)
     if base in _MOVES:
         return _NONE
     operands = [operand.shape for operand in computation.operands(instruction)]
     if base == "dot":
-        return Work(matrix_flops=dot_flops(instruction, operands[0], result))
+        return HloWork(matrix_flops=dot_flops(instruction, operands[0], result))
     if base == "convolution":
-        return Work(matrix_flops=convolution_flops(instruction, operands[0], operands[1], result))
+        return HloWork(matrix_flops=convolution_flops(instruction, operands[0], operands[1], result))
     if base == "sort":  # comparisons, of all elements together
         size = operands[0].size
-        return Work(vector_flops=size * math.ceil(math.log2(size)) if size > 1 else 0)
+        return HloWork(vector_flops=size * math.ceil(math.log2(size)) if size > 1 else 0)
     count = _COUNTS.get(base)
     if count is None:
-        return Work(unknown=1)
+        return HloWork(unknown=1)
     return _joining(module, instruction).times(count(operands, result, instruction))
 
 
-def _joining(module: HloModule, instruction: HloInstruction) -> Work:
+def _joining(module: HloModule, instruction: HloInstruction) -> HloWork:
     """The work of joining two elements: that of the computation that a reduction applies, or one operation."""
     work = _NONE
     for callee in module.called_by(instruction):
         for part in callee:
             work += instruction_work(module, callee, part).without_bytes()
-    return work if work.flops or work.transcendentals else Work(vector_flops=1)
+    return work if work.flops or work.transcendentals else HloWork(vector_flops=1)
 
 
 def _reduced(operands: list[HloShape], result: HloShape, _: HloInstruction) -> float:
@@ -275,7 +277,7 @@ def _bytes(computation: HloComputation, instruction: HloInstruction, base: str, 
     return sum(operands), size
 
 
-def _fusion(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> Work:
+def _fusion(module: HloModule, computation: HloComputation, instruction: HloInstruction) -> HloWork:
     """The operations of the instructions within, and the bytes that cross the fusion's border.
 
     Of a collective that is spread over several fusions the bytes count where it starts.
@@ -287,11 +289,11 @@ def _fusion(module: HloModule, computation: HloComputation, instruction: HloInst
         target = inner.root.custom_call_target
         if target == _CHAIN_START:
             put_in = sum(parameter.shape.padded_bytes for parameter in inner.parameters)
-            work += Work(read_bytes=put_in, written_bytes=inner.operands(inner.root)[0].shape.padded_bytes)
+            work += HloWork(read_bytes=put_in, written_bytes=inner.operands(inner.root)[0].shape.padded_bytes)
         elif target != _CHAIN_DONE:
             read = sum(_read_of_parameter(module, inner, parameter) for parameter in inner.parameters)
             written = sum(_written(inner, root) for root in _roots(inner))
-            work += Work(read_bytes=read, written_bytes=written)
+            work += HloWork(read_bytes=read, written_bytes=written)
     return work
 
 
@@ -349,14 +351,14 @@ def _written(computation: HloComputation, root: HloInstruction) -> float:
     return root.shape.padded_bytes
 
 
-def _custom_call(computation: HloComputation, instruction: HloInstruction) -> Work:
+def _custom_call(computation: HloComputation, instruction: HloInstruction) -> HloWork:
     target = instruction.custom_call_target
     if target in _NO_WORK_CALLS:
         return _NONE
     operands = [operand.shape for operand in computation.operands(instruction)]
     result = instruction.shape
     estimate = _estimate(instruction)
-    moved = Work(
+    moved = HloWork(
         read_bytes=sum(shape.padded_bytes for shape in operands),
         written_bytes=sum(leaf.padded_bytes for leaf in result.leaves() if not _is_workspace(leaf)),
     )
@@ -364,14 +366,14 @@ def _custom_call(computation: HloComputation, instruction: HloInstruction) -> Wo
         # The kernel's author says how much it computes, and knows better than the shapes how often it reads.
         accessed = estimate.get("bytes_accessed")
         read = max(0.0, float(accessed) - moved.written_bytes) if accessed else moved.read_bytes
-        return Work(
+        return HloWork(
             matrix_flops=float(estimate.get("flops", 0)),
             transcendentals=float(estimate.get("transcendentals", 0)),
             read_bytes=read,
             written_bytes=moved.written_bytes,
         )
     flops = library_product_flops(instruction, operands)
-    return moved + (Work(unknown=1) if flops is None else Work(matrix_flops=flops))
+    return moved + (HloWork(unknown=1) if flops is None else HloWork(matrix_flops=flops))
 
 
 def _estimate(instruction: HloInstruction) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from dpro_search.kinds._answers import per_byte
 from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, RankFacts, Table
 from dpro_search.kinds._job import JobInScenario
-from dpro_search.kinds._terms import per_byte
 from dpro_search.kinds.servers.diagnosis import (
     KindFacts,
     ServerDiagnosis,
@@ -28,7 +28,7 @@ from dpro_search.space.servers.store_job import goodput_bytes_per_us
 from dpro_search.space.transformations import (
     BytepsCompression,
     Credit,
-    JobFacts,
+    PlanningFacts,
     PlanSpace,
     ServerCount,
     ServerPlacement,
@@ -60,7 +60,7 @@ class Byteps(ParameterServerJob[BytepsJob]):
             "partition_bytes": job.partition_bytes,
             "credit": job.credit,
         }
-        facts = JobFacts(name=self.title, tensors=self.tensors, values=values)
+        facts = PlanningFacts(name=self.title, tensors=self.tensors, values=values)
         placement = ServerPlacement(facts, limited=job.bytes_per_us is not None)
         transformations: list[Transformation] = [TensorPartition(facts), Credit(facts), ServerCount(facts), placement]
         if allow_lossy:

@@ -40,7 +40,7 @@ from dpro_search.space.transformations import (
     BucketViews,
     DdpCompression,
     FirstBucketSize,
-    JobFacts,
+    PlanningFacts,
     PlanSpace,
     Transformation,
 )
@@ -161,8 +161,8 @@ class Ddp(ProgramJob[DdpGraph]):
         return PlanSpace(self._facts, transformations)
 
     @cached_property
-    def _facts(self) -> JobFacts:
-        return JobFacts(name=self.title, tensors=self.tensors)
+    def _facts(self) -> PlanningFacts:
+        return PlanningFacts(name=self.title, tensors=self.tensors)
 
     @cached_property
     def ratios(self) -> Ratios:

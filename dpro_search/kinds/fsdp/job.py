@@ -26,7 +26,7 @@ from dpro_search.space.programs.ddp_job import LabelledJob
 from dpro_search.space.programs.fsdp_job import apply_fsdp, fsdp_steps
 from dpro_search.space.scenario import Scenario
 from dpro_search.space.schemes import FsdpSettings
-from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations import PlanningFacts, PlanSpace
 from dpro_search.space.transformations.sharding import KeepParameters, Prefetch
 
 _QUESTIONS = {"prefetch=1": Plan.of(prefetch=True), "reshard_after_forward=0": Plan.of(reshard_after_forward=False)}
@@ -52,7 +52,7 @@ class Fsdp(ProgramJob[FsdpGraph]):
 
     def __init__(self, measured: MeasuredStep[FsdpGraph], trace: Trace | None = None) -> None:
         super().__init__(measured, trace)
-        facts = JobFacts(name=self.title, tensors=self.tensors)
+        facts = PlanningFacts(name=self.title, tensors=self.tensors)
         self._space = PlanSpace(facts, [Prefetch(facts), KeepParameters(facts, possible=self.regathered_bytes > 0)])
 
     def plans(self, scenario: Scenario) -> PlanSpace:

@@ -42,7 +42,7 @@ from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.tensorflow.apply_plan import HorovodJobs
 from dpro_search.space.tensorflow.fusion_moves import threshold_groups
 from dpro_search.space.tensorflow.op_level import typical_step
-from dpro_search.space.transformations import JobFacts, PlanSpace, Transformation, horovod_facts, horovod_space
+from dpro_search.space.transformations import PlanningFacts, PlanSpace, Transformation, horovod_facts, horovod_space
 from dpro_search.space.transformations.compute import ComputeGraph, transformed
 from dpro_search.space.transformations.gradients import Fp16Compression, GradientAccumulation
 from dpro_search.space.transformations.horovod import AllReduceAlgorithms
@@ -182,7 +182,7 @@ class Horovod(MeasuredJob[DataflowGraph]):
         return horovod_space(self.tensors, self.recorded, others=others, exact_groups=exact_groups)
 
     @cached_property
-    def _facts(self) -> JobFacts:
+    def _facts(self) -> PlanningFacts:
         return horovod_facts(self.tensors, self.recorded)
 
     @cached_property

@@ -20,7 +20,7 @@ from dpro_search.replay.sensitivity import StragglerGone
 from dpro_search.space.recorded.pipeline_parallel import pipeline_graph
 from dpro_search.space.replay_graph import ReplayGraph
 from dpro_search.space.scenario import Scale, Scenario
-from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations import PlanningFacts, PlanSpace
 
 
 class Imported(ProfiledJob):
@@ -34,7 +34,7 @@ class Imported(ProfiledJob):
         return cls(trace)
 
     def plans(self, scenario: Scenario) -> PlanSpace:
-        return PlanSpace(JobFacts(name=self.title, tensors=self.tensors), [], why_empty=self._nothing_to_search())
+        return PlanSpace(PlanningFacts(name=self.title, tensors=self.tensors), [], why_empty=self._nothing_to_search())
 
     def _nothing_to_search(self) -> str:
         """Why the trace has no plans; empty: nothing more is known than that it has none."""

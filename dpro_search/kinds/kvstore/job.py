@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from dpro_search.kinds._answers import per_byte
 from dpro_search.kinds._diagnosis import Diagnosis
 from dpro_search.kinds._job import JobInScenario
-from dpro_search.kinds._terms import per_byte
 from dpro_search.kinds.servers.job import ParameterServerJob
 from dpro_search.quantities import typeset_time_text
 from dpro_search.space.plan import Plan
@@ -17,9 +17,9 @@ from dpro_search.space.servers.kvstore_job import KvstoreJob, kvstore_graph, sto
 from dpro_search.space.servers.kvstore_recorded import recorded_kvstore_job
 from dpro_search.space.servers.placement import on_workers
 from dpro_search.space.transformations import (
-    JobFacts,
     KeySlicing,
     KvstoreCompression,
+    PlanningFacts,
     PlanSpace,
     ServerCount,
     ServerPlacement,
@@ -49,7 +49,7 @@ class Kvstore(ParameterServerJob[KvstoreJob]):
             "p3": slicing.priority,
             "slice_threshold": slicing.slice_threshold,
         }
-        facts = JobFacts(name=self.title, tensors=self.tensors, values=values)
+        facts = PlanningFacts(name=self.title, tensors=self.tensors, values=values)
         elements = np.round(job.tensor_bytes / job.element_bytes).astype(np.int64)
         placement = ServerPlacement(facts, limited=job.bytes_per_us is not None)
         transformations: list[Transformation] = [ServerCount(facts), KeySlicing(facts, tuple(elements.tolist())), placement]

@@ -36,7 +36,7 @@ from dpro_search.space.transformations import (
     BucketSize,
     BucketViews,
     FirstBucketSize,
-    JobFacts,
+    PlanningFacts,
     PlanSpace,
     StaticGraph,
     Transformation,
@@ -214,7 +214,7 @@ class ProfiledDdpDiagnosis(ProfileDiagnosis, frozen=True, kw_only=True, omit_def
 
 
 def _space(trace: Trace, gradients: Gradients, *, allow_lossy: bool) -> PlanSpace:
-    facts = JobFacts(name=ProfiledDdp.title, tensors=gradients.tensors)
+    facts = PlanningFacts(name=ProfiledDdp.title, tensors=gradients.tensors)
     on_gpus = bool((trace.events.kind == EventKind.KERNEL).any())
     if not gradients.tensors:
         why = f"{gradients.why}; the sizes of the buckets were not recorded either: there is nothing to search"

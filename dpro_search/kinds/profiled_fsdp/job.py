@@ -24,7 +24,7 @@ from dpro_search.space.recorded.step_edit import StepEdit
 from dpro_search.space.recorded.units import UnitPlan, cut_at_units, explain_units, with_units
 from dpro_search.space.scenario import Scale, Scenario
 from dpro_search.space.schemes import FsdpSettings
-from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations import PlanningFacts, PlanSpace
 from dpro_search.space.transformations.sharding import (
     BackwardPrefetch,
     ForwardPrefetch,
@@ -110,7 +110,7 @@ class ProfiledFsdp(PlannableJob):
 
     def _plans_on(self, on_cluster: StepsOnCluster, *, allow_lossy: bool) -> PlanSpace:
         units = self.units
-        facts = JobFacts(name=self.title, tensors=units.tensors)
+        facts = PlanningFacts(name=self.title, tensors=units.tensors)
         if not units.tensors:
             return PlanSpace(facts, [], why_empty=f"{units.why}; search it on a cluster, like --cluster 16xhgx-h100")
         back = [each.unit for each in units.first.backward]

@@ -15,8 +15,9 @@ from dpro_search.collect.trace import DependencyKind, EventKind, Trace
 from dpro_search.collect.trace_meta import WORLD_SIZE
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._answers import PlanFacts, ReplayedStep
+from dpro_search.kinds._comparison import Comparison, MeasuredIterations
 from dpro_search.kinds._diagnosis import Diagnosis
-from dpro_search.kinds._job import Comparison, Job, JobInScenario, Measurement
+from dpro_search.kinds._job import Job, JobInScenario
 from dpro_search.kinds.recorded.cluster import StepsOnCluster, steps_on
 from dpro_search.kinds.recorded.diagnosis import ProfileDiagnosis, diagnosis
 from dpro_search.kinds.recorded.findings import unknown_time
@@ -31,7 +32,7 @@ from dpro_search.space.plan import Plan
 from dpro_search.space.recorded.memory import peak_bytes
 from dpro_search.space.scenario import OP_SCALES, SCALES, ClusterChange, Scale, Scenario
 from dpro_search.space.tensor_groups import TensorGroups, recorded_groups
-from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations import PlanningFacts, PlanSpace
 
 
 class _Unplanned(NamedTuple):
@@ -61,7 +62,7 @@ class ProfiledJob(Job):
         return RecordedSteps(self.trace)
 
     def plans(self, scenario: Scenario) -> PlanSpace:
-        return PlanSpace(JobFacts(name=self.title, tensors=self.tensors), [])
+        return PlanSpace(PlanningFacts(name=self.title, tensors=self.tensors), [])
 
     def lower(self, scenario: Scenario, *, steps: ProfiledSteps | None = None) -> Lowered:
         self.check_changes(scenario, steps)
@@ -201,14 +202,14 @@ class ProfiledJob(Job):
             rests_on=spread,
         )
 
-    def measurement(self, scenario: Scenario) -> Measurement:
+    def measurement(self, scenario: Scenario) -> MeasuredIterations:
         measured, given_us = self.recorded_steps.measured, scenario.measured_us
         iterations_us = np.array(list(measured.iterations_us.values()))
         if scenario.cluster != ClusterChange() or scenario.precision is not None:
-            return Measurement(iterations_us=iterations_us)
+            return MeasuredIterations(iterations_us=iterations_us)
         if given_us is not None:
-            return Measurement(median_us=given_us, iterations_us=iterations_us)
-        return Measurement(median_us=measured.median_us, mean_us=measured.mean_us, iterations_us=iterations_us)
+            return MeasuredIterations(median_us=given_us, iterations_us=iterations_us)
+        return MeasuredIterations(median_us=measured.median_us, mean_us=measured.mean_us, iterations_us=iterations_us)
 
     def perfetto(self, lowered: Lowered, *, recorded: bool) -> bytes:
         from dpro_search.kinds.recorded.timeline import about_ops, measured_step

@@ -15,9 +15,9 @@ from dpro_search.collect.trace import EventKind, TensorInfo, Trace
 from dpro_search.deploy.parts.part import Servers
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
+from dpro_search.kinds._answers import Term, link_term
 from dpro_search.kinds._job import Job, JobInScenario, JobObjective, ranks_in_turn
 from dpro_search.kinds._options import PlanOptions, refuse_compute
-from dpro_search.kinds._terms import Term, link_term
 from dpro_search.machine import Calibration, calibration, machine_constants
 from dpro_search.machine.constants import BytepsConstants, KvstoreConstants
 from dpro_search.replay.lowered import ErrorModel, Lowered

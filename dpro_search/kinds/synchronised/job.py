@@ -13,8 +13,9 @@ from dpro_search.collect.trace import TensorInfo
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds._answers import ConvergenceFacts, TrainingFacts, fields_of
+from dpro_search.kinds._comparison import MeasuredIterations
 from dpro_search.kinds._diagnosis import Diagnosis, PredictedGain, Table, critical_ops, critical_table, gain_table, sorted_gains
-from dpro_search.kinds._job import Job, JobInScenario, JobObjective, Measurement, ranks_in_turn
+from dpro_search.kinds._job import Job, JobInScenario, JobObjective, ranks_in_turn
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds.synchronised.recording import ShortRuns
 from dpro_search.kinds.synchronised.training import Trainings, WhichScheme
@@ -28,7 +29,7 @@ from dpro_search.search.objective import BoundedPlan
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import ClusterChange, Scale, Scenario
-from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations import PlanningFacts, PlanSpace
 
 _SLOW = 1.5  # times the median step: a worker that is named
 _HOPELESS = 20.0  # times: one that gives next to nothing
@@ -78,7 +79,7 @@ class SynchronisedJob(Job):
     def _space(self, scenario: Scenario) -> PlanSpace:
         """The schemes that the workers of a scenario can follow."""
         trainings = self._trainings(scenario)
-        facts = JobFacts(name=self.title, tensors=self.tensors, values={"synchronisation": str(self.today(scenario))})
+        facts = PlanningFacts(name=self.title, tensors=self.tensors, values={"synchronisation": str(self.today(scenario))})
         which = WhichScheme(
             facts,
             workers=trainings.workers,
@@ -160,17 +161,19 @@ class SynchronisedJob(Job):
 
     # One training.
 
-    def measurement(self, scenario: Scenario) -> Measurement:
+    def measurement(self, scenario: Scenario) -> MeasuredIterations:
         """The recorded runs of the job as it is that reached its target."""
         if scenario != Scenario():
-            return Measurement()
+            return MeasuredIterations()
         first, target_loss = self._source.runs[0], self._source.target_loss
         alike = (run for run in self._source.runs if run.scheme == first.scheme and run.workers == first.workers)
         reached = [run.curve for run in alike if run.curve[1].min() <= target_loss]
         measured_us = np.array([1e6 * time_s[np.argmax(loss <= target_loss)] for time_s, loss in reached])
         if not len(measured_us):
-            return Measurement()
-        return Measurement(median_us=float(np.median(measured_us)), mean_us=float(measured_us.mean()), iterations_us=measured_us)
+            return MeasuredIterations()
+        return MeasuredIterations(
+            median_us=float(np.median(measured_us)), mean_us=float(measured_us.mean()), iterations_us=measured_us
+        )
 
     def plan_facts(self, here: JobInScenario, plan: Plan) -> TrainingFacts:
         training, convergence = training_replay(here.lowered(plan)).training, self._trainings(here.scenario).convergence

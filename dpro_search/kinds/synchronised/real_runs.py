@@ -19,7 +19,7 @@ from dpro_search.collect.launch.parameter_servers import ServerSpec, run_with_se
 from dpro_search.collect.launch.ranks import JobSpec, free_port, require_framework, run_ranks
 from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.deploy.export import export_plan
-from dpro_search.deploy.jobs import RecordedJob, Run
+from dpro_search.deploy.jobs import JobRun, RecordedJob
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.deploy.targets import targets_for
 from dpro_search.deploy.trained_run import TrainedRun
@@ -62,7 +62,7 @@ class TrainedJob(RecordedJob):
     def trained(self) -> tuple[TrainedRun, ...]:
         return tuple(self.runs)
 
-    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
+    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> JobRun:
         """Train to the target; the one iteration of the run is the time that this took. `warmup` has no meaning here.
 
         Raises
@@ -108,7 +108,9 @@ class TrainedJob(RecordedJob):
             )
         )
         nothing = np.zeros(1)
-        return Run(times=StepTimes(iteration_us=np.array([1e6 * time_s]), compute_cpu_us=nothing, comm_cpu_us=nothing), losses=())
+        return JobRun(
+            times=StepTimes(iteration_us=np.array([1e6 * time_s]), compute_cpu_us=nothing, comm_cpu_us=nothing), losses=()
+        )
 
     def _recorded(self) -> tuple[RecordedRun, ...]:
         short_runs = recorded_runs(self.records) if self.records.is_file() else None

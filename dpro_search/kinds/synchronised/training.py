@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dpro_search.costmodel.convergence import Convergence, ShortRun, falling_levels, fit_convergence, reached_at
+from dpro_search.costmodel.convergence import Convergence, FittedRun, falling_levels, fit_convergence, reached_at
 from dpro_search.errors import InputError
 from dpro_search.kinds.synchronised.recording import RecordedRun, effective_steps, effective_weights
 from dpro_search.replay.synchronisation import TimeToLoss, time_to_loss
@@ -28,7 +28,7 @@ from dpro_search.runtime.schemes import (
     parse_scheme,
 )
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations import JobFacts
+from dpro_search.space.transformations import PlanningFacts
 from dpro_search.space.transformations._base import RECORDED, Choice, Knob, grid
 
 _STALENESS = (1, 2, 3, 4, 8, 16)
@@ -146,8 +146,8 @@ def fitted(runs: Sequence[RecordedRun], target_loss: float) -> tuple[Convergence
     return convergence, {scheme: float(np.exp(np.mean(np.log(each)))) for scheme, each in factors.items()}
 
 
-def _short_run(run: RecordedRun, levels: Sequence[float]) -> ShortRun:
-    return ShortRun(
+def _short_run(run: RecordedRun, levels: Sequence[float]) -> FittedRun:
+    return FittedRun(
         commit_s=run.time_s,
         steps=effective_steps(run),
         weights=effective_weights(run),
@@ -168,7 +168,7 @@ class WhichScheme(Knob):
     fields = ("synchronisation",)
 
     def __init__(
-        self, job: JobFacts, *, workers: int, longest_s: float, momentum: Collection[str], collectives: bool = True
+        self, job: PlanningFacts, *, workers: int, longest_s: float, momentum: Collection[str], collectives: bool = True
     ) -> None:
         """The schemes of a job.
 

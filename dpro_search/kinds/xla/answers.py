@@ -21,7 +21,7 @@ from dpro_search.kinds._diagnosis import (
     sorted_gains,
 )
 from dpro_search.kinds._job import JobInScenario
-from dpro_search.kinds.xla.lowering import Step, StepOp, source_text
+from dpro_search.kinds.xla.lowering import XlaStep, XlaStepOp, source_text
 from dpro_search.kinds.xla.program import XlaProgram
 from dpro_search.quantities import percent_text, size_text, time_text
 from dpro_search.replay.path.segments import path_totals
@@ -81,7 +81,7 @@ class XlaDiagnosis(Diagnosis, frozen=True, kw_only=True, omit_defaults=True):
         return (critical_table(self.critical_ops), _collective_table(self.collectives), gain_table(self.gains, self.iteration_us))
 
 
-def breakdown_us(step: Step, timeline: Timeline) -> dict[str, float]:
+def breakdown_us(step: XlaStep, timeline: Timeline) -> dict[str, float]:
     """Parts of a step, which add up to it: what the core computes, and what it waits for."""
     waits = _waits_us(step, timeline)
     copies = sum(wait for op, wait in waits.items() if _is_copy(step, op))
@@ -95,7 +95,7 @@ def breakdown_us(step: Step, timeline: Timeline) -> dict[str, float]:
     return {**parts, "between_instructions": outside} if outside else parts
 
 
-def axes_us(step: Step, timeline: Timeline) -> tuple[float, dict[str, float]]:
+def axes_us(step: XlaStep, timeline: Timeline) -> tuple[float, dict[str, float]]:
     """A step without the collectives that nothing hides, and these by axis of the mesh; of several axes each has an equal part."""
     by_axis: dict[str, float] = defaultdict(float)
     for end, wait_us in _waits_us(step, timeline).items():
@@ -106,7 +106,7 @@ def axes_us(step: Step, timeline: Timeline) -> tuple[float, dict[str, float]]:
     return timeline.iteration_us - sum(by_axis.values()), dict(by_axis)
 
 
-def diagnosis(here: JobInScenario, step: Step, source: XlaProgram) -> XlaDiagnosis:
+def diagnosis(here: JobInScenario, step: XlaStep, source: XlaProgram) -> XlaDiagnosis:
     """Why a step takes as long as it does."""
     timeline, prediction = here.timeline(Plan()), here.replayed(Plan())
     exposed = _exposed(step, timeline, source)
@@ -124,7 +124,7 @@ def diagnosis(here: JobInScenario, step: Step, source: XlaProgram) -> XlaDiagnos
     )
 
 
-def _exposed(step: Step, timeline: Timeline, source: XlaProgram) -> tuple[ExposedCollective, ...]:
+def _exposed(step: XlaStep, timeline: Timeline, source: XlaProgram) -> tuple[ExposedCollective, ...]:
     waits, durations = _waits_us(step, timeline), step.graph.duration_us
     sums: dict[ExposedCollective, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     waited_of = {step.ops[end].waits_for: wait for end, wait in waits.items()}
@@ -152,7 +152,7 @@ def _exposed(step: Step, timeline: Timeline, source: XlaProgram) -> tuple[Expose
     return tuple(sorted(rows, key=lambda row: (-row.exposed_us, -row.total_us)))
 
 
-def _waits_us(step: Step, timeline: Timeline) -> dict[int, float]:
+def _waits_us(step: XlaStep, timeline: Timeline) -> dict[int, float]:
     """How long the core waits at each end of an asynchronous operation, by the op of the end."""
     start_us = timeline.times.start_us[: len(step.graph)]
     end_us = timeline.times.end_us[: len(step.graph)]
@@ -166,12 +166,12 @@ def _waits_us(step: Step, timeline: Timeline) -> dict[int, float]:
     return waits
 
 
-def _is_copy(step: Step, end: int) -> bool:
+def _is_copy(step: XlaStep, end: int) -> bool:
     awaited = step.ops[end].waits_for
     return awaited is not None and step.graph.op_kind[awaited] == OpKind.IO
 
 
-def _origin(op: StepOp, source: XlaProgram) -> dict[str, str]:
+def _origin(op: XlaStepOp, source: XlaProgram) -> dict[str, str]:
     """The operation of the user's program that an op was made from, and its line."""
     origin = {"framework_op": op.instruction.op_name, "source": source_text(source.module, op.instruction)}
     return {name: text for name, text in origin.items() if text}

@@ -80,7 +80,7 @@ class ProgramRequest:
     timed: bool = False
 
 
-class _Answer(msgspec.Struct):
+class _CaptureAnswer(msgspec.Struct):
     error: str
 
 
@@ -153,7 +153,7 @@ def capture_program(request: ProgramRequest, out: Path, say: Callable[[str], Non
         values["program"] = str(folder / TEXT_FILE)
         written = run_worker(request.python, _WORKER, values, folder, timeout_s=request.time_limit_s, needs="JAX", say=say)
         if b'"error"' in written:
-            error = msgspec.json.decode(written, type=_Answer).error
+            error = msgspec.json.decode(written, type=_CaptureAnswer).error
             missing = "cannot import jax" in error or "make_env.sh" in error
             raise (MissingCapabilityError if missing else InputError)(error)
         facts = msgspec.json.decode(written, type=ProgramFacts)

@@ -15,13 +15,14 @@ from dpro_search.collect.trace import Floats
 from dpro_search.costmodel.collectives.torus_groups import Places, places_of
 from dpro_search.errors import InputError
 from dpro_search.graph.measured import ProfiledSteps
+from dpro_search.kinds._comparison import MeasuredIterations
 from dpro_search.kinds._diagnosis import Diagnosis
-from dpro_search.kinds._job import Job, JobInScenario, JobObjective, Measurement
+from dpro_search.kinds._job import Job, JobInScenario, JobObjective
 from dpro_search.kinds._options import PlanOptions
 from dpro_search.kinds._work import Work
 from dpro_search.kinds.xla.answers import axes_us, breakdown_us, diagnosis
 from dpro_search.kinds.xla.compilations import Compilations
-from dpro_search.kinds.xla.lowering import Step, scaled, step_of
+from dpro_search.kinds.xla.lowering import XlaStep, scaled, step_of
 from dpro_search.kinds.xla.order import MOST_COMPILED, CompileOrder, StepParts
 from dpro_search.kinds.xla.plans import ChoiceKnob, MeshKnob, Point, choices_of, pairs_text
 from dpro_search.kinds.xla.prices import Prices, prices_of
@@ -36,7 +37,7 @@ from dpro_search.search.objective import BoundedPlan
 from dpro_search.space.cluster import ClusterSpec
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import SCALES, ClusterChange, Scenario
-from dpro_search.space.transformations import JobFacts, PlanSpace
+from dpro_search.space.transformations import PlanningFacts, PlanSpace
 
 RAN_ERROR, OTHER_MESH_ERROR = 0.15, 0.3
 """Programs on processors, as they ran and with another mesh: nine of ten runs of three steps are inside (experiments/xla). Chosen
@@ -51,7 +52,7 @@ on another device was compared; collectives alone are up to 34 % off there (expe
 class StepOfProgram:
     """One step, as verbs replay it."""
 
-    step: Step
+    step: XlaStep
 
     @property
     def op_count(self) -> int:
@@ -93,7 +94,7 @@ class XlaJob(Job):
         self.captured = Point.captured(source.facts)
         self.compilations = Compilations(source)
         self.order: CompileOrder | None = None  # That of the last search.
-        self._steps: dict[tuple[str, str, str, float], Step] = {}
+        self._steps: dict[tuple[str, str, str, float], XlaStep] = {}
         self._ran = None if source.times is None else TimedProgram(module=source.module, times=source.times)
 
     @property
@@ -130,8 +131,8 @@ class XlaJob(Job):
         captured = self.source.facts
         if not self._can_compile or scenario.cluster.machines is not None:
             why = "a compiled program has one mesh: capture it with 'dpro-search capture --jax', which can compile others"
-            return PlanSpace(JobFacts(name=self.title, tensors=()), [], why_empty=why)
-        facts = JobFacts(name=self.title, tensors=(), values={"mesh": pairs_text(captured.mesh)})
+            return PlanSpace(PlanningFacts(name=self.title, tensors=()), [], why_empty=why)
+        facts = PlanningFacts(name=self.title, tensors=(), values={"mesh": pairs_text(captured.mesh)})
         return PlanSpace(facts, [MeshKnob(facts, captured.mesh), ChoiceKnob(facts, choices_of(captured), captured.chosen)])
 
     def objective(self, here: JobInScenario) -> XlaObjective:
@@ -169,14 +170,14 @@ class XlaJob(Job):
             )
         return cluster
 
-    def step_in(self, scenario: Scenario) -> Step:
+    def step_in(self, scenario: Scenario) -> XlaStep:
         """The step in a scenario; raises `InputError` where its mesh does not run."""
         program = self._program(scenario.plan)
         if isinstance(program, str):
             raise InputError(program)
         return self._step(program, scenario)
 
-    def _step(self, program: XlaProgram, scenario: Scenario) -> Step:
+    def _step(self, program: XlaProgram, scenario: Scenario) -> XlaStep:
         cluster, bandwidth = self.cluster_in(scenario), 1.0
         for scale in scenario.scales:
             if scale.rank is not None or scale.what not in self.settings:
@@ -205,11 +206,11 @@ class XlaJob(Job):
             return COMPARED_ERROR if cluster.groups[0].host.device.name in COMPARED_DEVICES else OTHER_DEVICE_ERROR
         return RAN_ERROR if program is self.source else OTHER_MESH_ERROR
 
-    def measurement(self, scenario: Scenario) -> Measurement:
+    def measurement(self, scenario: Scenario) -> MeasuredIterations:
         if self._ran is None:
-            return Measurement()
+            return MeasuredIterations()
         steps_us = np.array(self._ran.times.steps_us)
-        return Measurement(median_us=float(np.median(steps_us)), mean_us=float(steps_us.mean()), iterations_us=steps_us)
+        return MeasuredIterations(median_us=float(np.median(steps_us)), mean_us=float(steps_us.mean()), iterations_us=steps_us)
 
     def _places(self, program: XlaProgram, cluster: Cluster) -> Places | None:
         """Chips of a program's devices, in the order of its replica groups; None: no torus, or the cluster's order."""
@@ -266,7 +267,7 @@ class XlaJob(Job):
             "all devices run the program at the same speed, and input is ready in time",
         )
 
-    def _assumptions(self, step: Step, cluster: Cluster) -> tuple[str, ...]:
+    def _assumptions(self, step: XlaStep, cluster: Cluster) -> tuple[str, ...]:
         assumed = list(self._stated)
         if self.source.cluster is not None and cluster != self.source.cluster:
             compiled_for, device = (each.groups[0].host.device.name for each in (self.source.cluster, cluster))

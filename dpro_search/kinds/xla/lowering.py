@@ -31,7 +31,7 @@ from dpro_search.collect.readers.xla import (
 )
 from dpro_search.errors import InputError
 from dpro_search.graph.dataflow import OpKind
-from dpro_search.graph.hlo import Work, instruction_work, trip_count
+from dpro_search.graph.hlo import HloWork, instruction_work, trip_count
 from dpro_search.kinds.xla.prices import Basis, Prices
 from dpro_search.space.graph_builder import GraphBuilder
 from dpro_search.space.replay_graph import OrderPolicy, ReplayGraph
@@ -45,7 +45,7 @@ _BACKWARD, _FORWARD, _RECOMPUTED = "transpose(", "jvp(", "rematted_computation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOp:
+class XlaStepOp:
     """An op of the graph, as people want to see it."""
 
     instruction: HloInstruction
@@ -57,18 +57,18 @@ class StepOp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class XlaStep:
     """One step of a program on one of its devices."""
 
     graph: ReplayGraph
-    ops: tuple[StepOp, ...]  # The ops of the graph, in its order.
-    work: Work
+    ops: tuple[XlaStepOp, ...]  # The ops of the graph, in its order.
+    work: HloWork
     recomputed_flops: float  # Part of the work's matrix FLOPs that the backward pass computes again.
     unknown_loops: tuple[str, ...] = ()  # Loops that count once, for nothing tells how often they run.
     branches: int = 0  # Conditionals, of which the longest branch counts.
 
 
-def step_of(module: HloModule, prices: Prices, mesh: Mapping[str, int]) -> Step:
+def step_of(module: HloModule, prices: Prices, mesh: Mapping[str, int]) -> XlaStep:
     """The step of a program.
 
     Parameters
@@ -113,7 +113,7 @@ def leads_back(collective: Collective, mesh: Mapping[str, int]) -> bool:
 
 @dataclass
 class _Totals:
-    work: Work = field(default_factory=Work)
+    work: HloWork = field(default_factory=HloWork)
     recomputed_flops: float = 0.0
     unknown_loops: list[str] = field(default_factory=list)
     branches: int = 0
@@ -122,7 +122,7 @@ class _Totals:
 class _Lowering:
     def __init__(self, module: HloModule, prices: Prices, mesh: Mapping[str, int]) -> None:
         self._module, self._prices, self._mesh = module, prices, mesh
-        self._builder, self._ops, self._totals = GraphBuilder(), list[StepOp](), _Totals()
+        self._builder, self._ops, self._totals = GraphBuilder(), list[XlaStepOp](), _Totals()
         self._collectives: dict[int, list[Collective]] = defaultdict(list)
         for collective in collectives(module):
             self._collectives[id(collective.start)].append(collective)
@@ -137,14 +137,14 @@ class _Lowering:
             _FORWARD in each.op_name for computation in module.computations.values() for each in computation
         )
 
-    def step(self) -> Step:
+    def step(self) -> XlaStep:
         if not self._ops:  # a program that only passes its arguments on
             self._add(self._module.entry.root, 0.0, 1.0, basis="nothing")
         outside_us = self._prices.outside_us(self._computed_us)
         if outside_us:
             self._add(self._module.entry.root, outside_us, 1.0, kind=OpKind.HOST, name=_OUTSIDE)
         totals = self._totals
-        return Step(
+        return XlaStep(
             graph=self._builder.build(),
             ops=tuple(self._ops),
             work=totals.work,
@@ -212,14 +212,14 @@ class _Lowering:
         else:
             self._compute(computation, instruction, work, turns)
 
-    def _compute(self, computation: HloComputation, instruction: HloInstruction, work: Work, turns: float) -> None:
+    def _compute(self, computation: HloComputation, instruction: HloInstruction, work: HloWork, turns: float) -> None:
         """Add what an instruction computes on the core, if it takes any time."""
         price = self._prices.instruction(computation, instruction, work)
         if price.us:
             self._add(instruction, price.us, turns, basis=price.basis)
 
     def _communicate(
-        self, computation: HloComputation, instruction: HloInstruction, started: list[Collective], work: Work, turns: float
+        self, computation: HloComputation, instruction: HloInstruction, started: list[Collective], work: HloWork, turns: float
     ) -> Iterator[int]:
         """Add the collectives that an instruction runs, and what it computes: before one that it waits for, beside another."""
         asynchronous = all(collective.is_async for collective in started)
@@ -283,7 +283,7 @@ class _Lowering:
         )
         axes = () if collective is None else self._axes[id(collective)]
         self._ops.append(
-            StepOp(instruction=instruction, turns=turns, basis=basis, collective=collective, axes=axes, waits_for=waits_for)
+            XlaStepOp(instruction=instruction, turns=turns, basis=basis, collective=collective, axes=axes, waits_for=waits_for)
         )
         if on_core:
             self._last = op
@@ -306,7 +306,7 @@ class _Lowering:
             return OpKind.BACKWARD
         return OpKind.FORWARD if _FORWARD in name or not self._trains else OpKind.UPDATE
 
-    def _count(self, instruction: HloInstruction, work: Work, turns: float) -> None:
+    def _count(self, instruction: HloInstruction, work: HloWork, turns: float) -> None:
         self._totals.work += work.times(turns)
         if _RECOMPUTED in instruction.op_name:
             self._totals.recomputed_flops += work.matrix_flops * turns
@@ -341,7 +341,7 @@ def source_text(module: HloModule, instruction: HloInstruction) -> str:
     return "" if line is None else f"{line.file.rpartition('/')[2]}:{line.line}"
 
 
-def scaled(step: Step, scale: Scale) -> Step:
+def scaled(step: XlaStep, scale: Scale) -> XlaStep:
     """The step with computation, communication, or collectives of one kind that take so many times as long."""
     kinds = step.graph.op_kind
     if scale.what == "collectives":

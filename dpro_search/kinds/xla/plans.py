@@ -17,7 +17,7 @@ from dpro_search.kinds.xla.capture import parse_chosen, parse_mesh
 from dpro_search.kinds.xla.program import ProgramFacts
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import SchemeSettings
-from dpro_search.space.transformations import RECORDED, Choice, JobFacts, Knob
+from dpro_search.space.transformations import RECORDED, Choice, Knob, PlanningFacts
 from dpro_search.space.transformations._base import grid
 
 Mesh = Mapping[str, int]
@@ -104,7 +104,7 @@ class MeshKnob(Knob):
     name = "mesh"
     fields = ("mesh",)
 
-    def __init__(self, job: JobFacts, mesh: Mesh) -> None:
+    def __init__(self, job: PlanningFacts, mesh: Mesh) -> None:
         super().__init__(job)
         self._mesh = mesh
 
@@ -135,7 +135,7 @@ class ChoiceKnob(Knob):
     name = "choices"
     fields = ("choices",)
 
-    def __init__(self, job: JobFacts, choices: Choices, captured: Mapping[str, str]) -> None:
+    def __init__(self, job: PlanningFacts, choices: Choices, captured: Mapping[str, str]) -> None:
         super().__init__(job)
         self._choices, self._captured = choices, captured
 

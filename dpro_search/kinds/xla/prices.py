@@ -24,7 +24,7 @@ from dpro_search.costmodel.collectives.nccl import collective_us, placement_of
 from dpro_search.costmodel.collectives.torus_groups import GroupSpan, Places, places_of, spans_of
 from dpro_search.costmodel.devices import Stack, gemm, latency_on
 from dpro_search.errors import InputError
-from dpro_search.graph.hlo import Work
+from dpro_search.graph.hlo import HloWork
 
 Ints = npt.NDArray[np.int64]
 Basis = Literal["compiler", "library", "roofline", "custom call", "measured", "fitted", "nothing"]
@@ -69,7 +69,7 @@ class Prices(ABC):
         self._device = cluster.groups[0].host.device
 
     @abstractmethod
-    def instruction(self, computation: HloComputation, instruction: HloInstruction, work: Work) -> Price:
+    def instruction(self, computation: HloComputation, instruction: HloInstruction, work: HloWork) -> Price:
         """The duration of an instruction that computes; `work` is its own."""
 
     @abstractmethod
@@ -148,7 +148,7 @@ class _TpuPrices(Prices):
         self._spans = lru_cache(maxsize=None)(self._span)
         self._rows = lru_cache(maxsize=None)(_rows)
 
-    def instruction(self, computation: HloComputation, instruction: HloInstruction, work: Work) -> Price:
+    def instruction(self, computation: HloComputation, instruction: HloInstruction, work: HloWork) -> Price:
         cycles = self._cycles(instruction)
         if cycles is not None:
             return Price(cycles * self._cycle_us, "compiler")
@@ -169,7 +169,7 @@ class _TpuPrices(Prices):
         known = [each for each in cycles if each is not None]
         return sum(known) if known else None
 
-    def _moved_us(self, computation: HloComputation, instruction: HloInstruction, work: Work) -> float:
+    def _moved_us(self, computation: HloComputation, instruction: HloInstruction, work: HloWork) -> float:
         """The time of an instruction's operands and results that are in the main memory; those in vector memory are near."""
         shapes = [operand.shape for operand in computation.operands(instruction)] + [instruction.shape]
         leaves = [leaf for shape in shapes for leaf in shape.leaves() if leaf.memory_space == 0]
@@ -212,7 +212,7 @@ class _GpuPrices(Prices):
         self._memory_per_us = _memory_rate(self._device) * GPU_MEMORY_SHARE
         self._product_us = lru_cache(maxsize=None)(self._predicted_product_us)
 
-    def instruction(self, computation: HloComputation, instruction: HloInstruction, work: Work) -> Price:
+    def instruction(self, computation: HloComputation, instruction: HloInstruction, work: HloWork) -> Price:
         if not work.bytes and not work.flops:
             return NOTHING
         moved_us = max(work.bytes / self._memory_per_us, GPU_KERNEL_US)

@@ -18,7 +18,7 @@ from dpro_search.cluster import Cluster
 from dpro_search.collect.readers.xla import Collective, HloComputation, HloInstruction, HloModule, collectives
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
-from dpro_search.graph.hlo import Work, executions, instruction_work
+from dpro_search.graph.hlo import HloWork, executions, instruction_work
 from dpro_search.kinds.xla.prices import NOTHING, Price, Prices
 from dpro_search.kinds.xla.times import TIMES_FILE, ExchangeTime, ProgramTimes, wire_bytes
 
@@ -89,7 +89,7 @@ class TimedProgram:
                 by_family[family].append(each)
         return {family: _fitted(some) for family, some in by_family.items() if family == _ALL or len(some) >= _FEWEST}
 
-    def fitted_us(self, instruction: HloInstruction, work: Work) -> float:
+    def fitted_us(self, instruction: HloInstruction, work: HloWork) -> float:
         """The duration of an instruction by the rates of the narrowest class that has some."""
         rates = next(self.rates[family] for family in _families(instruction, work) if family in self.rates)
         return float(rates @ _features(work))
@@ -165,13 +165,13 @@ def _signature(computation: HloComputation, instruction: HloInstruction) -> Hash
     return instruction.opcode, operation, shapes, instruction.shape_text
 
 
-def _families(instruction: HloInstruction, work: Work) -> tuple[str, ...]:
+def _families(instruction: HloInstruction, work: HloWork) -> tuple[str, ...]:
     if work.matrix_flops:
         return f"product in {instruction.opcode}", "product", _ALL
     return "copy" if instruction.opcode in _COPIES else "other", _ALL
 
 
-def _features(work: Work) -> Floats:
+def _features(work: HloWork) -> Floats:
     """A fixed time, operations of products, of other arithmetic, transcendental functions, and bytes."""
     return np.array([1.0, work.matrix_flops, work.vector_flops, work.transcendentals, work.bytes])
 
@@ -198,7 +198,7 @@ class ProcessorPrices(Prices):
         self._ran, self._is_it = ran, module is ran.module
         self._link_per_us = None if cluster.rate_bps is None else cluster.rate_bps / 8e6
 
-    def instruction(self, computation: HloComputation, instruction: HloInstruction, work: Work) -> Price:
+    def instruction(self, computation: HloComputation, instruction: HloInstruction, work: HloWork) -> Price:
         if self._is_it:
             us = self._ran.times.instructions_us.get(instruction.name)
             return NOTHING if us is None or instruction.opcode in _CONTROL else Price(us, "measured")

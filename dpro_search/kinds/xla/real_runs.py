@@ -10,7 +10,7 @@ import numpy as np
 from dpro_search.collect.launch.ranks import JobSpec, default_cores
 from dpro_search.collect.launch.step_times import StepTimes
 from dpro_search.collect.launch.xla_ranks import StepRequest, run_xla_ranks
-from dpro_search.deploy.jobs import RecordedJob, Run
+from dpro_search.deploy.jobs import JobRun, RecordedJob
 from dpro_search.deploy.losses import Loss
 from dpro_search.deploy.parts.part import JobFacts, Target
 from dpro_search.errors import InputError
@@ -29,7 +29,7 @@ class RunnableProgram(RecordedJob):
     launcher: None = None  # type: ignore[assignment]  # it is started here
     program: XlaProgram
 
-    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> Run:
+    def run(self, plan: Plan, *, warmup: int, timeout_s: float | None = None) -> JobRun:
         script, _, function = self.spec.command[1].rpartition(":")
         point = Point.captured(self.program.facts).under(plan)
         ranks = run_xla_ranks(
@@ -49,7 +49,7 @@ class RunnableProgram(RecordedJob):
         steps_us = step_times_us([rank.steps_ns for rank in ranks])
         unknown = np.full(len(steps_us), np.nan)
         times = StepTimes(iteration_us=steps_us, compute_cpu_us=unknown, comm_cpu_us=unknown)
-        return Run(times=times, losses=tuple(map(Loss, ranks[0].losses)))
+        return JobRun(times=times, losses=tuple(map(Loss, ranks[0].losses)))
 
     def helpers(self, plan: Plan) -> frozenset[str]:
         return frozenset()

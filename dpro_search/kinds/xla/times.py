@@ -13,7 +13,7 @@ import numpy as np
 
 from dpro_search.cluster import Cluster
 from dpro_search.collect.launch.ranks import this_machines_cores
-from dpro_search.collect.launch.xla_ranks import Exchange, RankTimes, Span, StepRequest, run_xla_ranks
+from dpro_search.collect.launch.xla_ranks import RankTimes, Span, StepRequest, TimedExchange, run_xla_ranks
 from dpro_search.collect.this_machine import LoadMeter, load_warning, machine
 from dpro_search.collect.trace import Floats
 from dpro_search.errors import InputError
@@ -179,20 +179,20 @@ def wire_bytes(kind: str, group: int, whole_bytes: float) -> float:
     return (2 if kind == "all-reduce" else 1) * (group - 1) / group * whole_bytes
 
 
-def _exchanges(cluster: Cluster) -> Iterator[Exchange]:
+def _exchanges(cluster: Cluster) -> Iterator[TimedExchange]:
     """Nothing, and collectives of each kind: among as many devices as axes of a mesh can have, of sizes that the link carries."""
     ranks, rate_bps = cluster.ranks, cluster.rate_bps
-    yield Exchange(kind="nothing", elements=1024, group=1)  # the start of a program, which each of the others contains
+    yield TimedExchange(kind="nothing", elements=1024, group=1)  # the start of a program, which each of the others contains
     for group in (size for size in range(2, ranks + 1) if ranks % size == 0):
         for kind in KINDS:
             for size_bytes in _SIZES_BYTES:
                 wire_us = 0.0 if rate_bps is None else wire_bytes(kind, group, size_bytes) / (rate_bps / 8e6)
                 if wire_us <= _LONGEST_US:
                     elements = size_bytes // 4 // (group if kind == "all-gather" else 1)
-                    yield Exchange(kind=kind, elements=elements, group=group)
+                    yield TimedExchange(kind=kind, elements=elements, group=group)
 
 
-def _whole_bytes(exchange: Exchange) -> int:
+def _whole_bytes(exchange: TimedExchange) -> int:
     return 4 * exchange.elements * (exchange.group if exchange.kind == "all-gather" else 1)
 
 

@@ -13,7 +13,7 @@ from dpro_search.parallel.search.candidates import Candidates
 from dpro_search.parallel.settings import Fixed, change, resolved, settings_of, under
 from dpro_search.parallel.strategy import ParallelSettings, Strategy
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations import Choice, JobFacts, Knob, PlanSpace
+from dpro_search.space.transformations import Choice, Knob, PlanningFacts, PlanSpace
 
 _ATTEMPTS = 16  # moves of which one should be legal
 
@@ -21,7 +21,7 @@ _ATTEMPTS = 16  # moves of which one should be legal
 class SettingKnob(Knob):
     """One setting with some values; which combinations are legal the space says."""
 
-    def __init__(self, job: JobFacts, name: str, values: Callable[[], Mapping[str, Sequence[Any]]]) -> None:
+    def __init__(self, job: PlanningFacts, name: str, values: Callable[[], Mapping[str, Sequence[Any]]]) -> None:
         super().__init__(job)
         self.name, self.fields = name, (name,)  # type: ignore[misc]
         self._values = values  # of all settings; computed when a sampler needs them, because that takes a while
@@ -46,7 +46,7 @@ class StrategySpace(PlanSpace):
     def __init__(self, title: str, runs: ParallelSettings, fixed: Fixed, candidates: Candidates, tensors: Sequence[Any]) -> None:
         self._runs, self._fixed, self.candidates = runs, fixed, candidates
         self.today = resolved(runs, fixed)
-        facts = JobFacts(name=title, tensors=tuple(tensors), values=settings_of(self.today).settings)
+        facts = PlanningFacts(name=title, tensors=tuple(tensors), values=settings_of(self.today).settings)
         super().__init__(facts, [SettingKnob(facts, name, lambda: self._values) for name in ParallelSettings.__struct_fields__])
 
     def strategy(self, plan: Plan) -> Strategy:

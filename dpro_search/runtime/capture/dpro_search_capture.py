@@ -100,7 +100,7 @@ def _captured(request):
     import dpro_search_capture_mesh as meshes
     import dpro_search_capture_torch as private
     import torch
-    from dpro_search_capture_recorder import Recorder
+    from dpro_search_capture_recorder import GraphRecorder
 
     torch.manual_seed(0)
     script = _imported(request["script"])
@@ -129,7 +129,7 @@ def _captured(request):
     elif mesh is not None:
         chosen = plan or meshes.usual_plan(about["layouts"])
         job.parts = [meshes.parallelized(part, mesh, chosen, request["precision"], about["units"]) for part in job.parts]
-    recorder = Recorder({id(module): name for part in job.parts for name, module in part.named_modules()})
+    recorder = GraphRecorder({id(module): name for part in job.parts for name, module in part.named_modules()})
     with contextlib.ExitStack() as stack:
         stack.enter_context(fake)
         for part in job.parts if mesh is not None else ():

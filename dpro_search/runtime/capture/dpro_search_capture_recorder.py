@@ -1,4 +1,4 @@
-"""`Recorder`: every op and collective of a training step, with the module that it belongs to, its tensors, FLOPs and bytes.
+"""`GraphRecorder`: every op and collective of a training step, with the module that it belongs to, its tensors, FLOPs and bytes.
 
 Storages stand for tensors, so that a view is the tensor that it looks at. Ops that only make views are not recorded.
 """
@@ -39,7 +39,7 @@ _COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "cpli
 _GATHERED = ("split_with_sizes_copy", "all_gather_copy_in")  # FSDP's parameters between all-gather and use
 
 
-class Recorder(TorchDispatchMode):
+class GraphRecorder(TorchDispatchMode):
     """Ops while it is on, and the storages that are alive.
 
     Attributes

@@ -37,7 +37,7 @@ def main():
     jax.distributed.initialize(os.environ["DPRO_SEARCH_MEETING"], ranks, rank)
     mesh = capture.mesh_of(request["mesh"], jax.devices())
     made = capture.step_of(request, mesh)
-    run = _Step(made.step, made.arguments, made.options)
+    run = _TimedStep(made.step, made.arguments, made.options)
     capture.say("rank %d runs" % rank)
     for _ in range(request["warmup"]):
         run()
@@ -50,7 +50,7 @@ def main():
     jax.distributed.shutdown()
 
 
-class _Step:
+class _TimedStep:
     """The compiled step with its arguments; what it returns first takes the place of the first arguments where it is like them."""
 
     def __init__(self, step, arguments, options):

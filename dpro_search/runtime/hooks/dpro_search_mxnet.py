@@ -27,7 +27,7 @@ _RECORDER = None
 def install():
     """Arrange for the patches to be applied when the framework's modules have been imported."""
     global _RECORDER
-    _RECORDER = _Recorder()
+    _RECORDER = _MxnetRecorder()
     callbacks = {"mxnet.autograd": _patch_autograd, "mxnet.kvstore.base": _patch_kvstore, "mxnet.gluon.trainer": _patch_trainer}
     callbacks["byteps.common"] = _patch_byteps
     callbacks["horovod.common.basics"] = _patch_horovod
@@ -94,7 +94,7 @@ def _finish():
         pass  # of a job that failed: it has reported why, and this would be its last line in place of that
 
 
-class _Recorder(StepRecorder):
+class _MxnetRecorder(StepRecorder):
     def __init__(self):
         super().__init__()
         self._trainer = None  # a weak reference: a store that lives on is not closed, and the other workers would wait for it

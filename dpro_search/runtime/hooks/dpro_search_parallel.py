@@ -36,7 +36,7 @@ _RECORDER = None
 def install():
     """Arrange for the patches to be applied when the framework's modules have been imported."""
     global _RECORDER
-    _RECORDER = _Recorder()
+    _RECORDER = _ParallelRecorder()
     callbacks = {
         "torch.optim.optimizer": lambda module: module.register_optimizer_step_post_hook(_RECORDER.optimizer_ended),
         "torch.distributed.distributed_c10d": _patch_groups,
@@ -112,7 +112,7 @@ def _patch_meshes(module):
         return mesh
 
 
-class _Recorder(StepRecorder):
+class _ParallelRecorder(StepRecorder):
     def __init__(self):
         super().__init__()
         self.meshes = []

@@ -29,7 +29,7 @@ _RECORDER = None
 def install():
     """Arrange for the patches to be applied when the framework's modules have been imported."""
     global _RECORDER
-    _RECORDER = _Recorder()
+    _RECORDER = _TorchRecorder()
     callbacks = {
         "torch.distributed.distributed_c10d": lambda module: patch_process_groups(module, _RECORDER.cpu),
         "torch.nn.parallel.distributed": _patch_forward,
@@ -45,7 +45,7 @@ def _patch_forward(module):
         return original(self, *args, **kwargs)
 
 
-class _Recorder(StepRecorder):
+class _TorchRecorder(StepRecorder):
     def __init__(self):
         super().__init__()
         # DDP has rebuilt its buckets after the first backward, with a static graph later, and reports it some steps after that.

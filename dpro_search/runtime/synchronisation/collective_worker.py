@@ -1,7 +1,7 @@
 """`CollectiveWorker`: local SGD, DiLoCo and gradient accumulation by speed, on all-reduces of `torch.distributed`.
 
 A round is local work that ends with one all-reduce. Where a member is lost, or one comes, the others form a new process group
-(`Group`), and those whose round did not end repeat its all-reduce.
+(`WorkerGroup`), and those whose round did not end repeat its all-reduce.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dpro_search.errors import InputError
 from dpro_search.runtime.schemes import Accumulation, Diloco, LocalSgd, LossWindow
 from dpro_search.runtime.schemes.rules import shares
-from dpro_search.runtime.synchronisation.group import Group, GroupChangedError
+from dpro_search.runtime.synchronisation.group import GroupChangedError, WorkerGroup
 from dpro_search.runtime.synchronisation.recording import RecordedCommit
 from dpro_search.runtime.synchronisation.torch_model import TorchModel
-from dpro_search.runtime.synchronisation.worker import Part, Worker
+from dpro_search.runtime.synchronisation.worker import Worker, WorkerPart
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ _TAIL = len(_Tail._fields)
 class CollectiveWorker(Worker):
     """See `Synchronised` for the methods."""
 
-    def __init__(self, model: TorchModel, part: Part) -> None:
+    def __init__(self, model: TorchModel, part: WorkerPart) -> None:
         import torch
 
         super().__init__(model, part)
@@ -61,7 +61,7 @@ class CollectiveWorker(Worker):
         self._stopped = False
         self._job_loss = LossWindow()
         self._joined = False
-        self._group = Group(part.worker, part.workers, job=part.job, silent_s=part.silent_s)
+        self._group = WorkerGroup(part.worker, part.workers, job=part.job, silent_s=part.silent_s)
         self.run = self._group.agreed("run", secrets.token_hex(6))
         self._form()
         self._begun = float(self._group.agreed("begun", repr(time.time())))  # on all workers: seconds of the common clock

@@ -1,4 +1,4 @@
-"""`Group`: a process group of `torch.distributed` (Gloo) that is formed anew when a member is lost or comes.
+"""`WorkerGroup`: a process group of `torch.distributed` (Gloo) that is formed anew when a member is lost or comes.
 
 The members agree through the job's key-value store (`MASTER_ADDR`, `MASTER_PORT`). Each group has a generation. Who finds that one
 is over sets the next number; those that register for it within a time are its members, and the first of them writes the list.
@@ -27,7 +27,7 @@ class GroupChangedError(Exception):
     """A member was lost, or one wants to come: form the group anew."""
 
 
-class Group:
+class WorkerGroup:
     """The processes that take part now.
 
     Attributes

@@ -11,7 +11,7 @@ from dpro_search.runtime.schemes import Commit, Order
 from dpro_search.runtime.synchronisation.ledger import Reply
 from dpro_search.runtime.synchronisation.local_model import Flat, LocalModel
 from dpro_search.runtime.synchronisation.recording import RecordedCommit
-from dpro_search.runtime.synchronisation.worker import Part, Worker
+from dpro_search.runtime.synchronisation.worker import Worker, WorkerPart
 
 _SMOOTHING = 0.3  # weight of the newest of several durations
 
@@ -19,7 +19,7 @@ _SMOOTHING = 0.3  # weight of the newest of several durations
 class ServedWorker(Worker):
     """See `Synchronised` for the methods. An engine has `_join` and `_send`, and calls `_begin` at its end of `__init__`."""
 
-    def __init__(self, model: LocalModel, part: Part) -> None:
+    def __init__(self, model: LocalModel, part: WorkerPart) -> None:
         super().__init__(model, part)
         self._sequence = 0  # of the newest commit
         self._commit_s: float | None = None

@@ -16,7 +16,7 @@ from dpro_search.runtime.synchronisation.ledger import Reply
 from dpro_search.runtime.synchronisation.local_model import Flat, LocalModel
 from dpro_search.runtime.synchronisation.served_worker import ServedWorker
 from dpro_search.runtime.synchronisation.server import NAMESPACE, ParameterServer
-from dpro_search.runtime.synchronisation.worker import Part
+from dpro_search.runtime.synchronisation.worker import WorkerPart
 
 _CALL_S = 60.0  # an answer that takes longer is asked for again: commits have numbers, so that this applies none twice
 _START_S = 120.0  # workers that have not come after so long are not waited for
@@ -26,7 +26,7 @@ _TRIES = 5  # to reach the server of a new job
 class ServerWorker(ServedWorker):
     """See `Synchronised` for the methods."""
 
-    def __init__(self, model: LocalModel, part: Part) -> None:
+    def __init__(self, model: LocalModel, part: WorkerPart) -> None:
         super().__init__(model, part)
         self._ended = threading.Event()
         self._begin()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from dpro_search.errors import InputError
 from dpro_search.runtime.schemes import Goal, Pace, Scheme, parse_scheme
-from dpro_search.runtime.synchronisation.worker import Part
+from dpro_search.runtime.synchronisation.worker import WorkerPart
 
 SILENT_S = 10.0  # a worker that was not heard of for so long is not waited for
 
@@ -95,7 +95,7 @@ def synchronise(
     )
     path = os.environ.get("DPRO_SEARCH_RECORD") if record is None else record
 
-    part = partial(Part, scheme=parsed, job=job, silent_s=silent_s, pace=pace, goal=goal, record=Path(path) if path else None)
+    part = partial(WorkerPart, scheme=parsed, job=job, silent_s=silent_s, pace=pace, goal=goal, record=Path(path) if path else None)
     if _is_mxnet(model):
         return _on_kvstore(model, optimizer, parsed, part, worker, workers)
     number = _of_environment("RANK") if worker is None else worker
@@ -119,7 +119,7 @@ def _is_mxnet(model: Any) -> bool:
 
 
 def _on_kvstore(
-    model: Any, optimizer: Any, scheme: Scheme, part: Callable[..., Part], worker: int | None, workers: int | None
+    model: Any, optimizer: Any, scheme: Scheme, part: Callable[..., WorkerPart], worker: int | None, workers: int | None
 ) -> Synchronised:
     """A worker of an MXNet job; errors that need no ps-lite come before it starts, as it starts once in a process."""
     from dpro_search.runtime.synchronisation.kvstore.mxnet_model import mxnet_model

@@ -15,7 +15,7 @@ from dpro_search.runtime.synchronisation.recording import RecordedCommit, write_
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkerPart:
     """The part of one worker in a job.
 
     Attributes
@@ -41,7 +41,7 @@ class Part:
 class Worker(ABC):
     """See `Synchronised` for the methods. An engine sets `run`, and calls `_committed` at the end of each commit."""
 
-    def __init__(self, model: LocalModel, part: Part) -> None:
+    def __init__(self, model: LocalModel, part: WorkerPart) -> None:
         self.running = True
         self.run = ""  # one name for the run on all workers
         self._local, self._part, self._scheme, self._worker = model, part, part.scheme, part.worker

@@ -43,7 +43,7 @@ PROFILED, PROFILED_S = 3, 0.1  # calls whose ops are timed one by one, fewer whe
 STEPS = 3  # profiled training steps
 
 
-class Worker:
+class ClusterWorker:
     """The measurements of one model at one batch size."""
 
     def __init__(self, workloads, model, batch_scale, scratch):
@@ -83,15 +83,15 @@ class Worker:
         definition, fed, results, effects = self.step.part(members)
         owned = [_own(self.step.values[tensor]) for tensor in fed]
         arguments = [value for value, _ in owned]
-        plain = Part(definition, fed, results, effects, arguments, optimized=True)
+        plain = ClusterPart(definition, fed, results, effects, arguments, optimized=True)
         marked = tf.compat.v1.GraphDef()
         marked.CopyFrom(definition)
         for node in marked.node:
             if node.op != "Placeholder":
                 # Compiled clusters are cached by this name.
                 node.attr["_XlaCluster"].s = b"cluster_%d" % index
-        fused = Part(marked, fed, results, effects, arguments, optimized=False)
-        passed = Part(_passing(definition, fed), fed, (), [], arguments, optimized=True, outputs=len(results))
+        fused = ClusterPart(marked, fed, results, effects, arguments, optimized=False)
+        passed = ClusterPart(_passing(definition, fed), fed, (), [], arguments, optimized=True, outputs=len(results))
         marks.append(time.perf_counter())
         fused.call()
         marks.append(time.perf_counter())
@@ -111,7 +111,7 @@ class Worker:
         return measured, dict(zip(("build", "compile", "calls", "profile"), spent))
 
 
-class Part:
+class ClusterPart:
     """A function of a part of the graph, called with little overhead.
 
     `optimized`: with TensorFlow's graph optimizer, as ops run without XLA. A forced cluster runs without it, for the optimizer
@@ -219,7 +219,7 @@ def main():
     def say(**what):
         out.write(json.dumps(what, separators=(",", ":")) + "\n")
 
-    worker = Worker(workloads, model, batch_scale, scratch)
+    worker = ClusterWorker(workloads, model, batch_scale, scratch)
     # What is there now stays: to look through it again after each cluster would take longer than most clusters.
     gc.collect()
     gc.freeze()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats
-from dpro_search.search.samplers._guide import Part, SyncTime
+from dpro_search.search.samplers._guide import SyncTime, TensorGroupPart
 from dpro_search.space.tensorflow.fusion_moves import Grouping
 
 MOST_CUTS = 32  # groups
@@ -27,7 +27,7 @@ class Cut(NamedTuple):
     groups: Grouping
 
 
-def best_cuts(parts: Sequence[Part], sync: SyncTime, most: int = MOST_CUTS) -> list[Cut]:
+def best_cuts(parts: Sequence[TensorGroupPart], sync: SyncTime, most: int = MOST_CUTS) -> list[Cut]:
     """For each number of groups up to `most`, the grouping whose last collective ends first; the earliest end comes first.
 
     Unlike dPRO's theorems, which are greedy, this is optimal: a group may end later than necessary to make later groups fewer.
@@ -54,7 +54,7 @@ def best_cuts(parts: Sequence[Part], sync: SyncTime, most: int = MOST_CUTS) -> l
     return sorted(cuts, key=lambda cut: cut.end_us)  # stable: of equal ends, the one with fewer groups
 
 
-def late_cuts(parts: Sequence[Part], sync: SyncTime, most: int = LATE_CUTS) -> list[Grouping]:
+def late_cuts(parts: Sequence[TensorGroupPart], sync: SyncTime, most: int = LATE_CUTS) -> list[Grouping]:
     """Groupings of neighbours whose collectives begin late and then follow each other without a pause, the latest first.
 
     Groupings that end about as early, but deliver their results late: the processing of results slows the remaining computation,
@@ -74,7 +74,7 @@ def late_cuts(parts: Sequence[Part], sync: SyncTime, most: int = LATE_CUTS) -> l
     return list(dict.fromkeys(cuts[number].groups for number in range(upto, max(upto - most, -1), -1)))
 
 
-def _from(start_us: float, parts: Sequence[Part], ready_us: Sequence[float], sync: SyncTime) -> Cut:
+def _from(start_us: float, parts: Sequence[TensorGroupPart], ready_us: Sequence[float], sync: SyncTime) -> Cut:
     """Each collective takes all tensors that are ready when the previous one ends; the first, all that are ready at a time."""
     groups, first, now_us = list[tuple[str, ...]](), 0, start_us
     while first < len(parts):

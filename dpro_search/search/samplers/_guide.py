@@ -97,7 +97,7 @@ def fitted_sync_time(exchanges: Sequence[Exchange]) -> SyncTime:
     return SyncTime(alpha_us=round(offset, _DIGITS), beta_us=float(f"{slope:.6g}"))
 
 
-class Part(NamedTuple):
+class TensorGroupPart(NamedTuple):
     """Tensors that travel together: their bytes, and when the last of them is ready."""
 
     tensors: tuple[str, ...]
@@ -105,12 +105,12 @@ class Part(NamedTuple):
     ready_us: float
 
 
-def parts_of(exchanges: Sequence[Exchange]) -> list[Part]:
+def parts_of(exchanges: Sequence[Exchange]) -> list[TensorGroupPart]:
     """The collectives as parts, in the order in which they become ready."""
-    return sorted((Part(e.tensors, e.size_bytes, e.posted_us) for e in exchanges), key=lambda part: part.ready_us)
+    return sorted((TensorGroupPart(e.tensors, e.size_bytes, e.posted_us) for e in exchanges), key=lambda part: part.ready_us)
 
 
-def single_parts(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int]) -> list[Part]:
+def single_parts(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int]) -> list[TensorGroupPart]:
     """Every tensor as a part of its own, in the order in which they become ready.
 
     Parameters
@@ -122,11 +122,11 @@ def single_parts(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int]) -
     for exchange in exchanges:
         sent = exchange.size_bytes / max(sum(size_bytes[name] for name in exchange.tensors), 1)
         for name, ready_us in zip(exchange.tensors, exchange.ready_us, strict=True):
-            parts.append(Part((name,), size_bytes[name] * sent, ready_us))
+            parts.append(TensorGroupPart((name,), size_bytes[name] * sent, ready_us))
     return sorted(parts, key=lambda part: part.ready_us)
 
 
-def fusing_pays(before_end_us: float, first: Part, second: Part, sync: SyncTime) -> bool:
+def fusing_pays(before_end_us: float, first: TensorGroupPart, second: TensorGroupPart, sync: SyncTime) -> bool:
     """Whether two parts end no later as one collective than as two in sequence (Theorem 2, corrected).
 
     Parameters
@@ -140,9 +140,9 @@ def fusing_pays(before_end_us: float, first: Part, second: Part, sync: SyncTime)
     return together_us <= apart_us
 
 
-def joined(parts: Sequence[Part], sync: SyncTime) -> Grouping:
+def joined(parts: Sequence[TensorGroupPart], sync: SyncTime) -> Grouping:
     """A pass over parts in order: each is fused with the previous one where that makes them end earlier."""
-    walked: list[Part] = []
+    walked: list[TensorGroupPart] = []
     before_end_us = 0.0  # of the collective before the open one, which is the last walked
     for part in parts:
         if walked and fusing_pays(before_end_us, walked[-1], part, sync):
@@ -175,5 +175,7 @@ def cut(exchanges: Sequence[Exchange], size_bytes: Mapping[str, int], sync: Sync
     return tuple(groups)
 
 
-def _together(first: Part, second: Part) -> Part:
-    return Part(first.tensors + second.tensors, first.size_bytes + second.size_bytes, max(first.ready_us, second.ready_us))
+def _together(first: TensorGroupPart, second: TensorGroupPart) -> TensorGroupPart:
+    return TensorGroupPart(
+        first.tensors + second.tensors, first.size_bytes + second.size_bytes, max(first.ready_us, second.ready_us)
+    )

@@ -30,7 +30,7 @@ _COLLECTIVE = {
 
 
 @dataclass(frozen=True)
-class _Step:
+class _FsdpStep:
     """A mark of the program and the core time before it, [samples, ranks]."""
 
     mark: CollectiveMark
@@ -122,13 +122,13 @@ def fsdp_steps(graph: FsdpGraph, *, prefetch: bool = False, reshard: bool = True
     return steps, np.array([_COLLECTIVE.get(Purpose(purpose), CollectiveKind.ALL_REDUCE) for purpose in graph.purpose[order]])
 
 
-def _program(graph: FsdpGraph, *, prefetch: bool, reshard: bool) -> tuple[list[_Step], _Step, list[int]]:
+def _program(graph: FsdpGraph, *, prefetch: bool, reshard: bool) -> tuple[list[_FsdpStep], _FsdpStep, list[int]]:
     """Posts and waits of every rank, what comes after the last, and the collectives in the order of their posts."""
     program = [
-        _Step(CollectiveMark(mark), collective, graph.work_us[:, :, place])
+        _FsdpStep(CollectiveMark(mark), collective, graph.work_us[:, :, place])
         for place, (mark, collective) in enumerate(zip(graph.mark.tolist(), graph.collective.tolist(), strict=True))
     ]
-    last = _Step(CollectiveMark.WAIT, -1, graph.after_us)
+    last = _FsdpStep(CollectiveMark.WAIT, -1, graph.after_us)
     if not reshard:
         program, last = _kept(program, last, set(np.flatnonzero(graph.purpose == Purpose.BACKWARD).tolist()))
     if prefetch:
@@ -138,17 +138,17 @@ def _program(graph: FsdpGraph, *, prefetch: bool, reshard: bool) -> tuple[list[_
     return program, last, [step.collective for step in program if step.mark == CollectiveMark.POST]
 
 
-def _forward_segments(program: Sequence[_Step], graph: FsdpGraph) -> int:
+def _forward_segments(program: Sequence[_FsdpStep], graph: FsdpGraph) -> int:
     """How many steps of a program are the forward pass's."""
     behind = (Purpose.BACKWARD, Purpose.SCATTER)
     backward = (place for place, step in enumerate(program) if graph.purpose[step.collective] in behind)
     return next(backward, len(program))
 
 
-def _kept(program: Sequence[_Step], last: _Step, dropped: set[int]) -> tuple[list[_Step], _Step]:
+def _kept(program: Sequence[_FsdpStep], last: _FsdpStep, dropped: set[int]) -> tuple[list[_FsdpStep], _FsdpStep]:
     """Without some gathers and the copies that belong to them; what was computed beside stays."""
     copied = {step.collective for step in program if step.mark == CollectiveMark.COPY_IN}
-    steps: list[_Step] = []
+    steps: list[_FsdpStep] = []
     carried = np.zeros_like(last.work_us)
     for step in program:
         if step.collective not in dropped:
@@ -161,7 +161,7 @@ def _kept(program: Sequence[_Step], last: _Step, dropped: set[int]) -> tuple[lis
     return steps, replace(last, work_us=last.work_us + carried)
 
 
-def _awaited_late(program: Sequence[_Step], graph: FsdpGraph) -> Iterator[_Step]:
+def _awaited_late(program: Sequence[_FsdpStep], graph: FsdpGraph) -> Iterator[_FsdpStep]:
     """With the wait for each gather where its parameters are copied to their places."""
     copied = {step.collective for step in program if step.mark == CollectiveMark.COPY_OUT}
     carried = np.zeros_like(graph.after_us)
@@ -171,12 +171,12 @@ def _awaited_late(program: Sequence[_Step], graph: FsdpGraph) -> Iterator[_Step]
             continue
         work_us, carried = step.work_us + carried, np.zeros_like(carried)
         if step.mark == CollectiveMark.COPY_OUT:
-            yield _Step(CollectiveMark.WAIT, step.collective, work_us)
+            yield _FsdpStep(CollectiveMark.WAIT, step.collective, work_us)
             work_us = np.zeros_like(work_us)
         yield replace(step, work_us=work_us)
 
 
-def _posted_early(program: list[_Step], graph: FsdpGraph) -> list[_Step]:
+def _posted_early(program: list[_FsdpStep], graph: FsdpGraph) -> list[_FsdpStep]:
     """With each gather of the forward pass, and the copy before it, where the parameters of the one before are in their places."""
     order = [step.collective for step in program if step.mark == CollectiveMark.POST]
     for before, gather in pairwise(order):
@@ -201,9 +201,9 @@ def _posted_early(program: list[_Step], graph: FsdpGraph) -> list[_Step]:
     return program
 
 
-def _joined(program: Sequence[_Step], last: _Step) -> tuple[list[_Step], _Step]:
+def _joined(program: Sequence[_FsdpStep], last: _FsdpStep) -> tuple[list[_FsdpStep], _FsdpStep]:
     """Posts and waits only."""
-    steps: list[_Step] = []
+    steps: list[_FsdpStep] = []
     carried = np.zeros_like(last.work_us)
     for step in program:
         carried = carried + step.work_us

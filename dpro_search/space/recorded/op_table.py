@@ -13,7 +13,7 @@ from dpro_search.collect.trace import Ints
 from dpro_search.graph.dataflow import OpKind
 
 
-class Op(NamedTuple):
+class TableOp(NamedTuple):
     """One op, as a row of the table that becomes `RecordedOps`."""
 
     device: int
@@ -35,18 +35,18 @@ class Op(NamedTuple):
 
 Block = dict[str, npt.NDArray[Any]]
 _TYPES = {int: np.int64, OpKind: np.int8, float: np.float64, bool: np.bool_}
-COLUMNS = {name: np.dtype(_TYPES[kind]) for name, kind in get_type_hints(Op).items()}
+COLUMNS = {name: np.dtype(_TYPES[kind]) for name, kind in get_type_hints(TableOp).items()}
 
 
-def block_of(rows: Sequence[Op]) -> Block:
+def block_of(rows: Sequence[TableOp]) -> Block:
     """The rows in columns."""
-    columns = zip(Op._fields, zip(*rows, strict=True), strict=True)
+    columns = zip(TableOp._fields, zip(*rows, strict=True), strict=True)
     return {name: np.array(column, COLUMNS[name]) for name, column in columns}
 
 
 def empty_block(rows: int) -> Block:
     """So many rows, whose fields have their defaults, or 0 where they have none."""
-    return {name: np.full(rows, Op._field_defaults.get(name, 0), dtype) for name, dtype in COLUMNS.items()}
+    return {name: np.full(rows, TableOp._field_defaults.get(name, 0), dtype) for name, dtype in COLUMNS.items()}
 
 
 def codes(*columns: Ints) -> Ints:

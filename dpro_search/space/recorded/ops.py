@@ -59,7 +59,7 @@ from dpro_search.space.recorded.events import (
     step_ends,
     steps_in_order,
 )
-from dpro_search.space.recorded.op_table import COLUMNS, Block, Op, block_of, codes, empty_block, occurrences
+from dpro_search.space.recorded.op_table import COLUMNS, Block, TableOp, block_of, codes, empty_block, occurrences
 from dpro_search.space.replay_graph import Int32s, OrderPolicy
 
 # What stands before an event's name in the name of an op.
@@ -300,7 +300,7 @@ class _Builder:
         cursor_us, lead_us = begin_us, begin_us - self._begin_us
         last_step = -1
         waits: list[tuple[int, bool]] = []
-        stretches: list[Op] = []
+        stretches: list[TableOp] = []
         waiting: list[tuple[int, int, bool]] = []
         ended_at: list[int] = []  # the event at which each stretch ends
         for time_us, order, event, about, name, step in points:
@@ -318,7 +318,7 @@ class _Builder:
                 known, lead_us = True, cursor_us - idle_since_us
             last_step = step
             loading_us = _overlap_us(loading, cursor_us, time_us) if loading.size else 0.0
-            stretch = Op(
+            stretch = TableOp(
                 device, time_us - cursor_us, kind, step, order, name,
                 about=about, known=known, lead_us=lead_us, loading_us=loading_us, end_us=time_us,
             )  # fmt: skip

@@ -107,7 +107,7 @@ def precision_change(trace: Trace, ops: RecordedOps, device: Device, precision: 
             f"precision={precision}: neither names nor types of the products' kernels tell the recorded precision; "
             "profile with record_shapes=True"
         )
-    return _Change(ops, kernels, PrecisionRatios(device), precision).result()
+    return _PrecisionChange(ops, kernels, PrecisionRatios(device), precision).result()
 
 
 def lower_precision(trace: Trace, ops: RecordedOps, device: Device) -> str | None:
@@ -187,7 +187,7 @@ def _kinds(trace: Trace, described: Ints) -> Iterator[KernelKind]:
         yield replace(kind, spec=specs.of(op, shapes, dtype or "float32")) if kind.is_product and op and shapes >= 0 else kind
 
 
-class _Change:
+class _PrecisionChange:
     """Ratios and casts of one change, kernel by kernel."""
 
     def __init__(self, ops: RecordedOps, kernels: _Kernels, ratios: PrecisionRatios, precision: str) -> None:

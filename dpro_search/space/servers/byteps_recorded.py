@@ -97,7 +97,7 @@ class _Worker:
         steps = [step for step in steps if (step.kind == EventKind.COMM).sum() == tensors < len(step)]
         if not steps:
             raise GraphError(f"no step of rank {rank} holds all gradients and an operator: record the job again")
-        parts = [_Step(trace, step) for step in steps]
+        parts = [_RecordedStep(trace, step) for step in steps]
         counts = Counter(tuple(part.names) for part in parts)
         alike = [part for part in parts if tuple(part.names) == counts.most_common(1)[0][0]]
         names, backward = alike[0].names, alike[0].backward
@@ -112,7 +112,7 @@ class _Worker:
         self.segments = _segments(trace, names, backward, work_us * scale)
 
 
-class _Step:
+class _RecordedStep:
     """A step's operators: those of the passes in their order, the one before each push-pull, the updates."""
 
     def __init__(self, trace: Trace, step: Events) -> None:

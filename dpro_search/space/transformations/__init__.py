@@ -7,7 +7,7 @@ for what changes compute, ``transformed`` of `compute.py`. Transformations of co
 a compiler.
 """
 
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, PlanSpace, Switch, Transformation
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, PlanningFacts, PlanSpace, Switch, Transformation
 from dpro_search.space.transformations.buckets import BucketSize, BucketViews, FirstBucketSize, StaticGraph
 from dpro_search.space.transformations.gradient_compression import BytepsCompression, DdpCompression, KvstoreCompression
 from dpro_search.space.transformations.horovod import HOROVOD_DEFAULT, horovod_facts, horovod_space
@@ -31,11 +31,11 @@ __all__ = [
     "Credit",
     "DdpCompression",
     "FirstBucketSize",
-    "JobFacts",
     "KeySlicing",
     "Knob",
     "KvstoreCompression",
     "PlanSpace",
+    "PlanningFacts",
     "ServerCount",
     "ServerPlacement",
     "StaticGraph",

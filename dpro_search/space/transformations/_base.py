@@ -25,7 +25,7 @@ _ATTEMPTS = 8  # transformations that are tried for a move, as some have none fo
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobFacts:
+class PlanningFacts:
     """The facts about a job that decide which plans make sense."""
 
     name: str  # What its kind is called: "a Horovod job".
@@ -103,7 +103,7 @@ class Transformation(abc.ABC):
     fields: ClassVar[tuple[str, ...]]
     weight: float = 1.0
 
-    def __init__(self, job: JobFacts) -> None:
+    def __init__(self, job: PlanningFacts) -> None:
         self.job = job
 
     @abc.abstractmethod
@@ -179,7 +179,7 @@ class Switch(Knob):
 
     turned: ClassVar[bool]
 
-    def __init__(self, job: JobFacts, *, possible: bool = True, refused: str | None = None, searched: bool = True) -> None:
+    def __init__(self, job: PlanningFacts, *, possible: bool = True, refused: str | None = None, searched: bool = True) -> None:
         """A switch of one kind of job.
 
         Parameters
@@ -261,7 +261,7 @@ class PlanSpace:
 
     def __init__(
         self,
-        job: JobFacts,
+        job: PlanningFacts,
         transformations: Sequence[Transformation],
         defaults: Sequence[Plan] = (),
         questions: Sequence[Plan] = (),

@@ -20,7 +20,7 @@ from dpro_search._compiled import njit
 from dpro_search.collect.trace import Floats, Ints
 from dpro_search.graph.dataflow import DataflowGraph, OpKind, topological_order
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import JobFacts, Transformation
+from dpro_search.space.transformations._base import PlanningFacts, Transformation
 from dpro_search.space.transformations.contraction import Contraction
 
 _LAUNCH_QUANTILE = 0.1  # of the ops' times: about what an op takes that has next to nothing to do
@@ -145,7 +145,7 @@ class ComputeChange:
 class _StepTransformation(Transformation):
     """A transformation of the recorded step's ops."""
 
-    def __init__(self, job: JobFacts, compute: ComputeGraph) -> None:
+    def __init__(self, job: PlanningFacts, compute: ComputeGraph) -> None:
         self.compute = compute
         super().__init__(job)
 

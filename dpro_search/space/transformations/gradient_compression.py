@@ -11,7 +11,7 @@ from dpro_search.collect.trace import TensorInfo
 from dpro_search.costmodel.powersgd import COMPRESSIONS as POWERSGD
 from dpro_search.costmodel.powersgd import factor_elements
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, PlanningFacts, grid
 from dpro_search.space.transformations.parameter_servers import in_priority_slices
 
 
@@ -21,7 +21,7 @@ class GradientCompression(Knob):
     name = "compression"
     fields = ("compression",)
 
-    def __init__(self, job: JobFacts, known: Sequence[str], *, allow_lossy: bool, refused: str | None = None) -> None:
+    def __init__(self, job: PlanningFacts, known: Sequence[str], *, allow_lossy: bool, refused: str | None = None) -> None:
         """`known` are the values of the field; `refused` says why this job can have none of them (None: it can)."""
         Knob.__init__(self, job)  # one of them also has a graph, which its own initialiser takes
         self._known = tuple(known)
@@ -59,7 +59,7 @@ class ProfiledDdpCompression(GradientCompression):
     """
 
     def __init__(
-        self, job: JobFacts, *, allow_lossy: bool, on_gpus: bool, refused: str | None = None, unshaped: str | None = None
+        self, job: PlanningFacts, *, allow_lossy: bool, on_gpus: bool, refused: str | None = None, unshaped: str | None = None
     ) -> None:
         """`on_gpus`: whether NCCL reduces. `unshaped`: why the shapes of the gradients are not known (None: they are)."""
         self._on_gpus, self._unshaped = on_gpus, unshaped
@@ -83,7 +83,7 @@ class DdpCompression(GradientCompression):
     PowerSGD (Vogels et al. 2019) sends factors of rank 4, 2 or 1 in place of gradients that are more than twice as large.
     """
 
-    def __init__(self, job: JobFacts, recorded_share: float, hook: str = "") -> None:
+    def __init__(self, job: PlanningFacts, recorded_share: float, hook: str = "") -> None:
         """`recorded_share` is that of the gradients' bytes which the recorded buckets moved: below 1, a hook compressed them.
 
         `hook` is the name of the recorded job's own, if it had one.
@@ -114,7 +114,7 @@ def powersgd_refusal(tensors: Sequence[TensorInfo], rank: int) -> str | None:
 class BytepsCompression(GradientCompression):
     """MXNet with BytePS: float32 gradients in half precision, by its DistributedTrainer."""
 
-    def __init__(self, job: JobFacts, dtypes: Sequence[str], recorded: str = "") -> None:
+    def __init__(self, job: PlanningFacts, dtypes: Sequence[str], recorded: str = "") -> None:
         """`dtypes` are those of the gradients, `recorded` is how the recorded job's were compressed ("": they were not)."""
         foreign = sorted(set(dtypes) - {"float32"})
         refused = f"what BytePS's casts take is known of float32 gradients, and this job has {foreign[0]}" if foreign else None
@@ -126,7 +126,7 @@ class BytepsCompression(GradientCompression):
 class KvstoreCompression(GradientCompression):
     """MXNet's KVStore: 2 bits for an element that a worker pushes. Its priority slices are never compressed (``P3StoreDist``)."""
 
-    def __init__(self, job: JobFacts, dtypes: Sequence[str]) -> None:
+    def __init__(self, job: PlanningFacts, dtypes: Sequence[str]) -> None:
         """`dtypes` are those of the gradients: KVStore compresses no others than float32."""
         foreign = sorted(set(dtypes) - {"float32"})
         refused = f"MXNet's KVStore compresses float32 gradients only, and this job has {foreign[0]}" if foreign else None

@@ -15,7 +15,7 @@ import numpy as np
 from dpro_search.collect.trace import Floats, TensorInfo
 from dpro_search.graph.dataflow import DataflowGraph, RankProfile, Release
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, grid
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, PlanningFacts, grid
 from dpro_search.space.transformations.compute import ComputeGraph, GraphTransformation, with_added_work
 from dpro_search.space.transformations.gradient_compression import GradientCompression
 
@@ -33,7 +33,7 @@ class GradientAccumulation(Knob, GraphTransformation):
     name = "accumulation"
     fields = ("micro_batches",)
 
-    def __init__(self, job: JobFacts, compute: ComputeGraph, *, allow_lossy: bool = False) -> None:
+    def __init__(self, job: PlanningFacts, compute: ComputeGraph, *, allow_lossy: bool = False) -> None:
         memory = compute.graph.memory
         self._batch = 0 if memory is None else memory.batch  # 0: not known
         normalised = any(op_type.lstrip("_").startswith("FusedBatchNorm") for op_type in compute.graph.op_type)
@@ -90,7 +90,7 @@ class GradientAccumulation(Knob, GraphTransformation):
 class Fp16Compression(GradientCompression, GraphTransformation):
     """Half the bytes of every float32 gradient, for a cast before its post and one before its update."""
 
-    def __init__(self, job: JobFacts, compute: ComputeGraph, *, copy_us_per_byte: float, allow_lossy: bool) -> None:
+    def __init__(self, job: PlanningFacts, compute: ComputeGraph, *, copy_us_per_byte: float, allow_lossy: bool) -> None:
         """`copy_us_per_byte` is what a copy of a gradient takes: a cast moves about as much."""
         GradientCompression.__init__(self, job, ("fp16",), allow_lossy=allow_lossy)
         GraphTransformation.__init__(self, job, compute)

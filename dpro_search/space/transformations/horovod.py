@@ -17,7 +17,7 @@ from dpro_search.collect.trace import CommSettings, TensorInfo
 from dpro_search.space.plan import Plan
 from dpro_search.space.schemes import HorovodSettings
 from dpro_search.space.tensorflow.fusion_moves import Grouping, canonical, contiguous_groups, propose, threshold_groups
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, PlanSpace, Transformation, grid
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, PlanningFacts, PlanSpace, Transformation, grid
 
 if TYPE_CHECKING:
     from dpro_search.costmodel.collectives.all_reduce_choice import AllReduceChoice
@@ -51,7 +51,7 @@ class TensorFusion(Transformation):
     fields = ("fusion_threshold_bytes", "tensor_groups")
     weight = 9.0
 
-    def __init__(self, job: JobFacts) -> None:
+    def __init__(self, job: PlanningFacts) -> None:
         self.position = {tensor.name: i for i, tensor in enumerate(job.tensors)}
         super().__init__(job)
 
@@ -162,14 +162,14 @@ def rounded_cycle_us(cycle_us: float) -> float:
     return float(f"{min(max(cycle_us, low), high):.2g}")
 
 
-def horovod_facts(tensors: Sequence[TensorInfo], recorded: CommSettings) -> JobFacts:
+def horovod_facts(tensors: Sequence[TensorInfo], recorded: CommSettings) -> PlanningFacts:
     """The facts of a Horovod job with recorded knobs."""
     values = {
         "fusion_threshold_bytes": recorded.fusion_threshold_bytes,
         "cycle_time_us": recorded.cycle_time_us,
         "tensor_groups": recorded.groups,
     }
-    return JobFacts(name="a Horovod job", tensors=tuple(tensors), values=values)
+    return PlanningFacts(name="a Horovod job", tensors=tuple(tensors), values=values)
 
 
 def horovod_space(
@@ -198,7 +198,7 @@ class AllReduceAlgorithms(Knob):
     name = "all-reduce"
     fields = ("allreduce_algorithms",)
 
-    def __init__(self, job: JobFacts, known: AllReduceChoice) -> None:
+    def __init__(self, job: PlanningFacts, known: AllReduceChoice) -> None:
         self.known = known
         super().__init__(job)
 

@@ -22,7 +22,7 @@ from dpro_search.errors import InputError
 from dpro_search.graph.ddp import DdpGraph
 from dpro_search.machine import machine_constants
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Transformation
+from dpro_search.space.transformations._base import RECORDED, Choice, PlanningFacts, Transformation
 from dpro_search.space.transformations.precision import Ratios
 
 _MOST_POINTS = 16
@@ -46,7 +46,7 @@ class ModuleTransformation(Transformation):
 
     weight = 2.0
 
-    def __init__(self, job: JobFacts, modules: Sequence[ModuleInfo], candidates: Sequence[str]) -> None:
+    def __init__(self, job: PlanningFacts, modules: Sequence[ModuleInfo], candidates: Sequence[str]) -> None:
         super().__init__(job)
         self._modules = tuple(modules)
         self._candidates = tuple(candidates)
@@ -85,7 +85,7 @@ class ModuleRecomputation(ModuleTransformation):
     name = "recomputation"
     fields = ("recomputed_modules",)
 
-    def __init__(self, job: JobFacts, modules: Sequence[ModuleInfo]) -> None:
+    def __init__(self, job: PlanningFacts, modules: Sequence[ModuleInfo]) -> None:
         super().__init__(job, modules, [module.name for module in modules if not module.refusal and module.frees_bytes])
 
     def legal(self, plan: Plan) -> str | None:
@@ -209,7 +209,7 @@ class ModulePrecision(ModuleTransformation):
     name = "precision"
     fields = (_FIELD,)
 
-    def __init__(self, job: JobFacts, modules: Sequence[ModuleInfo], ratios: Ratios) -> None:
+    def __init__(self, job: PlanningFacts, modules: Sequence[ModuleInfo], ratios: Ratios) -> None:
         self._gains_us: dict[str, float] = {}
         for module in modules:
             if module.lowered is not None and not module.refusal:

@@ -12,7 +12,7 @@ from dpro_search.collect.trace import Floats, Ints
 from dpro_search.costmodel.fused.op_classes import OTHER, kind_of
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import JobFacts
+from dpro_search.space.transformations._base import PlanningFacts
 from dpro_search.space.transformations.compute import ComputeChange, ComputeGraph, ComputeTransformation
 from dpro_search.space.transformations.fusing import Step, fused
 
@@ -57,7 +57,9 @@ class OpFusion(ComputeTransformation):
     fields = ("op_clusters",)
     weight = 4.0
 
-    def __init__(self, job: JobFacts, compute: ComputeGraph, prices: ClusterPrices, precision: Precision | None = None) -> None:
+    def __init__(
+        self, job: PlanningFacts, compute: ComputeGraph, prices: ClusterPrices, precision: Precision | None = None
+    ) -> None:
         """`precision`: the other thing that may be done to an op, where plans may do it."""
         super().__init__(job, compute)
         self._prices = prices

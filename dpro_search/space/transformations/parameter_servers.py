@@ -19,7 +19,7 @@ from dpro_search.space.schemes import BytepsSettings, KvstoreSettings
 from dpro_search.space.servers.byteps_job import PAGE_BYTES, BytepsJob, HalfGradients
 from dpro_search.space.servers.kvstore_job import KvstoreJob, PushCompression
 from dpro_search.space.servers.placement import hosts_of_workers, on_workers, own_hosts
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, geometric, grid
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, PlanningFacts, geometric, grid
 
 MOST_SERVERS = 1024
 _MOST_SERVERS_TRIED = 16
@@ -53,7 +53,7 @@ class ServerPlacement(Knob):
     name = "placement"
     fields = ("servers_on_workers",)
 
-    def __init__(self, job: JobFacts, *, limited: bool) -> None:
+    def __init__(self, job: PlanningFacts, *, limited: bool) -> None:
         self.limited = limited
         super().__init__(job)
 
@@ -104,7 +104,7 @@ class KeySlicing(Knob):
     name = "slicing"
     fields = ("bigarray_bound", "p3", "slice_threshold")
 
-    def __init__(self, job: JobFacts, elements: tuple[int, ...]) -> None:
+    def __init__(self, job: PlanningFacts, elements: tuple[int, ...]) -> None:
         self.elements = elements
         super().__init__(job)
 
@@ -148,7 +148,7 @@ class KeySlicing(Knob):
         )
 
 
-def in_priority_slices(plan: Plan, job: JobFacts) -> bool:
+def in_priority_slices(plan: Plan, job: PlanningFacts) -> bool:
     """Whether a job has priority slices under a plan."""
     settings = KvstoreSettings.of(plan)
     return bool(job.values["p3"] if settings.p3 is None else settings.p3)

@@ -11,7 +11,7 @@ import numpy as np
 from dpro_search.costmodel.memory import cast_elements
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts
+from dpro_search.space.transformations._base import RECORDED, Choice, PlanningFacts
 from dpro_search.space.transformations.compute import ComputeChange, ComputeGraph, ComputeTransformation
 
 # By type, as TensorFlow's pass for mixed precision sorts them: always safe; as safe as what they are computed from; never.
@@ -65,7 +65,7 @@ class Precision(ComputeTransformation):
     fields = ("bfloat16_ops",)
     weight = 2.0
 
-    def __init__(self, job: JobFacts, compute: ComputeGraph, ratios: Ratios) -> None:
+    def __init__(self, job: PlanningFacts, compute: ComputeGraph, ratios: Ratios) -> None:
         self._ratios = ratios
         self.compute = compute
         self._by_type: dict[str, list[str]] = {}

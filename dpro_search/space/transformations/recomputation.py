@@ -10,7 +10,7 @@ import numpy as np
 from dpro_search.graph.buffers import VIEWS
 from dpro_search.graph.dataflow import OpKind, waits_for_gradients
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts
+from dpro_search.space.transformations._base import RECORDED, Choice, PlanningFacts
 from dpro_search.space.transformations.compute import ComputeChange, ComputeGraph, ComputeTransformation
 
 _SEGMENTS = (2, 4, 8, 16, 32)
@@ -28,7 +28,7 @@ class Recomputation(ComputeTransformation):
     fields = ("recomputed_ops",)
     weight = 2.0
 
-    def __init__(self, job: JobFacts, compute: ComputeGraph) -> None:
+    def __init__(self, job: PlanningFacts, compute: ComputeGraph) -> None:
         self.compute = compute
         graph = compute.graph
         # Others of the backward pass run at once, and keep the first results.

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from dpro_search.space.plan import Plan
-from dpro_search.space.transformations._base import RECORDED, Choice, JobFacts, Knob, Switch, Transformation
+from dpro_search.space.transformations._base import RECORDED, Choice, Knob, PlanningFacts, Switch, Transformation
 
 _MOST_POINTS = 8  # of a grid
 _MOST_SHOWN = 8  # in an error
@@ -36,7 +36,7 @@ class ForwardPrefetch(Knob):
     name = "prefetch"
     fields = ("prefetch", "prefetch_depth")
 
-    def __init__(self, job: JobFacts, *, units: int) -> None:
+    def __init__(self, job: PlanningFacts, *, units: int) -> None:
         super().__init__(job)
         self._units = units
 
@@ -62,7 +62,7 @@ class BackwardPrefetch(Knob):
     name = "backward-prefetch"
     fields = ("backward_prefetch_depth",)
 
-    def __init__(self, job: JobFacts, *, units: int) -> None:
+    def __init__(self, job: PlanningFacts, *, units: int) -> None:
         super().__init__(job)
         self._units = units
 
@@ -83,7 +83,7 @@ class KeptUnits(Knob):
     name = "reshard"
     fields = ("reshard_after_forward", "kept_last_units", "kept_units")
 
-    def __init__(self, job: JobFacts, units: Sequence[str]) -> None:
+    def __init__(self, job: PlanningFacts, units: Sequence[str]) -> None:
         """`units`: those that give their parameters up in the recorded job, the last of the forward pass first."""
         super().__init__(job)
         self._units = tuple(units)
@@ -144,7 +144,7 @@ class UnitsTogether(Knob):
     name = "units-together"
     fields = ("units_together",)
 
-    def __init__(self, job: JobFacts, *, units: int, refused: str | None) -> None:
+    def __init__(self, job: PlanningFacts, *, units: int, refused: str | None) -> None:
         """`units`: how many there are beside the root."""
         super().__init__(job)
         self._units, self._refused = units, refused
@@ -171,7 +171,7 @@ class ReduceDtype(Knob):
     name = "reduce-dtype"
     fields = ("reduce_dtype",)
 
-    def __init__(self, job: JobFacts, *, allow_lossy: bool, refused: str | None) -> None:
+    def __init__(self, job: PlanningFacts, *, allow_lossy: bool, refused: str | None) -> None:
         super().__init__(job)
         self._allowed, self._refused = allow_lossy, refused
 
@@ -193,7 +193,7 @@ class ShardRanks(Knob):
     name = "shard-ranks"
     fields = ("shard_ranks",)
 
-    def __init__(self, job: JobFacts, *, ranks: int, shared_by: int | None, refused: str | None) -> None:
+    def __init__(self, job: PlanningFacts, *, ranks: int, shared_by: int | None, refused: str | None) -> None:
         """`ranks`: of the job; `shared_by`: how many share the parameters in the recorded one."""
         super().__init__(job)
         self._ranks, self._shared_by, self._refused = ranks, shared_by, refused
@@ -227,7 +227,7 @@ class RecomputedUnits(Transformation):
     fields = ("recomputed_modules",)
     weight = 2.0
 
-    def __init__(self, job: JobFacts, units: Sequence[str]) -> None:
+    def __init__(self, job: PlanningFacts, units: Sequence[str]) -> None:
         """`units`: those that can, in the order of the forward pass."""
         super().__init__(job)
         self._units = tuple(units)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro_search.costmodel.convergence import Convergence, ShortRun, fit_convergence
+from dpro_search.costmodel.convergence import Convergence, FittedRun, fit_convergence
 from dpro_search.errors import InputError
 from dpro_search.replay import replay
 from dpro_search.replay.synchronisation import EffectiveSteps, ranked, simulate, time_to_loss
@@ -106,7 +106,7 @@ def test_the_fit_finds_what_local_steps_and_staleness_cost():
         simulation = simulate(parse_scheme(scheme), paces, progress, stop=stop, check_s=0.02)
         columns = np.array([(c.time_s, c.steps, c.weight, c.behind_steps) for c in simulation.commits]).T
         times = np.array([reached[level] for level in range(2)])
-        runs.append(ShortRun(commit_s=columns[0], steps=columns[1], weights=columns[2], behind_steps=columns[3], reached_s=times))
+        runs.append(FittedRun(commit_s=columns[0], steps=columns[1], weights=columns[2], behind_steps=columns[3], reached_s=times))
     fitted = fit_convergence(2.0, truth.levels, runs * 4)
     assert fitted.drift == pytest.approx(0.05, abs=0.02)
     assert fitted.staleness == pytest.approx(0.1, abs=0.04)
@@ -114,9 +114,9 @@ def test_the_fit_finds_what_local_steps_and_staleness_cost():
 
 
 def test_the_interval_is_as_wide_as_schemes_are_wrong_that_the_fit_leaves_out():
-    def run(scheme: str, reached_s: float) -> ShortRun:
+    def run(scheme: str, reached_s: float) -> FittedRun:
         ones, times = np.ones(200), np.arange(1.0, 201.0)
-        return ShortRun(
+        return FittedRun(
             commit_s=times, steps=ones, weights=ones, behind_steps=0 * ones, reached_s=np.array([reached_s]), scheme=scheme
         )
 
@@ -129,7 +129,7 @@ def test_the_interval_is_as_wide_as_schemes_are_wrong_that_the_fit_leaves_out():
 
 
 def test_runs_that_never_reach_the_loss_cannot_be_fitted():
-    run = ShortRun(
+    run = FittedRun(
         commit_s=np.zeros(1), steps=np.ones(1), weights=np.ones(1), behind_steps=np.zeros(1), reached_s=np.array([np.nan])
     )
     with pytest.raises(InputError, match="train longer"):

@@ -16,7 +16,7 @@ from dpro_search.kinds import JobInScenario, PlanOptions, job_of
 from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
-from dpro_search.space.transformations import JobFacts
+from dpro_search.space.transformations import PlanningFacts
 from dpro_search.space.transformations.modules import ModulePrecision, change_of, in_bfloat16, recomputed, uncertainty_us
 from tests.recordings import trace_of
 from tests.space.transformations.moves import names_reached
@@ -61,7 +61,7 @@ NESTED = (
 
 
 def of(modules) -> ModulePrecision:
-    return ModulePrecision(JobFacts(name="a job", tensors=()), modules, Halves())
+    return ModulePrecision(PlanningFacts(name="a job", tensors=()), modules, Halves())
 
 
 def test_products_take_their_share_casts_come_on_top_in_both_passes_and_what_is_unknown_is_uncertain():

@@ -12,7 +12,7 @@ from dpro_search.kinds import JobInScenario, PlanOptions, job_of
 from dpro_search.kinds.ddp.job import Ddp
 from dpro_search.space.plan import Plan
 from dpro_search.space.scenario import Scenario
-from dpro_search.space.transformations import JobFacts
+from dpro_search.space.transformations import PlanningFacts
 from dpro_search.space.transformations.modules import ModuleRecomputation, recomputed, saved_bytes
 from tests.recordings import trace_of
 from tests.space.transformations.moves import names_reached
@@ -35,7 +35,7 @@ NESTED = (
 
 
 def of(modules) -> ModuleRecomputation:
-    return ModuleRecomputation(JobFacts(name="a job", tensors=()), modules)
+    return ModuleRecomputation(PlanningFacts(name="a job", tensors=()), modules)
 
 
 def test_a_plan_cannot_name_a_module_and_a_part_of_it():

@@ -19,9 +19,9 @@ from dpro_search.space.transformations import (
     BytepsCompression,
     Credit,
     DdpCompression,
-    JobFacts,
     KeySlicing,
     KvstoreCompression,
+    PlanningFacts,
     PlanSpace,
     ServerCount,
     ServerPlacement,
@@ -50,19 +50,19 @@ def mpi(ranks_per_host: int = 1) -> PlanSpace:
 
 
 def ddp() -> PlanSpace:
-    job = JobFacts(name="a DistributedDataParallel job", tensors=TENSORS)
+    job = PlanningFacts(name="a DistributedDataParallel job", tensors=TENSORS)
     return PlanSpace(job, (BucketSize(job), DdpCompression(job, 1.0)))
 
 
 def ddp_of_matrices() -> PlanSpace:
     matrices = tuple(msgspec.structs.replace(tensor, shape=(tensor.size_bytes // 400, 100)) for tensor in TENSORS)
-    job = JobFacts(name="a DistributedDataParallel job", tensors=matrices)
+    job = PlanningFacts(name="a DistributedDataParallel job", tensors=matrices)
     return PlanSpace(job, (BucketSize(job), DdpCompression(job, 1.0)))
 
 
 def kvstore(*, p3: bool = False, limited: bool = True) -> PlanSpace:
     values = {"servers": 2, "servers_on_workers": False, "bigarray_bound": 1_000_000, "p3": p3, "slice_threshold": 40_000}
-    job = JobFacts(name="a job with parameter servers", tensors=TENSORS, values=values)
+    job = PlanningFacts(name="a job with parameter servers", tensors=TENSORS, values=values)
     slicing = KeySlicing(job, tuple(tensor.size_bytes // 4 for tensor in TENSORS))
     placement, compression = ServerPlacement(job, limited=limited), KvstoreCompression(job, ["float32"])
     return PlanSpace(job, (ServerCount(job), slicing, placement, compression))
@@ -70,7 +70,7 @@ def kvstore(*, p3: bool = False, limited: bool = True) -> PlanSpace:
 
 def byteps() -> PlanSpace:
     values = {"servers": 2, "servers_on_workers": True, "partition_bytes": 4_096_000, "credit": 0}
-    job = JobFacts(name="a job with BytePS", tensors=TENSORS, values=values)
+    job = PlanningFacts(name="a job with BytePS", tensors=TENSORS, values=values)
     placement, compression = ServerPlacement(job, limited=True), BytepsCompression(job, ["float32"])
     return PlanSpace(job, (TensorPartition(job), Credit(job), ServerCount(job), placement, compression))
 

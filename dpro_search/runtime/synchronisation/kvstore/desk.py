@@ -1,8 +1,8 @@
 """`Desk`: the `Ledger` of a job behind one key of a KVStore, which holds numbers: messages are pushed to it, replies pulled.
 
-The key's value is one row of replies for each worker. A pushed value begins with a `Message`; the updater on the server writes all
-rows anew (``kvstore_updates.py``). A worker whose message is answered finds its commit's number in its row. Servers keep float32,
-whatever is pushed: whole numbers are exact to `LARGEST`.
+The key's value is one row of replies for each worker. A pushed value begins with a `DeskMessage`; the updater on the server writes
+all rows anew (``kvstore_updates.py``). A worker whose message is answered finds its commit's number in its row. Servers keep
+float32, whatever is pushed: whole numbers are exact to `LARGEST`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MARK = 19112.0  # begins each row that a desk wrote
 Values = NDArray[np.float32]
 
 
-class Message(NamedTuple):
+class DeskMessage(NamedTuple):
     """The message that a worker pushes; nan stands for None.
 
     Attributes
@@ -122,7 +122,7 @@ class Desk:
 
     def answered(self, pushed: Values, clock_s: float) -> Values:
         """The key's new value, [`desk_size`], after a message in a pushed value; `clock_s`: seconds of the server's clock."""
-        message = Message(*pushed[: len(Message._fields)].tolist())
+        message = DeskMessage(*pushed[: len(DeskMessage._fields)].tolist())
         worker = int(message.worker)
         if message.job == self._job and 0 <= worker < self._workers:
             self._take(message, worker, clock_s)
@@ -131,7 +131,7 @@ class Desk:
         self._reply(clock_s)
         return self._table()
 
-    def _take(self, message: Message, worker: int, clock_s: float) -> None:
+    def _take(self, message: DeskMessage, worker: int, clock_s: float) -> None:
         coordinator, now_s = self._ledger.coordinator, self._now(clock_s)
         if message.kind == JOIN:
             if worker in coordinator.members:
@@ -201,10 +201,10 @@ class Desk:
 
 def desk_size(workers: int) -> int:
     """Numbers in the key of a job."""
-    return max(len(Message._fields), workers * len(Row._fields))
+    return max(len(DeskMessage._fields), workers * len(Row._fields))
 
 
-def pushed_value(message: Message, workers: int) -> Values:
+def pushed_value(message: DeskMessage, workers: int) -> Values:
     """The value that a worker pushes, [`desk_size`]."""
     value = np.zeros(desk_size(workers), dtype=np.float32)
     value[: len(message)] = message

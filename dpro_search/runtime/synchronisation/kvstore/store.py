@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpro_search.errors import InputError, JobError
-from dpro_search.runtime.synchronisation.kvstore.desk import Desk, Message, Values, desk_size, pushed_value
+from dpro_search.runtime.synchronisation.kvstore.desk import Desk, DeskMessage, Values, desk_size, pushed_value
 from dpro_search.runtime.synchronisation.local_model import Flat
 
 _BOUND = "MXNET_KVSTORE_BIGARRAY_BOUND"  # elements from which MXNet divides an array among the servers
@@ -92,7 +92,7 @@ class Store:
         self.updates = tuple(round(float(part[-1])) for part in pulled)
         return np.concatenate([part[:-1] for part in pulled])
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: DeskMessage) -> None:
         """Push a message to the desk; a later `table` has what the desk wrote then."""
         self._kv.push(self._desk_key, self._mx.nd.array(pushed_value(message, self.workers)))
 

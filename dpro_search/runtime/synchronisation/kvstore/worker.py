@@ -16,7 +16,7 @@ from dpro_search.runtime.synchronisation.kvstore.desk import (
     JOIN,
     LEAVE,
     Desk,
-    Message,
+    DeskMessage,
     Row,
     job_number,
     nan_if_none,
@@ -26,7 +26,7 @@ from dpro_search.runtime.synchronisation.kvstore.store import Store
 from dpro_search.runtime.synchronisation.ledger import Reply
 from dpro_search.runtime.synchronisation.local_model import Flat, LocalModel
 from dpro_search.runtime.synchronisation.served_worker import ServedWorker
-from dpro_search.runtime.synchronisation.worker import Part
+from dpro_search.runtime.synchronisation.worker import WorkerPart
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.01  # between looks at the desk, which double
 
@@ -37,7 +37,7 @@ class KvstoreWorker(ServedWorker):
     A commit is in the model before the desk hears of it. The other way round a worker that waits for it could take a model without.
     """
 
-    def __init__(self, model: LocalModel, part: Part, store: Store) -> None:
+    def __init__(self, model: LocalModel, part: WorkerPart, store: Store) -> None:
         super().__init__(model, part)
         self._store = store
         self._free = isinstance(part.scheme, (Asp, Adsp))  # nobody waits: the model may lack what is just being added
@@ -139,4 +139,4 @@ class KvstoreWorker(ServedWorker):
     def _tell(self, kind: int, **more: float) -> None:
         self._told_at = time.monotonic()
         job = job_number(self._scheme, self._part.workers)
-        self._store.tell(Message(kind=kind, worker=self._worker, job=job, **more))
+        self._store.tell(DeskMessage(kind=kind, worker=self._worker, job=job, **more))

@@ -23,7 +23,7 @@ from typing import Any
 
 from dpro_search.cluster import Cluster, parse_cluster
 from dpro_search.collect.trace import TensorInfo
-from dpro_search.deploy.parts.part import PlanningFacts as DeployedFacts
+from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.pytorch import DDP
 from dpro_search.errors import InputError
 from dpro_search.kinds import DescribedKind, Description, Job, PlanOptions

@@ -28,8 +28,8 @@ from dpro_search.collect.trace import (
     Trace,
     TraceMeta,
 )
+from dpro_search.deploy.parts.part import JobFacts as DeployedFacts
 from dpro_search.deploy.parts.part import Part, Target
-from dpro_search.deploy.parts.part import PlanningFacts as DeployedFacts
 from dpro_search.graph.dataflow import OpKind
 from dpro_search.graph.measured import ProfiledSteps
 from dpro_search.kinds import Diagnosis, Job, JobInScenario, Kind, PlanOptions

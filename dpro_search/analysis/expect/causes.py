@@ -18,6 +18,7 @@ import msgspec
 
 from dpro_search.analysis.expect.quantities import Quantity
 from dpro_search.cluster import Cluster, Device, Host, HostGroup, Link
+from dpro_search.costmodel.collectives.nccl import placement_of
 from dpro_search.errors import InputError
 from dpro_search.parallel.file.description import options_on
 from dpro_search.parallel.frameworks import FRAMEWORKS, ON_WHEELS, as_compiled, with_attention
@@ -30,6 +31,9 @@ from dpro_search.parallel.workload import Workload
 SOCKET_BPS = (10e9, 25e9, 50e9)
 """Bits a second of a host over TCP (causes.toml, "tcp-instead-of-rdma")."""
 SOCKET_LATENCY_US = 30.0
+CHECK_EXCHANGES = 3.0
+"""Exchanges of few bytes before each collective that is checked: a monitored barrier and two all-gathers (`CHECKED_RANK_US`)."""
+_FEW_BYTES = 1024.0
 STALLS = (1.1, 1.25, 1.6, 2.2)
 SLOWER = (1.1, 1.25, 1.6, 2.2)
 SLOWED_DOWN = 4.0
@@ -112,6 +116,15 @@ class Situation:
     def recorded(self) -> bool:
         """Whether its blocks and exchanges take the times that were recorded, which only factors change."""
         return self.workload.times is not None
+
+    @property
+    def small_exchange_us(self) -> float | None:
+        """What an exchange of a few bytes between all ranks was recorded to take; None: it was not."""
+        workload = self.workload
+        if workload.times is None:
+            return None
+        placement = placement_of(workload.cluster, range(workload.strategy.devices))
+        return workload.times.collective_us("all_reduce", placement, _FEW_BYTES)
 
     def at_nic_rate(self, share: float) -> Workload:
         """The job with NICs of a part of the rate."""
@@ -260,9 +273,12 @@ def _no_nvlink(situation: Situation) -> Iterator[Effect]:
 
 @_cause("debug-checks")
 def _debug_checks(situation: Situation) -> Iterator[Effect]:
-    runtime = situation.workload.runtime
-    if situation.workload.strategy.devices > 1 and not runtime.host.check_rank_us:
-        yield Effect(replay=situation.running(replace(runtime, host=replace(runtime.host, check_rank_us=CHECKED_RANK_US))))
+    runtime, ranks = situation.workload.runtime, situation.workload.strategy.devices
+    if ranks == 1 or runtime.host.check_rank_us:
+        return
+    small_us = situation.small_exchange_us
+    check_rank_us = CHECKED_RANK_US if small_us is None else CHECK_EXCHANGES * small_us / ranks
+    yield Effect(replay=situation.running(replace(runtime, host=replace(runtime.host, check_rank_us=check_rank_us))))
 
 
 @_cause("eager-instead-of-compiled")
@@ -288,7 +304,8 @@ def _input(situation: Situation) -> Iterator[Effect]:
 
 @_cause("checkpoint-in-window")
 def _checkpoints(situation: Situation) -> Iterator[Effect]:
-    yield from _stalls(STALLS[:3], {Quantity.STEP, Quantity.ONE_HOST})  # most steps are as fast as ever
+    longer = {Quantity.STEP, Quantity.ONE_HOST}  # most steps are as fast as ever
+    yield from _stalls((*STALLS, SLOWED_DOWN), longer)  # of a few steps one may take as long as many
 
 
 def _stalls(factors: tuple[float, ...], longer: Collection[Quantity]) -> Iterator[Effect]:

@@ -473,10 +473,11 @@ class Pricer:
         )
 
     def exchanged_us(self, kind: CollectiveKind, size_bytes: float, axis: str, copies: int = 0) -> float:
-        """Time of a collective over the ranks of an axis of the strategy."""
+        """Time of a collective over the ranks of an axis of the strategy; a rank that waits for it waits for its check, too."""
         scales = self._workload.scales
         factor = scales.between if self.groups.placements[axis].nodes > 1 else scales.inside
-        return factor * self.groups.us(kind, size_bytes, axis, copies)
+        check_us = self._check_us(axis) if self._workload.runtime.blocking else 0.0
+        return check_us + factor * self.groups.us(kind, size_bytes, axis, copies)
 
     def _exchanges(self, program: BlockProgram) -> tuple[float, float]:
         """All-gather of parameters and reduction of gradients of a block, over the ranks that hold the same."""

@@ -112,6 +112,14 @@ def test_causes_are_told_apart(job: JobInScenario, ratios: dict[str, float], cau
     assert cause in names[: 1 if cause != "power-or-thermal-cap" else 2]  # other programs slow cores in the same way
 
 
+def test_checks_of_collectives_take_the_recorded_time_of_small_exchanges(job: JobInScenario) -> None:
+    causes = expect(job, numbers(job, step_time=1.15, median_step_time=1.15)).causes
+    checks = next(each for each in causes if each.name == "debug-checks")
+    sums = 4 + 2 + 2  # of four layers, embedding and head, and what clips and counts
+    added_us = checks.would_be["step_us"] - expect(job).values["step_us"].expected
+    assert added_us == pytest.approx(3 * 1_016 * sums, rel=0.4)  # a barrier and two gathers before each, of 1 ms
+
+
 def test_causes_of_gpus_are_no_causes_here(job: JobInScenario) -> None:
     names = {
         name for each in expect(job, numbers(job, step_time=3.0, median_step_time=3.0)).causes for name in each.name.split("+")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ _NUMBERS: Mapping[str, str] = {
 
 _IN_FILE = ("attention", "compiled")
 """Keys of a job's file that no ``--set`` changes."""
+
+
+_OWN_FILE = re.compile(rf"{re.escape(str(FOLDER))}/tmp\w+/job\.toml")  # what the command's file is while it is answered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,7 @@ def answered(question: Mapping[str, Any]) -> Answer:
     try:
         return {"time": _time, "memory": _memory, "fits": _fits, "cause": _cause, "ranking": _ranking}[question["kind"]](question)
     except DproSearchError as error:
-        text = str(error).replace(str(FOLDER), ".")
+        text = _OWN_FILE.sub(f"{question['id']}.toml", str(error))
         outcome = str(question["outcome"].get("value", question["outcome"].get("cause", question["outcome"].get("order"))))
         agrees = None
         if (

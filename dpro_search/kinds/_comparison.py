@@ -1,4 +1,4 @@
-"""What was measured of a job's iterations, and recorded steps beside their own replay."""
+"""`MeasuredIterations` of a job, and `Comparison`: recorded steps beside their own replay."""
 
 from __future__ import annotations
 

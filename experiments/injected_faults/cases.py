@@ -1,4 +1,4 @@
-"""What is injected: jobs, faults, and the cases of a seed."""
+"""`JOBS`, the faults that are injected into them, and the cases of a seed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ JOBS: Mapping[str, Job] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What is wrong with a run; the defaults: nothing.
+    """A fault of a run; by default nothing is wrong.
 
     Attributes
     ----------

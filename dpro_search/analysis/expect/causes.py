@@ -119,7 +119,7 @@ class Situation:
 
     @property
     def small_exchange_us(self) -> float | None:
-        """What an exchange of a few bytes between all ranks was recorded to take; None: it was not."""
+        """Recorded time of an exchange of a few bytes between all ranks; None: none was recorded."""
         workload = self.workload
         if workload.times is None:
             return None

@@ -26,7 +26,7 @@ class Quantity(StrEnum):
     """A number that a job has, whoever measures it."""
 
     STEP = "step_us"  # Mean over the steps.
-    MEDIAN_STEP = "median_step_us"  # Of the steps: a few long ones do not move it.
+    MEDIAN_STEP = "median_step_us"  # Median over the steps: a few long ones do not move it.
     MEMORY = "memory_bytes"  # The most that a device holds.
     ONE_HOST = "one_host_step_us"  # A step on one host, where each device has as many sequences as in the job.
     ALL_REDUCE = "all_reduce_bytes_per_s"  # Bus bandwidth of an all-reduce of 1 GiB over all devices, as nccl-tests defines it.

@@ -65,7 +65,7 @@ def job(tmp_path: Path) -> JobInScenario:
 
 
 def numbers(job: JobInScenario, **ratios: float) -> list[str]:
-    """What is expected, times some ratios, as ``--measured`` takes it."""
+    """The expected numbers, times some ratios, as ``--measured`` takes them."""
     values = expect(job).values
     step_us = values["step_us"].expected
     made = {"step_time": step_us, "median_step_time": step_us, "one_host_step_time": values["one_host_step_us"].expected}

@@ -100,7 +100,7 @@ def test_collectives_that_do_not_repeat_have_no_steps(tmp_path: Path) -> None:
 
 
 def ras_report(counts: list[int], *, timestamp: str = "2026-06-19 06:51:56", missing: int | None = None) -> str:
-    """What ``ncclras -f json -v`` prints."""
+    """A report as ``ncclras -f json -v`` prints it."""
     status = {"init_state": 0, "async_error": 0, "finalize_called": False, "destroy_flag": False, "abort_flag": False}
     rank_rows = [
         {
